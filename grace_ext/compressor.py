@@ -1,0 +1,291 @@
+"""The pipeline: dense gradient -> sparsifier -> index codec + value codec -> container, and back."""
+
+import dataclasses
+import time
+
+import numpy as np
+
+from . import container, registry, spec
+from .container import Container
+from .errors import ConfigError, ContainerError
+from .index.base import IndexCodec
+from .index.raw import RawIndex
+from .kernels import add_at, max_magnitude, sum_sparse, write_error
+from .kernels.topk import NON_FINITE
+from .rng import Stream
+from .scratch import scratch
+from .sparsifiers.base import Sparsifier
+from .value.base import ValueCodec
+from .value.raw import RawValue
+
+_EMPTY = np.empty(0, np.uint8)
+
+
+@dataclasses.dataclass
+class Encoded:
+    """A container and what the sender knows about it.
+
+    support: uint32[k] or None for all; values and decoded: float32[k], what went in and what receivers get out. All
+    three are None in a non-finite container, and lie in scratch arrays of the thread: valid until its next call.
+    seconds: time per stage.
+    """
+
+    blob: np.ndarray
+    support: np.ndarray | None
+    values: np.ndarray | None
+    decoded: np.ndarray | None
+    index_bytes: int
+    value_bytes: int
+    seconds: dict[str, float]
+
+    @property
+    def non_finite(self) -> bool:
+        return self.values is None
+
+
+class Compressor:
+    """What a spec describes. Stateless: the same gradient, seed, name, step and rank give the same bytes.
+
+    Raises ConfigError for an unknown stage or option, and for a gradient that no container can hold.
+    """
+
+    def __init__(self, stages: dict[str, registry.Stage], seed: int = 0):
+        self.sparsifier: Sparsifier = stages["sparsifier"]
+        self.index: IndexCodec = stages["index"]
+        self.value: ValueCodec = stages["value"]
+        self.seed = int(seed)
+
+    @property
+    def stages(self) -> dict[str, registry.Stage]:
+        return {"sparsifier": self.sparsifier, "index": self.index, "value": self.value}
+
+    @property
+    def dense(self) -> bool:
+        return self.sparsifier.name == "dense"
+
+    @property
+    def linear(self) -> str | None:
+        """The dtype in which gradients could be summed by an allreduce instead ("float32", "float16"), or None."""
+        return self.value.linear if self.dense else None
+
+    @property
+    def lossless(self) -> bool:
+        """Whether what is sent is sent exactly (a sparsifier still leaves out the rest)."""
+        return self.index.lossless and self.value.lossless
+
+    def __str__(self):
+        return spec.to_string(self.stages)
+
+    def __repr__(self):
+        return f"grace_ext.compressor({str(self)!r}, seed={self.seed})"
+
+    def __eq__(self, other):
+        return isinstance(other, Compressor) and (self.stages, self.seed) == (other.stages, other.seed)
+
+    def __hash__(self):
+        return hash((str(self), self.seed))
+
+    def to_dict(self) -> dict:
+        """The spec as a dict, ready for JSON; `grace_ext.compressor` takes it back."""
+        return spec.to_dict(self.stages)
+
+    def compress(self, gradient, *, name: str = "", step: int = 0, rank: int = 0, shape: bool = False) -> np.ndarray:
+        """gradient: float of any shape -> container uint8[m]. shape=True stores the shape as well."""
+        dense, dtype = as_dense(gradient)
+        stored_shape = np.shape(gradient) if shape else None
+        return self.encode(dense, Stream(self.seed, name, step, rank), dtype=dtype, shape=stored_shape).blob
+
+    def encode(self, dense: np.ndarray, stream: Stream, *, dtype="float32", shape=None) -> Encoded:
+        """Like compress for a float32[d], returning all that the sender knows about the container."""
+        started = time.perf_counter()
+        indices, values = self.sparsifier.select(dense)
+        return self.pack(dense.size, indices, values, lambda support: dense[support], stream,
+                         dtype=dtype, shape=shape, started=started)
+
+    def encode_compensated(self, gradient, residual, pending, stream: Stream, *, dtype="float32") -> Encoded:
+        """Encode gradient + residual and write what the container does not carry to `pending`. All float32[d].
+
+        The same bytes and the same residual as adding, encoding and subtracting the decoded container, in one pass less.
+        If gradient + residual is not finite, pending is of no use.
+        """
+        started = time.perf_counter()
+        indices, values = self.sparsifier.select_compensated(gradient, residual, pending)
+        if indices is None:
+            values = pending
+        encoded = self.pack(gradient.size, indices, values, lambda support: pending[support], stream,
+                            dtype=dtype, started=started)
+        started = time.perf_counter()
+        if not encoded.non_finite:
+            if encoded.support is None:
+                np.subtract(encoded.values, encoded.decoded, out=pending)
+            else:
+                write_error(pending, encoded.support, encoded.values, encoded.decoded)
+        encoded.seconds["residual"] = time.perf_counter() - started
+        return encoded
+
+    def pack(self, d, indices, values, gather, stream, *, dtype="float32", shape=None, started=None) -> Encoded:
+        """Encode a selection. indices: uint32[k] or None for all; values: float32[k]; gather(support) -> float32[k'] is
+        asked for the values when an index codec rebuilds another support."""
+        container.check_elements(d)
+        clock = _Clock(started)
+        finite = max_magnitude(values) < NON_FINITE
+        clock.lap("select")
+        if not finite:
+            return Encoded(container.pack_non_finite(d, dtype), None, None, None, 0, 0, clock.seconds)
+        index_id, index_section, support = 0, _EMPTY, indices
+        if indices is not None:
+            codec = self.index.choose(indices, d) if indices.size else RawIndex()
+            index_id, index_section = codec.id, _EMPTY
+            if indices.size:
+                index_section, support = codec.encode(indices, d)
+                if index_section.size > 4 * support.size:
+                    index_id, (index_section, support) = RawIndex.id, RawIndex().encode(support, d)
+            if support is not indices:
+                values = gather(support)
+        clock.lap("index")
+        value_codec, value_section, order = self.value, _EMPTY, None
+        if values.size:
+            value_section, order = value_codec.encode(values, stream)
+            order_bytes = 0 if order is None else (values.size * container.order_width(values.size) + 7) // 8
+            if value_section.size + order_bytes >= 4 * values.size:
+                value_codec = RawValue()
+                value_section, order = value_codec.encode(values, stream)
+        clock.lap("value")
+        blob = container.pack(d, values.size, index_id, index_section, value_codec.id, value_section,
+                              order=order, dtype=dtype, shape=shape)
+        clock.lap("container")
+        decoded = values
+        if not value_codec.lossless and values.size:
+            decoded = scratch("decoded", np.float32, values.size)
+            value_codec.decode(value_section, decoded)
+            decoded = _reorder(decoded, order)
+        clock.lap("residual")
+        return Encoded(blob, support, values, decoded, index_section.size, value_section.size, clock.seconds)
+
+
+class _Clock:
+    def __init__(self, started):
+        self.last = time.perf_counter() if started is None else started
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage], self.last = now - self.last, now
+
+
+def as_dense(gradient) -> tuple[np.ndarray, str]:
+    """A gradient of any shape and float type as float32[d] (a view where it can be), and the name of its dtype."""
+    array = np.asarray(gradient)
+    if array.dtype.name not in container.DTYPES:
+        raise ConfigError(f"a gradient is one of {', '.join(container.DTYPES)}, not {array.dtype}")
+    container.check_elements(array.size)
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes Inf and the container says so
+        return np.ascontiguousarray(array, np.float32).reshape(-1), array.dtype.name
+
+
+def compressor(compression, seed: int = 0) -> Compressor:
+    """A Compressor from a spec string, a spec dict, or a Compressor (returned as it is)."""
+    if isinstance(compression, Compressor):
+        return compression
+    return Compressor(spec.parse(compression), seed)
+
+
+def _reorder(values: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    if order is not None:
+        values[order] = values.copy()
+    return values
+
+
+def unpack(parsed: Container, support: np.ndarray, values: np.ndarray) -> bool:
+    """Decode a finite container into support (uint32[k]) and values (float32[k]).
+
+    Returns False for a dense container, which leaves the support alone. Raises ContainerError.
+    """
+    index, value = registry.by_id("index", parsed.index_id), registry.by_id("value", parsed.value_id)
+    if parsed.index_id and index is None:
+        raise ContainerError(f"index codec {parsed.index_id} is not known")
+    if value is None:
+        raise ContainerError(f"value codec {parsed.value_id} is not known")
+    if parsed.k == 0:
+        if parsed.index_section.size or parsed.value_section.size:
+            raise ContainerError("an empty support has a section")
+        return index is not None
+    if index:
+        index.decode(parsed.index_section, parsed.d, support)
+    value.decode(parsed.value_section, values)
+    _reorder(values, parsed.order())
+    return index is not None
+
+
+def _unpack_to_scratch(parsed: Container) -> tuple[bool, np.ndarray, np.ndarray]:
+    support = scratch("support", np.uint32, parsed.k if parsed.index_id else 0)
+    values = scratch("values", np.float32, parsed.k)
+    return unpack(parsed, support, values), support, values
+
+
+def decompress(buffer, size: int) -> np.ndarray:
+    """The dense gradient in a container: float32[size]. size: the element count that the caller expects.
+
+    A non-finite container gives NaN everywhere. Raises ContainerError for anything that is not a container of `size`.
+    """
+    parsed = container.parse(buffer, size)
+    if parsed.non_finite:
+        return np.full(size, np.nan, np.float32)
+    sparse, support, values = _unpack_to_scratch(parsed)
+    if not sparse:
+        return values.copy()
+    out = np.zeros(size, np.float32)
+    out[support] = values
+    return out
+
+
+def decode_add(buffer, accumulator: np.ndarray, weight: float = 1.0) -> None:
+    """accumulator += weight * gradient, in place and without a dense array in between. accumulator: float32[d].
+
+    Raises ContainerError, and then leaves the accumulator as it was.
+    """
+    _check_accumulator(accumulator)
+    _add(container.parse(buffer, accumulator.size), accumulator, np.float32(weight))
+
+
+def _add(parsed: Container, accumulator: np.ndarray, weight: np.float32) -> None:
+    if parsed.non_finite:
+        accumulator[:] = np.nan
+        return
+    sparse, support, values = _unpack_to_scratch(parsed)
+    if not sparse:
+        if weight != 1:
+            values *= weight
+        accumulator += values
+    else:
+        add_at(accumulator, support, values, weight)
+
+
+def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0) -> None:
+    """out = weight * (sum of the containers' gradients), summed in the order of the list at every element.
+
+    containers: parsed, each of out.size elements; out: float32[d]. Raises ContainerError; out is undefined then.
+    """
+    _check_accumulator(out)
+    weight = np.float32(weight)
+    if any(parsed.non_finite for parsed in containers):
+        out[:] = np.nan
+        return
+    if not all(parsed.index_id for parsed in containers):
+        out[:] = 0
+        for parsed in containers:
+            _add(parsed, out, weight)
+        return
+    ends = np.cumsum([parsed.k for parsed in containers], dtype=np.int64)
+    total = int(ends[-1]) if len(containers) else 0
+    positions, values = scratch("support", np.uint32, total), scratch("values", np.float32, total)
+    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+    for start, end, parsed in zip(starts, ends, containers):
+        unpack(parsed, positions[start:end], values[start:end])
+    sum_sparse(out, positions, values, starts, ends, weight)
+
+
+def _check_accumulator(array) -> None:
+    if not (isinstance(array, np.ndarray) and array.dtype == np.float32 and array.ndim == 1
+            and array.flags.c_contiguous and array.flags.writeable):
+        raise ConfigError("the accumulator must be a writable, contiguous float32[d] numpy array")

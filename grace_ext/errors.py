@@ -1,0 +1,17 @@
+"""Every error that grace_ext raises on purpose. Each message names what was wrong and what is allowed."""
+
+
+class GraceError(Exception):
+    """Base of all errors of this package."""
+
+
+class ConfigError(GraceError, ValueError):
+    """A spec, an option or a combination of parts that cannot work."""
+
+
+class ContainerError(GraceError, ValueError):
+    """A byte string that is not a valid container, or not the one that the caller expects."""
+
+
+class ExchangeError(GraceError, RuntimeError):
+    """A collective that failed, timed out or returned something other than what was sent."""

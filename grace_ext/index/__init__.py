@@ -1,0 +1,6 @@
+"""Index codecs, one file each. A new one is its file and a line here."""
+
+from . import auto, bitmap, raw, rice  # noqa: F401  (importing registers them)
+from .base import IndexCodec
+
+__all__ = ["IndexCodec"]

@@ -1,0 +1,19 @@
+"""The default: whichever lossless codec is shortest for this support."""
+
+from ..registry import names, lookup, register
+from .base import IndexCodec
+
+
+@register
+class Auto(IndexCodec):
+    """Encodes with every lossless codec and keeps the shortest; containers carry that codec's id, never this one's."""
+
+    name = "auto"
+
+    def encode(self, indices, d):
+        return self.choose(indices, d).encode(indices, d)
+
+    def choose(self, indices, d):
+        known = (lookup("index", name) for name in names("index"))
+        candidates = [cls() for cls in known if cls.lossless and cls.id is not None]
+        return min(candidates, key=lambda codec: codec.size(indices, d))

@@ -1,0 +1,34 @@
+"""What an index codec promises."""
+
+import numpy as np
+
+from ..registry import Stage
+
+
+class IndexCodec(Stage):
+    """Turns a support (strictly ascending positions) into bytes and back.
+
+    `encode` returns the payload and the support that the receiver will rebuild; for a lossless codec that is the
+    given one. `decode` must accept any bytes: it raises ContainerError or writes k ascending positions below d
+    to the array that it is given, and never needs the options of the sender's codec.
+    """
+
+    kind = "index"
+    lossless = True
+
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
+        """indices: uint32[k], strictly ascending, below d, k >= 1 -> (payload uint8[m], support uint32[k'])."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
+        """payload: uint8[m] -> out: uint32[k], 1 <= k <= d: the support, strictly ascending, below d."""
+        raise NotImplementedError
+
+    def size(self, indices: np.ndarray, d: int) -> int:
+        """Bytes of the payload for these indices. Codecs that know it without encoding say so here."""
+        return self.encode(indices, d)[0].size
+
+    def choose(self, indices: np.ndarray, d: int) -> "IndexCodec":
+        """The codec that writes the section: this one, unless it is a policy that picks among others."""
+        return self

@@ -1,0 +1,28 @@
+"""One bit an element: best where more than about a third of the positions are in the support."""
+
+import numpy as np
+
+from ..errors import ContainerError
+from ..kernels import bitmap_decode, bitmap_encode
+from ..registry import register
+from .base import IndexCodec
+
+
+@register
+class Bitmap(IndexCodec):
+    name, id = "bitmap", 2
+
+    def encode(self, indices, d):
+        payload = np.zeros((d + 7) // 8, np.uint8)
+        bitmap_encode(indices, payload)
+        return payload, indices
+
+    def size(self, indices, d):
+        return (d + 7) // 8
+
+    @staticmethod
+    def decode(payload, d, out):
+        if payload.size != (d + 7) // 8:
+            raise ContainerError(f"bitmap: {payload.size} bytes for {d} positions")
+        if bitmap_decode(payload, out) != out.size or out[-1] >= d:
+            raise ContainerError(f"bitmap: not {out.size} bits set below {d}")

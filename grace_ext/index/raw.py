@@ -1,0 +1,26 @@
+"""Positions as they are: 32 bits each."""
+
+import numpy as np
+
+from ..errors import ContainerError
+from ..registry import register
+from .base import IndexCodec
+
+
+@register
+class RawIndex(IndexCodec):
+    name, id = "raw", 1
+
+    def encode(self, indices, d):
+        return indices.astype("<u4", copy=False).view(np.uint8), indices
+
+    def size(self, indices, d):
+        return 4 * indices.size
+
+    @staticmethod
+    def decode(payload, d, out):
+        if payload.size != 4 * out.size:
+            raise ContainerError(f"raw index section: {payload.size} bytes for {out.size} positions")
+        out[:] = np.frombuffer(payload, "<u4")
+        if out[-1] >= d or not (out[1:] > out[:-1]).all():
+            raise ContainerError("raw index section: the positions are not ascending below d")

@@ -1,0 +1,58 @@
+"""Rice codes of the gaps: within 2 % of log2 C(d, k) bits where positions are uniformly random.
+
+Rice and Plaunt, Some practical universal noiseless coding techniques, 1971; Golomb, Run-length encodings, 1966.
+"""
+
+import math
+
+import numpy as np
+
+from ..errors import ContainerError
+from ..kernels import rice_decode, rice_encode
+from ..kernels.rice import MAX_SHIFT, quotient_room, remainder_bytes
+from ..registry import register
+from .base import IndexCodec
+
+
+def best_shift(d: int, k: int) -> int:
+    """The e with the shortest expected code when each position is taken with probability k / d."""
+    if k >= d:
+        return 0
+    log_empty = math.log1p(-k / d)  # of the probability that a position is not taken
+
+    def expected_bits(e):
+        return e + 1 + 1 / math.expm1(-log_empty * (1 << e))
+
+    e = 0
+    while e < MAX_SHIFT and expected_bits(e + 1) < expected_bits(e):
+        e += 1
+    return e
+
+
+@register
+class Rice(IndexCodec):
+    name, id = "rice", 3
+
+    def encode(self, indices, d):
+        k = indices.size
+        e = best_shift(d, k)
+        split = 1 + remainder_bytes(k, e)
+        payload = np.empty(split + 8 + quotient_room(d, k, e), np.uint8)
+        quotients = np.empty(quotient_room(d, k, e), np.uint8)
+        end = split + (rice_encode(indices, e, payload[1:], quotients) + 7) // 8
+        payload[0] = e
+        payload[split:end] = quotients[:end - split]
+        return payload[:end], indices
+
+    @staticmethod
+    def decode(payload, d, out):
+        if payload.size < 2 or payload[0] > MAX_SHIFT:
+            raise ContainerError("rice: the parameter is missing or out of range")
+        e, k = int(payload[0]), out.size
+        split = 1 + remainder_bytes(k, e)
+        room = payload.size - split
+        if not k <= 8 * room < (d >> e) + k + 8:
+            raise ContainerError(f"rice: {payload.size} bytes cannot be {k} codes")
+        bits = rice_decode(payload[1:split], payload[split:], d, e, out)
+        if bits < 0 or (bits + 7) // 8 != room or (k * e % 8 and int(payload[split - 1]) >> k * e % 8):
+            raise ContainerError(f"rice: the codes are not {k} positions below {d}")

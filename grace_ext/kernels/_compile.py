@@ -1,0 +1,136 @@
+"""Numba compilation: lazy, cached on disk, once per host.
+
+A kernel is compiled for one explicit signature, at its first call, and kept in a cache folder. Ranks of one
+host take turns under a file lock, so one of them compiles and the others load what it wrote.
+"""
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import numba
+from numba.core import config as numba_config
+from numba.core.registry import cpu_target
+
+ALL_KERNELS: list["Kernel"] = []
+
+
+def kernel(signature: str):
+    """Decorator: compile the function for `signature` (a Numba signature string), without the GIL, on first use."""
+    return lambda function: Kernel(function, signature)
+
+
+class Kernel:
+    """A compiled function. Call it with arrays and scalars that match its signature; it never touches Python."""
+
+    def __init__(self, function, signature: str):
+        self.function = function
+        self.signature = signature
+        self._compiled = None
+        functools.update_wrapper(self, function)
+        ALL_KERNELS.append(self)
+
+    def __call__(self, *args):
+        if self._compiled is None:
+            self.load()
+        return self._compiled(*args)
+
+    def load(self) -> None:
+        """Compile the kernel, or load it from the cache when a process of this user has compiled it before."""
+        folder = cache_folder()
+        with _host_lock():
+            if folder is None or not _is_cached(self.function, folder):
+                _announce(self.__name__, folder)
+            self._compiled = _jit(self.function, self.signature, folder)
+
+
+def _jit(function, signature, folder):
+    if folder is None:
+        return numba.njit(signature, nogil=True)(function)
+    # Numba reads CACHE_DIR while decorating; it is put back at once so that the user's own functions keep theirs.
+    before, numba_config.CACHE_DIR = numba_config.CACHE_DIR, str(folder)
+    try:
+        return numba.njit(signature, nogil=True, cache=True)(function)
+    finally:
+        numba_config.CACHE_DIR = before
+
+
+def _is_cached(function, folder: Path) -> bool:
+    module = function.__module__.rsplit(".", 1)[-1]
+    return any(folder.glob(f"*/{module}.{function.__qualname__}-*.nbi"))
+
+
+@functools.lru_cache(maxsize=1)
+def cache_folder() -> Path | None:
+    """The writable folder for compiled kernels, or None when there is none (then every process compiles for itself).
+
+    GRACE_EXT_CACHE names it; the default is the user's cache folder and, where that cannot be written, the
+    temporary folder. The name of the subfolder holds everything that the machine code depends on, so hosts
+    of different kinds can share one home.
+    """
+    wanted = os.environ.get("GRACE_EXT_CACHE")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    temporary = os.path.join(tempfile.gettempdir(), f"grace_ext-{os.getuid()}")
+    for base in [wanted] if wanted else [os.path.join(home, "grace_ext"), temporary]:
+        folder = Path(base) / f"kernels-{_fingerprint()}"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.stat().st_uid != os.getuid():
+                continue  # somebody else's folder under a name we would have chosen: code from there is not to be run
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+        except OSError:
+            continue
+    return None
+
+
+@functools.lru_cache(maxsize=1)
+def _fingerprint() -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(repr((sys.version, numba.__version__, cpu_target.target_context.codegen().magic_tuple())).encode())
+    # Numba watches only the file that a kernel stands in; helpers come from the others, so all of them count.
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _host_lock():
+    # The lock is per host on purpose: it lies in the local temporary folder, never on a shared home.
+    path = os.path.join(tempfile.gettempdir(), f"grace_ext-{os.getuid()}.lock")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield  # nowhere to lock: compiling twice is a waste, not an error
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+_announced = False
+
+
+def _announce(name: str, folder: Path | None) -> None:
+    global _announced
+    if not _announced:
+        place = f"kept in {folder}" if folder else "not kept: no writable cache folder, set GRACE_EXT_CACHE to one"
+        print(f"grace_ext: compiling kernels for this machine, about 10 seconds, {place}", file=sys.stderr, flush=True)
+        _announced = True
+
+
+def warmup(progress=None) -> int:
+    """Compile every kernel now. `progress(done, total, name)` is called after each. Returns how many there are."""
+    for done, item in enumerate(ALL_KERNELS, 1):
+        if item._compiled is None:
+            item.load()
+        if progress:
+            progress(done, len(ALL_KERNELS), item.__name__)
+    return len(ALL_KERNELS)

@@ -1,0 +1,184 @@
+"""LLVM operations that Numba does not offer by itself. Only kernels use them."""
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+LANES = 16
+_I1, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (1, 16, 32, 64))
+_VECTOR = ir.VectorType(_I32, LANES)
+
+#: vpcompressd exists on this CPU. Numba's own cache is keyed by the same CPU features.
+HAS_COMPRESS = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]
+
+
+def _pointer(context, builder, array_type, array):
+    return context.make_array(array_type)(context, builder, array).data
+
+
+def _declare(builder, name, result, *arguments):
+    found = builder.module.globals.get(name)
+    return found if found is not None else ir.Function(builder.module, ir.FunctionType(result, arguments), name)
+
+
+def _splat(builder, scalar):
+    one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), scalar, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(one, ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_VECTOR, [0] * LANES))
+
+
+def _lanes16(context, builder, signature, args, fused):
+    """Load 16 floats at gradient[i]; fused, add those of the residual and store the sums at out[i]. uint32 lanes.
+
+    The arguments of all the intrinsics below begin with gradient, residual, out, i, bound.
+    """
+    floats = ir.VectorType(ir.FloatType(), LANES).as_pointer()
+
+    def at(k):
+        return builder.bitcast(builder.gep(_pointer(context, builder, signature.args[k], args[k]), [args[3]]), floats)
+
+    lanes = builder.load(at(0))
+    lanes.align = 4
+    if fused:
+        addend = builder.load(at(1))
+        addend.align = 4
+        lanes = builder.fadd(lanes, addend)
+        builder.store(lanes, at(2)).align = 4
+    return builder.bitcast(lanes, _VECTOR)
+
+
+def _at_least(builder, lanes, bound):
+    magnitude = builder.and_(lanes, ir.Constant(_VECTOR, [0x7FFFFFFF] * LANES))
+    return builder.icmp_unsigned(">=", magnitude, _splat(builder, bound))
+
+
+def _make_mask16(fused):
+    @intrinsic
+    def mask16(typingctx, gradient, residual, out, i, bound):
+        """Bit mask of the 16 elements from i on (of gradient, or of gradient + residual) with magnitude >= bound."""
+        signature = types.uint64(gradient, residual, out, types.int64, types.uint32)
+
+        def generate(context, builder, signature, args):
+            chosen = _at_least(builder, _lanes16(context, builder, signature, args, fused), args[4])
+            return builder.zext(builder.bitcast(chosen, _I16), _I64)
+
+        return signature, generate
+
+    return mask16
+
+
+def _make_collect16(fused):
+    @intrinsic
+    def collect16(typingctx, gradient, residual, out, i, bound, positions, bits, j):
+        """Append the elements from i on with magnitude >= bound to positions[j:] and bits[j:]; return how many.
+
+        Always writes 16 elements at j, so both outputs need 16 elements of slack. AVX-512 only. The compression
+        goes through a register: compressing straight to memory is microcoded on Zen 4 and 10 times slower.
+        """
+        signature = types.int64(gradient, residual, out, types.int64, types.uint32, positions, bits, types.int64)
+
+        def generate(context, builder, signature, args):
+            lanes = _lanes16(context, builder, signature, args, fused)
+            chosen = _at_least(builder, lanes, args[4])
+            compress = _declare(builder, "llvm.x86.avx512.mask.compress.v16i32", _VECTOR, _VECTOR, _VECTOR,
+                                ir.VectorType(_I1, LANES))
+            first = _splat(builder, builder.trunc(args[3], _I32))
+            index = builder.add(first, ir.Constant(_VECTOR, list(range(LANES))))
+            for what, k in ((index, 5), (lanes, 6)):
+                at = builder.gep(_pointer(context, builder, signature.args[k], args[k]), [args[7]])
+                packed = builder.call(compress, [what, ir.Constant(_VECTOR, [0] * LANES), chosen])
+                builder.store(packed, builder.bitcast(at, _VECTOR.as_pointer())).align = 4
+            count = _declare(builder, "llvm.ctpop.i16", _I16, _I16)
+            return builder.zext(builder.call(count, [builder.bitcast(chosen, _I16)]), _I64)
+
+        return signature, generate
+
+    return collect16
+
+
+mask16, add_mask16 = _make_mask16(False), _make_mask16(True)
+collect16, add_collect16 = _make_collect16(False), _make_collect16(True)
+
+
+@intrinsic
+def trailing_zeros(typingctx, x):
+    """Zero bits below the lowest one of a uint64; 64 for 0."""
+
+    def generate(context, builder, signature, args):
+        function = _declare(builder, "llvm.cttz.i64", _I64, _I64, _I1)
+        return builder.call(function, [args[0], ir.Constant(_I1, 0)])
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def ones(typingctx, x):
+    """Set bits of a uint64."""
+
+    def generate(context, builder, signature, args):
+        return builder.call(_declare(builder, "llvm.ctpop.i64", _I64, _I64), args)
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def load64(typingctx, buffer, at):
+    """The 8 bytes at buffer[at:at+8] as a little-endian uint64, at any alignment. The caller has checked the bounds."""
+    signature = types.uint64(buffer, types.int64)
+
+    def generate(context, builder, signature, args):
+        address = builder.gep(_pointer(context, builder, signature.args[0], args[0]), [args[1]])
+        word = builder.load(builder.bitcast(address, _I64.as_pointer()))
+        word.align = 1
+        return word
+
+    return signature, generate
+
+
+@intrinsic
+def store64(typingctx, buffer, at, word):
+    """Write a uint64 to buffer[at:at+8], little-endian, at any alignment. The caller has checked the bounds."""
+    signature = types.void(buffer, types.int64, types.uint64)
+
+    def generate(context, builder, signature, args):
+        address = builder.gep(_pointer(context, builder, signature.args[0], args[0]), [args[1]])
+        builder.store(args[2], builder.bitcast(address, _I64.as_pointer())).align = 1
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def stream16(typingctx, source, i, out, j):
+    """out[j:j+16] = source[i:i+16] (float32), written past the caches. out[j] must stand at a multiple of 64 bytes."""
+    signature = types.void(source, types.int64, out, types.int64)
+
+    def generate(context, builder, signature, args):
+        floats = ir.VectorType(ir.FloatType(), LANES).as_pointer()
+        source_at = builder.gep(_pointer(context, builder, signature.args[0], args[0]), [args[1]])
+        out_at = builder.gep(_pointer(context, builder, signature.args[2], args[2]), [args[3]])
+        lanes = builder.load(builder.bitcast(source_at, floats))
+        lanes.align = 4
+        store = builder.store(lanes, builder.bitcast(out_at, floats))
+        store.align = 64
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_I32, 1)]))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def float_of(typingctx, bits):
+    """The float32 with these uint32 bits."""
+    return types.float32(types.uint32), lambda context, builder, signature, args: builder.bitcast(args[0],
+                                                                                                  ir.FloatType())
+
+
+@intrinsic
+def bits_of(typingctx, value):
+    """The uint32 bits of a float32."""
+    return types.uint32(types.float32), lambda context, builder, signature, args: builder.bitcast(args[0], _I32)
+
+
+helper = numba.njit(nogil=True)  # compiled as part of each kernel that calls it

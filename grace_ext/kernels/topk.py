@@ -1,0 +1,240 @@
+"""Exact selection of the k largest magnitudes, in about one pass over the tensor.
+
+A sample of cache lines gives two bounds that bracket the k-th largest magnitude. One pass collects every element
+above the lower bound; the few candidates between the bounds are then selected exactly. Where the sample
+misled (too few or too many candidates), histograms of the whole tensor take its place, so the result is exact
+always. Magnitudes are compared as integers (the float's bits without the sign): that order is the float order,
+and NaN and Inf come out on top of it.
+"""
+
+import math
+
+import numpy as np
+
+from ._compile import kernel
+from ._intrinsics import HAS_COMPRESS, add_collect16, add_mask16, bits_of, collect16, helper, mask16, trailing_zeros
+
+MAGNITUDE = np.uint32(0x7FFFFFFF)
+NON_FINITE = np.uint32(0x7F800000)  # magnitudes from here on are Inf and NaN
+BINS = 2048
+BLOCK = 4096  # elements between two checks of the candidate room
+SLACK = BLOCK + 16
+_MAX_LINES = 4096  # sampled cache lines of 16 floats
+
+
+def candidate_room(d: int, k: int) -> int:
+    """Candidates that the scratch arrays must hold for tensors of d elements: more never come from a good sample."""
+    return min(d, 2 * k + 65536) + SLACK
+
+
+def sample_room(d: int) -> int:
+    """Elements of the scratch array for the sample."""
+    return 16 * min(max(d // 1024, 64), _MAX_LINES)
+
+
+@helper
+def kth_largest(bits, n, k, histogram):
+    """The k-th largest magnitude (1-based) among bits[:n], and how many are strictly larger. 11 + 11 + 9 bits."""
+    larger = 0
+    prefix = np.uint32(0)
+    for shift, width in ((np.uint32(20), np.uint32(11)), (np.uint32(9), np.uint32(11)), (np.uint32(0), np.uint32(9))):
+        histogram[:] = 0
+        above = np.uint32(shift + width)
+        low = np.uint32((np.uint32(1) << width) - np.uint32(1))
+        for i in range(n):
+            x = np.uint32(bits[i] & MAGNITUDE)
+            if shift == 20 or (x >> above) == prefix:
+                histogram[(x >> shift) & low] += 1
+        bin_ = np.int64(low)
+        while larger + histogram[bin_] < k:
+            larger += histogram[bin_]
+            bin_ -= 1
+        prefix = np.uint32((prefix << width) | np.uint32(bin_))
+    return prefix, larger
+
+
+@helper
+def _sample(gradient, residual, fused, out):
+    """Fill `out` with the bits of randomly placed 16-element lines, one from each of equal strata. Returns the count."""
+    whole = gradient.size // 16
+    lines = min(out.size // 16, whole)
+    state = np.uint64(0x9E3779B97F4A7C15)
+    n = 0
+    for s in range(lines):
+        first = s * whole // lines
+        last = (s + 1) * whole // lines
+        state ^= state << np.uint64(13)
+        state ^= state >> np.uint64(7)
+        state ^= state << np.uint64(17)
+        start = (first + np.int64((state >> np.uint64(33)) % np.uint64(last - first))) * 16
+        for i in range(start, start + 16):
+            x = gradient[i]
+            if fused:
+                x = np.float32(x + residual[i])
+            out[n] = bits_of(x)
+            n += 1
+    return n
+
+
+@helper
+def _find_bin(histogram, rank):
+    """The bin that holds the rank-th largest (1-based), and how many stand in the bins above it."""
+    bin_ = histogram.size - 1
+    above = 0
+    while above + histogram[bin_] < rank:
+        above += histogram[bin_]
+        bin_ -= 1
+    return bin_, above
+
+
+@helper
+def _refine(sample, n, bin_, rank, histogram):
+    """The rank-th largest magnitude of those in one bin of the first histogram, without its last 9 bits."""
+    histogram[:] = 0
+    for i in range(n):
+        x = np.uint32(sample[i] & MAGNITUDE)
+        if np.int64(x >> np.uint32(20)) == bin_:
+            histogram[(x >> np.uint32(9)) & np.uint32(BINS - 1)] += 1
+    return np.uint32(np.uint32(np.uint32(bin_) << np.uint32(11)) | np.uint32(_find_bin(histogram, rank)[0])) << np.uint32(9)
+
+
+@helper
+def _bounds(sample, n, k, d, histogram):
+    """Magnitudes that bracket the k-th largest of the tensor with 4 sigma; the lower one is at least 1 (no zeros)."""
+    rank = k / d * n
+    margin = 4.0 * math.sqrt(2.0 * rank) + 8.0
+    deep, high = np.int64(rank + margin), np.int64(rank - margin)
+    histogram[:] = 0
+    for i in range(n):
+        histogram[(sample[i] & MAGNITUDE) >> np.uint32(20)] += 1
+    deep_bin, deep_above = _find_bin(histogram, min(deep, n))
+    high_bin, high_above = _find_bin(histogram, max(high, 1))
+    lower, upper = np.uint32(1), MAGNITUDE
+    if deep < n:
+        lower = max(lower, np.uint32(_refine(sample, n, deep_bin, deep - deep_above, histogram)))
+    if high >= 1:
+        upper = np.uint32(_refine(sample, n, high_bin, high - high_above, histogram) | np.uint32(511))
+    return lower, max(lower, upper)
+
+
+@helper
+def _collect_block(gradient, residual, out, fused, start, stop, bound, positions, found, j):
+    """Add (if fused) and collect one block. The vector part is 16 wide on every CPU; LLVM splits it where it must."""
+    vector_end = start + (stop - start) // 16 * 16
+    if HAS_COMPRESS:
+        if fused:
+            for i in range(start, vector_end, 16):
+                j += add_collect16(gradient, residual, out, i, bound, positions, found, j)
+        else:
+            for i in range(start, vector_end, 16):
+                j += collect16(gradient, residual, out, i, bound, positions, found, j)
+    else:
+        for i in range(start, vector_end, 16):
+            if fused:
+                mask = add_mask16(gradient, residual, out, i, bound)
+            else:
+                mask = mask16(gradient, residual, out, i, bound)
+            while mask != 0:
+                at = i + np.int64(trailing_zeros(mask))
+                positions[j] = np.uint32(at)
+                found[j] = bits_of(out[at] if fused else gradient[at])
+                j += 1
+                mask &= mask - np.uint64(1)
+    for i in range(vector_end, stop):
+        x = gradient[i]
+        if fused:
+            x = np.float32(x + residual[i])
+            out[i] = x
+        u = bits_of(x)
+        positions[j] = np.uint32(i)
+        found[j] = u
+        j += np.int64((u & MAGNITUDE) >= bound)
+    return j
+
+
+@helper
+def _scan(gradient, residual, out, fused, bound, positions, found):
+    """out = gradient + residual if fused; collect the elements with magnitude >= bound.
+
+    Returns how many, or -1 when the candidates outgrew their room (out is complete all the same).
+    """
+    d = gradient.size
+    room = positions.size - SLACK
+    j = 0
+    for start in range(0, d, BLOCK):
+        if j > room:
+            if fused:
+                for i in range(start, d):
+                    out[i] = gradient[i] + residual[i]
+            return -1
+        j = _collect_block(gradient, residual, out, fused, start, min(d, start + BLOCK), bound, positions, found, j)
+    return j if j <= room else -1
+
+
+@helper
+def _keep_exact(positions, found, n, bound, ties):
+    """Keep, in place and in order, the magnitudes above `bound` and the first `ties` equal to it. Returns the count."""
+    j = 0
+    for i in range(n):
+        u, at = found[i], positions[i]
+        x = np.uint32(u & MAGNITUDE)
+        keep = x > bound
+        if x == bound and ties > 0:
+            ties -= 1
+            keep = True
+        positions[j] = at
+        found[j] = u
+        j += np.int64(keep)
+    return j
+
+
+@helper
+def _from_histograms(bits, k, positions, found, histogram):
+    """The slow exact road: no candidate list, three histogram passes and one to collect. Never selects a zero."""
+    bound, larger = kth_largest(bits, bits.size, k, histogram)
+    ties = k - larger if bound > 0 else 0
+    j = 0
+    for i in range(bits.size):
+        u = bits[i]
+        x = np.uint32(u & MAGNITUDE)
+        if x > bound or (x == bound and ties > 0):
+            if x == bound:
+                ties -= 1
+            positions[j] = np.uint32(i)
+            found[j] = u
+            j += 1
+    return j
+
+
+@kernel("int64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32[::1], boolean,"
+        " int64, uint32[::1], uint32[::1], uint32[::1], uint32[::1], int64[::1])")
+def select_topk(gradient, residual, out, fused, k, positions, found, band, sample, histogram):
+    """Select the k largest magnitudes of `gradient + residual` (written to `out`) or, not fused, of `gradient`.
+
+    gradient, residual, out: float32[d]; 1 <= k <= d. Not fused, residual and out are ignored.
+    positions, found: uint32[candidate_room(d, k)]; band: as long. sample: uint32[sample_room(d)]; histogram: int64[BINS].
+    Returns the number n of selected elements, at most k: exact zeros are never selected; ties go to the lowest index.
+    positions[:n] is ascending, found[:n] holds the float bits. If any element is not finite, found[:n] has one.
+    """
+    d = gradient.size
+    n = _sample(gradient, residual, fused, sample)
+    lower, upper = np.uint32(1), MAGNITUDE
+    if n > 0:
+        lower, upper = _bounds(sample, n, k, d, histogram)
+    count = _scan(gradient, residual, out, fused, lower, positions, found)
+    if 0 <= count <= k and (count == k or lower == 1):
+        return count
+    # Select among the candidates of the band [lower, upper) only; those from upper on are all in, if fewer than k.
+    in_band = 0
+    for i in range(max(count, 0)):
+        x = np.uint32(found[i] & MAGNITUDE)
+        band[in_band] = x
+        in_band += np.int64(x < upper)
+    certain = count - in_band
+    if count < k or certain >= k:
+        if count >= k:  # the sample's upper bound was too low, the candidates are complete
+            bound, larger = kth_largest(found, count, k, histogram)
+            return _keep_exact(positions, found, count, bound, k - larger)
+        return _from_histograms((out if fused else gradient).view(np.uint32), k, positions, found, histogram)
+    bound, larger = kth_largest(band, in_band, k - certain, histogram)
+    return _keep_exact(positions, found, count, bound, k - certain - larger)

@@ -1,0 +1,22 @@
+"""Memories (error feedback), one file each. A new one is its file and a line here.
+
+The package can be called: `grace_ext.memory("residual")` makes one from its spec.
+"""
+
+import sys
+import types
+
+from .. import spec
+from . import none, residual  # noqa: F401  (importing registers them)
+from .base import Memory
+
+__all__ = ["Memory"]
+
+
+class _Callable(types.ModuleType):
+    def __call__(self, memory) -> Memory:
+        """A Memory from its spec ("residual"), or a Memory (returned as it is)."""
+        return memory if isinstance(memory, Memory) else spec.parse_stage("memory", memory)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,41 @@
+"""What a memory promises, and the fused road through it."""
+
+import numpy as np
+
+from ..registry import Stage
+
+
+class Memory(Stage):
+    """Error feedback: keeps, per rank and name, what the sent containers did not carry.
+
+    The plain road is `compensate`, compress, `update`. The fused road, for exchanges that can fail or turn out to be
+    non-finite on another rank, is a transaction: `begin` hands out the state and room for the next one, which `commit`
+    puts in force for all names begun since the last commit, and `rollback` forgets.
+    """
+
+    kind = "memory"
+    stateful = False
+
+    def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
+        """gradient: float32[d] -> float32[d], what to compress. Never the gradient's own buffer if it differs."""
+        return gradient
+
+    def update(self, name: str, compensated: np.ndarray, transmitted: np.ndarray) -> None:
+        """compensated: what was compressed; transmitted: what receivers decode. Both float32[d]."""
+
+    def begin(self, name: str, size: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """(state, room for the next state), both float32[size], or None if this memory keeps nothing."""
+        return None
+
+    def commit(self) -> None:
+        """Put the next states of all begun names in force."""
+
+    def rollback(self) -> None:
+        """Keep the states as they were."""
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of the state by name."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """Replace the state."""

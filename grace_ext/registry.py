@@ -1,0 +1,105 @@
+"""Name -> class for everything that a spec can name, and options read from each class's constructor."""
+
+import inspect
+
+from .errors import ConfigError
+
+KINDS = ("transform", "sparsifier", "index", "value", "memory", "communicator")
+_classes: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
+
+
+class Stage:
+    """Base of all parts that a spec names.
+
+    A subclass sets `name`, registers itself with `register`, takes its options as annotated keyword arguments with
+    defaults, and keeps each under an attribute of the same name: equality, the spec string and JSON come from those.
+    """
+
+    kind: str
+    name: str
+    id: int | None = None  # in containers; only codecs that write a section have one
+
+    def options(self) -> dict:
+        return {key: getattr(self, key) for key in parameters(type(self))}
+
+    def __eq__(self, other):
+        return type(self) is type(other) and self.options() == other.options()
+
+    def __hash__(self):
+        return hash((type(self), *self.options().items()))
+
+    def __str__(self):
+        """The stage as it stands in a spec: the options that differ from the defaults, the first one without its name."""
+        text = self.name
+        for position, (key, parameter) in enumerate(parameters(type(self)).items()):
+            value = getattr(self, key)
+            if value != parameter.default:
+                shown = str(value).lower() if isinstance(value, bool) else str(value)
+                text += f":{shown}" if position == 0 else f":{key}={shown}"
+        return text
+
+    __repr__ = __str__
+
+
+def parameters(cls: type) -> dict[str, inspect.Parameter]:
+    """The options of a stage class: its constructor's parameters by name."""
+    return {key: p for key, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD}
+
+
+def register(cls: type) -> type:
+    """Class decorator. A name or container id that is taken raises ConfigError."""
+    known = _classes[cls.kind]
+    if cls.name in known:
+        raise ConfigError(f"{cls.kind} {cls.name!r} is registered already, by {known[cls.name].__qualname__}")
+    if cls.id is not None:
+        for other in known.values():
+            if other.id == cls.id:
+                raise ConfigError(f"{cls.kind} id {cls.id} of {cls.name!r} belongs to {other.name!r} already")
+    known[cls.name] = cls
+    return cls
+
+
+def names(kind: str) -> list[str]:
+    return sorted(_classes[kind])
+
+
+def lookup(kind: str, name: str) -> type:
+    """The class of that name; ConfigError lists the known ones."""
+    try:
+        return _classes[kind][name]
+    except (KeyError, TypeError):
+        raise ConfigError(f"unknown {kind} {name!r}; known: {', '.join(names(kind))}") from None
+
+
+def by_id(kind: str, id: int) -> type | None:
+    """The codec class with this container id, or None."""
+    return next((cls for cls in _classes[kind].values() if cls.id == id and id is not None), None)
+
+
+def build(kind: str, name: str, options: dict | None = None) -> Stage:
+    """An instance. Options may be strings (from a spec) or values (from JSON); unknown or unfit ones raise ConfigError."""
+    cls = lookup(kind, name)
+    known = parameters(cls)
+    converted = {}
+    for key, value in (options or {}).items():
+        if key not in known:
+            allowed = ", ".join(known) or "none"
+            raise ConfigError(f"{kind} {name!r} has no option {key!r}; its options: {allowed}")
+        converted[key] = _convert(f"{kind} {name!r}, option {key!r}", value, known[key])
+    return cls(**converted)
+
+
+def _convert(where: str, value, parameter: inspect.Parameter):
+    wanted = type(parameter.default) if parameter.default is not None else parameter.annotation
+    try:
+        if wanted is bool:
+            if isinstance(value, bool):
+                return value
+            return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
+        if wanted is int:
+            if isinstance(value, (bool, float)) and value != int(value):
+                raise ValueError
+            return int(value)
+        return wanted(value)
+    except (KeyError, ValueError, TypeError, OverflowError):
+        raise ConfigError(f"{where}: {value!r} is not a {wanted.__name__}") from None

@@ -1,0 +1,27 @@
+"""What a sparsifier promises."""
+
+import numpy as np
+
+from ..registry import Stage
+
+
+class Sparsifier(Stage):
+    """Chooses the positions that are sent.
+
+    A subclass writes `select`; one that can do better than add-then-select overrides `select_compensated` too.
+    """
+
+    kind = "sparsifier"
+
+    def select(self, dense: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+        """dense: float32[d] -> (indices uint32[k], strictly ascending, or None for all; values float32[k] = dense[indices]).
+
+        Both may lie in scratch arrays of this thread.
+        Deterministic; ties go to the lowest index. If dense has a NaN or an Inf and anything is selected, so has values.
+        """
+        raise NotImplementedError
+
+    def select_compensated(self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray):
+        """The same of gradient + residual, which is written to out. All float32[d]."""
+        np.add(gradient, residual, out=out)
+        return self.select(out)

@@ -1,0 +1,23 @@
+"""float32 as it is."""
+
+import numpy as np
+
+from ..errors import ContainerError
+from ..registry import register
+from .base import ValueCodec
+
+
+@register
+class RawValue(ValueCodec):
+    name, id = "raw", 1
+    lossless = True
+    linear = "float32"
+
+    def encode(self, values, stream):
+        return values.astype("<f4", copy=False).view(np.uint8), None
+
+    @staticmethod
+    def decode(payload, out):
+        if payload.size != 4 * out.size:
+            raise ContainerError(f"raw value section: {payload.size} bytes for {out.size} values")
+        out[:] = np.frombuffer(payload, "<f4")
