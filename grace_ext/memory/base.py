@@ -5,6 +5,23 @@ import numpy as np
 from ..registry import Stage
 
 
+class NumpyArrays:
+    """Where a memory keeps its state. An adapter for another device brings its own with the same three methods."""
+
+    @staticmethod
+    def zeros(size: int) -> np.ndarray:
+        return np.zeros(size, np.float32)
+
+    @staticmethod
+    def to_host(array) -> np.ndarray:
+        """A copy as numpy float32[size]."""
+        return array.copy()
+
+    @staticmethod
+    def from_host(array: np.ndarray):
+        return array
+
+
 class Memory(Stage):
     """Error feedback: keeps, per rank and name, what the sent containers did not carry.
 
@@ -23,8 +40,8 @@ class Memory(Stage):
     def update(self, name: str, compensated: np.ndarray, transmitted: np.ndarray) -> None:
         """compensated: what was compressed; transmitted: what receivers decode. Both float32[d]."""
 
-    def begin(self, name: str, size: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """(state, room for the next state), both float32[size], or None if this memory keeps nothing."""
+    def begin(self, name: str, size: int, arrays=NumpyArrays):
+        """(state, room for the next state), both float32[size] of that kind of arrays, or None if nothing is kept."""
         return None
 
     def commit(self) -> None:
@@ -34,7 +51,7 @@ class Memory(Stage):
         """Keep the states as they were."""
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of the state by name."""
+        """Copies of the state by name, as numpy float32[size]."""
         return {}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:

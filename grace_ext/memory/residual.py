@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..registry import register
-from .base import Memory
+from .base import Memory, NumpyArrays
 
 
 @register
@@ -22,8 +22,9 @@ class Residual(Memory):
     stateful = True
 
     def __init__(self):
-        self._state: dict[str, np.ndarray] = {}
-        self._next: dict[str, np.ndarray] = {}
+        self._state: dict = {}
+        self._next: dict = {}
+        self._arrays: dict = {}  # of the names in use: which kind of arrays their state is; others are numpy
         self._begun: set[str] = set()
 
     def compensate(self, name, gradient):
@@ -35,17 +36,17 @@ class Residual(Memory):
         if np.isfinite(error).all():
             self._state[name] = error
 
-    def begin(self, name, size):
-        state = self._state.get(name)
-        if state is None:
-            state = self._state[name] = np.zeros(size, np.float32)
-        if state.size != size:
-            raise ConfigError(f"residual of {name!r} has {state.size} elements, the gradient {size}")
-        following = self._next.get(name)
-        if following is None or following.size != size:
-            following = self._next[name] = np.empty(size, np.float32)
+    def begin(self, name, size, arrays=NumpyArrays):
+        if name not in self._next:
+            state = self._state.get(name)
+            self._state[name] = arrays.zeros(size) if state is None else arrays.from_host(state)
+            self._next[name] = arrays.zeros(size)
+            self._arrays[name] = arrays
+        state = self._state[name]
+        if len(state) != size:
+            raise ConfigError(f"residual of {name!r} has {len(state)} elements, the gradient {size}")
         self._begun.add(name)
-        return state, following
+        return state, self._next[name]
 
     def commit(self):
         for name in self._begun:
@@ -56,9 +57,10 @@ class Residual(Memory):
         self._begun.clear()
 
     def state_dict(self):
-        return {name: state.copy() for name, state in self._state.items()}
+        return {name: self._arrays.get(name, NumpyArrays).to_host(state) for name, state in self._state.items()}
 
     def load_state_dict(self, state):
         self._state = {name: np.array(array, np.float32).reshape(-1) for name, array in state.items()}
         self._next.clear()
+        self._arrays.clear()
         self._begun.clear()

@@ -1,0 +1,194 @@
+"""Gradients of torch parameters in and out of the exchange's buckets, driven by autograd hooks.
+
+Independent of the library that moves the bytes: the PyTorch adapters share it.
+"""
+
+import numpy as np
+import torch
+import xxhash
+from grace_ext import ConfigError, ExchangeError
+from grace_ext.communicators.allreduce import Allreduce
+from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
+from grace_ext.memory.none import NoMemory
+
+from ._torch_device import TorchBucket
+
+_NOT_YET = 0xFFFFFFFF
+
+
+class TorchBuckets:
+    """Starts a bucket when backward has produced all its gradients; `synchronize` finishes them.
+
+    parameters: by name, in the order of the model. See horovod_torch.DistributedOptimizer for the options.
+    """
+
+    def __init__(self, parameters: dict[str, torch.nn.Parameter], exchange: Exchange, rules, communicator, *, prefix,
+                 bucket_bytes, groups, selection, prescale, passes, sparse_as_dense):
+        self.parameters = {name: p for name, p in parameters.items() if p.requires_grad}
+        self.exchange = exchange
+        self._rules, self._communicator = rules, communicator
+        self._prefix, self._bucket_bytes, self._selection = prefix, bucket_bytes, selection
+        self._prescale, self._passes, self._sparse_as_dense = prescale, passes, sparse_as_dense
+        self._groups = _group_names(groups, self.parameters)
+        for name, p in self.parameters.items():
+            if not p.is_floating_point():
+                raise ConfigError(f"parameter {name!r} is {p.dtype}; gradients must be real floating point")
+        self._order: list[str] | None = []  # in which gradients were produced; None once the buckets follow it
+        self._build(list(reversed(self.parameters)))
+        self._check_same_on_all_ranks()
+        for name, p in self.parameters.items():
+            p.register_post_accumulate_grad_hook(self._make_hook(name))
+
+    # Buckets
+
+    def _build(self, order: list[str]) -> None:
+        tensors = [Tensor(name, p.numel(), p.dim(), str(p.device)) for name, p in self._in_order(order)]
+        choices = {tensor.name: self._rules.choose(tensor.name, tensor.size, tensor.ndim) for tensor in tensors}
+        lists = make_buckets(tensors, lambda tensor: choices[tensor.name], self._bucket_bytes, self._groups)
+        self.exchange.set_buckets([self._bucket(f"{self._prefix}.bucket{i}", members, choices[members[0].name])
+                                   for i, members in enumerate(lists)])
+        self._flat = {b.name: torch.zeros(b.size, device=_home(b)) for b in self.exchange.buckets}
+        self._bucket_of = {tensor.name: b for b in self.exchange.buckets for tensor in b.tensors}
+        self._reset_counts()
+
+    def _in_order(self, order):
+        return ((name, self.parameters[name]) for name in order)
+
+    def _bucket(self, name, tensors, compressor) -> Bucket:
+        exact = compressor.linear == "float32"
+        memory = NoMemory() if exact else self.exchange.memory
+        communicator = Allreduce() if exact else self._communicator
+        on_device = self._selection == "device" or self._selection == "auto" and tensors[0].device != "cpu"
+        kind = TorchBucket if on_device and TorchBucket.fits(compressor, communicator) else Bucket
+        return kind(name, tensors, compressor, communicator, memory)
+
+    def _check_same_on_all_ranks(self) -> None:
+        layout = [(b.name, str(b.compressor), b.communicator.name, b.memory.name, [(t.name, t.size) for t in b.tensors])
+                  for b in self.exchange.buckets]
+        digest = xxhash.xxh64_digest(repr((layout, self._rules.default.seed, self.exchange.weight)).encode())
+        joined = self._gather("layout", np.frombuffer(digest, np.uint8).copy())
+        other = [rank for rank, theirs in enumerate(joined) if theirs.tobytes() != joined[0].tobytes()]
+        if other:
+            raise ConfigError(f"ranks {other} have other parameters, specs or options than rank 0: all ranks must wrap the "
+                              f"same model in the same way")
+
+    def _gather(self, name: str, payload: np.ndarray) -> np.ndarray:
+        """uint8[m], the same m on all ranks -> uint8[ranks, m]."""
+        joined = self.exchange.transport.allgather(f"{self._prefix}.{name}", payload).wait()
+        return joined.reshape(self.exchange.transport.size, -1)
+
+    def _follow_backward(self) -> None:
+        """After the first backward pass: buckets in the order in which rank 0 produced the gradients."""
+        names = list(self.parameters)
+        seen = self._order + [name for name in reversed(names) if name not in self._order]
+        order = np.array([names.index(name) for name in seen], "<u4")
+        if not self._order:
+            order[:] = _NOT_YET  # no backward pass yet, as when hvd.broadcast_optimizer_state steps once
+        chosen = self._gather("order", order.view(np.uint8))[0].copy().view("<u4")
+        if chosen.size and chosen[0] != _NOT_YET:
+            self._order = None
+            if [names[i] for i in chosen] != list(reversed(names)):
+                self._build([names[i] for i in chosen])
+
+    # The step
+
+    def _reset_counts(self) -> None:
+        self._left = dict.fromkeys(self.parameters, self._passes)
+        self._missing = {b.name: len(b.tensors) for b in self.exchange.buckets}
+
+    def set_passes(self, passes: int) -> None:
+        if passes < 1 or self.under_way():
+            raise ConfigError("backward_passes_per_step must be 1 or more, and cannot change between backward() and step()")
+        self._passes = passes
+        self._reset_counts()
+
+    def under_way(self) -> bool:
+        """Whether a gradient of this step has been handed over and not yet been synchronized."""
+        return any(left < self._passes for left in self._left.values()) and any(
+            self.exchange.is_started(b) for b in self.exchange.buckets)
+
+    def _make_hook(self, name: str):
+        def hook(p):
+            if self._left[name] == 0:
+                raise ExchangeError(f"the gradient of {name!r} was computed more than backward_passes_per_step="
+                                    f"{self._passes} times before step(); increase backward_passes_per_step")
+            if p.grad.is_sparse and not self._sparse_as_dense:
+                raise ConfigError(f"the gradient of {name!r} is sparse; pass sparse_as_dense=True")
+            self._left[name] -= 1
+            if self._left[name] == 0:
+                if self._order is not None and name not in self._order:
+                    self._order.append(name)
+                bucket = self._bucket_of[name]
+                self._missing[bucket.name] -= 1
+                if self._missing[bucket.name] == 0:
+                    self._start(bucket)
+
+        return hook
+
+    def _start(self, bucket: Bucket) -> None:
+        self.exchange.start(bucket, lambda out: self._pack(bucket, out))
+
+    def _pack(self, bucket: Bucket, out) -> None:
+        """Copy the bucket's gradients, in its order, to out (float32[size], numpy or torch). A missing one is zero."""
+        flat = torch.from_numpy(out) if isinstance(out, np.ndarray) else out
+        at = 0
+        for tensor in bucket.tensors:
+            part = flat[at:at + tensor.size]
+            gradient = self.parameters[tensor.name].grad
+            if gradient is None:
+                part.zero_()
+            else:
+                gradient = gradient.detach()
+                part.copy_((gradient.to_dense() if gradient.is_sparse else gradient).reshape(-1))
+            at += tensor.size
+        if self._prescale != 1.0:
+            flat.mul_(self._prescale)
+
+    def synchronize(self) -> None:
+        """Finish all buckets; those with a parameter that got no gradient on this rank are started first."""
+        try:
+            for bucket in self.exchange.buckets:
+                if not self.exchange.is_started(bucket):
+                    self._start(bucket)
+            for bucket in self.exchange.buckets:
+                flat = self._flat[bucket.name]
+                self.exchange.finish(bucket, flat if isinstance(bucket, TorchBucket) else flat.numpy())
+                self._unpack(bucket, flat)
+        except BaseException:
+            self.exchange.abort()
+            raise
+        finally:
+            self._reset_counts()
+        self.exchange.end_step()
+        if self._order is not None:
+            self._follow_backward()
+
+    def _unpack(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        """Make the gradients views of the result, or copies where dtype or device differ."""
+        at = 0
+        for tensor in bucket.tensors:
+            p = self.parameters[tensor.name]
+            p.grad = flat[at:at + tensor.size].view(p.shape).to(dtype=p.dtype, device=p.device)
+            at += tensor.size
+
+
+def _home(bucket: Bucket) -> str:
+    """Where the bucket's result is written."""
+    return bucket.device if isinstance(bucket, TorchBucket) else "cpu"
+
+
+def _group_names(groups, parameters: dict[str, torch.nn.Parameter]) -> list[list[str]] | None:
+    """Horovod's `groups` (lists of parameters, or a number of groups) as lists of names."""
+    if groups is None or groups == 0:
+        return None
+    names = list(parameters)
+    if isinstance(groups, int) and groups > 0:
+        return [list(part) for part in np.array_split(names, min(groups, len(names)))]
+    if not isinstance(groups, list):
+        raise ConfigError(f"groups is a positive number or a list of lists of parameters, not {groups!r}")
+    name_of = {id(p): name for name, p in parameters.items()}
+    found = [[name_of[id(p)] for p in group if id(p) in name_of] for group in groups]
+    flat = [name for group in found for name in group]
+    if len(set(flat)) < len(flat):
+        raise ConfigError("groups: a parameter can only appear once")
+    return found

@@ -1,0 +1,168 @@
+"""Horovod's distributed optimizer for PyTorch, with compressed gradients. No patch to Horovod.
+
+    optimizer = DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+"""
+
+import itertools
+import warnings
+from contextlib import contextmanager
+
+import grace_ext
+import horovod.torch as hvd
+import numpy as np
+import torch
+from grace_ext import ConfigError, ExchangeError
+from grace_ext.communicators import Transport
+from grace_ext.exchange import Exchange
+from grace_ext.policy import DEFAULT_SPEC, Rules
+from grace_ext.spec import parse_stage
+
+from ._torch_buckets import TorchBuckets
+
+_instances = itertools.count()
+
+
+class HorovodTransport(Transport):
+    """The collectives of grace_ext over Horovod's PyTorch operations, in one process set."""
+
+    def __init__(self, process_set):
+        self._process_set = process_set
+        self.rank, self.size = process_set.rank(), process_set.size()
+
+    def allgather(self, name, payload):
+        return _Handle(hvd.allgather_async(torch.from_numpy(payload), name=name, process_set=self._process_set))
+
+    def allreduce(self, name, array):
+        return _Handle(hvd.allreduce_async_(torch.from_numpy(array), op=hvd.Sum, name=name,
+                                            process_set=self._process_set))
+
+
+class _Handle:
+    def __init__(self, handle):
+        self._handle = handle
+
+    def wait(self) -> np.ndarray:
+        return hvd.synchronize(self._handle).numpy()
+
+
+def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_SPEC, backward_passes_per_step=1,
+                         op=hvd.Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
+                         sparse_as_dense=False, process_set=hvd.global_process_set, *, memory="residual",
+                         communicator="allgather", rules=None, bucket_bytes=25 * 2**20, selection="auto", seed=0):
+    """Wrap a torch.optim.Optimizer so that gradients are compressed, exchanged and averaged before each step.
+
+    A drop-in for hvd.DistributedOptimizer: the arguments up to process_set are Horovod's, in its order. The result is
+    an instance of the given optimizer's class that shares its state and param_groups.
+
+    compression: a spec ("topk:0.01/rice/qsgd:7", see `python -m grace_ext codecs`), its dict form, a Compressor, or
+        Horovod's hvd.Compression.none and .fp16, which mean dense gradients by allreduce without a memory.
+    memory: "residual" (error feedback) or "none". communicator: "allgather", or "allreduce" for dense raw and fp16 specs.
+        Dense float32 always goes by allreduce: the result is the same and the bytes are fewer.
+    rules: {"*.bias": "dense/raw", "<=4096": "dense/raw", ...}: specs by name pattern or size, the first that fits. Without
+        one, tensors of at most 1024 elements or fewer than two dimensions ride in a dense float32 bucket.
+    groups: lists of parameters that share a bucket, or a number of equal groups; overrides bucket_bytes.
+    bucket_bytes: float32 bytes after which a bucket is closed. Buckets follow the order in which the first backward pass
+        on rank 0 produced the gradients; each is encoded and sent while backward goes on.
+    selection: "host", "device" (top-k with torch operations where the gradients are, only the selected values come to
+        the host) or "auto": device for tensors on an accelerator. The bytes are the same.
+    seed: of the stochastic codecs; the same on all ranks.
+
+    Raises ConfigError for what cannot be honoured: op=Adasum, complex parameters, sparse gradients without
+    sparse_as_dense, specs that differ between ranks.
+    """
+    if op not in (hvd.Average, hvd.Sum):
+        raise ConfigError("op: only hvd.Average and hvd.Sum can be compressed; use Horovod's own optimizer for Adasum")
+    if gradient_predivide_factor != 1.0 and op != hvd.Average:
+        raise ConfigError("gradient_predivide_factor works with op=hvd.Average only")
+    if backward_passes_per_step < 1:
+        raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}; allowed: 1 and more")
+    if num_groups:
+        groups = num_groups
+    if selection not in ("auto", "host", "device"):
+        raise ConfigError(f"selection={selection!r}; allowed: auto, host, device")
+    if compression in (hvd.Compression.none, hvd.Compression.fp16):
+        compression = "dense/raw" if compression is hvd.Compression.none else "dense/fp16"
+        memory, communicator = "none", "allreduce"
+    parameters = _named(optimizer, named_parameters)
+    plain = type(optimizer)
+    # A leaf class with Horovod's module name: hvd.broadcast_optimizer_state knows by it that it must not call our step.
+    methods = {name: method for name, method in vars(_Methods).items() if not name.startswith("__")}
+    wrapped_class = type(plain.__name__, (plain,), {**methods, "__module__": hvd.DistributedOptimizer.__module__})
+    wrapped = wrapped_class.__new__(wrapped_class)
+    # A learning-rate scheduler made before leaves a bound `step` on the instance; it would bypass ours.
+    wrapped.__dict__.update((key, value) for key, value in vars(optimizer).items() if key != "step")
+    wrapped._grace = None
+    wrapped._plain = plain
+    wrapped._should_synchronize, wrapped._synchronized = True, False
+    if process_set.included() and process_set.size() > 1:
+        weight = gradient_predivide_factor / process_set.size() if op == hvd.Average else 1.0
+        exchange = Exchange(HorovodTransport(process_set), grace_ext.memory(memory), weight, seed)
+        wrapped._grace = TorchBuckets(
+            parameters, exchange, Rules(compression, rules, seed), parse_stage("communicator", communicator),
+            prefix=f"grace_ext.{next(_instances)}", bucket_bytes=bucket_bytes, groups=groups, selection=selection,
+            prescale=1.0 / gradient_predivide_factor, passes=backward_passes_per_step, sparse_as_dense=sparse_as_dense)
+    return wrapped
+
+
+def _named(optimizer, named_parameters) -> dict[str, torch.nn.Parameter]:
+    """The optimizer's parameters by unique name, in the order of the model."""
+    own = [(f"group{i}.{j}", p) for i, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])]
+    named = own if named_parameters is None else list(named_parameters)
+    if any(not (isinstance(item, tuple) and len(item) == 2) for item in named):
+        raise ConfigError("named_parameters should be (name, parameter) tuples, usually model.named_parameters()")
+    names = [name for name, _ in named]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"named_parameters: names must be unique; found twice: {', '.join(twice)}")
+    optimized = {id(p) for _, p in own}
+    unnamed = len(optimized - {id(p) for _, p in named})
+    if unnamed:
+        raise ConfigError(f"named_parameters lacks {unnamed} of the optimizer's parameters")
+    return {name: p for name, p in named if id(p) in optimized}
+
+
+class _Methods:
+    """What the wrapped optimizer does differently; its `_plain` is the class that was wrapped."""
+
+    def synchronize(self):
+        """Finish the exchange: afterwards every gradient is the average (or sum) over ranks, the same on all."""
+        if self._grace is not None:
+            self._grace.synchronize()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self):
+        """Inside, step() does not synchronize: for gradient clipping or unscaling after an explicit synchronize()."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure=None):
+        """Synchronize (unless skipped), then the wrapped optimizer's step."""
+        if self._should_synchronize:
+            if self._synchronized:
+                warnings.warn("optimizer.step() after optimizer.synchronize() exchanges the gradients again; wrap it in "
+                              "optimizer.skip_synchronize()", stacklevel=2)
+            self.synchronize()
+        self._synchronized = False
+        return self._plain.step(self, closure)
+
+    def zero_grad(self, *args, **kwargs):
+        """As the wrapped optimizer's; not between backward() and step() or synchronize()."""
+        if self._grace is not None and self._grace.under_way():
+            raise ExchangeError("optimizer.zero_grad() between backward() and step() or synchronize() would race with the "
+                                "exchange of the gradients")
+        return self._plain.zero_grad(self, *args, **kwargs)
+
+    def set_backward_passes_per_step(self, passes):
+        """How many backward passes are accumulated before gradients are exchanged, from the next step on."""
+        if self._grace is not None:
+            self._grace.set_passes(passes)
+
+    def compression_stats(self):
+        """Bytes, ratio and seconds per stage, in total and of the last step: see grace_ext.exchange.Exchange.stats."""
+        if self._grace is None:
+            return {"steps": 0}
+        return self._grace.exchange.stats()

@@ -1,0 +1,68 @@
+"""What a communicator and a transport promise."""
+
+import dataclasses
+import time
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..registry import Stage
+
+
+class Transport:
+    """The few collectives that communicators are made of. An adapter wraps its library in one.
+
+    Calls return at once with a handle; `handle.wait()` blocks for the result. A name identifies a collective: all ranks
+    must start it, in any order. Failures raise ExchangeError or the library's own error.
+    """
+
+    rank: int
+    size: int
+
+    def allgather(self, name: str, payload: np.ndarray):
+        """payload: uint8[m], m may differ between ranks -> handle of uint8, the payloads joined in the order of ranks."""
+        raise NotImplementedError
+
+    def allreduce(self, name: str, array: np.ndarray):
+        """array: float32[n] or float16[n], may be overwritten -> handle of the sum over ranks, same dtype."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass
+class Pending:
+    """An exchange under way: the transport's handle, how many payload bytes this rank gave it, seconds per stage."""
+
+    handle: object
+    wire_bytes: int
+    seconds: dict[str, float]
+
+
+class Communicator(Stage):
+    """How one bucket is exchanged and reduced. All ranks end with the same bits."""
+
+    kind = "communicator"
+    #: Needs a compressor whose values can be summed as they are (`Compressor.linear`).
+    needs_linear = False
+
+    def check(self, compressor) -> None:
+        """Raise ConfigError if this communicator cannot carry what the compressor makes."""
+        if self.needs_linear and compressor.linear is None:
+            raise ConfigError(f"communicator {self.name!r} sums values as they are and cannot carry {str(compressor)!r}: "
+                              f"use allgather, or a dense spec with raw or fp16 values")
+
+    def start(self, transport: Transport, name: str, compressor, gradient: np.ndarray, state, stream) -> Pending:
+        """Encode float32[d] and start its exchange. state: what `memory.begin` gave, or None. The gradient may be
+        the memory's room itself, and may be overwritten."""
+        raise NotImplementedError
+
+    def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
+        """Wait, and write weight * (sum over ranks) to out (float32[d]). False if some rank's gradient was not finite."""
+        raise NotImplementedError
+
+
+def wait(pending: Pending):
+    """The result of the exchange; the time spent waiting is counted as exchange."""
+    started = time.perf_counter()
+    result = pending.handle.wait()
+    pending.seconds["exchange"] = time.perf_counter() - started
+    return result

@@ -1,0 +1,70 @@
+"""A transport between threads of one process, for tests and simulation."""
+
+import threading
+
+import numpy as np
+
+from ..errors import ExchangeError
+from .base import Transport
+
+
+class InProcessGroup:
+    """`group.transport(rank)` is for one thread each. A collective that not all ranks join within `timeout` seconds
+    raises ExchangeError in those that wait."""
+
+    def __init__(self, size: int, timeout: float = 60.0):
+        self.size = size
+        self.timeout = timeout
+        self._changed = threading.Condition()
+        self._open: dict[str, list[dict[int, np.ndarray]]] = {}
+
+    def transport(self, rank: int) -> "InProcessTransport":
+        return InProcessTransport(self, rank)
+
+    def _join(self, name: str, rank: int, array: np.ndarray) -> dict[int, np.ndarray]:
+        with self._changed:
+            rounds = self._open.setdefault(name, [])
+            parts = next((parts for parts in rounds if rank not in parts), None)
+            if parts is None:
+                parts = {}
+                rounds.append(parts)
+            parts[rank] = array.copy()
+            if len(parts) == self.size:
+                rounds.remove(parts)
+                self._changed.notify_all()
+        return parts
+
+    def _wait(self, name: str, parts: dict[int, np.ndarray]) -> list[np.ndarray]:
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(parts) == self.size, self.timeout):
+                missing = sorted(set(range(self.size)) - set(parts))
+                raise ExchangeError(f"{name!r}: ranks {missing} did not join within {self.timeout} s")
+        return [parts[rank] for rank in range(self.size)]
+
+
+class InProcessTransport(Transport):
+    def __init__(self, group: InProcessGroup, rank: int):
+        self._group = group
+        self.rank = rank
+        self.size = group.size
+
+    def allgather(self, name, payload):
+        return _Handle(self._group, name, self._group._join(name, self.rank, payload), np.concatenate)
+
+    def allreduce(self, name, array):
+        return _Handle(self._group, name, self._group._join(name, self.rank, array), _sum_in_rank_order)
+
+
+class _Handle:
+    def __init__(self, group, name, parts, combine):
+        self._group, self._name, self._parts, self._combine = group, name, parts, combine
+
+    def wait(self):
+        return self._combine(self._group._wait(self._name, self._parts))
+
+
+def _sum_in_rank_order(arrays: list[np.ndarray]) -> np.ndarray:
+    total = arrays[0].copy()
+    for array in arrays[1:]:
+        total += array
+    return total

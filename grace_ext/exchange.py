@@ -1,0 +1,199 @@
+"""One training step's exchange: buckets are encoded in a worker thread while backward goes on, then gathered.
+
+Frameworks differ in how gradients get in and out; everything between is here, so that every adapter does the same.
+"""
+
+import concurrent.futures
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from .communicators.base import Communicator, Pending, Transport
+from .compressor import Compressor
+from .errors import ConfigError
+from .memory.base import Memory
+from .rng import Stream
+
+
+@dataclasses.dataclass
+class Tensor:
+    """What bucketing knows of a parameter: its unique name, element count, dimensions, and where it lives."""
+
+    name: str
+    size: int
+    ndim: int
+    device: str = "cpu"
+
+
+@dataclasses.dataclass
+class Bucket:
+    """Tensors that are compressed and exchanged as one float32 vector, in this order."""
+
+    name: str
+    tensors: list[Tensor]
+    compressor: Compressor
+    communicator: Communicator
+    memory: Memory
+
+    def __post_init__(self):
+        self.size = sum(tensor.size for tensor in self.tensors)
+        self.device = self.tensors[0].device
+        self.communicator.check(self.compressor)
+        self._gradient = None if self.memory.stateful else np.empty(self.size, np.float32)
+
+    def start(self, transport: Transport, pack: Callable[[np.ndarray], None], stream: Stream) -> Pending:
+        """Encode and send. pack(out) writes the gradient to out (float32[size])."""
+        state = self.memory.begin(self.name, self.size)
+        gradient = self._gradient if state is None else state[1]
+        pack(gradient)
+        return self.communicator.start(transport, self.name, self.compressor, gradient, state, stream)
+
+    def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
+        """Receive the weighted sum in out. False if some rank's gradient was not finite."""
+        return self.communicator.finish(pending, transport, out, weight)
+
+
+def make_buckets(tensors: list[Tensor], choose: Callable, bucket_bytes: int, groups=None) -> list[list[Tensor]]:
+    """Split tensors, in the order given, into lists that share a compressor and a device and hold at most bucket_bytes
+    of float32 (one tensor alone may be larger).
+
+    choose(tensor) -> Compressor. groups: lists of names; tensors of a group share a bucket whatever its size, as far as
+    their compressor is the same.
+    """
+    group_of = {name: number for number, names in enumerate(groups or []) for name in names}
+    open_buckets: dict[tuple, list[Tensor]] = {}
+    finished = []
+    for tensor in tensors:
+        compressor = choose(tensor)
+        group = group_of.get(tensor.name)
+        key = (compressor, tensor.device, group)
+        bucket = open_buckets.get(key)
+        if bucket and group is None and 4 * (sum(t.size for t in bucket) + tensor.size) > bucket_bytes:
+            finished.append(open_buckets.pop(key))
+            bucket = None
+        if bucket is None:
+            bucket = open_buckets[key] = []
+        bucket.append(tensor)
+    return finished + list(open_buckets.values())
+
+
+class Exchange:
+    """Starts and finishes the buckets of each step, keeps the memory consistent, and counts.
+
+    weight: what the sum over ranks is multiplied with (1 / ranks for an average).
+    """
+
+    def __init__(self, transport: Transport, memory: Memory, weight: float, seed: int = 0):
+        self.transport = transport
+        self.memory = memory
+        self.weight = weight
+        self.seed = seed
+        self.step = 0
+        self.buckets: list[Bucket] = []
+        self._started: dict[str, concurrent.futures.Future] = {}
+        self._finite = True
+        self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
+        self._total, self._last = _Counts(), _Counts()
+
+    def set_buckets(self, buckets: list[Bucket]) -> None:
+        """Replace the buckets; the memory's state follows its tensors into the new ones."""
+        if self._started:
+            raise ConfigError("buckets cannot change while an exchange is under way")
+        state = self.state_dict() if self.buckets else {}
+        self.buckets = buckets
+        self.load_state_dict(state)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The memory's state by tensor name: float32[size] each."""
+        by_bucket, state = self.memory.state_dict(), {}
+        for bucket in self.buckets:
+            if bucket.name in by_bucket:
+                ends = np.cumsum([tensor.size for tensor in bucket.tensors])[:-1]
+                parts = np.split(by_bucket[bucket.name], ends)
+                state.update((tensor.name, part) for tensor, part in zip(bucket.tensors, parts))
+        return state
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """The inverse; tensors without a state start from zero."""
+        by_bucket = {}
+        for bucket in self.buckets:
+            if any(tensor.name in state for tensor in bucket.tensors):
+                zeros = (np.zeros(tensor.size, np.float32) for tensor in bucket.tensors)
+                parts = [state.get(tensor.name, zero) for tensor, zero in zip(bucket.tensors, zeros)]
+                by_bucket[bucket.name] = np.concatenate(parts)
+        self.memory.load_state_dict(by_bucket)
+
+    def start(self, bucket: Bucket, pack: Callable[[np.ndarray], None]) -> None:
+        """Queue the bucket: the worker thread packs, encodes and sends it. pack must not need the caller's thread."""
+        stream = Stream(self.seed, bucket.tensors[0].name, self.step, self.transport.rank)
+        self._started[bucket.name] = self._worker.submit(bucket.start, self.transport, pack, stream)
+
+    def is_started(self, bucket: Bucket) -> bool:
+        return bucket.name in self._started
+
+    def finish(self, bucket: Bucket, out) -> None:
+        """Wait for the bucket and write the weighted sum over ranks to out (float32[size]). Errors of the worker
+        thread surface here."""
+        pending = self._started[bucket.name].result()
+        self._finite &= bucket.finish(pending, self.transport, out, self.weight)
+        self._last.add(bucket, pending)
+
+    def end_step(self) -> bool:
+        """Close the step after all buckets are finished. If some rank's gradient was not finite, every memory on every
+        rank stays as it was, and False is returned."""
+        finite, self._finite = self._finite, True
+        if finite:
+            self.memory.commit()
+        else:
+            self.memory.rollback()
+        self._started.clear()
+        self.step += 1
+        self._total.merge(self._last)
+        self._total.last, self._last = self._last, _Counts()
+        return finite
+
+    def abort(self) -> None:
+        """Forget a step that failed; the memory stays as it was."""
+        for future in self._started.values():
+            future.cancel()
+        self._started.clear()
+        self._finite = True
+        self._last = _Counts()
+        self.memory.rollback()
+
+    def stats(self) -> dict:
+        """Totals since the start, and the same for the last step under "last_step".
+
+        bytes_in: float32 bytes of the gradients; bytes_out: payload bytes that this rank handed to collectives, headers
+        included; ratio: one by the other; compressed: the same for the buckets that are not plain float32; seconds: per
+        stage, those of the worker thread included ("exchange" is what was not hidden behind other work).
+        """
+        last = self._total.last.report() if self._total.last else _Counts().report()
+        return {"steps": self.step, **self._total.report(), "last_step": last}
+
+
+class _Counts:
+    def __init__(self):
+        self.bytes = Counter()
+        self.seconds = Counter()
+        self.last: _Counts | None = None
+
+    def add(self, bucket: Bucket, pending: Pending) -> None:
+        kinds = ["all"] if bucket.compressor.linear == "float32" else ["all", "compressed"]
+        for kind in kinds:
+            self.bytes[kind, "in"] += 4 * bucket.size
+            self.bytes[kind, "out"] += pending.wire_bytes
+        self.seconds.update(pending.seconds)
+
+    def merge(self, other: "_Counts") -> None:
+        self.bytes.update(other.bytes)
+        self.seconds.update(other.seconds)
+
+    def report(self) -> dict:
+        return {**self._volume("all"), "compressed": self._volume("compressed"), "seconds": dict(self.seconds)}
+
+    def _volume(self, kind: str) -> dict:
+        given, sent = self.bytes[kind, "in"], self.bytes[kind, "out"]
+        return {"bytes_in": given, "bytes_out": sent, "ratio": given / sent if sent else 1.0}

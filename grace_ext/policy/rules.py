@@ -1,0 +1,43 @@
+"""Which spec a tensor gets: by name pattern or by size, the first rule that fits."""
+
+import fnmatch
+import re
+
+from ..compressor import Compressor, compressor
+from ..errors import ConfigError
+
+DEFAULT_SPEC = "topk:0.01/rice/qsgd:7"
+#: Up to this many elements a tensor is sent dense by default: its header and latency would outweigh what is saved.
+SMALL = 1024
+_SIZE_RULE = re.compile(r"(<=|<|>=|>)\s*(\d+)")
+
+
+class Rules:
+    """A mapping from name patterns ("*.bias", "encoder.*") or sizes ("<=1024", ">100000") to specs.
+
+    The first rule that fits a tensor decides; "*" fits all. Without a fitting rule, tensors of at most SMALL elements or
+    with fewer than two dimensions (biases, norms) are sent "dense/raw", the others as `default`.
+    """
+
+    def __init__(self, default=DEFAULT_SPEC, rules: dict | None = None, seed: int = 0):
+        self.default = compressor(default, seed)
+        self.dense = compressor("dense/raw", seed)
+        self._rules: list[tuple] = []
+        for pattern, spec in (rules or {}).items():
+            if not isinstance(pattern, str) or not pattern:
+                raise ConfigError(f"rules: {pattern!r} is not a name pattern or a size such as '<=1024'")
+            size = _SIZE_RULE.fullmatch(pattern.strip())
+            if pattern[0] in "<>" and not size:
+                raise ConfigError(f"rules: {pattern!r} is not a size; write for example '<=1024' or '>100000'")
+            self._rules.append((pattern, size.groups() if size else None, compressor(spec, seed)))
+
+    def choose(self, name: str, size: int, ndim: int) -> Compressor:
+        """The compressor for a tensor of that name, element count and number of dimensions."""
+        for pattern, limit, chosen in self._rules:
+            if _holds(size, *limit) if limit else fnmatch.fnmatchcase(name, pattern):
+                return chosen
+        return self.dense if size <= SMALL or ndim < 2 else self.default
+
+
+def _holds(size: int, comparison: str, limit: str) -> bool:
+    return {"<=": size <= int(limit), "<": size < int(limit), ">=": size >= int(limit), ">": size > int(limit)}[comparison]
