@@ -49,15 +49,16 @@ def _parse_string(spec: str) -> dict[str, Stage]:
     if not parts or not parts[0]:
         raise ConfigError(f"spec {spec!r} has no sparsifier; known: {', '.join(registry.names('sparsifier'))}")
     stages["sparsifier"] = parse_stage("sparsifier", parts.pop(0))
-    if len(parts) == 1 and parts[0].split(":")[0] not in registry.names("index"):
-        parts.insert(0, DEFAULTS["index"])  # topk:0.01/qsgd: the index codec is the omitted one
+    if len(parts) == 1:
+        name = parts[0].split(":")[0]
+        if name not in registry.names("index") + registry.names("value"):
+            raise ConfigError(f"spec {spec!r}: unknown codec {name!r}; index codecs: {', '.join(registry.names('index'))}; "
+                              f"value codecs: {', '.join(registry.names('value'))}")
+        if name not in registry.names("index"):
+            parts.insert(0, DEFAULTS["index"])  # topk:0.01/qsgd: the index codec is the omitted one
     if len(parts) > 2:
         raise ConfigError(f"spec {spec!r} has {len(parts) - 2} stages too many; grammar: {GRAMMAR}")
     for kind, part in zip(("index", "value"), parts):
-        if part.split(":")[0] not in registry.names(kind):
-            others = f"; known value codecs: {', '.join(registry.names('value'))}" if len(parts) == 1 else ""
-            raise ConfigError(f"spec {spec!r}: unknown {kind} codec {part.split(':')[0]!r}; "
-                              f"known: {', '.join(registry.names(kind))}{others}")
         stages[kind] = parse_stage(kind, part)
     return _with_defaults(stages)
 

@@ -1,0 +1,417 @@
+"""What is checked inside the ranks of one job. Run by worker.py; every function is one test under every launcher."""
+
+import contextlib
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from grace_ext import ConfigError, ExchangeError
+from grace_ext.adapters.horovod_torch import DistributedOptimizer
+
+CHECKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def model(seed=1):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(),
+        torch.nn.Linear(16 * 13 * 13, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+
+
+def batches(steps, batch=8):
+    generator = torch.Generator().manual_seed(100 + hvd.rank())
+    for _ in range(steps):
+        yield torch.randn(batch, 1, 28, 28, generator=generator), torch.randint(0, 10, (batch,), generator=generator)
+
+
+def train(wrap, steps=5, net=None, passes=1):
+    """Train on other data on every rank; returns the flat parameters, the optimizer and the model."""
+    net = net or model()
+    optimizer = wrap(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9), net.named_parameters())
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    data = batches(steps * passes)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for _ in range(passes):
+            x, y = next(data)
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return flat(net), optimizer, net
+
+
+def flat(net):
+    return torch.cat([p.detach().double().flatten() for p in net.parameters()])
+
+
+def same_on_all_ranks(tensor):
+    gathered = hvd.allgather(tensor[None].contiguous())
+    assert all(torch.equal(gathered[0], row) for row in gathered), "ranks hold different bits"
+
+
+def horovod(**options):
+    return lambda optimizer, named: hvd.DistributedOptimizer(optimizer, named_parameters=named, **options)
+
+
+def compressed(spec="topk:0.01/rice/qsgd:7", **options):
+    return lambda optimizer, named: DistributedOptimizer(optimizer, named, spec, **options)
+
+
+@contextlib.contextmanager
+def raises(error, text):
+    try:
+        yield
+    except error as caught:
+        assert text in str(caught), f"{caught} does not say {text!r}"
+    else:
+        raise AssertionError(f"no {error.__name__} with {text!r}")
+
+
+@check
+def ranks_are_bit_identical_after_50_steps():
+    weights, optimizer, _ = train(compressed(), steps=50)
+    same_on_all_ranks(weights)
+    assert torch.isfinite(weights).all()
+    stats = optimizer.compression_stats()
+    assert stats["steps"] == 50, stats
+    assert stats["compressed"]["ratio"] > 150, stats
+    assert stats["bytes_out"] < stats["bytes_in"] / 20, stats
+
+
+@check
+def dense_raw_is_what_horovod_gives():
+    ours, _, _ = train(compressed("dense/raw/raw"), steps=10)
+    theirs, _, _ = train(horovod(), steps=10)
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-6), (ours - theirs).abs().max()
+
+
+@check
+def dense_containers_by_allgather_are_what_horovod_gives():
+    # deflate is lossless but not linear, so the gradients really go through containers
+    ours, _, _ = train(compressed("dense/deflate", memory="none"), steps=10)
+    theirs, _, _ = train(horovod(), steps=10)
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-6), (ours - theirs).abs().max()
+
+
+@check
+def horovods_compression_arguments_are_understood():
+    for theirs in (hvd.Compression.none, hvd.Compression.fp16):
+        ours, optimizer, _ = train(compressed(theirs), steps=5)
+        expected, _, _ = train(horovod(compression=theirs), steps=5)
+        assert torch.allclose(ours, expected, rtol=0, atol=2e-3), (ours - expected).abs().max()
+        same_on_all_ranks(ours)
+    assert optimizer.compression_stats()["compressed"]["ratio"] == 2
+
+
+@check
+def sum_and_predivide_match_horovod():
+    for options in ({"op": hvd.Sum}, {"gradient_predivide_factor": 2.0}):
+        ours, _, _ = train(compressed("dense/raw", **options), steps=5)
+        theirs, _, _ = train(horovod(**options), steps=5)
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-5), (options, (ours - theirs).abs().max())
+    with raises(ConfigError, "Adasum"):
+        compressed(op=hvd.Adasum)(torch.optim.SGD(model().parameters(), lr=1), None)
+
+
+@check
+def residual_plus_sent_is_the_gradient():
+    net = model()
+    names = [name for name, _ in net.named_parameters()]
+    optimizer = compressed("topk:0.05/rice/raw")(torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters())
+    before = {name: torch.zeros(p.numel()) for name, p in net.named_parameters()}
+    for x, y in batches(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        own = {name: p.grad.clone().flatten() for name, p in net.named_parameters()}
+        optimizer.synchronize()
+        state = optimizer._grace.exchange.state_dict()
+        assert state, "nothing was compressed"
+        for name in names:
+            if name not in state:
+                continue
+            after = torch.from_numpy(state[name])
+            compensated = own[name] + before[name]
+            sent = compensated - after
+            # An element is sent whole or kept whole, to the bit.
+            assert ((sent == 0) | (after == 0)).all(), name
+            gathered = hvd.allgather(sent[None], name=f"sent.{name}")
+            summed = torch.zeros_like(sent)
+            for row in gathered:
+                summed += row * np.float32(1 / hvd.size())
+            received = dict(net.named_parameters())[name].grad.flatten()
+            assert torch.equal(summed, received), name
+            before[name] = after
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+@check
+def backward_passes_are_accumulated_and_compressed_once():
+    ours, optimizer, net = train(compressed("dense/raw", backward_passes_per_step=2), steps=4, passes=2)
+    theirs, _, _ = train(horovod(backward_passes_per_step=2), steps=4, passes=2)
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-6), (ours - theirs).abs().max()
+    assert optimizer.compression_stats()["steps"] == 4
+    x, y = next(batches(1))
+    with raises(ExchangeError, "backward_passes_per_step"):
+        for _ in range(3):
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+    optimizer.synchronize()  # what was handed over is still exchanged, on all ranks
+
+
+class Uneven(torch.nn.Module):
+    """A layer that only some ranks use, and layers used in another order than they are registered in."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.last = torch.nn.Linear(60, 30)
+        self.optional = torch.nn.Linear(60, 60)
+        self.never = torch.nn.Linear(60, 60)
+        self.first = torch.nn.Linear(28 * 28, 60)
+
+    def forward(self, x, use_optional):
+        x = torch.relu(self.first(x.flatten(1)))
+        if use_optional:
+            x = torch.relu(self.optional(x))
+        return self.last(x)
+
+
+@check
+def a_parameter_without_gradient_on_one_rank_works():
+    for spec in ("dense/raw", "topk:0.02/rice/qsgd:7"):
+        net = Uneven()
+        optimizer = compressed(spec, bucket_bytes=20_000)(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        start = flat(net)
+        for x, y in batches(6):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x, hvd.rank() == 0), y).backward()
+            optimizer.step()
+        same_on_all_ranks(flat(net))
+        assert not torch.equal(start, flat(net))
+        assert net.optional.weight.grad is not None and net.never.weight.grad.abs().sum() == 0
+
+
+@check
+def buckets_follow_the_order_of_backward():
+    net = Uneven()
+    optimizer = compressed("topk:0.02/rice/raw", bucket_bytes=1000)(torch.optim.SGD(net.parameters(), lr=0.1),
+                                                                    net.named_parameters())
+    orders = []
+    for step, (x, y) in enumerate(batches(3)):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x, True), y).backward()
+        optimizer.step()
+        orders.append([t.name for b in optimizer._grace.exchange.buckets for t in b.tensors if t.name.endswith("weight")])
+    used = [name for name in orders[0] if not name.startswith("never")]
+    assert used == ["last.weight", "optional.weight", "first.weight"], orders
+    assert orders[1] == orders[2] == orders[0]
+    assert set(optimizer._grace.exchange.state_dict()) >= set(used), "the residual was lost when buckets changed"
+    same_on_all_ranks(flat(net))
+
+
+@check
+def a_non_finite_gradient_reaches_all_ranks_and_no_memory():
+    net = model()
+    optimizer = compressed()(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
+    for step, (x, y) in enumerate(batches(4)):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    before = optimizer._grace.exchange.state_dict()
+    weight = net[5].weight
+    for poison in (float("nan"), float("inf")):
+        optimizer.zero_grad()
+        x, y = next(batches(1))
+        loss = torch.nn.functional.cross_entropy(net(x), y)
+        if hvd.rank() == hvd.size() - 1:
+            loss = loss + (weight * 0).sum() * poison  # a NaN in one parameter's gradient, on the last rank only
+        loss.backward()
+        optimizer.synchronize()
+        assert not torch.isfinite(weight.grad).all(), "the non-finite gradient did not reach this rank"
+        after = optimizer._grace.exchange.state_dict()
+        assert before.keys() == after.keys()
+        assert all(np.array_equal(before[name], after[name]) for name in before), "a memory changed"
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    assert torch.isfinite(flat(net)).all()
+    same_on_all_ranks(flat(net))
+
+
+@check
+def clipping_between_synchronize_and_step():
+    net = model()
+    optimizer = compressed()(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
+    for x, y in batches(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    assert optimizer.compression_stats()["steps"] == 3
+    same_on_all_ranks(flat(net))
+
+
+@check
+def zero_grad_while_gradients_travel_is_refused():
+    net = model()
+    optimizer = compressed()(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
+    x, y = next(batches(1))
+    torch.nn.functional.cross_entropy(net(x), y).backward()
+    with raises(ExchangeError, "zero_grad"):
+        optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    torch.nn.functional.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    same_on_all_ranks(flat(net))
+
+
+@check
+def selection_on_the_device_gives_the_same_training():
+    results = [train(compressed(memory=memory, selection=selection), steps=8)[0]
+               for memory in ("residual", "none") for selection in ("host", "device")]
+    assert torch.equal(results[0], results[1]) and torch.equal(results[2], results[3])
+    assert not torch.equal(results[0], results[2]), "the memory made no difference"
+
+
+@check
+def groups_and_bucket_sizes_do_not_change_dense_results():
+    expected, _, _ = train(horovod(), steps=3)
+    for options in ({"bucket_bytes": 1}, {"groups": 2}, {"num_groups": 1}):
+        ours, _, _ = train(compressed("dense/raw", **options), steps=3)
+        assert torch.allclose(ours, expected, rtol=0, atol=1e-6), options
+    net = model()
+    groups = [[net[5].weight, net[7].weight]]
+    ours, optimizer, _ = train(compressed("dense/raw", groups=groups), steps=3, net=net)
+    assert torch.allclose(ours, expected, rtol=0, atol=1e-6)
+    assert any({"5.weight", "7.weight"} == {t.name for t in b.tensors} for b in optimizer._grace.exchange.buckets)
+
+
+@check
+def half_and_double_parameters_and_channels_last():
+    for dtype in (torch.float64, torch.bfloat16):
+        net = model().to(dtype=dtype, memory_format=torch.channels_last)
+        optimizer = compressed()(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
+        for x, y in batches(3):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x.to(dtype)), y).backward()
+            optimizer.step()
+        assert all(p.grad.dtype == dtype for p in net.parameters())
+        same_on_all_ranks(flat(net))
+
+
+@check
+def rules_choose_the_spec_by_name_and_size():
+    _, optimizer, _ = train(compressed("topk:0.01", rules={"7.*": "dense/raw", "<=500": "dense/qsgd:8"}), steps=2)
+    chosen = {t.name: str(b.compressor) for b in optimizer._grace.exchange.buckets for t in b.tensors}
+    assert chosen["7.weight"].startswith("dense") and "qsgd" not in chosen["7.weight"], chosen
+    assert chosen["0.weight"].endswith("qsgd") and chosen["5.weight"].startswith("topk"), chosen
+
+
+@check
+def a_scheduler_made_before_wrapping_does_not_bypass_the_exchange():
+    net = model()
+    plain = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1)
+    optimizer = compressed()(plain, net.named_parameters())
+    assert isinstance(optimizer, torch.optim.SGD)
+    for x, y in batches(2):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.compression_stats()["steps"] == 2
+    assert abs(optimizer.param_groups[0]["lr"] - 0.001) < 1e-9
+    same_on_all_ranks(flat(net))
+
+
+@check
+def optimizer_state_on_rank_0_only_is_broadcast():
+    net = model()
+    plain = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    if hvd.rank() == 0:  # as after loading a checkpoint there
+        for p in net.parameters():
+            p.grad = torch.ones_like(p)
+        plain.step()
+        plain.zero_grad()
+    optimizer = compressed()(plain, net.named_parameters())
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    buffers = torch.cat([optimizer.state[p]["momentum_buffer"].flatten() for p in net.parameters()])
+    assert (buffers == 1).all()
+    assert optimizer.compression_stats()["steps"] == 0
+
+
+@check
+def ranks_that_disagree_are_told():
+    spec = "topk:0.01/rice/raw" if hvd.rank() == 0 else "topk:0.02/rice/raw"
+    net = model()
+    with raises(ConfigError, "other parameters, specs or options than rank 0"):
+        compressed(spec)(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+
+
+@check
+def impossible_pairings_are_refused_when_built():
+    def wrap(**options):
+        net = model()
+        return DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), **options)
+
+    for options, text in (({"communicator": "allreduce"}, "sums values as they are"),
+                          ({"communicator": "allgater"}, "known: allgather"),
+                          ({"compression": "topk:0.01/rise"}, "rice"),
+                          ({"compression": "topk:densty=0.01"}, "density"),
+                          ({"memory": "resid"}, "residual"),
+                          ({"selection": "gpu"}, "allowed: auto, host, device"),
+                          ({"backward_passes_per_step": 0}, "allowed: 1 and more")):
+        with raises(ConfigError, text):
+            wrap(**options)
+    with raises(ConfigError, "complex"):
+        p = torch.nn.Parameter(torch.zeros(40, 40, dtype=torch.complex64))
+        DistributedOptimizer(torch.optim.SGD([p], lr=0.1), [("p", p)])
+    embedding = torch.nn.Embedding(50, 40, sparse=True)
+    optimizer = DistributedOptimizer(torch.optim.SGD(embedding.parameters(), lr=0.1), embedding.named_parameters())
+    with raises(ConfigError, "sparse_as_dense"):
+        embedding(torch.tensor([1])).sum().backward()
+    embedding.weight.grad = None
+    optimizer.step()
+
+
+@check
+def sparse_gradients_as_dense():
+    embedding = torch.nn.Embedding(50, 40, sparse=True)
+    hvd.broadcast_parameters(embedding.state_dict(), root_rank=0)
+    optimizer = compressed("dense/raw", sparse_as_dense=True)(torch.optim.SGD(embedding.parameters(), lr=1.0),
+                                                              embedding.named_parameters())
+    start = embedding.weight.detach().clone()
+    embedding(torch.tensor([hvd.rank()])).sum().backward()
+    optimizer.step()
+    moved = (start - embedding.weight.detach())[:, 0]
+    expected = torch.zeros(50)
+    expected[:hvd.size()] = 1 / hvd.size()
+    assert torch.allclose(moved, expected, atol=1e-6), moved
+
+
+PROCESS_SETS: list = []  # even and odd ranks; filled by the worker, since Horovod wants them at init
+
+
+@check
+def process_sets_train_apart():
+    net = model()
+    optimizer = compressed(process_set=PROCESS_SETS[hvd.rank() % 2])(torch.optim.SGD(net.parameters(), lr=0.05),
+                                                                      net.named_parameters())
+    for x, y in batches(4):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    gathered = hvd.allgather(flat(net)[None])
+    for rank in range(hvd.size()):
+        assert torch.equal(gathered[rank], gathered[hvd.rank()]) == (rank % 2 == hvd.rank() % 2), rank
