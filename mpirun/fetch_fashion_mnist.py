@@ -4,8 +4,8 @@
     python mpirun/fetch_fashion_mnist.py [FOLDER]
 
 Debian and Ubuntu carry the data set as the package dataset-fashion-mnist. The package is downloaded and
-unpacked into a folder of the user's, without being installed, so no root is needed: apt gets private state
-and cache folders and still checks its signatures and hashes. Afterwards the content of each file is compared
+unpacked into a folder of the user's, without being installed, so no root is needed: apt gets private folders
+for lists and cache and still checks signatures and hashes. Afterwards the content of each file is compared
 with the checksums below. When the files are there already, nothing is downloaded.
 
 The folder is FOLDER, or $GRACE_EXT_DATA, or fashion-mnist in the user's cache folder. Progress goes to the
@@ -57,11 +57,11 @@ def is_complete(folder):
 
 def download(work):
     """Download and unpack the package below `work`; return the folder of its data files."""
-    for name in ("state/lists/partial", "cache/archives/partial", "tree"):
+    for name in ("lists/partial", "cache/archives/partial", "tree"):
         os.makedirs(os.path.join(work, name))
     # Without the sandbox setting, root's apt would drop to a user who may not write here.
     cache = ["-q", "-o", f"Dir::Cache={work}/cache", "-o", "APT::Sandbox::User=root"]
-    state = ["-o", f"Dir::State={work}/state", "-o", "Dir::State::status=/var/lib/dpkg/status"]
+    state = ["-o", f"Dir::State::lists={work}/lists", "-o", "Acquire::Languages=none"]
 
     def apt_get(*arguments):
         # The standard output is for the folder's name.
@@ -70,7 +70,7 @@ def download(work):
     # The machine's own package lists do, if they are fresh; else fetch lists of our own (10 MB).
     if apt_get(*cache, "download", PACKAGE) != 0:
         say("fetching the list of packages")
-        if apt_get(*cache, *state, "-o", "Acquire::Languages=none", "update") != 0:
+        if apt_get(*cache, *state, "update") != 0:
             raise RuntimeError("apt-get update failed")
         if apt_get(*cache, *state, "download", PACKAGE) != 0:
             raise RuntimeError(f"apt-get could not download {PACKAGE} (on Ubuntu it is in universe)")
