@@ -44,5 +44,5 @@ def to_linear(gradient: np.ndarray, dtype: str, ranks: int) -> np.ndarray:
         return gradient.copy()
     if max_magnitude(gradient) >= NON_FINITE:
         return np.full(gradient.size, np.nan, dtype)
-    limit = np.float32(np.finfo(dtype).max / ranks)
+    limit = np.float32(0.99 * float(np.finfo(dtype).max) / ranks)  # 1 % for the rounding of the partial sums
     return np.clip(gradient, -limit, limit).astype(dtype)

@@ -1,0 +1,145 @@
+"""The step's exchange: buckets, memory transactions, statistics; and the rules that choose specs."""
+
+import grace_ext
+import numpy as np
+import pytest
+from grace_ext import ConfigError
+from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
+from grace_ext.memory.none import NoMemory
+from grace_ext.policy import Rules
+from grace_ext.spec import parse_stage
+from test_communicators import RANKS, gradient, on_all_ranks
+
+TENSORS = [Tensor("a", 3000, 2), Tensor("b", 2000, 2)]
+
+
+def make(transport, spec="topk:0.1/rice/qsgd:7", communicator="allgather"):
+    exchange = Exchange(transport, grace_ext.memory("residual"), 1 / transport.size)
+    exchange.set_buckets([Bucket("bucket", TENSORS, grace_ext.compressor(spec), parse_stage("communicator", communicator),
+                                 exchange.memory)])
+    return exchange
+
+
+def step(exchange, given):
+    bucket = exchange.buckets[0]
+    exchange.start(bucket, lambda out: np.copyto(out, given))
+    out = np.empty(bucket.size, np.float32)
+    exchange.finish(bucket, out)
+    return out, exchange.end_step()
+
+
+def test_nothing_is_lost_over_many_steps():
+    """Per rank: sum of gradients = sum of what was sent + residual. Over ranks: the averages are what was sent."""
+    def work(transport):
+        exchange = make(transport, "topk:0.05/rice/raw")
+        received = np.zeros(5000, np.float64)
+        for i in range(20):
+            received += step(exchange, gradient(100 * transport.rank + i))[0]
+        state = exchange.state_dict()
+        return received, np.concatenate([state["a"], state["b"]])
+
+    results = on_all_ranks(work)
+    given = np.mean([sum(gradient(100 * rank + i).astype(np.float64) for i in range(20)) for rank in range(RANKS)], axis=0)
+    residual = np.mean([result[1] for result in results], axis=0)
+    for received, _ in results:
+        np.testing.assert_allclose(received + residual, given, atol=1e-4)
+
+
+def test_a_non_finite_gradient_on_one_rank_leaves_every_memory():
+    def work(transport):
+        exchange = make(transport)
+        assert step(exchange, gradient(transport.rank))[1]
+        before = exchange.state_dict()
+        bad = gradient(5)
+        if transport.rank == 1:
+            bad[17] = np.nan
+        out, finite = step(exchange, bad)
+        assert not finite and np.isnan(out).all()
+        after = exchange.state_dict()
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+        assert step(exchange, gradient(9))[1]
+        assert not np.array_equal(before["a"], exchange.state_dict()["a"])
+
+    on_all_ranks(work)
+
+
+def test_memory_follows_its_tensors_into_new_buckets():
+    def work(transport):
+        exchange = make(transport)
+        step(exchange, gradient(transport.rank))
+        before = exchange.state_dict()
+        swapped = [Bucket(f"new{i}", [tensor], grace_ext.compressor("topk:0.1"), parse_stage("communicator", "allgather"),
+                          exchange.memory) for i, tensor in enumerate(reversed(TENSORS))]
+        exchange.set_buckets(swapped)
+        after = exchange.state_dict()
+        assert before.keys() == after.keys() == {"a", "b"}
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+
+    on_all_ranks(work)
+
+
+def test_an_error_in_the_worker_thread_surfaces_and_abort_cleans_up():
+    def work(transport):
+        exchange = make(transport)
+        bucket = exchange.buckets[0]
+
+        def pack(out):
+            raise RuntimeError("no gradient today")
+
+        exchange.start(bucket, pack)
+        with pytest.raises(RuntimeError, match="no gradient today"):
+            exchange.finish(bucket, np.empty(5000, np.float32))
+        exchange.abort()
+        assert not exchange.is_started(bucket)
+        assert step(exchange, gradient(1))[1]
+
+    on_all_ranks(work)
+
+
+def test_statistics_count_what_was_sent():
+    def work(transport):
+        exchange = make(transport)
+        for i in range(3):
+            step(exchange, gradient(i))
+        return exchange.stats()
+
+    for stats in on_all_ranks(work):
+        assert stats["steps"] == 3 and stats["bytes_in"] == 3 * 4 * 5000
+        blob = grace_ext.compressor("topk:0.1/rice/qsgd:7").compress(gradient(0), name="a")
+        assert abs(stats["last_step"]["bytes_out"] - blob.size) < 40
+        assert stats["compressed"]["ratio"] == stats["ratio"] == stats["bytes_in"] / stats["bytes_out"]
+        assert {"select", "index", "value", "container", "residual", "exchange", "decode"} <= stats["seconds"].keys()
+
+
+def test_buckets_respect_order_size_compressor_device_and_groups():
+    dense, sparse = grace_ext.compressor("dense/raw"), grace_ext.compressor("topk:0.1")
+    tensors = [Tensor("big", 5000, 2), Tensor("x", 600, 2), Tensor("bias", 10, 1), Tensor("y", 600, 2),
+               Tensor("gpu", 600, 2, "cuda:0"), Tensor("z", 600, 2)]
+
+    def names(groups=None, limit=4 * 1300):
+        lists = make_buckets(tensors, lambda t: dense if t.ndim == 1 else sparse, limit, groups)
+        return sorted([t.name for t in members] for members in lists)
+
+    assert names() == [["bias"], ["big"], ["gpu"], ["x", "y"], ["z"]]
+    assert names(limit=1) == [["bias"], ["big"], ["gpu"], ["x"], ["y"], ["z"]]
+    assert names(groups=[["big", "z"]], limit=1) == [["bias"], ["big", "z"], ["gpu"], ["x"], ["y"]]
+
+
+def test_a_bucket_refuses_an_impossible_communicator():
+    with pytest.raises(ConfigError, match="allgather"):
+        Bucket("b", TENSORS, grace_ext.compressor("topk:0.1"), parse_stage("communicator", "allreduce"), NoMemory())
+
+
+def test_rules():
+    rules = Rules("topk:0.02", {"*.bias": "dense/fp16", "emb*": "topk:0.5/bitmap", ">=1000000": "topk:0.001"})
+    assert str(rules.choose("fc.bias", 5, 1)) == "dense/auto/fp16"
+    assert str(rules.choose("embedding", 10, 2)) == "topk:0.5/bitmap/raw"
+    assert rules.choose("fc.weight", 1_000_000, 2).sparsifier.density == 0.001
+    assert rules.choose("fc.weight", 999_999, 2).sparsifier.density == 0.02
+    assert rules.choose("norm.weight", 5000, 1).linear == "float32"
+    assert rules.choose("small", 1024, 2).linear == "float32"
+    for wrong in ("<=many", "<", "", 3):
+        with pytest.raises(ConfigError, match="size"):
+            Rules(rules={wrong: "dense"})
+    with pytest.raises(ConfigError, match="known: "):
+        Rules(rules={"*": "topkk"})
