@@ -93,6 +93,8 @@ def set_up(arguments, python):
         mpi = mpi_choice.Mpi("beside the Horovod of the interpreter", _path())
     else:
         mpi = mpi_choice.choose(arguments.mpi, VENV, pip_attempt(progress), _path(), progress)
+        if mpi.kind == mpi_choice.FROM_SYSTEM and mpi.rpath:
+            tell_mpi4py(mpi.rpath)
     progress.say(f"{mpi.name or 'no mpirun'}, {mpi.kind}")
     if mpi.name and not has["mpi4py"]:
         progress.run(pip("install", "mpi4py"), "mpi4py.log")
@@ -135,11 +137,25 @@ def make_venv(python, inherits, progress):
 def inherit_from(python):
     """Let .venv find an interpreter's programs, and its packages if it is in a virtual environment itself."""
     if python["is_venv"]:
-        with open(os.path.join(mpi_choice.site_packages(VENV), "grace_ext_inherited.pth"), "w") as out:
-            for folder in python["site_packages"]:
-                out.write(f"import site; site.addsitedir({folder!r})\n")
+        write_pth(
+            "inherited", *(f"import site; site.addsitedir({site!r})" for site in python["site_packages"])
+        )
+    lib = os.path.join(python["prefix"], "lib")
+    if glob.glob(f"{glob.escape(lib)}/libmpi.so*"):
+        tell_mpi4py(lib)
     with open(INHERITED_PATH, "w") as out:
         out.write(os.path.join(python["prefix"], "bin") + "\n")
+
+
+def tell_mpi4py(folders):
+    """Where mpi4py finds libmpi; by itself it looks in .venv and where the system looks."""
+    write_pth("mpi4py", f"import os; os.environ.setdefault('MPI4PY_LIBMPI', {folders!r})")
+
+
+def write_pth(name, *lines):
+    """Lines that Python carries out when it starts in .venv."""
+    with open(os.path.join(mpi_choice.site_packages(VENV), f"grace_ext_{name}.pth"), "w") as out:
+        out.writelines(line + "\n" for line in lines)
 
 
 def pip(command, *arguments):
@@ -166,7 +182,11 @@ def install_horovod(frameworks, mpi, progress):
     environment = {"python": ask("import sysconfig; print(sysconfig.get_config_var('SOABI'))")}
     environment.update(mpi=f"{mpi.kind} {mpi.name}", cuda="")
     for name in frameworks:
-        environment[name] = ask(f"import {name}; print({name}.__version__)")
+        # TensorFlow comes as a package of one of several names.
+        environment[name] = ask(
+            "from importlib.metadata import packages_distributions as packages, version; "
+            f"print(version(packages()[{name!r}][0]))"
+        )
     if "torch" in frameworks:
         environment["cuda"] = ask("import torch; print(torch.version.cuda or '')")
     links = os.path.join(VENV, "nccl")
