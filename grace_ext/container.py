@@ -38,8 +38,12 @@ class Container:
         """uint32[k]: for each decoded value its place in the support; None when values are in ascending order."""
         if self.order_section is None:
             return None
+        width = order_width(self.k)
+        unused = -self.k * width % 8
+        if unused and int(self.order_section[-1]) >> 8 - unused:
+            raise ContainerError("the order section has unused bits that are not 0")
         order = np.empty(self.k, np.uint32)
-        unpack_bits(self.order_section, order_width(self.k), order)
+        unpack_bits(self.order_section, width, order)
         seen = np.zeros(self.k, bool)
         if self.k and order.max() < self.k:
             seen[order] = True

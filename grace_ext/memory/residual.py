@@ -29,7 +29,10 @@ class Residual(Memory):
 
     def compensate(self, name, gradient):
         state = self._state.get(name)
-        return gradient if state is None else gradient + state
+        if state is None:
+            return gradient + np.float32(0)  # not the gradient itself: -0.0 becomes 0.0, as on the fused road
+        self._check_size(name, gradient.size)
+        return gradient + state
 
     def update(self, name, compensated, transmitted):
         error = compensated - transmitted
@@ -37,16 +40,19 @@ class Residual(Memory):
             self._state[name] = error
 
     def begin(self, name, size, arrays=NumpyArrays):
+        self._check_size(name, size)
         if name not in self._next:
             state = self._state.get(name)
             self._state[name] = arrays.zeros(size) if state is None else arrays.from_host(state)
             self._next[name] = arrays.zeros(size)
             self._arrays[name] = arrays
-        state = self._state[name]
-        if len(state) != size:
-            raise ConfigError(f"residual of {name!r} has {len(state)} elements, the gradient {size}")
         self._begun.add(name)
-        return state, self._next[name]
+        return self._state[name], self._next[name]
+
+    def _check_size(self, name, size):
+        state = self._state.get(name)
+        if state is not None and len(state) != size:
+            raise ConfigError(f"residual of {name!r} has {len(state)} elements, the gradient {size}")
 
     def commit(self):
         for name in self._begun:

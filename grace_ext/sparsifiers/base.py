@@ -23,5 +23,6 @@ class Sparsifier(Stage):
 
     def select_compensated(self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray):
         """The same of gradient + residual, which is written to out. All float32[d]."""
-        np.add(gradient, residual, out=out)
+        with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN is no secret: the container says so
+            np.add(gradient, residual, out=out)
         return self.select(out)

@@ -30,7 +30,7 @@ class TopK(Sparsifier):
         return min(d, max(1, round(self.density * d)))
 
     def select(self, dense):
-        return self._run(dense, dense, dense[:0], False)
+        return self._run(dense, dense, np.empty(0, np.float32), False)  # dense itself may be read-only
 
     def select_compensated(self, gradient, residual, out):
         return self._run(gradient, residual, out, True)
