@@ -1,0 +1,104 @@
+"""Writes the golden files: `python tests/golden/make.py` adds the ones that are missing, `--rewrite` makes all anew.
+
+No test calls this. A file that changes is a change of the format: it needs a new version in docs/container-format.md.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+import grace_ext  # noqa: E402
+from grace_ext import container, registry  # noqa: E402
+
+# The bytes of these depend on a library's build, so only decoding is pinned.
+DECODE_ONLY = {"deflate"}
+
+
+def inputs():
+    """Two float32[150]: normal, and one with few distinct values; zeros of both signs in both."""
+    normal = np.random.default_rng(2026).standard_normal(150).astype(np.float32)
+    normal[:4] = 0.0, -0.0, 1e-41, 0.0
+    return {"normal": normal, "levels": np.round(normal)}
+
+
+def cases():
+    """name -> arguments. Every codec with an id, sparse and (for values) dense; then what else a header can say."""
+    index = {name: f"topk:0.2/{name}/raw" for name in registry.names("index")
+             if registry.lookup("index", name).id is not None}
+    found = {f"index-{name}": {"spec": spec} for name, spec in index.items()}
+    for name in registry.names("value"):
+        found[f"value-{name}"] = {"spec": f"topk:0.2/raw/{name}"}
+        found[f"value-{name}-dense"] = {"spec": f"dense/{name}"}
+    found["qsgd-2-bits"] = {"spec": "topk:1.0/bitmap/qsgd:2:bucket=8"}
+    found["qsgd-7-bits"] = {"spec": "topk:0.2/rice/qsgd:7:bucket=16"}
+    found["key"] = {"spec": "dense/qsgd:4", "seed": -5, "name": "conv1.wéight", "step": 1000, "rank": 3}
+    found["shape"] = {"spec": "topk:0.1/rice/fp16", "shape": [3, 1, 50]}
+    for dtype in ("float16", "float64"):
+        found[dtype] = {"spec": "topk:0.1/rice/fp16", "dtype": dtype}
+    found["empty"] = {"spec": "topk:0.1/rice/qsgd", "input": "normal", "take": 0}
+    found["zeros"] = {"spec": "topk:0.1/rice/qsgd", "input": "normal", "take": 2}
+    found["non-finite"] = {"spec": "topk:0.1/rice/qsgd", "input": "normal", "take": 5, "first": "nan"}
+    return found
+
+
+def gradient_of(case, arrays):
+    gradient = arrays[case["input"]][:case.get("take")].astype(case.get("dtype", "float32"))
+    if "first" in case:
+        gradient[0] = float(case["first"])
+    return gradient.reshape(case.get("shape", -1))
+
+
+def encode(case, arrays):
+    c = grace_ext.compressor(case["spec"], seed=case.get("seed", 0))
+    key = {key: case[key] for key in ("name", "step", "rank") if key in case}
+    return c.compress(gradient_of(case, arrays), shape="shape" in case, **key)
+
+
+def fits(case, arrays):
+    """Whether the codecs are those that the spec names, and not raw because a section was too long."""
+    c, parsed = grace_ext.compressor(case["spec"]), container.parse(encode(case, arrays))
+    return parsed.k == 0 or parsed.non_finite or (
+        parsed.value_id == c.value.id and (c.dense or c.index.id in (None, parsed.index_id)))
+
+
+def permuted():
+    """An order section on fp16 values: no codec needs one yet."""
+    order = np.array([4, 0, 3, 1, 2], np.uint32)
+    values = np.array([1, 2, 3, 4, 5], "<f2").view(np.uint8)
+    return container.pack(9, 5, 1, np.array([0, 2, 5, 6, 8], "<u4").view(np.uint8), 2, values, order=order)
+
+
+def main(rewrite):
+    arrays = inputs()
+    known = {} if rewrite else json.loads((HERE / "cases.json").read_text())
+    for name, array in arrays.items():
+        path = HERE / f"{name}.f4"
+        if rewrite:
+            path.write_bytes(array.astype("<f4").tobytes())
+        arrays[name] = np.fromfile(path, "<f4")
+    for name, case in {**cases(), "order": {}}.items():
+        if name in known:
+            continue
+        if case:
+            names = [case["input"]] if "input" in case else list(arrays)
+            case["input"] = next((i for i in names if fits({**case, "input": i}, arrays)), None)
+            if case["input"] is None:
+                print(f"no {name}: raw would be sent instead of {case['spec']}")
+                continue
+            case["decode_only"] = any(part in DECODE_ONLY for part in case["spec"].split("/"))
+        blob = encode(case, arrays) if case else permuted()
+        (HERE / f"{name}.bin").write_bytes(blob.tobytes())
+        dense = grace_ext.decompress(blob, container.parse(blob).d)
+        (HERE / f"{name}.out.f4").write_bytes(dense.astype("<f4").tobytes())
+        known[name] = case
+        print("wrote", name)
+    (HERE / "cases.json").write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main(rewrite="--rewrite" in sys.argv[1:])

@@ -1,0 +1,99 @@
+"""A second, slow decoder, written from docs/container-format.md alone. If it and grace_ext differ, one of them is wrong."""
+
+import math
+import struct
+import zlib
+
+import twins
+import xxhash
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+class Reader:
+    def __init__(self, data):
+        self.data, self.at = bytes(data), 0
+
+    def take(self, count):
+        self.at += count
+        return self.data[self.at - count:self.at]
+
+    def byte(self):
+        return self.take(1)[0]
+
+    def varint(self):
+        number = shift = 0
+        while True:
+            byte = self.byte()
+            number += (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return number
+
+
+def decode(container):
+    """A valid container -> (dense list of d floats, fields)."""
+    read = Reader(container)
+    assert (read.byte(), read.byte()) == (0x47, 0xE1)
+    flags, index_id, value_id, d = read.byte(), read.byte(), read.byte(), read.varint()
+    assert not flags & 0x80, "no transform is specified yet"
+    shape = [read.varint() for _ in range(read.byte())] if flags & 0x10 else None
+    fields = {"d": d, "shape": shape, "dtype": DTYPES[flags & 15], "index": index_id, "value": value_id}
+    assert shape is None or math.prod(shape) == d
+    if flags & 0x40:
+        assert not flags & 0x20 and index_id == value_id == 0
+        support, values = range(d), [math.nan] * d
+    else:
+        k, index_length = (read.varint(), read.varint()) if index_id else (d, 0)
+        value_length = read.varint()
+        index_section, value_section = read.take(index_length), read.take(value_length)
+        support = INDEX[index_id](index_section, d, k) if index_id and k else range(k)
+        values = VALUE[value_id](value_section, k) if k else []
+        if flags & 0x20:
+            width = (k - 1).bit_length() if k else 0
+            order = twins.unpack(read.take((k * width + 7) // 8), width, k)
+            values = [value for _, value in sorted(zip(order, values))]
+        fields["k"] = k
+    assert read.at == len(read.data) - 4
+    assert struct.unpack("<I", read.data[-4:])[0] == xxhash.xxh32_intdigest(read.data[:-4])
+    dense = [0.0] * d
+    for position, value in zip(support, values, strict=True):
+        dense[position] = value
+    return dense, fields
+
+
+def raw_index(section, d, k):
+    return struct.unpack(f"<{k}I", section)
+
+
+def bitmap(section, d, k):
+    return [i for i in range(d) if section[i >> 3] >> (i & 7) & 1]
+
+
+def rice(section, d, k):
+    e = section[0]
+    split = 1 + math.ceil(k * e / 8)
+    return twins.unrice(section[1:split], section[split:], k, e)
+
+
+def raw_values(section, k):
+    return struct.unpack(f"<{k}f", section)
+
+
+def fp16(section, k):
+    return struct.unpack(f"<{k}e", section)
+
+
+def qsgd(section, k):
+    bits, bucket = section[0], 1 << section[1]
+    count = math.ceil(k / bucket)
+    norms = struct.unpack_from(f"<{count}f", section, 2)
+    return twins.unqsgd(twins.unpack(section[2 + 4 * count:], bits, k), bits, bucket, norms).tolist()
+
+
+def deflate(section, k):
+    return raw_values(zlib.decompress(section, wbits=-15), k)
+
+
+INDEX = {1: raw_index, 2: bitmap, 3: rice}
+VALUE = {1: raw_values, 2: fp16, 3: qsgd, 4: deflate}

@@ -1,0 +1,255 @@
+"""Bit kernels, quantizer and sums against their twins. test_cpus.py runs this file again for CPUs without AVX-512."""
+
+import numpy as np
+import pytest
+import twins
+
+from grace_ext import kernels
+from grace_ext.kernels.rice import MAX_SHIFT, quotient_room, remainder_bytes
+
+GUARD = 0xA5
+
+
+def ascending(d, k, seed=0):
+    """uint32[k], strictly ascending, below d."""
+    rng = np.random.default_rng(seed)
+    return np.sort(rng.choice(d, k, replace=False)).astype(np.uint32)
+
+
+def guarded(size, dtype=np.uint8):
+    """An array between two guard zones, and a function that tells whether they are untouched."""
+    whole = np.full((size + 128) * np.dtype(dtype).itemsize, GUARD, np.uint8).view(dtype)
+    before = whole.copy()
+    return whole[64:64 + size], lambda: (whole[:64].tobytes() == before[:64].tobytes()
+                                         and whole[64 + size:].tobytes() == before[64 + size:].tobytes())
+
+
+# Rice
+
+RICE_SUPPORTS = {
+    "one, first": ([0], 1),
+    "one, last": ([999], 1000),
+    "all": (range(500), 500),
+    "dense": (ascending(3000, 2000), 3000),
+    "sparse": (ascending(40000, 300), 40000),
+    "clusters": ([*range(100, 160), *range(9000, 9100), 19999], 20000),
+    "gaps around the flush": (np.cumsum([1 + g for g in (0, 54, 55, 56, 57, 48, 49, 50, 63, 64, 65, 112, 113, 500)]), 2000),
+    "a long gap": ([3, 200_000], 200_001),
+}
+
+
+def rice_encode(indices, d, e):
+    """The two streams, each from an array of exactly the promised size."""
+    k = len(indices)
+    low, low_intact = guarded(remainder_bytes(k, e) + 8)
+    high, high_intact = guarded(quotient_room(d, k, e))
+    bits = kernels.rice_encode(np.array(indices, np.uint32), e, low, high)
+    assert low_intact() and high_intact()
+    return low[:remainder_bytes(k, e)].copy(), high[:(bits + 7) // 8].copy(), bits
+
+
+@pytest.mark.parametrize("name", RICE_SUPPORTS)
+@pytest.mark.parametrize("e", range(MAX_SHIFT + 1))
+def test_rice(name, e):
+    indices, d = RICE_SUPPORTS[name]
+    low, high, bits = rice_encode(indices, d, e)
+    expected = twins.rice(indices, e)
+    assert (low.tobytes(), high.tobytes(), bits) == expected
+    assert twins.unrice(*expected[:2], len(indices), e) == list(map(int, indices))  # the twins agree with each other
+    out, intact = guarded(len(indices), np.uint32)
+    assert kernels.rice_decode(low, high, d, e, out) == bits
+    assert out.tolist() == list(map(int, indices)) and intact()
+
+
+def test_rice_with_the_largest_gaps():
+    indices, d = [2**31 - 3, 2**31 - 2], 2**31 - 1
+    for e in (14, 20, 29, 30):
+        low, high, bits = rice_encode(indices, d, e)
+        assert (low.tobytes(), high.tobytes(), bits) == twins.rice(indices, e)
+        out = np.empty(2, np.uint32)
+        assert kernels.rice_decode(low, high, d, e, out) == bits and out.tolist() == indices
+
+
+def test_rice_decode_refuses_what_is_not_k_indices_below_d():
+    indices, d, e = ascending(5000, 100), 5000, 5
+    low, high, _ = rice_encode(indices, d, e)
+    last = int(indices[-1])
+    assert kernels.rice_decode(low, high, last + 1, e, np.empty(100, np.uint32)) > 0
+    assert kernels.rice_decode(low, high, last, e, np.empty(100, np.uint32)) == -1, "an index is d"
+    assert kernels.rice_decode(low, high, d, e, np.empty(99, np.uint32)) == -1, "a one behind the last code"
+    more = np.concatenate([low, np.zeros(1, np.uint8)])
+    assert kernels.rice_decode(more, high, d, e, np.empty(101, np.uint32)) == -1, "too few codes"
+
+
+@pytest.mark.parametrize("e", [0, 1, 5, 17, 30])
+def test_rice_decode_survives_any_bytes(e):
+    rng = np.random.default_rng(e)
+    for _ in range(300):
+        k = int(rng.integers(1, 40))
+        d = int(rng.integers(k, 3000))
+        low = rng.integers(0, 256, remainder_bytes(k, e), np.uint8)
+        high = rng.integers(0, 256, int(rng.integers(0, quotient_room(d, k, e))), np.uint8)
+        high &= rng.integers(0, 256, high.size, np.uint8)  # more zeros: gaps of a few bits
+        out, intact = guarded(k, np.uint32)
+        bits = kernels.rice_decode(low, high, d, e, out)
+        assert intact()
+        ones = sum(twins.to_bits(high))
+        expected = twins.unrice(low, high, k, e) if ones >= k else None
+        if ones == k and expected[-1] < d:
+            assert out.tolist() == expected and bits > 0
+        else:
+            assert bits == -1
+
+
+# Bits
+
+@pytest.mark.parametrize("width", range(32))
+def test_pack_bits(width):
+    for count in (0, 1, 2, 7, 8, 9, 63, 64, 65):
+        numbers = np.random.default_rng(count).integers(0, 1 << width, count).astype(np.uint32)
+        numbers[-1:] = (1 << width) - 1
+        packed, intact = guarded((count * width + 7) // 8)
+        packed[:] = 0
+        kernels.pack_bits(numbers, width, packed)
+        assert packed.tobytes() == twins.pack(numbers, width) and intact()
+        out, intact = guarded(count, np.uint32)
+        kernels.unpack_bits(packed, width, out)
+        assert out.tolist() == numbers.tolist() == twins.unpack(packed, width, count) and intact()
+
+
+@pytest.mark.parametrize("d", [1, 7, 8, 9, 63, 64, 65, 4096, 5003])
+def test_bitmap(d):
+    for k in sorted({1, (d + 1) // 2, d}):
+        indices = ascending(d, k)
+        encoded, intact = guarded((d + 7) // 8)
+        encoded[:] = 0
+        kernels.bitmap_encode(indices, encoded)
+        assert encoded.tobytes() == twins.bitmap(indices, d) and intact()
+        out, intact = guarded(k, np.uint32)
+        assert kernels.bitmap_decode(encoded, out) == k
+        assert out.tolist() == indices.tolist() and intact()
+
+
+def test_bitmap_decode_with_too_many_or_too_few_bits():
+    encoded = np.array([0b1011, 0x80], np.uint8)
+    out, intact = guarded(3, np.uint32)
+    assert kernels.bitmap_decode(encoded, out) == -1 and intact()
+    assert kernels.bitmap_decode(encoded, np.empty(5, np.uint32)) == 4
+
+
+# QSGD
+
+KEY = (0x12345678, 0x9ABCDEF0)
+
+
+def qsgd_values(kind, k):
+    values = np.random.default_rng(k).standard_normal(k).astype(np.float32)
+    if kind == "huge":
+        values = np.clip(values, -3, 3) * np.float32(1e38)
+        values[:2] = np.array([3.4028235e38, -3.4028235e38], np.float32)[:k]
+    elif kind == "tiny":  # norms around the smallest that is not sent as zero, and subnormals
+        values = (np.sign(values) * np.float32(2.0) ** np.random.default_rng(1).integers(-149, -110, k)).astype(np.float32)
+    elif kind == "zeros":
+        values[:] = 0
+    elif kind == "equal":
+        values[:] = -0.375
+    return values
+
+
+@pytest.mark.parametrize("kind", ["normal", "huge", "tiny", "zeros", "equal"])
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_qsgd(bits, kind):
+    for bucket, k in ((8, 1), (8, 7), (8, 100), (16, 15), (16, 16), (16, 17), (512, 513), (1024, 700)):
+        values = qsgd_values(kind, k)
+        norms, codes = twins.qsgd(values, bits, bucket, *KEY)
+        found_norms, norms_intact = guarded(-(-k // bucket), np.float32)
+        packed, packed_intact = guarded(k * bits // 8 + 8)
+        kernels.qsgd_encode(values, bits, bucket, *map(np.uint32, KEY), found_norms, packed)
+        assert found_norms.tobytes() == norms.tobytes()
+        assert packed[:-(-k * bits // 8)].tobytes() == twins.pack(codes, bits)
+        assert norms_intact() and packed_intact()
+
+        out, intact = guarded(k, np.float32)
+        assert kernels.qsgd_decode(packed[:-(-k * bits // 8)].copy(), bits, bucket, norms, out)
+        assert out.tobytes() == twins.unqsgd(codes, bits, bucket, norms).tobytes() and intact()
+        assert np.isfinite(out).all()
+        assert (abs(out.astype(float) - values) <= np.repeat(norms, bucket)[:k].astype(float) / (2 ** (bits - 1) - 1)
+                * (1 + 1e-5) + 2.0**-119).all(), "an error of more than one level"
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_qsgd_decode_refuses_a_code_that_no_level_has(bits):
+    """2**bits - 1 is one more than the highest code; level 127.00001 must not wrap into it either."""
+    k, highest = 37, 2**bits - 2
+    for bad in (0, 8, 36):
+        codes = [highest] * k
+        norms = np.ones(3, np.float32)
+        out = np.empty(k, np.float32)
+        assert kernels.qsgd_decode(np.frombuffer(twins.pack(codes, bits), np.uint8), bits, 16, norms, out)
+        assert (out == 1).all()
+        codes[bad] += 1
+        assert not kernels.qsgd_decode(np.frombuffer(twins.pack(codes, bits), np.uint8), bits, 16, norms, out)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 16, 33, 1000])
+def test_max_magnitude(size):
+    values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    for special in (None, -1e30, np.inf, -np.inf, np.nan):
+        if special is not None and size:
+            values[size * 2 // 3] = special
+        assert kernels.max_magnitude(values) == max(twins.magnitudes(values).tolist(), default=0)
+
+
+# Sums
+
+def shares_below(d, ranks, seed=0):
+    """Overlapping sparse vectors, one of them empty, one in a single place, one dense at the start."""
+    rng = np.random.default_rng(seed)
+    sizes = [min(d, n) for n in (0, 1, 300, *(int(rng.integers(1, 2000)) for _ in range(ranks - 3)))]
+    found = [(ascending(d, n, seed + n), rng.standard_normal(n).astype(np.float32)) for n in sizes]
+    found[2] = (np.arange(sizes[2], dtype=np.uint32), found[2][1])
+    return found
+
+
+def run_sum_sparse(out, shares, weight):
+    ends = np.cumsum([p.size for p, _ in shares])
+    starts = np.concatenate([[0], ends[:-1]])
+    kernels.sum_sparse(out, np.concatenate([p for p, _ in shares]), np.concatenate([v for _, v in shares]),
+                       starts.astype(np.int64), ends.astype(np.int64), np.float32(weight))
+
+
+@pytest.mark.parametrize("d", [1, 100, 32767, 32768, 32769, 100_000])
+def test_sum_sparse(d):
+    shares = shares_below(d, 5)
+    out, intact = guarded(d, np.float32)
+    run_sum_sparse(out, shares, 0.3)
+    assert out.tobytes() == twins.sum_sparse(d, shares, 0.3).tobytes() and intact()
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3, 15])
+@pytest.mark.parametrize("more", [-1, 0, 17])
+def test_sum_sparse_streamed(offset, more):
+    """From 4 Mi floats on, tiles are written past the caches, which needs 64-byte addresses: any other start must do."""
+    d = 4 * 1024 * 1024 + more
+    whole = np.full(d + 64, 7, np.float32)
+    first = (-(whole.ctypes.data >> 2)) % 16 + offset
+    out = whole[first:first + d]
+    assert out.ctypes.data % 64 == 4 * offset
+    shares = shares_below(d, 4) + [(np.array([0, 14, 15, 16, 32783, d - 1], np.uint32), np.arange(1, 7).astype(np.float32))]
+    run_sum_sparse(out, shares, 0.7)
+    assert out.tobytes() == twins.sum_sparse(d, shares, 0.7).tobytes()
+    assert (whole[:first] == 7).all() and (whole[first + d:] == 7).all()
+
+
+def test_add_at_and_write_error():
+    positions, rng = ascending(1000, 321), np.random.default_rng(1)
+    values, decoded, start = (rng.standard_normal(n).astype(np.float32) for n in (321, 321, 1000))
+    out, intact = guarded(1000, np.float32)
+    out[:] = start
+    kernels.add_at(out, positions, values, np.float32(0.3))
+    expected = start.copy()
+    expected[positions] += np.float32(0.3) * values
+    assert out.tobytes() == expected.tobytes() and intact()
+    kernels.write_error(out, positions, values, decoded)
+    expected[positions] = values - decoded
+    assert out.tobytes() == expected.tobytes() and intact()

@@ -1,0 +1,167 @@
+"""Slow, readable twins of the kernels: plain Python and numpy, one step after the other.
+
+They are written from the docstrings and from docs/container-format.md, and share no code with the kernels.
+"""
+
+import math
+
+import numpy as np
+
+MAGNITUDE = 0x7FFFFFFF
+WORD = 0xFFFFFFFF
+
+
+def magnitudes(values):
+    """The bits of float32 values without the sign, as int64[d]: their order is the order of the magnitudes."""
+    return (np.ascontiguousarray(values, np.float32).view(np.uint32) & MAGNITUDE).astype(np.int64)
+
+
+# Selection
+
+def topk(values, k):
+    """The k largest magnitudes, ties to the lowest index, never an exact zero: int64[n], ascending."""
+    magnitude = magnitudes(values)
+    chosen = np.argsort(-magnitude, kind="stable")[:k]
+    return np.sort(chosen[magnitude[chosen] > 0])
+
+
+def sampled(d, room):
+    """The positions that select_topk looks at first when its sample array has `room` elements."""
+    whole = d // 16
+    lines = min(room // 16, whole)
+    state, positions = 0x9E3779B97F4A7C15, []
+    for s in range(lines):
+        first, last = s * whole // lines, (s + 1) * whole // lines
+        state ^= state << 13 & (1 << 64) - 1
+        state ^= state >> 7
+        state ^= state << 17 & (1 << 64) - 1
+        start = 16 * (first + (state >> 33) % (last - first))
+        positions.extend(range(start, start + 16))
+    return np.array(positions, np.int64)
+
+
+def topk_branch(values, k, sample_room, candidates):
+    """Which road select_topk takes. candidates: how many it has room for, the slack not counted."""
+    d, magnitude = len(values), magnitudes(values)
+    sample = np.sort(magnitude[sampled(d, sample_room)])[::-1]
+    lower, upper = 1, MAGNITUDE
+    if sample.size:
+        rank = k / d * sample.size
+        margin = 4 * math.sqrt(2 * rank) + 8
+        deep, high = int(rank + margin), int(rank - margin)
+        if deep < sample.size:
+            lower = max(1, int(sample[deep - 1]) & ~511)
+        if high >= 1:
+            upper = int(sample[high - 1]) | 511
+        upper = max(lower, upper)
+    count, certain = int((magnitude >= lower).sum()), int((magnitude >= upper).sum())
+    if count > candidates:
+        return "overflow"
+    if count <= k and (count == k or lower == 1):
+        return "all candidates"
+    if count < k:
+        return "too few"
+    return "upper bound too low" if certain >= k else "band"
+
+
+# Bits
+
+def to_bytes(bits):
+    """0s and 1s, least significant first -> bytes; the last byte is filled with 0."""
+    return np.packbits(np.array(bits, np.uint8), bitorder="little").tobytes()
+
+
+def to_bits(data):
+    return np.unpackbits(np.frombuffer(bytes(data), np.uint8), bitorder="little").tolist()
+
+
+def low_bits(number, width):
+    return [number >> i & 1 for i in range(width)]
+
+
+def pack(numbers, width):
+    """Each number at `width` bits."""
+    return to_bytes([bit for number in numbers for bit in low_bits(int(number), width)])
+
+
+def unpack(data, width, count):
+    bits = to_bits(data)
+    return [sum(bits[i * width + j] << j for j in range(width)) for i in range(count)]
+
+
+def bitmap(indices, d):
+    chosen = np.zeros(d, np.uint8)
+    chosen[np.asarray(indices, np.int64)] = 1
+    return to_bytes(chosen)
+
+
+# Rice
+
+def rice(indices, e):
+    """(remainders, quotients, bits of the quotients)."""
+    remainders, quotients, previous = [], [], -1
+    for index in indices:
+        gap = int(index) - previous - 1
+        remainders += low_bits(gap, e)
+        quotients += [0] * (gap >> e) + [1]
+        previous = int(index)
+    return to_bytes(remainders), to_bytes(quotients), len(quotients)
+
+
+def unrice(remainders, quotients, k, e):
+    """The k indices of the two streams."""
+    lows, unary = unpack(remainders, e, k), iter(to_bits(quotients))
+    indices, previous = [], -1
+    for low in lows:
+        quotient = 0
+        while next(unary) == 0:
+            quotient += 1
+        previous += (quotient << e) + low + 1
+        indices.append(previous)
+    return indices
+
+
+# QSGD
+
+def random32(i, low, high):
+    """The counter-based random number of place i: murmur3's finalizer with a key before and one in the middle."""
+    x = (i * 0x9E3779B1 & WORD) ^ low
+    x = (x ^ x >> 16) * 0x85EBCA6B & WORD
+    x = x + high & WORD
+    x = (x ^ x >> 13) * 0xC2B2AE35 & WORD
+    return x ^ x >> 16
+
+
+def qsgd(values, bits, bucket, low, high):
+    """(norms float32[ceil(k / bucket)], codes int[k]); every operation in float32, in this order."""
+    f = np.float32
+    s = f(2 ** (bits - 1) - 1)
+    norms, codes = [], []
+    for start in range(0, len(values), bucket):
+        part = values[start:start + bucket]
+        norm = min(max(abs(x) for x in part), f(3.4028e38))
+        norm = norm if norm >= f(2.0**-119) else f(0)
+        scale = s / norm if norm > 0 else f(0)
+        norms.append(norm)
+        for i, x in enumerate(part):
+            uniform = f(random32(start + i, low, high) >> 8) * f(2.0**-24)
+            codes.append(int(min(max(f(f(x * scale) + s) + uniform, f(0)), f(2) * s)))
+    return np.array(norms, np.float32), codes
+
+
+def unqsgd(codes, bits, bucket, norms):
+    """level * (norm / s), both in float32."""
+    f, s = np.float32, 2 ** (bits - 1) - 1
+    with np.errstate(over="ignore"):
+        return np.array([f(code - s) * (f(norms[i // bucket]) / f(s)) for i, code in enumerate(codes)], f)
+
+
+# Sums
+
+def sum_sparse(size, shares, weight):
+    """weight * x added rank after rank, in float32. shares: [(positions, values)]."""
+    out = np.zeros(size, np.float32)
+    for positions, values in shares:
+        for position, value in zip(positions, values):
+            out[position] = out[position] + np.float32(weight) * np.float32(value)
+    return out
