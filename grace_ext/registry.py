@@ -1,6 +1,7 @@
 """Name -> class for everything that a spec can name, and options read from each class's constructor."""
 
 import inspect
+import typing
 
 from .errors import ConfigError
 
@@ -89,17 +90,26 @@ def build(kind: str, name: str, options: dict | None = None) -> Stage:
     return cls(**converted)
 
 
+def _type(parameter: inspect.Parameter) -> type:
+    """An option's type: its default's or, where that is None, the annotation's (int for `int | None`)."""
+    if parameter.default is not None:
+        return type(parameter.default)
+    return next(iter(typing.get_args(parameter.annotation)), parameter.annotation)
+
+
 def _convert(where: str, value, parameter: inspect.Parameter):
-    wanted = type(parameter.default) if parameter.default is not None else parameter.annotation
+    if value is None and parameter.default is None:
+        return None
+    wanted = _type(parameter)
     try:
         if wanted is bool:
             if isinstance(value, bool):
                 return value
             return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
-        if wanted is int:
-            if isinstance(value, (bool, float)) and value != int(value):
-                raise ValueError
-            return int(value)
+        if isinstance(value, bool):
+            raise ValueError
+        if wanted is int and isinstance(value, float) and value != int(value):
+            raise ValueError
         return wanted(value)
     except (KeyError, ValueError, TypeError, OverflowError):
         raise ConfigError(f"{where}: {value!r} is not a {wanted.__name__}") from None

@@ -24,7 +24,8 @@ def parse(spec) -> dict[str, Stage]:
 def parse_stage(kind: str, text: str) -> Stage:
     """One stage of a known kind, for example ("memory", "residual")."""
     if not isinstance(text, str):
-        raise ConfigError(f"{kind}: expected a string such as {registry.names(kind)[0]!r}, got {type(text).__name__}")
+        known = ", ".join(registry.names(kind)) or "none"
+        raise ConfigError(f"{kind}: expected a string, got {type(text).__name__}; known: {known}")
     name, *options = text.split(":")
     keys = list(registry.parameters(registry.lookup(kind, name)))
     given = {}
