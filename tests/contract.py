@@ -152,6 +152,11 @@ def check_value_codec(codec, values):
 
 
 def check_sparsifier(sparsifier, dense):
+    for at in {0, dense.size // 2, dense.size - 1} if dense.size else ():
+        bad = dense.copy()
+        bad[at] = np.nan if at % 2 else -np.inf
+        values = sparsifier.select(bad)[1]
+        assert values.size == 0 or not np.isfinite(values).all(), "a NaN or an Inf stayed unseen"
     indices, values = sparsifier.select(read_only(dense))
     if indices is None:
         assert same_bits(values, dense)

@@ -72,12 +72,6 @@ def test_sparsifier(text):
     sparsifier = spec.parse_stage("sparsifier", text)
     for gradient in contract.gradients().values():
         contract.check_sparsifier(sparsifier, gradient)
-    for special in (np.nan, np.inf, -np.inf):
-        for at in (0, 1500, 2999):
-            gradient = contract.gauss(3000)
-            gradient[at] = special
-            values = sparsifier.select(gradient)[1]
-            assert values.size == 0 or not np.isfinite(values).all()
 
 
 @pytest.mark.parametrize("density", [1e-9, 0.001, 0.01, 0.3, 1.0])

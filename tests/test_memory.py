@@ -1,0 +1,158 @@
+"""Error feedback: the plain road, the transaction, and what is kept."""
+
+import contract
+import numpy as np
+import pytest
+
+import grace_ext
+from grace_ext import ConfigError
+
+
+def begun(memory, name="w", value=1.0, size=4):
+    """Start a step whose next state is `value` everywhere."""
+    state, following = memory.begin(name, size)
+    following[:] = value
+    return state
+
+
+def kept(memory, name="w"):
+    return memory.state_dict()[name].tolist()
+
+
+@pytest.fixture
+def residual():
+    return grace_ext.memory("residual")
+
+
+def test_plain_road(residual):
+    gradient = np.array([1, 2, 3, 4], np.float32)
+    first = residual.compensate("w", gradient)
+    assert np.array_equal(first, gradient) and not np.shares_memory(first, gradient)
+    residual.update("w", first, np.array([0, 2, 0, 5], np.float32))
+    assert kept(residual) == [1, 0, 3, -1]
+    assert residual.compensate("w", gradient).tolist() == [2, 2, 6, 3]
+    assert residual.compensate("other", gradient).tolist() == [1, 2, 3, 4], "a state belongs to its name"
+    assert kept(residual) == [1, 0, 3, -1], "compensate changes nothing"
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_a_non_finite_step_leaves_the_plain_state_as_it_was(residual, special):
+    residual.update("w", np.full(4, 3, np.float32), np.ones(4, np.float32))
+    bad = np.array([1, special, 1, 1], np.float32)
+    for compensated, transmitted in ((bad, np.full(4, np.nan)), (bad, np.zeros(4)), (np.ones(4), bad)):
+        residual.update("w", compensated.astype(np.float32), transmitted.astype(np.float32))
+        assert kept(residual) == [2, 2, 2, 2]
+
+
+def test_commit_puts_the_next_state_in_force(residual):
+    assert begun(residual, value=1).tolist() == [0, 0, 0, 0], "the first state is zero"
+    assert kept(residual) == [0, 0, 0, 0]
+    residual.commit()
+    assert kept(residual) == [1, 1, 1, 1]
+    assert begun(residual, value=2).tolist() == [1, 1, 1, 1]
+    residual.commit()
+    assert kept(residual) == [2, 2, 2, 2]
+
+
+def test_rollback_leaves_the_state_as_it_was(residual):
+    begun(residual, value=1)
+    residual.commit()
+    for _ in range(2):
+        begun(residual, value=np.nan)
+        residual.rollback()
+        assert kept(residual) == [1, 1, 1, 1]
+    residual.commit()  # nothing is begun any more
+    assert kept(residual) == [1, 1, 1, 1]
+    begun(residual, value=5)
+    residual.commit()
+    assert kept(residual) == [5, 5, 5, 5]
+
+
+def test_a_transaction_covers_the_names_begun_since_the_last_one(residual):
+    begun(residual, "a", 1)
+    begun(residual, "b", 1)
+    residual.commit()
+    begun(residual, "a", 2)
+    residual.commit()
+    assert kept(residual, "a") == [2] * 4 and kept(residual, "b") == [1] * 4
+    begun(residual, "b", 3)
+    begun(residual, "a", 3)
+    residual.rollback()
+    assert kept(residual, "a") == [2] * 4 and kept(residual, "b") == [1] * 4
+
+
+def test_begin_twice_is_one_step(residual):
+    begun(residual, value=1)
+    begun(residual, value=2)
+    residual.commit()
+    assert kept(residual) == [2] * 4
+
+
+def test_state_and_next_state_are_two_arrays(residual):
+    for value in (1, 2, 3):
+        state, following = residual.begin("w", 4)
+        assert state.dtype == following.dtype == np.float32 and state.size == following.size == 4
+        assert not np.shares_memory(state, following)
+        following[:] = value
+        assert not (state == value).any()
+        residual.commit()
+
+
+def test_state_dict_round_trip(residual):
+    begun(residual, "a", 1)
+    begun(residual, "b", 2, size=3)
+    residual.commit()
+    saved = residual.state_dict()
+    assert {name: state.dtype for name, state in saved.items()} == {"a": np.float32, "b": np.float32}
+
+    begun(residual, "a", 9)
+    residual.commit()
+    assert saved["a"].tolist() == [1] * 4, "a copy"
+
+    other = grace_ext.memory("residual")
+    begun(other, "c", 7)
+    other.load_state_dict(saved)
+    saved["a"][:] = 100
+    assert sorted(other.state_dict()) == ["a", "b"]
+    assert kept(other, "a") == [1] * 4 and kept(other, "b") == [2] * 3
+    other.commit()  # what was begun before is forgotten
+    assert kept(other, "a") == [1] * 4
+    assert begun(other, "a", 5).tolist() == [1] * 4
+    other.commit()
+    assert kept(other, "a") == [5] * 4
+
+
+def test_another_size_is_refused_and_changes_nothing(residual):
+    residual.load_state_dict({"w": np.ones(4, np.float32)})
+    for size in (1, 3, 5):
+        with pytest.raises(ConfigError, match=f"residual of 'w' has 4 elements, the gradient {size}"):
+            residual.begin("w", size)
+        with pytest.raises(ConfigError, match=f"residual of 'w' has 4 elements, the gradient {size}"):
+            residual.compensate("w", np.ones(size, np.float32))
+    residual.commit()
+    assert kept(residual) == [1] * 4
+    state, following = residual.begin("w", 4)
+    assert state.size == following.size == 4
+
+
+def test_no_memory():
+    memory = grace_ext.memory("none")
+    gradient = contract.gauss(10)
+    assert memory.compensate("w", gradient) is gradient
+    memory.update("w", gradient, gradient * 0)
+    assert contract.same_bits(memory.compensate("w", gradient), gradient)
+    assert memory.begin("w", 10) is None
+    memory.commit()
+    memory.rollback()
+    memory.load_state_dict({})
+    assert memory.state_dict() == {} and not memory.stateful
+
+
+def test_the_memory_function():
+    memory = grace_ext.memory("residual")
+    assert grace_ext.memory(memory) is memory and memory.stateful
+    assert grace_ext.memory("residual") is not memory
+    with pytest.raises(ConfigError, match="unknown memory .momentum.; known: .*none.*residual"):
+        grace_ext.memory("momentum")
+    with pytest.raises(ConfigError, match="no option|only the first option"):
+        grace_ext.memory("residual:decay=0.9")
