@@ -17,6 +17,7 @@ from grace_ext.exchange import Exchange
 from grace_ext.policy import DEFAULT_SPEC, Rules
 from grace_ext.spec import parse_stage
 
+from ._horovod_exit import guard_exit
 from ._torch_buckets import TorchBuckets
 
 _instances = itertools.count()
@@ -94,6 +95,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     wrapped._grace = None
     wrapped._plain = plain
     wrapped._should_synchronize, wrapped._synchronized = True, False
+    guard_exit()
     if process_set.included() and process_set.size() > 1:
         weight = gradient_predivide_factor / process_set.size() if op == hvd.Average else 1.0
         exchange = Exchange(HorovodTransport(process_set), grace_ext.memory(memory), weight, seed)

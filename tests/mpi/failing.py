@@ -1,6 +1,10 @@
-"""A job in which one rank raises: failing.py WHERE, in the user's code or inside the exchange's worker thread."""
+"""A job in which rank 1 raises: failing.py WHERE, in the user's code, inside the exchange's worker thread, or in the user's
+code while rank 0 is stuck (stopped by a signal) and cannot take part in Horovod's shutdown."""
 
+import os
+import signal
 import sys
+import time
 
 import horovod.torch as hvd
 import torch
@@ -12,10 +16,13 @@ net = torch.nn.Linear(300, 300)
 optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
 for step in range(20):
     if step == 5 and hvd.rank() == 1:
-        if sys.argv[1] == "user":
+        if sys.argv[1] != "worker":
+            time.sleep(2 if sys.argv[1] == "stuck" else 0)  # until rank 0 stands still
             raise RuntimeError("rank 1 gives up")
         for bucket in optimizer._grace.exchange.buckets:
             bucket.start = None  # calling it raises in the worker thread
+    if step == 5 and hvd.rank() == 0 and sys.argv[1] == "stuck":
+        os.kill(os.getpid(), signal.SIGSTOP)
     optimizer.zero_grad()
     net(torch.randn(4, 300)).sum().backward()
     optimizer.step()
