@@ -75,18 +75,28 @@ def cache_folder() -> Path | None:
     """
     wanted = os.environ.get("GRACE_EXT_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    temporary = os.path.join(tempfile.gettempdir(), f"grace_ext-{os.getuid()}")
-    for base in [wanted] if wanted else [os.path.join(home, "grace_ext"), temporary]:
+    for base in [wanted] if wanted else [os.path.join(home, "grace_ext"), _temporary()]:
+        if base is None:
+            continue
         folder = Path(base) / f"kernels-{_fingerprint()}"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if folder.stat().st_uid != os.getuid():
-                continue  # somebody else's folder under a name we would have chosen: code from there is not to be run
+            # Somebody else's folder under a name that we would have chosen: code from there is not to be run.
+            if any(place.stat().st_uid != os.getuid() for place in ([folder] if wanted else [folder, folder.parent])):
+                continue
             with tempfile.TemporaryFile(dir=folder):
                 return folder
         except OSError:
             continue
     return None
+
+
+def _temporary() -> str | None:
+    """A path of this user's own in the temporary folder of this host, or None if there is no such folder."""
+    try:
+        return os.path.join(tempfile.gettempdir(), f"grace_ext-{os.getuid()}")
+    except OSError:
+        return None
 
 
 @functools.lru_cache(maxsize=1)
@@ -102,9 +112,11 @@ def _fingerprint() -> str:
 @contextlib.contextmanager
 def _host_lock():
     # The lock is per host on purpose: it lies in the local temporary folder, never on a shared home.
-    path = os.path.join(tempfile.gettempdir(), f"grace_ext-{os.getuid()}.lock")
+    path = _temporary()
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        if path is None:
+            raise OSError("no temporary folder")
+        descriptor = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
         yield  # nowhere to lock: compiling twice is a waste, not an error
         return
