@@ -1,0 +1,149 @@
+"""What is promised on average. Seeds are fixed; each bound says with what probability other seeds would break it."""
+
+import math
+import random
+import subprocess
+import sys
+
+import contract
+import numpy as np
+import pytest
+import twins
+
+import grace_ext
+from grace_ext.rng import Stream
+from grace_ext.value.qsgd import QSGD
+
+STEPS = 300
+K = 2048
+
+
+def decode(codec, values, stream):
+    out = np.empty_like(values)
+    codec.decode(codec.encode(values, stream)[0], out)
+    return out.astype(np.float64)
+
+
+def level_width(values, bits, bucket):
+    """The distance between two levels, for each value."""
+    norms = abs(values).reshape(-1, bucket).max(1)
+    return np.repeat(norms, bucket).astype(np.float64) / (2 ** (bits - 1) - 1)
+
+
+@pytest.fixture(scope="module", params=[(2, 512), (4, 64), (7, 512), (8, 2048)], ids=str)
+def sample(request):
+    """(values, width of a level, STEPS decoded versions) of one QSGD setting."""
+    bits, bucket = request.param
+    values, codec = contract.gauss(K, 11), QSGD(bits, bucket)
+    decoded = np.stack([decode(codec, values, Stream(0, "w", step, 0)) for step in range(STEPS)])
+    return values, bits, level_width(values, bits, bucket), decoded
+
+
+def test_qsgd_is_unbiased_at_every_value(sample):
+    """Hoeffding: a value stays within one level, so its mean is off by more with probability 1e-9 / K at most."""
+    values, _, width, decoded = sample
+    bound = width * math.sqrt(math.log(2 * K / 1e-9) / (2 * STEPS))
+    assert (abs(decoded.mean(0) - values) <= bound + 1e-6 * abs(values)).all()
+
+
+def test_qsgd_is_unbiased_over_all(sample):
+    """Hoeffding over STEPS * K independent errors, in units of a level: off by more with probability 1e-9 at most."""
+    values, _, width, decoded = sample
+    error = ((decoded - values) / width).mean()
+    assert abs(error) <= math.sqrt(math.log(2 / 1e-9) / (2 * STEPS * K)) + 1e-5
+
+
+def test_qsgd_has_the_variance_of_stochastic_rounding(sample):
+    """width**2 p (1 - p), p the distance to the level below. The total is off by 5 % with probability < 1e-9."""
+    values, bits, width, decoded = sample
+    p = np.modf(abs(values) / width)[0]
+    expected = (width**2 * p * (1 - p)).sum()
+    found = ((decoded - values) ** 2).sum(1).mean()
+    assert abs(found / expected - 1) < 0.05
+
+
+def test_qsgd_is_within_the_published_bound():
+    """Alistarh et al., Lemma 3.1: E |Q(v) - v|^2 <= min(n / s^2, sqrt(n) / s) |v|^2 in a bucket of n."""
+    for bits in range(2, 9):
+        for n in (8, 512, 4096):
+            for values in (contract.gauss(n, n), np.sign(contract.gauss(n, n)) * np.float32(0.3),
+                           np.eye(1, n, dtype=np.float32)[0], (contract.gauss(n) ** 5).astype(np.float32)):
+                s = 2 ** (bits - 1) - 1
+                errors = [decode(QSGD(bits, n), values, Stream(1, "w", step, 0)) - values for step in range(50)]
+                bound = min(n / s**2, math.sqrt(n) / s) * (values.astype(np.float64) ** 2).sum()
+                assert np.mean([error @ error for error in errors]) <= bound
+
+
+def rounded_up(values, codec, stream):
+    """Which of the values, all between two levels, went to the upper one."""
+    return decode(codec, values, stream) > values
+
+
+def test_streams_look_independent():
+    """For two of these streams, or one shifted: |correlation| < 6 sigma (probability 2e-9 each, about 900 pairs)."""
+    k, codec = 16384, QSGD(2, 32768)
+    values = np.full(k, 0.5, np.float32)
+    values[-1] = 1
+    keys = [Stream(), *(Stream(seed=i) for i in (1, 2, -1)), *(Stream(step=i) for i in (1, 2, 1000)),
+            *(Stream(rank=i) for i in (1, 2, 63)), *(Stream(name=n) for n in ("a", "b", "conv1.weight")),
+            Stream(step=1, rank=1), Stream(seed=1, step=1)]
+    bits = np.stack([rounded_up(values, codec, key)[:-1] for key in keys]).astype(np.float64) * 2 - 1
+    limit = 6 / math.sqrt(k)
+    assert abs(bits.mean(1)).max() < limit, "up and down are not equally likely"
+    across = bits @ bits.T / (k - 1)
+    assert abs(across - np.eye(len(keys))).max() < limit
+    for row in bits:
+        for lag in [*range(1, 33), 64, 128, 256, 512, 1024, 4096]:
+            assert abs(row[lag:] @ row[:-lag]) / (k - lag) < 6 / math.sqrt(k - lag), f"lag {lag}"
+
+
+def test_places_of_equal_values_in_different_buckets_differ():
+    values = np.tile(contract.gauss(512), 4)
+    parts = decode(QSGD(4, 512), values, Stream()).reshape(4, 512)
+    assert all((parts[i] != parts[j]).mean() > 0.1 for i in range(4) for j in range(i))
+
+
+def test_random_numbers_are_uniform():
+    """Chi-square of the twin's upper byte: 255 degrees of freedom, within 6 sigma of its mean (probability < 1e-7)."""
+    low, high = Stream(seed=1).key()
+    counts = np.bincount([twins.random32(i, low, high) >> 24 for i in range(65536)], minlength=256)
+    chi_square = ((counts - 256) ** 2 / 256).sum()
+    assert abs(chi_square - 255) < 6 * math.sqrt(2 * 255)
+
+
+def test_keys_differ_in_every_part():
+    keys = {Stream(*key).key() for key in ((0, "", 0, 0), (1, "", 0, 0), (0, "", 1, 0), (0, "", 0, 1), (0, "a", 0, 0),
+                                           (1, "", 1, 0), (1, "", 0, 1), (0, "", 1, 1), (-1, "", 0, 0), (0, "\0", 0, 0))}
+    assert len(keys) == 10
+    assert Stream(5, "conv1.wéight\udc80", 7, 3).key() == Stream(5, "conv1.wéight\udc80", 7, 3).key()
+
+
+def test_the_users_generators_are_left_alone():
+    """Neither drawn from nor seeded: their state is as it was, and other seeds there change nothing here."""
+    def work():
+        c = grace_ext.compressor("topk:0.1/rice/qsgd:4", seed=3)
+        blob = c.compress(contract.gauss(5000), name="w", step=1)
+        grace_ext.decompress(blob, 5000)
+        return blob.tobytes()
+
+    random.seed(1)
+    np.random.seed(1)
+    python, numpy = random.getstate(), np.random.get_state()
+    first = work()
+    assert random.getstate() == python
+    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), numpy))
+    random.seed(2)
+    np.random.seed(2)
+    assert work() == first
+
+
+def test_torchs_generator_is_left_alone():
+    pytest.importorskip("torch")
+    code = ("import torch, numpy as np, grace_ext\n"
+            "torch.manual_seed(1)\n"
+            "before = torch.get_rng_state().clone()\n"
+            "g = torch.randn(5000, generator=torch.Generator().manual_seed(0)).numpy()\n"
+            "c = grace_ext.compressor('topk:0.1/rice/qsgd:4')\n"
+            "grace_ext.decompress(c.compress(g), 5000)\n"
+            "assert torch.equal(torch.get_rng_state(), before)\n")
+    subprocess.run([sys.executable, "-c", code], check=True)
