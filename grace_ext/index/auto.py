@@ -6,7 +6,7 @@ from .base import IndexCodec
 
 @register
 class Auto(IndexCodec):
-    """Encodes with every lossless codec and keeps the shortest; containers carry that codec's id, never this one's."""
+    """Asks every lossless codec for its exact size; containers carry the id of the shortest, never this one's."""
 
     name = "auto"
 

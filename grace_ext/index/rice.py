@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from ..errors import ContainerError
-from ..kernels import rice_decode, rice_encode
+from ..kernels import quotient_bits, rice_decode, rice_encode
 from ..kernels.rice import MAX_SHIFT, quotient_room, remainder_bytes
 from ..registry import register
 from .base import IndexCodec
@@ -43,6 +43,10 @@ class Rice(IndexCodec):
         payload[0] = e
         payload[split:end] = quotients[:end - split]
         return payload[:end], indices
+
+    def size(self, indices, d):
+        e = best_shift(d, indices.size)
+        return 1 + remainder_bytes(indices.size, e) + (quotient_bits(indices, e) + 7) // 8
 
     @staticmethod
     def decode(payload, d, out):

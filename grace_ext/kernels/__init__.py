@@ -4,10 +4,11 @@ from ._compile import cache_folder, warmup
 from .accumulate import add_at, sum_sparse, write_error
 from .bits import bitmap_decode, bitmap_encode, pack_bits, unpack_bits
 from .qsgd import max_magnitude, qsgd_decode, qsgd_encode
-from .rice import rice_decode, rice_encode
+from .rice import quotient_bits, rice_decode, rice_encode
 from .topk import select_topk
 
 __all__ = [
     "add_at", "bitmap_decode", "bitmap_encode", "cache_folder", "max_magnitude", "pack_bits", "qsgd_decode",
-    "qsgd_encode", "rice_decode", "rice_encode", "select_topk", "sum_sparse", "unpack_bits", "warmup", "write_error",
+    "qsgd_encode", "quotient_bits", "rice_decode", "rice_encode", "select_topk", "sum_sparse", "unpack_bits", "warmup",
+    "write_error",
 ]

@@ -65,6 +65,16 @@ def rice_encode(indices, e, remainders, quotients):
     return 8 * high_at + np.int64(high_used)
 
 
+@kernel("int64(Array(uint32, 1, 'C', readonly=True), int64)")
+def quotient_bits(indices, e):
+    """Bits of the second stream that rice_encode would write. indices: uint32[k], strictly ascending, k >= 1."""
+    E = np.uint32(e)
+    total = np.int64(indices[0] >> E)
+    for i in range(np.uint64(1), np.uint64(indices.size)):
+        total += np.int64(np.uint32(indices[i] - indices[i - np.uint64(1)] - np.uint32(1)) >> E)
+    return total + indices.size
+
+
 @helper
 def _word(stream, at):
     """The 8 bytes from `at` on, with zeros past the end."""
