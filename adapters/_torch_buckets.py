@@ -6,6 +6,7 @@ Independent of the library that moves the bytes: the PyTorch adapters share it.
 import numpy as np
 import torch
 import xxhash
+
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.communicators.allreduce import Allreduce
 from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import torch
+
 from grace_ext import container
 from grace_ext.communicators.base import Pending, wait
 from grace_ext.compressor import unpack

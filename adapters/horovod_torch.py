@@ -7,10 +7,11 @@ import itertools
 import warnings
 from contextlib import contextmanager
 
-import grace_ext
 import horovod.torch as hvd
 import numpy as np
 import torch
+
+import grace_ext
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.communicators import Transport
 from grace_ext.exchange import Exchange

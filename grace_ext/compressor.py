@@ -280,7 +280,7 @@ def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0
     total = int(ends[-1]) if len(containers) else 0
     positions, values = scratch("support", np.uint32, total), scratch("values", np.float32, total)
     starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    for start, end, parsed in zip(starts, ends, containers):
+    for start, end, parsed in zip(starts, ends, containers, strict=True):
         unpack(parsed, positions[start:end], values[start:end])
     sum_sparse(out, positions, values, starts, ends, weight)
 

@@ -112,7 +112,7 @@ class Exchange:
             if bucket.name in by_bucket:
                 ends = np.cumsum([tensor.size for tensor in bucket.tensors])[:-1]
                 parts = np.split(by_bucket[bucket.name], ends)
-                state.update((tensor.name, part) for tensor, part in zip(bucket.tensors, parts))
+                state.update((tensor.name, part) for tensor, part in zip(bucket.tensors, parts, strict=True))
         return state
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
@@ -121,7 +121,7 @@ class Exchange:
         for bucket in self.buckets:
             if any(tensor.name in state for tensor in bucket.tensors):
                 zeros = (np.zeros(tensor.size, np.float32) for tensor in bucket.tensors)
-                parts = [state.get(tensor.name, zero) for tensor, zero in zip(bucket.tensors, zeros)]
+                parts = [state.get(tensor.name, zero) for tensor, zero in zip(bucket.tensors, zeros, strict=True)]
                 by_bucket[bucket.name] = np.concatenate(parts)
         self.memory.load_state_dict(by_bucket)
 

@@ -59,7 +59,7 @@ def _parse_string(spec: str) -> dict[str, Stage]:
             parts.insert(0, DEFAULTS["index"])  # topk:0.01/qsgd: the index codec is the omitted one
     if len(parts) > 2:
         raise ConfigError(f"spec {spec!r} has {len(parts) - 2} stages too many; grammar: {GRAMMAR}")
-    for kind, part in zip(("index", "value"), parts):
+    for kind, part in zip(("index", "value"), parts, strict=False):
         stages[kind] = parse_stage(kind, part)
     return _with_defaults(stages)
 

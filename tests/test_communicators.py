@@ -2,9 +2,10 @@
 
 import threading
 
-import grace_ext
 import numpy as np
 import pytest
+
+import grace_ext
 from grace_ext import ConfigError, ExchangeError, spec
 from grace_ext.communicators import InProcessGroup
 from grace_ext.rng import Stream

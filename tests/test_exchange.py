@@ -1,14 +1,15 @@
 """The step's exchange: buckets, memory transactions, statistics; and the rules that choose specs."""
 
-import grace_ext
 import numpy as np
 import pytest
+from test_communicators import RANKS, gradient, on_all_ranks
+
+import grace_ext
 from grace_ext import ConfigError
 from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
 from grace_ext.memory.none import NoMemory
 from grace_ext.policy import Rules
 from grace_ext.spec import parse_stage
-from test_communicators import RANKS, gradient, on_all_ranks
 
 TENSORS = [Tensor("a", 3000, 2), Tensor("b", 2000, 2)]
 

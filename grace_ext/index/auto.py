@@ -1,6 +1,6 @@
 """The default: whichever lossless codec is shortest for this support."""
 
-from ..registry import names, lookup, register
+from ..registry import lookup, names, register
 from .base import IndexCodec
 
 

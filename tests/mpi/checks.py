@@ -5,8 +5,9 @@ import contextlib
 import horovod.torch as hvd
 import numpy as np
 import torch
-from grace_ext import ConfigError, ExchangeError
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
+
+from grace_ext import ConfigError, ExchangeError
 
 CHECKS = {}
 
@@ -202,7 +203,7 @@ def buckets_follow_the_order_of_backward():
     optimizer = compressed("topk:0.02/rice/raw", bucket_bytes=1000)(torch.optim.SGD(net.parameters(), lr=0.1),
                                                                     net.named_parameters())
     orders = []
-    for step, (x, y) in enumerate(batches(3)):
+    for x, y in batches(3):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(net(x, True), y).backward()
         optimizer.step()
@@ -218,7 +219,7 @@ def buckets_follow_the_order_of_backward():
 def a_non_finite_gradient_reaches_all_ranks_and_no_memory():
     net = model()
     optimizer = compressed()(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
-    for step, (x, y) in enumerate(batches(4)):
+    for x, y in batches(4):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(net(x), y).backward()
         optimizer.synchronize()
