@@ -1,0 +1,40 @@
+"""What the README shows works as it stands there."""
+
+import re
+from pathlib import Path
+
+import contract
+import numpy as np
+
+import grace_ext
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_the_codec_of_the_readme_passes_the_contract(temporary_registry):
+    source = re.search(r"<!-- codec:begin -->\s*```python\n(.*?)```\s*<!-- codec:end -->", README, re.S)[1]
+    exec(compile(source, "README.md", "exec"), {})
+    c = grace_ext.compressor("topk:0.1/rice/meansign")
+    assert str(c) == "topk:0.1/rice/meansign"
+    for gradient in contract.gradients().values():
+        if gradient.size:
+            contract.check_value_codec(c.value, gradient)
+        contract.check_compressor(c, gradient)
+        contract.check_feedback(c, [gradient, gradient[::-1].copy()])
+
+
+def test_the_snippet_without_a_framework_works():
+    source = re.search(r"Without any framework:\s*```python\n(.*?)```", README, re.S)[1]
+    gradient = contract.gauss(4000).reshape(40, 100)
+    names = {"gradient": gradient, "accumulator": np.zeros(4000, np.float32)}
+    exec(compile(source, "README.md", "exec"), names)
+    np.testing.assert_allclose(names["accumulator"], names["dense"] / 4, rtol=1e-6)
+
+
+def test_the_specs_of_the_readme_compress_as_it_says():
+    rows = re.findall(r"\| `([^`]+)`[^|]*\| (?:about )?(\d+) times \|", README)
+    assert len(rows) == 5
+    gradient = contract.gauss(1_000_000)
+    for spec, ratio in rows:
+        blob = grace_ext.compressor(spec).compress(gradient)
+        assert abs(4 * gradient.size / blob.size / int(ratio) - 1) < 0.03, (spec, blob.size)
