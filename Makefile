@@ -8,9 +8,11 @@ FRAMEWORKS ?= torch tensorflow
 MPI ?= auto
 # 1: leave the packages of the interpreter aside.
 ISOLATED ?=
-# Where the demo's table and plots go, and what pytest gets on top.
+# Where the demo's table and plots go; what demo, pytest and benchmark get on top.
 OUT ?= build/demo
+DEMO_ARGS ?=
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 SHELL := /bin/bash
 WITH_ENV := source mpirun/env.sh &&
@@ -19,9 +21,9 @@ WITH_ENV := source mpirun/env.sh &&
 .PHONY: help setup demo test bench clean
 
 help:
-	@echo "make demo    train on Fashion-MNIST with 2 workers: plain, compressed, compressed without memory; compare"
+	@echo "make demo    train on Fashion-MNIST with 2 workers three times: Horovod, Horovod fp16, grace_ext; compare"
 	@echo "make test    run the tests (PYTEST_ARGS='-k container' for some)"
-	@echo "make bench   run the benchmarks"
+	@echo "make bench   measure every stage against one memcpy (BENCH_ARGS=--quick for a short run)"
 	@echo "make setup   only make the environment, .venv"
 	@echo "make clean   remove .venv and what was built here (the cache outside stays, see mpirun/README.md)"
 	@echo "variables    PYTHON=/path/to/python MPI=auto|system|wheel FRAMEWORKS='torch tensorflow' ISOLATED=1"
@@ -32,13 +34,14 @@ setup:
 
 demo: setup
 	@$(WITH_ENV) data=$$(python mpirun/fetch_fashion_mnist.py) && \
-	python examples/compare_fashion_mnist.py --data "$$data" --out "$(OUT)"
+	python examples/compare_fashion_mnist.py --data "$$data" --out "$(OUT)" $(DEMO_ARGS)
 
 test: setup
 	@$(WITH_ENV) python -m pytest $(PYTEST_ARGS)
 
 bench: setup
-	@$(WITH_ENV) for benchmark in benchmarks/bench_*.py; do echo "== $$benchmark"; python "$$benchmark" || exit; done
+	@mkdir -p build
+	@$(WITH_ENV) python -m grace_ext bench --json build/bench.json --plot build/bench.png $(BENCH_ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
