@@ -216,6 +216,25 @@ def buckets_follow_the_order_of_backward():
 
 
 @check
+def buckets_start_while_backward_goes_on():
+    net = Uneven()
+    optimizer = compressed(bucket_bytes=1000)(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    exchange = optimizer._grace.exchange
+    for x, y in batches(2):
+        started = []
+
+        def look(_, started=started):
+            started.extend(t.name for b in exchange.buckets if exchange.is_started(b) for t in b.tensors)
+
+        optimizer.zero_grad()
+        hidden = torch.relu(net.first(x.flatten(1)))
+        hidden.register_hook(look)  # runs in backward, before the gradients of `first`
+        torch.nn.functional.cross_entropy(net.last(torch.relu(net.optional(hidden))), y).backward()
+        optimizer.step()
+        assert "last.weight" in started and "first.weight" not in started, started
+
+
+@check
 def a_non_finite_gradient_reaches_all_ranks_and_no_memory():
     net = model()
     optimizer = compressed()(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
