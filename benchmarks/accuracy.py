@@ -1,0 +1,100 @@
+"""Does compression cost accuracy? Horovod float32 against grace_ext over three seeds; writes docs/accuracy.md.
+
+    python benchmarks/accuracy.py --data DIR
+
+Ends with status 1 if the compressed runs miss the bar. About 10 minutes on two idle cores.
+"""
+
+import argparse
+import datetime
+import os
+import statistics
+import sys
+import time
+
+from grace_ext.policy import DEFAULT_SPEC
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "examples"))
+
+from compare_fashion_mnist import RunFailed, as_markdown, machine, size, train  # noqa: E402
+
+MOST_POINTS_LOST = 0.5
+LEAST_RATIO = 150
+
+
+def document(results: dict, args, met: bool, minutes: float) -> str:
+    """results: label -> list of runs, one per seed."""
+    (plain_label, plain), (compressed_label, compressed) = results.items()
+    rows = [["", *(f"seed {seed}" for seed in args.seeds), "mean", "standard deviation", "bytes sent per step"]]
+    for label, runs in results.items():
+        scores = [100 * run.last["accuracy"] for run in runs]
+        rows.append([label, *(f"{score:.2f} %" for score in scores), f"{statistics.mean(scores):.2f} %",
+                     f"{statistics.stdev(scores):.2f}" if len(scores) > 1 else "", size(runs[0].bytes_per_step)])
+    gains = differences(plain, compressed)
+    rows.append(["difference, in points", *(f"{gain:+.2f}" for gain in gains), f"{statistics.mean(gains):+.2f}", "",
+                 f"{compressed[0].last['ratio']:.0f}×"])
+    options = f" --epochs {args.epochs}" if args.epochs != 5 else ""
+    return "\n\n".join([
+        "# Accuracy with and without compression",
+        "Written by `benchmarks/accuracy.py`; do not edit. Test accuracy on Fashion-MNIST after "
+        f"{args.epochs} epochs over {args.train_samples} images, {args.ranks} ranks, the same script, schedule and "
+        "seeds (`examples/pytorch_fashion_mnist.py`); the schedule was not tuned for compression.",
+        as_markdown(rows),
+        f"- The compressed layers alone send {layers_ratio(compressed):.0f}× fewer bytes than their float32 "
+        "gradients, headers included. Biases and other small tensors are sent as float32; the bytes in the table "
+        "include them.\n"
+        f"- The bar: the mean at most {MOST_POINTS_LOST} points below, and at least {LEAST_RATIO}× fewer bytes for the "
+        f"compressed layers. It is {'met' if met else '**missed**'}.\n"
+        f"- {compressed_label} means the memory `{args.memory}` and the communicator `allgather`.",
+        f"Measured on {datetime.date.today().isoformat()} on {machine()}, in {minutes:.0f} minutes, by "
+        f"`python benchmarks/accuracy.py --data DIR{options}`."]) + "\n"
+
+
+def differences(plain, compressed) -> list[float]:
+    """Points of accuracy gained by compression, per seed."""
+    return [100 * (ours.last["accuracy"] - theirs.last["accuracy"])
+            for ours, theirs in zip(compressed, plain, strict=True)]
+
+
+def layers_ratio(compressed) -> float:
+    return min(run.last["compressed_layers_ratio"] for run in compressed)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
+    parser.add_argument("--out", default=os.path.join(ROOT, "docs", "accuracy.md"))
+    parser.add_argument("--logs", default=os.path.join(ROOT, "build", "accuracy"), help="folder for the runs' logs")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--spec", default=DEFAULT_SPEC)
+    parser.add_argument("--memory", default="residual")
+    parser.add_argument("--train-samples", type=int, default=60000)
+    args = parser.parse_args()
+    os.makedirs(args.logs, exist_ok=True)
+    started = time.perf_counter()
+    results = {"Horovod float32": [], f"grace_ext {args.spec}": []}
+    for seed in args.seeds:
+        for (label, runs), compression in zip(results.items(), ("none", args.spec), strict=True):
+            print(f"\n{label}, seed {seed}", file=sys.stderr, flush=True)
+            options = ["--data", os.path.abspath(args.data), "--compression", compression, "--memory", args.memory,
+                       "--epochs", str(args.epochs), "--seed", str(seed), "--train-samples", str(args.train_samples)]
+            log_file = os.path.join(args.logs, f"{'float32' if compression == 'none' else 'grace_ext'}-{seed}.jsonl")
+            runs.append(train(f"{label}, seed {seed}", options, log_file, args.ranks, timeout=1800))
+    plain, compressed = results.values()
+    met = (statistics.mean(differences(plain, compressed)) >= -MOST_POINTS_LOST
+           and layers_ratio(compressed) >= LEAST_RATIO)
+    text = document(results, args, met, (time.perf_counter() - started) / 60)
+    with open(args.out, "w", encoding="utf-8") as file:
+        file.write(text)
+    print(f"\n{text}\nwritten: {args.out}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except RunFailed as error:
+        sys.exit(f"[accuracy] error: {error}")

@@ -1,0 +1,149 @@
+"""Train a convolutional network on Fashion-MNIST with Horovod and compressed gradients.
+
+    horovodrun -np 2 python examples/pytorch_fashion_mnist.py --data DIR
+
+A script for plain Horovod becomes this one by grace_ext's DistributedOptimizer in the place of Horovod's.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import sys
+import time
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+import torch.nn.functional as F
+from grace_ext.adapters.horovod_torch import DistributedOptimizer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
+from tqdm import tqdm
+
+HOROVOD = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}  # what Horovod itself brings
+STAGES = ("compute", "codec", "exchange")
+WARM_UP = 10  # steps whose time is not counted
+
+
+def read_idx(folder, name):
+    """A file of the data set, NAME or NAME.gz, as a tensor uint8[n, ...]."""
+    path = os.path.join(folder, name)
+    opener, path = (open, path) if os.path.exists(path) else (gzip.open, path + ".gz")
+    if not os.path.exists(path):
+        sys.exit(f"there is no {path}; fetch it with: python mpirun/fetch_fashion_mnist.py {folder}")
+    content = opener(path, "rb").read()
+    shape = np.frombuffer(content, ">i4", count=content[3], offset=4)
+    return torch.from_numpy(np.frombuffer(content, "u1", offset=4 + 4 * len(shape)).reshape(shape).copy())
+
+
+def load(folder, part):
+    images = read_idx(folder, f"{part}-images-idx3-ubyte").float() / 255
+    return ((images - 0.286) / 0.353).unsqueeze(1), read_idx(folder, f"{part}-labels-idx1-ubyte").long()
+
+
+def make_model():
+    """1.2 million parameters, nearly all of them in the first fully connected layer."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 4, stride=2, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 48, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(48 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, 10))
+
+
+@torch.inference_mode()
+def evaluate(model, images, labels):
+    """Accuracy and loss on the test set, of which each rank has a share."""
+    scores = model(images)
+    right, loss = (scores.argmax(1) == labels).sum(), F.cross_entropy(scores, labels, reduction="sum")
+    sums = torch.tensor([right, loss, len(labels)], dtype=torch.float64)
+    right, loss, count = hvd.allreduce(sums, op=hvd.Sum, name="evaluate").tolist()
+    return {"accuracy": right / count, "loss": loss / count}
+
+
+class Meter:
+    """How many bytes this rank sends, and where the time of a step goes."""
+
+    def __init__(self, optimizer, model, compression):
+        self.optimizer, self.parameters = optimizer, sum(p.numel() for p in model.parameters())
+        self.width = {"none": 4, "fp16": 2}.get(compression) if hvd.size() > 1 else 4  # of a number
+        self.steps, self.seconds = 0, np.zeros(3)
+
+    def lap(self, step, synchronize):
+        """Seconds of a step and of its synchronize(), which with grace_ext waits for the codec as well."""
+        codec, exchange = 0.0, synchronize
+        if not self.width:
+            stages = self.optimizer.compression_stats()["last_step"]["seconds"]
+            codec, exchange = sum(stages.values()) - stages["exchange"], stages["exchange"]
+        self.steps += 1
+        if self.steps > WARM_UP:
+            self.seconds += step - codec - exchange, codec, exchange
+
+    def report(self):
+        numbers = self.steps * self.parameters  # averaged so far
+        stats = {"bytes_out": numbers * self.width} if self.width else self.optimizer.compression_stats()
+        layers = stats.get("compressed", {"bytes_out": 0})
+        ring, gather = 2 * (hvd.size() - 1) / hvd.size(), hvd.size() - 1  # sent by allreduce, allgather
+        sent = ring * (stats["bytes_out"] - layers["bytes_out"]) + gather * layers["bytes_out"]
+        seconds = dict(zip(STAGES, (self.seconds / max(1, self.steps - WARM_UP)).tolist(), strict=True))
+        return {"steps": self.steps, "bytes_sent": round(sent), "ratio": ring * 4 * numbers / (sent or 1),
+                "compressed_layers_ratio": layers.get("ratio"), "seconds_per_step": seconds}
+
+
+def main(args):
+    hvd.init()
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
+    torch.manual_seed(args.seed)
+    test = [tensor[hvd.rank()::hvd.size()] for tensor in load(args.data, "t10k")]
+    train = TensorDataset(*(tensor[:args.train_samples] for tensor in load(args.data, "train")))
+    sampler = DistributedSampler(train, hvd.size(), hvd.rank(), seed=args.seed)
+    loader = DataLoader(train, None, sampler=BatchSampler(sampler, args.batch_size, drop_last=True))
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    if args.compression in HOROVOD:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), HOROVOD[args.compression])
+    else:
+        optimizer = DistributedOptimizer(optimizer, model.named_parameters(), args.compression,
+                                         memory=args.memory)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, args.lr, args.epochs * len(loader), pct_start=0.2, cycle_momentum=False)
+    meter = Meter(optimizer, model, args.compression)
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)
+        progress = tqdm(loader, f"epoch {epoch + 1}/{args.epochs}", unit="step", disable=hvd.rank() > 0)
+        started = time.perf_counter()
+        for step, (images, labels) in enumerate(progress, 1):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            produced = time.perf_counter()
+            optimizer.synchronize()  # step() alone would do as well; this is to take the time
+            waited = time.perf_counter() - produced
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            schedule.step()
+            meter.lap(time.perf_counter() - started, waited)
+            report = meter.report()
+            progress.set_postfix_str(f"loss {loss:.3f}, {report['ratio']:.0f}x fewer bytes", refresh=False)
+            if step in (len(loader) // 2, len(loader)):
+                result = {"epoch": epoch + step / len(loader), **evaluate(model, *test), **report}
+                if hvd.rank() == 0:
+                    progress.write(f"epoch {result['epoch']:.1f}: test accuracy {result['accuracy']:.2%}")
+                    with open(args.log_file, "a") as log:
+                        print(json.dumps(result), file=log)
+            started = time.perf_counter()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Train on Fashion-MNIST with compressed gradients.")
+    parser.add_argument("--data", required=True, help="folder of the data set")
+    parser.add_argument("--compression", default="topk:0.01/rice/qsgd:7", help="or none, fp16: Horovod's own")
+    parser.add_argument("--memory", default="residual", help="residual or none")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=64, help="per rank")
+    parser.add_argument("--lr", type=float, default=0.05, help="the highest of the schedule")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--train-samples", type=int, help="use only so many")
+    parser.add_argument("--log-file", default=os.devnull, help="gets a JSON line per evaluation")
+    main(parser.parse_args())
