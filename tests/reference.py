@@ -52,7 +52,7 @@ def decode(container):
         if flags & 0x20:
             width = (k - 1).bit_length() if k else 0
             order = twins.unpack(read.take((k * width + 7) // 8), width, k)
-            values = [value for _, value in sorted(zip(order, values))]
+            values = [value for _, value in sorted(zip(order, values, strict=True))]
         fields["k"] = k
     assert read.at == len(read.data) - 4
     assert struct.unpack("<I", read.data[-4:])[0] == xxhash.xxh32_intdigest(read.data[:-4])

@@ -185,7 +185,7 @@ def test_split():
     parts = container.split(joined, len(blobs), 100)
     assert [part.nbytes for part in parts] == [blob.size for blob in blobs]
     out = np.empty(100, np.float32)
-    for part, blob in zip(parts, blobs):
+    for part, blob in zip(parts, blobs, strict=True):
         decode_sum([part], out)
         assert np.array_equal(out, grace_ext.decompress(blob, 100))
     with pytest.raises(ContainerError, match=f"{blobs[-1].size} bytes follow the"):
@@ -215,8 +215,9 @@ def test_overhead_of_the_largest_headers():
 
 def test_huge_d_allocates_nothing(monkeypatch):
     """A claim of 2**31 - 1 elements is refused, or read, before anything of that size exists."""
-    for name in ("empty", "zeros", "full"):
-        monkeypatch.setattr(np, name, lambda size, *rest, make=getattr(np, name), **more:
+    makers = {name: getattr(np, name) for name in ("empty", "zeros", "full")}
+    for name in makers:
+        monkeypatch.setattr(np, name, lambda size, *rest, make=makers[name], **more:
                             make(size, *rest, **more) if np.prod(size) < 10_000 else pytest.fail(f"{size} elements"))
     claims = [forge.container(d=2**31 - 1, **more) for more in ({}, {"k": 2**31 - 1}, {"index": 0}, {"index": 3})]
     claims.append(forge.container(d=2**31 - 1, flags=NON_FINITE, index=0, value=0))

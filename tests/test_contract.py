@@ -185,7 +185,7 @@ def test_another_process_decodes_and_encodes_the_same(tmp_path):
                "np.savez(sys.argv[2], *out)\n")
     subprocess.run([sys.executable, "-c", decoder, tmp_path / "blobs.npz", tmp_path / "out.npz"], check=True)
     with np.load(tmp_path / "out.npz") as decoded:
-        for key, blob in zip(decoded.files, blobs):
+        for key, blob in zip(decoded.files, blobs, strict=True):
             assert contract.same_bits(decoded[key], grace_ext.decompress(blob, 3000))
     encoder = ("import sys, numpy as np, grace_ext\n"
                "from grace_ext.rng import Stream\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+FILES = ("test_kernels.py", "test_kernel_topk.py", "test_kernel_bounds.py")
 HASWELL = ("+avx2,+avx,+sse4.2,+bmi,+bmi2,+popcnt,+fma,+lzcnt,+f16c,+sse,+sse2,+sse3,+ssse3,+sse4.1,+cmov,+cx8,+fxsr,"
            "+mmx")
 CPUS = {"haswell": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": HASWELL}, "generic": {"NUMBA_CPU_NAME": "generic"}}
@@ -25,8 +26,7 @@ def test_kernels_on_another_cpu(cpu, tmp_path):
     code = ("import sys, pytest; from grace_ext.kernels._intrinsics import HAS_COMPRESS; assert not HAS_COMPRESS; "
             "sys.exit(pytest.main(sys.argv[1:]))")
     done = subprocess.run(
-        [sys.executable, "-c", code, "-q", "-x", "-p", "no:cacheprovider", str(HERE / "test_kernels.py"),
-         str(HERE / "test_kernel_topk.py")],
+        [sys.executable, "-c", code, "-q", "-x", "-p", "no:cacheprovider", *(str(HERE / name) for name in FILES)],
         cwd=HERE.parent, env={**os.environ, **CPUS[cpu], "GRACE_EXT_CACHE": str(tmp_path)},
         capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

@@ -171,6 +171,18 @@ def test_branch_upper_bound_too_low():
     check(values, 5000, "upper bound too low")
 
 
+@pytest.mark.parametrize("off", [-1, 0, 1])
+def test_as_many_above_the_upper_bound_as_are_wanted(off):
+    seen, others = split()
+    values, k = gauss(D) * np.float32(1e-3), 5000
+    values[seen] = gauss(seen.size) * np.float32(1e-2)
+    upper = twins.topk_bounds(values, k, sample_room(D))[1]
+    count = k + off - int((twins.magnitudes(values) >= upper).sum())
+    values[others[::8][:count]] = 1 + abs(gauss(count))
+    assert (twins.magnitudes(values) >= upper).sum() == k + off
+    check(values, k, "band" if off < 0 else "upper bound too low")
+
+
 def test_sorted_and_clustered():
     for values in (np.linspace(1, 2, D), np.linspace(-2, -1, D), np.repeat(gauss(D // 500), 500)):
         for k in (20, 2000, 90_000):

@@ -177,6 +177,16 @@ def test_qsgd(bits, kind):
                 * (1 + 1e-5) + 2.0**-119).all(), "an error of more than one level"
 
 
+def test_qsgd_never_rounds_past_the_highest_level():
+    """Just below 1, the random number rounds 254 + u up to 255, for about 8 in a million."""
+    k = 2_000_000
+    norms, packed = np.empty(-(-k // 32768), np.float32), np.empty(k + 8, np.uint8)
+    for norm in (1.0, 0.7, 3e-7):
+        values = np.full(k, norm, np.float32)
+        kernels.qsgd_encode(values, 8, 32768, *map(np.uint32, KEY), norms, packed)
+        assert (packed[:k] == 254).all() and (norms == np.float32(norm)).all()
+
+
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_qsgd_decode_refuses_a_code_that_no_level_has(bits):
     """2**bits - 1 is one more than the highest code; level 127.00001 must not wrap into it either."""

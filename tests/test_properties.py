@@ -45,7 +45,8 @@ def test_round_trip_of_any_combination(gradient, density, index, value, seed):
     contract.check_compressor(c, gradient)
 
 
-@given(steps=st.integers(1, 600).flatmap(lambda d: st.lists(stnp.arrays(np.float32, d, elements=finite), min_size=1, max_size=3)),
+@given(steps=st.integers(1, 600).flatmap(
+           lambda d: st.lists(stnp.arrays(np.float32, d, elements=finite), min_size=1, max_size=3)),
        text=st.sampled_from(SPECS))
 @settings(max_examples=150)
 def test_feedback(steps, text):

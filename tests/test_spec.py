@@ -47,7 +47,8 @@ def test_dict_with_strings_and_omitted_stages():
     expected = grace_ext.compressor("topk:0.02/auto/qsgd:7")
     for given in ({"sparsifier": "topk:0.02", "value": "qsgd:7"},
                   {"value": {"name": "qsgd", "bits": "7"}, "sparsifier": {"name": "topk", "density": 0.02}},
-                  {"sparsifier": {"name": "topk", "density": "0.02"}, "index": "auto", "value": {"name": "qsgd", "bits": 7.0}}):
+                  {"sparsifier": {"name": "topk", "density": "0.02"}, "index": "auto",
+                   "value": {"name": "qsgd", "bits": 7.0}}):
         assert grace_ext.compressor(given) == expected
     assert grace_ext.compressor({"sparsifier": "dense"}) == grace_ext.compressor("dense")
 

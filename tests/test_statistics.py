@@ -131,7 +131,7 @@ def test_the_users_generators_are_left_alone():
     python, numpy = random.getstate(), np.random.get_state()
     first = work()
     assert random.getstate() == python
-    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), numpy))
+    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), numpy, strict=True))
     random.seed(2)
     np.random.seed(2)
     assert work() == first

@@ -40,21 +40,25 @@ def sampled(d, room):
     return np.array(positions, np.int64)
 
 
-def topk_branch(values, k, sample_room, candidates):
-    """Which road select_topk takes. candidates: how many it has room for, the slack not counted."""
-    d, magnitude = len(values), magnitudes(values)
-    sample = np.sort(magnitude[sampled(d, sample_room)])[::-1]
+def topk_bounds(values, k, sample_room):
+    """The magnitudes between which select_topk expects the k-th largest after a look at its sample."""
+    sample = np.sort(magnitudes(values)[sampled(len(values), sample_room)])[::-1]
     lower, upper = 1, MAGNITUDE
     if sample.size:
-        rank = k / d * sample.size
+        rank = k / len(values) * sample.size
         margin = 4 * math.sqrt(2 * rank) + 8
         deep, high = int(rank + margin), int(rank - margin)
         if deep < sample.size:
             lower = max(1, int(sample[deep - 1]) & ~511)
         if high >= 1:
             upper = int(sample[high - 1]) | 511
-        upper = max(lower, upper)
-    count, certain = int((magnitude >= lower).sum()), int((magnitude >= upper).sum())
+    return lower, max(lower, upper)
+
+
+def topk_branch(values, k, sample_room, candidates):
+    """Which road select_topk takes. candidates: how many it has room for, the slack not counted."""
+    lower, upper = topk_bounds(values, k, sample_room)
+    count, certain = (int((magnitudes(values) >= bound).sum()) for bound in (lower, upper))
     if count > candidates:
         return "overflow"
     if count <= k and (count == k or lower == 1):
@@ -162,6 +166,6 @@ def sum_sparse(size, shares, weight):
     """weight * x added rank after rank, in float32. shares: [(positions, values)]."""
     out = np.zeros(size, np.float32)
     for positions, values in shares:
-        for position, value in zip(positions, values):
+        for position, value in zip(positions, values, strict=True):
             out[position] = out[position] + np.float32(weight) * np.float32(value)
     return out

@@ -1,0 +1,158 @@
+"""Kernels stay inside their arrays: each array ends where a page begins that the process may not touch.
+
+A read or write too far kills the process, so the calls run in a forked child. test_cpus.py runs this file too.
+"""
+
+import ctypes
+import faulthandler
+import mmap
+import os
+import resource
+
+import numpy as np
+import pytest
+import twins
+
+from grace_ext import kernels
+from grace_ext.kernels.rice import quotient_room, remainder_bytes
+from grace_ext.kernels.topk import BINS, candidate_room, sample_room
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class Fence:
+    """Copies of arrays whose last byte is the last one before a forbidden page."""
+
+    def __init__(self):
+        self.kept = []
+
+    def __call__(self, array):
+        array = np.ascontiguousarray(array)
+        room = -(-max(array.nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = mmap.mmap(-1, room + mmap.PAGESIZE)
+        whole = np.frombuffer(memory, np.uint8)
+        assert LIBC.mprotect(whole.ctypes.data + room, mmap.PAGESIZE, 0) == 0
+        self.kept.append((memory, whole))
+        copy = whole[room - array.nbytes:room].view(array.dtype)
+        copy[:] = array
+        return copy
+
+
+def survives(function, *args):
+    """Whether function(fence, *args) returns True in a child process, which is gone afterwards."""
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        result = False
+        try:
+            result = function(Fence(), *args)
+        finally:
+            os._exit(0 if result else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    kernels.warmup()
+
+
+def one_too_far(fence):
+    faulthandler.disable()  # this crash is meant
+    array = fence(np.zeros(8, np.uint8))
+    return ctypes.c_uint8.from_address(array.ctypes.data + 8).value == 0
+
+
+def test_the_fence_holds():
+    assert not survives(one_too_far)
+    assert survives(lambda fence: fence(np.arange(8)).sum() == 28)
+
+
+def rice(fence, e):
+    good = True
+    for k in (*range(1, 40), 300):
+        indices = np.cumsum(np.random.default_rng(k).integers(1, 1 + min(3 << e, 10**6), k)).astype(np.uint32)
+        d = int(indices[-1]) + 1
+        low, high = fence(np.zeros(remainder_bytes(k, e) + 8, np.uint8)), fence(np.zeros(quotient_room(d, k, e), np.uint8))
+        bits = kernels.rice_encode(fence(indices), e, low, high)
+        streams = fence(low[:remainder_bytes(k, e)]), fence(high[:(bits + 7) // 8])
+        out = fence(np.zeros(k, np.uint32))
+        good &= kernels.rice_decode(*streams, d, e, out) == bits and np.array_equal(out, indices)
+        for junk in (0, 255, 1):
+            kernels.rice_decode(*(fence(np.full(stream.size, junk, np.uint8)) for stream in streams), d, e, out)
+    return good
+
+
+@pytest.mark.parametrize("e", [0, 1, 2, 3, 5, 7, 8, 13, 16, 23, 30])
+def test_rice(e):
+    assert survives(rice, e)
+
+
+def qsgd(fence, bits):
+    good = True
+    for k in (*range(1, 34), 100, 513):
+        values = np.random.default_rng(k).standard_normal(k).astype(np.float32)
+        norms, packed = fence(np.zeros(-(-k // 16), np.float32)), fence(np.zeros(k * bits // 8 + 8, np.uint8))
+        kernels.qsgd_encode(fence(values), bits, 16, np.uint32(1), np.uint32(2), norms, packed)
+        out = fence(np.zeros(k, np.float32))
+        good &= kernels.qsgd_decode(fence(packed[:-(-k * bits // 8)]), bits, 16, norms, out)
+        good &= kernels.max_magnitude(fence(values)) == twins.magnitudes(values).max()
+    return good
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_qsgd(bits):
+    assert survives(qsgd, bits)
+
+
+def bits(fence):
+    good = True
+    for count in (*range(1, 20), 64, 65):
+        for width in range(0, 32, 3):
+            numbers = np.full(count, (1 << width) - 1, np.uint32)
+            packed, out = fence(np.zeros((count * width + 7) // 8, np.uint8)), fence(np.zeros(count, np.uint32))
+            kernels.pack_bits(fence(numbers), width, packed)
+            kernels.unpack_bits(packed, width, out)
+            good &= np.array_equal(out, numbers)
+        indices, bitmap = np.arange(count, dtype=np.uint32), fence(np.zeros((count + 7) // 8, np.uint8))
+        kernels.bitmap_encode(fence(indices), bitmap)
+        good &= kernels.bitmap_decode(bitmap, fence(np.zeros(count, np.uint32))) == count
+    return good
+
+
+def test_bits():
+    assert survives(bits)
+
+
+def topk(fence, d):
+    values = np.random.default_rng(d).standard_normal(d).astype(np.float32)
+    good = True
+    for k in sorted({1, max(1, d // 10), d}):
+        for fused in (False, True):
+            room = [fence(np.zeros(candidate_room(d, k), np.uint32)) for _ in range(3)]
+            gradient, residual = (fence(np.float32(0.5) * values) for _ in range(2))
+            n = kernels.select_topk(gradient if fused else fence(values), residual, fence(np.zeros(d, np.float32)), fused, k,
+                                    *room, fence(np.zeros(sample_room(d), np.uint32)), fence(np.zeros(BINS, np.int64)))
+            good &= np.array_equal(room[0][:n], twins.topk(values, k))
+    return good
+
+
+@pytest.mark.parametrize("d", [1, 15, 16, 17, 31, 100, 1023, 4095, 4096, 4097, 4111, 50_001])
+def test_topk(d):
+    assert survives(topk, d)
+
+
+def sums(fence, d):
+    positions = np.arange(max(0, d - 40_000), d, dtype=np.uint32)
+    values = fence(np.ones(positions.size, np.float32))
+    out = fence(np.zeros(d, np.float32))
+    kernels.add_at(out, fence(positions), values, np.float32(1))
+    kernels.write_error(out, fence(positions), values, fence(np.zeros(positions.size, np.float32)))
+    kernels.sum_sparse(out, fence(positions), values, fence(np.zeros(1, np.int64)),
+                       fence(np.array([positions.size], np.int64)), np.float32(1))
+    return out.sum(dtype=np.float64) == positions.size
+
+
+@pytest.mark.parametrize("d", [1, 32768, 32769, 4 * 1024 * 1024, 4 * 1024 * 1024 + 5])
+def test_sums(d):
+    assert survives(sums, d)
