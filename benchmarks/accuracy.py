@@ -23,7 +23,7 @@ MOST_POINTS_LOST = 0.5
 LEAST_RATIO = 150
 
 
-def document(results: dict, args, met: bool, minutes: float) -> str:
+def document(results: dict, args, met: bool) -> str:
     """results: label -> list of runs, one per seed."""
     (plain_label, plain), (compressed_label, compressed) = results.items()
     rows = [["", *(f"seed {seed}" for seed in args.seeds), "mean", "standard deviation", "bytes sent per step"]]
@@ -47,7 +47,7 @@ def document(results: dict, args, met: bool, minutes: float) -> str:
         f"- The bar: the mean at most {MOST_POINTS_LOST} points below, and at least {LEAST_RATIO}× fewer bytes for the "
         f"compressed layers. It is {'met' if met else '**missed**'}.\n"
         f"- {compressed_label} means the memory `{args.memory}` and the communicator `allgather`.",
-        f"Measured on {datetime.date.today().isoformat()} on {machine()}, in {minutes:.0f} minutes, by "
+        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
         f"`python benchmarks/accuracy.py --data DIR{options}`."]) + "\n"
 
 
@@ -86,10 +86,10 @@ def main():
     plain, compressed = results.values()
     met = (statistics.mean(differences(plain, compressed)) >= -MOST_POINTS_LOST
            and layers_ratio(compressed) >= LEAST_RATIO)
-    text = document(results, args, met, (time.perf_counter() - started) / 60)
+    text = document(results, args, met)
     with open(args.out, "w", encoding="utf-8") as file:
         file.write(text)
-    print(f"\n{text}\nwritten: {args.out}")
+    print(f"\n{text}\nwritten: {args.out}; all in {(time.perf_counter() - started) / 60:.1f} minutes")
     return 0 if met else 1
 
 

@@ -198,16 +198,14 @@ def document(runs: list[Run], args, command: str) -> str:
         f"Measured on {datetime.date.today().isoformat()} on {machine()}, by `{command}`."]) + "\n"
 
 
-def rewrite(path: str, text: str) -> None:
-    """Put the text between the file's markers."""
+def around_markers(path: str) -> tuple[str, str]:
+    """What stands before and after the text between a file's markers, markers included. Raises ValueError, OSError."""
     with open(path, encoding="utf-8") as file:
-        content = file.read()
-    before, begin, rest = content.partition(MARKERS[0])
+        before, begin, rest = file.read().partition(MARKERS[0])
     _, end, after = rest.partition(MARKERS[1])
     if not (begin and end):
-        raise RunFailed(f"{path} lacks the markers {MARKERS[0]} and {MARKERS[1]}")
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(f"{before}{begin}\n{text}{end}{after}")
+        raise ValueError(f"{path} lacks the markers {MARKERS[0]} and {MARKERS[1]}")
+    return before + begin, end + after
 
 
 def plot(runs: list[Run], folder: str) -> list[str]:
@@ -256,7 +254,9 @@ def parse_args():
     try:
         grace_ext.compressor(args.spec)
         grace_ext.memory(args.memory)
-    except grace_ext.GraceError as error:
+        if args.readme:
+            around_markers(args.readme)
+    except (grace_ext.GraceError, ValueError, OSError) as error:
         parser.error(str(error))
     args.changed = {name: value for name, value in vars(args).items()
                     if name not in ("data", "out", "readme", "timeout") and value != parser.get_default(name)}
@@ -284,7 +284,9 @@ def main():
     with open(files[0], "w", encoding="utf-8") as file:
         file.write(text)
     if args.readme:
-        rewrite(args.readme, text)
+        before, after = around_markers(args.readme)
+        with open(args.readme, "w", encoding="utf-8") as file:
+            file.write(f"{before}\n{text}{after}")
     for rows, caption in ((measured_table(runs), measured), (projected_table(runs), projected)):
         print(f"\n{as_text(rows)}\n\n{caption}")
     print(f"\nwritten: {', '.join(files)}; all in {(time.perf_counter() - started) / 60:.1f} minutes")
