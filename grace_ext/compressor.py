@@ -54,6 +54,8 @@ class Compressor:
         self.index: IndexCodec = stages["index"]
         self.value: ValueCodec = stages["value"]
         self.seed = int(seed)
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError(f"seed={seed}; allowed: integers of 64 bits")
 
     @property
     def stages(self) -> dict[str, registry.Stage]:
@@ -267,6 +269,9 @@ def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0
     containers: parsed, each of out.size elements; out: float32[d]. Raises ContainerError; out is undefined then.
     """
     _check_accumulator(out)
+    for parsed in containers:
+        if parsed.d != out.size:
+            raise ContainerError(f"the container holds {parsed.d} elements, {out.size} were expected")
     weight = np.float32(weight)
     if any(parsed.non_finite for parsed in containers):
         out[:] = np.nan
@@ -276,10 +281,11 @@ def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0
         for parsed in containers:
             _add(parsed, out, weight)
         return
-    ends = np.cumsum([parsed.k for parsed in containers], dtype=np.int64)
+    counts = np.array([parsed.k for parsed in containers], np.int64)
+    ends = np.cumsum(counts)
+    starts = ends - counts
     total = int(ends[-1]) if len(containers) else 0
     positions, values = scratch("support", np.uint32, total), scratch("values", np.float32, total)
-    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
     for start, end, parsed in zip(starts, ends, containers, strict=True):
         unpack(parsed, positions[start:end], values[start:end])
     sum_sparse(out, positions, values, starts, ends, weight)

@@ -148,8 +148,8 @@ def qsgd(values, bits, bucket, low, high):
         scale = s / norm if norm > 0 else f(0)
         norms.append(norm)
         for i, x in enumerate(part):
-            uniform = f(random32(start + i, low, high) >> 8) * f(2.0**-24)
-            codes.append(int(min(max(f(f(x * scale) + s) + uniform, f(0)), f(2) * s)))
+            uniform = (f(random32(start + i, low, high) >> 16) + f(0.5)) * f(2.0**-16)
+            codes.append(int(min(max(f(x * scale) + f(s + uniform), f(0)), f(2) * s)))
     return np.array(norms, np.float32), codes
 
 

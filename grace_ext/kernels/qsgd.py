@@ -39,8 +39,9 @@ def max_magnitude(values):
 def _quantize(values, scale, levels, low, high, first, codes):
     top = np.float32(2.0) * levels
     for i in range(values.size):
-        uniform = np.float32(np.int32(_random32(first + np.uint32(i), low, high) >> np.uint32(8)))
-        x = values[i] * scale + levels + uniform * np.float32(2.0**-24)
+        # 16 random bits and a half: levels + uniform is exact, and so is the zero of a zero.
+        uniform = np.float32(np.int32(_random32(first + np.uint32(i), low, high) >> np.uint32(16))) + np.float32(0.5)
+        x = values[i] * scale + (levels + uniform * np.float32(2.0**-16))
         codes[i] = np.uint8(np.int32(min(max(x, np.float32(0)), top)))
 
 
