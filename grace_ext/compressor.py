@@ -10,7 +10,7 @@ from .container import Container
 from .errors import ConfigError, ContainerError
 from .index.base import IndexCodec
 from .index.raw import RawIndex
-from .kernels import add_at, max_magnitude, sum_sparse, write_error
+from .kernels import add_at, add_dense, max_magnitude, sum_sparse, write_error
 from .kernels.topk import NON_FINITE
 from .rng import Stream
 from .scratch import scratch
@@ -122,7 +122,7 @@ class Compressor:
                 np.subtract(encoded.values, encoded.decoded, out=pending)
             else:
                 write_error(pending, encoded.support, encoded.values, encoded.decoded)
-        encoded.seconds["residual"] = time.perf_counter() - started
+        encoded.seconds["residual"] = encoded.seconds.get("residual", 0.0) + time.perf_counter() - started
         return encoded
 
     def pack(self, d, indices, values, gather, stream, *, dtype="float32", shape=None, started=None) -> Encoded:
@@ -256,9 +256,7 @@ def _add(parsed: Container, accumulator: np.ndarray, weight: np.float32) -> None
         return
     sparse, support, values = _unpack_to_scratch(parsed)
     if not sparse:
-        if weight != 1:
-            values *= weight
-        accumulator += values
+        add_dense(accumulator, values, weight)
     else:
         add_at(accumulator, support, values, weight)
 

@@ -55,7 +55,7 @@ def decode(container):
             values = [value for _, value in sorted(zip(order, values, strict=True))]
         fields["k"] = k
     assert read.at == len(read.data) - 4
-    assert struct.unpack("<I", read.data[-4:])[0] == xxhash.xxh32_intdigest(read.data[:-4])
+    assert struct.unpack("<I", read.data[-4:])[0] == xxhash.xxh3_64_intdigest(read.data[:-4]) & 0xFFFFFFFF
     dense = [0.0] * d
     for position, value in zip(support, values, strict=True):
         dense[position] = value

@@ -44,6 +44,7 @@ def rice_encode(indices, d, e):
     low, low_intact = guarded(remainder_bytes(k, e) + 8)
     high, high_intact = guarded(quotient_room(d, k, e))
     bits = kernels.rice_encode(np.array(indices, np.uint32), e, low, high)
+    assert k == 0 or kernels.quotient_bits(np.array(indices, np.uint32), e) == bits
     assert low_intact() and high_intact()
     return low[:remainder_bytes(k, e)].copy(), high[:(bits + 7) // 8].copy(), bits
 
@@ -249,6 +250,16 @@ def test_sum_sparse_streamed(offset, more):
     run_sum_sparse(out, shares, 0.7)
     assert out.tobytes() == twins.sum_sparse(d, shares, 0.7).tobytes()
     assert (whole[:first] == 7).all() and (whole[first + d:] == 7).all()
+
+
+def test_add_dense():
+    rng = np.random.default_rng(1)
+    values, start = (rng.standard_normal(1003).astype(np.float32) for _ in range(2))
+    out, intact = guarded(1003, np.float32)
+    out[:] = start
+    kernels.add_dense(out, values, np.float32(0.3))
+    expected = [x + np.float32(0.3) * y for x, y in zip(start, values, strict=True)]
+    assert out.tobytes() == np.array(expected, np.float32).tobytes() and intact()
 
 
 def test_add_at_and_write_error():

@@ -1,14 +1,14 @@
 """Numba kernels: arrays in, arrays out, no GIL, no globals. The only place with bit twiddling."""
 
 from ._compile import cache_folder, warmup
-from .accumulate import add_at, sum_sparse, write_error
+from .accumulate import add_at, add_dense, sum_sparse, write_error
 from .bits import bitmap_decode, bitmap_encode, pack_bits, unpack_bits
 from .qsgd import max_magnitude, qsgd_decode, qsgd_encode
 from .rice import quotient_bits, rice_decode, rice_encode
 from .topk import select_topk
 
 __all__ = [
-    "add_at", "bitmap_decode", "bitmap_encode", "cache_folder", "max_magnitude", "pack_bits", "qsgd_decode",
-    "qsgd_encode", "quotient_bits", "rice_decode", "rice_encode", "select_topk", "sum_sparse", "unpack_bits", "warmup",
-    "write_error",
+    "add_at", "add_dense", "bitmap_decode", "bitmap_encode", "cache_folder", "max_magnitude", "pack_bits",
+    "qsgd_decode", "qsgd_encode", "quotient_bits", "rice_decode", "rice_encode", "select_topk", "sum_sparse",
+    "unpack_bits", "warmup", "write_error",
 ]

@@ -16,6 +16,13 @@ def add_at(out, positions, values, weight):
         out[positions[i]] += weight * values[i]
 
 
+@kernel("void(float32[::1], Array(float32, 1, 'C', readonly=True), float32)")
+def add_dense(out, values, weight):
+    """out += weight * values, both float32[d]."""
+    for i in range(out.size):
+        out[i] += weight * values[i]
+
+
 @helper
 def _add_tile(tile, start, stop, positions, values, cursor, ends, weight):
     tile[:stop - start] = np.float32(0)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ._compile import kernel
-from ._intrinsics import trailing_zeros
+from ._intrinsics import load64, trailing_zeros
 
 _1 = np.uint64(1)
 
@@ -21,9 +21,12 @@ def bitmap_decode(bitmap, out):
     """Write the positions of the set bits to `out`; returns how many there are, -1 if more than `out` holds."""
     j = 0
     for start in range(0, bitmap.size, 8):
-        word = np.uint64(0)
-        for i in range(min(8, bitmap.size - start)):
-            word |= np.uint64(bitmap[start + i]) << np.uint64(8 * i)
+        if start + 8 <= bitmap.size:
+            word = load64(bitmap, start)
+        else:
+            word = np.uint64(0)
+            for i in range(bitmap.size - start):
+                word |= np.uint64(bitmap[start + i]) << np.uint64(8 * i)
         while word:
             if j == out.size:
                 return -1
