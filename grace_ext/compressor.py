@@ -134,24 +134,11 @@ class Compressor:
         clock.lap("select")
         if not finite:
             return Encoded(container.pack_non_finite(d, dtype), None, None, None, 0, 0, clock.seconds)
-        index_id, index_section, support = 0, _EMPTY, indices
-        if indices is not None:
-            codec = self.index.choose(indices, d) if indices.size else RawIndex()
-            index_id, index_section = codec.id, _EMPTY
-            if indices.size:
-                index_section, support = codec.encode(indices, d)
-                if index_section.size > 4 * support.size:
-                    index_id, (index_section, support) = RawIndex.id, RawIndex().encode(support, d)
-            if support is not indices:
-                values = gather(support)
+        index_id, index_section, support = self._encode_index(indices, d)
+        if support is not indices:
+            values = gather(support)
         clock.lap("index")
-        value_codec, value_section, order = self.value, _EMPTY, None
-        if values.size:
-            value_section, order = value_codec.encode(values, stream)
-            order_bytes = 0 if order is None else (values.size * container.order_width(values.size) + 7) // 8
-            if value_section.size + order_bytes >= 4 * values.size:
-                value_codec = RawValue()
-                value_section, order = value_codec.encode(values, stream)
+        value_codec, value_section, order = self._encode_values(values, stream)
         clock.lap("value")
         blob = container.pack(d, values.size, index_id, index_section, value_codec.id, value_section,
                               order=order, dtype=dtype, shape=shape)
@@ -163,6 +150,28 @@ class Compressor:
             decoded = _reorder(decoded, order)
         clock.lap("residual")
         return Encoded(blob, support, values, decoded, index_section.size, value_section.size, clock.seconds)
+
+    def _encode_index(self, indices, d) -> tuple[int, np.ndarray, np.ndarray | None]:
+        """(container id, section, support) for uint32[k], or for None: all positions."""
+        if indices is None:
+            return 0, _EMPTY, None
+        if not indices.size:
+            return RawIndex.id, _EMPTY, indices
+        codec = self.index.choose(indices, d)
+        section, support = codec.encode(indices, d)
+        if section.size > 4 * indices.size:
+            return RawIndex.id, *RawIndex().encode(indices, d)
+        return codec.id, section, support
+
+    def _encode_values(self, values, stream) -> tuple[ValueCodec, np.ndarray, np.ndarray | None]:
+        """(codec used, section, order) for float32[k]."""
+        if not values.size:
+            return self.value, _EMPTY, None
+        section, order = self.value.encode(values, stream)
+        order_bytes = 0 if order is None else (values.size * container.order_width(values.size) + 7) // 8
+        if section.size + order_bytes >= 4 * values.size:
+            return RawValue(), *RawValue().encode(values, stream)
+        return self.value, section, order
 
 
 class _Clock:
