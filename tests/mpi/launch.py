@@ -22,7 +22,8 @@ def run(launcher: str, script: str, *arguments: str, timeout: float) -> subproce
     """Run a script of this folder under a launcher. On a time-out the whole process group is killed and it raises."""
     # Horovod's MPI launcher adds what root and oversubscription need itself; mpirun takes it from the environment.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-                   "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+                   "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
+                   "OMPI_MCA_mpi_yield_when_idle": "1"}  # there are more ranks than cores
     environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
     command = [*LAUNCHERS[launcher], sys.executable, str(HERE / script), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
