@@ -51,7 +51,8 @@ def exchange(communicator, compressor, gradients, weight=1.0):
     return on_all_ranks(work)
 
 
-@pytest.mark.parametrize("name", ["topk:0.1/rice/raw", "topk:0.1/rice/qsgd:7", "dense/deflate", "dense/raw", "topk:0.9/bitmap"])
+@pytest.mark.parametrize("name", ["topk:0.1/rice/raw", "topk:0.1/rice/qsgd:7", "dense/deflate", "dense/raw",
+                                  "topk:0.9/bitmap"])
 def test_allgather_is_the_sum_in_rank_order(name):
     gradients = [gradient(rank) for rank in range(RANKS)]
     expected = np.zeros(5000, np.float32)

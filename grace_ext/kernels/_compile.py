@@ -103,8 +103,8 @@ def _temporary() -> str | None:
 def _fingerprint() -> str:
     digest = hashlib.blake2b(digest_size=8)
     digest.update(repr((sys.version, numba.__version__, cpu_target.target_context.codegen().magic_tuple())).encode())
-    # Numba watches only the file that a kernel stands in; helpers come from the others, so all of them count.
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    # Numba watches only the file that a kernel stands in. What kernels of several files share stands in _*.py.
+    for source in sorted(Path(__file__).parent.glob("_*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()
 

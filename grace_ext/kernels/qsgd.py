@@ -3,36 +3,17 @@
 import numpy as np
 
 from ._compile import kernel
-from ._intrinsics import bits_of, float_of, helper, load64, store64
+from ._helpers import largest_magnitude, random32
+from ._intrinsics import float_of, helper, load64, store64
 
 _SMALLEST = np.float32(2.0**-119)  # below it, levels / norm would overflow; such a bucket is sent as zeros
 _LARGEST = np.float32(3.4028e38)  # above it, a decoded value could round to Inf
 
 
-@helper
-def _random32(i, low, high):
-    """A counter-based random uint32 (the murmur3 finalizer, keyed twice). Each step is wrapped to 32 bits so that
-    it vectorises: Numba widens uint32 arithmetic to 64 bits."""
-    x = np.uint32(np.uint32(np.uint32(i) * np.uint32(0x9E3779B1)) ^ low)
-    x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(16))) * np.uint32(0x85EBCA6B))
-    x = np.uint32(x + high)
-    x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(13))) * np.uint32(0xC2B2AE35))
-    return np.uint32(x ^ np.uint32(x >> np.uint32(16)))
-
-
-@helper
-def _max_magnitude(values):
-    largest = np.uint32(0)
-    for i in range(values.size):
-        x = np.uint32(bits_of(values[i]) & np.uint32(0x7FFFFFFF))
-        largest = x if x > largest else largest
-    return largest
-
-
 @kernel("uint32(Array(float32, 1, 'C', readonly=True))")
 def max_magnitude(values):
     """The bits of the largest magnitude in values; 0x7F800000 and above mean that one is Inf or NaN."""
-    return _max_magnitude(values)
+    return largest_magnitude(values)
 
 
 @helper
@@ -40,7 +21,7 @@ def _quantize(values, scale, levels, low, high, first, codes):
     top = np.float32(2.0) * levels
     for i in range(values.size):
         # 16 random bits and a half: levels + uniform is exact, and so is the zero of a zero.
-        uniform = np.float32(np.int32(_random32(first + np.uint32(i), low, high) >> np.uint32(16))) + np.float32(0.5)
+        uniform = np.float32(np.int32(random32(first + np.uint32(i), low, high) >> np.uint32(16))) + np.float32(0.5)
         x = values[i] * scale + (levels + uniform * np.float32(2.0**-16))
         codes[i] = np.uint8(np.int32(min(max(x, np.float32(0)), top)))
 
@@ -88,7 +69,7 @@ def qsgd_encode(values, bits, bucket, key_low, key_high, norms, out):
     for b in range(norms.size):
         start = b * bucket
         part = values[start:min(values.size, start + bucket)]
-        norm = min(float_of(_max_magnitude(part)), _LARGEST)
+        norm = min(float_of(largest_magnitude(part)), _LARGEST)
         if norm < _SMALLEST:
             norm = np.float32(0)
         norms[b] = norm
