@@ -26,6 +26,7 @@ from .errors import ConfigError, GraceError
 from .kernels import max_magnitude
 from .kernels.topk import NON_FINITE
 from .rng import Stream
+from .sparsifiers.base import Scope
 from .value.base import ValueCodec
 
 SPECS = ("topk:0.01/rice/qsgd:7", "topk:0.001/rice/qsgd:7", "topk:0.01/auto/raw", "topk:0.1/auto/qsgd:4",
@@ -201,6 +202,7 @@ class _Bench:
         self.d = gradient.size
         self.copy = np.empty_like(gradient)
         self.stream = Stream(name="bench")
+        self.scope = Scope(self.stream, (self.d,))
         self._memcpy: list[float] = []
 
     def memcpy_seconds(self) -> dict:
@@ -221,7 +223,8 @@ class _Bench:
 
     def support(self, density: float) -> tuple[np.ndarray, np.ndarray]:
         """Positions and values of the top-k of the gradient; copies."""
-        indices, values = registry.build("sparsifier", "topk", {"density": density}).select(self.gradient)
+        indices, values = registry.build("sparsifier", "topk", {"density": density}).select(
+            self.gradient, self.scope)
         return indices.copy(), values.copy()
 
     def selection(self, density: float) -> list[dict]:
@@ -231,13 +234,13 @@ class _Bench:
         for name in registry.names("sparsifier"):
             options = registry.parameters(registry.lookup("sparsifier", name))
             stage = registry.build("sparsifier", name, {"density": density} if "density" in options else {})
-            indices = stage.select(self.gradient)[0]
+            indices = stage.select(self.gradient, self.scope)[0]
             if indices is None:
                 continue  # dense: nothing is selected
             selected[name] = indices.size
-            contestants[name, "plain"] = Contestant(lambda stage=stage: stage.select(self.gradient))
+            contestants[name, "plain"] = Contestant(lambda stage=stage: stage.select(self.gradient, self.scope))
             contestants[name, "fused"] = Contestant(
-                lambda stage=stage: stage.select_compensated(self.gradient, residual, out))
+                lambda stage=stage: stage.select_compensated(self.gradient, residual, out, self.scope))
         contestants["np.add", "error feedback only"] = Contestant(
             lambda: np.add(self.gradient, residual, out=out))
         k = max(1, round(density * self.d))

@@ -14,7 +14,7 @@ from .kernels import add_at, add_dense, max_magnitude, sum_sparse, write_error
 from .kernels.topk import NON_FINITE
 from .rng import Stream
 from .scratch import scratch
-from .sparsifiers.base import Sparsifier
+from .sparsifiers.base import Scope, Sparsifier
 from .value.base import ValueCodec
 from .value.raw import RawValue
 
@@ -97,21 +97,25 @@ class Compressor:
         stored_shape = np.shape(gradient) if shape else None
         return self.encode(dense, Stream(self.seed, name, step, rank), dtype=dtype, shape=stored_shape).blob
 
-    def encode(self, dense: np.ndarray, stream: Stream, *, dtype="float32", shape=None) -> Encoded:
-        """Like compress for a float32[d], returning all that the sender knows about the container."""
+    def encode(self, dense: np.ndarray, stream: Stream, *, sizes=None, dtype="float32", shape=None) -> Encoded:
+        """Like compress for a float32[d], returning all that the sender knows about the container.
+
+        sizes: the elements of the tensors that it is made of; None for one tensor.
+        """
         started = time.perf_counter()
-        indices, values = self.sparsifier.select(dense)
+        indices, values = self.sparsifier.select(dense, _scope(stream, sizes, dense.size))
         return self.pack(dense.size, indices, values, lambda support: dense[support], stream,
                          dtype=dtype, shape=shape, started=started)
 
-    def encode_compensated(self, gradient, residual, pending, stream: Stream, *, dtype="float32") -> Encoded:
+    def encode_compensated(self, gradient, residual, pending, stream: Stream, *, sizes=None, dtype="float32") -> Encoded:
         """Encode gradient + residual and write what the container does not carry to `pending`. All float32[d].
 
         The same bytes and the same residual as adding, encoding and subtracting the decoded container, in one pass less.
         If gradient + residual is not finite, pending is of no use.
         """
         started = time.perf_counter()
-        indices, values = self.sparsifier.select_compensated(gradient, residual, pending)
+        indices, values = self.sparsifier.select_compensated(
+            gradient, residual, pending, _scope(stream, sizes, gradient.size))
         if indices is None:
             values = pending
         encoded = self.pack(gradient.size, indices, values, lambda support: pending[support], stream,
@@ -172,6 +176,13 @@ class Compressor:
         if section.size + order_bytes >= 4 * values.size:
             return RawValue(), *RawValue().encode(values, stream)
         return self.value, section, order
+
+
+def _scope(stream: Stream, sizes, d: int) -> Scope:
+    scope = Scope(stream, (d,) if sizes is None else tuple(sizes))
+    if sum(scope.sizes) != d:
+        raise ConfigError(f"sizes: the tensors have {sum(scope.sizes)} elements, the gradient {d}")
+    return scope
 
 
 class _Clock:

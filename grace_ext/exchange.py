@@ -38,7 +38,8 @@ class Bucket:
     memory: Memory
 
     def __post_init__(self):
-        self.size = sum(tensor.size for tensor in self.tensors)
+        self.sizes = tuple(tensor.size for tensor in self.tensors)
+        self.size = sum(self.sizes)
         self.device = self.tensors[0].device
         self.communicator.check(self.compressor)
         self._gradient = None if self.memory.stateful else np.empty(self.size, np.float32)
@@ -48,7 +49,8 @@ class Bucket:
         state = self.memory.begin(self.name, self.size)
         gradient = self._gradient if state is None else state[1]
         pack(gradient)
-        return self.communicator.start(transport, self.name, self.compressor, gradient, state, stream)
+        return self.communicator.start(transport, self.name, self.compressor, gradient, state, stream,
+                                       self.sizes)
 
     def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
         """Receive the weighted sum in out. False if some rank's gradient was not finite."""

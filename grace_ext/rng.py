@@ -2,7 +2,7 @@
 
 The key is a hash of (seed, name, step, rank); kernels count from it. The user's own generators are never touched, and
 the same gradient under the same key gives the same bytes on every machine. Where ranks must draw the same numbers, the
-caller leaves the rank at 0.
+caller uses `Stream.shared`.
 """
 
 import dataclasses
@@ -19,6 +19,10 @@ class Stream:
     name: str = ""
     step: int = 0
     rank: int = 0
+
+    def shared(self) -> "Stream":
+        """The stream that all ranks have in common for this tensor and step; no rank's own."""
+        return dataclasses.replace(self, rank=-1)
 
     def key(self) -> tuple[int, int]:
         """Two uint32 words for the kernels."""

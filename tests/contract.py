@@ -9,6 +9,7 @@ from grace_ext.compressor import decode_sum
 from grace_ext.container import order_width
 from grace_ext.container import parse as parse_container
 from grace_ext.rng import Stream
+from grace_ext.sparsifiers import Scope
 
 FLT_MAX = np.finfo(np.float32).max
 STREAM = Stream(seed=3, name="weight", step=5, rank=1)
@@ -151,13 +152,19 @@ def check_value_codec(codec, values):
     return decoded
 
 
+def scope_of(dense):
+    """Of one tensor."""
+    return Scope(STREAM, (dense.size,))
+
+
 def check_sparsifier(sparsifier, dense):
+    scope = scope_of(dense)
     for at in {0, dense.size // 2, dense.size - 1} if dense.size else ():
         bad = dense.copy()
         bad[at] = np.nan if at % 2 else -np.inf
-        values = sparsifier.select(bad)[1]
+        values = sparsifier.select(bad, scope)[1]
         assert values.size == 0 or not np.isfinite(values).all(), "a NaN or an Inf stayed unseen"
-    indices, values = sparsifier.select(read_only(dense))
+    indices, values = sparsifier.select(read_only(dense), scope)
     if indices is None:
         assert same_bits(values, dense)
     else:
@@ -168,11 +175,11 @@ def check_sparsifier(sparsifier, dense):
     residual = gauss(dense.size, 7) * np.float32(0.01)
     with np.errstate(over="ignore", invalid="ignore"):
         total = dense + residual
-    expected = sparsifier.select(total)
+    expected = sparsifier.select(total, scope)
     expected = [None if part is None else part.copy() for part in expected]
     in_place = dense.copy()
     for gradient, out in ((read_only(dense), np.full_like(dense, 5)), (in_place, in_place)):
-        found = sparsifier.select_compensated(gradient, read_only(residual), out)
+        found = sparsifier.select_compensated(gradient, read_only(residual), out, scope)
         assert same_bits(out, total)
         assert (found[0] is None) == (expected[0] is None)
         assert found[0] is None or np.array_equal(found[0], expected[0])

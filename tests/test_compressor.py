@@ -110,3 +110,12 @@ def test_repr():
     c = grace_ext.compressor("topk:0.02/qsgd:7", seed=5)
     assert repr(c) == "grace_ext.compressor('topk:0.02/auto/qsgd:7', seed=5)"
     assert eval(repr(c)) == c
+
+
+def test_sizes_of_the_tensors_must_sum_up():
+    c, one = grace_ext.compressor("topk:0.1"), contract.gauss(100)
+    blob = c.encode(one, Stream()).blob
+    assert contract.same_bits(c.encode(one, Stream(), sizes=(30, 70)).blob, blob)
+    for run in (c.encode, lambda *args, **sizes: c.encode_compensated(one, one, one.copy(), *args[1:], **sizes)):
+        with pytest.raises(ConfigError, match="99 elements, the gradient 100"):
+            run(one, Stream(), sizes=(30, 69))

@@ -115,6 +115,8 @@ def test_keys_differ_in_every_part():
     keys = {Stream(*key).key() for key in ((0, "", 0, 0), (1, "", 0, 0), (0, "", 1, 0), (0, "", 0, 1), (0, "a", 0, 0),
                                            (1, "", 1, 0), (1, "", 0, 1), (0, "", 1, 1), (-1, "", 0, 0), (0, "\0", 0, 0))}
     assert len(keys) == 10
+    shared = {Stream(0, "a", 1, rank).shared().key() for rank in range(4)}
+    assert len(shared) == 1 and not shared & {Stream(0, "a", 1, rank).key() for rank in range(4)}
     assert Stream(5, "conv1.wéight\udc80", 7, 3).key() == Stream(5, "conv1.wéight\udc80", 7, 3).key()
 
 

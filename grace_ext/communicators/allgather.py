@@ -15,11 +15,11 @@ from .base import Communicator, Pending, wait
 class Allgather(Communicator):
     name = "allgather"
 
-    def start(self, transport, name, compressor, gradient, state, stream):
+    def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         if state is None:
-            encoded = compressor.encode(gradient, stream)
+            encoded = compressor.encode(gradient, stream, sizes=sizes)
         else:
-            encoded = compressor.encode_compensated(gradient, *state, stream)
+            encoded = compressor.encode_compensated(gradient, *state, stream, sizes=sizes)
         return Pending(transport.allgather(name, encoded.blob), encoded.blob.size, encoded.seconds)
 
     def finish(self, pending, transport, out, weight):

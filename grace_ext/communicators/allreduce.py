@@ -15,7 +15,7 @@ class Allreduce(Communicator):
     name = "allreduce"
     needs_linear = True
 
-    def start(self, transport, name, compressor, gradient, state, stream):
+    def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         started = time.perf_counter()
         if state is not None:
             residual, pending = state

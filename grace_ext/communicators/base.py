@@ -50,9 +50,10 @@ class Communicator(Stage):
             raise ConfigError(f"communicator {self.name!r} sums values as they are and cannot carry {str(compressor)!r}: "
                               f"use allgather, or a dense spec with raw or fp16 values")
 
-    def start(self, transport: Transport, name: str, compressor, gradient: np.ndarray, state, stream) -> Pending:
-        """Encode float32[d] and start its exchange. state: what `memory.begin` gave, or None. The gradient may be
-        the memory's room itself, and may be overwritten."""
+    def start(self, transport: Transport, name: str, compressor, gradient: np.ndarray, state, stream,
+              sizes=None) -> Pending:
+        """Encode float32[d] and start its exchange. state: what `memory.begin` gave, or None. sizes: the elements of
+        the tensors in it, None for one. The gradient may be the memory's room itself, and may be overwritten."""
         raise NotImplementedError
 
     def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:

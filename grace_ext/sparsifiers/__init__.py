@@ -1,6 +1,6 @@
 """Sparsifiers, one file each. A new one is its file and a line here."""
 
 from . import dense, topk  # noqa: F401  (importing registers them)
-from .base import Sparsifier
+from .base import Scope, Sparsifier
 
-__all__ = ["Sparsifier"]
+__all__ = ["Scope", "Sparsifier"]

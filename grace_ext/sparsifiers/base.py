@@ -1,8 +1,23 @@
 """What a sparsifier promises."""
 
+import dataclasses
+
 import numpy as np
 
 from ..registry import Stage
+from ..rng import Stream
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scope:
+    """What a sparsifier knows besides the numbers.
+
+    stream: the random numbers of this gradient on this rank. sizes: the elements of the tensors that the gradient is made
+    of, in their order; they sum to d.
+    """
+
+    stream: Stream
+    sizes: tuple[int, ...]
 
 
 class Sparsifier(Stage):
@@ -13,16 +28,16 @@ class Sparsifier(Stage):
 
     kind = "sparsifier"
 
-    def select(self, dense: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+    def select(self, dense: np.ndarray, scope: Scope) -> tuple[np.ndarray | None, np.ndarray]:
         """dense: float32[d] -> (indices uint32[k], strictly ascending, or None for all; values float32[k] = dense[indices]).
 
-        Both may lie in scratch arrays of this thread.
-        Deterministic; ties go to the lowest index. If dense has a NaN or an Inf and anything is selected, so has values.
+        Both may lie in scratch arrays of this thread. Deterministic given the scope; ties go to the lowest index.
+        If dense has a NaN or an Inf and anything is selected, so has values.
         """
         raise NotImplementedError
 
-    def select_compensated(self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray):
+    def select_compensated(self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, scope: Scope):
         """The same of gradient + residual, which is written to out. All float32[d]."""
         with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN is no secret: the container says so
             np.add(gradient, residual, out=out)
-        return self.select(out)
+        return self.select(out, scope)

@@ -8,5 +8,5 @@ from .base import Sparsifier
 class Dense(Sparsifier):
     name = "dense"
 
-    def select(self, dense):
+    def select(self, dense, scope):
         return None, dense

@@ -29,10 +29,10 @@ class TopK(Sparsifier):
         """k for a tensor of d elements."""
         return min(d, max(1, round(self.density * d)))
 
-    def select(self, dense):
+    def select(self, dense, scope):
         return self._run(dense, dense, np.empty(0, np.float32), False)  # dense itself may be read-only
 
-    def select_compensated(self, gradient, residual, out):
+    def select_compensated(self, gradient, residual, out, scope):
         return self._run(gradient, residual, out, True)
 
     def _run(self, gradient, residual, out, fused):
