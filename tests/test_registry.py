@@ -56,7 +56,7 @@ def test_a_sparsifier_in_a_few_lines():
         def __init__(self, n: int = 2):
             self.n = n
 
-        def select(self, dense):
+        def select(self, dense, scope):
             chosen = (np.arange(dense.size) % self.n == 0) | ~np.isfinite(dense)  # a NaN must not stay unseen
             indices = np.flatnonzero(chosen).astype(np.uint32)
             return indices, dense[indices]
