@@ -5,8 +5,10 @@ import time
 import numpy as np
 
 from ..kernels import max_magnitude
+from ..kernels.half import fp16_decode, fp16_encode
 from ..kernels.topk import NON_FINITE
 from ..registry import register
+from ..scratch import scratch
 from .base import Communicator, Pending, wait
 
 
@@ -25,14 +27,14 @@ class Allreduce(Communicator):
         else:
             sent = to_linear(gradient, compressor.linear, transport.size)
         if state is not None:
-            np.subtract(gradient, sent, out=pending, dtype=np.float32)
+            np.subtract(gradient, from_linear(sent), out=pending)
         seconds = {"value": time.perf_counter() - started}
         return Pending(transport.allreduce(name, sent), sent.nbytes, seconds)
 
     def finish(self, pending, transport, out, weight):
         summed = wait(pending)
         started = time.perf_counter()
-        np.multiply(summed, np.float32(weight), out=out, dtype=np.float32)
+        np.multiply(from_linear(summed), np.float32(weight), out=out)
         pending.seconds["decode"] = time.perf_counter() - started
         return bool(max_magnitude(out) < NON_FINITE)
 
@@ -42,7 +44,17 @@ def to_linear(gradient: np.ndarray, dtype: str, ranks: int) -> np.ndarray:
     gradient that is not finite becomes NaN everywhere."""
     if dtype == "float32":
         return gradient.copy()
-    if max_magnitude(gradient) >= NON_FINITE:
-        return np.full(gradient.size, np.nan, dtype)
     limit = np.float32(0.99 * float(np.finfo(dtype).max) / ranks)  # 1 % for the rounding of the partial sums
-    return np.clip(gradient, -limit, limit).astype(dtype)
+    sent = np.empty(gradient.size, dtype)
+    if fp16_encode(gradient, limit, sent.view(np.uint16)) >= NON_FINITE:
+        sent[:] = np.nan
+    return sent
+
+
+def from_linear(summed: np.ndarray) -> np.ndarray:
+    """float32[d] with the same values; a float16 array is decoded into a scratch array of the thread."""
+    if summed.dtype == np.float32:
+        return summed
+    values = scratch("linear", np.float32, summed.size)
+    fp16_decode(summed.view(np.uint16), values)
+    return values

@@ -24,3 +24,25 @@ def largest_magnitude(values):
         x = np.uint32(bits_of(values[i]) & np.uint32(0x7FFFFFFF))
         largest = x if x > largest else largest
     return largest
+
+
+@helper
+def squeeze(word, bits):
+    """8 codes, a byte each, to 8 codes of `bits` bits."""
+    two, four = bits + bits, np.uint64(4) * bits
+    word = (word & np.uint64(0x00FF00FF00FF00FF)) | (((word >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF)) << bits)
+    word = (word & np.uint64(0x0000FFFF0000FFFF)) | (((word >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF)) << two)
+    return (word & np.uint64(0xFFFFFFFF)) | ((word >> np.uint64(32)) << four)
+
+
+@helper
+def spread(word, bits):
+    """The inverse of squeeze; bits above the eighth code are ignored."""
+    one = np.uint64(1)
+    two, four = bits + bits, np.uint64(4) * bits
+    mask = (one << four) - one
+    word = (word & mask) | (((word >> four) & mask) << np.uint64(32))
+    mask = ((one << two) - one) * np.uint64(0x100000001)
+    word = (word & mask) | (((word >> two) & mask) << np.uint64(16))
+    mask = ((one << bits) - one) * np.uint64(0x0001000100010001)
+    return (word & mask) | (((word >> bits) & mask) << np.uint64(8))

@@ -182,3 +182,35 @@ def bits_of(typingctx, value):
 
 
 helper = numba.njit(nogil=True)  # compiled as part of each kernel that calls it
+
+
+@intrinsic
+def negative16(typingctx, values, i):
+    """Bit j of the result says whether values[i + j] < 0, j = 0 to 15 (float32; a zero of either sign is not)."""
+    signature = types.uint64(values, types.int64)
+
+    def generate(context, builder, signature, args):
+        floats = ir.VectorType(ir.FloatType(), LANES)
+        address = builder.gep(_pointer(context, builder, signature.args[0], args[0]), [args[1]])
+        lanes = builder.load(builder.bitcast(address, floats.as_pointer()))
+        lanes.align = 4
+        below = builder.fcmp_ordered("<", lanes, ir.Constant(floats, [0.0] * LANES))
+        return builder.zext(builder.bitcast(below, _I16), _I64)
+
+    return signature, generate
+
+
+@intrinsic
+def choose16(typingctx, mask, clear, set_, out, i):
+    """out[i + j] = set_ where bit j of the mask is set, else clear, j = 0 to 15 (float32)."""
+    signature = types.void(types.uint64, types.float32, types.float32, out, types.int64)
+
+    def generate(context, builder, signature, args):
+        floats = ir.VectorType(ir.FloatType(), LANES)
+        bits = builder.bitcast(builder.trunc(args[0], _I16), ir.VectorType(_I1, LANES))
+        clear, set_ = (builder.bitcast(_splat(builder, builder.bitcast(x, _I32)), floats) for x in (args[1], args[2]))
+        address = builder.gep(_pointer(context, builder, signature.args[3], args[3]), [args[4]])
+        builder.store(builder.select(bits, set_, clear), builder.bitcast(address, floats.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    return signature, generate

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import largest_magnitude, random32
+from ._helpers import largest_magnitude, random32, spread, squeeze
 from ._intrinsics import float_of, helper, load64, store64
 
 _SMALLEST = np.float32(2.0**-119)  # below it, levels / norm would overflow; such a bucket is sent as zeros
@@ -32,28 +32,6 @@ def _dequantize(codes, levels, scale, out):
         out[i] = np.float32(np.int32(codes[i]) - levels) * scale
 
 
-@helper
-def _squeeze(word, bits):
-    """8 codes, a byte each, to 8 codes of `bits` bits."""
-    two, four = bits + bits, np.uint64(4) * bits
-    word = (word & np.uint64(0x00FF00FF00FF00FF)) | (((word >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF)) << bits)
-    word = (word & np.uint64(0x0000FFFF0000FFFF)) | (((word >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF)) << two)
-    return (word & np.uint64(0xFFFFFFFF)) | ((word >> np.uint64(32)) << four)
-
-
-@helper
-def _spread(word, bits):
-    """The inverse of _squeeze; bits above the eighth code are ignored."""
-    one = np.uint64(1)
-    two, four = bits + bits, np.uint64(4) * bits
-    mask = (one << four) - one
-    word = (word & mask) | (((word >> four) & mask) << np.uint64(32))
-    mask = ((one << two) - one) * np.uint64(0x100000001)
-    word = (word & mask) | (((word >> two) & mask) << np.uint64(16))
-    mask = ((one << bits) - one) * np.uint64(0x0001000100010001)
-    return (word & mask) | (((word >> bits) & mask) << np.uint64(8))
-
-
 @kernel("void(Array(float32, 1, 'C', readonly=True), int64, int64, uint32, uint32, float32[::1], uint8[::1])")
 def qsgd_encode(values, bits, bucket, key_low, key_high, norms, out):
     """Quantize finite values to levels -s..s of their bucket's largest magnitude, s = 2**(bits-1) - 1, unbiased.
@@ -79,7 +57,7 @@ def qsgd_encode(values, bits, bucket, key_low, key_high, norms, out):
             if w == part.size >> 3:  # the last, partial word: no stale codes behind the values
                 for i in range(part.size, 8 * w + 8):
                     codes[i] = np.uint8(0)
-            store64(out, at, _squeeze(words[w], B))
+            store64(out, at, squeeze(words[w], B))
             at += bits
 
 
@@ -102,7 +80,7 @@ def qsgd_decode(packed, bits, bucket, norms, out):
                 word = np.uint64(0)
                 for i in range(packed.size - 1, at - 1, -1):
                     word = (word << np.uint64(8)) | np.uint64(packed[i])
-            words[w] = _spread(word, B)
+            words[w] = spread(word, B)
             at += bits
         for code in codes[:part.size]:
             largest = max(largest, code)

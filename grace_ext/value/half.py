@@ -3,6 +3,7 @@
 import numpy as np
 
 from ..errors import ContainerError
+from ..kernels.half import fp16_decode, fp16_encode
 from ..registry import register
 from .base import ValueCodec
 
@@ -17,10 +18,12 @@ class Half(ValueCodec):
     linear = "float16"
 
     def encode(self, values, stream):
-        return np.clip(values, -LARGEST, LARGEST).astype("<f2").view(np.uint8), None
+        payload = np.empty(2 * values.size, np.uint8)
+        fp16_encode(values, LARGEST, payload.view("<u2"))
+        return payload, None
 
     @staticmethod
     def decode(payload, out):
         if payload.size != 2 * out.size:
             raise ContainerError(f"fp16 section: {payload.size} bytes for {out.size} values")
-        out[:] = np.frombuffer(payload, "<f2")
+        fp16_decode(payload.view("<u2"), out)
