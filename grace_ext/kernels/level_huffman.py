@@ -1,0 +1,189 @@
+"""Canonical Huffman codes of at most 12 bits for levels, in 4 streams that are decoded side by side.
+
+Huffman, A method for the construction of minimum-redundancy codes, 1952. Where a code would be longer than 12 bits, the
+counts are halved (rounded up) until none is.
+"""
+
+import numpy as np
+
+from ._compile import kernel
+from ._intrinsics import helper, load64, store64
+
+MAX_LENGTH = 12
+STREAMS = 4
+_MASK = np.uint64((1 << MAX_LENGTH) - 1)
+_3, _4, _7, _15 = (np.uint64(x) for x in (3, 4, 7, 15))
+_FLUSHED = np.uint64(56)
+
+
+@kernel("void(Array(int64, 1, 'C', readonly=True), uint8[::1])")
+def huffman_lengths(counts, lengths):
+    """Lengths of a complete code for the levels with counts[s] > 0, at least two; 0 for the others."""
+    symbols = np.empty(counts.size, np.int64)
+    n = 0
+    for s in range(counts.size):
+        lengths[s] = 0
+        if counts[s] > 0:
+            symbols[n] = s
+            n += 1
+    weight, parent, depth = np.empty(2 * n, np.int64), np.empty(2 * n, np.int64), np.empty(2 * n, np.int64)
+    divisor = 0
+    while True:
+        for j in range(n):
+            weight[j] = (counts[symbols[j]] + (1 << divisor) - 1) >> divisor
+        order = np.argsort(weight[:n], kind="mergesort")
+        leaf, node = 0, n
+        for new in range(n, 2 * n - 1):  # inner nodes come in ascending order, so two queues do
+            total = 0
+            for _ in range(2):
+                if leaf < n and (node == new or weight[order[leaf]] <= weight[node]):
+                    child = order[leaf]
+                    leaf += 1
+                else:
+                    child = node
+                    node += 1
+                parent[child] = new
+                total += weight[child]
+            weight[new] = total
+        depth[2 * n - 2] = 0
+        longest = 0
+        for child in range(2 * n - 3, -1, -1):
+            depth[child] = depth[parent[child]] + 1
+            longest = max(longest, depth[child])
+        if longest <= MAX_LENGTH:
+            break
+        divisor += 1
+    for j in range(n):
+        lengths[symbols[j]] = depth[j]
+
+
+@helper
+def _codes(lengths):
+    """uint32[256]: the code, most significant bit first turned to least significant first, << 4 | its length."""
+    codes = np.zeros(256, np.uint32)
+    code = 0
+    for length in range(1, MAX_LENGTH + 1):
+        for s in range(lengths.size):
+            if lengths[s] == length:
+                turned = 0
+                for j in range(length):
+                    turned |= ((code >> j) & 1) << (length - 1 - j)
+                codes[s] = np.uint32((turned << 4) | length)
+                code += 1
+        code <<= 1
+    return codes
+
+
+@kernel("int64(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), uint8[::1])")
+def huffman_encode(levels, lengths, out):
+    """Write the codes of levels, bits least significant first, filled with 0 to whole bytes; returns how many bytes.
+
+    out: uint8[k * 12 / 8 + 16].
+    """
+    codes = _codes(lengths)
+    word, used, at = np.uint64(0), np.uint64(0), 0
+    whole = np.uint64(levels.size) // _4 * _4
+    for i in range(np.uint64(0), whole, _4):
+        a, b = np.uint64(codes[levels[i]]), np.uint64(codes[levels[i + np.uint64(1)]])
+        c, d = np.uint64(codes[levels[i + np.uint64(2)]]), np.uint64(codes[levels[i + _3]])
+        length_a, length_c = a & _15, c & _15
+        first = (a >> _4) | ((b >> _4) << length_a)
+        second = (c >> _4) | ((d >> _4) << length_c)
+        length = length_a + (b & _15)
+        word |= (first | (second << length)) << used
+        used += length + length_c + (d & _15)
+        store64(out, at, word)
+        at += np.int64(used >> _3)
+        word >>= used & _FLUSHED
+        used &= _7
+    for i in range(whole, np.uint64(levels.size)):
+        code = np.uint64(codes[levels[i]])
+        word |= (code >> _4) << used
+        used += code & _15
+        store64(out, at, word)
+        at += np.int64(used >> _3)
+        word >>= used & _FLUSHED
+        used &= _7
+    store64(out, at, word)
+    return at + np.int64(used > 0)
+
+
+@helper
+def _word(data, end, bit):
+    """The bits from `bit` on, at least 57 of them; 0 from data[end] on."""
+    at = np.int64(bit >> _3)
+    if at + 8 <= end:
+        return load64(data, at) >> (bit & _7)
+    word = np.uint64(0)
+    for j in range(end - 1, at - 1, -1):
+        word = (word << np.uint64(8)) | np.uint64(data[j])
+    return word >> (bit & _7)
+
+
+@helper
+def _loadable(end):
+    """The first bit at which the next 8 bytes reach past data[end]."""
+    return np.uint64(max(0, 8 * (end - 7)))
+
+
+@helper
+def _four(data, bit, table, out, i):
+    word = load64(data, np.int64(bit >> _3)) >> (bit & _7)
+    for j in range(_4):
+        entry = table[word & _MASK]
+        length = np.uint64(entry) & _15
+        out[i + j] = np.uint8(entry >> np.uint16(4))
+        word >>= length
+        bit += length
+    return bit
+
+
+@kernel("boolean(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True),"
+        " Array(uint8, 1, 'C', readonly=True), uint8[::1])")
+def huffman_decode(data, ends, lengths, out):
+    """Fill out (uint8[k]), a quarter (rounded up) of it from each stream. False if anything is not as it is written.
+
+    data: uint8[m]; ends: int64[STREAMS], ascending, at most m: where each stream ends; lengths: uint8[n], at most 12.
+    Any content is safe.
+    """
+    codes = _codes(lengths)
+    table = np.zeros(1 << MAX_LENGTH, np.uint16)
+    room = 1 << MAX_LENGTH
+    for s in range(lengths.size):
+        if lengths[s] > 0:
+            room -= 1 << (MAX_LENGTH - np.int64(lengths[s]))
+    if room != 0:  # not a complete code
+        return False
+    for s in range(lengths.size):
+        if lengths[s] > 0:
+            for slot in range(np.int64(codes[s] >> np.uint32(4)), 1 << MAX_LENGTH, 1 << np.int64(lengths[s])):
+                table[slot] = np.uint16((s << 4) | np.int64(lengths[s]))
+    quarter = (out.size + STREAMS - 1) // STREAMS
+    bits, places, stops = np.zeros(STREAMS, np.uint64), np.zeros(STREAMS, np.uint64), np.zeros(STREAMS, np.uint64)
+    for t in range(STREAMS):
+        bits[t] = np.uint64(8 * (ends[t - 1] if t > 0 else 0))
+        places[t] = np.uint64(min(t * quarter, out.size))
+        stops[t] = np.uint64(min((t + 1) * quarter, out.size))
+    b0, b1, b2, b3 = bits[0], bits[1], bits[2], bits[3]
+    p0, p1, p2, p3 = places[0], places[1], places[2], places[3]
+    e0, e1, e2, e3 = _loadable(ends[0]), _loadable(ends[1]), _loadable(ends[2]), _loadable(ends[3])
+    while p3 + _4 <= stops[3] and b0 < e0 and b1 < e1 and b2 < e2 and b3 < e3:
+        b0 = _four(data, b0, table, out, p0)
+        b1 = _four(data, b1, table, out, p1)
+        b2 = _four(data, b2, table, out, p2)
+        b3 = _four(data, b3, table, out, p3)
+        p0 += _4
+        p1 += _4
+        p2 += _4
+        p3 += _4
+    bits[0], bits[1], bits[2], bits[3] = b0, b1, b2, b3
+    places[0], places[1], places[2], places[3] = p0, p1, p2, p3
+    good = True
+    for t in range(STREAMS):
+        bit = bits[t]
+        for i in range(places[t], stops[t]):
+            entry = table[_word(data, ends[t], bit) & _MASK]
+            out[i] = np.uint8(entry >> np.uint16(4))
+            bit += np.uint64(entry) & _15
+        good &= np.int64((bit + _7) >> _3) == ends[t] and (bit & _7 == 0 or _word(data, ends[t], bit) == 0)
+    return good

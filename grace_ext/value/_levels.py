@@ -1,0 +1,119 @@
+"""Levels of quantizers, packed at a fixed width or with an entropy code. Lossless; docs/container-format.md, "Levels"."""
+
+import numpy as np
+
+from ..errors import ConfigError, ContainerError
+from ..kernels.ans import CLASSES, LANES, STATES, ans_classes, ans_decode, ans_encode, ans_frequencies
+from ..kernels.level_huffman import MAX_LENGTH, STREAMS, huffman_decode, huffman_encode, huffman_lengths
+from ..kernels.levels import (
+    MANTISSA,
+    TABLE_ROOM,
+    count_levels,
+    pack_levels_fixed,
+    read_table,
+    unpack_levels_fixed,
+    write_table,
+)
+from ..scratch import scratch
+
+ENTROPY = ("none", "huffman", "ans")
+_FIXED, _HUFFMAN, _ANS, _CONSTANT = range(4)
+
+
+def check_entropy(name: str, entropy: str) -> str:
+    """`entropy` if it is one of ENTROPY. name: of the codec, for the message. Raises ConfigError."""
+    if entropy not in ENTROPY:
+        raise ConfigError(f"{name}: entropy={entropy}; allowed: {', '.join(ENTROPY)}")
+    return entropy
+
+
+def pack_levels(levels: np.ndarray, alphabet: int, entropy: str) -> np.ndarray:
+    """levels: uint8[k], each below `alphabet` (1 to 256), k >= 1; entropy: one of ENTROPY -> payload uint8[m].
+
+    With an entropy code the payload is never longer than ceil(k * width / 8) + 1 bytes, what the fixed width takes.
+    """
+    width = max(1, (alphabet - 1).bit_length())
+    fixed = -(-levels.size * width // 8)
+    if entropy != "none":
+        counts = np.empty(alphabet, np.int64)
+        if count_levels(levels, counts) == levels.size:
+            return np.array([_CONSTANT, levels[0]], np.uint8)
+        coded = (_huffman if entropy == "huffman" else _ans)(levels, counts)
+        if sum(part.size for part in coded) < fixed:
+            return np.concatenate([np.array([_HUFFMAN if entropy == "huffman" else _ANS], np.uint8), *coded])
+    payload = np.empty(1 + fixed + 8, np.uint8)
+    payload[0] = _FIXED
+    pack_levels_fixed(levels, width, payload[1:])
+    return payload[:1 + fixed]
+
+
+def _ans(levels, counts):
+    classes, mantissas = np.empty((2, counts.size), np.uint8)
+    ans_classes(counts, levels.size, classes, mantissas)
+    table = np.empty(TABLE_ROOM, np.uint8)
+    end = write_table(classes, mantissas, MANTISSA, table)
+    ans_frequencies(classes, mantissas, counts)
+    words = scratch("level_words", np.uint16, levels.size + 2 * LANES + 1)
+    start = ans_encode(levels, counts, words)
+    return [table[:end], words[start:].astype("<u2", copy=False).view(np.uint8)]
+
+
+def _huffman(levels, counts):
+    lengths = np.empty(counts.size, np.uint8)
+    huffman_lengths(counts, lengths)
+    table = np.empty(TABLE_ROOM, np.uint8)
+    table = table[:write_table(lengths, lengths, 0, table)]
+    quarter = -(-levels.size // STREAMS)
+    out = scratch("level_bits", np.uint8, levels.size * MAX_LENGTH // 8 + 16 * STREAMS)
+    sizes, end = np.empty(STREAMS, np.int64), 0
+    for t in range(STREAMS):
+        sizes[t] = huffman_encode(levels[t * quarter:(t + 1) * quarter], lengths, out[end:])
+        end += int(sizes[t])
+    return [table, sizes[:-1].astype("<u4").view(np.uint8), out[:end]]
+
+
+def unpack_levels(payload: np.ndarray, alphabet: int, out: np.ndarray) -> None:
+    """payload: uint8[m] of pack_levels -> out: uint8[k], k >= 1, each below `alphabet` (1 to 256).
+
+    Raises ContainerError; the payload itself says how it is coded.
+    """
+    mode = int(payload[0]) if payload.size else -1
+    body, k = payload[1:], out.size
+    if mode == _FIXED:
+        width = max(1, (alphabet - 1).bit_length())
+        if body.size != -(-k * width // 8):
+            raise ContainerError(f"levels: {body.size} bytes for {k} levels of {width} bits")
+        if unpack_levels_fixed(body, width, out) >= alphabet or int(body[-1]) >> 8 - -k * width % 8:
+            raise ContainerError("levels: a level is out of range")
+    elif mode == _CONSTANT:
+        if body.size != 1 or body[0] >= alphabet:
+            raise ContainerError("levels: the constant is missing or out of range")
+        out[:] = body[0]
+    elif mode == _HUFFMAN:
+        _unhuffman(body, alphabet, out)
+    elif mode == _ANS:
+        _unans(body, alphabet, out)
+    else:
+        raise ContainerError("levels: the way they are coded is not known")
+
+
+def _unans(body, alphabet, out):
+    classes, mantissas = np.empty((2, alphabet), np.uint8)
+    frequencies = np.empty(alphabet, np.int64)
+    start = read_table(body, MANTISSA, CLASSES, classes, mantissas)
+    if start < 0 or body.size < start + STATES or not ans_frequencies(classes, mantissas, frequencies):
+        raise ContainerError("levels: the table of frequencies is damaged")
+    if not ans_decode(body[start:], frequencies, out):
+        raise ContainerError("levels: the stream of states does not end where it began")
+
+
+def _unhuffman(body, alphabet, out):
+    lengths, unused = np.empty((2, alphabet), np.uint8)
+    start = read_table(body, 0, MAX_LENGTH, lengths, unused)
+    if start < 0 or body.size < start + 4 * STREAMS - 4:
+        raise ContainerError("levels: the table of code lengths is damaged")
+    data = body[start + 4 * STREAMS - 4:]
+    sizes = np.frombuffer(body[start:start + 4 * STREAMS - 4], "<u4").astype(np.int64)
+    ends = np.append(np.cumsum(sizes), data.size)
+    if ends[-2] > data.size or not huffman_decode(data, ends, lengths, out):
+        raise ContainerError("levels: the codes do not fit the streams")
