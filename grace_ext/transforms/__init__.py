@@ -1,0 +1,6 @@
+"""Transforms, one file each. A new one is its file and a line here."""
+
+from . import dct  # noqa: F401  (importing registers it)
+from .base import Transform
+
+__all__ = ["Transform"]

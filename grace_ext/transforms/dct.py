@@ -1,0 +1,72 @@
+"""Chunked orthonormal DCT-II: what varies smoothly within a chunk gathers in few coefficients.
+
+Panthalia's gradient compression, which follows Peng, Quesnelle and Kingma, Decoupled momentum optimization, 2024: chunks
+of the flattened gradient, the largest coefficients of each, 8 bits a coefficient, and the error fed back.
+"""
+
+import functools
+import math
+
+import numpy as np
+
+from ..errors import ConfigError, ContainerError
+from ..kernels.dct import transform
+from ..registry import register
+from .base import Transform
+
+_SIZES = tuple(1 << n for n in range(1, 9))
+_LARGEST = np.float32(2.0**100)
+
+
+@functools.lru_cache
+def factors(n: int) -> np.ndarray:
+    """float32[n], as the kernel wants them. The mathematics libraries of two machines differ far less than 32-bit rounding
+    hides (a test looks at the margin), so all machines have the same."""
+    found = np.empty(n, np.float32)
+    found[0] = 1 / math.sqrt(n)
+    for half in (1 << e for e in range(n.bit_length() - 1)):
+        found[half:2 * half] = [1 / (2 * math.cos(math.pi * (2 * i + 1) / (4 * half))) for i in range(half)]
+    return found
+
+
+@register
+class DCT(Transform):
+    """size: a power of two from 2 to 256. dims: 1 for chunks of `size` elements, 2 for squares of size x size.
+
+    A square is size * size consecutive elements of the flattened gradient, transformed along both axes. Magnitudes beyond
+    2**100 are cut to it; error feedback sends the rest later.
+    """
+
+    name, id = "dct", 1
+
+    def __init__(self, size: int = 64, dims: int = 2):
+        if size not in _SIZES:
+            raise ConfigError(f"dct: size={size}; allowed: {', '.join(map(str, _SIZES))}")
+        if dims not in (1, 2):
+            raise ConfigError(f"dct: dims={dims}; allowed: 1, 2")
+        self.size = size
+        self.dims = dims
+
+    @property
+    def chunk(self):
+        return self.size**self.dims
+
+    def parameters(self):
+        return bytes((self.size.bit_length() - 1, self.dims))
+
+    def forward(self, dense, out):
+        np.clip(dense, -_LARGEST, _LARGEST, out=out[:dense.size])
+        out[dense.size:] = 0
+        transform(out.reshape(-1, self.size), self.dims, False, factors(self.size))
+
+    @staticmethod
+    def domain(parameters, d):
+        if len(parameters) != 2 or not 1 <= parameters[0] <= 8 or parameters[1] not in (1, 2):
+            raise ContainerError("dct: the parameters are missing or out of range")
+        chunk = 1 << parameters[0] * parameters[1]
+        return -(-d // chunk) * chunk
+
+    @staticmethod
+    def inverse(parameters, coefficients):
+        size = 1 << parameters[0]
+        transform(coefficients.reshape(-1, size), parameters[1], True, factors(size))
