@@ -46,7 +46,7 @@ class TorchBucket(Bucket):
     @staticmethod
     def fits(compressor, communicator) -> bool:
         """Whether this road exists for these parts; otherwise the whole gradient goes to the host."""
-        return compressor.sparsifier.name == "topk" and communicator.name == "allgather"
+        return compressor.transform is None and compressor.sparsifier.name == "topk" and communicator.name == "allgather"
 
     def start(self, transport, pack, stream):
         started = time.perf_counter()

@@ -172,16 +172,19 @@ def _describe(parsed: Container):
     if parsed.shape is not None:
         yield "shape", " x ".join(map(str, parsed.shape)) or "scalar"
     yield "d", f"{parsed.d:,}"
+    if parsed.transform:
+        transform = registry.by_id("transform", parsed.transform[0])
+        yield "domain", f"{parsed.domain:,} coefficients of {transform.name} (id {transform.id})"
     if parsed.non_finite:
         yield "content", "none: the sender's gradient held a NaN or an Inf"
         yield "overhead", f"{parsed.nbytes} bytes"
         return
     overhead = parsed.nbytes - parsed.value_section.size - parsed.index_section.size
-    yield "k", f"{parsed.k:,}" + (f" (density {parsed.k / parsed.d:.4%})" if parsed.d else "")
+    yield "k", f"{parsed.k:,}" + (f" (density {parsed.k / parsed.domain:.4%})" if parsed.d else "")
     if parsed.index_id:
         text = _section("index", parsed.index_id, parsed.index_section, parsed.k)
         if parsed.k:
-            text += f"; uniformly random positions need {bench.index_bound(parsed.d, parsed.k):.2f}"
+            text += f"; uniformly random positions need {bench.index_bound(parsed.domain, parsed.k):.2f}"
         yield "index", text
     else:
         yield "index", "none: all elements are here"

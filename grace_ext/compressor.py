@@ -15,6 +15,7 @@ from .kernels.topk import NON_FINITE
 from .rng import Stream
 from .scratch import scratch
 from .sparsifiers.base import Scope, Sparsifier
+from .transforms.base import Transform
 from .value.base import ValueCodec
 from .value.raw import RawValue
 
@@ -50,6 +51,7 @@ class Compressor:
     """
 
     def __init__(self, stages: dict[str, registry.Stage], seed: int = 0):
+        self.transform: Transform | None = stages.get("transform")
         self.sparsifier: Sparsifier = stages["sparsifier"]
         self.index: IndexCodec = stages["index"]
         self.value: ValueCodec = stages["value"]
@@ -59,11 +61,13 @@ class Compressor:
 
     @property
     def stages(self) -> dict[str, registry.Stage]:
-        return {"sparsifier": self.sparsifier, "index": self.index, "value": self.value}
+        stages = {"transform": self.transform, "sparsifier": self.sparsifier, "index": self.index, "value": self.value}
+        return {kind: stage for kind, stage in stages.items() if stage is not None}
 
     @property
     def dense(self) -> bool:
-        return self.sparsifier.name == "dense"
+        """Whether every element is sent as it is in the gradient."""
+        return self.sparsifier.name == "dense" and self.transform is None
 
     @property
     def linear(self) -> str | None:
@@ -103,6 +107,8 @@ class Compressor:
         sizes: the elements of the tensors that it is made of; None for one tensor.
         """
         started = time.perf_counter()
+        if self.transform is not None:
+            return self._encode_transformed(dense, None, stream, dtype, shape, started)
         indices, values = self.sparsifier.select(dense, _scope(stream, sizes, dense.size))
         return self.pack(dense.size, indices, values, lambda support: dense[support], stream,
                          dtype=dtype, shape=shape, started=started)
@@ -114,6 +120,10 @@ class Compressor:
         If gradient + residual is not finite, pending is of no use.
         """
         started = time.perf_counter()
+        if self.transform is not None:
+            with np.errstate(over="ignore", invalid="ignore"):  # seen by the transformed road
+                np.add(gradient, residual, out=pending)
+            return self._encode_transformed(pending, pending, stream, dtype, None, started)
         indices, values = self.sparsifier.select_compensated(
             gradient, residual, pending, _scope(stream, sizes, gradient.size))
         if indices is None:
@@ -129,23 +139,51 @@ class Compressor:
         encoded.seconds["residual"] = encoded.seconds.get("residual", 0.0) + time.perf_counter() - started
         return encoded
 
-    def pack(self, d, indices, values, gather, stream, *, dtype="float32", shape=None, started=None) -> Encoded:
-        """Encode a selection. indices: uint32[k] or None for all; values: float32[k]; gather(support) -> float32[k'] is
-        asked for the values when an index codec rebuilds another support."""
+    def _encode_transformed(self, dense, pending, stream, dtype, shape, started) -> Encoded:
+        """The transform's coefficients take the place of the gradient; what receivers make of them is subtracted from
+        it, the result written to `pending` (float32[d], may be dense itself) unless that is None."""
+        if max_magnitude(dense) >= NON_FINITE:
+            return Encoded(container.pack_non_finite(dense.size, dtype), None, None, None, 0, 0, _Clock(started).seconds)
+        id, parameters = self.transform.id, self.transform.parameters()
+        size = self.transform.domain(parameters, dense.size)
+        container.check_elements(size)
+        coefficients = scratch("coefficients", np.float32, size)
+        self.transform.forward(dense, coefficients)
+        transformed = time.perf_counter()
+        indices, values = self.sparsifier.select(coefficients, Scope(stream, (size,), self.transform.chunk))
+        encoded = self.pack(size, indices, values, lambda support: coefficients[support], stream,
+                            dtype=dtype, shape=shape, started=transformed, transformed=(dense.size, (id, parameters)))
+        encoded.seconds["transform"] = transformed - started
+        if pending is not None and not encoded.non_finite:
+            started = time.perf_counter()
+            restored = scratch("restored", np.float32, size)
+            restored[:] = 0
+            restored[... if encoded.support is None else encoded.support] = encoded.decoded
+            self.transform.inverse(parameters, restored)
+            np.subtract(dense, restored[:dense.size], out=pending)
+            encoded.seconds["residual"] += time.perf_counter() - started
+        return encoded
+
+    def pack(self, d, indices, values, gather, stream, *, dtype="float32", shape=None, started=None,
+             transformed=None) -> Encoded:
+        """Encode a selection of d elements. indices: uint32[k] or None for all; values: float32[k]; gather(support) ->
+        float32[k'] is asked for the values when an index codec rebuilds another support. transformed: if the elements are
+        coefficients, how many the gradient has, and the transform's id and parameters."""
         container.check_elements(d)
+        given, transform = transformed or (d, None)
         clock = _Clock(started)
         finite = max_magnitude(values) < NON_FINITE
         clock.lap("select")
         if not finite:
-            return Encoded(container.pack_non_finite(d, dtype), None, None, None, 0, 0, clock.seconds)
+            return Encoded(container.pack_non_finite(given, dtype), None, None, None, 0, 0, clock.seconds)
         index_id, index_section, support = self._encode_index(indices, d)
         if support is not indices:
             values = gather(support)
         clock.lap("index")
         value_codec, value_section, order = self._encode_values(values, stream)
         clock.lap("value")
-        blob = container.pack(d, values.size, index_id, index_section, value_codec.id, value_section,
-                              order=order, dtype=dtype, shape=shape)
+        blob = container.pack(given, values.size, index_id, index_section, value_codec.id, value_section,
+                              order=order, dtype=dtype, shape=shape, transform=transform)
         clock.lap("container")
         decoded = values
         if not value_codec.lossless and values.size:
@@ -233,7 +271,7 @@ def unpack(parsed: Container, support: np.ndarray, values: np.ndarray) -> bool:
             raise ContainerError("an empty support has a section")
         return index is not None
     if index:
-        index.decode(parsed.index_section, parsed.d, support)
+        index.decode(parsed.index_section, parsed.domain, support)
     value.decode(parsed.value_section, values)
     _reorder(values, parsed.order())
     return index is not None
@@ -245,6 +283,22 @@ def _unpack_to_scratch(parsed: Container) -> tuple[bool, np.ndarray, np.ndarray]
     return unpack(parsed, support, values), support, values
 
 
+def _restore(parsed: Container) -> np.ndarray:
+    """The gradient of a container with a transform: float32[d], in a scratch array."""
+    sparse, support, values = _unpack_to_scratch(parsed)
+    restored = scratch("restored", np.float32, parsed.domain)
+    if sparse:
+        restored[:] = 0
+    restored[support if sparse else ...] = values
+    return _invert(parsed, restored)
+
+
+def _invert(parsed: Container, coefficients: np.ndarray) -> np.ndarray:
+    id, parameters = parsed.transform
+    registry.by_id("transform", id).inverse(parameters, coefficients)
+    return coefficients[:parsed.d]
+
+
 def decompress(buffer, size: int) -> np.ndarray:
     """The dense gradient in a container: float32[size]. size: the element count that the caller expects.
 
@@ -253,6 +307,8 @@ def decompress(buffer, size: int) -> np.ndarray:
     parsed = container.parse(buffer, size)
     if parsed.non_finite:
         return np.full(size, np.nan, np.float32)
+    if parsed.transform:
+        return _restore(parsed).copy()
     sparse, support, values = _unpack_to_scratch(parsed)
     if not sparse:
         return values.copy()
@@ -274,6 +330,9 @@ def _add(parsed: Container, accumulator: np.ndarray, weight: np.float32) -> None
     if parsed.non_finite:
         accumulator[:] = np.nan
         return
+    if parsed.transform:
+        add_dense(accumulator, _restore(parsed), weight)
+        return
     sparse, support, values = _unpack_to_scratch(parsed)
     if not sparse:
         add_dense(accumulator, values, weight)
@@ -283,6 +342,8 @@ def _add(parsed: Container, accumulator: np.ndarray, weight: np.float32) -> None
 
 def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0) -> None:
     """out = weight * (sum of the containers' gradients), summed in the order of the list at every element.
+
+    Containers of one and the same transform are summed before it is undone, once.
 
     containers: parsed, each of out.size elements; out: float32[d]. Raises ContainerError; out is undefined then.
     """
@@ -294,11 +355,20 @@ def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0
     if any(parsed.non_finite for parsed in containers):
         out[:] = np.nan
         return
-    if not all(parsed.index_id for parsed in containers):
+    transforms = {parsed.transform for parsed in containers}
+    if not all(parsed.index_id for parsed in containers) or len(transforms) > 1:
         out[:] = 0
         for parsed in containers:
             _add(parsed, out, weight)
-        return
+    elif transforms in (set(), {None}):
+        _sum_sparse(containers, out, weight)
+    else:
+        coefficients = scratch("restored", np.float32, containers[0].domain)
+        _sum_sparse(containers, coefficients, np.float32(1))
+        np.multiply(_invert(containers[0], coefficients), weight, out=out)
+
+
+def _sum_sparse(containers: list[Container], out: np.ndarray, weight: np.float32) -> None:
     counts = np.array([parsed.k for parsed in containers], np.int64)
     ends = np.cumsum(counts)
     starts = ends - counts

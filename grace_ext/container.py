@@ -7,6 +7,7 @@ import struct
 import numpy as np
 import xxhash
 
+from . import registry
 from .errors import ConfigError, ContainerError
 from .kernels import pack_bits, unpack_bits
 
@@ -14,15 +15,19 @@ MAGIC, VERSION = 0x47, 1
 MAX_ELEMENTS = 2**31 - 1
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 _TRANSFORM, _NON_FINITE, _ORDER, _SHAPE = 0x80, 0x40, 0x20, 0x10
-_MAX_NDIM = 32
-_MAX_HEADER = 5 + 5 + 1 + 5 * _MAX_NDIM + 3 * 5
+_MAX_NDIM, _MAX_PARAMETERS = 32, 16
+_MAX_HEADER = 5 + 5 + 2 + _MAX_PARAMETERS + 1 + 5 * _MAX_NDIM + 3 * 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """A parsed container. The sections are views of the buffer it was parsed from."""
+    """A parsed container. The sections are views of the buffer it was parsed from.
+
+    d: elements of the gradient; domain: of what is encoded, which is more than d if a transform has padded it.
+    """
 
     d: int
+    domain: int
     k: int
     index_id: int
     value_id: int
@@ -31,6 +36,7 @@ class Container:
     order_section: np.ndarray | None
     dtype: str
     shape: tuple[int, ...] | None
+    transform: tuple[int, bytes] | None
     non_finite: bool
     nbytes: int
 
@@ -71,12 +77,19 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def pack(d, k, index_id, index_section, value_id, value_section, *, order=None, dtype="float32", shape=None):
-    """Assemble a container. index_id 0 means dense: k = d and no index section. Returns uint8[m]."""
+def pack(d, k, index_id, index_section, value_id, value_section, *, order=None, dtype="float32", shape=None,
+         transform=None):
+    """Assemble a container. index_id 0 means dense: all elements and no index section. transform: its id and parameters.
+
+    Returns uint8[m].
+    """
     check_elements(d)
     flags = (_ORDER if order is not None else 0) | (_SHAPE if shape is not None else 0)
+    flags |= _TRANSFORM if transform is not None else 0
     head = bytearray((MAGIC, 0xE0 | VERSION, flags | DTYPES.index(dtype), index_id, value_id))
     head += _varint(d)
+    if transform is not None:
+        head += bytes((transform[0], len(transform[1]))) + transform[1]
     if shape is not None:
         if len(shape) > _MAX_NDIM or math.prod(shape) != d:
             raise ConfigError(f"shape {shape} does not fit {d} elements in at most {_MAX_NDIM} dimensions")
@@ -176,19 +189,18 @@ def parse(buffer, size: int | None = None, *, prefix: bool = False) -> Container
         raise ContainerError(f"d = {d} is beyond the {MAX_ELEMENTS} elements of this version")
     if size is not None and d != size:
         raise ContainerError(f"the container holds {d} elements, {size} were expected")
-    if flags & _TRANSFORM:
-        raise ContainerError(f"transform {read.byte('the transform')} is not known")
+    transform, domain = _read_transform(read, d) if flags & _TRANSFORM else (None, d)
     shape = _read_shape(read, d) if flags & _SHAPE else None
     non_finite = bool(flags & _NON_FINITE)
-    k, index_length, value_length = (d, 0, 0)
+    k, index_length, value_length = (domain, 0, 0)
     if non_finite:
-        if index_id or value_id or flags & _ORDER:
-            raise ContainerError("a non-finite container has no codecs and no order")
+        if index_id or value_id or flags & (_ORDER | _TRANSFORM):
+            raise ContainerError("a non-finite container has no codecs, no order and no transform")
     else:
         if index_id:
             k, index_length = read.varint("k"), read.varint("the index length")
-            if k > d:
-                raise ContainerError(f"k = {k} is more than d = {d}")
+            if k > domain:
+                raise ContainerError(f"k = {k} is more than the {domain} elements that there are")
         value_length = read.varint("the value length")
         if value_id == 0:
             raise ContainerError("the value codec is missing")
@@ -201,9 +213,24 @@ def parse(buffer, size: int | None = None, *, prefix: bool = False) -> Container
     if checksum(data[:end]) != data[end:end + 4].tobytes():
         raise ContainerError("the checksum does not match: the container was damaged")
     values_at = read.at + index_length
-    return Container(d, k, index_id, value_id, data[read.at:values_at], data[values_at:values_at + value_length],
+    return Container(d, domain, k, index_id, value_id, data[read.at:values_at], data[values_at:values_at + value_length],
                      data[values_at + value_length:end] if flags & _ORDER else None, DTYPES[flags & 15], shape,
-                     non_finite, end + 4)
+                     transform, non_finite, end + 4)
+
+
+def _read_transform(read: _Reader, d: int) -> tuple[tuple[int, bytes], int]:
+    """(id and parameters, elements of what is encoded)."""
+    id, length = read.byte("the transform"), read.varint("the length of the transform's parameters")
+    if length > _MAX_PARAMETERS:
+        raise ContainerError(f"{length} bytes of transform parameters, {_MAX_PARAMETERS} at most")
+    parameters = bytes(read.byte("the transform's parameters") for _ in range(length))
+    transform = registry.by_id("transform", id)
+    if transform is None:
+        raise ContainerError(f"transform {id} is not known")
+    domain = transform.domain(parameters, d)
+    if domain > MAX_ELEMENTS:
+        raise ContainerError(f"{domain} coefficients are beyond the {MAX_ELEMENTS} elements of this version")
+    return (id, parameters), domain
 
 
 def _read_shape(read: _Reader, d: int) -> tuple[int, ...]:

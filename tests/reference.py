@@ -6,6 +6,7 @@ import struct
 import zlib
 from pathlib import Path
 
+import numpy as np
 import twins
 import xxhash
 
@@ -38,18 +39,19 @@ def decode(container):
     read = Reader(container)
     assert (read.byte(), read.byte()) == (0x47, 0xE1)
     flags, index_id, value_id, d = read.byte(), read.byte(), read.byte(), read.varint()
-    assert not flags & 0x80, "no transform is specified yet"
+    transform = (read.byte(), read.take(read.varint())) if flags & 0x80 else None
     shape = [read.varint() for _ in range(read.byte())] if flags & 0x10 else None
     fields = {"d": d, "shape": shape, "dtype": DTYPES[flags & 15], "index": index_id, "value": value_id}
     assert shape is None or math.prod(shape) == d
     if flags & 0x40:
-        assert not flags & 0x20 and index_id == value_id == 0
+        assert not flags & 0xA0 and index_id == value_id == 0
         support, values = range(d), [math.nan] * d
     else:
-        k, index_length = (read.varint(), read.varint()) if index_id else (d, 0)
+        domain = TRANSFORM[transform[0]][0](transform[1], d) if transform else d
+        k, index_length = (read.varint(), read.varint()) if index_id else (domain, 0)
         value_length = read.varint()
         index_section, value_section = read.take(index_length), read.take(value_length)
-        support = INDEX[index_id](index_section, d, k) if index_id and k else range(k)
+        support = INDEX[index_id](index_section, domain, k) if index_id and k else range(k)
         values = VALUE[value_id](value_section, k) if k else []
         if flags & 0x20:
             width = (k - 1).bit_length() if k else 0
@@ -58,9 +60,11 @@ def decode(container):
         fields["k"] = k
     assert read.at == len(read.data) - 4
     assert struct.unpack("<I", read.data[-4:])[0] == xxhash.xxh3_64_intdigest(read.data[:-4]) & 0xFFFFFFFF
-    dense = [0.0] * d
+    dense = [0.0] * (d if flags & 0x40 else domain)
     for position, value in zip(support, values, strict=True):
         dense[position] = value
+    if transform:
+        dense = TRANSFORM[transform[0]][1](transform[1], np.array(dense, np.float32))[:d].tolist()
     return dense, fields
 
 
@@ -97,10 +101,12 @@ def deflate(section, k):
     return raw_values(zlib.decompress(section, wbits=-15), k)
 
 
-# id -> decoder. More of them stand in reference_*.py, each with an INDEX and a VALUE of its own.
+# id -> decoder, for transforms (domain, inverse). More of them stand in reference_*.py, under the same names.
 INDEX = {1: raw_index, 2: bitmap, 3: rice}
 VALUE = {1: raw_values, 2: fp16, 3: qsgd, 4: deflate}
+TRANSFORM = {}
 for path in sorted(Path(__file__).parent.glob("reference_*.py")):
     more = importlib.import_module(path.stem)
     INDEX.update(getattr(more, "INDEX", {}))
     VALUE.update(getattr(more, "VALUE", {}))
+    TRANSFORM.update(getattr(more, "TRANSFORM", {}))

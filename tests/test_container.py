@@ -98,10 +98,18 @@ def test_unknown_transform():
     refused("the buffer ends before the transform", forge.container(flags=TRANSFORM)[:6])
 
 
-@pytest.mark.parametrize("broken", [{"index": 1}, {"value": 1}, {"flags": NON_FINITE | ORDER}])
+def test_malformed_transform():
+    for parameters in (b"\x06", b"\x00\x02", b"\x09\x01", b"\x06\x03", b"\x06\x02\x00"):
+        refused("dct: the parameters are missing", forge.container(
+            flags=TRANSFORM, transform=bytes((1, len(parameters))) + parameters))
+    refused("17 bytes of transform parameters", forge.container(flags=TRANSFORM, transform=b"\x01\x11" + bytes(17)))
+
+
+@pytest.mark.parametrize("broken", [{"index": 1}, {"value": 1}, {"flags": NON_FINITE | ORDER},
+                                    {"flags": NON_FINITE | TRANSFORM, "transform": b"\x01\x02\x06\x02"}])
 def test_non_finite_with_reserved_parts(broken):
     fields = {"flags": NON_FINITE, "index": 0, "value": 0, **broken}
-    refused("a non-finite container has no codecs and no order", forge.container(**fields))
+    refused("a non-finite container has no codecs, no order and no transform", forge.container(**fields))
 
 
 @pytest.mark.parametrize("bytes_", [b"\x88\x00", b"\x88\x80\x00", b"\x80\x80\x80\x80\x10", b"\x80\x80\x80\x80\x80\x01",
@@ -123,7 +131,7 @@ def test_another_size_than_expected():
 
 
 def test_k_beyond_d():
-    refused("k = 9 is more than d = 8", forge.container(k=9))
+    refused("k = 9 is more than the 8 elements that there are", forge.container(k=9))
 
 
 def test_shape_of_another_product():

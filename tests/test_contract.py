@@ -16,6 +16,7 @@ from grace_ext.rng import Stream
 
 # Options to try besides the defaults; a part that is not listed is tried with its defaults.
 OPTIONS = {
+    ("transform", "dct"): ["dct:8", "dct:16:dims=1"],
     ("sparsifier", "topk"): ["topk:0.1", "topk:1.0"],
     ("value", "qsgd"): ["qsgd:2", "qsgd:7:bucket=8", "qsgd:8:bucket=32768"],
     ("value", "deflate"): ["deflate:6"],
@@ -38,6 +39,8 @@ def specs():
     pairs += [(index[n % len(index)], v) for n, v in enumerate(value)]
     found = [f"topk:0.1/{i}/{v}" for i, v in pairs] + [f"{s}/auto/raw" for s in variants("sparsifier")]
     found += [f"dense/{v}" for v in value]
+    roads = ("topk:0.1/auto/raw", "topk:0.1/rice/qsgd", "dense/raw")
+    found += [f"{transform}/{road}" for transform in variants("transform") for road in roads]
     return sorted(set(found))
 
 

@@ -13,11 +13,12 @@ class Scope:
     """What a sparsifier knows besides the numbers.
 
     stream: the random numbers of this gradient on this rank. sizes: the elements of the tensors that the gradient is made
-    of, in their order; they sum to d.
+    of, in their order; they sum to d. chunk: the elements that a transform has treated together, 0 if there was none.
     """
 
     stream: Stream
     sizes: tuple[int, ...]
+    chunk: int = 0
 
 
 class Sparsifier(Stage):

@@ -34,6 +34,9 @@ def cases():
     for name in registry.names("value"):
         found[f"value-{name}"] = {"spec": f"topk:0.2/raw/{name}"}
         found[f"value-{name}-dense"] = {"spec": f"dense/{name}"}
+    for name in registry.names("transform"):
+        found[f"transform-{name}"] = {"spec": f"{name}/topk:0.01/rice/raw"}
+    found["dct-1-d"] = {"spec": "dct:16:dims=1/topk:0.3/bitmap/fp16"}
     found["qsgd-2-bits"] = {"spec": "topk:1.0/bitmap/qsgd:2:bucket=8"}
     found["qsgd-7-bits"] = {"spec": "topk:0.2/rice/qsgd:7:bucket=16"}
     found["key"] = {"spec": "dense/qsgd:4", "seed": -5, "name": "conv1.wéight", "step": 1000, "rank": 3}

@@ -1,0 +1,95 @@
+"""The DCT against the matrix of its definition, and what its place in the pipeline must keep."""
+
+import math
+
+import contract
+import numpy as np
+import pytest
+import reference_dct
+
+import grace_ext
+from grace_ext.compressor import decode_sum
+from grace_ext.container import parse
+from grace_ext.kernels.dct import transform
+from grace_ext.rng import Stream
+from grace_ext.transforms.dct import DCT, factors
+
+SIZES = [1 << e for e in range(1, 9)]
+
+
+def definition(n):
+    """float64[n, n]: orthonormal DCT-II, row k is the k-th cosine."""
+    rows = np.array([[math.cos(math.pi * (2 * i + 1) * k / (2 * n)) for i in range(n)] for k in range(n)])
+    rows *= math.sqrt(2 / n)
+    rows[0] /= math.sqrt(2)
+    return rows
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("n", SIZES)
+def test_kernel_against_the_matrix(n, dims):
+    given = contract.gauss(3 * n * n, n).reshape(-1, n)
+    cosines = definition(n)
+    expected = given @ cosines.T
+    if dims == 2:
+        expected = np.concatenate([cosines @ expected[start:start + n] for start in range(0, 3 * n, n)])
+    rows = given.copy()
+    transform(rows, dims, False, factors(n))
+    assert np.linalg.norm(rows - expected) < 3e-6 * np.linalg.norm(expected)
+    inverse = reference_dct.undo((n.bit_length() - 1, dims), rows.reshape(-1))
+    transform(rows, dims, True, factors(n))
+    assert contract.same_bits(rows.reshape(-1), inverse), "the bits are part of the format"
+    assert np.linalg.norm(rows - given) < 5e-6 * np.linalg.norm(given)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 63, 65])
+def test_rows_that_are_no_square(rows):
+    given = contract.gauss(64 * rows).reshape(rows, 64)
+    found = given.copy()
+    transform(found, 1, False, factors(64))
+    assert np.allclose(found, given @ definition(64).T, atol=1e-5)
+
+
+def test_all_machines_have_the_same_factors():
+    """Their distance from where float32 rounds the other way is far beyond what two mathematics libraries differ in."""
+    for n in SIZES:
+        exact = [1 / math.sqrt(n)] + [1 / (2 * math.cos(math.pi * (2 * i + 1) / (4 * h)))
+                                      for h in (1 << e for e in range(n.bit_length() - 1)) for i in range(h)]
+        for value, rounded in zip(exact, factors(n), strict=True):
+            for neighbour in (np.nextafter(rounded, np.float32(0)), np.nextafter(rounded, np.float32(99))):
+                middle = (float(rounded) + float(neighbour)) / 2
+                assert abs(value - middle) > 1000 * np.spacing(value)
+
+
+def test_smooth_gradients_need_few_coefficients():
+    smooth = np.sin(np.linspace(0, 20, 40_000)).astype(np.float32)
+    sent = grace_ext.decompress(grace_ext.compressor("dct:64:dims=1/topk:0.05").compress(smooth), smooth.size)
+    without = grace_ext.decompress(grace_ext.compressor("topk:0.05").compress(smooth), smooth.size)
+    assert np.linalg.norm(sent - smooth) < 0.02 * np.linalg.norm(smooth) < 0.9 * np.linalg.norm(without - smooth)
+
+
+@pytest.mark.parametrize("spec", ["dct/topk:0.1/auto/qsgd:6", "dct:16:dims=1/topk:0.2/rice/raw"])
+def test_sum_of_ranks(spec):
+    c, d = grace_ext.compressor(spec), 9999
+    blobs = [parse(c.compress(contract.gauss(d, rank), rank=rank)) for rank in range(4)]
+    out = np.empty(d, np.float32)
+    decode_sum(blobs, out, 0.25)
+    expected = np.mean([grace_ext.decompress(c.compress(contract.gauss(d, rank), rank=rank), d) for rank in range(4)], 0)
+    assert np.allclose(out, expected, atol=1e-5)
+
+
+def test_values_beyond_the_range_stay_in_the_residual():
+    gradient, residual = np.zeros(64, np.float32), np.zeros(64, np.float32)
+    gradient[3] = contract.FLT_MAX
+    pending = np.empty_like(gradient)
+    encoded = grace_ext.compressor("dct:8/dense/raw").encode_compensated(gradient, residual, pending, Stream())
+    sent = grace_ext.decompress(encoded.blob, 64)
+    assert np.isfinite(sent).all() and abs(sent[3] / 2.0**100 - 1) < 1e-5
+    assert contract.same_bits(pending, gradient - sent)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"size": 3}, "dct: size=3; allowed: 2, 4"), ({"size": 512}, "size=512"),
+                                                  ({"dims": 3}, "dct: dims=3; allowed: 1, 2")])
+def test_options(options, message):
+    with pytest.raises(grace_ext.ConfigError, match=message):
+        DCT(**options)
