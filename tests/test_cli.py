@@ -126,7 +126,7 @@ def test_codecs_as_json(sample, capsys):
 def test_a_closed_pipe_is_no_error():
     command = f"'{sys.executable}' -m grace_ext codecs | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert done.stdout == "sparsifier\n" and done.stderr == ""
+    assert done.stdout == "transform\n" and done.stderr == ""
 
 
 # inspect
