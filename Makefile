@@ -8,6 +8,8 @@ FRAMEWORKS ?= torch tensorflow
 MPI ?= auto
 # 1: leave the packages of the interpreter aside.
 ISOLATED ?=
+# Where the captured gradients go, if not to the cache folder.
+GRADIENTS ?=
 # Where the demo's table and plots go; what demo, pytest and benchmark get on top.
 OUT ?= build/demo
 DEMO_ARGS ?=
@@ -18,12 +20,13 @@ SHELL := /bin/bash
 WITH_ENV := source mpirun/env.sh &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench clean
+.PHONY: help setup demo test bench gradients clean
 
 help:
 	@echo "make demo    train on Fashion-MNIST with 2 workers three times: Horovod, Horovod fp16, grace_ext; compare"
 	@echo "make test    run the tests (PYTEST_ARGS='-k container' for some)"
 	@echo "make bench   measure every stage against one memcpy (BENCH_ARGS=--quick for a short run)"
+	@echo "make gradients  train two examples for a moment and save gradients for bench --input in the cache folder"
 	@echo "make setup   only make the environment, .venv"
 	@echo "make clean   remove .venv and what was built here (the cache outside stays, see mpirun/README.md)"
 	@echo "variables    PYTHON=/path/to/python MPI=auto|system|wheel FRAMEWORKS='torch tensorflow' ISOLATED=1"
@@ -42,6 +45,9 @@ test: setup
 bench: setup
 	@mkdir -p build
 	@$(WITH_ENV) python -m grace_ext bench --json build/bench.json --plot build/bench.png $(BENCH_ARGS)
+
+gradients: setup
+	@$(WITH_ENV) python benchmarks/capture.py $(if $(GRADIENTS),--out "$(GRADIENTS)")
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis .ruff_cache

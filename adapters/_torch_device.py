@@ -48,11 +48,13 @@ class TorchBucket(Bucket):
         """Whether this road exists for these parts; otherwise the whole gradient goes to the host."""
         return compressor.transform is None and compressor.sparsifier.name == "topk" and communicator.name == "allgather"
 
-    def start(self, transport, pack, stream):
+    def start(self, transport, pack, stream, look=None):
         started = time.perf_counter()
         state = self.memory.begin(self.name, self.size, self._arrays)
         dense = self._gradient if state is None else state[1]
         pack(dense)
+        if look:
+            look(dense, state and state[0])
         if state is not None:
             dense += state[0]
         indices = select_topk(dense, self.compressor.sparsifier.count(self.size))

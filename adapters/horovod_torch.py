@@ -13,6 +13,7 @@ import torch
 
 import grace_ext
 from grace_ext import ConfigError, ExchangeError
+from grace_ext.capture import Capture
 from grace_ext.communicators import Transport
 from grace_ext.exchange import Exchange
 from grace_ext.policy import DEFAULT_SPEC, Rules
@@ -50,7 +51,8 @@ class _Handle:
 def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_SPEC, backward_passes_per_step=1,
                          op=hvd.Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
                          sparse_as_dense=False, process_set=hvd.global_process_set, *, memory="residual",
-                         communicator="allgather", rules=None, bucket_bytes=25 * 2**20, selection="auto", seed=0):
+                         communicator="allgather", rules=None, bucket_bytes=25 * 2**20, selection="auto", seed=0,
+                         capture=None):
     """Wrap a torch.optim.Optimizer so that gradients are compressed, exchanged and averaged before each step.
 
     A drop-in for hvd.DistributedOptimizer: the arguments up to process_set are Horovod's, in its order. The result is
@@ -68,6 +70,10 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     selection: "host", "device" (top-k with torch operations where the gradients are, only the selected values come to
         the host) or "auto": device for tensors on an accelerator. The bytes are the same.
     seed: of the stochastic codecs; the same on all ranks.
+    capture: a folder in which rank 0 saves its own gradients of steps 1, 10, 100, 1000 and 10000, before and after error
+        feedback, for `python -m grace_ext bench --input FILE`; or a grace_ext.capture.Capture that names other steps.
+        A full disk and the like end the capture with a warning, never the training. With one rank nothing is compressed,
+        so there is nothing to capture either: a warning says so.
 
     Raises ConfigError for what cannot be honoured: op=Adasum, complex parameters, sparse gradients without
     sparse_as_dense, specs that differ between ranks.
@@ -78,6 +84,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         raise ConfigError("gradient_predivide_factor works with op=hvd.Average only")
     if backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}; allowed: 1 and more")
+    if not isinstance(capture, Capture | None):
+        capture = Capture(capture)
     if num_groups:
         groups = num_groups
     if selection not in ("auto", "host", "device"):
@@ -99,11 +107,13 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     guard_exit()
     if process_set.included() and process_set.size() > 1:
         weight = gradient_predivide_factor / process_set.size() if op == hvd.Average else 1.0
-        exchange = Exchange(HorovodTransport(process_set), grace_ext.memory(memory), weight, seed)
+        exchange = Exchange(HorovodTransport(process_set), grace_ext.memory(memory), weight, seed, capture)
         wrapped._grace = TorchBuckets(
             parameters, exchange, Rules(compression, rules, seed), parse_stage("communicator", communicator),
             prefix=f"grace_ext.{next(_instances)}", bucket_bytes=bucket_bytes, groups=groups, selection=selection,
             prescale=1.0 / gradient_predivide_factor, passes=backward_passes_per_step, sparse_as_dense=sparse_as_dense)
+    elif capture:
+        warnings.warn("capture: there is one rank, so gradients are neither compressed nor captured", stacklevel=2)
     return wrapped
 
 

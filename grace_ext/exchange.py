@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .capture import Capture
 from .communicators.base import Communicator, Pending, Transport
 from .compressor import Compressor
 from .errors import ConfigError
@@ -44,11 +45,15 @@ class Bucket:
         self.communicator.check(self.compressor)
         self._gradient = None if self.memory.stateful else np.empty(self.size, np.float32)
 
-    def start(self, transport: Transport, pack: Callable[[np.ndarray], None], stream: Stream) -> Pending:
-        """Encode and send. pack(out) writes the gradient to out (float32[size])."""
+    def start(self, transport: Transport, pack: Callable[[np.ndarray], None], stream: Stream,
+              look: Callable | None = None) -> Pending:
+        """Encode and send. pack(out) writes the gradient to out (float32[size]). look(gradient, residual or None), if
+        given, is called in between."""
         state = self.memory.begin(self.name, self.size)
         gradient = self._gradient if state is None else state[1]
         pack(gradient)
+        if look:
+            look(gradient, state and state[0])
         return self.communicator.start(transport, self.name, self.compressor, gradient, state, stream,
                                        self.sizes)
 
@@ -84,14 +89,16 @@ def make_buckets(tensors: list[Tensor], choose: Callable, bucket_bytes: int, gro
 class Exchange:
     """Starts and finishes the buckets of each step, keeps the memory consistent, and counts.
 
-    weight: what the sum over ranks is multiplied with (1 / ranks for an average).
+    weight: what the sum over ranks is multiplied with (1 / ranks for an average). capture: saves gradients of rank 0.
     """
 
-    def __init__(self, transport: Transport, memory: Memory, weight: float, seed: int = 0):
+    def __init__(self, transport: Transport, memory: Memory, weight: float, seed: int = 0,
+                 capture: Capture | None = None):
         self.transport = transport
         self.memory = memory
         self.weight = weight
         self.seed = seed
+        self.capture = capture if transport.rank == 0 else None
         self.step = 0
         self.buckets: list[Bucket] = []
         self._started: dict[str, concurrent.futures.Future] = {}
@@ -130,7 +137,8 @@ class Exchange:
     def start(self, bucket: Bucket, pack: Callable[[np.ndarray], None]) -> None:
         """Queue the bucket: the worker thread packs, encodes and sends it. pack must not need the caller's thread."""
         stream = Stream(self.seed, bucket.tensors[0].name, self.step, self.transport.rank)
-        self._started[bucket.name] = self._worker.submit(bucket.start, self.transport, pack, stream)
+        look = self.capture.of(self.step, bucket) if self.capture else None
+        self._started[bucket.name] = self._worker.submit(bucket.start, self.transport, pack, stream, look)
 
     def is_started(self, bucket: Bucket) -> bool:
         return bucket.name in self._started
@@ -151,6 +159,8 @@ class Exchange:
         else:
             self.memory.rollback()
         self._started.clear()
+        if self.capture:
+            self.capture.end_step(self.step, finite)
         self.step += 1
         self._total.merge(self._last)
         self._total.last, self._last = self._last, _Counts()
@@ -164,6 +174,8 @@ class Exchange:
         self._finite = True
         self._last = _Counts()
         self.memory.rollback()
+        if self.capture:
+            self.capture.forget()
 
     def stats(self) -> dict:
         """Totals since the start, and the same for the last step under "last_step".

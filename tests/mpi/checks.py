@@ -1,6 +1,8 @@
 """What is checked inside the ranks of one job. Run by worker.py; every function is one test under every launcher."""
 
 import contextlib
+import tempfile
+from pathlib import Path
 
 import horovod.torch as hvd
 import numpy as np
@@ -8,6 +10,7 @@ import torch
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
 
 from grace_ext import ConfigError, ExchangeError
+from grace_ext.capture import Capture
 
 CHECKS = {}
 
@@ -301,6 +304,31 @@ def selection_on_the_device_gives_the_same_training():
                for memory in ("residual", "none") for selection in ("host", "device")]
     assert torch.equal(results[0], results[1]) and torch.equal(results[2], results[3])
     assert not torch.equal(results[0], results[2]), "the memory made no difference"
+
+
+@check
+def capture_saves_what_rank_0_compresses():
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, selection in enumerate(("host", "device")):
+            capture = Capture(f"{folder}/{number}", [2])
+            weights, _, net = train(compressed(selection=selection, capture=capture), steps=4)
+            results.append(weights)
+            files = sorted(path.name for path in Path(folder).glob(f"{number}/*"))
+            assert files == (["2-compensated.npz", "2.npz"] if hvd.rank() == 0 else []), files
+            if files:
+                plain, compensated = (dict(np.load(f"{folder}/{number}/{name}")) for name in reversed(files))
+                sizes = {name: p.numel() for name, p in net.named_parameters()}
+                assert {name: array.size for name, array in plain.items()} == sizes, plain.keys()
+                assert plain.keys() == compensated.keys()
+                assert np.array_equal(plain["5.bias"], compensated["5.bias"]), "sent dense, so there is no residual"
+                assert not np.array_equal(plain["5.weight"], compensated["5.weight"])
+                results.append([plain, compensated])
+    plainly, _, _ = train(compressed(), steps=4)
+    assert torch.equal(results[0], plainly)
+    if hvd.rank() == 0:
+        for ours, theirs in zip(results[1], results[3], strict=True):
+            assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
 @check
