@@ -57,22 +57,26 @@ class Run:
 
 
 def train(label: str, options: list[str], log_file: str, ranks: int, timeout: float) -> Run:
-    """Run the example under horovodrun; its progress goes to this terminal. Raises RunFailed."""
+    """Run the example under horovodrun. Raises RunFailed."""
+    if os.path.exists(log_file):
+        os.remove(log_file)
+    launch(label, EXAMPLE, [*options, "--log-file", os.path.abspath(log_file)], ranks, timeout)
+    with open(log_file) as log:
+        return Run(label, [json.loads(line) for line in log])
+
+
+def launch(label: str, script: str, options: list[str], ranks: int, timeout: float) -> None:
+    """Run a script under horovodrun; its progress goes to this terminal. Raises RunFailed."""
     launcher = shutil.which("horovodrun", path=os.path.dirname(sys.executable)) or shutil.which("horovodrun")
     if launcher is None:
         raise RunFailed("horovodrun was not found; `make setup` installs it, then `. mpirun/env.sh` finds it")
-    if os.path.exists(log_file):
-        os.remove(log_file)
-    command = [launcher, "-np", str(ranks), "--start-timeout", "120", sys.executable, EXAMPLE, *options,
-               "--log-file", os.path.abspath(log_file)]
+    command = [launcher, "-np", str(ranks), "--start-timeout", "120", sys.executable, script, *options]
     status, lines = _run(command, timeout)
     if status != 0:
         how = f"did not end within {timeout:.0f} seconds" if status is None else f"ended with status {status}"
         tail = "\n".join(f"    {line}" for line in lines)
         raise RunFailed(f"the run {label!r} {how}; the end of its output:\n{tail}\nthe command:\n    "
                         + " ".join(command))
-    with open(log_file) as log:
-        return Run(label, [json.loads(line) for line in log])
 
 
 def _run(command: list[str], timeout: float):

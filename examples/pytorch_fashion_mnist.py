@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
+from grace_ext.capture import STEPS, Capture
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
@@ -42,7 +43,7 @@ def load(folder, part):
     return ((images - 0.286) / 0.353).unsqueeze(1), read_idx(folder, f"{part}-labels-idx1-ubyte").long()
 
 
-def make_model():
+def small():
     """1.2 million parameters, nearly all of them in the first fully connected layer."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 4, stride=2, padding=1), nn.ReLU(),
@@ -50,10 +51,24 @@ def make_model():
         nn.Flatten(), nn.Linear(48 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
+def cnn():
+    """2.7 million parameters, nearly all of them in convolutions."""
+    def block(inputs, outputs):
+        return nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
+
+    return nn.Sequential(
+        nn.Conv2d(1, 64, 3, stride=2, padding=1), nn.ReLU(), *block(64, 128), nn.MaxPool2d(2), *block(128, 256),
+        *block(256, 256), nn.MaxPool2d(2), *block(256, 512), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Linear(512 * 2 * 2, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+MODELS = {"small": small, "cnn": cnn}
+
+
 @torch.inference_mode()
 def evaluate(model, images, labels):
     """Accuracy and loss on the test set, of which each rank has a share."""
-    scores = model(images)
+    scores = torch.cat([model(part) for part in images.split(500)])
     right, loss = (scores.argmax(1) == labels).sum(), F.cross_entropy(scores, labels, reduction="sum")
     sums = torch.tensor([right, loss, len(labels)], dtype=torch.float64)
     right, loss, count = hvd.allreduce(sums, op=hvd.Sum, name="evaluate").tolist()
@@ -97,7 +112,7 @@ def main(args):
     train = TensorDataset(*(tensor[:args.train_samples] for tensor in load(args.data, "train")))
     sampler = DistributedSampler(train, hvd.size(), hvd.rank(), seed=args.seed)
     loader = DataLoader(train, None, sampler=BatchSampler(sampler, args.batch_size, drop_last=True))
-    model = make_model()
+    model = MODELS[args.model]()
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -105,7 +120,8 @@ def main(args):
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), HOROVOD[args.compression])
     else:
         optimizer = DistributedOptimizer(optimizer, model.named_parameters(), args.compression,
-                                         memory=args.memory)
+                                         memory=args.memory,
+                                         capture=args.capture and Capture(args.capture, args.capture_steps))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, args.lr, args.epochs * len(loader), pct_start=0.2, cycle_momentum=False)
     meter = Meter(optimizer, model, args.compression)
@@ -140,10 +156,13 @@ if __name__ == "__main__":
     parser.add_argument("--data", required=True, help="folder of the data set")
     parser.add_argument("--compression", default="topk:0.01/rice/qsgd:7", help="or none, fp16: Horovod's own")
     parser.add_argument("--memory", default="residual", help="residual or none")
+    parser.add_argument("--model", choices=MODELS, default="small")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64, help="per rank")
     parser.add_argument("--lr", type=float, default=0.05, help="the highest of the schedule")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train-samples", type=int, help="use only so many")
     parser.add_argument("--log-file", default=os.devnull, help="gets a JSON line per evaluation")
+    parser.add_argument("--capture", metavar="DIR", help="save rank 0's gradients there, for python -m grace_ext bench")
+    parser.add_argument("--capture-steps", type=int, nargs="+", default=STEPS, metavar="N", help="of these steps")
     main(parser.parse_args())
