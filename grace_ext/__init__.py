@@ -4,9 +4,11 @@ from . import communicators, index, memory, sparsifiers, transforms, value  # no
 from .compressor import Compressor, compressor, decode_add, decompress
 from .container import parse as inspect
 from .errors import ConfigError, ContainerError, ExchangeError, GraceError
+from .params import from_params
+from .presets import PRESETS
 
 __version__ = "0.1.0"
 __all__ = [
-    "Compressor", "ConfigError", "ContainerError", "ExchangeError", "GraceError", "compressor", "decode_add",
-    "decompress", "inspect", "memory",
+    "Compressor", "ConfigError", "ContainerError", "ExchangeError", "GraceError", "PRESETS", "compressor", "decode_add",
+    "decompress", "from_params", "inspect", "memory",
 ]

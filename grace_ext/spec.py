@@ -1,10 +1,11 @@
 """Spec strings: "topk:0.01/rice/qsgd:7" <-> stages; the same as a dict for JSON and YAML.
 
 Grammar: [transform/]sparsifier[/index][/value]; a stage is `name`, `name:value` for its first option, or
-`name:key=value:key=value`. An omitted index codec is `auto`, an omitted value codec `raw`.
+`name:key=value:key=value`. An omitted index codec is `auto`, an omitted value codec `raw`. A preset's name stands for its
+spec.
 """
 
-from . import registry
+from . import presets, registry
 from .errors import ConfigError
 from .registry import Stage
 
@@ -43,7 +44,7 @@ def parse_stage(kind: str, text: str) -> Stage:
 
 
 def _parse_string(spec: str) -> dict[str, Stage]:
-    parts = spec.strip().split("/")
+    parts = (presets.expand(spec) or spec).strip().split("/")
     stages = {}
     if parts[0].split(":")[0] in registry.names("transform"):
         stages["transform"] = parse_stage("transform", parts.pop(0))
