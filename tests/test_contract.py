@@ -20,10 +20,12 @@ OPTIONS = {
     ("sparsifier", "topk"): ["topk:0.1", "topk:1.0"],
     ("value", "qsgd"): ["qsgd:2", "qsgd:7:bucket=8", "qsgd:8:bucket=32768"],
     ("value", "deflate"): ["deflate:6"],
+    ("value", "polyfit"): ["polyfit:1:segments=20", "polyfit:0:segments=1"],
 }
 # cosine(what receivers get, true top-k) of a normal gradient; 0.5 where nothing is known: a mix-up gives about 0.
 COSINE = {"raw": 1, "deflate": 1, "deflate:6": 1, "fp16": 1 - 1e-6, "qsgd": 1 - 1e-4, "qsgd:7:bucket=8": 1 - 1e-3,
           "qsgd:8:bucket=32768": 1 - 1e-3,
+          "polyfit": 1 - 1e-4, "polyfit:1:segments=20": 1 - 1e-4,
           "bf16": 1 - 1e-5}
 STOCHASTIC = {"qsgd", "qsgd:2", "qsgd:7:bucket=8", "qsgd:8:bucket=32768"}
 

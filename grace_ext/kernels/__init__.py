@@ -1,6 +1,6 @@
 """Numba kernels: arrays in, arrays out, no GIL, no globals. The only place with bit twiddling."""
 
-from . import ans, half, level_huffman, levels  # noqa: F401  (so that warmup knows them)
+from . import ans, half, level_huffman, levels, polyfit, sort  # noqa: F401  (so that warmup knows them)
 from ._compile import cache_folder, warmup
 from .accumulate import add_at, add_dense, sum_sparse, write_error
 from .bits import bitmap_decode, bitmap_encode, pack_bits, unpack_bits

@@ -1,6 +1,6 @@
 """Value codecs, one file each. A new one is its file and a line here."""
 
-from . import bfloat, deflate, half, qsgd, raw  # noqa: F401  (importing registers them)
+from . import bfloat, deflate, half, polyfit, qsgd, raw  # noqa: F401  (importing registers them)
 from .base import ValueCodec
 
 __all__ = ["ValueCodec"]

@@ -1,0 +1,29 @@
+"""The second decoder of polyfit, dexp and sketchml."""
+
+import struct
+
+import twins_fits
+
+
+def polyfit(section, k):
+    degree, *counts = section[:3]
+    segments = sum(counts)
+    at = 3
+    lengths = struct.unpack_from(f"<{segments}I", section, at)
+    at += 4 * segments
+    edges = []
+    for count in counts:
+        edges.append(struct.unpack_from(f"<{count + 1 if count else 0}f", section, at))
+        at += 4 * len(edges[-1])
+    values, s = [], 0
+    for sign, count, bounds in zip((1, -1), counts, edges, strict=True):
+        for i in range(count):
+            c = struct.unpack_from(f"<{degree + 1}f", section, at)
+            at += 4 * (degree + 1)
+            values += [sign * v for v in twins_fits.segment(c, bounds[i], bounds[i + 1], lengths[s])]
+            s += 1
+    assert at == len(section) and len(values) == k
+    return values
+
+
+VALUE = {10: polyfit}

@@ -1,0 +1,212 @@
+"""Curve fits of sorted values and the quantile sketch: kernels against their twins, errors against known ones."""
+
+import struct
+
+import contract
+import numpy as np
+import pytest
+import reference_fits
+import twins
+import twins_fits
+from test_kernel_bounds import survives
+
+from grace_ext import ContainerError, spec
+from grace_ext.kernels.polyfit import evaluate_segments, find_knots, fit_segments
+from grace_ext.kernels.sort import argsort_bits
+from grace_ext.value.polyfit import PolyFit
+
+CASES = {name: values for name, values in contract.gradients().items() if values.size}
+
+
+def value(text):
+    return spec.parse_stage("value", text)
+
+
+def round_trip(codec, values):
+    """float32[k] as receivers get them, in the order of values; the payload's length."""
+    payload, order = codec.encode(values, contract.STREAM)
+    out = np.full(values.size, np.nan, np.float32)
+    codec.decode(payload, out)
+    if order is not None:
+        out[order] = out.copy()
+    return out, payload.size
+
+
+def error(values, decoded):
+    """Relative L2 error."""
+    return np.linalg.norm(values.astype(float) - decoded) / np.linalg.norm(values.astype(float))
+
+
+def heavy(k=20_000):
+    """The top 1 % of a normal times a lognormal variable, as in the notes' measurements."""
+    rng = np.random.default_rng(0)
+    gradient = (rng.standard_normal(100 * k) * np.exp(rng.standard_normal(100 * k))).astype(np.float32)
+    return gradient[twins.topk(gradient, k)]
+
+
+# Sort
+
+def sort(values, fence=lambda array: array):
+    k = values.size
+    order, ordered = fence(np.zeros(k, np.uint32)), fence(np.zeros(k, np.float32))
+    count = argsort_bits(fence(values), fence(np.zeros(k, np.uint64)), fence(np.zeros(k, np.uint64)), order, ordered)
+    return order, ordered, count
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_argsort(name):
+    values = CASES[name]
+    order, ordered, count = sort(values)
+    assert np.array_equal(order, np.argsort(values.view(np.uint32), kind="stable"))
+    assert contract.same_bits(ordered, values[order])
+    assert count == np.count_nonzero(~np.signbit(values))
+
+
+def test_argsort_of_keys_that_differ_in_one_digit():
+    """A digit that is the same everywhere is left out."""
+    for shift in (0, 11, 22, 5, 17):
+        bits = np.random.default_rng(shift).integers(0, 1 << 10, 5000).astype(np.uint32) << np.uint32(shift)
+        assert np.array_equal(sort(bits.view(np.float32))[0], np.argsort(bits, kind="stable"))
+
+
+# Polynomials
+
+def pieces(codec, values):
+    """What encode sent: [(coefficients, low edge, high edge, magnitudes of the segment)]."""
+    payload, order = codec.encode(values, contract.STREAM)
+    data = payload.tobytes()
+    degree, *counts = data[:3]
+    ordered, at, edge_at, found = np.abs(values[order]), 3, 3 + 4 * sum(counts), []
+    coefficients_at = edge_at + 4 * sum(count + 1 for count in counts if count)
+    start = 0
+    for count in counts:
+        for _ in range(count):
+            length, = struct.unpack_from("<I", data, at)
+            c = np.frombuffer(data, "<f4", degree + 1, coefficients_at)
+            found.append((c, *struct.unpack_from("<2f", data, edge_at), ordered[start:start + length]))
+            start, at, edge_at, coefficients_at = start + length, at + 4, edge_at + 4, coefficients_at + 4 * (degree + 1)
+        edge_at += 4 * (count > 0)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_knots(name):
+    magnitudes = np.sort(np.abs(CASES[name]))[-3000:]
+    for least, most in ((6, 5), (1, 3), (4, 1)):
+        ends = np.full(most, -1, np.int64)
+        count = find_knots(magnitudes, least, ends)
+        assert ends[:count].tolist() == twins_fits.knots(magnitudes, least, most)
+
+
+def test_the_knot_is_where_the_chord_is_furthest():
+    x = np.arange(1000)
+    values = np.where(x < 700, 0.001 * x, 0.7 + 0.1 * (x - 700)).astype(np.float32)
+    ends = np.empty(2, np.int64)
+    assert find_knots(values, 6, ends) == 2 and abs(ends[0] - 700) <= 1
+
+
+@pytest.mark.parametrize("text", ["polyfit", "polyfit:2:segments=3", "polyfit:9", "polyfit:0"])
+@pytest.mark.parametrize("name", CASES)
+def test_least_squares_of_every_segment(name, text):
+    codec = value(text)
+    for c, low, high, magnitudes in pieces(codec, CASES[name]):
+        assert low == magnitudes[0] and high >= magnitudes[-1]
+        fitted, ends = np.empty((1, c.size), np.float32), np.array([magnitudes.size])
+        fit_segments(magnitudes, ends, fitted)
+        assert contract.same_bits(fitted[0], c)
+        out = np.empty_like(magnitudes)
+        evaluate_segments(fitted, magnitudes[[0, -1]], ends, False, out)
+        span = float(magnitudes[-1]) - float(magnitudes[0])
+        expected = twins_fits.least_squares(magnitudes, codec.degree)
+        assert np.allclose(out, expected, rtol=2e-7, atol=3e-6 * span + 1e-45)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_evaluation_is_exactly_the_reference_decoders(name):
+    for codec in (PolyFit(), PolyFit(9, 40)):
+        payload, _ = codec.encode(CASES[name], contract.STREAM)
+        out = np.empty_like(CASES[name])
+        codec.decode(payload, out)
+        assert np.array_equal(out, np.array(reference_fits.polyfit(payload.tobytes(), out.size), np.float32))
+
+
+def test_decoded_values_keep_sign_and_segment():
+    values = heavy()
+    decoded, _ = round_trip(PolyFit(), values)
+    assert np.array_equal(np.signbit(decoded), np.signbit(values))
+    assert np.abs(decoded).min() >= np.abs(values).min() and np.abs(decoded).max() <= np.abs(values).max()
+
+
+def test_wild_coefficients_stay_between_the_edges():
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 5, 700):
+        for _ in range(20):
+            c = rng.choice(np.array([0, 1, -1, contract.FLT_MAX, -contract.FLT_MAX, 1e-45], np.float32), (1, 10))
+            edges = np.sort(rng.choice(np.array([0, 1e-45, 1, contract.FLT_MAX], np.float32), 2))
+            out = np.full(n, np.nan, np.float32)
+            evaluate_segments(c, edges, np.array([n]), False, out)
+            assert (out >= edges[0]).all() and (out <= edges[1]).all()
+            assert out.tolist() == twins_fits.segment(c[0], *edges, n)
+
+
+def test_polyfit_error():
+    """The notes' Legendre fit had .0085 on such values; 18 bits of order and next to nothing else."""
+    values = heavy()
+    decoded, size = round_trip(PolyFit(), values)
+    assert error(values, decoded) < 0.0085 and size * 8 / values.size < 0.4
+    assert error(values, round_trip(PolyFit(segments=1), values)[0]) > 0.05
+
+
+def test_few_values_are_exact():
+    """As many coefficients as values: only their rounding to float32 is left."""
+    for k in range(1, 7):
+        values = contract.gauss(k, k)
+        assert np.allclose(round_trip(PolyFit(), values)[0], values, rtol=1e-5, atol=1e-6)
+
+
+def forged(degree=1, counts=(1, 0), lengths=(3,), edges=(1, 2), c=(0, 0)):
+    numbers = struct.pack(f"<{len(lengths)}I{len(edges)}f{len(c)}f", *lengths, *edges, *c)
+    return np.frombuffer(bytes([degree, *counts]) + numbers, np.uint8)
+
+
+@pytest.mark.parametrize("message, payload", [
+    ("out of range", np.zeros(2, np.uint8)), ("out of range", forged(degree=10)),
+    ("bytes for 1 segments", forged()[:-1]), ("bytes for 2 segments", forged(counts=(1, 1))),
+    ("bytes for 0 segments", forged(counts=(0, 0))), ("do not hold 3 values", forged(lengths=(2,))),
+    ("do not hold 3 values", forged(counts=(0, 0), lengths=(), edges=(), c=())),
+    ("do not hold 3 values", forged(counts=(2, 0), lengths=(3, 0), edges=(1, 2, 3), c=(0,) * 4)),
+    ("coefficient is not finite", forged(c=(0, float("nan")))), ("coefficient is not finite", forged(c=(float("inf"), 0))),
+    ("not finite and ascending", forged(edges=(2, 1))), ("not finite and ascending", forged(edges=(-1, 1))),
+    ("not finite and ascending", forged(edges=(1, float("inf")))),
+    ("not finite and ascending", forged(edges=(float("nan"), 1))),
+])
+def test_polyfit_refuses(message, payload):
+    out = np.zeros(3, np.float32)
+    PolyFit.decode(forged(), out)
+    assert out.tolist() == [1, 1, 1]
+    with pytest.raises(ContainerError, match=message):
+        PolyFit.decode(payload, out)
+
+
+# Memory
+
+def fits_in_fences(fence):
+    good = True
+    for k in (*range(1, 20), 255, 256, 257, 700):
+        values = contract.gauss(k, k)
+        order, ordered, _ = sort(values, fence)
+        good &= np.array_equal(ordered, values[order])
+        magnitudes = fence(np.sort(np.abs(values)))
+        ends = fence(np.zeros(5, np.int64))
+        ends = fence(ends[:find_knots(magnitudes, 3, ends)])
+        c = fence(np.zeros((ends.size, 6), np.float32).reshape(-1)).reshape(ends.size, 6)
+        fit_segments(magnitudes, ends, c)
+        edges, out = fence(np.zeros(ends.size + 1, np.float32)), fence(np.ones(k, np.float32))
+        evaluate_segments(c, edges, ends, True, out)
+        good &= not out.any()
+    return good
+
+
+def test_kernels_stay_inside_their_arrays():
+    fits_in_fences(np.copy)  # compiled here, not in the child
+    assert survives(fits_in_fences)
