@@ -1,6 +1,16 @@
 """Numba kernels: arrays in, arrays out, no GIL, no globals. The only place with bit twiddling."""
 
-from . import ans, half, level_huffman, levels, polyfit, sort  # noqa: F401  (so that warmup knows them)
+from . import (  # noqa: F401  (so that warmup knows them)
+    ans,
+    elias_fano,
+    half,
+    level_huffman,
+    levels,
+    polyfit,
+    runs,
+    sort,
+    varint,
+)
 from ._compile import cache_folder, warmup
 from .accumulate import add_at, add_dense, sum_sparse, write_error
 from .bits import bitmap_decode, bitmap_encode, pack_bits, unpack_bits

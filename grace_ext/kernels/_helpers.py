@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ._intrinsics import bits_of, helper
+from ._intrinsics import bits_of, helper, load64
 
 
 @helper
@@ -46,3 +46,14 @@ def spread(word, bits):
     word = (word & mask) | (((word >> two) & mask) << np.uint64(16))
     mask = ((one << bits) - one) * np.uint64(0x0001000100010001)
     return (word & mask) | (((word >> bits) & mask) << np.uint64(8))
+
+
+@helper
+def word_at(stream, at):
+    """The 8 bytes of uint8[m] from `at` >= 0 on as a uint64, with zeros past the end."""
+    if at + 8 <= stream.size:
+        return load64(stream, at)
+    word = np.uint64(0)
+    for i in range(stream.size - 1, at - 1, -1):
+        word = (word << np.uint64(8)) | np.uint64(stream[i])
+    return word

@@ -3,9 +3,10 @@
 import numpy as np
 
 from ._compile import kernel
-from ._intrinsics import load64, trailing_zeros
+from ._helpers import word_at
+from ._intrinsics import load64, ones, trailing_zeros
 
-_1 = np.uint64(1)
+_1, _2 = np.uint64(1), np.uint64(2)
 
 
 @kernel("void(Array(uint32, 1, 'C', readonly=True), uint8[::1])")
@@ -19,20 +20,33 @@ def bitmap_encode(indices, out):
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), uint32[::1])")
 def bitmap_decode(bitmap, out):
     """Write the positions of the set bits to `out`; returns how many there are, -1 if more than `out` holds."""
-    j = 0
-    for start in range(0, bitmap.size, 8):
-        if start + 8 <= bitmap.size:
-            word = load64(bitmap, start)
-        else:
-            word = np.uint64(0)
-            for i in range(bitmap.size - start):
-                word |= np.uint64(bitmap[start + i]) << np.uint64(8 * i)
+    j, start = np.int64(0), np.int64(0)
+    while start + 8 <= bitmap.size and j + 64 <= out.size:
+        word = load64(bitmap, start)
+        count = ones(word)
+        base = np.uint64(8 * start)
+        # Two are written whether they are there or not: a branch for each bit costs more where bits are rare.
+        out[j] = np.uint32(base + trailing_zeros(word))
+        word &= word - _1
+        out[j + 1] = np.uint32(base + trailing_zeros(word))
+        word &= word - _1
+        if count > _2:
+            i = j + 2
+            while word:
+                out[i] = np.uint32(base + trailing_zeros(word))
+                word &= word - _1
+                i += 1
+        j += np.int64(count)
+        start += 8
+    while start < bitmap.size:
+        word = word_at(bitmap, start)
         while word:
             if j == out.size:
                 return -1
-            out[j] = np.uint32(8 * start + np.int64(trailing_zeros(word)))
+            out[j] = np.uint32(np.uint64(8 * start) + trailing_zeros(word))
             j += 1
             word &= word - _1
+        start += 8
     return j
 
 

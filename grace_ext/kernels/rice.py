@@ -10,9 +10,10 @@ bits and decode 4 times slower.
 import numpy as np
 
 from ._compile import kernel
-from ._intrinsics import helper, load64, ones, store64, trailing_zeros
+from ._helpers import word_at
+from ._intrinsics import load64, ones, store64, trailing_zeros
 
-_0, _1, _3, _7, _8 = (np.uint64(x) for x in (0, 1, 3, 7, 8))
+_0, _1, _3, _7 = (np.uint64(x) for x in (0, 1, 3, 7))
 _FLUSHED = np.uint64(56)  # bits that go out in one step while a long run of zeros is written
 MAX_SHIFT = 30
 
@@ -75,17 +76,6 @@ def quotient_bits(indices, e):
     return total + indices.size
 
 
-@helper
-def _word(stream, at):
-    """The 8 bytes from `at` on, with zeros past the end."""
-    if at + 8 <= stream.size:
-        return load64(stream, at)
-    word = _0
-    for i in range(stream.size - 1, at - 1, -1):
-        word = (word << _8) | np.uint64(stream[i])
-    return word
-
-
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, int64, uint32[::1])")
 def rice_decode(remainders, quotients, d, e, out):
     """Decode out.size indices below d. Returns the bits read of the second stream, or -1 if it holds too few codes, ones
@@ -99,7 +89,7 @@ def rice_decode(remainders, quotients, d, e, out):
     loadable = np.uint64((8 * remainders.size - 64) // e) if e > 0 and remainders.size >= 8 else _0
     j, bit, zeros, low_sum = _0, _0, _0, _0
     for at in range(0, quotients.size, 8):
-        word = _word(quotients, at)
+        word = word_at(quotients, at)
         base = np.uint64(8 * at)
         codes = ones(word)
         if j + codes > k:
@@ -113,7 +103,7 @@ def rice_decode(remainders, quotients, d, e, out):
             if fast:
                 remainder = load64(remainders, np.int64(bit >> _3))
             else:
-                remainder = _word(remainders, np.int64(bit >> _3))
+                remainder = word_at(remainders, np.int64(bit >> _3))
             low_sum += (remainder >> (bit & _7)) & mask
             out[j] = np.uint32((zeros << E) + low_sum + j)
             j += _1

@@ -1,0 +1,31 @@
+"""LEB128 of the gaps: whole bytes, which any language reads in a few lines; 10.2 bits at 1 % density.
+
+DWARF debugging information format, 1993 (its LEB128); Williams and Zobel, Compressing integers for fast file access,
+1999.
+"""
+
+import numpy as np
+
+from ..errors import ContainerError
+from ..kernels.varint import varint_bytes, varint_decode, varint_encode
+from ..registry import register
+from .base import IndexCodec
+
+
+@register
+class Varint(IndexCodec):
+    name, id = "varint", 8
+
+    def encode(self, indices, d):
+        size = varint_bytes(indices)
+        payload = np.empty(size + 8, np.uint8)
+        varint_encode(indices, payload)
+        return payload[:size], indices
+
+    def size(self, indices, d):
+        return varint_bytes(indices)
+
+    @staticmethod
+    def decode(payload, d, out):
+        if not out.size <= payload.size <= 5 * out.size or not varint_decode(payload, d, out):
+            raise ContainerError(f"varint: the section is not {out.size} positions below {d}")

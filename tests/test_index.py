@@ -1,0 +1,198 @@
+"""The lossless index codecs against their slow twins, on inputs as real gradients give them, and inside their arrays."""
+
+import contract
+import numpy as np
+import pytest
+import reference
+import twins_index
+from test_kernel_bounds import survives
+
+from grace_ext import ContainerError, registry, scratch, spec
+from grace_ext.index.elias_fano import EliasFano
+from grace_ext.kernels import warmup
+from grace_ext.kernels.runs import GOLOMB, best_run_code, numbers_decode, numbers_encode
+
+LOSSLESS = [name for name in registry.names("index") if registry.lookup("index", name).lossless]
+FIXED = [name for name in LOSSLESS if registry.lookup("index", name).id is not None]
+HUGE = 2**31 - 1
+
+
+def ascending(d, k, seed=0):
+    rng = np.random.default_rng(seed)
+    return np.sort(rng.choice(d, k, replace=False)).astype(np.uint32)
+
+
+def blocks(starts, length):
+    return (np.asarray(starts)[:, None] + np.arange(length)).reshape(-1).astype(np.uint32)
+
+
+def inputs():
+    """name -> (indices, d), as sparsified gradients have them; some thousand positions at most."""
+    rng = np.random.default_rng(5)
+    found = {
+        "rows of an embedding": (blocks(96 * ascending(2000, 30), 96), 2000 * 96),
+        "rows with holes": (blocks(96 * ascending(2000, 30), 96)[rng.random(30 * 96) < 0.8], 2000 * 96),
+        "blocks of channels": (blocks(576 * ascending(64, 5), 9 * 7), 576 * 64),
+        "two densities": (np.r_[ascending(10_000, 2000), 10_000 + ascending(300_000, 700)].astype(np.uint32), 310_000),
+        "scales that vary": (np.cumsum(1 + rng.geometric(2.0 ** -np.repeat(rng.integers(1, 12, 20), 100))).astype(np.uint32),
+                             10**7),
+        "every third": (np.arange(0, 9000, 3, dtype=np.uint32), 9000),
+        "all": (np.arange(5000, dtype=np.uint32), 5000),
+        "all but one": (np.delete(np.arange(5000), 2500).astype(np.uint32), 5000),
+        "random 1 %": (ascending(200_000, 2000), 200_000),
+        "first of many": (np.zeros(1, np.uint32), HUGE), "last of many": (np.array([HUGE - 1], np.uint32), HUGE),
+        "both ends": (np.array([0, HUGE - 1], np.uint32), HUGE),
+        "ends of many": (np.r_[0:700, HUGE - 900:HUGE].astype(np.uint32), HUGE),
+        "all lengths of gaps": (np.cumsum([1 << i for i in range(31)]).astype(np.uint32) - 1, HUGE),
+    }
+    for bits in (7, 14, 21, 28):  # where a varint gets a byte longer
+        found[f"around 2**{bits}"] = (np.cumsum(1 + (1 << bits) + np.arange(-2, 3)).astype(np.uint32), HUGE)
+    return found
+
+
+def fits(name, d):
+    return name != "bitmap" or d < 10**8  # a bitmap has d bits by definition
+
+
+@pytest.mark.parametrize("name", inputs())
+@pytest.mark.parametrize("text", LOSSLESS)
+def test_round_trip(text, name):
+    indices, d = inputs()[name]
+    if fits(text, d):
+        contract.check_index_codec(spec.parse_stage("index", text), indices, d)
+
+
+@pytest.mark.parametrize("name", inputs())
+@pytest.mark.parametrize("text", FIXED)
+def test_second_decoder(text, name):
+    indices, d = inputs()[name]
+    codec = registry.lookup("index", text)
+    if fits(text, d):
+        payload, _ = codec().encode(indices, d)
+        assert list(reference.INDEX[codec.id](payload.tobytes(), d, indices.size)) == indices.tolist()
+
+
+@pytest.mark.parametrize("name", inputs())
+def test_twins(name):
+    indices, d = inputs()[name]
+
+    def encoded(codec):
+        return registry.lookup("index", codec)().encode(indices, d)[0].tobytes()
+
+    assert encoded("elias_fano") == twins_index.elias_fano(indices, d)
+    assert encoded("varint") == twins_index.varint(indices)
+    rle = encoded("rle")
+    assert rle == twins_index.rle(indices, list(rle[:2]))
+
+
+def encode_inside(fence, text):
+    """Every array that the codec makes ends at a forbidden page, and so do those that it is given."""
+    codec = spec.parse_stage("index", text)
+    kept = np.empty, np.zeros
+    good = True
+    for indices, d in [*contract.supports().values(), *inputs().values()]:
+        if not fits(text, d) or indices.size > 3000:
+            continue
+        scratch._arrays.__dict__.clear()
+        given, chosen = fence(indices), codec.choose(indices, d)
+        np.empty = lambda size, dtype=float: fence(kept[1](size, dtype))
+        np.zeros = np.empty
+        payload, _ = chosen.encode(given, d)
+        np.empty, np.zeros = kept
+        fenced, out = fence(payload), fence(kept[1](indices.size, np.uint32))
+        type(chosen).decode(fenced, d, out)
+        good &= np.array_equal(out, indices)
+        for bad in contract.mutations(payload, count=6):
+            contract.refused_or(lambda bytes_, into, c=chosen, d=d: type(c).decode(bytes_, d, into), fence(bad), out)
+    return good
+
+
+@pytest.mark.parametrize("text", FIXED)
+def test_stays_inside_its_arrays(text):
+    warmup()
+    assert survives(encode_inside, text)
+
+
+# Elias-Fano's random access
+
+@pytest.mark.parametrize("name", inputs())
+def test_one_position_of_elias_fano(name):
+    indices, d = inputs()[name]
+    payload, _ = EliasFano().encode(indices, d)
+    for i in {0, indices.size // 3, indices.size - 1, *range(0, indices.size, 97)}:
+        assert EliasFano.position(payload, d, indices.size, i) == indices[i]
+    for i in (-1, indices.size):
+        with pytest.raises(IndexError):
+            EliasFano.position(payload, d, indices.size, i)
+
+
+def test_one_position_of_a_broken_section():
+    indices, d = inputs()["random 1 %"]
+    payload, _ = EliasFano().encode(indices, d)
+    for bad in contract.mutations(payload, count=200):
+        for i in (0, 1234, 1999):
+            try:
+                assert 0 <= EliasFano.position(bad, d, 2000, i) < d
+            except ContainerError:
+                pass
+    with pytest.raises(ContainerError, match="not below"):
+        EliasFano.position(np.zeros_like(payload), d, 2000, 0)
+
+
+# Runs
+
+def number_lists():
+    rng = np.random.default_rng(0)
+    return {"zeros": [0] * 100, "one": [7],
+            "small": rng.geometric(0.3, 300).tolist(), "large": rng.geometric(1e-6, 60).tolist(),
+            "heavy tail": np.minimum(rng.pareto(0.4, 500), 2**30).astype(int).tolist(), "largest": [HUGE - 1, 0, HUGE - 1],
+            "a long prefix": [0] * 70 + [5000] + [0] * 70}
+
+
+@pytest.mark.parametrize("code", [0, 1, 4, 12, 30, GOLOMB, GOLOMB + 1, GOLOMB + 5, GOLOMB + 30])
+@pytest.mark.parametrize("name", number_lists())
+def test_numbers_in_every_code(name, code):
+    values = number_lists()[name]
+    prefixes, suffixes = twins_index.numbers(values, code) if code > 8 or max(values) < 10**5 else (None, None)
+    if prefixes is None:
+        return  # a prefix of millions of bits
+    low, high = np.full(len(prefixes) // 8 + 9, 255, np.uint8), np.full(len(suffixes) // 8 + 9, 255, np.uint8)
+    low[0] = high[0] = 5  # three bits are there already
+    bits = numbers_encode(np.array(values, np.uint32), code, 3, 3, low, high)
+    assert bits == (3 + len(prefixes), 3 + len(suffixes))
+    for stream, expected in ((low, prefixes), (high, suffixes)):
+        assert np.unpackbits(stream, bitorder="little")[:3 + len(expected)].tolist() == [1, 0, 1] + expected
+    out = np.empty(len(values), np.uint32)
+    assert numbers_decode(low, high, 3, 3, code, max(values) + 1, out) == bits and out.tolist() == values
+    assert numbers_decode(low, high, 3, 3, code, max(values), out) == (-1, -1), "a number is too large"
+    short = low[:(bits[0] - 1) // 8]
+    assert numbers_decode(short, high, 3, 3, code, max(values) + 1, out) == (-1, -1), "the last prefix is missing"
+
+
+@pytest.mark.parametrize("name", number_lists())
+def test_the_code_of_the_runs_is_about_the_best(name):
+    """The e of the search is at a local minimum: at most a tenth above the best of all codes."""
+    values = number_lists()[name]
+    code, prefix_bits, suffix_bits = best_run_code(np.array(values, np.uint32), np.empty(len(values), np.uint32))
+    assert (prefix_bits, suffix_bits) == tuple(map(len, twins_index.numbers(values, code)))
+
+    def bits(code):
+        e = code & 127
+        parts = [((v >> e) + 1).bit_length() - 1 for v in values] if code >= GOLOMB else [v >> e for v in values]
+        return len(values) * (e + 1) + sum(parts) * (2 if code >= GOLOMB else 1)
+
+    assert prefix_bits + suffix_bits == bits(code)
+    assert bits(code) <= 1.1 * min(map(bits, [*range(31), *range(GOLOMB, GOLOMB + 31)]))
+
+
+def test_rare_large_runs_do_not_make_the_code_long():
+    """A sample of the runs decides; one that it misses must not cost millions of bits."""
+    values = np.zeros(100_000, np.uint32)
+    values[777] = 2**30
+    code, prefix_bits, suffix_bits = best_run_code(values, np.empty(4096, np.uint32))
+    assert code >= GOLOMB and prefix_bits + suffix_bits < 101_000
+
+
+def test_rle_of_whole_rows_costs_next_to_nothing():
+    indices, d = inputs()["rows of an embedding"]
+    assert registry.lookup("index", "rle")().size(indices, d) < 100 < indices.size / 25
