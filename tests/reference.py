@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import reference_levels
 import twins
 import xxhash
 
@@ -91,10 +92,13 @@ def fp16(section, k):
 
 
 def qsgd(section, k):
-    bits, bucket = section[0], 1 << section[1]
+    bits, bucket, flags = section[0], 1 << (section[1] & 15), section[1] & 0x70
+    s, at = (section[2], 3) if flags & 0x40 else (2 ** (bits - 1) - 1, 2)
     count = math.ceil(k / bucket)
-    norms = struct.unpack_from(f"<{count}f", section, 2)
-    return twins.unqsgd(twins.unpack(section[2 + 4 * count:], bits, k), bits, bucket, norms).tolist()
+    norms = struct.unpack_from(f"<{count}f", section, at)
+    rest = section[at + 4 * count:]
+    codes = reference_levels.levels(rest, 2 * s + 1, k) if flags & 0x20 else twins.unpack(rest, bits, k)
+    return twins.unqsgd(codes, s, bucket, norms).tolist()
 
 
 def deflate(section, k):

@@ -52,9 +52,12 @@ def test_rice():
     refused("not 3 positions below 8", rice(bytes([1, 0b101, 0b10101])))  # the last is 8
 
 
-@pytest.mark.parametrize("section", [b"", b"\x08", b"\x01\x03", b"\x09\x03", b"\x04\x02", b"\x04\x10"])
-def test_qsgd_parameters(section):
-    refused("the parameters are missing or out of range", forge.container(value=3, value_section=section))
+@pytest.mark.parametrize("head", [
+    "", "08", "0103", "0903", "0402", "0410", "0483", "0443", "044307", "044303", "084380", "014300"])
+def test_qsgd_parameters(head):
+    """Also: a reserved bit, levels that are missing, those that bits says, of another width, too many, none."""
+    for section in (bytes.fromhex(head), bytes.fromhex(head) + bytes(20)):
+        refused("the parameters are missing or out of range", forge.container(value=3, value_section=section))
 
 
 def test_qsgd():
@@ -68,6 +71,11 @@ def test_qsgd():
     refused("do not fit 3 values of 3 bits", blob(1, head=b"\x03\x03"))
     refused("a code is out of range", blob(1, b"\x03"))
     refused("a code is out of range", blob(1, b"\x40"))  # unused bits
+    assert grace_ext.decompress(blob(4, b"\x44\x00", b"\x03\x43\x02"), 8).tolist() == [0, 4, 0, 0, -4, 0, 0, -2]
+    refused("a code is out of range", blob(4, b"\x05\0", b"\x03\x43\x02"))
+    assert grace_ext.decompress(blob(4, b"\x03\x03", b"\x03\x63\x02"), 8).tolist() == [0, 2, 0, 0, 2, 0, 0, 2]
+    refused("do not fit", blob(4, b"", b"\x03\x63\x02"))
+    refused("the constant is missing or out of range", blob(4, b"\x03\x05", b"\x03\x63\x02"))
 
 
 def test_fp16_of_another_length():

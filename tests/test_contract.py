@@ -18,7 +18,8 @@ from grace_ext.rng import Stream
 OPTIONS = {
     ("transform", "dct"): ["dct:8", "dct:16:dims=1"],
     ("sparsifier", "topk"): ["topk:0.1", "topk:1.0"],
-    ("value", "qsgd"): ["qsgd:2", "qsgd:7:bucket=8", "qsgd:8:bucket=32768"],
+    ("value", "qsgd"): ["qsgd:2", "qsgd:7:bucket=8", "qsgd:8:bucket=32768", "qsgd:levels=1:norm=l2:bucket=8",
+                        "qsgd:levels=5:entropy=huffman", "qsgd:norm=l2:entropy=ans"],
     ("value", "deflate"): ["deflate:6"],
     ("value", "polyfit"): ["polyfit:1:segments=20", "polyfit:0:segments=1"],
 }
@@ -27,7 +28,7 @@ COSINE = {"raw": 1, "deflate": 1, "deflate:6": 1, "fp16": 1 - 1e-6, "qsgd": 1 - 
           "qsgd:8:bucket=32768": 1 - 1e-3,
           "polyfit": 1 - 1e-4, "polyfit:1:segments=20": 1 - 1e-4,
           "bf16": 1 - 1e-5}
-STOCHASTIC = {"qsgd", "qsgd:2", "qsgd:7:bucket=8", "qsgd:8:bucket=32768"}
+STOCHASTIC = {"qsgd", *OPTIONS["value", "qsgd"]}
 
 
 def variants(kind):

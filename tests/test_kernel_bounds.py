@@ -93,9 +93,10 @@ def qsgd(fence, bits):
     for k in (*range(1, 34), 100, 513):
         values = np.random.default_rng(k).standard_normal(k).astype(np.float32)
         norms, packed = fence(np.zeros(-(-k // 16), np.float32)), fence(np.zeros(k * bits // 8 + 8, np.uint8))
-        kernels.qsgd_encode(fence(values), bits, 16, np.uint32(1), np.uint32(2), norms, packed)
+        levels = (1 << bits - 1) - 1
+        kernels.qsgd_encode(fence(values), levels, bits, 16, k % 2 == 0, np.uint32(1), np.uint32(2), norms, packed)
         out = fence(np.zeros(k, np.float32))
-        good &= kernels.qsgd_decode(fence(packed[:-(-k * bits // 8)]), bits, 16, norms, out)
+        good &= kernels.qsgd_decode(fence(packed[:-(-k * bits // 8)]), levels, bits, 16, norms, out)
         good &= kernels.max_magnitude(fence(values)) == twins.magnitudes(values).max()
     return good
 

@@ -158,24 +158,27 @@ def qsgd_values(kind, k):
 
 
 @pytest.mark.parametrize("kind", ["normal", "huge", "tiny", "zeros", "equal"])
-@pytest.mark.parametrize("bits", range(2, 9))
-def test_qsgd(bits, kind):
+@pytest.mark.parametrize("two_norm", [False, True])
+@pytest.mark.parametrize("levels", [1, 2, 3, 5, 7, 15, 31, 63, 100, 127])
+def test_qsgd(levels, two_norm, kind):
+    bits = (2 * levels).bit_length()
     for bucket, k in ((8, 1), (8, 7), (8, 100), (16, 15), (16, 16), (16, 17), (512, 513), (1024, 700)):
         values = qsgd_values(kind, k)
-        norms, codes = twins.qsgd(values, bits, bucket, *KEY)
-        found_norms, norms_intact = guarded(-(-k // bucket), np.float32)
-        packed, packed_intact = guarded(k * bits // 8 + 8)
-        kernels.qsgd_encode(values, bits, bucket, *map(np.uint32, KEY), found_norms, packed)
-        assert found_norms.tobytes() == norms.tobytes()
-        assert packed[:-(-k * bits // 8)].tobytes() == twins.pack(codes, bits)
-        assert norms_intact() and packed_intact()
+        norms, codes = twins.qsgd(values, levels, bucket, *KEY, two_norm)
+        for width in {bits, 8}:
+            found_norms, norms_intact = guarded(-(-k // bucket), np.float32)
+            packed, packed_intact = guarded(k * width // 8 + 8)
+            kernels.qsgd_encode(values, levels, width, bucket, two_norm, *map(np.uint32, KEY), found_norms, packed)
+            assert found_norms.tobytes() == norms.tobytes()
+            assert packed[:-(-k * width // 8)].tobytes() == twins.pack(codes, width)
+            assert norms_intact() and packed_intact()
 
-        out, intact = guarded(k, np.float32)
-        assert kernels.qsgd_decode(packed[:-(-k * bits // 8)].copy(), bits, bucket, norms, out)
-        assert out.tobytes() == twins.unqsgd(codes, bits, bucket, norms).tobytes() and intact()
-        assert np.isfinite(out).all()
-        assert (abs(out.astype(float) - values) <= np.repeat(norms, bucket)[:k].astype(float) / (2 ** (bits - 1) - 1)
-                * (1 + 1e-5) + 2.0**-119).all(), "an error of more than one level"
+            out, intact = guarded(k, np.float32)
+            assert kernels.qsgd_decode(packed[:-(-k * width // 8)].copy(), levels, width, bucket, norms, out)
+            assert out.tobytes() == twins.unqsgd(codes, levels, bucket, norms).tobytes() and intact()
+            assert np.isfinite(out).all()
+            assert (abs(out.astype(float) - values) <= np.repeat(norms, bucket)[:k].astype(float) / levels
+                    * (1 + 1e-5) + 2.0**-119).all(), "an error of more than one level"
 
 
 def test_qsgd_never_rounds_past_the_highest_level():
@@ -184,22 +187,27 @@ def test_qsgd_never_rounds_past_the_highest_level():
     norms, packed = np.empty(-(-k // 32768), np.float32), np.empty(k + 8, np.uint8)
     for norm in (1.0, 0.7, 3e-7):
         values = np.full(k, norm, np.float32)
-        kernels.qsgd_encode(values, 8, 32768, *map(np.uint32, KEY), norms, packed)
+        kernels.qsgd_encode(values, 127, 8, 32768, False, *map(np.uint32, KEY), norms, packed)
         assert (packed[:k] == 254).all() and (norms == np.float32(norm)).all()
+    values = np.zeros(k, np.float32)  # one value in a bucket is its 2-norm
+    values[::32768] = 0.7
+    kernels.qsgd_encode(values, 127, 8, 32768, True, *map(np.uint32, KEY), norms, packed)
+    assert (packed[:k:32768] == 254).all()
 
 
-@pytest.mark.parametrize("bits", range(2, 9))
-def test_qsgd_decode_refuses_a_code_that_no_level_has(bits):
-    """2**bits - 1 is one more than the highest code; level 127.00001 must not wrap into it either."""
-    k, highest = 37, 2**bits - 2
+@pytest.mark.parametrize("levels", [1, 2, 3, 5, 63, 100, 127])
+def test_qsgd_decode_refuses_a_code_that_no_level_has(levels):
+    """One more than the highest code; level 127.00001 must not wrap into it either."""
+    k, bits = 37, (2 * levels).bit_length()
     for bad in (0, 8, 36):
-        codes = [highest] * k
+        codes = [2 * levels] * k
         norms = np.ones(3, np.float32)
         out = np.empty(k, np.float32)
-        assert kernels.qsgd_decode(np.frombuffer(twins.pack(codes, bits), np.uint8), bits, 16, norms, out)
+        assert kernels.qsgd_decode(np.frombuffer(twins.pack(codes, bits), np.uint8), levels, bits, 16, norms, out)
         assert (out == 1).all()
         codes[bad] += 1
-        assert not kernels.qsgd_decode(np.frombuffer(twins.pack(codes, bits), np.uint8), bits, 16, norms, out)
+        packed = np.frombuffer(twins.pack(codes, bits), np.uint8)
+        assert not kernels.qsgd_decode(packed, levels, bits, 16, norms, out)
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 16, 33, 1000])

@@ -136,26 +136,37 @@ def random32(i, low, high):
     return x ^ x >> 16
 
 
-def qsgd(values, bits, bucket, low, high):
-    """(norms float32[ceil(k / bucket)], codes int[k]); every operation in float32, in this order."""
+def qsgd(values, s, bucket, low, high, two_norm=False):
+    """(norms float32[ceil(k / bucket)], codes int[k]) of s levels; every operation in float32, in this order."""
     f = np.float32
-    s = f(2 ** (bits - 1) - 1)
     norms, codes = [], []
     for start in range(0, len(values), bucket):
         part = values[start:start + bucket]
-        norm = min(max(abs(x) for x in part), f(3.4028e38))
+        norm = f(min(norm2(part), 3.4028e38)) if two_norm else max(abs(x) for x in part)
+        norm = min(norm, f(3.4028e38))
         norm = norm if norm >= f(2.0**-119) else f(0)
-        scale = s / norm if norm > 0 else f(0)
+        scale = f(s) / norm if norm > 0 else f(0)
         norms.append(norm)
         for i, x in enumerate(part):
             uniform = (f(random32(start + i, low, high) >> 16) + f(0.5)) * f(2.0**-16)
-            codes.append(int(min(max(f(x * scale) + f(s + uniform), f(0)), f(2) * s)))
+            codes.append(int(min(max(f(x * scale) + f(f(s) + uniform), f(0)), f(2 * s))))
     return np.array(norms, np.float32), codes
 
 
-def unqsgd(codes, bits, bucket, norms):
+def norm2(values):
+    """In float64: 16 sums in turn, then one after the other."""
+    sums = [0.0] * 16
+    for i, x in enumerate(values):
+        sums[i % 16] += float(x) * float(x)
+    total = 0.0
+    for one in sums:
+        total += one
+    return math.sqrt(total)
+
+
+def unqsgd(codes, s, bucket, norms):
     """level * (norm / s), both in float32."""
-    f, s = np.float32, 2 ** (bits - 1) - 1
+    f = np.float32
     with np.errstate(over="ignore"):
         return np.array([f(code - s) * (f(norms[i // bucket]) / f(s)) for i, code in enumerate(codes)], f)
 

@@ -1,4 +1,6 @@
-"""Stochastic uniform quantization of values in buckets, packed at 2 to 8 bits."""
+"""Stochastic uniform quantization of values in buckets, packed at up to 8 bits."""
+
+import math
 
 import numpy as np
 
@@ -32,42 +34,65 @@ def _dequantize(codes, levels, scale, out):
         out[i] = np.float32(np.int32(codes[i]) - levels) * scale
 
 
-@kernel("void(Array(float32, 1, 'C', readonly=True), int64, int64, uint32, uint32, float32[::1], uint8[::1])")
-def qsgd_encode(values, bits, bucket, key_low, key_high, norms, out):
-    """Quantize finite values to levels -s..s of their bucket's largest magnitude, s = 2**(bits-1) - 1, unbiased.
+@helper
+def _norm2(values, sums):
+    """The 2-norm of float32[n] in float64. sums: float64[16], so that the additions stand in an order of ours and the
+    result is the same on every machine: value i goes to sum i & 15, then the sums are added in order."""
+    sums[:] = 0.0
+    whole = values.size & ~15
+    for start in range(0, whole, 16):
+        part = values[start:start + 16]
+        for i in range(16):
+            x = np.float64(part[i])
+            sums[i] += x * x
+    for i in range(values.size - whole):
+        x = np.float64(values[whole + i])
+        sums[i] += x * x
+    total = 0.0
+    for i in range(16):
+        total += sums[i]
+    return np.float32(min(math.sqrt(total), np.float64(_LARGEST)))
 
-    values: float32[k]; bucket: a multiple of 8; norms: float32[ceil(k / bucket)], written; out: uint8[k * bits / 8 + 8],
-    written: codes level + s, packed at `bits` bits. The random numbers depend on the key and the value's place only.
+
+@kernel("void(Array(float32, 1, 'C', readonly=True), int64, int64, int64, boolean, uint32, uint32, float32[::1],"
+        " uint8[::1])")
+def qsgd_encode(values, levels, width, bucket, two_norm, key_low, key_high, norms, out):
+    """Quantize finite values to levels -s..s of their bucket's largest magnitude or 2-norm, s = levels <= 127, unbiased.
+
+    values: float32[k]; width: bits of a code, 2 * levels < 2**width <= 256; bucket: a multiple of 8;
+    norms: float32[ceil(k / bucket)], written; out: uint8[k * width / 8 + 8], written: codes level + s, packed. The random
+    numbers depend on the key and the value's place only.
     """
-    levels = np.float32((1 << (bits - 1)) - 1)
+    s = np.float32(levels)
     codes = np.zeros(bucket, np.uint8)
     words = codes.view(np.uint64)
-    B = np.uint64(bits)
+    sums = np.empty(16, np.float64)
+    W = np.uint64(width)
     at = 0
     for b in range(norms.size):
         start = b * bucket
         part = values[start:min(values.size, start + bucket)]
-        norm = min(float_of(largest_magnitude(part)), _LARGEST)
+        norm = _norm2(part, sums) if two_norm else min(float_of(largest_magnitude(part)), _LARGEST)
         if norm < _SMALLEST:
             norm = np.float32(0)
         norms[b] = norm
-        scale = np.float32(levels / norm) if norm > 0 else np.float32(0)
-        _quantize(part, scale, levels, key_low, key_high, np.uint32(start), codes)
+        scale = np.float32(s / norm) if norm > 0 else np.float32(0)
+        _quantize(part, scale, s, key_low, key_high, np.uint32(start), codes)
         for w in range((part.size + 7) >> 3):
             if w == part.size >> 3:  # the last, partial word: no stale codes behind the values
                 for i in range(part.size, 8 * w + 8):
                     codes[i] = np.uint8(0)
-            store64(out, at, squeeze(words[w], B))
-            at += bits
+            store64(out, at, squeeze(words[w], W))
+            at += width
 
 
-@kernel("boolean(Array(uint8, 1, 'C', readonly=True), int64, int64, Array(float32, 1, 'C', readonly=True), float32[::1])")
-def qsgd_decode(packed, bits, bucket, norms, out):
-    """The inverse of qsgd_encode. packed: uint8[ceil(k * bits / 8)], out: float32[k]. False if a code is out of range."""
-    levels = (1 << (bits - 1)) - 1
+@kernel("boolean(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, Array(float32, 1, 'C', readonly=True),"
+        " float32[::1])")
+def qsgd_decode(packed, levels, width, bucket, norms, out):
+    """The inverse of qsgd_encode. packed: uint8[ceil(k * width / 8)], out: float32[k]. False if a code is out of range."""
     codes = np.zeros(bucket, np.uint8)
     words = codes.view(np.uint64)
-    B = np.uint64(bits)
+    W = np.uint64(width)
     at = 0
     largest = np.uint8(0)
     for b in range(norms.size):
@@ -80,8 +105,8 @@ def qsgd_decode(packed, bits, bucket, norms, out):
                 word = np.uint64(0)
                 for i in range(packed.size - 1, at - 1, -1):
                     word = (word << np.uint64(8)) | np.uint64(packed[i])
-            words[w] = spread(word, B)
-            at += bits
+            words[w] = spread(word, W)
+            at += width
         for code in codes[:part.size]:
             largest = max(largest, code)
         _dequantize(codes, np.int32(levels), np.float32(norms[b] / np.float32(levels)), part)

@@ -39,6 +39,9 @@ def cases():
     found["dct-1-d"] = {"spec": "dct:16:dims=1/topk:0.3/bitmap/fp16"}
     found["qsgd-2-bits"] = {"spec": "topk:1.0/bitmap/qsgd:2:bucket=8"}
     found["qsgd-7-bits"] = {"spec": "topk:0.2/rice/qsgd:7:bucket=16"}
+    found["qsgd-5-levels"] = {"spec": "dense/qsgd:levels=5:bucket=16:norm=l2"}
+    found["qsgd-huffman"] = {"spec": "dense/qsgd:4:norm=l2:entropy=huffman"}
+    found["qsgd-ans"] = {"spec": "dense/qsgd:4:bucket=1024:norm=l2:entropy=ans"}
     found["key"] = {"spec": "dense/qsgd:4", "seed": -5, "name": "conv1.wéight", "step": 1000, "rank": 3}
     found["shape"] = {"spec": "topk:0.1/rice/fp16", "shape": [3, 1, 50]}
     for dtype in ("float16", "float64"):
