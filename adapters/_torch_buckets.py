@@ -8,9 +8,7 @@ import torch
 import xxhash
 
 from grace_ext import ConfigError, ExchangeError
-from grace_ext.communicators.allreduce import Allreduce
 from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
-from grace_ext.memory.none import NoMemory
 
 from ._torch_device import TorchBucket
 
@@ -43,7 +41,7 @@ class TorchBuckets:
     # Buckets
 
     def _build(self, order: list[str]) -> None:
-        tensors = [Tensor(name, p.numel(), p.dim(), str(p.device)) for name, p in self._in_order(order)]
+        tensors = [Tensor(name, p.numel(), p.dim(), str(p.device), tuple(p.shape)) for name, p in self._in_order(order)]
         choices = {tensor.name: self._rules.choose(tensor.name, tensor.size, tensor.ndim) for tensor in tensors}
         lists = make_buckets(tensors, lambda tensor: choices[tensor.name], self._bucket_bytes, self._groups)
         self.exchange.set_buckets([self._bucket(f"{self._prefix}.bucket{i}", members, choices[members[0].name])
@@ -56,15 +54,14 @@ class TorchBuckets:
         return ((name, self.parameters[name]) for name in order)
 
     def _bucket(self, name, tensors, compressor) -> Bucket:
-        exact = compressor.linear == "float32"
-        memory = NoMemory() if exact else self.exchange.memory
-        communicator = Allreduce() if exact else self._communicator
-        on_device = self._selection == "device" or self._selection == "auto" and tensors[0].device != "cpu"
-        kind = TorchBucket if on_device and TorchBucket.fits(compressor, communicator) else Bucket
-        return kind(name, tensors, compressor, communicator, memory)
+        bucket = self.exchange.bucket(name, tensors, compressor, self._communicator)
+        on_device = self._selection == "device" or self._selection == "auto" and bucket.device != "cpu"
+        if on_device and TorchBucket.fits(compressor, bucket.communicator):
+            return TorchBucket(name, tensors, compressor, bucket.communicator, bucket.memory)
+        return bucket
 
     def _check_same_on_all_ranks(self) -> None:
-        layout = [(b.name, str(b.compressor), b.communicator.name, b.memory.name, [(t.name, t.size) for t in b.tensors])
+        layout = [(b.name, str(b.compressor), b.communicator.name, b.memory.name, [(t.name, t.shape) for t in b.tensors])
                   for b in self.exchange.buckets]
         digest = xxhash.xxh64_digest(repr((layout, self._rules.default.seed, self.exchange.weight)).encode())
         joined = self._gather("layout", np.frombuffer(digest, np.uint8).copy())
@@ -151,6 +148,7 @@ class TorchBuckets:
             for bucket in self.exchange.buckets:
                 if not self.exchange.is_started(bucket):
                     self._start(bucket)
+            self.exchange.advance()
             for bucket in self.exchange.buckets:
                 flat = self._flat[bucket.name]
                 self.exchange.finish(bucket, flat if isinstance(bucket, TorchBucket) else flat.numpy())

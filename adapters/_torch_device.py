@@ -46,7 +46,8 @@ class TorchBucket(Bucket):
     @staticmethod
     def fits(compressor, communicator) -> bool:
         """Whether this road exists for these parts; otherwise the whole gradient goes to the host."""
-        return compressor.transform is None and compressor.sparsifier.name == "topk" and communicator.name == "allgather"
+        return (communicator.name == "allgather" and compressor.transform is None
+                and compressor.sparsifier.name == "topk")
 
     def start(self, transport, pack, stream, look=None):
         started = time.perf_counter()

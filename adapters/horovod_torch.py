@@ -61,7 +61,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     compression: a spec ("topk:0.01/rice/qsgd:7", see `python -m grace_ext codecs`), its dict form, a Compressor, or
         Horovod's hvd.Compression.none and .fp16, which mean dense gradients by allreduce without a memory.
     memory: "residual" (error feedback) or "none". communicator: "allgather", or "allreduce" for dense raw and fp16 specs.
-        Dense float32 always goes by allreduce: the result is the same and the bytes are fewer.
+        Dense float32 always goes by allreduce: the result is the same and the bytes are fewer. So do low-rank factors
+        ("powersgd:4"), which only sums can carry.
     rules: {"*.bias": "dense/raw", "<=4096": "dense/raw", ...}: specs by name pattern or size, the first that fits. Without
         one, tensors of at most 1024 elements or fewer than two dimensions ride in a dense float32 bucket.
     groups: lists of parameters that share a bucket, or a number of equal groups; overrides bucket_bytes.

@@ -1,6 +1,6 @@
 """Gradient compression for data-parallel training. See README.md; the parts are in the modules below."""
 
-from . import communicators, index, memory, sparsifiers, transforms, value  # noqa: F401  (importing registers their parts)
+from . import communicators, index, lowrank, memory, sparsifiers, transforms, value  # noqa: F401  (this registers their parts)
 from .compressor import Compressor, compressor, decode_add, decompress
 from .container import parse as inspect
 from .errors import ConfigError, ContainerError, ExchangeError, GraceError

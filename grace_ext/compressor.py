@@ -50,14 +50,15 @@ class Compressor:
     Raises ConfigError for an unknown stage or option, and for a gradient that no container can hold.
     """
 
+    #: The method, in a LowRankCompressor.
+    lowrank = None
+
     def __init__(self, stages: dict[str, registry.Stage], seed: int = 0):
         self.transform: Transform | None = stages.get("transform")
         self.sparsifier: Sparsifier = stages["sparsifier"]
         self.index: IndexCodec = stages["index"]
         self.value: ValueCodec = stages["value"]
-        self.seed = int(seed)
-        if not -(2**63) <= self.seed < 2**63:
-            raise ConfigError(f"seed={seed}; allowed: integers of 64 bits")
+        self.seed = _checked(seed)
 
     @property
     def stages(self) -> dict[str, registry.Stage]:
@@ -223,6 +224,32 @@ def _scope(stream: Stream, sizes, d: int) -> Scope:
     return scope
 
 
+class LowRankCompressor(Compressor):
+    """A low-rank spec ("powersgd:4"). It makes no containers: an Exchange sums its factors by allreduce."""
+
+    lossless, dense, linear, transform = False, False, None, None
+
+    def __init__(self, stages: dict[str, registry.Stage], seed: int = 0):
+        self.lowrank = stages["lowrank"]
+        self.seed = _checked(seed)
+
+    @property
+    def stages(self):
+        return {"lowrank": self.lowrank}
+
+    def _no_container(self, *_, **__):
+        raise ConfigError(f"{str(self)!r} makes no container: its factors are summed by allreduce, inside an adapter's "
+                          f"exchange; compress() needs a spec with a sparsifier")
+
+    compress = encode = encode_compensated = pack = _no_container
+
+
+def _checked(seed: int) -> int:
+    if not -(2**63) <= int(seed) < 2**63:
+        raise ConfigError(f"seed={seed}; allowed: integers of 64 bits")
+    return int(seed)
+
+
 class _Clock:
     def __init__(self, started):
         self.last = time.perf_counter() if started is None else started
@@ -247,7 +274,8 @@ def compressor(compression, seed: int = 0) -> Compressor:
     """A Compressor from a spec string, a spec dict, or a Compressor (returned as it is)."""
     if isinstance(compression, Compressor):
         return compression
-    return Compressor(spec.parse(compression), seed)
+    stages = spec.parse(compression)
+    return (LowRankCompressor if "lowrank" in stages else Compressor)(stages, seed)
 
 
 def _reorder(values: np.ndarray, order: np.ndarray | None) -> np.ndarray:

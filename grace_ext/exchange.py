@@ -5,27 +5,42 @@ Frameworks differ in how gradients get in and out; everything between is here, s
 
 import concurrent.futures
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 
 from .capture import Capture
+from .communicators.allreduce import Allreduce
 from .communicators.base import Communicator, Pending, Transport
 from .compressor import Compressor
 from .errors import ConfigError
+from .lowrank import FactorAllreduce, WarmStarts
 from .memory.base import Memory
+from .memory.none import NoMemory
 from .rng import Stream
+
+_WARM_START = "lowrank:"  # before the tensor's name in state dicts
 
 
 @dataclasses.dataclass
 class Tensor:
-    """What bucketing knows of a parameter: its unique name, element count, dimensions, and where it lives."""
+    """What bucketing knows of a parameter: its unique name, element count, dimensions, where it lives, and its shape.
+
+    Without a shape it is a vector to low-rank methods.
+    """
 
     name: str
     size: int
     ndim: int
     device: str = "cpu"
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        self.shape = tuple(self.shape) or (self.size,)
+        if math.prod(self.shape) != self.size:
+            raise ConfigError(f"tensor {self.name!r} of shape {self.shape} does not have {self.size} elements")
 
 
 @dataclasses.dataclass
@@ -56,6 +71,10 @@ class Bucket:
             look(gradient, state and state[0])
         return self.communicator.start(transport, self.name, self.compressor, gradient, state, stream,
                                        self.sizes)
+
+    def advance(self, pending: Pending, transport: Transport) -> None:
+        """Start a second collective that needs the first one's result, if there is one. `finish` does it otherwise."""
+        self.communicator.advance(pending, transport)
 
     def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
         """Receive the weighted sum in out. False if some rank's gradient was not finite."""
@@ -101,10 +120,21 @@ class Exchange:
         self.capture = capture if transport.rank == 0 else None
         self.step = 0
         self.buckets: list[Bucket] = []
+        self._warm_starts = WarmStarts()
         self._started: dict[str, concurrent.futures.Future] = {}
         self._finite = True
         self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         self._total, self._last = _Counts(), _Counts()
+
+    def bucket(self, name: str, tensors: list[Tensor], compressor: Compressor, communicator: Communicator) -> Bucket:
+        """The bucket of these parts. Two kinds go by allreduce whatever the communicator: plain float32, because the result
+        is the same and the bytes are fewer, and it needs no memory; and low-rank factors, because only sums carry them."""
+        memory = self.memory
+        if compressor.linear == "float32":
+            communicator, memory = Allreduce(), NoMemory()
+        elif compressor.lowrank is not None:
+            communicator = FactorAllreduce(tensors, compressor, self._warm_starts)
+        return Bucket(name, tensors, compressor, communicator, memory)
 
     def set_buckets(self, buckets: list[Bucket]) -> None:
         """Replace the buckets; the memory's state follows its tensors into the new ones."""
@@ -115,8 +145,9 @@ class Exchange:
         self.load_state_dict(state)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The memory's state by tensor name: float32[size] each."""
-        by_bucket, state = self.memory.state_dict(), {}
+        """The memory's state by tensor name: float32[size] each; and after "lowrank:" the factors of warm starts."""
+        by_bucket = self.memory.state_dict()
+        state = {_WARM_START + name: factor for name, factor in self._warm_starts.state_dict().items()}
         for bucket in self.buckets:
             if bucket.name in by_bucket:
                 ends = np.cumsum([tensor.size for tensor in bucket.tensors])[:-1]
@@ -133,6 +164,8 @@ class Exchange:
                 parts = [state.get(tensor.name, zero) for tensor, zero in zip(bucket.tensors, zeros, strict=True)]
                 by_bucket[bucket.name] = np.concatenate(parts)
         self.memory.load_state_dict(by_bucket)
+        self._warm_starts.load_state_dict({name.removeprefix(_WARM_START): factor for name, factor in state.items()
+                                           if name.startswith(_WARM_START)})
 
     def start(self, bucket: Bucket, pack: Callable[[np.ndarray], None]) -> None:
         """Queue the bucket: the worker thread packs, encodes and sends it. pack must not need the caller's thread."""
@@ -142,6 +175,12 @@ class Exchange:
 
     def is_started(self, bucket: Bucket) -> bool:
         return bucket.name in self._started
+
+    def advance(self) -> None:
+        """When all buckets are started: let those of two dependent collectives start the second, so that they overlap."""
+        for bucket in self.buckets:
+            if bucket.compressor.lowrank is not None:
+                bucket.advance(self._started[bucket.name].result(), self.transport)
 
     def finish(self, bucket: Bucket, out) -> None:
         """Wait for the bucket and write the weighted sum over ranks to out (float32[size]). Errors of the worker
@@ -156,8 +195,10 @@ class Exchange:
         finite, self._finite = self._finite, True
         if finite:
             self.memory.commit()
+            self._warm_starts.commit()
         else:
             self.memory.rollback()
+            self._warm_starts.rollback()
         self._started.clear()
         if self.capture:
             self.capture.end_step(self.step, finite)
@@ -176,6 +217,7 @@ class Exchange:
         self.memory.rollback()
         if self.capture:
             self.capture.forget()
+        self._warm_starts.rollback()
 
     def stats(self) -> dict:
         """Totals since the start, and the same for the last step under "last_step".

@@ -1,8 +1,8 @@
 """Spec strings: "topk:0.01/rice/qsgd:7" <-> stages; the same as a dict for JSON and YAML.
 
-Grammar: [transform/]sparsifier[/index][/value]; a stage is `name`, `name:value` for its first option, or
-`name:key=value:key=value`. An omitted index codec is `auto`, an omitted value codec `raw`. A preset's name stands for its
-spec.
+Grammar: [transform/]sparsifier[/index][/value], or a low-rank method alone ("powersgd:4"); a stage is `name`,
+`name:value` for its first option, or `name:key=value:key=value`. An omitted index codec is `auto`, an omitted value
+codec `raw`. A preset's name stands for its spec.
 """
 
 from . import presets, registry
@@ -46,10 +46,18 @@ def parse_stage(kind: str, text: str) -> Stage:
 def _parse_string(spec: str) -> dict[str, Stage]:
     parts = (presets.expand(spec) or spec).strip().split("/")
     stages = {}
+    if parts[0].split(":")[0] in registry.names("lowrank"):
+        if len(parts) > 1:
+            raise ConfigError(f"spec {spec!r}: {parts[0]!r} stands alone, its factors are summed without codecs")
+        return {"lowrank": parse_stage("lowrank", parts[0])}
     if parts[0].split(":")[0] in registry.names("transform"):
         stages["transform"] = parse_stage("transform", parts.pop(0))
     if not parts or not parts[0]:
         raise ConfigError(f"spec {spec!r} has no sparsifier; known: {', '.join(registry.names('sparsifier'))}")
+    name = parts[0].split(":")[0]
+    if name not in registry.names("sparsifier"):
+        raise ConfigError(f"spec {spec!r}: unknown sparsifier {name!r}; known: {', '.join(registry.names('sparsifier'))}; "
+                          f"low-rank methods: {', '.join(registry.names('lowrank'))}")
     stages["sparsifier"] = parse_stage("sparsifier", parts.pop(0))
     if len(parts) == 1:
         name = parts[0].split(":")[0]
@@ -66,19 +74,21 @@ def _parse_string(spec: str) -> dict[str, Stage]:
 
 
 def _parse_dict(spec: dict) -> dict[str, Stage]:
+    if set(spec) == {"lowrank"}:
+        return {"lowrank": _stage("lowrank", spec["lowrank"])}
     allowed = ("transform", "sparsifier", "index", "value")
     unknown = [key for key in spec if key not in allowed]
     if unknown or "sparsifier" not in spec:
         wrong = f"unknown keys {unknown}" if unknown else "no sparsifier"
-        raise ConfigError(f"spec dict: {wrong}; keys: {', '.join(allowed)}")
-    stages = {}
-    for kind, stage in spec.items():
-        if isinstance(stage, dict):
-            options = {key: value for key, value in stage.items() if key != "name"}
-            stages[kind] = registry.build(kind, stage.get("name"), options)
-        else:
-            stages[kind] = parse_stage(kind, stage)
-    return _with_defaults(stages)
+        raise ConfigError(f"spec dict: {wrong}; keys: {', '.join(allowed)}, or lowrank alone")
+    return _with_defaults({kind: _stage(kind, stage) for kind, stage in spec.items()})
+
+
+def _stage(kind: str, stage) -> Stage:
+    if isinstance(stage, dict):
+        options = {key: value for key, value in stage.items() if key != "name"}
+        return registry.build(kind, stage.get("name"), options)
+    return parse_stage(kind, stage)
 
 
 def _with_defaults(stages: dict[str, Stage]) -> dict[str, Stage]:
@@ -89,7 +99,7 @@ def _with_defaults(stages: dict[str, Stage]) -> dict[str, Stage]:
 
 def to_string(stages: dict[str, Stage]) -> str:
     """The spec string that `parse` turns back into equal stages."""
-    kinds = ("transform", "sparsifier", "index", "value")
+    kinds = ("lowrank", "transform", "sparsifier", "index", "value")
     return "/".join(str(stages[kind]) for kind in kinds if stages.get(kind) is not None)
 
 

@@ -46,6 +46,9 @@ class Communicator(Stage):
 
     def check(self, compressor) -> None:
         """Raise ConfigError if this communicator cannot carry what the compressor makes."""
+        if compressor.lowrank is not None:
+            raise ConfigError(f"communicator {self.name!r} cannot carry {str(compressor)!r}: factors have their own, "
+                              f"which Exchange.bucket chooses")
         if self.needs_linear and compressor.linear is None:
             raise ConfigError(f"communicator {self.name!r} sums values as they are and cannot carry {str(compressor)!r}: "
                               f"use allgather, or a dense spec with raw or fp16 values")
@@ -55,6 +58,9 @@ class Communicator(Stage):
         """Encode float32[d] and start its exchange. state: what `memory.begin` gave, or None. sizes: the elements of
         the tensors in it, None for one. The gradient may be the memory's room itself, and may be overwritten."""
         raise NotImplementedError
+
+    def advance(self, pending: Pending, transport: Transport) -> None:
+        """For exchanges of two collectives of which one needs the other's result: wait for it and start the second."""
 
     def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
         """Wait, and write weight * (sum over ranks) to out (float32[d]). False if some rank's gradient was not finite."""

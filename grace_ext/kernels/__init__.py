@@ -6,6 +6,7 @@ from . import (  # noqa: F401  (so that warmup knows them)
     half,
     level_huffman,
     levels,
+    lowrank,
     polyfit,
     runs,
     sort,

@@ -1,0 +1,281 @@
+"""PowerSGD: the spec, and the exchange of several ranks against all of them in one place in float64."""
+
+import numpy as np
+import pytest
+import twins_lowrank as twins
+from contract import gauss, same_bits
+from test_communicators import on_all_ranks
+
+import grace_ext
+from grace_ext import ConfigError
+from grace_ext.communicators import InProcessGroup
+from grace_ext.exchange import Bucket, Exchange, Tensor
+from grace_ext.kernels.lowrank import orthonormalize
+from grace_ext.lowrank import PowerSGD
+from grace_ext.memory.none import NoMemory
+from grace_ext.rng import Stream
+from grace_ext.spec import parse_stage
+
+SHAPES = {"conv": (16, 4, 3, 3), "bias": (7,), "wide": (8, 90), "tall": (120, 12), "small": (3, 3)}
+TENSORS = [Tensor(name, int(np.prod(shape)), len(shape), shape=shape) for name, shape in SHAPES.items()]
+SIZE = sum(tensor.size for tensor in TENSORS)
+FACTORED = {"conv": (16, 36), "wide": (8, 90), "tall": (120, 12)}  # at rank 2
+
+
+# The spec
+
+def test_a_spec():
+    c = grace_ext.compressor("powersgd:2:start=3:warm_start=false", seed=4)
+    assert str(c) == "powersgd:2:start=3:warm_start=false" and c.lowrank == PowerSGD(2, start=3, warm_start=False)
+    assert str(grace_ext.compressor("powersgd:4")) == "powersgd"
+    assert c.to_dict() == {"lowrank": {"name": "powersgd", "rank": 2, "min_rate": 2.0, "start": 3, "warm_start": False}}
+    for again in (str(c), c.to_dict(), {"lowrank": str(c)}):
+        other = grace_ext.compressor(again, 4)
+        assert other == c and hash(other) == hash(c) and grace_ext.compressor(other) is other
+    assert c != grace_ext.compressor(str(c)) and c != grace_ext.compressor("powersgd", 4) != grace_ext.compressor("topk", 4)
+    assert (c.linear, c.lossless, c.dense) == (None, False, False)
+
+
+@pytest.mark.parametrize("given, message", [
+    ("powersgd:0", "rank=0; allowed: 1 to 4096"),
+    ("powersgd:5000", "rank=5000; allowed"),
+    ("powersgd:min_rate=0", "min_rate=0.0; allowed"),
+    ("powersgd:min_rate=nan", "min_rate=nan; allowed"),
+    ("powersgd:start=-1", "start=-1; allowed"),
+    ("powersgd:rnak=2", "'powersgd' has no option 'rnak'; its options: rank, min_rate, start, warm_start"),
+    ("powersgd:4/rice", "stands alone"),
+    ("powersdg:4", "unknown sparsifier 'powersdg'; known: .*topk.*; low-rank methods: powersgd"),
+    ({"lowrank": {"name": "powersgd", "epsilon": 1e-8}}, "no option 'epsilon'"),
+    ({"lowrank": "powersgd", "value": "raw"}, "unknown keys \\['lowrank'\\]|lowrank alone"),
+    ({"lowrank": "topk"}, "unknown lowrank 'topk'; known: powersgd"),
+])
+def test_mistakes(given, message):
+    with pytest.raises(ConfigError, match=message):
+        grace_ext.compressor(given)
+
+
+def test_it_makes_no_container():
+    c = grace_ext.compressor("powersgd:4")
+    for call in (lambda: c.compress(gauss(100)), lambda: c.encode(gauss(100), Stream()),
+                 lambda: c.encode_compensated(gauss(100), gauss(100), gauss(100), Stream())):
+        with pytest.raises(ConfigError, match="'powersgd' makes no container: its factors are summed by allreduce"):
+            call()
+    for communicator in ("allgather", "allreduce"):
+        with pytest.raises(ConfigError, match="cannot carry 'powersgd'"):
+            Bucket("b", TENSORS, c, parse_stage("communicator", communicator), NoMemory())
+
+
+def test_which_tensors_are_factored():
+    method = PowerSGD(4)
+    assert method.matrix((64, 32, 3, 3)) == (64, 288, 4)
+    assert method.matrix((64, 64)) == (64, 64, 4)
+    assert method.matrix((2, 1000)) == (2, 1000, 0)  # rank 2 would be longer than the matrix
+    assert method.matrix((16, 16)) == (16, 16, 0)  # (16 + 16) * 4 * 2 = 256 is not less
+    assert PowerSGD(4, min_rate=1.9).matrix((16, 16)) == (16, 16, 4)
+    for shape in ((), (5000,), (0, 40), (40, 0)):
+        assert method.matrix(shape)[2] == 0
+    with pytest.raises(ConfigError, match="'w' of shape \\(3, 4\\) does not have 13 elements"):
+        Tensor("w", 13, 2, shape=(3, 4))
+
+
+# The exchange
+
+def make(transport, spec="powersgd:2", memory="residual", tensors=TENSORS, seed=0):
+    exchange = Exchange(transport, grace_ext.memory(memory), 1 / transport.size, seed)
+    exchange.set_buckets([exchange.bucket("bucket", tensors, grace_ext.compressor(spec, seed),
+                                          parse_stage("communicator", "allgather"))])
+    return exchange
+
+
+def step(exchange, given, advance=True):
+    bucket = exchange.buckets[0]
+    exchange.start(bucket, lambda out: np.copyto(out, given))
+    if advance:
+        exchange.advance()
+    out = np.empty(bucket.size, np.float32)
+    exchange.finish(bucket, out)
+    return out, exchange.end_step()
+
+
+def gradient(rank, step):
+    """Ranks have something in common, in low rank, and something of their own."""
+    common = np.random.default_rng(1000 + step)
+    own = np.random.default_rng(100 * rank + step)
+    parts = []
+    for shape in SHAPES.values():
+        rows, columns = shape[0], int(np.prod(shape[1:]))
+        parts.append(common.standard_normal((rows, 1)) @ common.standard_normal((1, columns))
+                     + 0.3 * own.standard_normal((rows, columns)))
+    return np.concatenate([part.ravel() for part in parts]).astype(np.float32)
+
+
+def pieces(flat):
+    ends = np.cumsum([tensor.size for tensor in TENSORS])[:-1]
+    return dict(zip(SHAPES, np.split(flat, ends), strict=True))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("options, memory", [("", "residual"), ("", "none"), (":warm_start=false", "residual")])
+def test_exchange_is_powersgd_in_one_place(ranks, options, memory):
+    def work(transport):
+        exchange = make(transport, "powersgd:2" + options, memory)
+        return [step(exchange, gradient(transport.rank, i), i % 2 == 0)[0] for i in range(6)], exchange.state_dict()
+
+    results = on_all_ranks(work, ranks)
+    warm = not options
+    references = {}
+    for i in range(6):
+        given = [pieces(gradient(rank, i)) for rank in range(ranks)]
+        found = pieces(results[0][0][i])
+        for name, (rows, columns) in FACTORED.items():
+            start = np.zeros((2, columns), np.float32)
+            orthonormalize(start, *Stream(0, name, i).shared().key())
+            if i == 0:
+                references[name] = twins.PowerSGD((rows, columns), ranks, memory != "none")
+            if i == 0 or not warm:
+                references[name].q = start.T
+            expected = references[name].step([one[name].reshape(rows, columns).astype(float) for one in given])
+            np.testing.assert_allclose(found[name].reshape(rows, columns), expected, rtol=0, atol=1e-4)
+            assert np.linalg.norm(found[name].reshape(rows, columns), 2) > 1, "not nothing"
+        for name in SHAPES.keys() - FACTORED.keys():
+            np.testing.assert_allclose(found[name], np.mean([one[name] for one in given], axis=0), atol=1e-6)
+    for rank, (outs, state) in enumerate(results):
+        assert all(same_bits(a, b) for a, b in zip(outs, results[0][0], strict=True)), "ranks differ"
+        factors = {key for key in state if key.startswith("lowrank:")}
+        assert factors == ({f"lowrank:{name}" for name in FACTORED} if warm else set())
+        for key in factors:
+            assert same_bits(state[key], results[0][1][key])
+        if memory == "none":
+            assert state.keys() == factors
+            continue
+        for name, (rows, columns) in FACTORED.items():
+            expected = references[name].residuals[rank]
+            np.testing.assert_allclose(state[name].reshape(rows, columns), expected, rtol=0, atol=1e-4)
+        for name in SHAPES.keys() - FACTORED.keys():
+            assert not state[name].any()
+
+
+def test_nothing_is_lost_over_many_steps():
+    def work(transport):
+        exchange = make(transport, "powersgd:1")
+        received = sum(step(exchange, gradient(transport.rank, i))[0].astype(float) for i in range(20))
+        state = exchange.state_dict()
+        return received, np.concatenate([state[name] for name in SHAPES])
+
+    results = on_all_ranks(work)
+    given = np.mean([sum(gradient(rank, i).astype(float) for i in range(20)) for rank in range(3)], axis=0)
+    residual = np.mean([result[1] for result in results], axis=0)
+    assert np.abs(residual).max() > 0.1
+    np.testing.assert_allclose(results[0][0] + residual, given, atol=1e-3)
+
+
+def test_a_matrix_of_the_rank_comes_through_whole():
+    """And of a lower rank: the columns that have no direction of their own do no harm. Zero stays exactly zero."""
+    low = {name: np.outer(gauss(rows, 1), gauss(columns, 2)) if name != "tall" else np.zeros((rows, columns), np.float32)
+           for name, (rows, columns) in FACTORED.items()}
+    given = np.concatenate([low[name].ravel() if name in low else gauss(tensor.size) for name, tensor in
+                            zip(SHAPES, TENSORS, strict=True)]).astype(np.float32)
+    exchange = make(InProcessGroup(1).transport(0), "powersgd:3:min_rate=1")
+    for _ in range(4):
+        out, finite = step(exchange, given)
+        assert finite
+        np.testing.assert_allclose(out, given, atol=1e-5)
+        assert not pieces(out)["tall"].any()
+    out, _ = step(exchange, gradient(0, 0))
+    assert np.isfinite(out).all() and np.linalg.matrix_rank(pieces(out)["tall"].reshape(120, 12), 1e-4) == 3
+
+
+def test_warm_start_finds_the_best_approximation():
+    """Repeated on one matrix, subspace iteration converges to the largest singular values."""
+    given = gradient(0, 0)
+    exchange = make(InProcessGroup(1).transport(0), "powersgd:2", memory="none")
+    for _ in range(60):
+        out, _ = step(exchange, given)
+    for name, (rows, columns) in FACTORED.items():
+        u, s, v = np.linalg.svd(pieces(given)[name].reshape(rows, columns))
+        np.testing.assert_allclose(pieces(out)[name].reshape(rows, columns), u[:, :2] * s[:2] @ v[:2], atol=1e-2)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, 3e38])
+@pytest.mark.parametrize("where", ["conv", "bias"])
+def test_a_non_finite_gradient_on_one_rank_leaves_every_state(where, poison):
+    """3e38 in all elements is finite, but its factors are not."""
+    def work(transport):
+        exchange = make(transport)
+        for i in range(2):
+            assert step(exchange, gradient(transport.rank, i))[1]
+        before = exchange.state_dict()
+        bad = gradient(transport.rank, 2)
+        if transport.rank == 1:
+            pieces(bad)[where][:] = poison
+        out, finite = step(exchange, bad)
+        if poison == 3e38 and where == "bias":
+            assert finite
+            return
+        assert not finite and np.isnan(out).all()
+        after = exchange.state_dict()
+        assert before.keys() == after.keys() and len(before) == len(SHAPES) + len(FACTORED)
+        assert all(same_bits(before[name], after[name]) for name in before)
+        assert step(exchange, gradient(transport.rank, 3))[1]
+        assert not same_bits(before["lowrank:conv"], exchange.state_dict()["lowrank:conv"])
+
+    on_all_ranks(work)
+
+
+def test_the_first_steps_are_whole():
+    def work(transport):
+        exchange = make(transport, "powersgd:2:start=2")
+        outs = [step(exchange, gradient(transport.rank, i))[0] for i in range(3)]
+        return outs, exchange.stats()
+
+    for outs, stats in on_all_ranks(work):
+        for i, out in enumerate(outs):
+            mean = np.mean([gradient(rank, i) for rank in range(3)], axis=0)
+            assert np.allclose(out, mean, atol=1e-5) == (i < 2)
+        sent = 4 * (sum(2 * sum(shape) for shape in FACTORED.values()) + 7 + 9)
+        assert stats["last_step"]["bytes_out"] == sent
+        assert stats["bytes_out"] == 2 * 4 * SIZE + sent and stats["compressed"]["bytes_in"] == 3 * 4 * SIZE
+        assert {"factor", "exchange", "decode"} <= stats["seconds"].keys()
+
+
+def test_states_follow_their_tensors_into_new_buckets():
+    def work(transport):
+        exchange = make(transport)
+        step(exchange, gradient(transport.rank, 0))
+        before = exchange.state_dict()
+        order = [TENSORS[i] for i in (3, 0, 4, 2, 1)]
+        exchange.set_buckets([exchange.bucket("new", order, grace_ext.compressor("powersgd:2"), None)])
+        after = exchange.state_dict()
+        assert before.keys() == after.keys() and all(same_bits(before[name], after[name]) for name in before)
+        flat = pieces(gradient(transport.rank, 1))
+        out, _ = step(exchange, np.concatenate([flat[tensor.name] for tensor in order]))
+        return out, order
+
+    def unchanged(transport):
+        exchange = make(transport)
+        return [step(exchange, gradient(transport.rank, i))[0] for i in range(2)][1]
+
+    expected = pieces(on_all_ranks(unchanged)[0])
+    for out, order in on_all_ranks(work):
+        assert same_bits(out, np.concatenate([expected[tensor.name] for tensor in order]))
+
+
+def test_a_factor_of_another_rank_is_not_used():
+    """As after loading a checkpoint of a run with another rank."""
+    transport = InProcessGroup(1).transport(0)
+    exchange = make(transport, "powersgd:2", memory="none")
+    step(exchange, gradient(0, 0))
+    other = make(transport, "powersgd:1", memory="none")
+    other.load_state_dict(exchange.state_dict())
+    fresh = make(transport, "powersgd:1", memory="none")
+    assert same_bits(step(other, gradient(0, 1))[0], step(fresh, gradient(0, 1))[0])
+    same = make(transport, "powersgd:2", memory="none")
+    same.load_state_dict(exchange.state_dict())
+    same.step = exchange.step
+    assert same_bits(step(same, gradient(0, 1))[0], step(exchange, gradient(0, 1))[0])
+
+
+def test_seeds_give_other_starts():
+    transport = InProcessGroup(1).transport(0)
+    outs = [step(make(transport, seed=seed), gradient(0, 0))[0] for seed in (0, 0, 1)]
+    assert same_bits(outs[0], outs[1]) and not np.allclose(outs[0], outs[2], atol=1e-3)
