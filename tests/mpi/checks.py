@@ -187,7 +187,7 @@ class Uneven(torch.nn.Module):
 
 @check
 def a_parameter_without_gradient_on_one_rank_works():
-    for spec in ("dense/raw", "topk:0.02/rice/qsgd:7"):
+    for spec in ("dense/raw", "topk:0.02/rice/qsgd:7", "powersgd:2"):
         net = Uneven()
         optimizer = compressed(spec, bucket_bytes=20_000)(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
         start = flat(net)
@@ -239,8 +239,13 @@ def buckets_start_while_backward_goes_on():
 
 @check
 def a_non_finite_gradient_reaches_all_ranks_and_no_memory():
+    for spec in ("topk:0.01/rice/qsgd:7", "powersgd:2"):
+        _poison(spec)
+
+
+def _poison(spec):
     net = model()
-    optimizer = compressed()(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
+    optimizer = compressed(spec)(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
     for x, y in batches(4):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(net(x), y).backward()
@@ -266,6 +271,42 @@ def a_non_finite_gradient_reaches_all_ranks_and_no_memory():
     optimizer.step()
     assert torch.isfinite(flat(net)).all()
     same_on_all_ranks(flat(net))
+
+
+@check
+def powersgd_is_the_low_rank_average_with_feedback():
+    net = model()
+    optimizer = compressed("powersgd:2")(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9), net.named_parameters())
+    weight, state = net[5].weight, {}
+    for x, y in batches(6):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        own = weight.grad.double().numpy().copy()
+        if state:
+            own += state["5.weight"].reshape(weight.shape)
+        optimizer.synchronize()
+        sent = weight.grad.double().numpy()
+        if state:  # from here on it is known what the step began with
+            mean = hvd.allgather(torch.from_numpy(own)[None]).numpy().mean(axis=0)
+            basis = np.linalg.qr(mean @ state["lowrank:5.weight"].reshape(2, -1).T)[0]
+            expected = basis @ (basis.T @ mean)
+            assert np.abs(sent - expected).max() < 1e-5 * np.abs(mean).max() + 1e-7, np.abs(sent - expected).max()
+        state = optimizer._grace.exchange.state_dict()
+        error = own - sent - state["5.weight"].reshape(weight.shape)
+        assert np.abs(error).max() < 1e-6 * np.abs(own).max(), "residual"
+        assert np.linalg.matrix_rank(sent, tol=1e-5 * np.linalg.norm(sent, 2)) == 2
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    same_on_all_ranks(flat(net))
+    same_on_all_ranks(torch.from_numpy(state["lowrank:5.weight"]))
+    stats = optimizer.compression_stats()
+    assert stats["compressed"]["ratio"] == weight.numel() / (2 * sum(weight.shape)), stats
+    warm, _, _ = train(compressed("powersgd:2", communicator="allreduce", bucket_bytes=1), steps=3)
+    late = {"5.*": "powersgd:2:start=3", "*": "dense/raw"}
+    alone, _, _ = train(compressed("powersgd:2", memory="none", rules=late), steps=3)
+    plain, _, _ = train(horovod(), steps=3)
+    same_on_all_ranks(warm)
+    assert torch.allclose(alone, plain, rtol=0, atol=1e-6) and not torch.allclose(warm, plain, rtol=0, atol=1e-4)
 
 
 @check
