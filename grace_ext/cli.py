@@ -22,6 +22,7 @@ from . import __version__, bench, bench_report, kernels, registry
 from .compressor import unpack
 from .container import Container, parse
 from .errors import ConfigError, ContainerError, GraceError
+from .presets import PRESETS
 
 _YEAR = re.compile(r"\b(19|20)\d\d\b")
 #: What a class may say about itself: attribute -> text for a true value, text for a false one.
@@ -83,7 +84,7 @@ def warmup(arguments) -> int:
 
 
 def codecs(arguments) -> int:
-    """List every registered part, its options with their defaults, and where it comes from."""
+    """List every registered part, its options with their defaults and where it comes from, and the presets."""
     found = catalogue()
     if arguments.json:
         print(json.dumps(found, indent=2, default=str))
@@ -102,6 +103,9 @@ def codecs(arguments) -> int:
                     print(textwrap.fill(text, 110, initial_indent=" " * 6, subsequent_indent=" " * 6))
         if members:
             print()
+    print("preset\n======\n")
+    for name, spec in PRESETS.items():
+        print(f"  {name:<18} {spec}")
     return 0
 
 

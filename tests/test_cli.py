@@ -108,6 +108,7 @@ def test_codecs_lists_all_that_is_registered(sample, capsys):
     assert "Stands for a codec that is added later.\n" in out and "More about it" not in out
     assert "qsgd:bits=8:bucket=512:levels=0:norm=max:entropy=none  (container id 3, lossy)" in out
     assert "Alistarh et al." in out
+    assert re.search(r"^  dr-bf-p0 +topk:0.01/bloom:p0:fpr=0.001/raw$", out, re.MULTILINE)
 
 
 def test_codecs_as_json(sample, capsys):
