@@ -222,6 +222,55 @@ def test_a_non_finite_gradient_on_one_rank_leaves_every_state(where, poison):
     on_all_ranks(work)
 
 
+def test_a_non_finite_bucket_keeps_the_states_of_the_others_too():
+    def work(transport):
+        exchange = make(transport)
+        communicator = parse_stage("communicator", "allgather")
+        exchange.set_buckets([exchange.bucket(tensor.name, [tensor], grace_ext.compressor("powersgd:2"), communicator)
+                              for tensor in TENSORS])
+
+        def run(given):
+            for bucket in exchange.buckets:
+                exchange.start(bucket, lambda out, name=bucket.name: np.copyto(out, given[name]))
+            exchange.advance()
+            outs = {bucket.name: np.empty(bucket.size, np.float32) for bucket in exchange.buckets}
+            for bucket in exchange.buckets:
+                exchange.finish(bucket, outs[bucket.name])
+            return outs, exchange.end_step()
+
+        assert run(pieces(gradient(transport.rank, 0)))[1]
+        before = exchange.state_dict()
+        bad = pieces(gradient(transport.rank, 1))
+        if transport.rank == 0:
+            bad["tall"][3] = np.nan
+        outs, finite = run(bad)
+        assert not finite and {name for name, out in outs.items() if np.isnan(out).any()} == {"tall"}
+        after = exchange.state_dict()
+        assert before.keys() == after.keys() and all(same_bits(before[name], after[name]) for name in before)
+        outs, finite = run(pieces(gradient(transport.rank, 1)))
+        assert finite and not same_bits(before["lowrank:wide"], exchange.state_dict()["lowrank:wide"])
+        return np.concatenate(list(outs.values()))
+
+    def together(transport):
+        exchange = make(transport)
+        outs = [step(exchange, gradient(transport.rank, i))[0] for i in range(2)]
+        return outs[1]
+
+    found, expected = on_all_ranks(work), on_all_ranks(together)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_rank_with_a_nan_sends_nothing_else():
+    """Whatever BLAS makes of a NaN times zero."""
+    transport = InProcessGroup(1).transport(0)
+    sent, allreduce = [], transport.allreduce
+    transport.allreduce = lambda name, array: sent.append(array.copy()) or allreduce(name, array)
+    bad = gradient(0, 0)
+    bad[0] = np.nan
+    assert not step(make(transport), bad)[1]
+    assert len(sent) == 2 and all(array.size and np.isnan(array).all() for array in sent)
+
+
 def test_the_first_steps_are_whole():
     def work(transport):
         exchange = make(transport, "powersgd:2:start=2")

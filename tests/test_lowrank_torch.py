@@ -1,0 +1,91 @@
+"""PowerSGD against torch's communication hook: the same gradients, the same start, real processes over gloo."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_communicators import on_all_ranks
+from test_lowrank import make, step
+
+from grace_ext.exchange import Tensor
+from grace_ext.lowrank import PowerSGD
+
+pytest.importorskip("torch")
+RANKS, STEPS = 2, 6
+SHAPES = {"conv": (16, 8, 3, 3), "bias": (16,), "linear": (40, 200), "tall": (300, 30), "small": (5, 6)}
+TENSORS = [Tensor(name, int(np.prod(shape)), len(shape), shape=shape) for name, shape in SHAPES.items()]
+# torch takes Gram–Schmidt for factors of rank 1 and 2 and Householder's QR above.
+RUNS = ("1_residual", "2_residual", "2_none", "4_residual")
+
+
+def gradient(name, i, rank):
+    """Of decaying singular values, as real ones are; ranks have much in common."""
+    shape = SHAPES[name]
+    rng = np.random.default_rng([len(name), i, RANKS])
+    common = rng.standard_normal((shape[0], 6)) * 0.6 ** np.arange(6) @ rng.standard_normal((6, int(np.prod(shape[1:]))))
+    own = np.random.default_rng([len(name), i, rank]).standard_normal(shape)
+    return (common.reshape(shape) + 0.2 * own).astype(np.float32)
+
+
+def starts(rank):
+    """name -> qt, float32[r, m], not orthonormal."""
+    rng, found = np.random.default_rng(5), {}
+    for name, shape in SHAPES.items():
+        _, columns, r = PowerSGD(rank).matrix(shape)
+        if r:
+            found[name] = rng.standard_normal((r, columns)).astype(np.float32)
+    return found
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """What torch's ranks got: a dict a rank."""
+    folder = tmp_path_factory.mktemp("torch")
+    given = {f"{run}.{i}.{rank}.{name}": gradient(name, i, rank)
+             for run in RUNS for i in range(STEPS) for rank in range(RANKS) for name in SHAPES}
+    given.update({f"{run}.q.{name}": np.ascontiguousarray(q.T) for run in RUNS for name, q in starts(int(run[0])).items()})
+    np.savez(folder / "given.npz", **given)
+    script = Path(__file__).with_name("torch_powersgd.py")
+    processes = [subprocess.Popen([sys.executable, script, folder, str(rank), str(RANKS)], stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                 for rank in range(RANKS)]
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, output
+    finally:
+        for process in processes:
+            process.kill()
+    return [dict(np.load(folder / f"torch{rank}.npz")) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_same_as_torchs_hook(theirs, run):
+    rank, memory = int(run[0]), run[2:]
+
+    def work(transport):
+        exchange = make(transport, f"powersgd:{rank}", memory, TENSORS)
+        exchange.load_state_dict({f"lowrank:{name}": q.ravel() for name, q in starts(rank).items()})
+        found = []
+        for i in range(STEPS):
+            out, _ = step(exchange, np.concatenate([gradient(name, i, transport.rank).ravel() for name in SHAPES]))
+            found.append((out, exchange.state_dict()))
+        return found
+
+    ends = np.cumsum([tensor.size for tensor in TENSORS])[:-1]
+    ours = on_all_ranks(work, RANKS)
+    for r, steps in enumerate(ours):
+        for i, (out, state) in enumerate(steps):
+            for (name, shape), part in zip(SHAPES.items(), np.split(out, ends), strict=True):
+                expected = theirs[r][f"{run}.{i}.{name}"]
+                scale = np.abs(expected).max()
+                assert scale > 0.1
+                where = f"{name}, step {i}"
+                np.testing.assert_allclose(part.reshape(shape), expected, rtol=0, atol=1e-5 * scale, err_msg=where)
+                if memory == "residual" and name in starts(rank):  # torch keeps an error of the others, too: it sums to 0
+                    expected = theirs[r][f"{run}.{i}.error.{name}"]
+                    assert np.abs(expected).max() > 0.1
+                    np.testing.assert_allclose(state[name].reshape(shape), expected, rtol=0, atol=1e-5 * scale)
