@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import twins_quantizers as twins
-from test_kernels import guarded
+from test_kernel_bounds import compiled, survives  # noqa: F401  (compiled is a fixture)
+from test_kernels import KEY, guarded, qsgd_values
 
-from grace_ext.kernels import half
+from grace_ext.kernels import half, minmax, natural, signs, ternary
 
 FLT_MAX = np.finfo(np.float32).max
 
@@ -78,3 +79,169 @@ def test_bf16_decode():
     back, intact = guarded(finite.size, np.uint16)
     half.bf16_encode(out, back)
     assert np.array_equal(back, finite) and intact()
+
+
+# Quantizers
+
+KEYS = tuple(map(np.uint32, KEY))
+KINDS = ["normal", "huge", "tiny", "zeros", "equal"]
+SIZES = (1, 7, 15, 16, 17, 33, 100, 513, 700)
+
+
+def buckets(k):
+    """Sizes to cut k values into: the whole, and pieces with and without a rest."""
+    return sorted({k, 8, 16, 24, 64, 512} if k > 8 else {k})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("top", [1, 3, 7, 127, 255])
+def test_minmax(top, kind):
+    for k in SIZES:
+        values = qsgd_values(kind, k)
+        values[::3] *= np.float32(-1)  # zeros of both signs
+        for chunk in (*buckets(k), 3):
+            ranges, levels = twins.minmax(values, chunk, top)
+            found, ranges_intact = guarded(2 * len(ranges), np.float32)
+            codes, intact = guarded(k)
+            minmax.minmax_encode(values, chunk, top, found.reshape(-1, 2), codes)
+            assert found.tobytes() == ranges.tobytes() and ranges_intact()
+            assert codes.tolist() == levels and intact()
+            out, intact = guarded(k, np.float32)
+            minmax.minmax_decode(codes, chunk, top, ranges, out)
+            assert out.tobytes() == twins.un_minmax(levels, chunk, top, ranges).tobytes() and intact()
+            assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_natural(kind):
+    for k in (1, 17, 100):
+        values = qsgd_values(kind, k)
+        for lowest, count in ((1, 1), (1, 20), (1, 127), (120, 7), (125, 1), (128, 127), (254, 1)):
+            codes, intact = guarded(k)
+            natural.natural_encode(values, *map(np.uint32, (lowest, count)), *KEYS, codes)
+            assert codes.tolist() == twins.natural(values, lowest, count, *KEY) and intact()
+            out, intact = guarded(k, np.float32)
+            natural.natural_decode(codes, np.uint32(lowest), np.uint32(count), out)
+            assert out.tolist() == twins.un_natural(codes.tolist(), lowest, count) and intact()
+
+
+def test_magnitude_range():
+    found = {(): (0, 0), (0, -0.0): (0, 0), (0, -3, 2, 0.5): (0.5, 3), (3e38, -1e-45): (1e-45, 3e38)}
+    for values, expected in found.items():
+        bits = natural.magnitude_range(np.array(values, np.float32))
+        assert np.array(bits, np.uint32).view(np.float32).tolist() == np.array(expected, np.float32).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ternary_stochastic(kind):
+    for k in SIZES:
+        values = qsgd_values(kind, k)
+        for bucket in buckets(k):
+            norms, expected = twins.ternary(values, bucket, *KEY)
+            found, norms_intact = guarded(len(norms), np.float32)
+            digits, intact = guarded(k)
+            ternary.ternary_stochastic(values, bucket, *KEYS, found, digits)
+            assert found.tobytes() == norms.tobytes() and norms_intact()
+            assert digits.tolist() == expected and intact()
+            out, intact = guarded(k, np.float32)
+            ternary.ternary_decode(digits, bucket, norms, out)
+            assert out.tolist() == [(digit - 1) * float(norms[i // bucket]) for i, digit in enumerate(expected)] and intact()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ternary_nearest(kind):
+    values = qsgd_values(kind, 700)
+    for bound in (0.0, 0.375, abs(values).max(), 2.0):
+        digits, intact = guarded(values.size)
+        ternary.ternary_nearest(values, np.float32(bound).view(np.uint32), digits)
+        sign = np.where(np.signbit(values), -1, 1)
+        assert np.array_equal(digits, 1 + np.where(abs(values) >= np.float32(bound), sign, 0)) and intact()
+
+
+@pytest.mark.parametrize("k", [*range(1, 27), 100, 1001])
+def test_fives(k):
+    digits = np.random.default_rng(k).integers(0, 3, k).astype(np.uint8)
+    packed, intact = guarded(-(-k // 5))
+    ternary.pack_fives(digits, packed)
+    assert packed.tobytes() == twins.fives(digits.tolist()) and intact()
+    out, intact = guarded(5 * packed.size + 3)
+    assert ternary.unpack_fives(packed, k, out) and np.array_equal(out[:k], digits) and intact()
+    for at in {0, packed.size // 2, packed.size - 1}:
+        for byte in (243, 255):
+            bad = packed.copy()
+            bad[at] = byte
+            assert not ternary.unpack_fives(bad, k, out) and intact()
+    if k % 5:
+        packed[-1] += 1
+        assert not ternary.unpack_fives(packed, k, out), "a digit behind the last is not 1"
+
+
+def test_zero_runs():
+    rng = np.random.default_rng(0)
+    for run in (*range(45), 1000):
+        for before, after in ((0, 0), (1, 0), (0, 1), (3, 2)):
+            packed = np.concatenate([rng.integers(122, 243, before), np.full(run, 121), rng.integers(0, 121, after)])
+            packed = packed.astype(np.uint8)
+            folded, intact = guarded(packed.size)
+            folded[:] = packed
+            folded = folded[:ternary.fold_zeros(folded, packed.size)]
+            assert folded.tobytes() == twins.fold(packed.tobytes()) and intact()
+            out, intact = guarded(packed.size)
+            assert ternary.unfold_zeros(folded, out) and np.array_equal(out, packed) and intact()
+            for size in {max(packed.size - 1, 0), packed.size + 1} - {packed.size}:
+                out, intact = guarded(size)
+                assert not ternary.unfold_zeros(folded, out) and intact()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_onebit(kind):
+    for k in SIZES:
+        values = qsgd_values(kind, k)
+        values[0] = -0.0
+        for bucket in buckets(k):
+            means, bits = twins.onebit(values, bucket)
+            found, means_intact = guarded(means.size, np.float32)
+            packed, intact = guarded(-(-k // 8))
+            signs.onebit_encode(values, bucket, found.reshape(-1, 2), packed)
+            assert found.tobytes() == means.tobytes() and means_intact()
+            assert packed.tobytes() == np.packbits(bits, bitorder="little").tobytes() and intact()
+            out, intact = guarded(k, np.float32)
+            signs.onebit_decode(packed, bucket, means, out)
+            assert out.tolist() == [means[i // bucket, bit] for i, bit in enumerate(bits)] and intact()
+
+
+def inside(fence):
+    """Every array ends where a page begins that may not be touched."""
+    def room(size, dtype=np.uint8):
+        return fence(np.zeros(size, dtype))
+
+    for k in (*range(1, 34), 100, 513):
+        values = fence(np.random.default_rng(k).standard_normal(k).astype(np.float32))
+        halves, out = room(k, np.uint16), room(k, np.float32)
+        half.fp16_encode(values, np.float32(65504), halves)
+        half.fp16_decode(halves, out)
+        half.bf16_encode(values, halves)
+        half.bf16_decode(halves, out)
+        natural.magnitude_range(values)
+        for bucket in (k, 16):
+            digits, pairs, count = room(k), room(2 * -(-k // bucket), np.float32), -(-k // bucket)
+            minmax.minmax_encode(values, bucket, 255, pairs.reshape(-1, 2), digits)
+            minmax.minmax_decode(digits, bucket, 255, pairs.reshape(-1, 2), out)
+            natural.natural_encode(values, np.uint32(120), np.uint32(7), *KEYS, digits)
+            natural.natural_decode(digits, np.uint32(120), np.uint32(7), out)
+            bits = room(-(-k // 8))
+            signs.onebit_encode(values, bucket, pairs.reshape(-1, 2), bits)
+            signs.onebit_decode(bits, bucket, pairs.reshape(-1, 2), out)
+            ternary.ternary_stochastic(values, bucket, *KEYS, fence(pairs[:count]), digits)
+            ternary.ternary_decode(digits, bucket, fence(pairs[:count]), out)
+            packed = room(-(-k // 5))
+            ternary.pack_fives(digits, packed)
+            ternary.unpack_fives(packed, k, room(5 * packed.size + 3))
+            folded = fence(packed[:ternary.fold_zeros(fence(packed), packed.size)])
+            ternary.unfold_zeros(folded, room(packed.size))
+            ternary.unfold_zeros(fence(np.full(k, 255, np.uint8)), room(packed.size))
+    return True
+
+
+def test_kernels_stay_inside_their_arrays():
+    assert survives(inside)

@@ -7,9 +7,13 @@ from . import (  # noqa: F401  (so that warmup knows them)
     level_huffman,
     levels,
     lowrank,
+    minmax,
+    natural,
     polyfit,
     runs,
+    signs,
     sort,
+    ternary,
     varint,
 )
 from ._compile import cache_folder, warmup

@@ -1,6 +1,18 @@
 """Value codecs, one file each. A new one is its file and a line here."""
 
-from . import bfloat, deflate, half, polyfit, qsgd, raw  # noqa: F401  (importing registers them)
+from . import (  # noqa: F401  (importing registers them)
+    bfloat,
+    deflate,
+    half,
+    minmax,
+    natural,
+    onebit,
+    polyfit,
+    qsgd,
+    raw,
+    terngrad,
+    threelc,
+)
 from .base import ValueCodec
 
 __all__ = ["ValueCodec"]

@@ -42,6 +42,10 @@ def cases():
     found["qsgd-5-levels"] = {"spec": "dense/qsgd:levels=5:bucket=16:norm=l2"}
     found["qsgd-huffman"] = {"spec": "dense/qsgd:4:norm=l2:entropy=huffman"}
     found["qsgd-ans"] = {"spec": "dense/qsgd:4:bucket=1024:norm=l2:entropy=ans"}
+    found["minmax-4-bits"] = {"spec": "dense/minmax:4:chunk=40"}
+    found["natural-8-bits"] = {"spec": "dense/natural:8"}
+    found["terngrad-2-bits"] = {"spec": "dense/terngrad:bits:bucket=16"}
+    found["threelc-zeros"] = {"spec": "dense/threelc:1.9"}
     found["key"] = {"spec": "dense/qsgd:4", "seed": -5, "name": "conv1.wéight", "step": 1000, "rank": 3}
     found["shape"] = {"spec": "topk:0.1/rice/fp16", "shape": [3, 1, 50]}
     for dtype in ("float16", "float64"):

@@ -1,0 +1,55 @@
+"""Affine quantization: the nearest of 2**bits levels, evenly spaced from the smallest to the largest value.
+
+Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference, CVPR 2018,
+section 2.1; but the payload holds the extremes themselves, with no integer zero point. Biased.
+"""
+
+import numpy as np
+
+from ..errors import ConfigError, ContainerError
+from ..kernels.minmax import minmax_decode, minmax_encode
+from ..registry import register
+from ..scratch import scratch
+from ._buckets import read_floats
+from ._levels import check_entropy, pack_levels, unpack_levels
+from .base import ValueCodec
+
+
+@register
+class MinMax(ValueCodec):
+    """bits: 1 to 8 a value. chunk: values that share a range, 2 to 2**31 - 1; 0: all. entropy: none, huffman or ans."""
+
+    name, id = "minmax", 6
+
+    def __init__(self, bits: int = 8, chunk: int = 0, entropy: str = "none"):
+        if not 1 <= bits <= 8:
+            raise ConfigError(f"minmax: bits={bits}; allowed: 1 to 8")
+        if chunk and not 2 <= chunk < 2**31:
+            raise ConfigError(f"minmax: chunk={chunk}; allowed: 0 (all values), or 2 to 2147483647")
+        self.bits = bits
+        self.chunk = chunk
+        self.entropy = check_entropy("minmax", entropy)
+
+    def encode(self, values, stream):
+        k = values.size
+        chunk = self.chunk or k
+        ranges = np.empty((-(-k // chunk), 2), np.float32)
+        levels = scratch("value levels", np.uint8, k)
+        minmax_encode(values, chunk, 2**self.bits - 1, ranges, levels)
+        head = [np.array([self.bits], np.uint8), np.array([self.chunk], "<u4").view(np.uint8)]
+        packed = pack_levels(levels, 2**self.bits, self.entropy)
+        return np.concatenate([*head, ranges.astype("<f4", copy=False).reshape(-1).view(np.uint8), packed]), None
+
+    @staticmethod
+    def decode(payload, out):
+        if payload.size < 5 or not 1 <= payload[0] <= 8:
+            raise ContainerError("minmax: the parameters are missing or out of range")
+        bits, k = int(payload[0]), out.size
+        chunk = int.from_bytes(payload[1:5].tobytes(), "little") or k
+        count = -(-k // chunk)
+        ranges = read_floats("minmax", payload[5:], 2 * count).reshape(count, 2)
+        if (ranges[:, 0] > ranges[:, 1]).any():
+            raise ContainerError("minmax: a chunk's smallest value is above its largest")
+        levels = scratch("value levels", np.uint8, k)
+        unpack_levels(payload[5 + 8 * count:], 2**bits, levels)
+        minmax_decode(levels, chunk, 2**bits - 1, ranges, out)

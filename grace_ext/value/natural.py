@@ -1,0 +1,49 @@
+"""Natural compression: stochastic rounding to a power of two, unbiased, with a variance of at most 1/8 of the square.
+
+Horvath, Ho, Horvath, Sahu, Canini and Richtarik, Natural Compression for Distributed Deep Learning, arXiv 1905.10988,
+2019. There 9 bits, a float's sign and exponent; here as many exponents as the values span, from the largest on, and a
+value below the smallest one becomes that or 0, unbiased as well.
+"""
+
+import numpy as np
+
+from ..errors import ConfigError, ContainerError
+from ..kernels.natural import magnitude_range, natural_decode, natural_encode
+from ..registry import register
+from ..scratch import scratch
+from ._levels import check_entropy, pack_levels, unpack_levels
+from .base import ValueCodec
+
+LAST = 254  # the largest biased exponent of a finite float32
+
+
+@register
+class Natural(ValueCodec):
+    """bits: 2 to 8 a value at most, so up to 2**(bits-1) - 1 powers, both signs and 0. entropy: none, huffman or ans."""
+
+    name, id = "natural", 9
+
+    def __init__(self, bits: int = 5, entropy: str = "none"):
+        if not 2 <= bits <= 8:
+            raise ConfigError(f"natural: bits={bits}; allowed: 2 to 8")
+        self.bits = bits
+        self.entropy = check_entropy("natural", entropy)
+
+    def encode(self, values, stream):
+        smallest, largest = map(int, magnitude_range(values))
+        top = min(LAST, (largest + 0x7FFFFF) >> 23)  # rounded up; 2**128 would be Inf
+        lowest = max(1, smallest >> 23, top - 2 ** (self.bits - 1) + 2)
+        count = top - lowest + 1
+        levels = scratch("value levels", np.uint8, values.size)
+        natural_encode(values, *map(np.uint32, (lowest, count, *stream.key())), levels)
+        head = np.array([lowest, count], np.uint8)
+        return np.concatenate([head, pack_levels(levels, 2 * count + 1, self.entropy)]), None
+
+    @staticmethod
+    def decode(payload, out):
+        if payload.size < 2 or payload[0] == 0 or payload[1] > 127 or int(payload[0]) + int(payload[1]) > LAST + 1:
+            raise ContainerError("natural: the exponents are missing or out of range")
+        lowest, count = map(int, payload[:2])
+        levels = scratch("value levels", np.uint8, out.size)
+        unpack_levels(payload[2:], 2 * count + 1, levels)
+        natural_decode(levels, np.uint32(lowest), np.uint32(count), out)

@@ -1,0 +1,46 @@
+"""One bit a value: its sign. Receivers take the mean of the bucket's values of that sign. Biased: use a memory.
+
+Seide, Fu, Droppo, Li and Yu, 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
+of Speech DNNs, Interspeech 2014, section 3.
+"""
+
+import numpy as np
+
+from ..errors import ContainerError
+from ..kernels.signs import onebit_decode, onebit_encode
+from ..registry import register
+from ._buckets import check_bucket, from_byte, read_floats, to_byte
+from .base import ValueCodec
+
+
+@register
+class OneBit(ValueCodec):
+    """bucket: values that share two means, a power of two from 8 to 32768, or 0: all of them."""
+
+    name, id = "onebit", 8
+
+    def __init__(self, bucket: int = 512):
+        self.bucket = check_bucket("onebit", bucket)
+
+    def encode(self, values, stream):
+        k = values.size
+        bucket = self.bucket or k
+        means = np.empty((-(-k // bucket), 2), np.float32)
+        payload = np.empty(1 + 4 * means.size + -(-k // 8), np.uint8)
+        onebit_encode(values, bucket, means, payload[1 + 4 * means.size:])
+        payload[0] = to_byte(self.bucket)
+        payload[1:1 + 4 * means.size] = means.astype("<f4", copy=False).reshape(-1).view(np.uint8)
+        return payload, None
+
+    @staticmethod
+    def decode(payload, out):
+        k = out.size
+        if not payload.size:
+            raise ContainerError("onebit: the section is empty")
+        bucket = from_byte("onebit", payload[0], k)
+        count = -(-k // bucket)
+        means = read_floats("onebit", payload[1:], 2 * count).reshape(count, 2)
+        bits = payload[1 + 8 * count:]
+        if bits.size != -(-k // 8) or int(bits[-1]) >> 8 - -k % 8:
+            raise ContainerError(f"onebit: {payload.size} bytes are not {k} signs")
+        onebit_decode(bits, bucket, means, out)

@@ -1,0 +1,51 @@
+"""3LC: the nearest of -M, 0 and M with M a multiple of the largest magnitude; five values a byte; zero runs folded.
+
+Lim, Andersen and Kaminsky, 3LC: Lightweight and Effective Traffic Compression for Distributed Machine Learning, MLSys
+2019. Biased: use a memory, which is the paper's error accumulation. Neighbours share a byte here; the paper takes the
+five from five fifths of the tensor.
+"""
+
+import numpy as np
+
+from ..errors import ConfigError, ContainerError
+from ..kernels import max_magnitude
+from ..kernels.ternary import fold_zeros, pack_fives, ternary_decode, ternary_nearest, unfold_zeros
+from ..registry import register
+from ..scratch import scratch
+from ._buckets import read_floats
+from .base import ValueCodec
+from .terngrad import read_fives
+
+
+@register
+class ThreeLC(ValueCodec):
+    """s: the sparsity multiplier, from 1 to below 2: M is s times the largest magnitude, so more values become 0."""
+
+    name, id = "threelc", 13
+
+    def __init__(self, s: float = 1.0):
+        if not 1 <= s < 2:
+            raise ConfigError(f"threelc: s={s}; allowed: from 1 to below 2")
+        self.s = s
+
+    def encode(self, values, stream):
+        k = values.size
+        largest = np.array([max_magnitude(values)], np.uint32).view(np.float32).astype(np.float64)
+        scale = np.minimum(largest * self.s, np.finfo(np.float32).max).astype("<f4")
+        bound = (largest * self.s / 2).astype(np.float32).view(np.uint32)
+        digits = scratch("value levels", np.uint8, k)
+        ternary_nearest(values, np.uint32(max(int(bound[0]), 1)), digits)  # not 0: a zero stays one
+        payload = np.empty(4 + -(-k // 5), np.uint8)
+        payload[:4] = scale.view(np.uint8)
+        pack_fives(digits, payload[4:])
+        return payload[:4 + fold_zeros(payload[4:], payload.size - 4)], None
+
+    @staticmethod
+    def decode(payload, out):
+        scale = read_floats("threelc", payload, 1)
+        if scale[0] < 0:
+            raise ContainerError("threelc: the scale is negative")
+        packed = scratch("value fives", np.uint8, -(-out.size // 5))
+        if not unfold_zeros(payload[4:], packed):
+            raise ContainerError(f"threelc: the section does not hold {out.size} ternary digits")
+        ternary_decode(read_fives("threelc", packed, out.size), out.size, scale, out)
