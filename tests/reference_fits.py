@@ -26,4 +26,16 @@ def polyfit(section, k):
     return values
 
 
-VALUE = {10: polyfit}
+def dexp(section, k):
+    p, = struct.unpack_from("<I", section)
+    values, at = [], 4
+    for sign, n in ((1, p), (-1, k - p)):
+        if n:
+            low, high, *fit = struct.unpack_from("<6f", section, at)
+            at += 24
+            values += [sign * v for v in twins_fits.exponentials(fit, low, high, n)]
+    assert at == len(section)
+    return values
+
+
+VALUE = {10: polyfit, 11: dexp}

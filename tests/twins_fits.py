@@ -1,5 +1,7 @@
 """Slow, readable twins of the kernels behind polyfit, dexp and sketchml."""
 
+import math
+
 import numpy as np
 
 
@@ -55,3 +57,51 @@ def least_squares(values, degree):
     x = np.linspace(-1, 1, n) if n > 1 else np.zeros(1)
     fitted = np.polynomial.legendre.Legendre.fit(x, scaled, min(degree, n - 1), domain=[-1, 1])(x)
     return y[0] + (y[-1] - y[0]) * np.clip(fitted, 0, 1)
+
+
+# Exponentials
+
+def exp(t):
+    """Taylor's series of t / 1024, squared ten times, in float64."""
+    u = max(t, -700.0) / 1024.0
+    e = 1.0 / math.factorial(13)
+    for j in reversed(range(13)):
+        e = e * u + 1.0 / math.factorial(j)
+    for _ in range(10):
+        e *= e
+    return e
+
+
+def decay(rate, n, i):
+    """e**(rate x) at point i of n, divided by its largest value on the n points."""
+    m = n - 1 - i if rate > 0 else i
+    s = abs(rate) / max(n - 1, 1)
+    return exp(-(s * (256 * (m // 256)))) * exp(-(s * (m % 256)))
+
+
+def exponentials(fit, low, high, n):
+    """n values between the edges, as Python floats that are float32."""
+    b, d, a, c = map(float, fit)
+    low, high = float(low), float(high)
+    values = [high * (a * decay(b, n, i) + c * decay(d, n, i)) for i in range(n)]
+    return [float(np.float32(min(max(v, low), high))) for v in values]
+
+
+def rates(values):
+    """(b, d) of the integral equation's regression with numpy, None if they are complex. values: float[n], n > 3."""
+    y = np.asarray(values, np.float64)
+    x, h = np.linspace(0, 1, y.size), 1 / (y.size - 1)
+
+    def integral(f):
+        return np.concatenate([[0], np.cumsum((f[1:] + f[:-1]) * 0.5 * h)])
+
+    once = integral(y)
+    p = np.linalg.lstsq(np.stack([integral(once), once, x, np.ones(y.size)], 1), y, rcond=None)[0]
+    under = p[1] ** 2 + 4 * p[0]
+    return None if under < 0 else ((p[1] + under**0.5) / 2, (p[1] - under**0.5) / 2)
+
+
+def amplitudes(values, b, d):
+    """Least squares for given rates: the fitted values float64[n]."""
+    basis = np.array([[decay(b, len(values), i), decay(d, len(values), i)] for i in range(len(values))])
+    return basis @ np.linalg.lstsq(basis, np.asarray(values, np.float64), rcond=None)[0]

@@ -2,6 +2,7 @@
 
 from . import (  # noqa: F401  (so that warmup knows them)
     ans,
+    dexp,
     elias_fano,
     half,
     level_huffman,

@@ -3,6 +3,7 @@
 from . import (  # noqa: F401  (importing registers them)
     bfloat,
     deflate,
+    dexp,
     half,
     minmax,
     natural,
