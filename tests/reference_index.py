@@ -51,4 +51,42 @@ def varint(section, d, k):
     return ascending(gaps)
 
 
-INDEX = {4: rle, 7: elias_fano, 8: varint}
+def canonical(lengths):
+    """{bits of the code as a tuple: symbol}."""
+    code, previous, found = 0, 0, {}
+    for length, symbol in sorted((length, symbol) for symbol, length in enumerate(lengths) if length):
+        code <<= length - previous
+        found[tuple(code >> i & 1 for i in reversed(range(length)))] = symbol
+        code, previous = code + 1, length
+    return found
+
+
+def next_symbol(bits, code):
+    read = ()
+    while read not in code:
+        read += (next(bits),)
+        assert len(read) <= 32
+    return code[read]
+
+
+def huffman(section, d, k):
+    bits, tables = iter(twins.to_bits(section[2:])), []
+    for _ in range(section[0]):
+        lengths, length = [], 0
+        for _ in range(section[1]):
+            ones = sum(1 for _ in itertools.takewhile(bool, bits))
+            length += (0, -1, 1, -2, 2, -3, 3, -4, 4, -5, 5, -6, 6, -7, 7, -8, 8, -9, 9, -10, 10)[ones]
+            lengths.append(length)
+        tables.append(canonical(lengths))
+    gaps, gap = [], 0
+    for _ in range(k):
+        context = [0, 1, 2, 3, 4, 5, 6, 6, *[7] * 24][gap.bit_length()] if len(tables) > 1 else 0
+        symbol = next_symbol(bits, tables[context])
+        extra = max(0, symbol // 4 - 1)
+        gap = (symbol - 4 * extra << extra) + sum(next(bits) << i for i in range(extra))
+        gaps.append(gap)
+    assert not any(bits)
+    return ascending(gaps)
+
+
+INDEX = {4: rle, 5: huffman, 7: elias_fano, 8: varint}

@@ -10,6 +10,7 @@ from test_kernel_bounds import survives
 from grace_ext import ContainerError, registry, scratch, spec
 from grace_ext.index.elias_fano import EliasFano
 from grace_ext.kernels import warmup
+from grace_ext.kernels.gap_huffman import plan_gap_codes
 from grace_ext.kernels.runs import GOLOMB, best_run_code, numbers_decode, numbers_encode
 
 LOSSLESS = [name for name in registry.names("index") if registry.lookup("index", name).lossless]
@@ -80,6 +81,7 @@ def test_twins(name):
         return registry.lookup("index", codec)().encode(indices, d)[0].tobytes()
 
     assert encoded("elias_fano") == twins_index.elias_fano(indices, d)
+    assert encoded("huffman") == twins_index.huffman(indices)
     assert encoded("varint") == twins_index.varint(indices)
     rle = encoded("rle")
     assert rle == twins_index.rle(indices, list(rle[:2]))
@@ -191,6 +193,33 @@ def test_rare_large_runs_do_not_make_the_code_long():
     values[777] = 2**30
     code, prefix_bits, suffix_bits = best_run_code(values, np.empty(4096, np.uint32))
     assert code >= GOLOMB and prefix_bits + suffix_bits < 101_000
+
+
+# Huffman
+
+@pytest.mark.parametrize("counts", [[1], [0, 5], [1, 1], [1, 2, 4, 8], [1 << i for i in range(30)], [3] * 120,
+                                    [10**8, *range(119)], [i * i for i in range(120)]])
+def test_code_lengths(counts):
+    """As the slow twin's, in every context; the sizes add up."""
+    rows = np.zeros((8, 128), np.int64)
+    rows[:, :len(counts)] = counts
+    rows[3] = 0  # a context that does not occur
+    lengths = np.full((8, 128), 77, np.uint8)
+    kept = rows.copy()
+    plan_gap_codes(rows.reshape(-1), lengths.reshape(-1))
+    expected = twins_index.package_merge([*counts, *[0] * (128 - len(counts))], 10)
+    assert np.array_equal(rows, kept)
+    assert lengths[0].tolist() == expected
+    if (lengths[1] != 77).any():  # a code for each context was shorter
+        assert lengths[7].tolist() == expected and not lengths[3].any()
+
+
+def test_huffman_uses_contexts_where_they_help():
+    rng = np.random.default_rng(0)
+    clustered = np.cumsum(1 + rng.geometric(2.0 ** -np.repeat(rng.integers(1, 12, 400), 50))).astype(np.uint32)
+    first = {name: registry.lookup("index", "huffman")().encode(indices, HUGE)[0][0]
+             for name, indices in (("clustered", clustered), ("random", ascending(10**7, 20_000)))}
+    assert first == {"clustered": 8, "random": 1}
 
 
 def test_rle_of_whole_rows_costs_next_to_nothing():

@@ -62,3 +62,74 @@ def rle(indices, codes):
     prefixes = twins.to_bytes(zero_prefixes + one_prefixes)
     head = bytes(codes) + len(zeros).to_bytes(4, "little") + len(prefixes).to_bytes(4, "little")
     return head + prefixes + twins.to_bytes(zero_suffixes + one_suffixes)
+
+
+# Huffman
+
+def class_of(gap):
+    """(class, extra bits)."""
+    extra = max(0, gap.bit_length() - 3)
+    return 4 * extra + (gap >> extra), extra
+
+
+def context_after(gap):
+    return min(gap.bit_length(), 6) if gap.bit_length() < 8 else 7
+
+
+def class_counts(indices):
+    """[context][class]."""
+    counts, before = [[0] * 128 for _ in range(8)], 0
+    for gap in gaps(indices):
+        counts[context_after(before)][class_of(gap)[0]] += 1
+        before = gap
+    return counts
+
+
+def package_merge(counts, limit):
+    """Lengths of an optimal code of at most `limit` bits, from sets of symbols with their weight."""
+    coins = sorted((count, symbol, [symbol]) for symbol, count in enumerate(counts) if count)
+    lengths = [0] * len(counts)
+    if len(coins) == 1:
+        lengths[coins[0][1]] = 1
+        return lengths
+    row = []
+    for _ in range(limit):
+        pairs = [(a[0] + b[0], 999, a[2] + b[2]) for a, b in zip(row[::2], row[1::2], strict=False)]
+        row = sorted(coins + pairs, key=lambda coin: coin[:2])
+    for _, _, symbols in row[:2 * len(coins) - 2]:
+        for symbol in symbols:
+            lengths[symbol] += 1
+    return lengths
+
+
+def canonical(lengths):
+    """{symbol: bits of its code, in the order of the stream}."""
+    code, previous, found = 0, 0, {}
+    for length, symbol in sorted((length, symbol) for symbol, length in enumerate(lengths) if length):
+        code <<= length - previous
+        found[symbol] = [code >> i & 1 for i in reversed(range(length))]
+        code, previous = code + 1, length
+    return found
+
+
+def huffman_with(indices, rows):
+    """The section with 1 or 8 tables."""
+    counts = class_counts(indices)
+    if rows == 1:
+        counts = [[sum(column) for column in zip(*counts, strict=True)]]
+    classes = max(symbol for row in counts for symbol, count in enumerate(row) if count) + 1
+    tables, bits, before = [package_merge(row, 10) for row in counts], [], 0
+    for table in tables:
+        for length, previous in zip(table[:classes], [0, *table], strict=False):
+            step = length - previous
+            bits += [1] * (2 * step if step >= 0 else -2 * step - 1) + [0]
+    codes = [canonical(table) for table in tables]
+    for gap in gaps(indices):
+        symbol, extra = class_of(gap)
+        bits += codes[context_after(before) if rows > 1 else 0][symbol] + twins.low_bits(gap, extra)
+        before = gap
+    return bytes([rows, classes]) + twins.to_bytes(bits)
+
+
+def huffman(indices):
+    return min(huffman_with(indices, 1), huffman_with(indices, 8), key=len)

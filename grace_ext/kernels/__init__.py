@@ -4,6 +4,7 @@ from . import (  # noqa: F401  (so that warmup knows them)
     ans,
     dexp,
     elias_fano,
+    gap_huffman,
     half,
     level_huffman,
     levels,

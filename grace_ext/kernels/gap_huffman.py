@@ -1,0 +1,192 @@
+"""Huffman codes of gap classes, one code or one for each of 8 contexts: how long the gap before was.
+
+Class of a gap g, with s = max(0, bit length of g - 3): 4 s + (g >> s); the lower s bits of g follow the code as they are.
+"""
+
+import numpy as np
+
+from ._compile import kernel
+from ._helpers import word_at
+from ._huffman import canonical_codes, code_lengths, is_code
+from ._intrinsics import bit_length, helper, store64, trailing_zeros
+
+CLASSES = 120  # of gaps below 2**31
+CONTEXTS = 8
+LIMIT = 10  # bits of a code: the decoder's tables of all contexts fit the first cache
+_STRIDE = 128  # from one context's row to the next
+_0, _1, _2, _3, _7 = (np.uint64(x) for x in (0, 1, 2, 3, 7))
+_WHOLE_BYTES = np.uint64(56)
+_MASK = np.uint64((1 << LIMIT) - 1)
+_WAYS = 4
+
+
+@helper
+def _context_after(symbol):
+    """By the bit length of the gap: 0, 1, 2, 3, 4, 5, 6 to 7, 8 and more."""
+    gap_bits = np.int64(bit_length(np.uint64(symbol))) if symbol < 8 else 3 + (symbol - 4) // 4
+    return min(gap_bits, 6) if gap_bits < 8 else 7
+
+
+@helper
+def _contexts():
+    table = np.zeros(_STRIDE, np.uint64)
+    for symbol in range(CLASSES):
+        table[symbol] = np.uint64(_context_after(symbol))
+    return table
+
+
+@helper
+def _class_of(gap):
+    """(class, extra bits)."""
+    bits = bit_length(gap)
+    shift = bits - _3 if bits > _3 else _0
+    return (shift << _2) + (gap >> shift), shift
+
+
+@kernel("void(Array(uint32, 1, 'C', readonly=True), int64[::1])")
+def count_gaps(indices, counts):
+    """How often each class occurs in each context: int64[CONTEXTS * 128]. indices: uint32[k], strictly ascending, below
+    2**31."""
+    # Four counters for each, in turns: adding to one that has just been written would wait for it.
+    ways = np.zeros(_WAYS * CONTEXTS * _STRIDE, np.uint32)
+    contexts = _contexts()
+    previous, context = _0, _0  # previous: one past the last index
+    for i in range(np.uint64(indices.size)):
+        x = np.uint64(indices[i])
+        symbol, _ = _class_of(x - previous)
+        previous = x + _1
+        ways[((i & _3) << np.uint64(10)) | (context << _7) | symbol] += np.uint32(1)
+        context = contexts[symbol]
+    for j in range(counts.size):
+        counts[j] = 0
+        for way in range(_WAYS):
+            counts[j] += np.int64(ways[way * CONTEXTS * _STRIDE + j])
+
+
+@helper
+def _used_classes(counts):
+    """One more than the highest class that occurs in any row."""
+    used = 1
+    for j in range(counts.size):
+        if counts[j] > 0:
+            used = max(used, j % _STRIDE + 1)
+    return used
+
+
+@helper
+def _zigzag(lengths, s):
+    step = np.int64(lengths[s]) - (np.int64(lengths[s - 1]) if s > 0 else 0)
+    return 2 * step if step >= 0 else -2 * step - 1
+
+
+@helper
+def _plan(counts, rows, classes, lengths):
+    """Fill the lengths of the rows; bits of all tables and codes, extra bits included."""
+    bits = np.int64(0)
+    for row in range(rows):
+        first = row * _STRIDE
+        code_lengths(counts[first:first + _STRIDE], LIMIT, lengths[first:first + _STRIDE])
+        for s in range(classes):
+            bits += _zigzag(lengths[first:], s) + 1
+            bits += counts[first + s] * (np.int64(lengths[first + s]) + max(0, s // 4 - 1))
+    return bits
+
+
+@kernel("UniTuple(int64, 3)(Array(int64, 1, 'C', readonly=True), uint8[::1])")
+def plan_gap_codes(counts, lengths):
+    """(rows, classes, bits): the shorter of one code (1 row) and one for each context (CONTEXTS rows).
+
+    counts: from count_gaps; lengths: uint8[CONTEXTS * 128], of which the rows are filled.
+    """
+    classes = _used_classes(counts)
+    together = np.zeros(_STRIDE, np.int64)
+    for j in range(counts.size):
+        together[j % _STRIDE] += counts[j]
+    alone = np.zeros(_STRIDE, np.uint8)
+    bits = _plan(together, 1, classes, alone)
+    bits_in_contexts = _plan(counts, CONTEXTS, classes, lengths)
+    if bits_in_contexts < bits:
+        return CONTEXTS, classes, bits_in_contexts
+    lengths[:_STRIDE] = alone
+    return 1, classes, bits
+
+
+@helper
+def _put(out, at, word, used, bits, count):
+    word |= bits << used
+    used += count
+    store64(out, at, word)
+    return at + np.int64(used >> _3), word >> (used & _WHOLE_BYTES), used & _7
+
+
+@kernel("void(Array(uint32, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, int64, uint8[::1])")
+def gap_huffman_encode(indices, lengths, rows, classes, out):
+    """Write the tables and the codes. lengths, rows, classes: from plan_gap_codes for these indices; out: uint8, 8 bytes
+    longer than the plan's bits, of which the last 8 are overwritten with anything."""
+    at, word, used = 0, _0, _0
+    codes = np.zeros(CONTEXTS * _STRIDE, np.uint32)
+    for row in range(rows):
+        table = lengths[row * _STRIDE:(row + 1) * _STRIDE]
+        canonical_codes(table, LIMIT, codes[row * _STRIDE:(row + 1) * _STRIDE])
+        for s in range(classes):
+            ones = np.uint64(_zigzag(table, s))
+            at, word, used = _put(out, at, word, used, (_1 << ones) - _1, ones + _1)
+    contexts = _contexts()
+    if rows == 1:
+        contexts[:] = _0
+    previous, context = _0, _0
+    for i in range(indices.size):
+        x = np.uint64(indices[i])
+        gap = x - previous
+        previous = x + _1
+        symbol, extra = _class_of(gap)
+        code = np.uint64(codes[(context << _7) | symbol])
+        context = contexts[symbol]
+        length = code >> np.uint64(16)
+        bits = (code & np.uint64(0xFFFF)) | (gap & ((_1 << extra) - _1)) << length
+        at, word, used = _put(out, at, word, used, bits, length + extra)
+
+
+@kernel("boolean(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, uint32[::1])")
+def gap_huffman_decode(section, rows, classes, d, out):
+    """Decode out.size indices; False unless section (uint8[m], m < 2**31) is these tables and codes and nothing else, and
+    the indices are below d. rows: 1 or CONTEXTS; 1 <= classes <= CLASSES. Any content is safe."""
+    bit, bits = _0, np.uint64(8 * section.size)
+    lengths, codes = np.zeros(_STRIDE, np.uint8), np.zeros(_STRIDE, np.uint32)
+    # An entry holds the bits of the code and of what follows it (6), the class (7), and the next context (3).
+    entries = np.empty(rows << LIMIT, np.uint16)
+    entries[:] = _STRIDE - 1 << 6 | 1  # where no code begins: a class that does not exist
+    for row in range(rows):
+        length = np.int64(0)
+        for s in range(classes):
+            zigzag = trailing_zeros(~(word_at(section, np.int64(bit >> _3)) >> (bit & _7)))
+            bit += zigzag + _1
+            length += -np.int64((zigzag + _1) >> _1) if zigzag & _1 else np.int64(zigzag >> _1)
+            if bit > bits or not 0 <= length <= LIMIT:
+                return False
+            lengths[s] = length
+        if not is_code(lengths, LIMIT):
+            return False
+        canonical_codes(lengths, LIMIT, codes)
+        for s in range(classes):
+            if lengths[s] > 0:
+                total = np.int64(lengths[s]) + max(0, s // 4 - 1)
+                entry = np.uint16((_context_after(s) if rows > 1 else 0) << 13 | s << 6 | total)
+                for slot in range(np.int64(codes[s] & np.uint32(0xFFFF)), 1 << LIMIT, 1 << np.int64(lengths[s])):
+                    entries[row << LIMIT | slot] = entry
+    position, context, wrong = _0, _0, False  # position: one past the last index
+    for i in range(out.size):
+        word = word_at(section, np.int64(bit >> _3)) >> (bit & _7)
+        entry = np.uint64(entries[context << np.uint64(LIMIT) | (word & _MASK)])
+        total, symbol = entry & np.uint64(63), (entry >> np.uint64(6)) & np.uint64(127)
+        context = entry >> np.uint64(13)
+        shift = symbol >> _2
+        shift = shift - _1 if shift > _0 else _0
+        gap = ((symbol - (shift << _2)) << shift) | ((word >> (total - shift)) & ((_1 << shift) - _1))
+        wrong |= symbol == np.uint64(_STRIDE - 1)
+        bit += total
+        position += gap + _1
+        out[i] = np.uint32(position - _1)
+    if wrong or position > np.uint64(d) or (bit + _7) >> _3 != np.uint64(section.size):
+        return False
+    return bit & _7 == _0 or section[section.size - 1] >> np.uint8(bit & _7) == 0
