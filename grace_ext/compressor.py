@@ -26,7 +26,7 @@ _EMPTY = np.empty(0, np.uint8)
 class Encoded:
     """A container and what the sender knows about it.
 
-    support: uint32[k] or None for all; values and decoded: float32[k], what went in and what receivers get out. All
+    support: uint32[k] or None for all; values and decoded: float32[k], the gradient there and what receivers get. All
     three are None in a non-finite container, and lie in scratch arrays of the thread: valid until its next call.
     seconds: time per stage.
     """
@@ -178,17 +178,20 @@ class Compressor:
         if not finite:
             return Encoded(container.pack_non_finite(given, dtype), None, None, None, 0, 0, clock.seconds)
         index_id, index_section, support = self._encode_index(indices, d)
+        sent = values
         if support is not indices:
             values = gather(support)
+            if not (self.index.shifts and index_id == self.index.id):
+                sent = values
         clock.lap("index")
-        value_codec, value_section, order = self._encode_values(values, stream)
+        value_codec, value_section, order = self._encode_values(sent, stream)
         clock.lap("value")
         blob = container.pack(given, values.size, index_id, index_section, value_codec.id, value_section,
                               order=order, dtype=dtype, shape=shape, transform=transform)
         clock.lap("container")
-        decoded = values
-        if not value_codec.lossless and values.size:
-            decoded = scratch("decoded", np.float32, values.size)
+        decoded = sent
+        if not value_codec.lossless and sent.size:
+            decoded = scratch("decoded", np.float32, sent.size)
             value_codec.decode(value_section, decoded)
             decoded = _reorder(decoded, order)
         clock.lap("residual")

@@ -18,6 +18,8 @@ from grace_ext.rng import Stream
 OPTIONS = {
     ("transform", "dct"): ["dct:8", "dct:16:dims=1"],
     ("sparsifier", "topk"): ["topk:0.1", "topk:1.0"],
+    ("index", "bloom"): ["bloom:p1:fpr=0.01", "bloom:p2:fpr=0.01", "bloom:leftmost:fpr=0.1", "bloom:middle:fpr=0.5",
+                         "bloom:rightmost:fpr=1e-6", "bloom:naive:fpr=0.9:seed=7"],
     ("value", "qsgd"): ["qsgd:2", "qsgd:7:bucket=8", "qsgd:8:bucket=32768", "qsgd:levels=1:norm=l2:bucket=8",
                         "qsgd:levels=5:entropy=huffman", "qsgd:norm=l2:entropy=ans"],
     ("value", "deflate"): ["deflate:6"],

@@ -122,7 +122,7 @@ section = st.one_of(st.binary(max_size=60), st.lists(st.integers(0, 40), max_siz
 
 
 @given(fields=st.fixed_dictionaries(
-    {"d": st.integers(0, 40), "index": st.integers(0, 8), "value": st.integers(0, 8)},
+    {"d": st.integers(0, 40), "index": st.integers(0, 11), "value": st.integers(0, 8)},
     optional={"flags": st.integers(0, 255), "k": number, "index_length": number, "value_length": number,
               "shape": st.lists(number, max_size=3), "index_section": section, "value_section": section,
               "order_section": st.binary(max_size=8), "transform": st.binary(max_size=4)}))
@@ -162,7 +162,7 @@ def test_memory_is_bounded_by_the_expected_size():
     rng = np.random.default_rng(0)
     claims = []
     for value in range(1, 9):
-        for index in range(9):
+        for index in range(12):
             for k in (1, 1000, d):
                 for size in (0, 1, 60, 500):
                     junk = rng.integers(0, 256, size, np.uint8).tobytes()

@@ -15,6 +15,9 @@ class IndexCodec(Stage):
 
     kind = "index"
     lossless = True
+    #: Whether the values of the given indices are sent in their order, to land at the positions of another support.
+    #: Elsewhere the support gets the values that the gradient has there.
+    shifts = False
 
     def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         """indices: uint32[k], strictly ascending, below d, k >= 1 -> (payload uint8[m], support uint32[k'])."""

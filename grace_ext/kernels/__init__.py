@@ -2,6 +2,7 @@
 
 from . import (  # noqa: F401  (so that warmup knows them)
     ans,
+    bloom,
     dexp,
     elias_fano,
     gap_huffman,

@@ -1,0 +1,126 @@
+"""A Bloom filter of the positions, and a policy that says which of its positives are the support: lossy.
+
+Kostopoulou et al., DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning, NeurIPS 2021,
+section 4 and appendix B; Bloom, Space/time trade-offs in hash coding with allowable errors, 1970. The hash functions
+are the 32-bit finalizer of MurmurHash3, of a group of 64 positions instead of each by itself: 64 are queried with as many
+memory accesses as one would need, at the same rate of false positives (kernels/bloom.py says how). On every gradient
+that was measured it needs more bits than the lossless codecs do.
+"""
+
+import math
+
+import numpy as np
+import xxhash
+
+from ..errors import ConfigError, ContainerError
+from ..kernels.bloom import bloom_choose, bloom_count, bloom_insert, bloom_positions, bloom_query, bloom_scores
+from ..registry import register
+from ..scratch import scratch
+from .base import IndexCodec
+
+POLICIES = ("p0", "p1", "p2", "leftmost", "middle", "rightmost", "naive")  # the payload holds the number
+MIN_FPR, MAX_FPR = 1e-6, 0.9
+MAX_HASHES = 16
+_HEAD = 6  # bytes before the filter
+
+
+def filter_size(r: int, fpr: float) -> tuple[int, int]:
+    """(number of hash functions, number of 64-bit words) for r positions."""
+    hashes = min(MAX_HASHES, max(1, round(-math.log2(fpr))))
+    bits = -hashes * r / math.log1p(-fpr ** (1 / hashes))
+    return hashes, math.ceil(bits / 64)
+
+
+@register
+class Bloom(IndexCodec):
+    """policy: what receivers rebuild. p0: all positives. Of the r (as many as were selected) that the others take: p1 at
+    random, p2 by conflict sets, leftmost, middle and rightmost by position; naive: the first r, with the values of the
+    selected positions in their order, so that values shift (for study only). fpr: the share of false positives
+    among the other positions, 1e-6 to 0.9. seed: 0 to 2**32 - 1, of the hash functions and of random choices.
+
+    The number of hash functions is that of the paper's Remark 2, log2(1 / fpr), rounded, at most 16 (where fpr is below
+    1e-5); the size of the filter is the one that reaches fpr with so many (Lemma 3).
+    """
+
+    name, id = "bloom", 9
+    lossless = False
+
+    def __init__(self, policy: str = "p0", fpr: float = 0.001, seed: int = 0):
+        if policy not in POLICIES:
+            raise ConfigError(f"bloom: policy={policy!r}; allowed: {', '.join(POLICIES)}")
+        if not MIN_FPR <= fpr <= MAX_FPR:
+            raise ConfigError(f"bloom: fpr={fpr}; allowed: {MIN_FPR} to {MAX_FPR} (at most {MAX_HASHES} hash functions)")
+        if not 0 <= seed < 2**32:
+            raise ConfigError(f"bloom: seed={seed}; allowed: 0 to 2**32 - 1")
+        self.policy = policy
+        self.fpr = fpr
+        self.seed = seed
+
+    @property
+    def shifts(self):
+        return self.policy == "naive"
+
+    def encode(self, indices, d):
+        hashes, size = filter_size(indices.size, self.fpr)
+        # A seed of its own for every support: a position that loses in one step is not the one that loses in the next.
+        seed = np.uint32(xxhash.xxh64_intdigest(indices.astype("<u4"), self.seed) & 0xFFFFFFFF)
+        words = np.zeros(size, np.uint64)
+        bloom_insert(indices, -(-d // 64), hashes, seed, words)
+        head = np.array([POLICIES.index(self.policy), hashes, *seed.astype("<u4").tobytes()], np.uint8)
+        payload = np.concatenate([head, words.astype("<u8").view(np.uint8)])
+        filter_ = _Filter(words, d, hashes, seed)
+        support = np.empty(filter_.count if self.policy == "p0" else indices.size, np.uint32)
+        filter_.support(self.policy, support)
+        return payload, support
+
+    def size(self, indices, d):
+        return _HEAD + 8 * filter_size(indices.size, self.fpr)[1]
+
+    @staticmethod
+    def decode(payload, d, out):
+        if payload.size < _HEAD + 8 or payload.size % 8 != _HEAD or payload[0] >= len(POLICIES):
+            raise ContainerError("bloom: the parameters or the filter are missing or of no known kind")
+        policy, hashes = POLICIES[payload[0]], int(payload[1])
+        if not 1 <= hashes <= MAX_HASHES:
+            raise ContainerError(f"bloom: {hashes} hash functions; allowed: 1 to {MAX_HASHES}")
+        if payload.size > 4 * out.size + 64:
+            raise ContainerError(f"bloom: {payload.size} bytes for {out.size} positions, more than raw would need")
+        seed = np.uint32(int.from_bytes(payload[2:_HEAD].tobytes(), "little"))
+        words = np.frombuffer(payload[_HEAD:].tobytes(), "<u8").astype(np.uint64, copy=False)
+        filter_ = _Filter(words, d, hashes, seed)
+        if filter_.count < out.size or (policy == "p0" and filter_.count != out.size):
+            raise ContainerError(f"bloom: {filter_.count} positives cannot give {out.size} positions under {policy}")
+        filter_.support(policy, out)
+
+
+class _Filter:
+    """A filter that has been asked for all d positions. count: how many positives there are."""
+
+    def __init__(self, words, d, hashes, seed):
+        self.words, self.d, self.hashes, self.seed = words, d, hashes, seed
+        self.stride = -(-d // 64)
+        # Rows an odd number of cache lines apart: the 64 that are written in turn must not share a set of the cache.
+        row = (self.stride + 511) // 512 * 8
+        row += 8 if row % 16 == 0 else 0
+        self.found = scratch("bloom rows", np.uint64, 64 * row).reshape(64, row)
+        bloom_query(words, self.stride, hashes, seed, self.found)
+        self.count = bloom_count(self.found, d, self.stride, seed)
+
+    def support(self, policy: str, out: np.ndarray) -> None:
+        """Write what the policy takes to out: uint32[count] for p0, uint32[r] with r <= count for the others."""
+        if policy == "p0":
+            return bloom_positions(self.found, self.d, self.stride, self.seed, out)
+        n, r = self.count, out.size
+        positives = scratch("bloom positives", np.uint32, n)
+        bloom_positions(self.found, self.d, self.stride, self.seed, positives)
+        first = {"naive": 0, "leftmost": 0, "middle": (n - r) // 2, "rightmost": n - r}.get(policy)
+        if first is not None:
+            out[:] = positives[first:first + r]
+            return None
+        scores = scratch("bloom scores", np.uint16, n)
+        scores[:] = 0
+        if policy == "p2":
+            sizes = scratch("bloom conflict sets", np.uint8, 64 * self.words.size)
+            sizes[:] = 0
+            bloom_scores(positives, self.stride, self.hashes, self.seed, sizes, scores)
+        return bloom_choose(positives, scores, self.seed, out)
