@@ -16,11 +16,12 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 import torch.nn.functional as F
-from grace_ext.adapters.horovod_torch import DistributedOptimizer
-from grace_ext.capture import STEPS, Capture
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
+
+from grace_ext.adapters.horovod_torch import DistributedOptimizer
+from grace_ext.capture import STEPS, Capture
 
 HOROVOD = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}  # what Horovod itself brings
 STAGES = ("compute", "codec", "exchange")

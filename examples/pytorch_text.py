@@ -20,10 +20,11 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 import torch.nn.functional as F
-from grace_ext.adapters.horovod_torch import DistributedOptimizer
-from grace_ext.capture import STEPS, Capture
 from torch import nn
 from tqdm import tqdm
+
+from grace_ext.adapters.horovod_torch import DistributedOptimizer
+from grace_ext.capture import STEPS, Capture
 
 ROWS, WIDTH = 50_000, 256
 HELD_OUT = 10_000  # words at the end of the text, for the perplexity

@@ -7,9 +7,9 @@ from pathlib import Path
 import horovod.torch as hvd
 import numpy as np
 import torch
-from grace_ext.adapters.horovod_torch import DistributedOptimizer
 
 from grace_ext import ConfigError, ExchangeError
+from grace_ext.adapters.horovod_torch import DistributedOptimizer
 from grace_ext.capture import Capture
 
 CHECKS = {}

@@ -8,6 +8,7 @@ import time
 
 import horovod.torch as hvd
 import torch
+
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
 
 hvd.init()
