@@ -47,7 +47,8 @@ def from_params(params: dict) -> dict:
     for key in _WITHOUT_EFFECT:
         read(key, None)
     read.finish()
-    found["communicator"] = communicator or ("allreduce" if compressor(spec).linear else "allgather")
+    made = compressor(spec)
+    found["communicator"] = communicator or ("allreduce" if made.linear or made.lowrank else "allgather")
     return found
 
 
