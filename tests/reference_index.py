@@ -89,4 +89,19 @@ def huffman(section, d, k):
     return ascending(gaps)
 
 
-INDEX = {4: rle, 5: huffman, 7: elias_fano, 8: varint}
+def rice_adaptive(section, d, k):
+    block = 1 << section[0]
+    blocks = -(-k // block)
+    split = 1 + (5 * blocks + 7) // 8
+    shifts = [e for e in twins.unpack(section[1:split], 5, blocks) for _ in range(block)][:k]
+    low_bytes = (sum(shifts) + 7) // 8
+    lows, unary = (iter(twins.to_bits(part)) for part in (section[split:split + low_bytes], section[split + low_bytes:]))
+    gaps = []
+    for e in shifts:
+        low = sum(next(lows) << i for i in range(e))
+        gaps.append((sum(1 for _ in itertools.takewhile(lambda bit: not bit, unary)) << e) + low)
+    assert not any(lows) and not any(unary)
+    return ascending(gaps)
+
+
+INDEX = {4: rle, 5: huffman, 6: rice_adaptive, 7: elias_fano, 8: varint}

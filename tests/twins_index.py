@@ -64,6 +64,17 @@ def rle(indices, codes):
     return head + prefixes + twins.to_bytes(zero_suffixes + one_suffixes)
 
 
+def rice_adaptive(indices, block, shifts):
+    """The section with these parameters, one a block."""
+    lows, unary = [], []
+    for i, gap in enumerate(gaps(indices)):
+        e = shifts[i // block]
+        lows += twins.low_bits(gap, e)
+        unary += [0] * (gap >> e) + [1]
+    head = bytes([block.bit_length() - 1]) + twins.pack(shifts, 5)
+    return head + twins.to_bytes(lows) + twins.to_bytes(unary)
+
+
 # Huffman
 
 def class_of(gap):

@@ -13,6 +13,7 @@ from . import (  # noqa: F401  (so that warmup knows them)
     minmax,
     natural,
     polyfit,
+    rice_blocks,
     runs,
     signs,
     sort,
