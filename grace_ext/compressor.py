@@ -20,6 +20,7 @@ from .value.base import ValueCodec
 from .value.raw import RawValue
 
 _EMPTY = np.empty(0, np.uint8)
+_HUGE = NON_FINITE - (2 << 23)  # bits of 2**126: from there on the difference of two values may overflow into the residual
 
 
 @dataclasses.dataclass
@@ -183,6 +184,8 @@ class Compressor:
             values = gather(support)
             if not (self.index.shifts and index_id == self.index.id):
                 sent = values
+            elif max(max_magnitude(sent), max_magnitude(values)) >= _HUGE:
+                index_id, (index_section, support), values = RawIndex.id, RawIndex().encode(indices, d), sent
         clock.lap("index")
         value_codec, value_section, order = self._encode_values(sent, stream)
         clock.lap("value")
