@@ -95,6 +95,9 @@ def plan(*, input="heavy", size=None, density=None, spec=SPECS, ranks=8, repetit
         saved = load(input)
         gradients = {f"{Path(input).name}, {saved.size:,} elements": lambda: saved}
     compressors = {one: compressor(one) for one in spec}
+    for one, made in compressors.items():
+        if made.lowrank is not None:
+            raise ConfigError(f"--spec {one}: makes no container; what is measured here are containers")
     return Plan(gradients, densities, compressors, ranks, repetitions or (3 if quick else 9), rivals)
 
 

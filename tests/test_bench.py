@@ -206,6 +206,7 @@ def test_bench_refuses_other_files(content, tmp_path, capsys):
     (["--input", "heavyy"], "heavy, gauss"),
     (["--size", "3G"], "too large"),
     (["--json", "/no/such/folder/x.json"], "there is no folder /no/such/folder"),
+    (["--spec", "topk:0.1", "powersgd:4"], "powersgd:4: makes no container"),
 ])
 def test_bench_refuses_at_once_what_cannot_work(argv, message, capsys):
     assert cli.main(["bench", *argv]) == 2

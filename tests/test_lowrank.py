@@ -11,7 +11,7 @@ from grace_ext import ConfigError
 from grace_ext.communicators import InProcessGroup
 from grace_ext.exchange import Bucket, Exchange, Tensor
 from grace_ext.kernels.lowrank import orthonormalize
-from grace_ext.lowrank import PowerSGD
+from grace_ext.lowrank import FactorAllreduce, PowerSGD, WarmStarts
 from grace_ext.memory.none import NoMemory
 from grace_ext.rng import Stream
 from grace_ext.spec import parse_stage
@@ -63,6 +63,8 @@ def test_it_makes_no_container():
     for communicator in ("allgather", "allreduce"):
         with pytest.raises(ConfigError, match="cannot carry 'powersgd'"):
             Bucket("b", TENSORS, c, parse_stage("communicator", communicator), NoMemory())
+    with pytest.raises(ConfigError, match="'topk/auto/raw' has no factors"):
+        Bucket("b", TENSORS, grace_ext.compressor("topk"), FactorAllreduce(TENSORS, c, WarmStarts()), NoMemory())
 
 
 def test_which_tensors_are_factored():
