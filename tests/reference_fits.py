@@ -2,6 +2,7 @@
 
 import struct
 
+import reference_levels
 import twins_fits
 
 
@@ -38,4 +39,10 @@ def dexp(section, k):
     return values
 
 
-VALUE = {10: polyfit, 11: dexp}
+def sketchml(section, k):
+    used = section[0] + 1
+    table = struct.unpack_from(f"<{used}f", section, 1)
+    return [table[level] for level in reference_levels.levels(section[1 + 4 * used:], used, k)]
+
+
+VALUE = {10: polyfit, 11: dexp, 12: sketchml}

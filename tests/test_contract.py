@@ -23,6 +23,7 @@ OPTIONS = {
                          "bloom:rightmost:fpr=1e-6", "bloom:naive:fpr=0.9:seed=7"],
     ("value", "qsgd"): ["qsgd:2", "qsgd:7:bucket=8", "qsgd:8:bucket=32768", "qsgd:levels=1:norm=l2:bucket=8",
                         "qsgd:levels=5:entropy=huffman", "qsgd:norm=l2:entropy=ans"],
+    ("value", "sketchml"): ["sketchml:5:entropy=ans", "sketchml:256:entropy=huffman"],
     ("value", "deflate"): ["deflate:6"],
     ("value", "polyfit"): ["polyfit:1:segments=20", "polyfit:0:segments=1"],
     ("value", "minmax"): ["minmax:4:chunk=100:entropy=ans"],
@@ -34,7 +35,7 @@ OPTIONS = {
 # cosine(what receivers get, true top-k) of a normal gradient; 0.5 where nothing is known: a mix-up gives about 0.
 COSINE = {"raw": 1, "deflate": 1, "deflate:6": 1, "fp16": 1 - 1e-6, "qsgd": 1 - 1e-4, "qsgd:7:bucket=8": 1 - 1e-3,
           "qsgd:8:bucket=32768": 1 - 1e-3,
-          "dexp": 1 - 1e-3,
+          "dexp": 1 - 1e-3, "sketchml": 0.995, "sketchml:5:entropy=ans": 0.9, "sketchml:256:entropy=huffman": 0.999,
           "polyfit": 1 - 1e-4, "polyfit:1:segments=20": 1 - 1e-4,
           "bf16": 1 - 1e-5,
           "minmax": 1 - 1e-4, "minmax:4:chunk=100:entropy=ans": 0.98, "natural": 0.9, "natural:8:entropy=huffman": 0.9,

@@ -105,3 +105,49 @@ def amplitudes(values, b, d):
     """Least squares for given rates: the fitted values float64[n]."""
     basis = np.array([[decay(b, len(values), i), decay(d, len(values), i)] for i in range(len(values))])
     return basis @ np.linalg.lstsq(basis, np.asarray(values, np.float64), rcond=None)[0]
+
+
+# Quantile sketch
+
+def sketch(values, most, bins):
+    """(levels, means as float32): buckets ascending from 0."""
+    bits = [int(x) for x in values.view(np.uint32)]
+    magnitudes = [x & 0x7FFFFFFF for x in bits]
+    largest = max(magnitudes)
+    floor = max(min((m for m in magnitudes if m), default=0), largest - (32 << 23))
+    shift = 0
+    while largest - floor >> shift >= bins:
+        shift += 1
+    found = [(0 if m == 0 else (1 + (max(m - floor, 0) >> shift)) * (-1 if x >> 31 else 1))
+             for x, m in zip(bits, magnitudes, strict=True)]
+    groups = [sorted(b for b in found if b < 0), [b for b in found if b == 0], sorted(b for b in found if b > 0)]
+    parts = most - bool(groups[1])
+    if groups[0]:
+        nonzero = len(groups[0]) + len(groups[2])
+        below = min(max(math.floor(parts * len(groups[0]) / nonzero + 0.5), 1), parts - bool(groups[2]))
+    else:
+        below = 0
+    level_of, level = {}, 0
+    for group, share in zip(groups, (below, 1, parts - below), strict=True):
+        for part in equal_parts(group, share):
+            level_of.update((b, level) for b in part)
+            level += 1
+    levels = [level_of[b] for b in found]
+    means = [math.fsum(float(v) for v, at in zip(values, levels, strict=True) if at == i) / levels.count(i)
+             for i in range(level)]
+    return levels, np.array(means, np.float32)
+
+
+def equal_parts(group, parts):
+    """Split sorted bin numbers, with repetitions, into at most `parts` sets of whole bins."""
+    done, held, size, left = [], [], 0, len(group)
+    for b in sorted(set(group)):
+        count = group.count(b)
+        share = -(-(left + size) // parts)
+        if held and parts > 1 and (size >= share or count >= share):
+            done.append(held)
+            held, size, parts = [], 0, parts - 1
+        held.append(b)
+        size += count
+        left -= count
+    return [*done, held] if held else done

@@ -16,6 +16,7 @@ from . import (  # noqa: F401  (so that warmup knows them)
     rice_blocks,
     runs,
     signs,
+    sketch,
     sort,
     ternary,
     varint,

@@ -11,6 +11,7 @@ from . import (  # noqa: F401  (importing registers them)
     polyfit,
     qsgd,
     raw,
+    sketchml,
     terngrad,
     threelc,
 )

@@ -1,0 +1,55 @@
+"""Quantile sketch: values fall into buckets of about equal count and are decoded to the mean of their bucket.
+
+Jiang et al., SketchML: Accelerating Distributed Machine Learning with Data Sketches, SIGMOD 2018, section 3.2: the quantiles
+come from a histogram instead of a streaming sketch, and a bucket never holds both signs, so none is reversed. With entropy
+codes for the bucket numbers, and coded indices beside it, it is Jiang et al., SKCompress, VLDB Journal 2020.
+"""
+
+import numpy as np
+
+from ..errors import ConfigError, ContainerError
+from ..kernels.sketch import MOST_BINS, look_up, sketch_encode
+from ..registry import register
+from ..scratch import scratch
+from ._levels import check_entropy, pack_levels, unpack_levels
+from .base import ValueCodec
+
+FEWEST, MOST = 4, 256
+
+
+@register
+class SketchML(ValueCodec):
+    """buckets: 4 to 256. entropy: none, huffman or ans, a lossless code of the bucket numbers: equal counts leave it little
+    to gain unless values repeat."""
+
+    name, id = "sketchml", 12
+
+    def __init__(self, buckets: int = 64, entropy: str = "none"):
+        if not FEWEST <= buckets <= MOST:
+            raise ConfigError(f"sketchml: buckets={buckets}; allowed: {FEWEST} to {MOST}")
+        self.buckets = buckets
+        self.entropy = check_entropy("sketchml", entropy)
+
+    def encode(self, values, stream):
+        # Fewer bins where they would take longer to walk through than the values.
+        bins = min(MOST_BINS, max(1024, 1 << values.size.bit_length() >> 2))
+        counts = scratch("sketch counts", np.uint32, 2 * MOST_BINS + 1)[:2 * bins + 1]
+        lookup = scratch("sketch lookup", np.uint8, 2 * MOST_BINS + 1)[:2 * bins + 1]
+        levels = scratch("value levels", np.uint8, values.size)
+        means = np.empty(MOST, np.float32)
+        used = sketch_encode(values, self.buckets, counts, lookup, levels, means)
+        head = [np.array([used - 1], np.uint8), means[:used].astype("<f4").view(np.uint8)]
+        return np.concatenate([*head, pack_levels(levels, used, self.entropy)]), None
+
+    @staticmethod
+    def decode(payload, out):
+        used = int(payload[0]) + 1 if payload.size else 0
+        if not used or payload.size < 1 + 4 * used:
+            raise ContainerError("sketchml: the table is missing")
+        means = np.zeros(MOST, np.float32)
+        means[:used] = payload[1:1 + 4 * used].view("<f4")
+        if not np.isfinite(means).all():
+            raise ContainerError("sketchml: a mean is not finite")
+        levels = scratch("value levels", np.uint8, out.size)
+        unpack_levels(payload[1 + 4 * used:], used, levels)
+        look_up(levels, means, out)
