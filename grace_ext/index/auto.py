@@ -2,11 +2,12 @@
 
 from ..registry import lookup, names, register
 from .base import IndexCodec
+from .gaps import Gaps
 
 
 @register
 class Auto(IndexCodec):
-    """Asks every lossless codec for its exact size; containers carry the id of the shortest, never this one's."""
+    """Exact sizes from one pass over the gaps; containers carry the id of the shortest codec, never this one's."""
 
     name = "auto"
 
@@ -16,4 +17,11 @@ class Auto(IndexCodec):
     def choose(self, indices, d):
         known = (lookup("index", name) for name in names("index"))
         candidates = [cls() for cls in known if cls.lossless and cls.id is not None]
-        return min(candidates, key=lambda codec: codec.size(indices, d))
+        gaps = Gaps(indices, d)
+        chosen, size = None, None
+        for bound, _, codec in sorted((codec.size_at_least(gaps), codec.id, codec) for codec in candidates):
+            if chosen is None or bound < size:
+                found = codec.size_from(gaps)
+                if chosen is None or found < size:
+                    chosen, size = codec, found
+        return chosen

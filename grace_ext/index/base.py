@@ -1,8 +1,13 @@
 """What an index codec promises."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ..registry import Stage
+
+if TYPE_CHECKING:
+    from .gaps import Gaps
 
 
 class IndexCodec(Stage):
@@ -31,6 +36,14 @@ class IndexCodec(Stage):
     def size(self, indices: np.ndarray, d: int) -> int:
         """Bytes of the payload for these indices. Codecs that know it without encoding say so here."""
         return self.encode(indices, d)[0].size
+
+    def size_from(self, gaps: "Gaps") -> int:
+        """The same, for codecs that know it from the statistics of a support."""
+        return self.size(gaps.indices, gaps.d)
+
+    def size_at_least(self, gaps: "Gaps") -> int:
+        """A bound that is found faster than the size, so that `auto` need not ask for it where others are shorter."""
+        return 0
 
     def choose(self, indices: np.ndarray, d: int) -> "IndexCodec":
         """The codec that writes the section: this one, unless it is a policy that picks among others."""

@@ -7,11 +7,10 @@ al., 2021).
 import numpy as np
 
 from ..errors import ContainerError
-from ..kernels.gap_huffman import CLASSES, CONTEXTS, count_gaps, gap_huffman_decode, gap_huffman_encode, plan_gap_codes
+from ..kernels.gap_huffman import CLASSES, CONTEXTS, ROW, gap_huffman_decode, gap_huffman_encode, plan_gap_codes
 from ..registry import register
 from .base import IndexCodec
-
-_COUNTS = CONTEXTS * 128
+from .gaps import Gaps
 
 
 @register
@@ -19,14 +18,17 @@ class Huffman(IndexCodec):
     name, id = "huffman", 5
 
     def encode(self, indices, d):
-        rows, classes, size, lengths = _plan(indices)
+        rows, classes, size, lengths = _plan(Gaps(indices, d))
         payload = np.empty(size + 8, np.uint8)
         payload[:2] = rows, classes
         gap_huffman_encode(indices, lengths, rows, classes, payload[2:])
         return payload[:size], indices
 
     def size(self, indices, d):
-        return _plan(indices)[2]
+        return self.size_from(Gaps(indices, d))
+
+    def size_from(self, gaps):
+        return _plan(gaps)[2]
 
     @staticmethod
     def decode(payload, d, out):
@@ -36,9 +38,8 @@ class Huffman(IndexCodec):
             raise ContainerError(f"huffman: the section is not tables and codes of {out.size} positions below {d}")
 
 
-def _plan(indices):
+def _plan(gaps):
     """(rows, classes, bytes of the section, lengths of the codes)."""
-    counts, lengths = np.empty(_COUNTS, np.int64), np.empty(_COUNTS, np.uint8)
-    count_gaps(indices, counts)
-    rows, classes, bits = plan_gap_codes(counts, lengths)
+    lengths = np.empty(CONTEXTS * ROW, np.uint8)
+    rows, classes, bits = plan_gap_codes(gaps.counts, lengths)
     return rows, classes, 2 + (bits + 7) // 8, lengths

@@ -8,12 +8,14 @@ clustered bit-vectors, 1978.
 import numpy as np
 
 from ..errors import ContainerError
+from ..kernels.gap_huffman import least_run_bits
 from ..kernels.runs import GOLOMB, MAX_SHIFT, best_run_code, fill_runs, numbers_decode, numbers_encode, runs_of
 from ..registry import register
 from ..scratch import scratch
 from .base import IndexCodec
 
 _HEAD = 10  # bytes: the two codes, how many pairs of runs, bytes of the prefixes
+_FEW = 2000
 
 
 @register
@@ -35,6 +37,11 @@ class RunLength(IndexCodec):
     def size(self, indices, d):
         *_, prefix_bytes, suffix_bytes = _plan(indices)
         return _HEAD + prefix_bytes + suffix_bytes
+
+    def size_at_least(self, gaps):
+        # Each run of ones takes a bit or more. Where there are few positions the exact size is found as fast.
+        runs = gaps.indices.size - int(gaps.classes[0])
+        return _HEAD + (least_run_bits(gaps.classes) + runs) // 8 if gaps.indices.size > _FEW else 0
 
     @staticmethod
     def decode(payload, d, out):

@@ -25,6 +25,9 @@ class Varint(IndexCodec):
     def size(self, indices, d):
         return varint_bytes(indices)
 
+    def size_from(self, gaps):
+        return gaps.indices.size + sum(gaps.at_least(1 << bits) for bits in (7, 14, 21, 28))
+
     @staticmethod
     def decode(payload, d, out):
         if not out.size <= payload.size <= 5 * out.size or not varint_decode(payload, d, out):

@@ -12,8 +12,8 @@ from ._intrinsics import bit_length, helper, store64, trailing_zeros
 
 CLASSES = 120  # of gaps below 2**31
 CONTEXTS = 8
+ROW = 128  # places for the classes of one context
 LIMIT = 10  # bits of a code: the decoder's tables of all contexts fit the first cache
-_STRIDE = 128  # from one context's row to the next
 _0, _1, _2, _3, _7 = (np.uint64(x) for x in (0, 1, 2, 3, 7))
 _WHOLE_BYTES = np.uint64(56)
 _MASK = np.uint64((1 << LIMIT) - 1)
@@ -29,7 +29,7 @@ def _context_after(symbol):
 
 @helper
 def _contexts():
-    table = np.zeros(_STRIDE, np.uint64)
+    table = np.zeros(ROW, np.uint64)
     for symbol in range(CLASSES):
         table[symbol] = np.uint64(_context_after(symbol))
     return table
@@ -45,10 +45,10 @@ def _class_of(gap):
 
 @kernel("void(Array(uint32, 1, 'C', readonly=True), int64[::1])")
 def count_gaps(indices, counts):
-    """How often each class occurs in each context: int64[CONTEXTS * 128]. indices: uint32[k], strictly ascending, below
+    """How often each class occurs in each context: int64[CONTEXTS * ROW]. indices: uint32[k], strictly ascending, below
     2**31."""
     # Four counters for each, in turns: adding to one that has just been written would wait for it.
-    ways = np.zeros(_WAYS * CONTEXTS * _STRIDE, np.uint32)
+    ways = np.zeros(_WAYS * CONTEXTS * ROW, np.uint32)
     contexts = _contexts()
     previous, context = _0, _0  # previous: one past the last index
     for i in range(np.uint64(indices.size)):
@@ -60,7 +60,7 @@ def count_gaps(indices, counts):
     for j in range(counts.size):
         counts[j] = 0
         for way in range(_WAYS):
-            counts[j] += np.int64(ways[way * CONTEXTS * _STRIDE + j])
+            counts[j] += np.int64(ways[way * CONTEXTS * ROW + j])
 
 
 @helper
@@ -69,7 +69,7 @@ def _used_classes(counts):
     used = 1
     for j in range(counts.size):
         if counts[j] > 0:
-            used = max(used, j % _STRIDE + 1)
+            used = max(used, j % ROW + 1)
     return used
 
 
@@ -84,30 +84,48 @@ def _plan(counts, rows, classes, lengths):
     """Fill the lengths of the rows; bits of all tables and codes, extra bits included."""
     bits = np.int64(0)
     for row in range(rows):
-        first = row * _STRIDE
-        code_lengths(counts[first:first + _STRIDE], LIMIT, lengths[first:first + _STRIDE])
+        first = row * ROW
+        code_lengths(counts[first:first + ROW], LIMIT, lengths[first:first + ROW])
         for s in range(classes):
             bits += _zigzag(lengths[first:], s) + 1
             bits += counts[first + s] * (np.int64(lengths[first + s]) + max(0, s // 4 - 1))
     return bits
 
 
+@kernel("int64(Array(int64, 1, 'C', readonly=True))")
+def least_run_bits(counts):
+    """Fewer bits than this need runs of zeros in none of the codes of runs.py if they are gaps of these classes.
+
+    counts: int64[ROW], by class. Each gap counts as the smallest of its class.
+    """
+    best = np.int64(0x7FFFFFFFFFFFFFFF)
+    for e in range(31):
+        rice, golomb = np.int64(0), np.int64(0)
+        for s in range(1, CLASSES):
+            shift = max(0, s // 4 - 1)
+            quotient = (((s - 4 * shift) << shift) - 1) >> e
+            rice += counts[s] * (e + 1 + quotient)
+            golomb += counts[s] * (e - 1 + 2 * np.int64(bit_length(np.uint64(quotient + 1))))
+        best = min(best, rice, golomb)
+    return best
+
+
 @kernel("UniTuple(int64, 3)(Array(int64, 1, 'C', readonly=True), uint8[::1])")
 def plan_gap_codes(counts, lengths):
     """(rows, classes, bits): the shorter of one code (1 row) and one for each context (CONTEXTS rows).
 
-    counts: from count_gaps; lengths: uint8[CONTEXTS * 128], of which the rows are filled.
+    counts: from count_gaps; lengths: uint8[CONTEXTS * ROW], of which the rows are filled.
     """
     classes = _used_classes(counts)
-    together = np.zeros(_STRIDE, np.int64)
+    together = np.zeros(ROW, np.int64)
     for j in range(counts.size):
-        together[j % _STRIDE] += counts[j]
-    alone = np.zeros(_STRIDE, np.uint8)
+        together[j % ROW] += counts[j]
+    alone = np.zeros(ROW, np.uint8)
     bits = _plan(together, 1, classes, alone)
     bits_in_contexts = _plan(counts, CONTEXTS, classes, lengths)
     if bits_in_contexts < bits:
         return CONTEXTS, classes, bits_in_contexts
-    lengths[:_STRIDE] = alone
+    lengths[:ROW] = alone
     return 1, classes, bits
 
 
@@ -124,10 +142,10 @@ def gap_huffman_encode(indices, lengths, rows, classes, out):
     """Write the tables and the codes. lengths, rows, classes: from plan_gap_codes for these indices; out: uint8, 8 bytes
     longer than the plan's bits, of which the last 8 are overwritten with anything."""
     at, word, used = 0, _0, _0
-    codes = np.zeros(CONTEXTS * _STRIDE, np.uint32)
+    codes = np.zeros(CONTEXTS * ROW, np.uint32)
     for row in range(rows):
-        table = lengths[row * _STRIDE:(row + 1) * _STRIDE]
-        canonical_codes(table, LIMIT, codes[row * _STRIDE:(row + 1) * _STRIDE])
+        table = lengths[row * ROW:(row + 1) * ROW]
+        canonical_codes(table, LIMIT, codes[row * ROW:(row + 1) * ROW])
         for s in range(classes):
             ones = np.uint64(_zigzag(table, s))
             at, word, used = _put(out, at, word, used, (_1 << ones) - _1, ones + _1)
@@ -152,10 +170,10 @@ def gap_huffman_decode(section, rows, classes, d, out):
     """Decode out.size indices; False unless section (uint8[m], m < 2**31) is these tables and codes and nothing else, and
     the indices are below d. rows: 1 or CONTEXTS; 1 <= classes <= CLASSES. Any content is safe."""
     bit, bits = _0, np.uint64(8 * section.size)
-    lengths, codes = np.zeros(_STRIDE, np.uint8), np.zeros(_STRIDE, np.uint32)
+    lengths, codes = np.zeros(ROW, np.uint8), np.zeros(ROW, np.uint32)
     # An entry holds the bits of the code and of what follows it (6), the class (7), and the next context (3).
     entries = np.empty(rows << LIMIT, np.uint16)
-    entries[:] = _STRIDE - 1 << 6 | 1  # where no code begins: a class that does not exist
+    entries[:] = ROW - 1 << 6 | 1  # where no code begins: a class that does not exist
     for row in range(rows):
         length = np.int64(0)
         for s in range(classes):
@@ -183,7 +201,7 @@ def gap_huffman_decode(section, rows, classes, d, out):
         shift = symbol >> _2
         shift = shift - _1 if shift > _0 else _0
         gap = ((symbol - (shift << _2)) << shift) | ((word >> (total - shift)) & ((_1 << shift) - _1))
-        wrong |= symbol == np.uint64(_STRIDE - 1)
+        wrong |= symbol == np.uint64(ROW - 1)
         bit += total
         position += gap + _1
         out[i] = np.uint32(position - _1)
