@@ -29,7 +29,7 @@ class Encoded:
 
     support: uint32[k] or None for all; values and decoded: float32[k], the gradient there and what receivers get. All
     three are None in a non-finite container, and lie in scratch arrays of the thread: valid until its next call.
-    seconds: time per stage.
+    seconds: time per stage. index_codec: the name of the codec of the index section, None if there is no such section.
     """
 
     blob: np.ndarray
@@ -39,6 +39,7 @@ class Encoded:
     index_bytes: int
     value_bytes: int
     seconds: dict[str, float]
+    index_codec: str | None = None
 
     @property
     def non_finite(self) -> bool:
@@ -198,7 +199,8 @@ class Compressor:
             value_codec.decode(value_section, decoded)
             decoded = _reorder(decoded, order)
         clock.lap("residual")
-        return Encoded(blob, support, values, decoded, index_section.size, value_section.size, clock.seconds)
+        return Encoded(blob, support, values, decoded, index_section.size, value_section.size, clock.seconds,
+                       registry.by_id("index", index_id).name if index_id else None)
 
     def _encode_index(self, indices, d) -> tuple[int, np.ndarray, np.ndarray | None]:
         """(container id, section, support) for uint32[k], or for None: all positions."""

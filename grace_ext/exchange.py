@@ -224,7 +224,8 @@ class Exchange:
 
         bytes_in: float32 bytes of the gradients; bytes_out: payload bytes that this rank handed to collectives, headers
         included; ratio: one by the other; compressed: the same for the buckets that are not plain float32; seconds: per
-        stage, those of the worker thread included ("exchange" is what was not hidden behind other work).
+        stage, those of the worker thread included ("exchange" is what was not hidden behind other work); index_codecs: how
+        many containers each index codec wrote, the ones that `auto` chose under their own names.
         """
         last = self._total.last.report() if self._total.last else _Counts().report()
         return {"steps": self.step, **self._total.report(), "last_step": last}
@@ -234,6 +235,7 @@ class _Counts:
     def __init__(self):
         self.bytes = Counter()
         self.seconds = Counter()
+        self.index_codecs = Counter()
         self.last: _Counts | None = None
 
     def add(self, bucket: Bucket, pending: Pending) -> None:
@@ -242,13 +244,17 @@ class _Counts:
             self.bytes[kind, "in"] += 4 * bucket.size
             self.bytes[kind, "out"] += pending.wire_bytes
         self.seconds.update(pending.seconds)
+        if pending.index_codec:
+            self.index_codecs[pending.index_codec] += 1
 
     def merge(self, other: "_Counts") -> None:
         self.bytes.update(other.bytes)
         self.seconds.update(other.seconds)
+        self.index_codecs.update(other.index_codecs)
 
     def report(self) -> dict:
-        return {**self._volume("all"), "compressed": self._volume("compressed"), "seconds": dict(self.seconds)}
+        return {**self._volume("all"), "compressed": self._volume("compressed"), "seconds": dict(self.seconds),
+                "index_codecs": dict(self.index_codecs)}
 
     def _volume(self, kind: str) -> dict:
         given, sent = self.bytes[kind, "in"], self.bytes[kind, "out"]

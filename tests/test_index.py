@@ -1,5 +1,7 @@
 """The lossless index codecs against their slow twins, on inputs as real gradients give them, and inside their arrays."""
 
+import math
+
 import contract
 import numpy as np
 import pytest
@@ -8,8 +10,10 @@ import twins
 import twins_index
 from test_kernel_bounds import survives
 
+import grace_ext
 from grace_ext import ConfigError, ContainerError, registry, scratch, spec
 from grace_ext.index.elias_fano import EliasFano
+from grace_ext.index.gaps import Gaps
 from grace_ext.index.rice_adaptive import RiceAdaptive
 from grace_ext.kernels.gap_huffman import plan_gap_codes
 from grace_ext.kernels.runs import GOLOMB, best_run_code, numbers_decode, numbers_encode
@@ -257,3 +261,65 @@ def test_huffman_uses_contexts_where_they_help():
 def test_rle_of_whole_rows_costs_next_to_nothing():
     indices, d = inputs()["rows of an embedding"]
     assert registry.lookup("index", "rle")().size(indices, d) < 100 < indices.size / 25
+
+
+# auto
+
+def fixed(d):
+    return [registry.lookup("index", name)() for name in FIXED if fits(name, d)]
+
+
+@pytest.mark.parametrize("name", inputs())
+def test_statistics_and_bounds(name):
+    """What auto goes by: the size from the statistics is the size, and no bound is above it."""
+    indices, d = inputs()[name]
+    gaps = Gaps(indices, d)
+    assert gaps.counts.reshape(8, -1).tolist() == twins_index.class_counts(indices)
+    for codec in fixed(d):
+        size = codec.encode(indices, d)[0].size
+        assert codec.size_from(gaps) == codec.size(indices, d) == size >= codec.size_at_least(gaps), codec.name
+
+
+@pytest.mark.parametrize("name", [*inputs(), *contract.supports()])
+def test_auto_takes_the_shortest_without_encoding(name, monkeypatch):
+    indices, d = {**inputs(), **contract.supports()}[name]
+    sizes = {codec.name: codec.encode(indices, d)[0].size for codec in fixed(d)}
+    for text in FIXED:
+        monkeypatch.setattr(registry.lookup("index", text), "encode", None)
+    chosen = registry.lookup("index", "auto")().choose(indices, d)
+    assert sizes[chosen.name] == min(sizes.values())
+
+
+def test_bounds_spare_the_sizes_of_codecs_that_cannot_win(monkeypatch):
+    indices = ascending(10**6, 10_000)
+    monkeypatch.setattr(registry.lookup("index", "rle"), "size", None)
+    assert registry.lookup("index", "auto")().choose(indices, 10**6).name in ("rice", "huffman")
+
+
+@pytest.mark.parametrize("density", [0.0001, 0.001, 0.01, 0.1, 0.3, 0.5])
+def test_auto_is_within_2_percent_of_the_bound_on_random_positions(density):
+    d = 4_000_000
+    indices = ascending(d, round(density * d))
+    k = indices.size
+    bound = (math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)) / math.log(2)
+    assert 8 * registry.lookup("index", "auto")().encode(indices, d)[0].size <= 1.02 * bound
+
+
+def test_auto_on_clustered_positions():
+    """Far below the bound for random positions, which real gradients are not."""
+    for name, share in (("rows of an embedding", 0.04), ("rows with holes", 0.4), ("blocks of channels", 0.2),
+                        ("two densities", 0.9), ("scales that vary", 0.75)):
+        indices, d = inputs()[name]
+        k = indices.size
+        bound = (math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)) / math.log(2)
+        assert 8 * registry.lookup("index", "auto")().encode(indices, d)[0].size <= share * bound, name
+
+
+def test_the_choice_is_shown():
+    rows = np.zeros(96 * 2000, np.float32)
+    rows[inputs()["rows of an embedding"][0]] = 1
+    cases = ((rows, "topk:1.0", "rle"), (contract.gauss(20_000), "topk:0.01/bitmap", "raw"),
+             (contract.gauss(20_000), "topk:0.1/elias_fano", "elias_fano"), (contract.gauss(100), "dense", None),
+             (np.full(100, np.nan, np.float32), "topk", None))
+    for gradient, spec_, expected in cases:
+        assert grace_ext.compressor(spec_).encode(gradient, contract.STREAM).index_codec == expected

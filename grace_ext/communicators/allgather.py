@@ -20,7 +20,8 @@ class Allgather(Communicator):
             encoded = compressor.encode(gradient, stream, sizes=sizes)
         else:
             encoded = compressor.encode_compensated(gradient, *state, stream, sizes=sizes)
-        return Pending(transport.allgather(name, encoded.blob), encoded.blob.size, encoded.seconds)
+        return Pending(transport.allgather(name, encoded.blob), encoded.blob.size, encoded.seconds,
+                       index_codec=encoded.index_codec)
 
     def finish(self, pending, transport, out, weight):
         joined = wait(pending)
