@@ -47,7 +47,7 @@ class TorchBucket(Bucket):
     def fits(compressor, communicator) -> bool:
         """Whether this road exists for these parts; otherwise the whole gradient goes to the host."""
         return (communicator.name == "allgather" and compressor.transform is None
-                and compressor.sparsifier.name == "topk")
+                and compressor.sparsifier.name == "topk" and compressor.sparsifier.per == "bucket")
 
     def start(self, transport, pack, stream, look=None):
         started = time.perf_counter()

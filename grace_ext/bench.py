@@ -234,9 +234,11 @@ class _Bench:
         """All sparsifiers, plain and fused with the error-feedback add; torch and numpy beside them."""
         residual, out = np.roll(self.gradient, self.d // 3), np.empty_like(self.gradient)
         contestants, selected = {}, {}
+        smallest = float(abs(self.support(density)[1]).min())
         for name in registry.names("sparsifier"):
             options = registry.parameters(registry.lookup("sparsifier", name))
-            stage = registry.build("sparsifier", name, {"density": density} if "density" in options else {})
+            wanted = {"density": density, "value": smallest}  # a threshold that lets as many pass
+            stage = registry.build("sparsifier", name, {key: wanted[key] for key in wanted if key in options})
             indices = stage.select(self.gradient, self.scope)[0]
             if indices is None:
                 continue  # dense: nothing is selected
@@ -257,6 +259,8 @@ class _Bench:
         contestants, rows = {}, []
         for name in registry.names("index"):
             codec = registry.build("index", name)
+            if not codec.universal:
+                continue  # shared: not for these positions
             chosen = codec.choose(indices, self.d)
             payload, support = codec.encode(indices, self.d)
             view = np.may_share_memory(payload, indices)

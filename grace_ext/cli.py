@@ -29,6 +29,7 @@ _YEAR = re.compile(r"\b(19|20)\d\d\b")
 _TRAITS = {
     "lossless": ("lossless", "lossy"),
     "linear": ("summable as {}", None),
+    "shared": ("the same positions on all ranks", None),
     "stateful": ("keeps state", "keeps no state"),
     "needs_linear": ("needs summable values", "carries every compressor"),
 }

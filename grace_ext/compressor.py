@@ -10,6 +10,7 @@ from .container import Container
 from .errors import ConfigError, ContainerError
 from .index.base import IndexCodec
 from .index.raw import RawIndex
+from .index.shared import Shared
 from .kernels import add_at, add_dense, max_magnitude, sum_sparse, write_error
 from .kernels.topk import NON_FINITE
 from .rng import Stream
@@ -61,6 +62,9 @@ class Compressor:
         self.index: IndexCodec = stages["index"]
         self.value: ValueCodec = stages["value"]
         self.seed = _checked(seed)
+        if not (self.index.universal or self.sparsifier.shared):
+            raise ConfigError(f"index codec {self.index.name!r} is for positions that all ranks draw alike, as randomk "
+                              f"does, not for those of {self.sparsifier.name!r}")
 
     @property
     def stages(self) -> dict[str, registry.Stage]:
@@ -74,13 +78,23 @@ class Compressor:
 
     @property
     def linear(self) -> str | None:
-        """The dtype in which gradients could be summed by an allreduce instead ("float32", "float16"), or None."""
-        return self.value.linear if self.dense else None
+        """The dtype in which values could be summed by an allreduce instead ("float32", "float16"), or None."""
+        return self.value.linear if self.dense or self.sparsifier.shared and self.transform is None else None
+
+    @property
+    def exact(self) -> bool:
+        """Whether an allreduce of its values is that of the plain gradients: nothing is compressed."""
+        return self.dense and self.linear == "float32"
 
     @property
     def lossless(self) -> bool:
         """Whether what is sent is sent exactly (a sparsifier still leaves out the rest)."""
-        return self.index.lossless and self.value.lossless
+        return self.index.lossless and self.value.lossless and not self.unbiased
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether values are sent larger than they are, to make up for those that are not sent."""
+        return self.sparsifier.unbiased
 
     def __str__(self):
         return spec.to_string(self.stages)
@@ -179,7 +193,7 @@ class Compressor:
         clock.lap("select")
         if not finite:
             return Encoded(container.pack_non_finite(given, dtype), None, None, None, 0, 0, clock.seconds)
-        index_id, index_section, support = self._encode_index(indices, d)
+        index_id, index_section, support = self._encode_index(indices, d, stream)
         sent = values
         if support is not indices:
             values = gather(support)
@@ -188,6 +202,8 @@ class Compressor:
             elif max(max_magnitude(sent), max_magnitude(values)) >= _HUGE:
                 index_id, (index_section, support), values = RawIndex.id, RawIndex().encode(indices, d), sent
         clock.lap("index")
+        if self.unbiased:
+            sent = scaled(sent, d)
         value_codec, value_section, order = self._encode_values(sent, stream)
         clock.lap("value")
         blob = container.pack(given, values.size, index_id, index_section, value_codec.id, value_section,
@@ -202,14 +218,17 @@ class Compressor:
         return Encoded(blob, support, values, decoded, index_section.size, value_section.size, clock.seconds,
                        registry.by_id("index", index_id).name if index_id else None)
 
-    def _encode_index(self, indices, d) -> tuple[int, np.ndarray, np.ndarray | None]:
+    def _encode_index(self, indices, d, stream) -> tuple[int, np.ndarray, np.ndarray | None]:
         """(container id, section, support) for uint32[k], or for None: all positions."""
         if indices is None:
             return 0, _EMPTY, None
         if not indices.size:
             return RawIndex.id, _EMPTY, indices
-        codec = self.index.choose(indices, d)
-        section, support = codec.encode(indices, d)
+        if self.sparsifier.shared and self.index.name in ("auto", Shared.name):
+            codec, section, support = Shared, Shared.section(stream.shared().key()), indices
+        else:
+            codec = self.index.choose(indices, d)
+            section, support = codec.encode(indices, d)
         if section.size > 4 * indices.size:
             return RawIndex.id, *RawIndex().encode(indices, d)
         return codec.id, section, support
@@ -235,7 +254,7 @@ def _scope(stream: Stream, sizes, d: int) -> Scope:
 class LowRankCompressor(Compressor):
     """A low-rank spec ("powersgd:4"). It makes no containers: an Exchange sums its factors by allreduce."""
 
-    lossless, dense, linear, transform = False, False, None, None
+    lossless, dense, unbiased, linear, transform = False, False, False, None, None
 
     def __init__(self, stages: dict[str, registry.Stage], seed: int = 0):
         self.lowrank = stages["lowrank"]
@@ -266,6 +285,13 @@ class _Clock:
     def lap(self, stage: str) -> None:
         now = time.perf_counter()
         self.seconds[stage], self.last = now - self.last, now
+
+
+def scaled(values: np.ndarray, d: int) -> np.ndarray:
+    """float32[k] times d / k: unbiased if each of d elements is among them with probability k / d. Stays finite."""
+    limit = np.finfo(np.float32).max
+    with np.errstate(over="ignore"):
+        return np.clip(values * np.float32(d / max(1, values.size)), -limit, limit)
 
 
 def as_dense(gradient) -> tuple[np.ndarray, str]:

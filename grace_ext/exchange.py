@@ -58,6 +58,9 @@ class Bucket:
         self.size = sum(self.sizes)
         self.device = self.tensors[0].device
         self.communicator.check(self.compressor)
+        if self.memory.stateful and self.compressor.unbiased:
+            raise ConfigError(f"{str(self.compressor.sparsifier)!r} is right on average by itself, and memory "
+                              f"{self.memory.name!r} would correct it once more: use memory 'none', or unbiased=false")
         self._gradient = None if self.memory.stateful else np.empty(self.size, np.float32)
 
     def start(self, transport: Transport, pack: Callable[[np.ndarray], None], stream: Stream,
@@ -130,7 +133,7 @@ class Exchange:
         """The bucket of these parts. Two kinds go by allreduce whatever the communicator: plain float32, because the result
         is the same and the bytes are fewer, and it needs no memory; and low-rank factors, because only sums carry them."""
         memory = self.memory
-        if compressor.linear == "float32":
+        if compressor.exact:
             communicator, memory = Allreduce(), NoMemory()
         elif compressor.lowrank is not None:
             communicator = FactorAllreduce(tensors, compressor, self._warm_starts)
@@ -239,7 +242,7 @@ class _Counts:
         self.last: _Counts | None = None
 
     def add(self, bucket: Bucket, pending: Pending) -> None:
-        kinds = ["all"] if bucket.compressor.linear == "float32" else ["all", "compressed"]
+        kinds = ["all"] if bucket.compressor.exact else ["all", "compressed"]
         for kind in kinds:
             self.bytes[kind, "in"] += 4 * bucket.size
             self.bytes[kind, "out"] += pending.wire_bytes

@@ -117,7 +117,7 @@ def test_codecs_as_json(sample, capsys):
     assert [(part["kind"], part["name"]) for part in parts] == [
         (kind, name) for kind in registry.KINDS for name in registry.names(kind)]
     by_name = {(part["kind"], part["name"]): part for part in parts}
-    assert by_name["sparsifier", "topk"]["options"] == {"density": 0.01}
+    assert by_name["sparsifier", "topk"]["options"] == {"density": 0.01, "per": "bucket"}
     assert by_name["value", "fp16"]["traits"] == ["lossy", "summable as float16"]
     assert by_name["index", "rice"]["id"] == 3 and "1971" in by_name["index", "rice"]["papers"][0]
     assert by_name["value", "deflate"]["papers"] == []  # "RFC 1951" in its first paragraph is no year

@@ -93,8 +93,36 @@ def test_allreduce(name, tolerance):
         assert finite
 
 
+@pytest.mark.parametrize("name, tolerance", [("randomk:0.1", 0), ("randomk:0.1/rice/fp16", 2e-2),
+                                             ("randomk:0.1:unbiased=true/raw", 1e-6)])
+def test_allreduce_of_shared_positions_is_what_allgather_gives(name, tolerance):
+    gradients = [gradient(rank) for rank in range(RANKS)]
+    gathered, reduced = (exchange(communicator, name, gradients, 0.5) for communicator in ("allgather", "allreduce"))
+    for (out, finite, pending), (expected, _, _) in zip(reduced, gathered, strict=True):
+        np.testing.assert_allclose(out, expected, atol=tolerance)
+        np.testing.assert_array_equal(out, reduced[0][0])
+        assert finite and np.count_nonzero(out) == 500
+        assert pending.wire_bytes == (2 if "fp16" in name else 4) * 500
+
+
+@pytest.mark.parametrize("name", ["randomk:0.1", "randomk:0.1/fp16", "randomk:0.1:unbiased=true/fp16"])
+def test_allreduce_of_shared_positions_keeps_what_was_not_sent(name):
+    communicator, compressor = spec.parse_stage("communicator", "allreduce"), grace_ext.compressor(name)
+    one = gradient(0)
+    residual, room = np.full(one.size, 0.25, np.float32), one.copy()
+    transport = InProcessGroup(1).transport(0)
+    pending = communicator.start(transport, "b", compressor, room, (residual, room), Stream())
+    out = np.empty(one.size, np.float32)
+    assert communicator.finish(pending, transport, out, 1.0)
+    np.testing.assert_array_equal(room, one + residual - out)
+    assert np.count_nonzero(out) == 500
+
+
 @pytest.mark.parametrize("communicator, name", [("allgather", "topk:0.1/rice/qsgd:7"), ("allgather", "dense/qsgd:4"),
-                                                ("allreduce", "dense/fp16"), ("allreduce", "dense/raw")])
+                                                ("allreduce", "dense/fp16"), ("allreduce", "dense/raw"),
+                                                ("allgather", "randomk:0.01"), ("allreduce", "randomk:0.01"),
+                                                ("allreduce", "randomk:0.01/fp16"),
+                                                ("allreduce", "randomk:0.01:unbiased=true")])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_one_non_finite_rank_is_seen_by_all(communicator, name, poison):
     gradients = [gradient(rank) for rank in range(RANKS)]

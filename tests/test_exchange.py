@@ -29,10 +29,12 @@ def step(exchange, given):
     return out, exchange.end_step()
 
 
-def test_nothing_is_lost_over_many_steps():
+@pytest.mark.parametrize("spec, communicator", [("topk:0.05/rice/raw", "allgather"), ("randomk:0.05", "allgather"),
+                                                ("randomk:0.05", "allreduce")])
+def test_nothing_is_lost_over_many_steps(spec, communicator):
     """Per rank: sum of gradients = sum of what was sent + residual. Over ranks: the averages are what was sent."""
     def work(transport):
-        exchange = make(transport, "topk:0.05/rice/raw")
+        exchange = make(transport, spec, communicator)
         received = np.zeros(5000, np.float64)
         for i in range(20):
             received += step(exchange, gradient(100 * transport.rank + i))[0]
@@ -46,9 +48,10 @@ def test_nothing_is_lost_over_many_steps():
         np.testing.assert_allclose(received + residual, given, atol=1e-4)
 
 
-def test_a_non_finite_gradient_on_one_rank_leaves_every_memory():
+@pytest.mark.parametrize("parts", [(), ("randomk:0.01", "allreduce"), ("randomk:0.01/fp16", "allreduce")])
+def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(parts):
     def work(transport):
-        exchange = make(transport)
+        exchange = make(transport, *parts)
         assert step(exchange, gradient(transport.rank))[1]
         before = exchange.state_dict()
         bad = gradient(5)

@@ -18,7 +18,7 @@ from grace_ext.index.rice_adaptive import RiceAdaptive
 from grace_ext.kernels.gap_huffman import plan_gap_codes
 from grace_ext.kernels.runs import GOLOMB, best_run_code, numbers_decode, numbers_encode
 
-LOSSLESS = [name for name in registry.names("index") if registry.lookup("index", name).lossless]
+LOSSLESS = [name for name in contract.index_codecs() if registry.lookup("index", name).lossless]
 FIXED = [name for name in LOSSLESS if registry.lookup("index", name).id is not None]
 HUGE = 2**31 - 1
 

@@ -36,7 +36,7 @@ def test_round_trip(text, gradient):
     contract.check_compressor(grace_ext.compressor(text), gradient)
 
 
-@given(gradient=arrays, density=densities, index=st.sampled_from(registry.names("index")),
+@given(gradient=arrays, density=densities, index=st.sampled_from(contract.index_codecs()),
        value=st.sampled_from(registry.names("value")), seed=st.integers(-2**63, 2**63 - 1))
 @settings(max_examples=200)
 def test_round_trip_of_any_combination(gradient, density, index, value, seed):
@@ -53,7 +53,7 @@ def test_feedback(steps, text):
     contract.check_feedback(grace_ext.compressor(text), steps)
 
 
-@pytest.mark.parametrize("name", registry.names("index"))
+@pytest.mark.parametrize("name", contract.index_codecs())
 @given(data=st.data())
 def test_index_codecs(name, data):
     d = data.draw(st.integers(1, 2000))

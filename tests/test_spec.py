@@ -38,7 +38,7 @@ def test_grammar(text, canonical):
 
 def test_options_have_their_types():
     c = grace_ext.compressor("topk:1/rice/qsgd:7:bucket=64")
-    assert c.to_dict() == {"sparsifier": {"name": "topk", "density": 1.0}, "index": {"name": "rice"},
+    assert c.to_dict() == {"sparsifier": {"name": "topk", "density": 1.0, "per": "bucket"}, "index": {"name": "rice"},
                            "value": {"name": "qsgd", "bits": 7, "bucket": 64, "levels": 0, "norm": "max", "entropy": "none"}}
     assert isinstance(c.sparsifier.density, float) and isinstance(c.value.bits, int)
 

@@ -1,15 +1,28 @@
-"""The library's own allreduce, for dense gradients in float32 or float16: no container, no decoding."""
+"""The library's own allreduce, of values in float32 or float16: no container, no decoding.
 
+For dense gradients, and for sparse ones whose positions are the same on all ranks: then only the values are sent.
+"""
+
+import dataclasses
 import time
 
 import numpy as np
 
-from ..kernels import max_magnitude
+from ..compressor import scaled
+from ..kernels import max_magnitude, sum_sparse, write_error
 from ..kernels.half import fp16_decode, fp16_encode
 from ..kernels.topk import NON_FINITE
 from ..registry import register
 from ..scratch import scratch
+from ..sparsifiers.base import Scope
 from .base import Communicator, Pending, wait
+
+
+@dataclasses.dataclass
+class SharedPending(Pending):
+    """What is summed are the values at positions that all ranks share: support, uint32[k]."""
+
+    support: np.ndarray
 
 
 @register
@@ -18,6 +31,8 @@ class Allreduce(Communicator):
     needs_linear = True
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
+        if not compressor.dense:
+            return _start_sparse(transport, name, compressor, gradient, state, Scope(stream, sizes or (gradient.size,)))
         started = time.perf_counter()
         if state is not None:
             residual, pending = state
@@ -34,9 +49,32 @@ class Allreduce(Communicator):
     def finish(self, pending, transport, out, weight):
         summed = wait(pending)
         started = time.perf_counter()
-        np.multiply(from_linear(summed), np.float32(weight), out=out)
+        summed = from_linear(summed)
+        if not isinstance(pending, SharedPending):
+            np.multiply(summed, np.float32(weight), out=out)
+            finite = max_magnitude(out) < NON_FINITE
+        else:
+            finite = max_magnitude(summed) < NON_FINITE
+            sum_sparse(out, pending.support, summed, np.zeros(1, np.int64), np.array([summed.size]), np.float32(weight))
+            if not finite:
+                out[:] = np.nan  # where nothing was sent as well
         pending.seconds["decode"] = time.perf_counter() - started
-        return bool(max_magnitude(out) < NON_FINITE)
+        return bool(finite)
+
+
+def _start_sparse(transport, name, compressor, gradient, state, scope):
+    started = time.perf_counter()
+    if state is None:
+        support, values = compressor.sparsifier.select(gradient, scope)
+    else:
+        support, values = compressor.sparsifier.select_compensated(gradient, *state, scope)
+    selected = time.perf_counter()
+    sent = to_linear(scaled(values, gradient.size) if compressor.unbiased else values, compressor.linear,
+                     transport.size)
+    if state is not None:
+        write_error(state[1], support, values, from_linear(sent))
+    seconds = {"select": selected - started, "value": time.perf_counter() - selected}
+    return SharedPending(transport.allreduce(name, sent), sent.nbytes, seconds, support.copy())
 
 
 def to_linear(gradient: np.ndarray, dtype: str, ranks: int) -> np.ndarray:

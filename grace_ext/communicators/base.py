@@ -53,7 +53,7 @@ class Communicator(Stage):
                               f"which Exchange.bucket chooses")
         if self.needs_linear and compressor.linear is None:
             raise ConfigError(f"communicator {self.name!r} sums values as they are and cannot carry {str(compressor)!r}: "
-                              f"use allgather, or a dense spec with raw or fp16 values")
+                              f"use allgather, or a spec with dense or randomk and raw or fp16 values")
 
     def start(self, transport: Transport, name: str, compressor, gradient: np.ndarray, state, stream,
               sizes=None) -> Pending:

@@ -10,6 +10,7 @@ from . import (  # noqa: F401  (importing registers them)
     rice,
     rice_adaptive,
     rle,
+    shared,
     varint,
 )
 from .base import IndexCodec

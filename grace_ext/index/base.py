@@ -23,6 +23,8 @@ class IndexCodec(Stage):
     #: Whether the values of the given indices are sent in their order, to land at the positions of another support.
     #: Elsewhere the support gets the values that the gradient has there.
     shifts = False
+    #: Encodes any support. Otherwise the compressor calls it where the sparsifier's positions are made for it.
+    universal = True
 
     def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         """indices: uint32[k], strictly ascending, below d, k >= 1 -> (payload uint8[m], support uint32[k'])."""

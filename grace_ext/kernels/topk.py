@@ -238,3 +238,14 @@ def select_topk(gradient, residual, out, fused, k, positions, found, band, sampl
         return _from_histograms((out if fused else gradient).view(np.uint32), k, positions, found, histogram)
     bound, larger = kth_largest(band, in_band, k - certain, histogram)
     return _keep_exact(positions, found, count, bound, k - certain - larger)
+
+
+@kernel("int64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32[::1], boolean,"
+        " uint32, uint32[::1], uint32[::1])")
+def select_above(gradient, residual, out, fused, bound, positions, found):
+    """Select the magnitudes whose bits are at least `bound` of `gradient + residual` (written to `out`) or of `gradient`.
+
+    gradient, residual, out: float32[d]. Not fused, residual and out are ignored. positions, found: uint32[d + SLACK].
+    Returns the number n of selected elements; positions[:n] is ascending, found[:n] holds the float bits.
+    """
+    return _scan(gradient, residual, out, fused, bound, positions, found)

@@ -28,6 +28,10 @@ class Sparsifier(Stage):
     """
 
     kind = "sparsifier"
+    #: All ranks select the same positions: those that `draw_positions` gives for k, d and the key of their shared stream.
+    shared = False
+    #: What is sent is to be multiplied by d / k.
+    unbiased = False
 
     def select(self, dense: np.ndarray, scope: Scope) -> tuple[np.ndarray | None, np.ndarray]:
         """dense: float32[d] -> (indices uint32[k], strictly ascending, or None for all; values float32[k] = dense[indices]).

@@ -13,37 +13,57 @@ from ..registry import register
 from ..scratch import scratch
 from .base import Sparsifier
 
+_NOTHING = np.empty(0, np.float32)
+
 
 @register
 class TopK(Sparsifier):
-    """density: the share of elements to send, above 0 and at most 1; at least one element, and never an exact zero."""
+    """density: the share of elements to send, above 0 and at most 1; at least one element, and never an exact zero.
+    per: bucket (the largest of all tensors that are sent together) or tensor (the share of each by itself)."""
 
     name = "topk"
 
-    def __init__(self, density: float = 0.01):
+    def __init__(self, density: float = 0.01, per: str = "bucket"):
         if not 0 < density <= 1:
             raise ConfigError(f"topk: density={density}; allowed: above 0 and at most 1")
+        if per not in ("bucket", "tensor"):
+            raise ConfigError(f"topk: per={per}; allowed: bucket, tensor")
         self.density = density
+        self.per = per
 
     def count(self, d: int) -> int:
         """k for a tensor of d elements."""
         return min(d, max(1, round(self.density * d)))
 
     def select(self, dense, scope):
-        return self._run(dense, dense, np.empty(0, np.float32), False)  # dense itself may be read-only
+        return self._run(dense, dense, _NOTHING, False, scope.sizes)  # dense itself may be read-only
 
     def select_compensated(self, gradient, residual, out, scope):
-        return self._run(gradient, residual, out, True)
+        return self._run(gradient, residual, out, True, scope.sizes)
 
-    def _run(self, gradient, residual, out, fused):
-        d = gradient.size
-        if d == 0:
-            return np.empty(0, np.uint32), np.empty(0, np.float32)
-        k = self.count(d)
-        room = candidate_room(d, k)
-        positions, found, band = (scratch(f"topk {name}", np.uint32, room) for name in ("positions", "found", "band"))
-        sample = scratch("topk sample", np.uint32, sample_room(d))
-        n = select_topk(gradient, residual, out, fused, k, positions, found, band, sample,
-                        scratch("topk histogram", np.int64, BINS))
-        return positions[:n], found[:n].view(np.float32)
+    def _run(self, gradient, residual, out, fused, sizes):
+        if self.per == "bucket" or len(sizes) == 1:
+            return select_largest(gradient, residual, out, fused, self.count(gradient.size))
+        room = sum(map(self.count, sizes))
+        indices, values = scratch("topk indices", np.uint32, room), scratch("topk values", np.float32, room)
+        start = n = 0
+        for size in sizes:
+            part = slice(start, start + size)
+            positions, found = select_largest(gradient[part], residual[part], out[part], fused, self.count(size))
+            np.add(positions, np.uint32(start), out=indices[n:n + positions.size])
+            values[n:n + positions.size] = found
+            start, n = part.stop, n + positions.size
+        return indices[:n], values[:n]
 
+
+def select_largest(gradient, residual, out, fused, k):
+    """(indices uint32[n], values float32[n]) of the k largest magnitudes; see the kernel select_topk."""
+    d = gradient.size
+    if d == 0:
+        return np.empty(0, np.uint32), np.empty(0, np.float32)
+    room = candidate_room(d, k)
+    positions, found, band = (scratch(f"topk {name}", np.uint32, room) for name in ("positions", "found", "band"))
+    sample = scratch("topk sample", np.uint32, sample_room(d))
+    n = select_topk(gradient, residual, out, fused, k, positions, found, band, sample,
+                    scratch("topk histogram", np.int64, BINS))
+    return positions[:n], found[:n].view(np.float32)

@@ -28,7 +28,7 @@ def inputs():
 
 def cases():
     """name -> arguments. Every codec with an id, sparse and (for values) dense; then what else a header can say."""
-    index = {name: f"topk:0.2/{name}/raw" for name in registry.names("index")
+    index = {name: f"{'randomk' if name == 'shared' else 'topk'}:0.2/{name}/raw" for name in registry.names("index")
              if registry.lookup("index", name).id is not None}
     found = {f"index-{name}": {"spec": spec} for name, spec in index.items()}
     for name in registry.names("value"):

@@ -1,0 +1,51 @@
+"""Positions that everybody draws alike from a key, and the pass over a gradient that is not compared."""
+
+import numpy as np
+
+from ._compile import kernel
+from ._helpers import random32
+from ._intrinsics import bits_of, helper
+
+_HALF = np.uint64(32)
+
+
+@helper
+def _draw(s, step, low, high):
+    """The position drawn in stratum s: strata begin at s * step / 2**32, rounded down."""
+    first = np.uint64(np.uint64(s) * step) >> _HALF
+    length = (np.uint64(np.uint64(s + np.uint64(1)) * step) >> _HALF) - first
+    return first + (np.uint64(np.uint64(random32(s, low, high)) * length) >> _HALF)
+
+
+@kernel("void(uint32[::1], int64, uint32, uint32)")
+def draw_positions(out, d, low, high):
+    """out: uint32[k], 1 <= k <= d < 2**31: strictly ascending positions below d, drawn with the key (low, high).
+
+    One position is drawn in each of k equal strata, and all are turned by one offset on a circle of d. Each position is
+    in with probability k / d.
+    """
+    k, size = np.uint64(out.size), np.uint64(d)
+    step = ((size << _HALF) + k - np.uint64(1)) // k
+    word = np.uint64(random32(k, low, high)) << _HALF | np.uint64(random32(k + np.uint64(1), low, high))
+    offset = word % size
+    room = size - offset  # positions from here on are turned past the end, to the beginning
+    turned = (room << _HALF) // step
+    if turned < k and _draw(turned, step, low, high) < room:
+        turned += np.uint64(1)
+    for i in range(k - turned):
+        out[i] = np.uint32(_draw(turned + i, step, low, high) - room)
+    late = out[np.int64(k - turned):]
+    for i in range(turned):
+        late[i] = np.uint32(_draw(i, step, low, high) + offset)
+
+
+@kernel("uint32(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32[::1])")
+def add_largest(gradient, residual, out):
+    """out = gradient + residual, all float32[d]; returns the bits of the largest magnitude, NaN above Inf above the rest."""
+    largest = np.uint32(0)
+    for i in range(gradient.size):
+        x = np.float32(gradient[i] + residual[i])
+        out[i] = x
+        u = np.uint32(bits_of(x) & np.uint32(0x7FFFFFFF))
+        largest = u if u > largest else largest
+    return largest

@@ -1,0 +1,71 @@
+"""The kernels that select without ranking, against their twins. test_cpus.py runs this file again for other CPUs."""
+
+import numpy as np
+import pytest
+import twins_sparse
+
+from grace_ext.kernels import add_largest, draw_positions, select_above
+from grace_ext.kernels.topk import MAGNITUDE, NON_FINITE, SLACK
+
+SIZES = [0, 1, 2, 15, 16, 17, 31, 33, 4095, 4096, 4097, 8192, 12_289]
+
+
+def gauss(d, seed=0):
+    return np.random.default_rng(seed).standard_normal(d).astype(np.float32)
+
+
+def guarded(size):
+    return np.full(size + 64, 0xA5A5A5A5, np.uint32)
+
+
+def run_above(values, bound, residual=None, out=None):
+    fused = residual is not None
+    room = values.size + SLACK
+    positions, found = guarded(room), guarded(room)
+    n = select_above(values, residual if fused else values, out if fused else np.empty(0, np.float32), fused, bound,
+                     positions[:room], found[:room])
+    assert (positions[room:] == 0xA5A5A5A5).all() and (found[room:] == 0xA5A5A5A5).all(), "written behind the end"
+    return positions[:n], found[:n].view(np.float32)
+
+
+@pytest.mark.parametrize("d", SIZES)
+@pytest.mark.parametrize("bound", [0, 1, 0x3F800000, int(NON_FINITE), int(MAGNITUDE)])
+def test_select_above(d, bound):
+    values = gauss(d, d)
+    values[::5] = 0
+    values[3::50], values[7::90], values[8::90], values[11::70] = 1, np.nan, -np.inf, 1e-45
+    bound = np.uint32(bound)
+    expected = twins_sparse.above(values, bound)
+    positions, found = run_above(values, bound)
+    assert np.array_equal(positions, expected) and found.tobytes() == values[expected].tobytes()
+    residual, gradient = gauss(d, 1), values.copy()
+    total = gradient + residual
+    expected = twins_sparse.above(total, bound)
+    for out in (np.full_like(gradient, 9), gradient):  # the last one is in place
+        positions, found = run_above(gradient, bound, residual, out)
+        assert np.array_equal(positions, expected) and found.tobytes() == total[expected].tobytes()
+        assert out.tobytes() == total.tobytes()
+
+
+@pytest.mark.parametrize("k, d", [(1, 1), (1, 2), (2, 2), (1, 7), (6, 7), (7, 7), (3, 1000), (999, 1000), (1000, 1000),
+                                  (1, 2**31 - 1), (5000, 2**31 - 1), (5000, 5001), (4096, 2**30)])
+def test_draw_positions(k, d):
+    keys = np.random.default_rng(k).integers(0, 2**32, (20 if k < 100 else 2, 2)).tolist()
+    for low, high in [(0, 0), (0xFFFFFFFF, 0xFFFFFFFF), *keys]:
+        out = guarded(k)
+        draw_positions(out[:k], d, low, high)
+        assert (out[k:] == 0xA5A5A5A5).all()
+        assert out[:k].tolist() == twins_sparse.draw_positions(k, d, low, high)
+        assert (out[1:k] > out[:k - 1]).all() and out[k - 1] < d
+
+
+@pytest.mark.parametrize("d", SIZES)
+def test_add_largest(d):
+    gradient, residual = gauss(d, 1), gauss(d, 2)
+    for special in (0, np.inf, -np.inf, np.nan, -0.0, 1e-45):
+        if d:
+            gradient[d // 2] = special
+        total = gradient + residual
+        for out in (np.full_like(gradient, 9), gradient.copy()):
+            assert add_largest(gradient, residual, out) == twins_sparse.twins.magnitudes(total).max(initial=0)
+            assert out.tobytes() == total.tobytes()
