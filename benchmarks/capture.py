@@ -24,8 +24,8 @@ sys.path[:0] = [EXAMPLES, os.path.join(ROOT, "mpirun")]
 import fetch_fashion_mnist  # noqa: E402
 from compare_fashion_mnist import RunFailed, launch  # noqa: E402
 
-RANKS, SECONDS = 2, 240
-CNN_STEPS, LM_STEPS = 60, 30
+RANKS, SECONDS = 2, 600
+CNN_STEPS, LM_STEPS = 60, 90
 
 
 def default_folder():
@@ -37,7 +37,7 @@ def runs(data: str) -> dict[str, tuple[str, int, list[str]]]:
     """Name -> example, steps, options."""
     cnn = ["--data", data, "--model", "cnn", "--epochs", "1", "--train-samples", str(64 * RANKS * CNN_STEPS)]
     return {"cnn": ("pytorch_fashion_mnist.py", CNN_STEPS, cnn),
-            "lm": ("pytorch_text.py", LM_STEPS, ["--steps", str(LM_STEPS)])}
+            "lm": ("pytorch_text.py", LM_STEPS, ["--steps", str(LM_STEPS), "--batch-size", "8"])}
 
 
 def capture(name: str, example: str, steps: int, options: list[str], out: str) -> list[str]:
