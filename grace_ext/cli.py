@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from . import __version__, bench, bench_report, kernels, registry
+from . import __version__, bench, kernels, registry
+from .bench import report
 from .compressor import unpack
 from .container import Container, parse
 from .errors import ConfigError, ContainerError, GraceError
@@ -221,7 +222,7 @@ def _check_sections(parsed: Container) -> None:
 def run_bench(arguments) -> int:
     """Measure every stage and the whole road against one memcpy of the gradient."""
     plan = bench.plan(**{key: getattr(arguments, key) for key in (
-        "input", "size", "density", "spec", "ranks", "repetitions", "rivals", "quick", "seed")})
+        "input", "size", "density", "spec", "ranks", "repetitions", "peers", "quick", "seed")})
     if arguments.plot and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib, which is not installed: pip install 'grace_ext[plots]'")
     for path in (arguments.json, arguments.plot, arguments.markdown):
@@ -230,16 +231,16 @@ def run_bench(arguments) -> int:
     results = bench.measure(plan, Progress())
     results["command"] = "python -m grace_ext " + shlex.join(arguments.argv)
     results["catalogue"] = catalogue()
-    print(bench_report.text(results), end="")
+    print(report.text(results), end="")
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2, default=str) + "\n")
     if arguments.plot:
-        from . import bench_plot
+        from .bench import plot
 
-        bench_plot.draw(results, arguments.plot)
+        plot.draw(results, arguments.plot)
     if arguments.markdown:
         image = os.path.relpath(arguments.plot, arguments.markdown.parent) if arguments.plot else None
-        arguments.markdown.write_text(bench_report.markdown(results, image))
+        arguments.markdown.write_text(report.markdown(results, image))
     return 0
 
 
@@ -276,18 +277,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--input", default="heavy", metavar="INPUT",
-        help=f"{', '.join(bench.SYNTHETIC)}, or a .npy or .npz file of saved gradients (default: %(default)s)")
+    add("--input", nargs="+", default=["heavy"], metavar="INPUT",
+        help=f"{', '.join(bench.SYNTHETIC)}, or a .npy or .npz file of saved gradients (default: heavy)")
     add("--size", type=_count, nargs="+", metavar="N",
         help="elements of a synthetic gradient, such as 1M (default: 25.6M)")
     add("--density", type=float, nargs="+", metavar="X",
         help="shares of the elements that are selected (default: 0.001 0.01 0.1)")
-    add("--spec", nargs="+", default=bench.SPECS, help=f"whole roads (default: {' '.join(bench.SPECS)})")
+    add("--spec", nargs="+", help=f"whole roads (default: {' '.join(bench.SPECS)} and all presets)")
     add("--ranks", type=_count, default=8, metavar="N", help="containers to add up (default: %(default)s)")
     add("--repetitions", type=_count, metavar="N", help="of each measurement (default: 9)")
     add("--seed", type=int, default=0, help="of the synthetic gradient (default: %(default)s)")
     add("--quick", action="store_true", help="small size and few repetitions, unless they are given")
-    add("--no-rivals", dest="rivals", action="store_false", help="leave torch.topk and np.argpartition out")
+    add("--no-peers", dest="peers", action="store_false", help="leave other libraries out (torch.topk, pyroaring, ...)")
     add("--json", type=Path, metavar="FILE", help="write all figures, with date, machine and versions")
     add("--plot", type=Path, metavar="FILE", help="draw the figures (needs matplotlib)")
     add("--markdown", type=Path, metavar="FILE", help="write the tables as a document")

@@ -19,6 +19,8 @@ class Stage:
     kind: str
     name: str
     id: int | None = None  # in containers; only codecs that write a section have one
+    #: Settings that the bench tries, all combinations: option -> values. The first option makes a curve.
+    sweep: dict[str, tuple] = {}
 
     def options(self) -> dict:
         return {key: getattr(self, key) for key in parameters(type(self))}

@@ -38,6 +38,7 @@ class DCT(Transform):
     """
 
     name, id = "dct", 1
+    sweep = {"dims": (1, 2)}
 
     def __init__(self, size: int = 64, dims: int = 2):
         if size not in _SIZES:

@@ -29,6 +29,7 @@ class QSGD(ValueCodec):
     """
 
     name, id = "qsgd", 3
+    sweep = {"bits": (2, 3, 4, 5, 6, 7, 8), "entropy": ("none", "ans")}
 
     def __init__(self, bits: int = 8, bucket: int = 512, levels: int = 0, norm: str = "max", entropy: str = "none"):
         if not MIN_BITS <= bits <= MAX_BITS:

@@ -1,13 +1,19 @@
 """The figures of a bench run as tables: plain text for the terminal, Markdown for docs/codecs.md."""
 
 import dataclasses
+import math
 import textwrap
 
 _HOW = ("Times: the median of {repetitions} repetitions (fewer, but at least three, where they take more than ten "
         "seconds) and in parentheses the minimum, as multiples of one memcpy (np.copyto) of the gradient. What is "
         "compared took turns with that memcpy. Everything ran on one thread.")
 _RATES = ("encode M/s", "decode M/s", "encode x memcpy", "decode x memcpy")
-_STAGES = ("select", "index", "value", "container", "residual")
+_STAGES = ("transform", "select", "index", "value", "container", "residual")
+_SIDES = ("compress", "decode")
+_VOLUME = ("ratio: dense float32 over the bytes, headers included; volume: its inverse; value error: of the values that "
+           "are sent.")
+_VOLUME_HEADER = ("bytes", "ratio", "volume", "value error", "compress x memcpy", "decode-add x memcpy")
+_PEERS = "(library): not part of grace_ext, for comparison."
 
 
 @dataclasses.dataclass
@@ -21,8 +27,10 @@ class Table:
 
 
 def tables(run: dict) -> list[Table]:
-    """The tables of one gradient."""
-    return [_selection(run), _index(run), _value(run), _road(run), _stages(run)]
+    """The tables of one gradient; none for kinds of parts that do not exist."""
+    made = (("selection", _selection), ("index", _index), ("value", _value), ("transform", _transform),
+            ("lowrank", _low_rank), ("road", _road), ("road", _stages), ("preset", _presets))
+    return [make(run) for kind, make in made if run[kind]]
 
 
 def _selection(run):
@@ -37,41 +45,83 @@ def _selection(run):
 def _index(run):
     rows = []
     for row in run["index"]:
-        name = row["name"] + (f" ({row['chosen']})" if row["chosen"] != row["name"] else "")
+        name = _peer(row) + (f" ({row['chosen']})" if row["chosen"] != row["name"] else "")
         grown = "" if row["support"] == row["k"] else f" (rebuilds {row['support']:,} of {row['k']:,})"
         rows.append([name + grown, f"{row['density']:.4g}", f"{row['bits']:.2f}", f"{row['bound']:.2f}",
-                     f"{row['bits'] / row['bound']:.2f}" if row["bound"] > 0 else "", *_rates(row)])
+                     f"{row['bits'] / row['bound']:.2f}" if row["bound"] > 0 else "", _share(row["kept"], ".3f"),
+                     _share(row["fpr"], ".3g"), *_rates(row)])
     return Table("Index codecs", "bound: log2 C(d, k) / k, which uniformly random positions cannot beat on average; "
-                 "clustered ones can. M/s: million indices a second, inputs in the cache; view: nothing is copied.",
-                 ["codec", "density", "bits/index", "bound", "of bound", *_RATES], rows)
+                 "clustered ones can. kept: the share of the selected positions that receivers rebuild, where it may be "
+                 "less than 1; FPR: the share of the other positions that they rebuild as well. M/s: million indices a "
+                 f"second, inputs in the cache; view: nothing is copied. {_PEERS} A library's Bloom filter answers a "
+                 "sample of the positions; its decoding time is that times d over the sample's size.",
+                 ["codec", "density", "bits/index", "bound", "of bound", "kept", "FPR", *_RATES], rows)
 
 
 def _value(run):
-    rows = [[row["stage"], row["values"], f"{row['k']:,}", f"{row['bits']:.2f}",
-             "0" if row["error"] == 0 else f"{row['error']:.2e}", *_rates(row)] for row in run["value"]]
+    rows = [[_peer(row), row["values"], f"{row['k']:,}", f"{row['bits']:.2f}", _error(row["error"]),
+             f"{row['bits'] + math.log2(row['error']):.2f}" if row["error"] > 0 else "", *_rates(row)]
+            for row in run["value"]]
     return Table("Value codecs", "top: the values at those positions; dense: the gradient, from its beginning. error: "
-                 "the 2-norm of decoded - original over that of the original. Bits include norms, parameters and the "
-                 "order that a sorting codec needs.",
-                 ["codec", "values", "k", "bits/value", "error", *_RATES], rows)
+                 "the 2-norm of decoded - original over that of the original. above Gauss: bits more than the Gaussian "
+                 "rate-distortion function at that error, log2(1 / error); other distributions can have fewer. Bits "
+                 f"include norms, parameters, tables and the order that a sorting codec needs. {_PEERS}",
+                 ["codec", "values", "k", "bits/value", "error", "above Gauss", *_RATES], rows)
+
+
+def _transform(run):
+    rows = [[row["stage"], f"{row['density']:.4g}", f"{row['whole']:.3f}", f"{row['chunks']:.3f}", f"{row['plain']:.3f}",
+             *(_times(row[side]) for side in ("encode", "decode"))] for row in run["transform"]]
+    return Table("Transforms", "error of keeping only the largest coefficients: of all, or the same share of each chunk; "
+                 "beside it, that of the largest elements of the gradient itself.",
+                 ["transform", "density", "error, of all", "error, of each chunk", "error, no transform",
+                  "forward x memcpy", "inverse x memcpy"], rows)
+
+
+def _low_rank(run):
+    rows = [[row["stage"], " x ".join(map(str, row["shape"])), f"{row['volume']:.5f}", f"{row['error']:.3f}", _times(row)]
+            for row in run["lowrank"]]
+    return Table("Low rank", "One step with a warm start and the approximation, without any exchange, on the gradient as "
+                 "one matrix. volume: the factors over the matrix. Here numpy and torch multiply with as many threads as "
+                 "they take by themselves.", ["method", "matrix", "volume", "error", "x memcpy"], rows)
 
 
 def _road(run):
-    rows = []
-    for row in run["road"]:
-        sides = (row["compress"], row["decode"])
-        rows.append([row["spec"], f"{row['bytes']:,}", f"{row['ratio']:.1f}", *map(_times, sides),
-                     *(f"{1e3 * side['seconds']['median']:.2f}" for side in sides)])
+    rows = [[row["spec"], *_volume(row), *(f"{1e3 * row[side]['seconds']['median']:.2f}" for side in _SIDES)]
+            for row in run["road"]]
     return Table("The whole road", "compress: gradient + residual, selection, codecs, container and the next "
                  f"residual, in place. decode-add: checking {run['road'][0]['ranks']} containers (one a rank) and "
-                 "writing their weighted sum to a dense gradient. ratio: against float32, headers included.",
-                 ["spec", "bytes", "ratio", "compress x memcpy", "decode-add x memcpy", "compress ms",
-                  "decode-add ms"], rows)
+                 f"writing their weighted sum to a dense gradient. {_VOLUME}",
+                 ["spec", *_VOLUME_HEADER, "compress ms", "decode-add ms"], rows)
+
+
+def _presets(run):
+    rows = [[row["preset"], row["spec"], *_volume(row)] for row in run["preset"]]
+    return Table("Presets", f"Published methods, as whole roads; decode-add of one container. {_VOLUME}",
+                 ["preset", "spec", *_VOLUME_HEADER], rows)
 
 
 def _stages(run):
     rows = [[row["spec"], *(f"{row['stages'].get(stage, 0):.2f}" for stage in _STAGES)] for row in run["road"]]
     return Table("Where compress spends its time", "In memcpys of the gradient (medians), by the compressor's own "
                  "clock.", ["spec", *_STAGES], rows)
+
+
+def _volume(row: dict) -> list[str]:
+    return [f"{row['bytes']:,}", f"{row['ratio']:.1f}", f"{row['volume']:.5f}", _error(row["value_error"]),
+            *(_times(row[side]) for side in _SIDES)]
+
+
+def _peer(row: dict) -> str:
+    return row["stage"] + (" (library)" if row["peer"] else "")
+
+
+def _share(share: float | None, form: str) -> str:
+    return "" if share is None else f"{share:{form}}"
+
+
+def _error(error: float) -> str:
+    return "0" if error == 0 else f"{error:.2e}"
 
 
 def _times(row: dict) -> str:
@@ -136,7 +186,7 @@ def markdown(results: dict, image: str | None = None) -> str:
     out += [*_markdown_table(header, rows), "", "## Figures", ""]
     out += [*(f"- {line}" for line in _circumstances(results)), ""]
     if image:
-        out += [f"![the figures below as plots]({image})", ""]
+        out += [f"![some of the figures below as plots]({image})", ""]
     for run in results["runs"]:
         out += [f"## {run['gradient']}", "", _memcpy(run), ""]
         for table in tables(run):
@@ -146,6 +196,7 @@ def markdown(results: dict, image: str | None = None) -> str:
 
 
 def _markdown_table(header: list[str], rows: list[list[str]], numbers: bool = False) -> list[str]:
-    rule = [":--"] + ["--:" if numbers else ":--"] * (len(header) - 1)
+    texts = ("spec", "values", "matrix")
+    rule = [":--"] + ["--:" if numbers and name not in texts else ":--" for name in header[1:]]
     lines = [[cell.replace("|", "\\|") for cell in line] for line in (header, rule, *rows)]
     return [f"| {' | '.join(line)} |" for line in lines]

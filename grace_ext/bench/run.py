@@ -1,0 +1,109 @@
+"""What is to be measured, and measuring it."""
+
+import contextlib
+import dataclasses
+import datetime
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import llvmlite.binding
+import numpy as np
+
+from .. import registry
+from ..compressor import Compressor, compressor
+from ..errors import ConfigError
+from ..presets import PRESETS
+from . import inputs, parts, road
+from .subject import Subject
+
+SPECS = ("topk:0.01/auto/qsgd:7", "topk:0.001/auto/qsgd:7", "topk:0.01/auto/raw", "topk:0.1/auto/qsgd:4",
+         "topk:0.1/auto/qsgd:8", "dense/qsgd:8", "dense/fp16")
+KINDS = ("selection", "index", "value", "transform", "lowrank", "road", "preset")
+_DENSITIES = (0.001, 0.01, 0.1)
+_SIMD = ("avx512f", "avx512vbmi2", "avx2", "avx", "sse4.2", "sve", "neon")
+
+
+@dataclasses.dataclass
+class Plan:
+    """Gradients by label, and the settings that are the same for each."""
+
+    gradients: dict[str, Callable[[], np.ndarray]]
+    densities: list[float]
+    compressors: dict[str, Compressor]  # by the spec as it was given
+    presets: dict[str, Compressor]  # by name
+    ranks: int
+    repetitions: int
+    peers: bool
+
+
+def plan(*, input=("heavy",), size=None, density=None, spec=None, ranks=8, repetitions=None, peers=True, quick=False,
+         seed=0) -> Plan:
+    """Check what is asked for before anything is measured. Raises ConfigError.
+
+    spec: whole roads; None for SPECS and all presets.
+    """
+    densities = sorted(density or (_DENSITIES[1:] if quick else _DENSITIES))
+    for value in densities:
+        registry.build("sparsifier", "topk", {"density": value})
+    if size and not any(name in inputs.SYNTHETIC for name in input):
+        raise ConfigError(f"--size is for synthetic gradients ({', '.join(inputs.SYNTHETIC)}), not for files")
+    sizes = size or [100_000 if quick else 25_600_000]
+    gradients = inputs.gradients(input, sizes, densities[-1], seed)
+    compressors = {one: compressor(one) for one in spec or SPECS}
+    for one, made in compressors.items():
+        if made.lowrank is not None:
+            raise ConfigError(f"--spec {one}: makes no container; what is measured here are containers")
+    presets = {}
+    for name in () if spec else PRESETS:
+        with contextlib.suppress(ConfigError):  # some of its parts may not be there
+            presets[name] = compressor(name)
+    return Plan(gradients, densities, compressors, presets, ranks, repetitions or (3 if quick else 9), peers)
+
+
+def measure(plan: Plan, progress: Callable[[int, int, str], None]) -> dict:
+    """Everything in the plan, as dicts of numbers. progress(done, total, what) is called after each part."""
+    middle = plan.densities[len(plan.densities) // 2]
+    kinds = [("selection", f"selection of {x:.4g}", parts.selection, (x,)) for x in plan.densities]
+    kinds += [("index", f"index codecs at {x:.4g}", parts.index_codecs, (x, x == middle)) for x in plan.densities]
+    kinds += [("value", "value codecs", parts.value_codecs, (middle,)),
+              ("transform", "transforms", parts.transforms, (middle,)),
+              ("lowrank", "low rank", parts.low_rank, ())]
+    kinds += [("road", one, road.road, (one, made, plan.ranks)) for one, made in plan.compressors.items()]
+    kinds += [("preset", one, road.preset, (one, made)) for one, made in plan.presets.items()]
+    runs, done, total = [], 0, len(plan.gradients) * len(kinds)
+    for label, make in plan.gradients.items():
+        subject = Subject(make(), plan.repetitions, plan.peers)
+        run = {"gradient": label, "d": subject.d, **{kind: [] for kind in KINDS}}
+        runs.append(run)
+        for kind, what, function, arguments in kinds:
+            run[kind] += function(subject, *arguments)
+            done += 1
+            progress(done, total, f"{label}: {what}")
+        run["memcpy_seconds"] = subject.memcpy_seconds()
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(), "versions": versions(), "densities": plan.densities, "ranks": plan.ranks,
+        "repetitions": plan.repetitions, "runs": runs,
+    }
+
+
+def machine() -> dict:
+    """What the figures depend on."""
+    cpu = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    features = llvmlite.binding.get_host_cpu_features()
+    return {"cpu": cpu, "cores": os.cpu_count(), "simd": [name for name in _SIMD if features.get(name)],
+            "system": f"{platform.system()} {platform.machine()}"}
+
+
+def versions() -> dict:
+    found = {"python": platform.python_version()}
+    for name in ("grace_ext", "numpy", "numba", "isal", "torch", "pyroaring", "pybloomfiltermmap3", "constriction"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
