@@ -155,6 +155,40 @@ def residual_plus_sent_is_the_gradient():
 
 
 @check
+def random_positions_go_by_allreduce_and_by_allgather():
+    results = {}
+    for communicator in ("allgather", "allreduce"):
+        ours, optimizer, net = train(compressed("randomk:0.05", communicator=communicator), steps=6)
+        same_on_all_ranks(ours)
+        results[communicator] = ours
+        buckets = [b for b in optimizer._grace.exchange.buckets if str(b.compressor).startswith("randomk")]
+        assert buckets and all(b.communicator.name == communicator and b.memory.stateful for b in buckets)
+        state = optimizer._grace.exchange.state_dict()
+        assert any(np.count_nonzero(residual) for residual in state.values()), "error feedback keeps nothing"
+        stats = optimizer.compression_stats()["compressed"]
+        assert 19 < stats["ratio"] <= 20.5, stats
+    assert torch.allclose(results["allgather"], results["allreduce"], rtol=0, atol=1e-5)
+    before = optimizer._grace.exchange.state_dict()
+
+    def poison(gradient):
+        gradient = gradient.clone()
+        gradient.view(-1)[7] = float("nan")  # most likely at a position that is not sent
+        return gradient
+
+    if hvd.rank() == hvd.size() - 1:
+        net[5].weight.register_hook(poison)
+    for x, y in batches(1):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.synchronize()
+    assert torch.isnan(net[5].weight.grad).all()
+    after = optimizer._grace.exchange.state_dict()
+    assert all(np.array_equal(before[name], after[name]) for name in before), "a memory changed"
+    with raises(ConfigError, "memory 'none'"):
+        train(compressed("randomk:0.05:unbiased=true"), steps=1)
+
+
+@check
 def backward_passes_are_accumulated_and_compressed_once():
     ours, optimizer, net = train(compressed("dense/raw", backward_passes_per_step=2), steps=4, passes=2)
     theirs, _, _ = train(horovod(backward_passes_per_step=2), steps=4, passes=2)
