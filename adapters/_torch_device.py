@@ -11,7 +11,7 @@ import torch
 
 from grace_ext import container
 from grace_ext.communicators.base import Pending, wait
-from grace_ext.compressor import unpack
+from grace_ext.decoder import unpack
 from grace_ext.exchange import Bucket
 from grace_ext.scratch import scratch
 

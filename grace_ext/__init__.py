@@ -1,8 +1,9 @@
 """Gradient compression for data-parallel training. See README.md; the parts are in the modules below."""
 
 from . import communicators, index, lowrank, memory, sparsifiers, transforms, value  # noqa: F401  (this registers their parts)
-from .compressor import Compressor, compressor, decode_add, decompress
+from .compressor import Compressor, compressor
 from .container import parse as inspect
+from .decoder import decode_add, decompress
 from .errors import ConfigError, ContainerError, ExchangeError, GraceError
 from .params import from_params
 from .presets import PRESETS

@@ -20,8 +20,8 @@ import numpy as np
 
 from . import __version__, bench, kernels, registry
 from .bench import report
-from .compressor import unpack
 from .container import Container, parse
+from .decoder import unpack
 from .errors import ConfigError, ContainerError, GraceError
 from .presets import PRESETS
 

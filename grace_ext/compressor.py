@@ -1,4 +1,4 @@
-"""The pipeline: dense gradient -> sparsifier -> index codec + value codec -> container, and back."""
+"""The pipeline: dense gradient -> transform, sparsifier -> index codec + value codec -> container. Back: decoder.py."""
 
 import dataclasses
 import time
@@ -6,12 +6,12 @@ import time
 import numpy as np
 
 from . import container, registry, spec
-from .container import Container
-from .errors import ConfigError, ContainerError
+from .decoder import reorder
+from .errors import ConfigError
 from .index.base import IndexCodec
 from .index.raw import RawIndex
 from .index.shared import Shared
-from .kernels import add_at, add_dense, max_magnitude, sum_sparse, write_error
+from .kernels import max_magnitude, write_error
 from .kernels.topk import NON_FINITE
 from .rng import Stream
 from .scratch import scratch
@@ -62,6 +62,8 @@ class Compressor:
         self.index: IndexCodec = stages["index"]
         self.value: ValueCodec = stages["value"]
         self.seed = _checked(seed)
+        if self.sparsifier.needs_chunks and self.transform is None:
+            raise ConfigError(f"{self.sparsifier} needs a transform before it: there are no chunks")
         if not (self.index.universal or self.sparsifier.shared):
             raise ConfigError(f"index codec {self.index.name!r} is for positions that all ranks draw alike, as randomk "
                               f"does, not for those of {self.sparsifier.name!r}")
@@ -213,7 +215,7 @@ class Compressor:
         if not value_codec.lossless and sent.size:
             decoded = scratch("decoded", np.float32, sent.size)
             value_codec.decode(value_section, decoded)
-            decoded = _reorder(decoded, order)
+            decoded = reorder(decoded, order)
         clock.lap("residual")
         return Encoded(blob, support, values, decoded, index_section.size, value_section.size, clock.seconds,
                        registry.by_id("index", index_id).name if index_id else None)
@@ -310,138 +312,3 @@ def compressor(compression, seed: int = 0) -> Compressor:
         return compression
     stages = spec.parse(compression)
     return (LowRankCompressor if "lowrank" in stages else Compressor)(stages, seed)
-
-
-def _reorder(values: np.ndarray, order: np.ndarray | None) -> np.ndarray:
-    if order is not None:
-        values[order] = values.copy()
-    return values
-
-
-def unpack(parsed: Container, support: np.ndarray, values: np.ndarray) -> bool:
-    """Decode a finite container into support (uint32[k]) and values (float32[k]).
-
-    Returns False for a dense container, which leaves the support alone. Raises ContainerError.
-    """
-    index, value = registry.by_id("index", parsed.index_id), registry.by_id("value", parsed.value_id)
-    if parsed.index_id and index is None:
-        raise ContainerError(f"index codec {parsed.index_id} is not known")
-    if value is None:
-        raise ContainerError(f"value codec {parsed.value_id} is not known")
-    if parsed.k == 0:
-        if parsed.index_section.size or parsed.value_section.size:
-            raise ContainerError("an empty support has a section")
-        return index is not None
-    if index:
-        index.decode(parsed.index_section, parsed.domain, support)
-    value.decode(parsed.value_section, values)
-    _reorder(values, parsed.order())
-    return index is not None
-
-
-def _unpack_to_scratch(parsed: Container) -> tuple[bool, np.ndarray, np.ndarray]:
-    support = scratch("support", np.uint32, parsed.k if parsed.index_id else 0)
-    values = scratch("values", np.float32, parsed.k)
-    return unpack(parsed, support, values), support, values
-
-
-def _restore(parsed: Container) -> np.ndarray:
-    """The gradient of a container with a transform: float32[d], in a scratch array."""
-    sparse, support, values = _unpack_to_scratch(parsed)
-    restored = scratch("restored", np.float32, parsed.domain)
-    if sparse:
-        restored[:] = 0
-    restored[support if sparse else ...] = values
-    return _invert(parsed, restored)
-
-
-def _invert(parsed: Container, coefficients: np.ndarray) -> np.ndarray:
-    id, parameters = parsed.transform
-    registry.by_id("transform", id).inverse(parameters, coefficients)
-    return coefficients[:parsed.d]
-
-
-def decompress(buffer, size: int) -> np.ndarray:
-    """The dense gradient in a container: float32[size]. size: the element count that the caller expects.
-
-    A non-finite container gives NaN everywhere. Raises ContainerError for anything that is not a container of `size`.
-    """
-    parsed = container.parse(buffer, size)
-    if parsed.non_finite:
-        return np.full(size, np.nan, np.float32)
-    if parsed.transform:
-        return _restore(parsed).copy()
-    sparse, support, values = _unpack_to_scratch(parsed)
-    if not sparse:
-        return values.copy()
-    out = np.zeros(size, np.float32)
-    out[support] = values
-    return out
-
-
-def decode_add(buffer, accumulator: np.ndarray, weight: float = 1.0) -> None:
-    """accumulator += weight * gradient, in place and without a dense array in between. accumulator: float32[d].
-
-    Raises ContainerError, and then leaves the accumulator as it was.
-    """
-    _check_accumulator(accumulator)
-    _add(container.parse(buffer, accumulator.size), accumulator, np.float32(weight))
-
-
-def _add(parsed: Container, accumulator: np.ndarray, weight: np.float32) -> None:
-    if parsed.non_finite:
-        accumulator[:] = np.nan
-        return
-    if parsed.transform:
-        add_dense(accumulator, _restore(parsed), weight)
-        return
-    sparse, support, values = _unpack_to_scratch(parsed)
-    if not sparse:
-        add_dense(accumulator, values, weight)
-    else:
-        add_at(accumulator, support, values, weight)
-
-
-def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0) -> None:
-    """out = weight * (sum of the containers' gradients), summed in the order of the list at every element.
-
-    Containers of one and the same transform are summed before it is undone, once.
-
-    containers: parsed, each of out.size elements; out: float32[d]. Raises ContainerError; out is undefined then.
-    """
-    _check_accumulator(out)
-    for parsed in containers:
-        if parsed.d != out.size:
-            raise ContainerError(f"the container holds {parsed.d} elements, {out.size} were expected")
-    weight = np.float32(weight)
-    if any(parsed.non_finite for parsed in containers):
-        out[:] = np.nan
-        return
-    transforms = {parsed.transform for parsed in containers}
-    if not all(parsed.index_id for parsed in containers) or len(transforms) > 1:
-        out[:] = 0
-        for parsed in containers:
-            _add(parsed, out, weight)
-    elif transforms in (set(), {None}):
-        _sum_sparse(containers, out, weight)
-    else:
-        coefficients = scratch("restored", np.float32, containers[0].domain)
-        _sum_sparse(containers, coefficients, np.float32(1))
-        np.multiply(_invert(containers[0], coefficients), weight, out=out)
-
-
-def _sum_sparse(containers: list[Container], out: np.ndarray, weight: np.float32) -> None:
-    counts = np.array([parsed.k for parsed in containers], np.int64)
-    ends = np.cumsum(counts)
-    starts = ends - counts
-    total = int(ends[-1]) if len(containers) else 0
-    positions, values = scratch("support", np.uint32, total), scratch("values", np.float32, total)
-    for start, end, parsed in zip(starts, ends, containers, strict=True):
-        unpack(parsed, positions[start:end], values[start:end])
-    sum_sparse(out, positions, values, starts, ends, weight)
-
-
-def _check_accumulator(array) -> None:
-    if not (isinstance(array, np.ndarray) and array.dtype == np.float32 and array.ndim == 1
-            and array.flags.c_contiguous and array.flags.writeable):
-        raise ConfigError("the accumulator must be a writable, contiguous float32[d] numpy array")

@@ -5,9 +5,9 @@ import pytest
 
 import grace_ext
 from grace_ext import ContainerError, registry
-from grace_ext.compressor import decode_sum
 from grace_ext.container import order_width
 from grace_ext.container import parse as parse_container
+from grace_ext.decoder import decode_sum
 from grace_ext.rng import Stream
 from grace_ext.sparsifiers import Scope
 

@@ -7,8 +7,8 @@ import pytest
 
 import grace_ext
 from grace_ext import ConfigError
-from grace_ext.compressor import decode_sum
 from grace_ext.container import parse
+from grace_ext.decoder import decode_sum
 from grace_ext.rng import Stream
 
 

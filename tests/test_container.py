@@ -11,7 +11,7 @@ from forge import NON_FINITE, ORDER, SHAPE, TRANSFORM, reseal, u32, varint
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError, container
-from grace_ext.compressor import decode_sum
+from grace_ext.decoder import decode_sum
 
 
 def test_the_forged_container_is_valid():

@@ -10,8 +10,8 @@ import twins
 
 import grace_ext
 from grace_ext import registry, spec
-from grace_ext.compressor import decode_sum
 from grace_ext.container import parse
+from grace_ext.decoder import decode_sum
 from grace_ext.rng import Stream
 
 # Options to try besides the defaults; a part that is not listed is tried with its defaults.
@@ -59,7 +59,7 @@ def specs():
     pairs += [(index[n % len(index)], v) for n, v in enumerate(value)]
     found = [f"topk:0.1/{i}/{v}" for i, v in pairs] + [f"{s}/auto/raw" for s in variants("sparsifier")]
     found += [f"dense/{v}" for v in value]
-    roads = ("topk:0.1/auto/raw", "topk:0.1/rice/qsgd", "dense/raw")
+    roads = ("topk:0.1/auto/raw", "topk:0.1:per=chunk/rice/qsgd", "dense/raw")
     found += [f"{transform}/{road}" for transform in variants("transform") for road in roads]
     found += ["randomk:0.1/rice/qsgd:7", "randomk:0.1/shared/fp16", "randomk:0.1:unbiased=true/shared/qsgd"]
     return sorted(set(found))

@@ -31,11 +31,12 @@ def heavy(d, seed=0):
 
 
 @pytest.mark.parametrize("text, message", [
-    ("topk:0.1:per=layer", "allowed: bucket, tensor"), ("threshold:0", "above 0"), ("threshold:-1", "above 0"),
+    ("topk:0.1:per=layer", "allowed: bucket, tensor, chunk"), ("threshold:0", "above 0"), ("threshold:-1", "above 0"),
     ("threshold:1e-60", "above 0"), ("threshold:inf", "finite"), ("threshold:nan", "finite"), ("threshold:1e39", "finite"),
     ("dgc:0", "density=0.0; allowed"), ("dgc:1.5", "density=1.5; allowed"), ("dgc:sample=0", "sample=0.0; allowed"),
     ("dgc:sample=2", "sample=2.0; allowed"), ("randomk:0", "density=0.0; allowed"), ("randomk:nan", "density=nan; allowed"),
-    ("randomk:unbiased=maybe", "not a bool"), ("topk:0.1/shared", "'topk'"), ("dense/shared/raw", "'dense'")])
+    ("randomk:unbiased=maybe", "not a bool"), ("topk:0.1:per=chunk/raw", "needs a transform before it"),
+    ("topk:0.1/shared", "'topk'"), ("dense/shared/raw", "'dense'")])
 def test_what_is_not_allowed(text, message):
     with pytest.raises(ConfigError, match=message):
         grace_ext.compressor(text)
@@ -233,3 +234,28 @@ def test_error_feedback_on_top_of_unbiased_values_is_refused():
         bucket(grace_ext.memory("residual"), "randomk:0.1:unbiased=true")
     bucket(grace_ext.memory("none"), "randomk:0.1:unbiased=true")
     bucket(grace_ext.memory("residual"), "randomk:0.1")
+
+
+# Per chunk
+
+
+@pytest.mark.parametrize("values", [contract.gauss(10_000), np.round(contract.gauss(9999)),
+                                    np.zeros(500, np.float32), np.full(77, -3.0, np.float32), np.empty(0, np.float32)])
+@pytest.mark.parametrize(("chunk", "density"), [(64, 0.05), (4096, 0.01), (16, 1.0), (1000, 0.999), (2, 0.001)])
+def test_per_chunk(values, chunk, density):
+    """As many of every chunk, zeros too: a value codec's chunks stay those of the transform."""
+    sparsifier = parse_stage("sparsifier", f"topk:{density}:per=chunk")
+    k = sparsifier.count(chunk)
+    indices, found = sparsifier.select(values, Scope(Stream(), (values.size,), chunk))
+    expected = []
+    for start in range(0, values.size, chunk):
+        order = np.argsort(-np.abs(values[start:start + chunk]), kind="stable")[:k]
+        expected += sorted(start + order)
+    assert np.array_equal(indices, expected) and contract.same_bits(found, values[indices])
+
+
+def test_per_chunk_sees_a_nan():
+    values = contract.gauss(1000)
+    values[700] = np.nan
+    sparsifier = parse_stage("sparsifier", "topk:0.001:per=chunk")
+    assert np.isnan(sparsifier.select(values, Scope(Stream(), (1000,), 100))[1]).sum() == 1

@@ -3,7 +3,8 @@
 import numpy as np
 
 from .. import container
-from ..compressor import Compressor, decode_sum
+from ..compressor import Compressor
+from ..decoder import decode_sum
 from .subject import PATIENCE, Contestant, Subject, relative_error, touch
 
 _PRESET_PATIENCE = 1.0  # there are many, and some are slow; see subject.AT_LEAST

@@ -6,7 +6,7 @@ One collective a bucket: containers tell their own length, so the joined bytes n
 import time
 
 from .. import container
-from ..compressor import decode_sum
+from ..decoder import decode_sum
 from ..registry import register
 from .base import Communicator, Pending, wait
 

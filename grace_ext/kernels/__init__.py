@@ -3,6 +3,8 @@
 from . import (  # noqa: F401  (so that warmup knows them)
     ans,
     bloom,
+    chunks,
+    dct,
     dexp,
     elias_fano,
     gap_huffman,

@@ -30,6 +30,8 @@ class Sparsifier(Stage):
     kind = "sparsifier"
     #: All ranks select the same positions: those that `draw_positions` gives for k, d and the key of their shared stream.
     shared = False
+    #: Works on a transform's chunks only.
+    needs_chunks = False
     #: What is sent is to be multiplied by d / k.
     unbiased = False
 

@@ -8,6 +8,8 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..kernels import select_topk
+from ..kernels.chunks import BINS as CHUNK_BINS
+from ..kernels.chunks import select_chunks
 from ..kernels.topk import BINS, candidate_room, sample_room
 from ..registry import register
 from ..scratch import scratch
@@ -19,15 +21,16 @@ _NOTHING = np.empty(0, np.float32)
 @register
 class TopK(Sparsifier):
     """density: the share of elements to send, above 0 and at most 1; at least one element, and never an exact zero.
-    per: bucket (the largest of all tensors that are sent together) or tensor (the share of each by itself)."""
+    per: bucket (the largest of all tensors that are sent together), tensor (the share of each by itself) or chunk (after a
+    transform: as many of each chunk, zeros too)."""
 
     name = "topk"
 
     def __init__(self, density: float = 0.01, per: str = "bucket"):
         if not 0 < density <= 1:
             raise ConfigError(f"topk: density={density}; allowed: above 0 and at most 1")
-        if per not in ("bucket", "tensor"):
-            raise ConfigError(f"topk: per={per}; allowed: bucket, tensor")
+        if per not in ("bucket", "tensor", "chunk"):
+            raise ConfigError(f"topk: per={per}; allowed: bucket, tensor, chunk")
         self.density = density
         self.per = per
 
@@ -35,7 +38,13 @@ class TopK(Sparsifier):
         """k for a tensor of d elements."""
         return min(d, max(1, round(self.density * d)))
 
+    @property
+    def needs_chunks(self):
+        return self.per == "chunk"
+
     def select(self, dense, scope):
+        if self.per == "chunk":
+            return select_of_chunks(dense, scope.chunk, self.count(scope.chunk))
         return self._run(dense, dense, _NOTHING, False, scope.sizes)  # dense itself may be read-only
 
     def select_compensated(self, gradient, residual, out, scope):
@@ -54,6 +63,15 @@ class TopK(Sparsifier):
             values[n:n + positions.size] = found
             start, n = part.stop, n + positions.size
         return indices[:n], values[:n]
+
+
+def select_of_chunks(values, chunk, k):
+    """(indices uint32[n], values float32[n]) of the k largest magnitudes of every `chunk` values."""
+    room = -(-values.size // chunk) * k
+    positions, found = scratch("topk indices", np.uint32, room), scratch("topk values", np.float32, room)
+    n = select_chunks(values, chunk, k, positions, found, scratch("topk chunk", np.uint32, chunk + 1),
+                      scratch("topk chunk bins", np.int64, CHUNK_BINS))
+    return positions[:n], found[:n]
 
 
 def select_largest(gradient, residual, out, fused, k):

@@ -1,0 +1,145 @@
+"""Containers back to gradients. Bytes suffice: nothing of the sender's spec is needed."""
+
+import numpy as np
+
+from . import container, registry
+from .container import Container
+from .errors import ConfigError, ContainerError
+from .kernels import add_at, add_dense, sum_sparse
+from .scratch import scratch
+
+
+def reorder(values: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    """Decoded values (float32[k]), in place, from the order of a codec that sorts to that of the support."""
+    if order is not None:
+        values[order] = values.copy()
+    return values
+
+
+def unpack(parsed: Container, support: np.ndarray, values: np.ndarray) -> bool:
+    """Decode a finite container into support (uint32[k]) and values (float32[k]).
+
+    Returns False for a dense container, which leaves the support alone. Raises ContainerError.
+    """
+    index, value = registry.by_id("index", parsed.index_id), registry.by_id("value", parsed.value_id)
+    if parsed.index_id and index is None:
+        raise ContainerError(f"index codec {parsed.index_id} is not known")
+    if value is None:
+        raise ContainerError(f"value codec {parsed.value_id} is not known")
+    if parsed.k == 0:
+        if parsed.index_section.size or parsed.value_section.size:
+            raise ContainerError("an empty support has a section")
+        return index is not None
+    if index:
+        index.decode(parsed.index_section, parsed.domain, support)
+    value.decode(parsed.value_section, values)
+    reorder(values, parsed.order())
+    return index is not None
+
+
+def _unpack_to_scratch(parsed: Container) -> tuple[bool, np.ndarray, np.ndarray]:
+    support = scratch("support", np.uint32, parsed.k if parsed.index_id else 0)
+    values = scratch("values", np.float32, parsed.k)
+    return unpack(parsed, support, values), support, values
+
+
+def _restore(parsed: Container) -> np.ndarray:
+    """The gradient of a container with a transform: float32[d], in a scratch array."""
+    sparse, support, values = _unpack_to_scratch(parsed)
+    restored = scratch("restored", np.float32, parsed.domain)
+    if sparse:
+        restored[:] = 0
+    restored[support if sparse else ...] = values
+    return _invert(parsed, restored)
+
+
+def _invert(parsed: Container, coefficients: np.ndarray) -> np.ndarray:
+    id, parameters = parsed.transform
+    registry.by_id("transform", id).inverse(parameters, coefficients)
+    return coefficients[:parsed.d]
+
+
+def decompress(buffer, size: int) -> np.ndarray:
+    """The dense gradient in a container: float32[size]. size: the element count that the caller expects.
+
+    A non-finite container gives NaN everywhere. Raises ContainerError for anything that is not a container of `size`.
+    """
+    parsed = container.parse(buffer, size)
+    if parsed.non_finite:
+        return np.full(size, np.nan, np.float32)
+    if parsed.transform:
+        return _restore(parsed).copy()
+    sparse, support, values = _unpack_to_scratch(parsed)
+    if not sparse:
+        return values.copy()
+    out = np.zeros(size, np.float32)
+    out[support] = values
+    return out
+
+
+def decode_add(buffer, accumulator: np.ndarray, weight: float = 1.0) -> None:
+    """accumulator += weight * gradient, in place and without a dense array in between. accumulator: float32[d].
+
+    Raises ContainerError, and then leaves the accumulator as it was.
+    """
+    _check_accumulator(accumulator)
+    _add(container.parse(buffer, accumulator.size), accumulator, np.float32(weight))
+
+
+def _add(parsed: Container, accumulator: np.ndarray, weight: np.float32) -> None:
+    if parsed.non_finite:
+        accumulator[:] = np.nan
+        return
+    if parsed.transform:
+        add_dense(accumulator, _restore(parsed), weight)
+        return
+    sparse, support, values = _unpack_to_scratch(parsed)
+    if not sparse:
+        add_dense(accumulator, values, weight)
+    else:
+        add_at(accumulator, support, values, weight)
+
+
+def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0) -> None:
+    """out = weight * (sum of the containers' gradients), summed in the order of the list at every element.
+
+    Containers of one and the same transform are summed before it is undone, once.
+
+    containers: parsed, each of out.size elements; out: float32[d]. Raises ContainerError; out is undefined then.
+    """
+    _check_accumulator(out)
+    for parsed in containers:
+        if parsed.d != out.size:
+            raise ContainerError(f"the container holds {parsed.d} elements, {out.size} were expected")
+    weight = np.float32(weight)
+    if any(parsed.non_finite for parsed in containers):
+        out[:] = np.nan
+        return
+    transforms = {parsed.transform for parsed in containers}
+    if not all(parsed.index_id for parsed in containers) or len(transforms) > 1:
+        out[:] = 0
+        for parsed in containers:
+            _add(parsed, out, weight)
+    elif transforms in (set(), {None}):
+        _sum_sparse(containers, out, weight)
+    else:
+        coefficients = scratch("restored", np.float32, containers[0].domain)
+        _sum_sparse(containers, coefficients, np.float32(1))
+        np.multiply(_invert(containers[0], coefficients), weight, out=out)
+
+
+def _sum_sparse(containers: list[Container], out: np.ndarray, weight: np.float32) -> None:
+    counts = np.array([parsed.k for parsed in containers], np.int64)
+    ends = np.cumsum(counts)
+    starts = ends - counts
+    total = int(ends[-1]) if len(containers) else 0
+    positions, values = scratch("support", np.uint32, total), scratch("values", np.float32, total)
+    for start, end, parsed in zip(starts, ends, containers, strict=True):
+        unpack(parsed, positions[start:end], values[start:end])
+    sum_sparse(out, positions, values, starts, ends, weight)
+
+
+def _check_accumulator(array) -> None:
+    if not (isinstance(array, np.ndarray) and array.dtype == np.float32 and array.ndim == 1
+            and array.flags.c_contiguous and array.flags.writeable):
+        raise ConfigError("the accumulator must be a writable, contiguous float32[d] numpy array")

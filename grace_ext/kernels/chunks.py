@@ -1,0 +1,58 @@
+"""The largest magnitudes of every chunk."""
+
+import numpy as np
+
+from ._compile import kernel
+from ._intrinsics import bits_of
+
+BINS = 2048  # of the upper 11 bits of a magnitude: its exponent and 3 bits of the fraction
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+
+
+@kernel("int64(Array(float32, 1, 'C', readonly=True), int64, int64, uint32[::1], float32[::1], uint32[::1], int64[::1])")
+def select_chunks(values, chunk, k, positions, found, candidates, histogram):
+    """The k largest magnitudes of every `chunk` values, exactly k of them (all of a shorter rest), ties to the lowest place.
+
+    values: float32[d]; positions: uint32[n] and found: float32[n], written, n = k for every chunk, which is returned.
+    candidates: room for uint32[chunk + 1]; histogram: room for BINS.
+    """
+    n = 0
+    for start in range(0, values.size, chunk):
+        size = min(chunk, values.size - start)
+        part = values[start:start + size]
+        take = min(k, size)
+        histogram[:] = 0
+        for i in range(size):
+            histogram[(bits_of(part[i]) & _MAGNITUDE) >> np.uint32(20)] += 1
+        bin_, above = BINS - 1, 0
+        while above + histogram[bin_] < take:
+            above += histogram[bin_]
+            bin_ -= 1
+        # The wanted bound lies in this bin: the smallest magnitude of which at most `take` are at least as large, or the
+        # one that ties share.
+        low, high = np.uint32(bin_ << 20), np.uint32((bin_ << 20) | 0xFFFFF)
+        count = 0
+        for i in range(size):
+            candidates[count] = np.uint32(i)
+            count += np.int64((bits_of(part[i]) & _MAGNITUDE) >= low)
+        while low < high:
+            middle = np.uint32(low + ((high - low + np.uint32(1)) >> np.uint32(1)))
+            reached = 0
+            for c in range(count):
+                reached += np.int64((bits_of(part[candidates[c]]) & _MAGNITUDE) >= middle)
+            if reached >= take:
+                low = middle
+            else:
+                high = np.uint32(middle - np.uint32(1))
+        ties = take
+        for c in range(count):
+            ties -= np.int64((bits_of(part[candidates[c]]) & _MAGNITUDE) > low)
+        for c in range(count):
+            i = candidates[c]
+            magnitude = bits_of(part[i]) & _MAGNITUDE
+            if magnitude > low or (magnitude == low and ties > 0):
+                ties -= np.int64(magnitude == low)
+                positions[n] = np.uint32(start + i)
+                found[n] = part[i]
+                n += 1
+    return n
