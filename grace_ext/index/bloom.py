@@ -43,6 +43,7 @@ class Bloom(IndexCodec):
     """
 
     name, id = "bloom", 9
+    sweep = {"policy": ("p0", "p1", "p2"), "fpr": (0.001, 0.01)}
     lossless = False
 
     def __init__(self, policy: str = "p0", fpr: float = 0.001, seed: int = 0):

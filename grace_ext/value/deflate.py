@@ -22,6 +22,7 @@ class Deflate(ValueCodec):
     zlib's: they are slow and pay only where values repeat."""
 
     name, id = "deflate", 4
+    sweep = {"level": (1, 6)}
     lossless = True
 
     def __init__(self, level: int = 1):

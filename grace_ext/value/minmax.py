@@ -20,6 +20,7 @@ class MinMax(ValueCodec):
     """bits: 1 to 8 a value. chunk: values that share a range, 2 to 2**31 - 1; 0: all. entropy: none, huffman or ans."""
 
     name, id = "minmax", 6
+    sweep = {"bits": (3, 4, 5, 6, 7, 8), "entropy": ("none", "ans")}
 
     def __init__(self, bits: int = 8, chunk: int = 0, entropy: str = "none"):
         if not 1 <= bits <= 8:

@@ -22,6 +22,7 @@ class Natural(ValueCodec):
     """bits: 2 to 8 a value at most, so up to 2**(bits-1) - 1 powers, both signs and 0. entropy: none, huffman or ans."""
 
     name, id = "natural", 9
+    sweep = {"bits": (3, 4, 5), "entropy": ("none", "ans")}
 
     def __init__(self, bits: int = 5, entropy: str = "none"):
         if not 2 <= bits <= 8:

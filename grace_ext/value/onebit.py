@@ -18,6 +18,7 @@ class OneBit(ValueCodec):
     """bucket: values that share two means, a power of two from 8 to 32768, or 0: all of them."""
 
     name, id = "onebit", 8
+    sweep = {"bucket": (64, 512, 4096)}
 
     def __init__(self, bucket: int = 512):
         self.bucket = check_bucket("onebit", bucket)

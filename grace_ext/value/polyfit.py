@@ -24,6 +24,7 @@ class PolyFit(ValueCodec):
     most 12."""
 
     name, id = "polyfit", 10
+    sweep = {"segments": (0, 4, 16)}
 
     def __init__(self, degree: int = 5, segments: int = 0):
         if not 0 <= degree <= MAX_DEGREE:

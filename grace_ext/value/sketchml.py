@@ -23,6 +23,7 @@ class SketchML(ValueCodec):
     to gain unless values repeat."""
 
     name, id = "sketchml", 12
+    sweep = {"buckets": (8, 32, 64, 256)}
 
     def __init__(self, buckets: int = 64, entropy: str = "none"):
         if not FEWEST <= buckets <= MOST:

@@ -24,6 +24,7 @@ class TernGrad(ValueCodec):
     from 8 to 32768, or 0: all of them."""
 
     name, id = "terngrad", 7
+    sweep = {"packing": ("trits", "ans")}
 
     def __init__(self, packing: str = "trits", bucket: int = 0):
         if packing not in ("trits", *_ENTROPY):

@@ -22,6 +22,7 @@ class ThreeLC(ValueCodec):
     """s: the sparsity multiplier, from 1 to below 2: M is s times the largest magnitude, so more values become 0."""
 
     name, id = "threelc", 13
+    sweep = {"s": (1.0, 1.5, 1.9)}
 
     def __init__(self, s: float = 1.0):
         if not 1 <= s < 2:
