@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import twins_sparse
 
-from grace_ext.kernels import add_largest, draw_positions, select_above
+from grace_ext.kernels import draw_positions, select_above
 from grace_ext.kernels.topk import MAGNITUDE, NON_FINITE, SLACK
 
 SIZES = [0, 1, 2, 15, 16, 17, 31, 33, 4095, 4096, 4097, 8192, 12_289]
@@ -57,15 +57,3 @@ def test_draw_positions(k, d):
         assert (out[k:] == 0xA5A5A5A5).all()
         assert out[:k].tolist() == twins_sparse.draw_positions(k, d, low, high)
         assert (out[1:k] > out[:k - 1]).all() and out[k - 1] < d
-
-
-@pytest.mark.parametrize("d", SIZES)
-def test_add_largest(d):
-    gradient, residual = gauss(d, 1), gauss(d, 2)
-    for special in (0, np.inf, -np.inf, np.nan, -0.0, 1e-45):
-        if d:
-            gradient[d // 2] = special
-        total = gradient + residual
-        for out in (np.full_like(gradient, 9), gradient.copy()):
-            assert add_largest(gradient, residual, out) == twins_sparse.twins.magnitudes(total).max(initial=0)
-            assert out.tobytes() == total.tobytes()

@@ -26,13 +26,13 @@ from . import (  # noqa: F401  (so that warmup knows them)
 from ._compile import cache_folder, warmup
 from .accumulate import add_at, add_dense, sum_sparse, write_error
 from .bits import bitmap_decode, bitmap_encode, pack_bits, unpack_bits
-from .positions import add_largest, draw_positions
+from .positions import draw_positions
 from .qsgd import max_magnitude, qsgd_decode, qsgd_encode
 from .rice import quotient_bits, rice_decode, rice_encode
 from .topk import select_above, select_topk
 
 __all__ = [
-    "add_at", "add_dense", "add_largest", "bitmap_decode", "bitmap_encode", "cache_folder", "draw_positions",
+    "add_at", "add_dense", "bitmap_decode", "bitmap_encode", "cache_folder", "draw_positions",
     "max_magnitude", "pack_bits", "qsgd_decode", "qsgd_encode", "quotient_bits", "rice_decode", "rice_encode",
     "select_above", "select_topk", "sum_sparse", "unpack_bits", "warmup", "write_error",
 ]

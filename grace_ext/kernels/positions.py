@@ -1,10 +1,10 @@
-"""Positions that everybody draws alike from a key, and the pass over a gradient that is not compared."""
+"""Positions that everybody draws alike from a key."""
 
 import numpy as np
 
 from ._compile import kernel
 from ._helpers import random32
-from ._intrinsics import bits_of, helper
+from ._intrinsics import helper
 
 _HALF = np.uint64(32)
 
@@ -37,15 +37,3 @@ def draw_positions(out, d, low, high):
     late = out[np.int64(k - turned):]
     for i in range(turned):
         late[i] = np.uint32(_draw(i, step, low, high) + offset)
-
-
-@kernel("uint32(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32[::1])")
-def add_largest(gradient, residual, out):
-    """out = gradient + residual, all float32[d]; returns the bits of the largest magnitude, NaN above Inf above the rest."""
-    largest = np.uint32(0)
-    for i in range(gradient.size):
-        x = np.float32(gradient[i] + residual[i])
-        out[i] = x
-        u = np.uint32(bits_of(x) & np.uint32(0x7FFFFFFF))
-        largest = u if u > largest else largest
-    return largest

@@ -10,11 +10,12 @@ choice, and no part of the gradient is left out for long.
 import numpy as np
 
 from ..errors import ConfigError
-from ..kernels import add_largest, draw_positions, max_magnitude
+from ..kernels import draw_positions
 from ..kernels.topk import NON_FINITE
 from ..registry import register
 from ..scratch import scratch
 from .base import Sparsifier
+from .threshold import above
 
 
 @register
@@ -32,18 +33,18 @@ class RandomK(Sparsifier):
         self.unbiased = unbiased
 
     def select(self, dense, scope):
-        return self._pick(dense, max_magnitude(dense), scope)
+        return self._pick(dense, above(dense, None, None, NON_FINITE)[0].size, scope)
 
     def select_compensated(self, gradient, residual, out, scope):
-        return self._pick(out, add_largest(gradient, residual, out), scope)
+        return self._pick(out, above(gradient, residual, out, NON_FINITE)[0].size, scope)
 
-    def _pick(self, dense, largest, scope):
+    def _pick(self, dense, non_finite, scope):
         d = dense.size
         k = min(d, max(1, round(self.density * d)))
         indices, values = scratch("randomk indices", np.uint32, k), scratch("randomk values", np.float32, k)
         if k:
             draw_positions(indices, d, *scope.stream.shared().key())
             np.take(dense, indices, out=values, mode="clip")  # "raise" would copy
-            if largest >= NON_FINITE:
+            if non_finite:
                 values[0] = np.nan  # wherever in the gradient it is
         return indices, values
