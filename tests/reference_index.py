@@ -69,7 +69,47 @@ def next_symbol(bits, code):
     return code[read]
 
 
+def byte_counts(d):
+    """How often each byte value occurs in the four bytes of 0 to d - 1."""
+    counts = [0] * 256
+    for place in range(4):
+        unit = 256 ** place
+        for value in range(256):
+            full, rest = divmod(d, 256 * unit)
+            counts[value] += full * unit + sorted((0, rest - value * unit, unit))[1]
+    return counts
+
+
+def package_merge(counts, limit):
+    items = sorted((count, value) for value, count in enumerate(counts) if count)
+    lengths = [0] * len(counts)
+    if len(items) == 1:
+        lengths[items[0][1]] = 1
+        return lengths
+    row = items = [(count, 0, [value]) for count, value in items]
+    for _ in range(limit - 1):
+        pairs = [(a[0] + b[0], 1, a[2] + b[2]) for a, b in zip(row[::2], row[1::2], strict=False)]
+        row = sorted(items + pairs, key=lambda entry: entry[:2])
+    for value in itertools.chain(*(values for _, _, values in row[:2 * len(items) - 2])):
+        lengths[value] += 1
+    return lengths
+
+
+def huffman_bytes(section, d, k):
+    code, quarter, found, at = canonical(package_merge(byte_counts(d), 12)), -(-k // 4), [], 13
+    ends = [*itertools.accumulate(struct.unpack_from("<3I", section, 1), initial=13)][1:] + [len(section)]
+    for stream, end in enumerate(ends):
+        bits = iter(twins.to_bits(section[at:end]))
+        for _ in range(quarter * stream, min(k, quarter * (stream + 1))):
+            found.append(sum(next_symbol(bits, code) << 8 * place for place in range(4)))
+        assert not any(bits)
+        at = end
+    return found
+
+
 def huffman(section, d, k):
+    if section[0] == 0:
+        return huffman_bytes(section, d, k)
     bits, tables = iter(twins.to_bits(section[2:])), []
     for _ in range(section[0]):
         lengths, length = [], 0

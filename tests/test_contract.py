@@ -16,6 +16,7 @@ from grace_ext.rng import Stream
 
 # Options to try besides the defaults; a part that is not listed is tried with its defaults.
 OPTIONS = {
+    ("index", "huffman"): ["huffman:bytes"],
     ("index", "rice_adaptive"): ["rice_adaptive:16", "rice_adaptive:4096"],
     ("transform", "dct"): ["dct:8", "dct:16:dims=1"],
     ("index", "bloom"): ["bloom:p1:fpr=0.01", "bloom:p2:fpr=0.01", "bloom:leftmost:fpr=0.1", "bloom:middle:fpr=0.5",

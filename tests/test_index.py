@@ -6,6 +6,7 @@ import contract
 import numpy as np
 import pytest
 import reference
+import reference_index
 import twins
 import twins_index
 from test_kernel_bounds import survives
@@ -14,12 +15,14 @@ import grace_ext
 from grace_ext import ConfigError, ContainerError, registry, scratch, spec
 from grace_ext.index.elias_fano import EliasFano
 from grace_ext.index.gaps import Gaps
+from grace_ext.index.huffman import Huffman
 from grace_ext.index.rice_adaptive import RiceAdaptive
 from grace_ext.kernels.gap_huffman import plan_gap_codes
 from grace_ext.kernels.runs import GOLOMB, best_run_code, numbers_decode, numbers_encode
 
 LOSSLESS = [name for name in contract.index_codecs() if registry.lookup("index", name).lossless]
 FIXED = [name for name in LOSSLESS if registry.lookup("index", name).id is not None]
+VARIANTS = [*FIXED, "huffman:bytes", "rice_adaptive:16"]
 HUGE = 2**31 - 1
 
 
@@ -61,7 +64,7 @@ def fits(name, d):
 
 
 @pytest.mark.parametrize("name", inputs())
-@pytest.mark.parametrize("text", LOSSLESS)
+@pytest.mark.parametrize("text", ["auto", *VARIANTS])
 def test_round_trip(text, name):
     indices, d = inputs()[name]
     if fits(text, d):
@@ -69,12 +72,12 @@ def test_round_trip(text, name):
 
 
 @pytest.mark.parametrize("name", inputs())
-@pytest.mark.parametrize("text", FIXED)
+@pytest.mark.parametrize("text", VARIANTS)
 def test_second_decoder(text, name):
     indices, d = inputs()[name]
-    codec = registry.lookup("index", text)
+    codec = spec.parse_stage("index", text)
     if fits(text, d):
-        payload, _ = codec().encode(indices, d)
+        payload, _ = codec.encode(indices, d)
         assert list(reference.INDEX[codec.id](payload.tobytes(), d, indices.size)) == indices.tolist()
 
 
@@ -114,7 +117,7 @@ def encode_inside(fence, text):
     return good
 
 
-@pytest.mark.parametrize("text", FIXED)
+@pytest.mark.parametrize("text", VARIANTS)
 def test_stays_inside_its_arrays(text):
     assert encode_inside(np.copy, text)  # which also compiles what the child needs
     assert survives(encode_inside, text)
@@ -248,6 +251,39 @@ def test_code_lengths(counts):
     assert lengths[0].tolist() == expected
     if (lengths[1] != 77).any():  # a code for each context was shorter
         assert lengths[7].tolist() == expected and not lengths[3].any()
+
+
+@pytest.mark.parametrize("d", [1, 2, 255, 256, 257, 300, 65535, 65536, 65537, 70_000, 2**24 + 5, HUGE])
+def test_bytes_under_a_code_of_all_positions(d):
+    """The closed form of the second decoder is the true count where one can count; then both must agree on the code."""
+    if d <= 70_000:
+        counts = np.bincount(np.arange(d, dtype="<u4").view(np.uint8), minlength=256)
+        assert counts.tolist() == reference_index.byte_counts(d)
+    for k in {1, 2, 3, 4, 5, 7, min(d, 1000)} - set(range(d + 1, 9)):
+        indices = np.unique(np.linspace(0, d - 1, k).astype(np.uint32))
+        payload, _ = Huffman("bytes").encode(indices, d)
+        assert payload.size == Huffman("bytes").size(indices, d)
+        assert reference_index.huffman(payload.tobytes(), d, indices.size) == indices.tolist()
+        out = np.empty(indices.size, np.uint32)
+        Huffman.decode(payload, d, out)
+        assert np.array_equal(out, indices)
+
+
+def test_bytes_that_are_not_ascending_are_refused():
+    code = {symbol: bits for bits, symbol in
+            reference_index.canonical(reference_index.package_merge(reference_index.byte_counts(300), 12)).items()}
+    for positions, good in (((1, 2, 299), True), ((1, 2, 2), False), ((2, 1, 3), False), ((1, 2, 300), False)):
+        streams = [twins.to_bytes([bit for byte in position.to_bytes(4, "little") for bit in code[byte]])
+                   for position in positions]
+        head = bytes(1) + b"".join(len(stream).to_bytes(4, "little") for stream in streams)
+        out = np.empty(3, np.uint32)
+        section = np.frombuffer(head + b"".join(streams), np.uint8)
+        assert contract.refused_or(lambda bytes_, into: Huffman.decode(bytes_, 300, into), section, out) == good
+
+
+def test_huffman_refuses_another_scheme():
+    with pytest.raises(ConfigError, match="allowed: gaps, bytes"):
+        Huffman("words")
 
 
 def test_huffman_uses_contexts_where_they_help():

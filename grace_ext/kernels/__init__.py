@@ -3,6 +3,7 @@
 from . import (  # noqa: F401  (so that warmup knows them)
     ans,
     bloom,
+    byte_huffman,
     chunks,
     dct,
     dexp,
