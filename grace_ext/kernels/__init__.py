@@ -15,6 +15,7 @@ from . import (  # noqa: F401  (so that warmup knows them)
     lowrank,
     minmax,
     natural,
+    lloyd,
     polyfit,
     rice_blocks,
     runs,

@@ -5,6 +5,7 @@ from . import (  # noqa: F401  (importing registers them)
     deflate,
     dexp,
     half,
+    lloyd,
     minmax,
     natural,
     onebit,

@@ -49,6 +49,7 @@ def cases():
     found["huffman-bytes"] = {"spec": "topk:0.2/huffman:bytes/raw"}
     for policy in ("p1", "p2", "leftmost", "middle", "rightmost", "naive"):
         found[f"bloom-{policy}"] = {"spec": f"topk:0.2/bloom:{policy}:fpr=0.1:seed=1/raw"}
+    found["lloyd-huffman"] = {"spec": "dense/lloyd:0.3:entropy=huffman"}
     found["key"] = {"spec": "dense/qsgd:4", "seed": -5, "name": "conv1.wéight", "step": 1000, "rank": 3}
     found["shape"] = {"spec": "topk:0.1/rice/fp16", "shape": [3, 1, 50]}
     for dtype in ("float16", "float64"):
