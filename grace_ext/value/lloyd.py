@@ -28,7 +28,7 @@ class Lloyd(ValueCodec):
     """
 
     name, id = "lloyd", 14
-    sweep = {"error": [0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3]}
+    sweep = {"error": (0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3)}
 
     def __init__(self, error: float = 0.05, entropy: str = "ans"):
         if not _SMALLEST_ERROR <= error <= _LARGEST_ERROR:
