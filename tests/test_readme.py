@@ -33,7 +33,7 @@ def test_the_snippet_without_a_framework_works():
 
 def test_the_specs_of_the_readme_compress_as_it_says():
     rows = re.findall(r"\| `([^`]+)`[^|]*\| (?:about )?(\d+) times \|", README)
-    assert len(rows) == 5
+    assert len(rows) == 6
     gradient = contract.gauss(1_000_000)
     for spec, ratio in rows:
         blob = grace_ext.compressor(spec).compress(gradient)
