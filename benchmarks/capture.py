@@ -15,7 +15,7 @@ import tempfile
 
 import numpy as np
 
-from grace_ext import bench
+from grace_ext import ConfigError, bench
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 EXAMPLES = os.path.join(ROOT, "examples")
@@ -67,7 +67,7 @@ def main():
         data = fetch_fashion_mnist.fetch(fetch_fashion_mnist.default_folder())
         for name, (example, steps, options) in runs(data).items():
             print(*capture(name, example, steps, options, out), sep="\n", flush=True)
-    except (RunFailed, RuntimeError) as error:
+    except (RunFailed, RuntimeError, ConfigError, OSError) as error:
         sys.exit(f"error: {error}")
 
 

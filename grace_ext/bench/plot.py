@@ -12,7 +12,7 @@ from matplotlib import pyplot  # noqa: E402  (the backend comes first: there may
 
 _MARKERS = "osD^vP*X<>"
 _COLOURS = pyplot.get_cmap("tab20").colors
-_MOST_BITS = 20
+_MOST_BITS = 26
 
 
 def draw(results: dict, path: Path) -> None:
