@@ -17,8 +17,3 @@ class Gaps:
         self.counts = np.empty(CONTEXTS * ROW, np.int64)
         count_gaps(indices, self.counts)
         self.classes = self.counts.reshape(CONTEXTS, ROW).sum(axis=0)
-
-    def at_least(self, gap: int) -> int:
-        """How many gaps are as large as this one, a power of two."""
-        shift = max(0, gap.bit_length() - 3)
-        return int(self.classes[4 * shift + (gap >> shift):].sum())

@@ -25,8 +25,8 @@ class Varint(IndexCodec):
     def size(self, indices, d):
         return varint_bytes(indices)
 
-    def size_from(self, gaps):
-        return gaps.indices.size + sum(gaps.at_least(1 << bits) for bits in (7, 14, 21, 28))
+    def size_at_least(self, gaps):
+        return gaps.indices.size
 
     @staticmethod
     def decode(payload, d, out):
