@@ -9,6 +9,7 @@ import mmap
 import os
 import resource
 
+import contract
 import numpy as np
 import pytest
 import twins
@@ -16,6 +17,9 @@ import twins
 from grace_ext import kernels
 from grace_ext.kernels.rice import quotient_room, remainder_bytes
 from grace_ext.kernels.topk import BINS, candidate_room, sample_room
+from grace_ext.rng import Stream
+from grace_ext.value._levels import ENTROPY, pack_levels, unpack_levels
+from grace_ext.value.lloyd import Lloyd
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -104,6 +108,43 @@ def qsgd(fence, bits):
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_qsgd(bits):
     assert survives(qsgd, bits)
+
+
+def levels(fence, entropy):
+    """Whole payloads, whose last part ends at the fence; then damaged ones, which may be refused."""
+    good = True
+    for k in (*range(1, 18), 63, 64, 65, 500):
+        for alphabet, width in ((2, 1), (7, 1), (200, 20), (256, 90)):
+            drawn = np.clip(np.random.default_rng(k).standard_normal(k) * width + alphabet / 2, 0, alphabet - 1)
+            packed = pack_levels(fence(drawn.astype(np.uint8)), alphabet, entropy)
+            out = fence(np.zeros(k, np.uint8))
+            unpack_levels(fence(packed), alphabet, out)
+            good &= np.array_equal(out, drawn.astype(np.uint8))
+            for bad in contract.mutations(packed, seed=k, count=20):
+                contract.refused_or(lambda data, into, n=alphabet: unpack_levels(data, n, into), fence(bad), out)
+    return good
+
+
+@pytest.mark.parametrize("entropy", ENTROPY)
+def test_levels(entropy):
+    assert survives(levels, entropy)
+
+
+def lloyd(fence):
+    good = True
+    for k in (1, 15, 16, 17, 300):
+        for error in (0.01, 0.1, 0.5):
+            values, out = np.random.default_rng(k).standard_t(2, k).astype(np.float32), fence(np.zeros(k, np.float32))
+            payload, _ = Lloyd(error).encode(fence(values), Stream())
+            Lloyd.decode(fence(payload), out)
+            good &= np.isfinite(out).all()
+            for bad in contract.mutations(payload, seed=k):
+                contract.refused_or(Lloyd.decode, fence(bad), out)
+    return good
+
+
+def test_lloyd():
+    assert survives(lloyd)
 
 
 def bits(fence):
