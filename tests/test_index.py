@@ -317,13 +317,21 @@ def test_statistics_and_bounds(name):
 
 
 @pytest.mark.parametrize("name", [*inputs(), *contract.supports()])
-def test_auto_takes_the_shortest_without_encoding(name, monkeypatch):
+def test_auto_takes_about_the_shortest_without_encoding(name, monkeypatch):
     indices, d = {**inputs(), **contract.supports()}[name]
     sizes = {codec.name: codec.encode(indices, d)[0].size for codec in fixed(d)}
     for text in FIXED:
         monkeypatch.setattr(registry.lookup("index", text), "encode", None)
     chosen = registry.lookup("index", "auto")().choose(indices, d)
-    assert sizes[chosen.name] == min(sizes.values())
+    assert sizes[chosen.name] <= min(sizes.values()) * 1.005
+    assert sizes[chosen.name] == min(sizes.values()) or min(sizes, key=sizes.get) == "huffman"
+
+
+def test_auto_leaves_huffman_where_it_saves_next_to_nothing():
+    """At random positions Rice is as short within half a percent, and three times as fast; where they cluster it is not."""
+    names = [registry.lookup("index", "auto")().choose(indices, d).name
+             for indices, d in ((ascending(10**6, 100_000), 10**6), inputs()["scales that vary"])]
+    assert names == ["rice", "huffman"]
 
 
 def test_bounds_spare_the_sizes_of_codecs_that_cannot_win(monkeypatch):

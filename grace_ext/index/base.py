@@ -25,6 +25,8 @@ class IndexCodec(Stage):
     shifts = False
     #: Encodes any support. Otherwise the compressor calls it where the sparsifier's positions are made for it.
     universal = True
+    #: Whether others encode and decode several times as fast: then `auto` wants half a percent for it.
+    slow = False
 
     def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         """indices: uint32[k], strictly ascending, below d, k >= 1 -> (payload uint8[m], support uint32[k'])."""

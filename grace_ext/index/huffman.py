@@ -25,6 +25,7 @@ class Huffman(IndexCodec):
     """
 
     name, id = "huffman", 5
+    slow = True
 
     def __init__(self, scheme: str = "gaps"):
         if scheme not in _SCHEMES:
