@@ -1,0 +1,121 @@
+"""Published methods by name, and the dictionaries of GRACE and DeepReduce."""
+
+import re
+
+import contract
+import numpy as np
+import pytest
+
+import grace_ext
+from grace_ext import ConfigError, from_params
+from grace_ext.container import parse
+from grace_ext.presets import PRESETS
+
+#: The largest relative error that each leaves on the values it sends, of a normal gradient's top 1 %.
+LOSSLESS = ("dr-bf-p0", "dr-bf-p1", "dr-bf-p2", "dr-rle", "dr-huffman", "dr-deflate")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_contract(name):
+    c = grace_ext.compressor(name)
+    assert grace_ext.compressor(str(c)) == c
+    for gradient in contract.gradients().values():
+        if not c.index.shifts:
+            contract.check_compressor(c, gradient)
+    for d in (1, 700, 30_000):
+        contract.check_feedback(c, [contract.gauss(d), contract.gauss(d, 1)])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_it_is_what_its_name_says(name):
+    """On a gradient that is large enough, the sections are written by the codecs that the preset names."""
+    gradient = contract.gauss(300_000)
+    c = grace_ext.compressor(name)
+    parsed = parse(c.compress(gradient))
+    assert parsed.value_id == c.value.id and (c.index.id is None or c.dense or parsed.index_id == c.index.id)
+    assert (parsed.transform is not None) == (c.transform is not None)
+    sent = grace_ext.decompress(c.compress(gradient), gradient.size)
+    if name in LOSSLESS:
+        assert np.array_equal(sent[sent != 0], gradient[sent != 0])
+    assert sent @ gradient > (0 if c.index.shifts else 0.2) * np.linalg.norm(sent) * np.linalg.norm(gradient) - 20
+
+
+def test_another_density():
+    assert grace_ext.compressor("dr-rle:0.1") == grace_ext.compressor("topk:0.1/rle/raw")
+    assert grace_ext.compressor(" dr-bf-p2-qsgd ").sparsifier.density == 0.01
+    for wrong, message in (("dr-rle:2", "topk: density=2"), ("dr-rle:", "density"), ("3lc:0.1", "takes no density"),
+                           ("dr-rle/raw", "unknown sparsifier 'dr-rle'")):
+        with pytest.raises(ConfigError, match=message):
+            grace_ext.compressor(wrong)
+
+
+GRACE = [
+    ({}, "dense/raw", "none", "allreduce"),
+    ({"compressor": "topk", "compress_ratio": 0.01, "memory": "residual", "communicator": "allgather", "world_size": 8},
+     "topk:0.01", "residual", "allgather"),
+    ({"compressor": "topk"}, "topk:0.3", "none", "allgather"),
+    ({"compressor": "randomk", "compress_ratio": 0.1, "communicator": "allreduce"}, "randomk:0.1", "none", "allreduce"),
+    ({"compressor": "fp16", "communicator": "broadcast"}, "dense/fp16", "none", "allgather"),
+    ({"compressor": "dgc", "compress_ratio": 0.05, "memory": "residual"}, "dgc:0.05", "residual", "allgather"),
+    ({"compressor": "qsgd", "quantum_num": 64}, "dense/qsgd:levels=64:norm=l2", "none", "allgather"),
+    ({"compressor": "threshold", "threshold": 0.01}, "threshold:0.01", "none", "allgather"),
+    ({"compressor": "threshold", "threshold": 0.0}, "nonzero", "none", "allgather"),
+    ({"compressor": "powersgd", "memory": "powersgd", "compress_rank": 4}, "powersgd:4", "residual", "allreduce"),
+    ({"compressor": "sketch", "quantiles": 32}, "dense/sketchml:32", "none", "allgather"),
+    ({"compressor": "3lc", "sparsity_multiplier": 1.5}, "dense/threelc:1.5", "none", "allgather"),
+    ({"compressor": "SKCompressCPU", "num_quantiles": 128, "sparsifier": "threshold", "threshold": 0.0},
+     "nonzero/huffman/sketchml:128:entropy=huffman", "none", "allgather"),
+] + [({"compressor": name}, f"dense/{name}", "none", "allgather") for name in ("terngrad", "onebit", "natural")]
+TOPK = {"compressor": "topk", "compress_ratio": 0.01, "memory": "residual", "communicator": "allgather"}
+DEEPREDUCE = [
+    ({"deepreduce": "index", "index": "bloom", "micro-benchmark": True}, "bloom:leftmost:fpr=0.001/raw"),
+    ({"deepreduce": "index", "index": "bloom", "policy": "p0", "fpr": 0.01}, "bloom:p0:fpr=0.01/raw"),
+    ({"deepreduce": "index", "index": "rle"}, "rle/raw"),
+    ({"deepreduce": "index", "index": "huffman"}, "huffman:bytes/raw"),
+    ({"deepreduce": "index", "index": "rlhff"}, "huffman/raw"),
+    ({"deepreduce": "value"}, "auto/polyfit"),
+    ({"deepreduce": "value", "value": "polyfit_cpu", "poly_degree": 3}, "auto/polyfit:3"),
+    ({"deepreduce": "value", "value": "gzip"}, "auto/deflate:6"),
+    ({"deepreduce": "value", "value": "doubleexp"}, "auto/dexp"),
+    ({"deepreduce": "value", "value": "qsgd", "bucket_size": 128}, "auto/qsgd:levels=127:norm=l2:bucket=128"),
+    ({"deepreduce": "both"}, "bloom:leftmost:fpr=0.001/polyfit"),
+    ({"deepreduce": "both", "index": "bloom", "policy": "random", "fpr": 0.01, "value": "qsgd"},
+     "bloom:p1:fpr=0.01/qsgd:levels=127:norm=l2"),
+]
+
+
+@pytest.mark.parametrize(("params", "spec", "memory", "communicator"), GRACE)
+def test_params_of_grace(params, spec, memory, communicator):
+    before = dict(params)
+    found = from_params(params)
+    assert params == before
+    assert str(grace_ext.compressor(found["compression"])) == str(grace_ext.compressor(spec))
+    assert (found["memory"], found["communicator"]) == (memory, communicator)
+
+
+@pytest.mark.parametrize(("params", "spec"), DEEPREDUCE)
+def test_params_of_deepreduce(params, spec):
+    found = from_params({**TOPK, **params})
+    assert grace_ext.compressor(found["compression"]) == grace_ext.compressor(f"topk:0.01/{spec}")
+    assert found["memory"] == "residual" and found["communicator"] == "allgather"
+
+
+@pytest.mark.parametrize(("params", "message"), [
+    ("topk", "params is a dictionary, not str"),
+    ({"compressor": "signum"}, "compressor='signum' is not there; known: 3lc, dgc"),
+    ({"compressor": ["topk"]}, "is not there"),
+    ({"compressor": "topk", "compres_ratio": 0.1}, "compres_ratio: unknown, or without a meaning"),
+    ({"compressor": "fp16", "compress_ratio": 0.1}, "compress_ratio: unknown, or without a meaning"),
+    ({**TOPK, "deepreduce": "index", "index": "rle", "fpr": 0.1}, "fpr: unknown, or without a meaning"),
+    ({**TOPK, "deepreduce": "indices"}, "deepreduce='indices'; allowed: None, index, value, both"),
+    ({**TOPK, "deepreduce": "index", "index": "golomb"}, "index='golomb'; allowed: bloom, bloom_cpu, rle"),
+    ({**TOPK, "deepreduce": "index", "policy": "p9"}, "policy='p9'; allowed: naive"),
+    ({**TOPK, "deepreduce": "value", "value": ["qsgd"]}, re.escape("value=['qsgd']; allowed: polyfit")),
+    ({"compressor": "fp16", "deepreduce": "value"}, "deepreduce='value' needs one of topk, randomk"),
+    ({"memory": "dgc"}, "memory='dgc'; allowed: none, residual, powersgd"),
+    ({"communicator": "ring"}, "communicator='ring'; allowed: None, allreduce, allgather, broadcast"),
+    ({"compressor": "topk", "compress_ratio": 3}, "topk: density=3"),
+])
+def test_params_that_cannot_be(params, message):
+    with pytest.raises(ConfigError, match=message):
+        from_params(params)
