@@ -1,4 +1,4 @@
-"""Entropy-coded scalar quantization to a given error: the fewest bits a value of all codecs here.
+"""Entropy-coded scalar quantization to a given error: no codec here needs noticeably fewer bits at an equal error.
 
 Equal steps, a dead zone around 0 or a gap up to the smallest magnitude, and centroids as in Lloyd, Least squares
 quantization in PCM, 1982; a uniform quantizer with an entropy code is within 0.255 bits of the rate-distortion bound
@@ -22,9 +22,9 @@ _SMALLEST_ERROR, _LARGEST_ERROR = 0.01, 0.9
 
 @register
 class Lloyd(ValueCodec):
-    """error: the relative L2 error to aim at, 0.01 to 0.9; met within a few percent, or stayed below where fewer bits
-    would not come of more. entropy: ans, huffman or none. Not stochastic: each value goes to the nearest level or to a
-    smaller one, so the result is biased towards zero, which error feedback makes good.
+    """error: the relative L2 error to aim at, 0.01 to 0.9; met within a few percent, smaller where a larger one would not
+    save bits. entropy: ans, huffman or none. Not stochastic: each value goes to a level near it, or to 0 if it is small,
+    so the result is biased, which error feedback makes good.
     """
 
     name, id = "lloyd", 14
