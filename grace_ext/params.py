@@ -135,8 +135,8 @@ _VALUE = {
     "polyfit_cpu": lambda read: f"polyfit:{read('poly_degree', 5)}",
     "dexp": lambda read: "dexp",
     "doubleexp": lambda read: "dexp",
-    "gzip": lambda read: "deflate:6",
-    "deflate": lambda read: "deflate:6",
+    "gzip": lambda read: "deflate",
+    "deflate": lambda read: "deflate",
     "qsgd": lambda read: _qsgd(read, 127),
     "sketch": lambda read: f"sketchml:{read('num_quantiles', 64)}",
 }

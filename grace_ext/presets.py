@@ -18,7 +18,7 @@ PRESETS = {
     "dr-huffman": f"{_TOPK}/huffman:bytes/raw",
     "dr-fit-poly": f"{_TOPK}/raw/polyfit",
     "dr-fit-dexp": f"{_TOPK}/raw/dexp",
-    "dr-deflate": f"{_TOPK}/raw/deflate:6",
+    "dr-deflate": f"{_TOPK}/raw/deflate",
     "dr-qsgd": f"{_TOPK}/raw/qsgd:7:norm=l2",
     "dr-bf-p0-fit-poly": f"{_TOPK}/bloom:p0:fpr=0.001/polyfit",
     "dr-bf-p1-fit-poly": f"{_TOPK}/bloom:p1:fpr=0.001/polyfit",
