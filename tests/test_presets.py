@@ -75,7 +75,7 @@ DEEPREDUCE = [
     ({"deepreduce": "index", "index": "rlhff"}, "huffman/raw"),
     ({"deepreduce": "value"}, "auto/polyfit"),
     ({"deepreduce": "value", "value": "polyfit_cpu", "poly_degree": 3}, "auto/polyfit:3"),
-    ({"deepreduce": "value", "value": "gzip"}, "auto/deflate:6"),
+    ({"deepreduce": "value", "value": "gzip"}, "auto/deflate"),
     ({"deepreduce": "value", "value": "doubleexp"}, "auto/dexp"),
     ({"deepreduce": "value", "value": "qsgd", "bucket_size": 128}, "auto/qsgd:levels=127:norm=l2:bucket=128"),
     ({"deepreduce": "both"}, "bloom:leftmost:fpr=0.001/polyfit"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
 
 import grace_ext
-from grace_ext import ContainerError, registry
+from grace_ext import ContainerError, kernels, registry
 from grace_ext.container import parse, split
 from grace_ext.decoder import decode_sum
 
@@ -122,7 +122,7 @@ section = st.one_of(st.binary(max_size=60), st.lists(st.integers(0, 40), max_siz
 
 
 @given(fields=st.fixed_dictionaries(
-    {"d": st.integers(0, 40), "index": st.integers(0, 11), "value": st.integers(0, 8)},
+    {"d": st.integers(0, 40), "index": st.integers(0, 11), "value": st.integers(0, 15)},
     optional={"flags": st.integers(0, 255), "k": number, "index_length": number, "value_length": number,
               "shape": st.lists(number, max_size=3), "index_section": section, "value_section": section,
               "order_section": st.binary(max_size=8), "transform": st.binary(max_size=4)}))
@@ -158,10 +158,11 @@ def test_mutated_containers(text, data):
 
 def test_memory_is_bounded_by_the_expected_size():
     """A few hundred bytes must not cost more than a few times the dense gradient, whatever they claim."""
+    kernels.warmup()  # what their loading takes is not the containers' doing
     d = 100_000
     rng = np.random.default_rng(0)
     claims = []
-    for value in range(1, 9):
+    for value in range(1, 16):
         for index in range(12):
             for k in (1, 1000, d):
                 for size in (0, 1, 60, 500):
