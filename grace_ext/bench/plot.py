@@ -62,10 +62,11 @@ def _rate_distortion(axes, run, where):
         if row["lossless"]:
             lossless.append(f"{row['stage']} {row['bits']:.1f}")
         elif row["error"] > 0:
-            lines[row["curve"], row["name"], row["peer"]].append((row["error"], row["bits"]))
-    names = list(dict.fromkeys(name if not peer else curve for curve, name, peer in lines))
+            name = row["curve"] if row["peer"] else row["name"]
+            lines[row["curve"], name, row["peer"]].append((row["error"], row["bits"]))
+    names = list(dict.fromkeys(name for _, name, _ in lines))
     for (curve, name, peer), points in lines.items():
-        place = names.index(curve if peer else name)
+        place = names.index(name)
         style = "--" if peer else "-" if curve == name else ":"
         axes.plot(*_columns(sorted(points)), marker=_MARKERS[place % len(_MARKERS)], color=_COLOURS[place % 20],
                   linestyle=style, label=f"{curve} (library)" if peer else curve)
@@ -75,7 +76,7 @@ def _rate_distortion(axes, run, where):
     axes.set(xscale="log", xlim=(0.002, 1.5), ylim=(0, _MOST_BITS), xlabel="relative 2-norm error",
              ylabel="bits per value", title=f"value codecs, {where}")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, ncols=2)
+    axes.legend(fontsize=8, ncols=3, loc="upper right")
 
 
 def _selection(axes, run):

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import textwrap
 
-_HOW = ("Times: the median of {repetitions} repetitions (fewer, but at least three, where they take more than ten "
+_HOW = ("Times: the median of {repetitions} repetitions (fewer, but at least three, where they take more than some "
         "seconds) and in parentheses the minimum, as multiples of one memcpy (np.copyto) of the gradient. What is "
         "compared took turns with that memcpy. Everything ran on one thread.")
 _RATES = ("encode M/s", "decode M/s", "encode x memcpy", "decode x memcpy")

@@ -5,6 +5,7 @@ import numpy as np
 from .. import container
 from ..compressor import Compressor
 from ..decoder import decode_sum
+from ..presets import PRESETS
 from .subject import PATIENCE, Contestant, Subject, relative_error, touch
 
 _PRESET_PATIENCE = 1.0  # there are many, and some are slow; see subject.AT_LEAST
@@ -37,5 +38,5 @@ def road(subject: Subject, spec: str, one: Compressor, ranks: int, patience: flo
 
 def preset(subject: Subject, name: str, one: Compressor) -> list[dict]:
     """The same for a preset, with the container of one rank."""
-    (row,) = road(subject, str(one), one, 1, _PRESET_PATIENCE)
+    (row,) = road(subject, PRESETS[name], one, 1, _PRESET_PATIENCE)
     return [{"preset": name, **row}]

@@ -19,8 +19,8 @@ from ..presets import PRESETS
 from . import inputs, parts, road
 from .subject import Subject
 
-SPECS = ("topk:0.01/auto/qsgd:7", "topk:0.001/auto/qsgd:7", "topk:0.01/auto/raw", "topk:0.1/auto/qsgd:4",
-         "topk:0.1/auto/qsgd:8", "dense/qsgd:8", "dense/fp16")
+SPECS = ("topk:0.01/auto/qsgd:7", "topk:0.001/auto/qsgd:7", "topk:0.01/auto/raw", "topk:0.01/auto/lloyd:0.075",
+         "topk:0.1/auto/qsgd:4", "topk:0.1/auto/qsgd:8", "topk:0.1/auto/lloyd:0.075", "dense/qsgd:8", "dense/fp16")
 KINDS = ("selection", "index", "value", "transform", "lowrank", "road", "preset")
 _DENSITIES = (0.001, 0.01, 0.1)
 _SIMD = ("avx512f", "avx512vbmi2", "avx2", "avx", "sse4.2", "sve", "neon")
@@ -56,10 +56,7 @@ def plan(*, input=("heavy",), size=None, density=None, spec=None, ranks=8, repet
     for one, made in compressors.items():
         if made.lowrank is not None:
             raise ConfigError(f"--spec {one}: makes no container; what is measured here are containers")
-    presets = {}
-    for name in () if spec else PRESETS:
-        with contextlib.suppress(ConfigError):  # some of its parts may not be there
-            presets[name] = compressor(name)
+    presets = {} if spec else {name: compressor(name) for name in PRESETS}
     return Plan(gradients, densities, compressors, presets, ranks, repetitions or (3 if quick else 9), peers)
 
 
