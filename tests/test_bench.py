@@ -173,7 +173,8 @@ def test_bench_tells_volume_and_error_of_roads(figures):
 def test_bench_measures_presets_unless_specs_are_given(figures):
     assert figures["runs"][0]["preset"] == []
     made = bench.plan().presets
-    assert list(made) == list(PRESETS) and all(str(one) == str(grace_ext.compressor(PRESETS[name])) for name, one in made.items())
+    assert list(made) == list(PRESETS)
+    assert all(str(one) == str(grace_ext.compressor(PRESETS[name])) for name, one in made.items())
     subject = Subject(np.random.default_rng(2).standard_normal(3000, np.float32), 1, False)
     (row,) = road.preset(subject, "dr-qsgd", made["dr-qsgd"])
     assert row["preset"] == "dr-qsgd" and row["ranks"] == 1 and row["spec"] == PRESETS["dr-qsgd"]

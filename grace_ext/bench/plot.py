@@ -12,7 +12,7 @@ from matplotlib import pyplot  # noqa: E402  (the backend comes first: there may
 
 _MARKERS = "osD^vP*X<>"
 _COLOURS = pyplot.get_cmap("tab20").colors
-_MOST_BITS = 26
+_MOST_BITS = 22
 
 
 def draw(results: dict, path: Path) -> None:
@@ -50,7 +50,7 @@ def _index(axes, run):
     axes.set(xscale="log", yscale="log", xlabel="density", ylabel="bits per index")
     _plain_numbers(axes.yaxis, (1, 2, 3, 4, 6, 8, 10, 15, 20, 32, 100, 300, 1000), axes.get_ylim())
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, ncols=2)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3, fontsize=8)
 
 
 def _rate_distortion(axes, run, where):
@@ -72,11 +72,11 @@ def _rate_distortion(axes, run, where):
                   linestyle=style, label=f"{curve} (library)" if peer else curve)
     errors = np.geomspace(0.002, 1)
     axes.plot(errors, -np.log2(errors), "k--", label="½ log2(1 / D), Gaussian values, D = error²")
-    axes.text(0.02, 0.02, "bits of lossless codecs: " + ", ".join(lossless), transform=axes.transAxes, fontsize=8)
+    axes.text(0.02, 0.97, "bits of lossless codecs: " + ", ".join(lossless), transform=axes.transAxes, fontsize=8)
     axes.set(xscale="log", xlim=(0.002, 1.5), ylim=(0, _MOST_BITS), xlabel="relative 2-norm error",
              ylabel="bits per value", title=f"value codecs, {where}")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, ncols=3, loc="upper right")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3, fontsize=8)
 
 
 def _selection(axes, run):
