@@ -93,7 +93,8 @@ def fp16(section, k):
 
 def qsgd(section, k):
     bits, bucket, flags = section[0], 1 << (section[1] & 15), section[1] & 0x70
-    s, at = (section[2], 3) if flags & 0x40 else (2 ** (bits - 1) - 1, 2)
+    at = 2 + (flags & 0x40 > 0) * (1 if bits <= 8 else 2)
+    s = int.from_bytes(section[2:at], "little") if flags & 0x40 else 2 ** (bits - 1) - 1
     count = math.ceil(k / bucket)
     norms = struct.unpack_from(f"<{count}f", section, at)
     rest = section[at + 4 * count:]

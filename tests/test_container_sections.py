@@ -53,7 +53,7 @@ def test_rice():
 
 
 @pytest.mark.parametrize("head", [
-    "", "08", "0103", "0903", "0402", "0410", "0483", "0443", "044307", "044303", "084380", "014300"])
+    "", "08", "0103", "0402", "0410", "0483", "0443", "044307", "044303", "084380", "014300", "1103"])
 def test_qsgd_parameters(head):
     """Also: a reserved bit, levels that are missing, those that bits says, of another width, too many, none."""
     for section in (bytes.fromhex(head), bytes.fromhex(head) + bytes(20)):
@@ -73,6 +73,12 @@ def test_qsgd():
     refused("a code is out of range", blob(1, b"\x40"))  # unused bits
     assert grace_ext.decompress(blob(4, b"\x44\x00", b"\x03\x43\x02"), 8).tolist() == [0, 4, 0, 0, -4, 0, 0, -2]
     refused("a code is out of range", blob(4, b"\x05\0", b"\x03\x43\x02"))
+    wide = (0x1FE | 0xFF << 9).to_bytes(4, "little")  # of 9 bits: 510, 255, 0; 255 levels need no count
+    assert grace_ext.decompress(blob(2, wide, b"\x09\x03"), 8).tolist() == [0, 2, 0, 0, 0, 0, 0, -2]
+    refused("a code is out of range", blob(2, b"\xff\xff\xff\x07", b"\x09\x03"))
+    refused("a code is out of range", blob(2, b"\0\0\0\x08", b"\x09\x03"))  # unused bits
+    for head in (b"\x09\x43\xff\0", b"\x09\x43\x7f\0", b"\x09\x23", b"\x11\x03", b"\x10\x43\0\x80"):
+        refused("the parameters are missing or out of range", blob(2, wide, head))
     assert grace_ext.decompress(blob(4, b"\x03\x03", b"\x03\x63\x02"), 8).tolist() == [0, 2, 0, 0, 2, 0, 0, 2]
     refused("do not fit", blob(4, b"", b"\x03\x63\x02"))
     refused("the constant is missing or out of range", blob(4, b"\x03\x05", b"\x03\x63\x02"))

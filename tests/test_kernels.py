@@ -5,6 +5,7 @@ import pytest
 import twins
 
 from grace_ext import kernels
+from grace_ext.kernels.qsgd import qsgd_decode_wide, qsgd_encode_wide
 from grace_ext.kernels.rice import MAX_SHIFT, quotient_room, remainder_bytes
 
 GUARD = 0xA5
@@ -179,6 +180,26 @@ def test_qsgd(levels, two_norm, kind):
             assert np.isfinite(out).all()
             assert (abs(out.astype(float) - values) <= np.repeat(norms, bucket)[:k].astype(float) / levels
                     * (1 + 1e-5) + 2.0**-119).all(), "an error of more than one level"
+
+
+@pytest.mark.parametrize("kind", ["normal", "huge", "tiny", "zeros", "equal"])
+@pytest.mark.parametrize("two_norm", [False, True])
+@pytest.mark.parametrize("levels", [128, 256, 1000, 32767])
+def test_qsgd_wide(levels, two_norm, kind):
+    for bucket, k in ((8, 1), (8, 100), (16, 17), (1024, 700)):
+        values = qsgd_values(kind, k)
+        norms, codes = twins.qsgd_wide(values, levels, bucket, *KEY, two_norm)
+        found_norms, found = np.empty_like(norms), np.empty(k, np.uint32)
+        qsgd_encode_wide(values, levels, bucket, two_norm, *map(np.uint32, KEY), found_norms, found)
+        assert found_norms.tobytes() == norms.tobytes() and found.tolist() == codes
+        out, intact = guarded(k, np.float32)
+        assert qsgd_decode_wide(found, levels, bucket, norms, out)
+        assert out.tobytes() == twins.unqsgd(codes, levels, bucket, norms).tobytes() and intact()
+        assert np.isfinite(out).all()
+        width = np.repeat(norms, bucket)[:k].astype(float) / levels
+        assert (abs(out.astype(float) - values) <= width * (1 + 1e-3) + 2.0**-110).all()
+        found[k // 2] = 2 * levels + 1
+        assert not qsgd_decode_wide(found, levels, bucket, norms, out)
 
 
 def test_qsgd_never_rounds_past_the_highest_level():

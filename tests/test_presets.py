@@ -58,6 +58,7 @@ GRACE = [
     ({"compressor": "fp16", "communicator": "broadcast"}, "dense/fp16", "none", "allgather"),
     ({"compressor": "dgc", "compress_ratio": 0.05, "memory": "residual"}, "dgc:0.05", "residual", "allgather"),
     ({"compressor": "qsgd", "quantum_num": 64}, "dense/qsgd:levels=64:norm=l2", "none", "allgather"),
+    ({"compressor": "qsgd"}, "dense/qsgd:levels=256:norm=l2", "none", "allgather"),
     ({"compressor": "threshold", "threshold": 0.01}, "threshold:0.01", "none", "allgather"),
     ({"compressor": "threshold", "threshold": 0.0}, "nonzero", "none", "allgather"),
     ({"compressor": "powersgd", "memory": "powersgd", "compress_rank": 4}, "powersgd:4", "residual", "allreduce"),

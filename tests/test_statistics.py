@@ -34,7 +34,7 @@ def level_width(values, codec):
 
 SAMPLED = ["qsgd:2", "qsgd:4:bucket=64", "qsgd:7", "qsgd:8:bucket=2048", "qsgd:levels=5:entropy=ans",
            "qsgd:levels=1:bucket=8:norm=l2", "qsgd:4:norm=l2", "qsgd:8:norm=l2:entropy=huffman",
-           "qsgd:levels=100:bucket=64:norm=l2:entropy=ans"]
+           "qsgd:levels=100:bucket=64:norm=l2:entropy=ans", "qsgd:levels=300:norm=l2"]
 
 
 @pytest.fixture(scope="module", params=SAMPLED)

@@ -153,6 +153,22 @@ def qsgd(values, s, bucket, low, high, two_norm=False):
     return np.array(norms, np.float32), codes
 
 
+def qsgd_wide(values, s, bucket, low, high, two_norm=False):
+    """The same with 32 random bits and in float64."""
+    f = np.float32
+    norms, codes = [], []
+    for start in range(0, len(values), bucket):
+        part = values[start:start + bucket]
+        norm = min(f(min(norm2(part), 3.4028e38)) if two_norm else max(abs(x) for x in part), f(3.4028e38))
+        norm = norm if norm >= f(2.0**-110) else f(0)
+        norms.append(norm)
+        for i, x in enumerate(part):
+            uniform = (random32(start + i, low, high) + 0.5) * 2.0**-32
+            scaled = float(x) * (s / float(norm)) if norm > 0 else 0.0
+            codes.append(int(min(max(scaled + (s + uniform), 0), 2 * s)))
+    return np.array(norms, np.float32), codes
+
+
 def norm2(values):
     """In float64: 16 sums in turn, then one after the other."""
     sums = [0.0] * 16

@@ -1,4 +1,4 @@
-"""Stochastic uniform quantization of values in buckets, packed at up to 8 bits."""
+"""Stochastic uniform quantization of values in buckets: packed at up to 8 bits, or in wide codes."""
 
 import math
 
@@ -9,6 +9,7 @@ from ._helpers import largest_magnitude, random32, spread, squeeze
 from ._intrinsics import float_of, helper, load64, store64
 
 _SMALLEST = np.float32(2.0**-119)  # below it, levels / norm would overflow; such a bucket is sent as zeros
+_SMALLEST_WIDE = np.float32(2.0**-110)
 _LARGEST = np.float32(3.4028e38)  # above it, a decoded value could round to Inf
 
 
@@ -111,3 +112,34 @@ def qsgd_decode(packed, levels, width, bucket, norms, out):
             largest = max(largest, code)
         _dequantize(codes, np.int32(levels), np.float32(norms[b] / np.float32(levels)), part)
     return largest <= 2 * levels
+
+
+@kernel("void(Array(float32, 1, 'C', readonly=True), int64, int64, boolean, uint32, uint32, float32[::1], uint32[::1])")
+def qsgd_encode_wide(values, levels, bucket, two_norm, key_low, key_high, norms, codes):
+    """As qsgd_encode for up to 32767 levels, in float64: codes: uint32[k], written, level + s each."""
+    sums = np.empty(16, np.float64)
+    s = np.float64(levels)
+    for b in range(norms.size):
+        start = b * bucket
+        part = values[start:min(values.size, start + bucket)]
+        norm = _norm2(part, sums) if two_norm else min(float_of(largest_magnitude(part)), _LARGEST)
+        if norm < _SMALLEST_WIDE:
+            norm = np.float32(0)
+        norms[b] = norm
+        scale = s / np.float64(norm) if norm > 0 else 0.0
+        for i in range(part.size):
+            uniform = (np.float64(random32(np.uint32(start + i), key_low, key_high)) + 0.5) * 2.0**-32
+            codes[start + i] = np.uint32(min(max(np.float64(part[i]) * scale + (s + uniform), 0.0), s + s))
+
+
+@kernel("boolean(Array(uint32, 1, 'C', readonly=True), int64, int64, Array(float32, 1, 'C', readonly=True), float32[::1])")
+def qsgd_decode_wide(codes, levels, bucket, norms, out):
+    """The inverse of qsgd_encode_wide. False if a code is out of range."""
+    largest = np.uint32(0)
+    for b in range(norms.size):
+        start = b * bucket
+        scale = np.float32(norms[b] / np.float32(levels))
+        for i in range(start, min(out.size, start + bucket)):
+            largest = max(largest, codes[i])
+            out[i] = np.float32(np.float32(np.int64(codes[i]) - levels) * scale)
+    return np.int64(largest) <= 2 * levels

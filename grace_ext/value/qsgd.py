@@ -8,13 +8,16 @@ bits, but with an entropy code, which takes the place of their Elias code, the 2
 import numpy as np
 
 from ..errors import ConfigError, ContainerError
-from ..kernels import qsgd_decode, qsgd_encode
+from ..kernels import pack_bits, qsgd_decode, qsgd_encode, unpack_bits
+from ..kernels.qsgd import qsgd_decode_wide, qsgd_encode_wide
 from ..registry import register
 from ..scratch import scratch
 from ._levels import check_entropy, pack_levels, unpack_levels
 from .base import ValueCodec
 
-MIN_BITS, MAX_BITS, MAX_LEVELS = 2, 8, 127
+MIN_BITS, MAX_BITS, MAX_LEVELS = 2, 8, 32767
+_NARROW = 127  # so many levels fit a byte a code
+_WIDTHS = range(2, 17)  # of a code
 NORMS = ("max", "l2")
 # The second byte: the bucket's logarithm, and what is not as in the simplest form.
 _BUCKET, _TWO_NORM, _CODED, _COUNTED = 0x0F, 0x10, 0x20, 0x40
@@ -24,8 +27,8 @@ _BUCKET, _TWO_NORM, _CODED, _COUNTED = 0x0F, 0x10, 0x20, 0x40
 class QSGD(ValueCodec):
     """bits: 2 to 8 a value, sign included, so 2**(bits-1) - 1 levels. bucket: values that share a norm, 8 to 32768.
 
-    levels: 1 to 127 levels on each side of zero, instead of bits; 0 leaves it to bits. norm: max or l2, what the highest
-    level stands for. entropy: none, huffman or ans, a lossless code of the levels.
+    levels: 1 to 32767 levels on each side of zero, instead of bits; 0 leaves it to bits. norm: max or l2, what the highest
+    level stands for. entropy: none, huffman or ans, a lossless code of up to 127 levels.
     """
 
     name, id = "qsgd", 3
@@ -45,6 +48,8 @@ class QSGD(ValueCodec):
         self.levels = levels
         self.norm = norm
         self.entropy = check_entropy("qsgd", entropy)
+        if levels > _NARROW and entropy != "none":
+            raise ConfigError(f"qsgd: entropy={entropy} with levels={levels}; allowed: up to {_NARROW} levels")
 
     def encode(self, values, stream):
         k, levels = values.size, self.levels or _levels_of(self.bits)
@@ -52,12 +57,27 @@ class QSGD(ValueCodec):
         coded, counted = self.entropy != "none", levels != _levels_of(bits)
         width = 8 if coded else bits
         norms = np.empty(-(-k // self.bucket), np.float32)
+        if levels > _NARROW:
+            payload = self._encode_wide(values, bits, norms, stream)
+            return self._join(bits, counted * _COUNTED, norms, payload), None
         packed = scratch("qsgd_codes", np.uint8, k + 8) if coded else np.empty(k * width // 8 + 8, np.uint8)
         qsgd_encode(values, levels, width, self.bucket, self.norm == "l2", *map(np.uint32, stream.key()), norms, packed)
         payload = pack_levels(packed[:k], 2 * levels + 1, self.entropy) if coded else packed[:-(-k * width // 8)]
-        flags = (self.norm == "l2") * _TWO_NORM + coded * _CODED + counted * _COUNTED
-        head = np.array([bits, self.bucket.bit_length() - 1 + flags] + [levels] * counted, np.uint8)
-        return np.concatenate([head, norms.astype("<f4").view(np.uint8), payload]), None
+        return self._join(bits, coded * _CODED + counted * _COUNTED, norms, payload), None
+
+    def _encode_wide(self, values, bits, norms, stream):
+        codes = scratch("qsgd_wide", np.uint32, values.size)
+        qsgd_encode_wide(values, self.levels, self.bucket, self.norm == "l2", *map(np.uint32, stream.key()), norms, codes)
+        packed = np.empty(-(-values.size * bits // 8), np.uint8)
+        pack_bits(codes, bits, packed)
+        return packed
+
+    def _join(self, bits, flags, norms, payload):
+        flags += (self.norm == "l2") * _TWO_NORM
+        head = bytes((bits, self.bucket.bit_length() - 1 + flags))
+        if flags & _COUNTED:
+            head += self.levels.to_bytes(1 if bits <= MAX_BITS else 2, "little")
+        return np.concatenate([np.frombuffer(head, np.uint8), norms.astype("<f4").view(np.uint8), payload])
 
     @staticmethod
     def decode(payload, out):
@@ -69,11 +89,17 @@ class QSGD(ValueCodec):
         norms = np.frombuffer(payload[start:end], "<f4").astype(np.float32)
         if not (np.isfinite(norms) & (norms >= 0)).all():
             raise ContainerError("qsgd: a norm is negative or not finite")
-        if coded:
+        if levels > _NARROW:
+            codes = scratch("qsgd_wide", np.uint32, k)
+            unpack_bits(payload[end:], bits, codes)
+            fits = qsgd_decode_wide(codes, levels, bucket, norms, out)
+        elif coded:
             codes = scratch("qsgd_codes", np.uint8, k)
             unpack_levels(payload[end:], 2 * levels + 1, codes)
-            qsgd_decode(codes, levels, 8, bucket, norms, out)
-        elif not qsgd_decode(payload[end:], levels, bits, bucket, norms, out) or int(payload[-1]) >> 8 - -k * bits % 8:
+            fits = qsgd_decode(codes, levels, 8, bucket, norms, out)
+        else:
+            fits = qsgd_decode(payload[end:], levels, bits, bucket, norms, out)
+        if not fits or not coded and int(payload[-1]) >> 8 - -k * bits % 8:
             raise ContainerError("qsgd: a code is out of range")
 
 
@@ -83,10 +109,11 @@ def _levels_of(bits: int) -> int:
 
 def _parameters(payload) -> tuple[int, int, bool, int]:
     """(levels, bucket, whether the codes are coded, bytes used), checked; only one spelling of each is allowed."""
-    bits, second = (int(payload[0]), int(payload[1])) if payload.size >= 3 else (0, 0)
-    counted = bool(second & _COUNTED)
-    levels = int(payload[2]) if counted else _levels_of(bits) if MIN_BITS <= bits <= MAX_BITS else 0
+    bits, second = (int(payload[0]), int(payload[1])) if payload.size >= 4 else (0, 0)
+    counted, coded = bool(second & _COUNTED), bool(second & _CODED)
+    start = 2 + counted * (1 if bits <= MAX_BITS else 2)
+    levels = int.from_bytes(payload[2:start].tobytes(), "little") if counted else _levels_of(bits) if bits in _WIDTHS else 0
     if (not 1 <= levels <= MAX_LEVELS or (2 * levels).bit_length() != bits or counted and levels == _levels_of(bits)
-            or not 3 <= second & _BUCKET <= 15 or second & 0x80):
+            or coded and levels > _NARROW or not 3 <= second & _BUCKET <= 15 or second & 0x80):
         raise ContainerError("qsgd: the parameters are missing or out of range")
-    return levels, 1 << (second & _BUCKET), bool(second & _CODED), 2 + counted
+    return levels, 1 << (second & _BUCKET), coded, start

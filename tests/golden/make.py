@@ -40,6 +40,7 @@ def cases():
     found["qsgd-2-bits"] = {"spec": "topk:1.0/bitmap/qsgd:2:bucket=8"}
     found["qsgd-7-bits"] = {"spec": "topk:0.2/rice/qsgd:7:bucket=16"}
     found["qsgd-5-levels"] = {"spec": "dense/qsgd:levels=5:bucket=16:norm=l2"}
+    found["qsgd-1000-levels"] = {"spec": "dense/qsgd:levels=1000:bucket=32"}
     found["qsgd-huffman"] = {"spec": "dense/qsgd:4:norm=l2:entropy=huffman"}
     found["qsgd-ans"] = {"spec": "dense/qsgd:4:bucket=1024:norm=l2:entropy=ans"}
     found["minmax-4-bits"] = {"spec": "dense/minmax:4:chunk=40"}
