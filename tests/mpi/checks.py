@@ -1,79 +1,12 @@
-"""What is checked inside the ranks of one job. Run by worker.py; every function is one test under every launcher."""
-
-import contextlib
-import tempfile
-from pathlib import Path
+"""What is checked inside the ranks of one job: the training loop. Every function is one test under every launcher."""
 
 import horovod.torch as hvd
 import numpy as np
 import torch
+from harness import batches, check, compressed, flat, horovod, model, raises, same_on_all_ranks, train
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
-from grace_ext.capture import Capture
-
-CHECKS = {}
-
-
-def check(function):
-    CHECKS[function.__name__] = function
-    return function
-
-
-def model(seed=1):
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(),
-        torch.nn.Linear(16 * 13 * 13, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-
-
-def batches(steps, batch=8):
-    generator = torch.Generator().manual_seed(100 + hvd.rank())
-    for _ in range(steps):
-        yield torch.randn(batch, 1, 28, 28, generator=generator), torch.randint(0, 10, (batch,), generator=generator)
-
-
-def train(wrap, steps=5, net=None, passes=1):
-    """Train on other data on every rank; returns the flat parameters, the optimizer and the model."""
-    net = net or model()
-    optimizer = wrap(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9), net.named_parameters())
-    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    data = batches(steps * passes)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        for _ in range(passes):
-            x, y = next(data)
-            torch.nn.functional.cross_entropy(net(x), y).backward()
-        optimizer.step()
-    return flat(net), optimizer, net
-
-
-def flat(net):
-    return torch.cat([p.detach().double().flatten() for p in net.parameters()])
-
-
-def same_on_all_ranks(tensor):
-    gathered = hvd.allgather(tensor[None].contiguous())
-    assert all(torch.equal(gathered[0], row) for row in gathered), "ranks hold different bits"
-
-
-def horovod(**options):
-    return lambda optimizer, named: hvd.DistributedOptimizer(optimizer, named_parameters=named, **options)
-
-
-def compressed(spec="topk:0.01/rice/qsgd:7", **options):
-    return lambda optimizer, named: DistributedOptimizer(optimizer, named, spec, **options)
-
-
-@contextlib.contextmanager
-def raises(error, text):
-    try:
-        yield
-    except error as caught:
-        assert text in str(caught), f"{caught} does not say {text!r}"
-    else:
-        raise AssertionError(f"no {error.__name__} with {text!r}")
 
 
 @check
@@ -152,40 +85,6 @@ def residual_plus_sent_is_the_gradient():
             before[name] = after
         with optimizer.skip_synchronize():
             optimizer.step()
-
-
-@check
-def random_positions_go_by_allreduce_and_by_allgather():
-    results = {}
-    for communicator in ("allgather", "allreduce"):
-        ours, optimizer, net = train(compressed("randomk:0.05", communicator=communicator), steps=6)
-        same_on_all_ranks(ours)
-        results[communicator] = ours
-        buckets = [b for b in optimizer._grace.exchange.buckets if str(b.compressor).startswith("randomk")]
-        assert buckets and all(b.communicator.name == communicator and b.memory.stateful for b in buckets)
-        state = optimizer._grace.exchange.state_dict()
-        assert any(np.count_nonzero(residual) for residual in state.values()), "error feedback keeps nothing"
-        stats = optimizer.compression_stats()["compressed"]
-        assert 19 < stats["ratio"] <= 20.5, stats
-    assert torch.allclose(results["allgather"], results["allreduce"], rtol=0, atol=1e-5)
-    before = optimizer._grace.exchange.state_dict()
-
-    def poison(gradient):
-        gradient = gradient.clone()
-        gradient.view(-1)[7] = float("nan")  # most likely at a position that is not sent
-        return gradient
-
-    if hvd.rank() == hvd.size() - 1:
-        net[5].weight.register_hook(poison)
-    for x, y in batches(1):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(net(x), y).backward()
-        optimizer.synchronize()
-    assert torch.isnan(net[5].weight.grad).all()
-    after = optimizer._grace.exchange.state_dict()
-    assert all(np.array_equal(before[name], after[name]) for name in before), "a memory changed"
-    with raises(ConfigError, "memory 'none'"):
-        train(compressed("randomk:0.05:unbiased=true"), steps=1)
 
 
 @check
@@ -308,42 +207,6 @@ def _poison(spec):
 
 
 @check
-def powersgd_is_the_low_rank_average_with_feedback():
-    net = model()
-    optimizer = compressed("powersgd:2")(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9), net.named_parameters())
-    weight, state = net[5].weight, {}
-    for x, y in batches(6):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(net(x), y).backward()
-        own = weight.grad.double().numpy().copy()
-        if state:
-            own += state["5.weight"].reshape(weight.shape)
-        optimizer.synchronize()
-        sent = weight.grad.double().numpy()
-        if state:  # from here on it is known what the step began with
-            mean = hvd.allgather(torch.from_numpy(own)[None]).numpy().mean(axis=0)
-            basis = np.linalg.qr(mean @ state["lowrank:5.weight"].reshape(2, -1).T)[0]
-            expected = basis @ (basis.T @ mean)
-            assert np.abs(sent - expected).max() < 1e-5 * np.abs(mean).max() + 1e-7, np.abs(sent - expected).max()
-        state = optimizer._grace.exchange.state_dict()
-        error = own - sent - state["5.weight"].reshape(weight.shape)
-        assert np.abs(error).max() < 1e-6 * np.abs(own).max(), "residual"
-        assert np.linalg.matrix_rank(sent, tol=1e-5 * np.linalg.norm(sent, 2)) == 2
-        with optimizer.skip_synchronize():
-            optimizer.step()
-    same_on_all_ranks(flat(net))
-    same_on_all_ranks(torch.from_numpy(state["lowrank:5.weight"]))
-    stats = optimizer.compression_stats()
-    assert stats["compressed"]["ratio"] == weight.numel() / (2 * sum(weight.shape)), stats
-    warm, _, _ = train(compressed("powersgd:2", communicator="allreduce", bucket_bytes=1), steps=3)
-    late = {"5.*": "powersgd:2:start=3", "*": "dense/raw"}
-    alone, _, _ = train(compressed("powersgd:2", memory="none", rules=late), steps=3)
-    plain, _, _ = train(horovod(), steps=3)
-    same_on_all_ranks(warm)
-    assert torch.allclose(alone, plain, rtol=0, atol=1e-6) and not torch.allclose(warm, plain, rtol=0, atol=1e-4)
-
-
-@check
 def clipping_between_synchronize_and_step():
     net = model()
     optimizer = compressed()(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
@@ -379,31 +242,6 @@ def selection_on_the_device_gives_the_same_training():
                for memory in ("residual", "none") for selection in ("host", "device")]
     assert torch.equal(results[0], results[1]) and torch.equal(results[2], results[3])
     assert not torch.equal(results[0], results[2]), "the memory made no difference"
-
-
-@check
-def capture_saves_what_rank_0_compresses():
-    results = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, selection in enumerate(("host", "device")):
-            capture = Capture(f"{folder}/{number}", [2])
-            weights, _, net = train(compressed(selection=selection, capture=capture), steps=4)
-            results.append(weights)
-            files = sorted(path.name for path in Path(folder).glob(f"{number}/*"))
-            assert files == (["2-compensated.npz", "2.npz"] if hvd.rank() == 0 else []), files
-            if files:
-                plain, compensated = (dict(np.load(f"{folder}/{number}/{name}")) for name in reversed(files))
-                sizes = {name: p.numel() for name, p in net.named_parameters()}
-                assert {name: array.size for name, array in plain.items()} == sizes, plain.keys()
-                assert plain.keys() == compensated.keys()
-                assert np.array_equal(plain["5.bias"], compensated["5.bias"]), "sent dense, so there is no residual"
-                assert not np.array_equal(plain["5.weight"], compensated["5.weight"])
-                results.append([plain, compensated])
-    plainly, _, _ = train(compressed(), steps=4)
-    assert torch.equal(results[0], plainly)
-    if hvd.rank() == 0:
-        for ours, theirs in zip(results[1], results[3], strict=True):
-            assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
 @check

@@ -1,4 +1,4 @@
-"""The PyTorch adapter under real launchers. The checks themselves are in checks.py and run inside the ranks."""
+"""The PyTorch adapter under real launchers. The checks themselves are in checks*.py and run inside the ranks."""
 
 import ast
 import json
@@ -8,8 +8,8 @@ import pytest
 from launch import LAUNCHERS, run
 
 pytestmark = pytest.mark.mpi
-SOURCE = ast.parse(Path(__file__).with_name("checks.py").read_text())
-CHECKS = [node.name for node in SOURCE.body if isinstance(node, ast.FunctionDef)
+SOURCES = [ast.parse(path.read_text()) for path in sorted(Path(__file__).parent.glob("checks*.py"))]
+CHECKS = [node.name for source in SOURCES for node in source.body if isinstance(node, ast.FunctionDef)
           and any(getattr(decorator, "id", None) == "check" for decorator in node.decorator_list)]
 
 

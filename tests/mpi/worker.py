@@ -6,6 +6,8 @@ import traceback
 from pathlib import Path
 
 import checks
+import checks_methods  # noqa: F401  (importing registers its checks)
+import harness
 import horovod.torch as hvd
 import torch
 
@@ -17,7 +19,7 @@ def main() -> None:
     for odd in (0, 1):
         checks.PROCESS_SETS.append(hvd.add_process_set(list(range(odd, hvd.size(), 2))))
     results = {}
-    for name, function in checks.CHECKS.items():
+    for name, function in harness.CHECKS.items():
         try:
             function()
             results[name] = "ok"

@@ -1,0 +1,118 @@
+"""What is checked inside the ranks of one job: methods of compression, and capture."""
+
+import tempfile
+from pathlib import Path
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from harness import batches, check, compressed, flat, horovod, model, raises, same_on_all_ranks, train
+
+from grace_ext import ConfigError
+from grace_ext.capture import Capture
+from grace_ext.presets import PRESETS
+
+
+@check
+def every_preset_trains_alike_on_all_ranks():
+    for spec in (*PRESETS, "topk:0.01/auto/lloyd:0.05", "dgc:0.05/elias_fano/natural", "topk:0.1:per=tensor/varint/bf16"):
+        weights, optimizer, _ = train(compressed(spec, rules={"*.bias": "dense/raw"}), steps=2)
+        same_on_all_ranks(weights)
+        assert torch.isfinite(weights).all(), spec
+        stats = optimizer.compression_stats()["compressed"]
+        assert stats["ratio"] > 2 and stats["bytes_out"], (spec, stats)
+
+
+@check
+def random_positions_go_by_allreduce_and_by_allgather():
+    results = {}
+    for communicator in ("allgather", "allreduce"):
+        ours, optimizer, net = train(compressed("randomk:0.05", communicator=communicator), steps=6)
+        same_on_all_ranks(ours)
+        results[communicator] = ours
+        buckets = [b for b in optimizer._grace.exchange.buckets if str(b.compressor).startswith("randomk")]
+        assert buckets and all(b.communicator.name == communicator and b.memory.stateful for b in buckets)
+        state = optimizer._grace.exchange.state_dict()
+        assert any(np.count_nonzero(residual) for residual in state.values()), "error feedback keeps nothing"
+        stats = optimizer.compression_stats()["compressed"]
+        assert 19 < stats["ratio"] <= 20.5, stats
+    assert torch.allclose(results["allgather"], results["allreduce"], rtol=0, atol=1e-5)
+    before = optimizer._grace.exchange.state_dict()
+
+    def poison(gradient):
+        gradient = gradient.clone()
+        gradient.view(-1)[7] = float("nan")  # most likely at a position that is not sent
+        return gradient
+
+    if hvd.rank() == hvd.size() - 1:
+        net[5].weight.register_hook(poison)
+    for x, y in batches(1):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.synchronize()
+    assert torch.isnan(net[5].weight.grad).all()
+    after = optimizer._grace.exchange.state_dict()
+    assert all(np.array_equal(before[name], after[name]) for name in before), "a memory changed"
+    with raises(ConfigError, "memory 'none'"):
+        train(compressed("randomk:0.05:unbiased=true"), steps=1)
+
+
+@check
+def powersgd_is_the_low_rank_average_with_feedback():
+    net = model()
+    optimizer = compressed("powersgd:2")(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9), net.named_parameters())
+    weight, state = net[5].weight, {}
+    for x, y in batches(6):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        own = weight.grad.double().numpy().copy()
+        if state:
+            own += state["5.weight"].reshape(weight.shape)
+        optimizer.synchronize()
+        sent = weight.grad.double().numpy()
+        if state:  # from here on it is known what the step began with
+            mean = hvd.allgather(torch.from_numpy(own)[None]).numpy().mean(axis=0)
+            basis = np.linalg.qr(mean @ state["lowrank:5.weight"].reshape(2, -1).T)[0]
+            expected = basis @ (basis.T @ mean)
+            assert np.abs(sent - expected).max() < 1e-5 * np.abs(mean).max() + 1e-7, np.abs(sent - expected).max()
+        state = optimizer._grace.exchange.state_dict()
+        error = own - sent - state["5.weight"].reshape(weight.shape)
+        assert np.abs(error).max() < 1e-6 * np.abs(own).max(), "residual"
+        assert np.linalg.matrix_rank(sent, tol=1e-5 * np.linalg.norm(sent, 2)) == 2
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    same_on_all_ranks(flat(net))
+    same_on_all_ranks(torch.from_numpy(state["lowrank:5.weight"]))
+    stats = optimizer.compression_stats()
+    assert stats["compressed"]["ratio"] == weight.numel() / (2 * sum(weight.shape)), stats
+    warm, _, _ = train(compressed("powersgd:2", communicator="allreduce", bucket_bytes=1), steps=3)
+    late = {"5.*": "powersgd:2:start=3", "*": "dense/raw"}
+    alone, _, _ = train(compressed("powersgd:2", memory="none", rules=late), steps=3)
+    plain, _, _ = train(horovod(), steps=3)
+    same_on_all_ranks(warm)
+    assert torch.allclose(alone, plain, rtol=0, atol=1e-6) and not torch.allclose(warm, plain, rtol=0, atol=1e-4)
+
+
+@check
+def capture_saves_what_rank_0_compresses():
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, selection in enumerate(("host", "device")):
+            capture = Capture(f"{folder}/{number}", [2])
+            weights, _, net = train(compressed(selection=selection, capture=capture), steps=4)
+            results.append(weights)
+            files = sorted(path.name for path in Path(folder).glob(f"{number}/*"))
+            assert files == (["2-compensated.npz", "2.npz"] if hvd.rank() == 0 else []), files
+            if files:
+                plain, compensated = (dict(np.load(f"{folder}/{number}/{name}")) for name in reversed(files))
+                sizes = {name: p.numel() for name, p in net.named_parameters()}
+                assert {name: array.size for name, array in plain.items()} == sizes, plain.keys()
+                assert plain.keys() == compensated.keys()
+                assert np.array_equal(plain["5.bias"], compensated["5.bias"]), "sent dense, so there is no residual"
+                assert not np.array_equal(plain["5.weight"], compensated["5.weight"])
+                results.append([plain, compensated])
+    plainly, _, _ = train(compressed(), steps=4)
+    assert torch.equal(results[0], plainly)
+    if hvd.rank() == 0:
+        for ours, theirs in zip(results[1], results[3], strict=True):
+            assert all(np.array_equal(ours[name], theirs[name]) for name in ours)

@@ -1,0 +1,71 @@
+"""What the checks of a job share. A check runs in every rank; worker.py runs all of them."""
+
+import contextlib
+
+import horovod.torch as hvd
+import torch
+
+from grace_ext.adapters.horovod_torch import DistributedOptimizer
+
+CHECKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def model(seed=1):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(),
+        torch.nn.Linear(16 * 13 * 13, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+
+
+def batches(steps, batch=8):
+    generator = torch.Generator().manual_seed(100 + hvd.rank())
+    for _ in range(steps):
+        yield torch.randn(batch, 1, 28, 28, generator=generator), torch.randint(0, 10, (batch,), generator=generator)
+
+
+def train(wrap, steps=5, net=None, passes=1):
+    """Train on other data on every rank; returns the flat parameters, the optimizer and the model."""
+    net = net or model()
+    optimizer = wrap(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9), net.named_parameters())
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    data = batches(steps * passes)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for _ in range(passes):
+            x, y = next(data)
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return flat(net), optimizer, net
+
+
+def flat(net):
+    return torch.cat([p.detach().double().flatten() for p in net.parameters()])
+
+
+def same_on_all_ranks(tensor):
+    gathered = hvd.allgather(tensor[None].contiguous())
+    assert all(torch.equal(gathered[0], row) for row in gathered), "ranks hold different bits"
+
+
+def horovod(**options):
+    return lambda optimizer, named: hvd.DistributedOptimizer(optimizer, named_parameters=named, **options)
+
+
+def compressed(spec="topk:0.01/rice/qsgd:7", **options):
+    return lambda optimizer, named: DistributedOptimizer(optimizer, named, spec, **options)
+
+
+@contextlib.contextmanager
+def raises(error, text):
+    try:
+        yield
+    except error as caught:
+        assert text in str(caught), f"{caught} does not say {text!r}"
+    else:
+        raise AssertionError(f"no {error.__name__} with {text!r}")
