@@ -19,8 +19,9 @@ from ..presets import PRESETS
 from . import inputs, parts, road
 from .subject import Subject
 
-SPECS = ("topk:0.01/auto/qsgd:7", "topk:0.001/auto/qsgd:7", "topk:0.01/auto/raw", "topk:0.01/auto/lloyd:0.075",
-         "topk:0.1/auto/qsgd:4", "topk:0.1/auto/qsgd:8", "topk:0.1/auto/lloyd:0.075", "dense/qsgd:8", "dense/fp16")
+SPECS = ("topk:0.01/rice/qsgd:7", "topk:0.01/auto/qsgd:7", "topk:0.001/auto/qsgd:7", "topk:0.01/auto/raw",
+         "topk:0.01/auto/lloyd:0.05", "topk:0.01/auto/lloyd:0.075", "topk:0.1/huffman/qsgd:8", "topk:0.1/auto/lloyd:0.075",
+         "dense/qsgd:8", "dense/fp16")
 KINDS = ("selection", "index", "value", "transform", "lowrank", "road", "preset")
 _DENSITIES = (0.001, 0.01, 0.1)
 _SIMD = ("avx512f", "avx512vbmi2", "avx2", "avx", "sse4.2", "sve", "neon")
