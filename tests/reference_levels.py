@@ -15,7 +15,29 @@ def levels(payload, alphabet, k):
     if mode == 3:
         assert len(body) == 1
         return [body[0]] * k
+    if mode == 4:
+        return blocks(body, alphabet, k)
     return {1: huffman, 2: ans}[mode](body, alphabet, k)
+
+
+def blocks(body, alphabet, k):
+    count = body[0]
+    assert 2 <= count <= 8
+    lengths, at = struct.unpack_from(f"<{count}I", body, 1), 1 + 4 * count
+    payloads = []
+    for length in lengths:
+        payloads.append(body[at:at + length])
+        at += length
+    payloads.append(body[at:])
+    assert all(payload[0] <= 3 for payload in payloads)
+    classes = levels(payloads[0], count, -(-k // 64))
+    sizes = [min(64, k - 64 * b) for b in range(len(classes))]
+    streams = []
+    for c in range(count):
+        size = sum(n for n, owner in zip(sizes, classes, strict=True) if owner == c)
+        assert size > 0
+        streams.append(iter(levels(payloads[1 + c], alphabet, size)))
+    return [next(streams[c]) for c, size in zip(classes, sizes, strict=True) for _ in range(size)]
 
 
 def table(body, alphabet, mantissa_bits):

@@ -9,8 +9,8 @@ import pytest
 
 HERE = Path(__file__).parent
 FILES = ("test_index.py", "test_kernels.py", "test_kernel_topk.py", "test_kernel_select.py", "test_kernel_bounds.py",
-         "test_kernels_quantizers.py", "test_levels.py", "test_kernel_lowrank.py", "test_kernels_bloom.py",
-         "test_dct.py", "test_lloyd.py", "test_golden.py")
+         "test_kernels_quantizers.py", "test_levels.py", "test_level_blocks.py", "test_kernel_lowrank.py",
+         "test_kernels_bloom.py", "test_dct.py", "test_lloyd.py", "test_golden.py")
 HASWELL = ("+avx2,+avx,+sse4.2,+bmi,+bmi2,+popcnt,+fma,+lzcnt,+f16c,+sse,+sse2,+sse3,+ssse3,+sse4.1,+cmov,+cx8,+fxsr,"
            "+mmx")
 CPUS = {"haswell": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": HASWELL}, "generic": {"NUMBA_CPU_NAME": "generic"}}

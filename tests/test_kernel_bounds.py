@@ -15,6 +15,7 @@ import pytest
 import twins
 
 from grace_ext import kernels
+from grace_ext.kernels.level_blocks import choose_classes, class_sizes, merge_blocks, split_blocks
 from grace_ext.kernels.rice import quotient_room, remainder_bytes
 from grace_ext.kernels.topk import BINS, candidate_room, sample_room
 from grace_ext.rng import Stream
@@ -128,6 +129,30 @@ def levels(fence, entropy):
 @pytest.mark.parametrize("entropy", ENTROPY)
 def test_levels(entropy):
     assert survives(levels, entropy)
+
+
+def level_blocks(fence):
+    good = True
+    for k in (*range(1, 18), 63, 64, 65, 1000, 4224):
+        scale = np.repeat(np.arange(-(-k // 64)) % 3 * 40 + 2.0, 64)[:k]
+        drawn = fence(np.clip(np.random.default_rng(k).standard_normal(k) * scale + 127, 0, 255).astype(np.uint8))
+        numbers, sizes = fence(np.zeros(-(-k // 64), np.uint8)), fence(np.zeros(8, np.int64))
+        choose_classes(drawn, 256, numbers, sizes)
+        used = int(numbers.max()) + 1
+        again, sizes = fence(np.zeros(used, np.int64)), fence(sizes[:used])
+        good &= class_sizes(numbers, k, again) and np.array_equal(again, sizes)
+        parts, out = fence(np.zeros(k, np.uint8)), fence(np.zeros(k, np.uint8))
+        split_blocks(drawn, numbers, sizes, parts)
+        merge_blocks(parts, numbers, sizes, out)
+        good &= np.array_equal(out, drawn)
+    packed = pack_levels(drawn, 256, "ans")
+    for bad in contract.mutations(packed, count=200):
+        contract.refused_or(lambda data, into: unpack_levels(data, 256, into), fence(bad), out)
+    return good and packed[0] == 4
+
+
+def test_level_blocks():
+    assert survives(level_blocks)
 
 
 def lloyd(fence):

@@ -1,6 +1,7 @@
-"""Slow twins of the encoders of levels: kernels/levels.py, ans.py and level_huffman.py."""
+"""Slow twins of the encoders of levels: kernels/levels.py, ans.py, level_huffman.py and level_blocks.py."""
 
 import heapq
+import math
 import struct
 
 import reference_levels
@@ -63,3 +64,29 @@ def huffman_cost(counts):
         cost += both
         heapq.heappush(heap, both)
     return cost
+
+
+def fine_class(block, alphabet):
+    """0 for a width of 0, else four an octave."""
+    width = sum(abs(level - (alphabet - 1) // 2) for level in block)
+    octave = width.bit_length() - 1
+    return 1 + 4 * octave + (4 * width >> octave) - 4 if width else 0
+
+
+def parts(levels, numbers):
+    """The levels of each class."""
+    found = [[] for _ in range(max(numbers) + 1)]
+    for b, c in enumerate(numbers):
+        found[c] += levels[64 * b:64 * b + 64]
+    return found
+
+
+def entropy(counts):
+    """Bits of as many symbols in all."""
+    return sum(n * math.log2(sum(counts) / n) for n in counts if n)
+
+
+def stream_cost(levels, alphabet):
+    """Bits that the choice of the classes reckons with: the levels, 4 for each that occurs, 1 for others, 320."""
+    counts = [levels.count(s) for s in range(alphabet)]
+    return entropy(counts) + sum(4 if n else 1 for n in counts) + 320

@@ -10,6 +10,7 @@ from . import (  # noqa: F401  (so that warmup knows them)
     elias_fano,
     gap_huffman,
     half,
+    level_blocks,
     level_huffman,
     levels,
     lloyd,

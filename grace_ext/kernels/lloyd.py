@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import random32
+from ._helpers import log2, random32
 from ._intrinsics import bits_of, float_of, helper
 
 BINS = 2048
@@ -50,17 +50,6 @@ def moments(values, out):
 
 
 @helper
-def _log2(x):
-    """Of a float64 from 1 on, within 1e-4."""
-    u = bits_of(np.float32(x))
-    m = np.float64(float_of(np.uint32((u & np.uint32(0x7FFFFF)) | np.uint32(0x3F800000))))
-    z = (m - 1.0) / (m + 1.0)
-    z2 = z * z
-    series = z * (1.0 + z2 * (1.0 / 3 + z2 * (0.2 + z2 / 7)))  # artanh(z) = ln(m) / 2
-    return np.float64(np.int64(u >> np.uint32(23)) - 127) + series * 2.8853900817779268
-
-
-@helper
 def _below(sums, x):
     """Count, sum and sum of squares (in bins) of the magnitudes below x (in bins): each bin is taken as evenly filled."""
     j = min(np.int64(x), BINS - 1)
@@ -76,7 +65,7 @@ def _cost(sums, total, start, step, with_rate):
     n0, s0, q0 = _below(sums, start)
     squares, bits = q0, 0.0
     if with_rate and n0 > 1:
-        bits = -n0 * _log2(n0)
+        bits = -n0 * log2(n0)
     inside = sums[0, BINS]
     x = start
     for _ in range(MOST):
@@ -88,12 +77,12 @@ def _cost(sums, total, start, step, with_rate):
         if n > 1e-9:
             squares += max(0.0, q - s * s / n)
             if with_rate:
-                bits += n - (n * _log2(n) if n > 1 else 0.0)  # and its sign
+                bits += n - (n * log2(n) if n > 1 else 0.0)  # and its sign
         n0, s0, q0 = n1, s1, q1
     if start + MOST * step >= BINS:
         squares += (total - inside) * step * step / 12.0  # beyond the histogram, but not beyond the levels
     if with_rate:
-        bits += total * _log2(total) + 32.0 * (total - n0)
+        bits += total * log2(total) + 32.0 * (total - n0)
     return squares, bits
 
 

@@ -1,9 +1,14 @@
-"""Levels of quantizers, packed at a fixed width or with an entropy code. Lossless; docs/container-format.md, "Levels"."""
+"""Levels of quantizers, packed at a fixed width or with an entropy code. Lossless; docs/container-format.md, "Levels".
+
+Magnitudes of gradients change from place to place: blocks of 64 levels are sorted into classes by their width, each with
+a table of its own, where that is shorter.
+"""
 
 import numpy as np
 
 from ..errors import ConfigError, ContainerError
 from ..kernels.ans import CLASSES, LANES, STATES, ans_classes, ans_decode, ans_encode, ans_frequencies
+from ..kernels.level_blocks import BLOCK, MOST_CLASSES, choose_classes, class_sizes, merge_blocks, split_blocks
 from ..kernels.level_huffman import MAX_LENGTH, STREAMS, huffman_decode, huffman_encode, huffman_lengths
 from ..kernels.levels import (
     MANTISSA,
@@ -17,7 +22,8 @@ from ..kernels.levels import (
 from ..scratch import scratch
 
 ENTROPY = ("none", "huffman", "ans")
-_FIXED, _HUFFMAN, _ANS, _CONSTANT = range(4)
+_FIXED, _HUFFMAN, _ANS, _CONSTANT, _BLOCKS = range(5)
+_WORTH_CLASSES = 1 << 12  # levels; fewer would save no more than the further tables cost
 
 
 def check_entropy(name: str, entropy: str) -> str:
@@ -32,6 +38,15 @@ def pack_levels(levels: np.ndarray, alphabet: int, entropy: str) -> np.ndarray:
 
     With an entropy code the payload is never longer than ceil(k * width / 8) + 1 bytes, what the fixed width takes.
     """
+    payload = _pack_stream(levels, alphabet, entropy)
+    if entropy != "none" and levels.size >= _WORTH_CLASSES and payload[0] != _CONSTANT:
+        blocks = _pack_blocks(levels, alphabet, entropy)
+        if blocks is not None and blocks.size < payload.size:
+            return blocks
+    return payload
+
+
+def _pack_stream(levels, alphabet, entropy):
     width = max(1, (alphabet - 1).bit_length())
     fixed = -(-levels.size * width // 8)
     if entropy != "none":
@@ -45,6 +60,21 @@ def pack_levels(levels: np.ndarray, alphabet: int, entropy: str) -> np.ndarray:
     payload[0] = _FIXED
     pack_levels_fixed(levels, width, payload[1:])
     return payload[:1 + fixed]
+
+
+def _pack_blocks(levels, alphabet, entropy):
+    """A stream for each class of blocks, or None if that would save nothing."""
+    numbers, sizes = np.empty(-(-levels.size // BLOCK), np.uint8), np.empty(MOST_CLASSES, np.int64)
+    if choose_classes(levels, alphabet, numbers, sizes) <= 0:
+        return None
+    sizes = sizes[sizes > 0]
+    parts = scratch("level_parts", np.uint8, levels.size)
+    split_blocks(levels, numbers, sizes, parts)
+    streams = [_pack_stream(numbers, sizes.size, entropy)]
+    for end, size in zip(np.cumsum(sizes), sizes, strict=True):
+        streams.append(_pack_stream(parts[end - size:end], alphabet, entropy))
+    lengths = np.array([stream.size for stream in streams[:-1]], "<u4").view(np.uint8)
+    return np.concatenate([np.array([_BLOCKS, sizes.size], np.uint8), lengths, *streams])
 
 
 def _ans(levels, counts):
@@ -77,6 +107,13 @@ def unpack_levels(payload: np.ndarray, alphabet: int, out: np.ndarray) -> None:
 
     Raises ContainerError; the payload itself says how it is coded.
     """
+    if payload.size and payload[0] == _BLOCKS:
+        _unpack_blocks(payload[1:], alphabet, out)
+    else:
+        _unpack_stream(payload, alphabet, out)
+
+
+def _unpack_stream(payload, alphabet, out):
     mode = int(payload[0]) if payload.size else -1
     body, k = payload[1:], out.size
     if mode == _FIXED:
@@ -95,6 +132,25 @@ def unpack_levels(payload: np.ndarray, alphabet: int, out: np.ndarray) -> None:
         _unans(body, alphabet, out)
     else:
         raise ContainerError("levels: the way they are coded is not known")
+
+
+def _unpack_blocks(body, alphabet, out):
+    classes = int(body[0]) if body.size else 0
+    first = 1 + 4 * classes
+    if not 2 <= classes <= MOST_CLASSES or body.size < first:
+        raise ContainerError("levels: the number of classes is out of range or their lengths are missing")
+    ends = first + np.cumsum(np.frombuffer(body[1:first], "<u4").astype(np.int64))
+    if ends[-1] > body.size:
+        raise ContainerError(f"levels: {body.size} bytes do not hold the streams")
+    streams = np.split(body, [first, *ends])[1:]
+    numbers, sizes = np.empty(-(-out.size // BLOCK), np.uint8), np.empty(classes, np.int64)
+    _unpack_stream(streams[0], classes, numbers)
+    if not class_sizes(numbers, out.size, sizes):
+        raise ContainerError("levels: a class has no blocks")
+    parts = scratch("level_parts", np.uint8, out.size)
+    for stream, end, size in zip(streams[1:], np.cumsum(sizes), sizes, strict=True):
+        _unpack_stream(stream, alphabet, parts[end - size:end])
+    merge_blocks(parts, numbers, sizes, out)
 
 
 def _unans(body, alphabet, out):
