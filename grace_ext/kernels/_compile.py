@@ -134,7 +134,7 @@ def _announce(name: str, folder: Path | None) -> None:
     global _announced
     if not _announced:
         place = f"kept in {folder}" if folder else "not kept: no writable cache folder, set GRACE_EXT_CACHE to one"
-        print(f"grace_ext: compiling kernels for this machine, once, about 5 seconds, {place}", file=sys.stderr, flush=True)
+        print(f"grace_ext: compiling kernels for this machine, once, some seconds, {place}", file=sys.stderr, flush=True)
         _announced = True
 
 
