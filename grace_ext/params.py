@@ -1,7 +1,7 @@
 """The dictionaries of GRACE and DeepReduce, so that their users move over in one line.
 
 GRACE: Xu et al., GRACE: a compressed communication framework for distributed machine learning, ICDCS 2021. DeepReduce:
-Kostopoulou et al., NeurIPS 2021.
+Xu et al., NeurIPS 2021.
 """
 
 from .compressor import compressor

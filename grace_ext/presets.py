@@ -1,6 +1,6 @@
 """Published methods by name: `grace_ext.compressor("dr-bf-p0")`, or with another density `"dr-bf-p0:0.1"`.
 
-The names that begin with dr- are the rows of Table 3 of DeepReduce (Kostopoulou, Xu, Dutta et al., NeurIPS 2021,
+The names that begin with dr- are the rows of Table 3 of DeepReduce (Xu, Kostopoulou, Dutta et al., NeurIPS 2021,
 appendix F.2) on the top 1 %, with its false-positive rate of 0.001 and its 7-bit QSGD in buckets of 512 (Table 6).
 """
 

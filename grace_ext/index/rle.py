@@ -1,6 +1,6 @@
 """Run lengths of the bitmap, zeros and ones in turns: the shortest where positions come in long blocks, as whole rows do.
 
-Bit-level RLE as in DeepReduce (Kostopoulou et al., 2021), with codes for the runs that they leave open: Rice and Plaunt,
+Bit-level RLE as in DeepReduce (Xu et al., 2021), with codes for the runs that they leave open: Rice and Plaunt,
 Some practical universal noiseless coding techniques, 1971, or exp-Golomb codes, Teuhola, A compression method for
 clustered bit-vectors, 1978.
 """
