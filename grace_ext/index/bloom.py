@@ -1,6 +1,6 @@
 """A Bloom filter of the positions, and a policy that says which of its positives are the support: lossy.
 
-Kostopoulou et al., DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning, NeurIPS 2021,
+Xu et al., DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning, NeurIPS 2021,
 section 4 and appendix B; Bloom, Space/time trade-offs in hash coding with allowable errors, 1970. The hash functions
 are the 32-bit finalizer of MurmurHash3, of a group of 64 positions instead of each by itself: 64 are queried with as many
 memory accesses as one would need, at the same rate of false positives (kernels/bloom.py says how). On every gradient

@@ -1,7 +1,6 @@
 """Huffman codes of gap classes: half of the bound for random positions where real gradients cluster.
 
-Huffman, A method for the construction of minimum-redundancy codes, 1952; scheme=bytes as in DeepReduce (Kostopoulou et
-al., 2021).
+Huffman, A method for the construction of minimum-redundancy codes, 1952; scheme=bytes as in DeepReduce (Xu et al., 2021).
 """
 
 import numpy as np

@@ -236,3 +236,87 @@ def bit_length32(typingctx, x):
         return builder.sub(ir.Constant(_I32, 32), builder.call(function, [args[0], ir.Constant(_I1, 0)]))
 
     return types.uint32(types.uint32), generate
+
+
+@intrinsic
+def transpose8(typingctx, source, i, stride, target, j, target_stride):
+    """target[j + c * target_stride + r] = source[i + r * stride + c] for r, c = 0 to 7. Flat places in float32 arrays."""
+    signature = types.void(source, types.int64, types.int64, target, types.int64, types.int64)
+    floats = ir.VectorType(ir.FloatType(), 8)
+    low, high = (ir.Constant(ir.VectorType(_I32, 8), [first + half for half in range(4) for first in (start, start + 8)])
+                 for start in (0, 4))
+
+    def generate(context, builder, signature, args):
+        def row(k, r):
+            place = builder.add(args[k + 1], builder.mul(args[k + 2], ir.Constant(_I64, r)))
+            address = builder.gep(_pointer(context, builder, signature.args[k], args[k]), [place])
+            return builder.bitcast(address, floats.as_pointer())
+
+        rows = [builder.load(row(0, r)) for r in range(8)]
+        for load in rows:
+            load.align = 4
+        for _ in range(3):  # each time the bits of (row, column) rotate by one
+            rows = [builder.shuffle_vector(rows[r], rows[r + 4], mask) for r in range(4) for mask in (low, high)]
+        for r in range(8):
+            builder.store(rows[r], row(3, r)).align = 4
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _row16(context, builder, array_type, array, at):
+    """A pointer to 16 floats at a flat place of a float32 array."""
+    address = builder.gep(_pointer(context, builder, array_type, array), [at])
+    return builder.bitcast(address, ir.VectorType(ir.FloatType(), LANES).as_pointer())
+
+
+def _two_rows16(operate):
+    """The code of an intrinsic (x, i, j, factor, y, t, d): operate(builder, x[i:i + 16], x[j:j + 16], factor) gives what is
+    stored at y[t:t + 16] and at y[d:d + 16]. Products and sums stay separate operations."""
+
+    def generate(context, builder, signature, args):
+        rows = [builder.load(_row16(context, builder, signature.args[0], args[0], at)) for at in args[1:3]]
+        for load in rows:
+            load.align = 4
+        factor = builder.bitcast(_splat(builder, builder.bitcast(args[3], _I32)), ir.VectorType(ir.FloatType(), LANES))
+        for row, at in zip(operate(builder, *rows, factor), args[5:], strict=True):
+            builder.store(row, _row16(context, builder, signature.args[4], args[4], at)).align = 4
+        return context.get_dummy_value()
+
+    return generate
+
+
+@intrinsic
+def butterfly16(typingctx, x, i, j, factor, y, t, d):
+    """y[t:t + 16] = a + b, y[d:d + 16] = (a - b) * factor, with a = x[i:i + 16], b = x[j:j + 16]. Flat places, float32."""
+    signature = types.void(x, types.int64, types.int64, types.float32, y, types.int64, types.int64)
+    return signature, _two_rows16(lambda builder, a, b, factor: (
+        builder.fadd(a, b), builder.fmul(builder.fsub(a, b), factor)))
+
+
+@intrinsic
+def unbutterfly16(typingctx, x, i, j, factor, y, t, d):
+    """y[t:t + 16] = a + b, y[d:d + 16] = a - b, with a = x[i:i + 16], b = x[j:j + 16] * factor. Flat places, float32."""
+
+    def operate(builder, a, b, factor):
+        b = builder.fmul(b, factor)
+        return builder.fadd(a, b), builder.fsub(a, b)
+
+    return types.void(x, types.int64, types.int64, types.float32, y, types.int64, types.int64), _two_rows16(operate)
+
+
+@intrinsic
+def add16(typingctx, x, i, j, y, t):
+    """y[t:t + 16] = x[i:i + 16] + x[j:j + 16]; a copy of the first if j < 0. Flat places, float32."""
+    signature = types.void(x, types.int64, types.int64, y, types.int64)
+
+    def generate(context, builder, signature, args):
+        first = builder.load(_row16(context, builder, signature.args[0], args[0], args[1]))
+        alone = builder.icmp_signed("<", args[2], ir.Constant(_I64, 0))
+        second = builder.load(_row16(context, builder, signature.args[0], args[0], builder.select(alone, args[1], args[2])))
+        first.align = second.align = 4
+        row = builder.select(alone, first, builder.fadd(first, second))
+        builder.store(row, _row16(context, builder, signature.args[3], args[3], args[4])).align = 4
+        return context.get_dummy_value()
+
+    return signature, generate

@@ -8,7 +8,9 @@ transformed along its columns, all columns of a row at once.
 import numpy as np
 
 from ._compile import kernel
-from ._intrinsics import helper
+from ._intrinsics import add16, butterfly16, helper, transpose8, unbutterfly16
+
+LANES = 16
 
 
 @helper
@@ -20,43 +22,17 @@ def _scale(rows, first, others):
 
 
 @helper
-def _butterfly(a, b, factor, total, difference):
-    for c in range(a.size):
-        x, y = a[c], b[c]
-        total[c] = np.float32(x + y)
-        difference[c] = np.float32(np.float32(x - y) * factor)
-
-
-@helper
-def _unbutterfly(a, b, factor, front, back):
-    for c in range(a.size):
-        y = np.float32(b[c] * factor)
-        front[c] = np.float32(a[c] + y)
-        back[c] = np.float32(a[c] - y)
-
-
-@helper
-def _add_rows(a, b, out):
-    for c in range(a.size):
-        out[c] = np.float32(a[c] + b[c])
-
-
-@helper
-def _copy_row(a, out):
-    for c in range(a.size):
-        out[c] = a[c]
-
-
-@helper
 def _forward(x, y, factors):
     """DCT-II of the columns of x: float32[n, w], in place; y: room of that shape. factors: see `transform`."""
-    n = x.shape[0]
+    n, w = x.shape
     m = n
     while m > 1:
         half = m >> 1
         for block in range(0, n, m):
             for i in range(half):
-                _butterfly(x[block + i], x[block + m - 1 - i], factors[half + i], y[block + i], y[block + half + i])
+                a, b, t = (block + i) * w, (block + m - 1 - i) * w, (block + i) * w
+                for c in range(0, w, LANES):
+                    butterfly16(x, a + c, b + c, factors[half + i], y, t + c, t + half * w + c)
         x, y = y, x
         m = half
     m = 2
@@ -64,11 +40,11 @@ def _forward(x, y, factors):
         half = m >> 1
         for block in range(0, n, m):
             for i in range(half):
-                _copy_row(x[block + i], y[block + 2 * i])
-                if i + 1 < half:
-                    _add_rows(x[block + half + i], x[block + half + i + 1], y[block + 2 * i + 1])
-                else:
-                    _copy_row(x[block + half + i], y[block + 2 * i + 1])
+                a, b, t = (block + i) * w, (block + half + i) * w, (block + 2 * i) * w
+                following = w if i + 1 < half else -n * w * 2
+                for c in range(0, w, LANES):
+                    add16(x, a + c, -1, y, t + c)
+                    add16(x, b + c, b + following + c, y, t + w + c)
         x, y = y, x
         m *= 2
     _scale(x, factors[0], np.float32(factors[0] * np.float32(1.4142135)))
@@ -77,18 +53,18 @@ def _forward(x, y, factors):
 @helper
 def _inverse(x, y, factors):
     """The inverse of _forward: the same steps backwards, transposed."""
-    n = x.shape[0]
+    n, w = x.shape
     _scale(x, factors[0], np.float32(factors[0] * np.float32(1.4142135)))
     m = n
     while m > 1:
         half = m >> 1
         for block in range(0, n, m):
             for i in range(half):
-                _copy_row(x[block + 2 * i], y[block + i])
-                if i > 0:
-                    _add_rows(x[block + 2 * i + 1], x[block + 2 * i - 1], y[block + half + i])
-                else:
-                    _copy_row(x[block + 1], y[block + half])
+                a, b, t = (block + 2 * i) * w, (block + 2 * i + 1) * w, (block + i) * w
+                before = -2 * w if i > 0 else -n * w * 2
+                for c in range(0, w, LANES):
+                    add16(x, a + c, -1, y, t + c)
+                    add16(x, b + c, b + before + c, y, t + half * w + c)
         x, y = y, x
         m = half
     m = 2
@@ -96,26 +72,24 @@ def _inverse(x, y, factors):
         half = m >> 1
         for block in range(0, n, m):
             for i in range(half):
-                _unbutterfly(x[block + i], x[block + half + i], factors[half + i], y[block + i], y[block + m - 1 - i])
+                a, b, d = (block + i) * w, (block + half + i) * w, (block + m - 1 - i) * w
+                for c in range(0, w, LANES):
+                    unbutterfly16(x, a + c, b + c, factors[half + i], y, a + c, d + c)
         x, y = y, x
         m *= 2
 
 
 @helper
-def _transpose(x, y):
-    """y = x.T, in tiles of 8 x 8."""
-    n = x.shape[0]
-    if n < 8:
-        for i in range(n):
-            for j in range(n):
-                y[j, i] = x[i, j]
-        return
-    for i in range(0, n, 8):
-        for j in range(0, n, 8):
-            for k in range(8):
-                to = y[j + k, i:i + 8]
-                for t in range(8):
-                    to[t] = x[i + t, j + k]
+def _transpose(x, y, rows, columns):
+    """y[c, r] = x[r, c] for r < rows and c < columns."""
+    if rows & 7 or columns & 7:
+        for r in range(rows):
+            for c in range(columns):
+                y[c, r] = x[r, c]
+    else:
+        for r in range(0, rows, 8):
+            for c in range(0, columns, 8):
+                transpose8(x, r * x.shape[1] + c, x.shape[1], y, c * y.shape[1] + r, y.shape[1])
 
 
 @kernel("void(float32[:, ::1], int64, boolean, Array(float32, 1, 'C', readonly=True))")
@@ -126,30 +100,21 @@ def transform(rows, dims, inverse, factors):
     for every power of two h < n and i < h: factors[h + i] = 1 / (2 cos(pi (2i + 1) / 4h)).
     """
     n = rows.shape[1]
-    x, y = np.empty((n, n), np.float32), np.empty((n, n), np.float32)
+    w = max(n, LANES)  # columns that work on nothing if there are too few
+    x, y = np.zeros((n, w), np.float32), np.zeros((n, w), np.float32)
     for start in range(0, rows.shape[0], n):
         part = rows[start:start + n]
-        if part.shape[0] == n:
-            _transpose(part, x)
-        else:
-            x[:] = np.float32(0)
-            for t in range(part.shape[0]):
-                for c in range(n):
-                    x[c, t] = part[t, c]
+        _transpose(part, x, part.shape[0], n)
         if inverse:
             _inverse(x, y, factors)
         else:
             _forward(x, y, factors)
         if dims == 2:
-            _transpose(x, y)
+            _transpose(x, y, n, n)
             if inverse:
                 _inverse(y, x, factors)
             else:
                 _forward(y, x, factors)
-            part[:] = y
-        elif part.shape[0] == n:
-            _transpose(x, part)
+            part[:] = y[:, :n]
         else:
-            for t in range(part.shape[0]):
-                for c in range(n):
-                    part[t, c] = x[c, t]
+            _transpose(x, part, n, part.shape[0])
