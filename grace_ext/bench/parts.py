@@ -198,7 +198,7 @@ def low_rank(subject: Subject) -> list[dict]:
     rows = 1 << max(0, int(math.log2(subject.d)) // 2)
     matrix = subject.gradient[:subject.d // rows * rows].reshape(rows, -1)
     found, contestants = [], {}
-    for rank in (1, 4) if min(matrix.shape) > 4 and "lowrank" in registry.KINDS else ():
+    for rank in (1, 4) if min(matrix.shape) > 4 else ():
         steps = {f"powersgd:{rank}": peers.our_powersgd(rank)}
         if subject.peers:
             steps.update(peers.torch_powersgd(rank))
