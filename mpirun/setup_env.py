@@ -175,6 +175,9 @@ def install_packages(frameworks, progress):
     packages = [FRAMEWORK_PACKAGES[name] for name in frameworks] + horovod_wheel.REQUIREMENTS
     command = pip("install", "--no-build-isolation", "-e", f"{ROOT}[plots,dev]", *packages)
     progress.run(command, "packages.log", hint="If TensorFlow is what failed, use FRAMEWORKS=torch.")
+    if "tensorflow" in frameworks:
+        # Legacy Keras asks for the package `tensorflow`, which would come on top of tensorflow-cpu.
+        progress.run(pip("install", "--no-deps", "tf_keras"), "tf_keras.log")
 
 
 def install_horovod(frameworks, mpi, progress):

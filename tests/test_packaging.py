@@ -65,4 +65,4 @@ def test_metadata_has_the_extras_and_the_three_dependencies():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     assert set(config["options"]["install_requires"].split()) == {"numpy", "numba", "xxhash"}
-    assert {"torch", "tensorflow", "mpi", "deflate", "plots", "dev"} <= set(config["options.extras_require"])
+    assert {"torch", "tensorflow", "legacy_keras", "mpi", "deflate", "plots", "dev"} <= set(config["options.extras_require"])
