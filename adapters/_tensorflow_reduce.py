@@ -1,15 +1,33 @@
 """Gradients of TensorFlow variables through the exchange: in eager code, in tf.function and in Keras' fit."""
 
 import dataclasses
+import itertools
 
 import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+import grace_ext
+from grace_ext import ConfigError
+from grace_ext.capture import Capture
+from grace_ext.exchange import Exchange, Tensor, make_buckets
+from grace_ext.policy import DEFAULT_SPEC, Rules
+from grace_ext.spec import parse_stage
+
+from ._horovod_exit import guard_exit
+from ._tensorflow_graph import ExchangeGraph, GraphTransport
+
+_instances = itertools.count()
 
 
 @dataclasses.dataclass
 class Options:
-    """What DistributedGradientTape and DistributedOptimizer have in common; see horovod_tensorflow."""
+    """What DistributedGradientTape and DistributedOptimizer have in common; see horovod_tensorflow.
 
-    compression: object = "topk:0.01/rice/qsgd:7"
+    Raises ConfigError for what cannot be honoured.
+    """
+
+    compression: object = DEFAULT_SPEC
     memory: object = "residual"
     communicator: object = "allgather"
     rules: dict | None = None
@@ -19,27 +37,180 @@ class Options:
     gradient_predivide_factor: float = 1.0
     sparse_as_dense: bool = False
     process_set: object = hvd.global_process_set
+    scale_local_gradients: bool = True
     seed: int = 0
     capture: object = None
+
+    def __post_init__(self):
+        if self.op not in (hvd.Average, hvd.Sum):
+            raise ConfigError("op: only hvd.Average and hvd.Sum can be compressed; use Horovod's own for Adasum")
+        if self.gradient_predivide_factor != 1.0 and self.op != hvd.Average:
+            raise ConfigError("gradient_predivide_factor works with op=hvd.Average only")
+        if self.compression in (hvd.Compression.none, hvd.Compression.fp16):
+            self.compression = "dense/raw" if self.compression is hvd.Compression.none else "dense/fp16"
+            self.memory, self.communicator = "none", "allreduce"
+        if not isinstance(self.capture, Capture | None):
+            self.capture = Capture(self.capture)
+
+    def key(self) -> tuple:
+        """Equal for equal options."""
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return tuple(id(value) if isinstance(value, hvd.ProcessSet | Capture) else repr(value) for value in values)
 
 
 class Reducer:
     """Exchanges the gradients of one set of variables, step after step; keeps their memory and their counts."""
 
     def __init__(self, options: Options):
-        self.options = options
+        self._options = options
         process_set = options.process_set
         #: Whether there is anybody to exchange with.
         self.active = process_set.included() and process_set.size() > 1
+        self._layouts: dict[tuple, _Layout] = {}
+        guard_exit()
 
-    def reduce(self, gradients: list, variables: list) -> list:
+    def reduce(self, gradients: list, variables: list, local=()) -> list:
         """Gradients (tf.Tensor, tf.IndexedSlices or None) of the variables, in their order -> the same, averaged over ranks
-        (or summed). Eagerly or in a graph; call it in the same order on all ranks."""
+        (or summed), in the gradients' dtypes. Eagerly or in a graph; call it in the same order on all ranks.
+
+        local: variables whose gradients are not exchanged, but divided by the number of ranks with scale_local_gradients.
+
+        Raises ConfigError for gradients that are not real floating-point numbers, for shapes that are not known, and if
+        ranks differ in their variables or options.
+        """
         if not self.active:
             return list(gradients)
-        return [None if g is None else hvd.allreduce(g, op=self.options.op, process_set=self.options.process_set,
-                                                     name=f"grace_ext.stub{i}") for i, g in enumerate(gradients)]
+        if local:
+            return self._reduce_shared(gradients, variables, {id(variable) for variable in local})
+        names = _unique([name_of(variable) for variable in variables])
+        given = {name: self._checked(name, gradient) for name, gradient in zip(names, gradients, strict=True)
+                 if gradient is not None}
+        if not given:
+            return list(gradients)
+        layout = self._layout(given)
+        reduced = layout.run_eagerly(given) if tf.executing_eagerly() else layout.graph.add(given)
+        return [_like(gradient, reduced.get(name)) for name, gradient in zip(names, gradients, strict=True)]
+
+    def _reduce_shared(self, gradients, variables, local: set[int]) -> list:
+        """Only those that are not local."""
+        shared = [i for i, variable in enumerate(variables) if id(variable) not in local]
+        reduced = self.reduce([gradients[i] for i in shared], [variables[i] for i in shared])
+        scale = 1 / self._options.process_set.size() if self._options.scale_local_gradients else 1.0
+        result = [_scaled(gradient, scale) for gradient in gradients]
+        for i, gradient in zip(shared, reduced, strict=True):
+            result[i] = gradient
+        return result
+
+    def _checked(self, name, gradient):
+        if isinstance(gradient, tf.IndexedSlices):
+            gradient = tf.convert_to_tensor(gradient)
+        if not gradient.dtype.is_floating:
+            raise ConfigError(f"the gradient of {name!r} is {gradient.dtype.name}; gradients must be real floating point")
+        return gradient
+
+    def _layout(self, given: dict) -> "_Layout":
+        key = tuple((name, isinstance(gradient, tf.IndexedSlices)) for name, gradient in given.items())
+        if key not in self._layouts:
+            with tf.init_scope():
+                self._layouts[key] = _Layout(self._options, given)
+        return self._layouts[key]
 
     def stats(self) -> dict:
-        """See grace_ext.exchange.Exchange.stats; {"steps": 0} when there is one rank."""
-        return {"steps": 0}
+        """See grace_ext.exchange.Exchange.stats; {"steps": 0} before the first exchange and when there is one rank."""
+        if not self._layouts:
+            return {"steps": 0}
+        *_, last = self._layouts.values()
+        return last.exchange.stats()
+
+
+class _Layout:
+    """The buckets of certain gradients, in the reverse order of their variables: about that in which backward makes them."""
+
+    def __init__(self, options: Options, given: dict):
+        process_set = options.process_set
+        prefix = f"grace_ext.{next(_instances)}"
+        weight = 1.0
+        if options.op == hvd.Average:
+            weight = options.gradient_predivide_factor / process_set.size()
+        self.exchange = Exchange(GraphTransport(process_set), grace_ext.memory(options.memory), weight, options.seed,
+                                 options.capture)
+        rules = Rules(options.compression, options.rules, options.seed)
+        communicator = parse_stage("communicator", options.communicator)
+        tensors = [Tensor(name, int(np.prod(shape)), len(shape), shape=shape)
+                   for name, shape in reversed([(name, _shape(name, gradient)) for name, gradient in given.items()])]
+        choices = {tensor.name: rules.choose(tensor.name, tensor.size, tensor.ndim) for tensor in tensors}
+        lists = make_buckets(tensors, lambda tensor: choices[tensor.name], options.bucket_bytes,
+                             _group_names(options.groups, list(given)))
+        self.exchange.set_buckets([
+            self.exchange.bucket(f"{prefix}.bucket{i}", members, choices[members[0].name], communicator)
+            for i, members in enumerate(lists)])
+        gathered = hvd.allgather(tf.constant(self.exchange.layout()), process_set=process_set)
+        self.exchange.check_layouts(gathered.numpy())
+        self.graph = ExchangeGraph(self.exchange, process_set, 1.0 / options.gradient_predivide_factor)
+        self._function = tf.function(self.graph.add, reduce_retracing=True)
+
+    def run_eagerly(self, given: dict) -> dict:
+        """As a graph as well: there Horovod's operations have names and overlap."""
+        self.graph.error = None
+        try:
+            return self._function(given)
+        except tf.errors.OpError:
+            if self.graph.error is not None:
+                raise self.graph.error from None
+            raise
+
+
+def check_devices(device_dense: str, device_sparse: str) -> None:
+    """Horovod's arguments. Raises ConfigError unless they are empty."""
+    if device_dense or device_sparse:
+        raise ConfigError("device_dense, device_sparse: the codecs run on the host; only '' is allowed")
+
+
+def name_of(variable) -> str:
+    """A variable's name: its path in Keras 3, the name without ":0" elsewhere, "source" for tensors."""
+    return getattr(variable, "path", None) or getattr(variable, "name", "source").removesuffix(":0")
+
+
+def _unique(names: list[str]) -> list[str]:
+    """Names that are there twice get a number."""
+    counts: dict[str, int] = {}
+    unique = []
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+        unique.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
+    return unique
+
+
+def _shape(name: str, gradient) -> tuple[int, ...]:
+    shape = gradient.shape
+    if not shape.is_fully_defined():
+        raise ConfigError(f"the gradient of {name!r} has the shape {shape}; it must be fully known")
+    return tuple(shape)
+
+
+def _like(gradient, reduced):
+    """The result in the gradient's dtype."""
+    return None if gradient is None else tf.cast(reduced, gradient.dtype)
+
+
+def _scaled(gradient, scale: float):
+    if gradient is None or scale == 1.0:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * tf.cast(scale, gradient.dtype), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(scale, gradient.dtype)
+
+
+def _group_names(groups, names: list[str]) -> list[list[str]] | None:
+    """Horovod's `groups` (lists of variables, or a number of groups) as lists of names."""
+    if groups is None or groups == 0:
+        return None
+    if isinstance(groups, int) and groups > 0:
+        return [list(part) for part in np.array_split(names, min(groups, len(names)))]
+    if not isinstance(groups, list):
+        raise ConfigError(f"groups is a positive number or a list of lists of variables, not {groups!r}")
+    found = [[name_of(variable) for variable in group] for group in groups]
+    flat = [name for group in found for name in group]
+    if len(set(flat)) < len(flat):
+        raise ConfigError("groups: a variable can only appear once")
+    return found

@@ -5,7 +5,6 @@ Independent of the library that moves the bytes: the PyTorch adapters share it.
 
 import numpy as np
 import torch
-import xxhash
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
@@ -34,7 +33,7 @@ class TorchBuckets:
                 raise ConfigError(f"parameter {name!r} is {p.dtype}; gradients must be real floating point")
         self._order: list[str] | None = []  # in which gradients were produced; None once the buckets follow it
         self._build(list(reversed(self.parameters)))
-        self._check_same_on_all_ranks()
+        exchange.check_layouts(self._gather("layout", exchange.layout()))
         for name, p in self.parameters.items():
             p.register_post_accumulate_grad_hook(self._make_hook(name))
 
@@ -59,16 +58,6 @@ class TorchBuckets:
         if on_device and TorchBucket.fits(compressor, bucket.communicator):
             return TorchBucket(name, tensors, compressor, bucket.communicator, bucket.memory)
         return bucket
-
-    def _check_same_on_all_ranks(self) -> None:
-        layout = [(b.name, str(b.compressor), b.communicator.name, b.memory.name, [(t.name, t.shape) for t in b.tensors])
-                  for b in self.exchange.buckets]
-        digest = xxhash.xxh64_digest(repr((layout, self._rules.default.seed, self.exchange.weight)).encode())
-        joined = self._gather("layout", np.frombuffer(digest, np.uint8).copy())
-        other = [rank for rank, theirs in enumerate(joined) if theirs.tobytes() != joined[0].tobytes()]
-        if other:
-            raise ConfigError(f"ranks {other} have other parameters, specs or options than rank 0: all ranks must wrap the "
-                              f"same model in the same way")
 
     def _gather(self, name: str, payload: np.ndarray) -> np.ndarray:
         """uint8[m], the same m on all ranks -> uint8[ranks, m]."""

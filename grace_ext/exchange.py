@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
+import xxhash
 
 from .capture import Capture
 from .communicators.allreduce import Allreduce
@@ -170,6 +171,20 @@ class Exchange:
         self._warm_starts.load_state_dict({name.removeprefix(_WARM_START): factor for name, factor in state.items()
                                            if name.startswith(_WARM_START)})
 
+    def layout(self) -> np.ndarray:
+        """A digest, uint8[8], of all that must be the same on all ranks before the first step."""
+        parts = [(b.name, str(b.compressor), b.communicator.name, b.memory.name, [(t.name, t.shape) for t in b.tensors])
+                 for b in self.buckets]
+        return np.frombuffer(xxhash.xxh64_digest(repr((parts, self.seed, self.weight)).encode()), np.uint8).copy()
+
+    def check_layouts(self, gathered: np.ndarray) -> None:
+        """gathered: every rank's `layout`, in the order of ranks. Raises ConfigError if they are not all the same."""
+        layouts = gathered.reshape(self.transport.size, -1)
+        other = [rank for rank, theirs in enumerate(layouts) if theirs.tobytes() != layouts[0].tobytes()]
+        if other:
+            raise ConfigError(f"ranks {other} have other parameters, specs or options than rank 0: all ranks must wrap the "
+                              f"same model in the same way")
+
     def start(self, bucket: Bucket, pack: Callable[[np.ndarray], None]) -> None:
         """Queue the bucket: the worker thread packs, encodes and sends it. pack must not need the caller's thread."""
         stream = Stream(self.seed, bucket.tensors[0].name, self.step, self.transport.rank)
@@ -179,16 +194,21 @@ class Exchange:
     def is_started(self, bucket: Bucket) -> bool:
         return bucket.name in self._started
 
-    def advance(self) -> None:
-        """When all buckets are started: let those of two dependent collectives start the second, so that they overlap."""
-        for bucket in self.buckets:
-            if bucket.compressor.lowrank is not None:
-                bucket.advance(self._started[bucket.name].result(), self.transport)
+    def pending(self, bucket: Bucket) -> Pending:
+        """What the started bucket waits for. Returns when the worker thread has encoded and sent it."""
+        return self._started[bucket.name].result()
+
+    def advance(self, *buckets: Bucket) -> None:
+        """When all buckets are started: let those of two dependent collectives (or the given ones) start the second, so that
+        they overlap."""
+        for bucket in buckets or self.buckets:
+            if len(bucket.communicator.collectives) > 1:
+                bucket.advance(self.pending(bucket), self.transport)
 
     def finish(self, bucket: Bucket, out) -> None:
         """Wait for the bucket and write the weighted sum over ranks to out (float32[size]). Errors of the worker
         thread surface here."""
-        pending = self._started[bucket.name].result()
+        pending = self.pending(bucket)
         self._finite &= bucket.finish(pending, self.transport, out, self.weight)
         self._last.add(bucket, pending)
 

@@ -28,6 +28,7 @@ class SharedPending(Pending):
 @register
 class Allreduce(Communicator):
     name = "allreduce"
+    collectives = ("allreduce",)
     needs_linear = True
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):

@@ -43,6 +43,9 @@ class Communicator(Stage):
     """How one bucket is exchanged and reduced. All ranks end with the same bits."""
 
     kind = "communicator"
+    #: The transport's collectives that a bucket goes through, each needing the one before: for adapters that have to name
+    #: them before the first step, as nodes of a graph.
+    collectives: tuple[str, ...]
     #: Needs a compressor whose values can be summed as they are (`Compressor.linear`).
     needs_linear = False
 

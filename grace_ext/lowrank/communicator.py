@@ -84,6 +84,7 @@ class FactorAllreduce(Communicator):
     """
 
     name = "factors"
+    collectives = ("allreduce", "allreduce")
 
     def __init__(self, tensors, compressor, warm_starts: WarmStarts):
         self._method, self._warm_starts = compressor.lowrank, warm_starts

@@ -1,0 +1,210 @@
+"""An exchange as nodes of a TensorFlow graph.
+
+A bucket's way: tf.numpy_function that packs and encodes -> Horovod's operation, a node of the graph -> tf.numpy_function
+that decodes. Horovod pairs the operations of the ranks by their names, so ranks may reach them in any order; the Python
+parts of a step run one after the other, in the same order on all ranks.
+"""
+
+import concurrent.futures
+import sys
+import weakref
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from grace_ext import ExchangeError
+from grace_ext.communicators import Transport
+from grace_ext.exchange import Bucket, Exchange
+from grace_ext.kernels.half import bf16_decode, fp16_decode
+
+_ALIGNMENT = 64  # bytes; TensorFlow copies what starts elsewhere
+
+
+class GraphTransport(Transport):
+    """What a bucket gives to a collective is left in the handle, for the graph to take it from there and to bring the
+    result."""
+
+    def __init__(self, process_set):
+        self.rank, self.size = process_set.rank(), process_set.size()
+
+    def allgather(self, name, payload):
+        return _Handle(payload)
+
+    def allreduce(self, name, array):
+        return _Handle(array)
+
+
+class _Handle:
+    def __init__(self, sent: np.ndarray):
+        self.sent = sent
+        self.received: np.ndarray | None = None
+
+    def wait(self) -> np.ndarray:
+        return self.received
+
+
+class ExchangeGraph:
+    """Adds the nodes of an exchange's step to the graph that is being traced."""
+
+    def __init__(self, exchange: Exchange, process_set, prescale: float):
+        self.exchange = exchange
+        #: The last error of the Python parts. TensorFlow raises its own with the same text.
+        self.error: BaseException | None = None
+        self._process_set = process_set
+        #: Decodes: scratch arrays belong to a thread, and TensorFlow takes any of its own.
+        self.decoder = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
+        self._nodes = [_BucketNodes(self, bucket, prescale) for bucket in exchange.buckets]
+        self._last_node = weakref.WeakKeyDictionary()  # by graph: where the next step's nodes go on
+
+    def add(self, gradients: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Gradients by tensor name -> results by tensor name, float32, in the gradients' shapes."""
+        graph = tf.compat.v1.get_default_graph()
+        order = [self._last_node[graph]] if graph in self._last_node else []
+        sent = [nodes.start(gradients, order) for nodes in self._nodes]
+        received = [nodes.exchange(array, order, self._process_set)
+                    for nodes, array in zip(self._nodes, sent, strict=True)]
+        results = {}
+        for nodes, array in zip(self._nodes, received, strict=True):
+            results.update(nodes.finish(array, order, gradients))
+        self._last_node[graph] = order[-1]
+        return results
+
+    def check_idle(self) -> None:
+        if any(self.exchange.is_started(bucket) for bucket in self.exchange.buckets):
+            self.exchange.abort()
+            raise ExchangeError("a step's gradients came before those of the step before were exchanged, because that one "
+                                "was interrupted, or because two steps run at a time")
+
+    def guarded(self, function):
+        """The function; an error in it gives up the step."""
+        def run(*arrays):
+            try:
+                return function(*arrays)
+            except BaseException as error:
+                self.error = error
+                self.exchange.abort()
+                raise
+
+        return run
+
+    def call(self, function, inputs, dtype, order: list) -> tf.Tensor:
+        """A node that runs function(*arrays) after those before it."""
+        with tf.control_dependencies(order):
+            result = tf.numpy_function(self.guarded(function), inputs, dtype)
+        order[:] = [result.op]
+        return result
+
+
+class _BucketNodes:
+    """The nodes of one bucket."""
+
+    def __init__(self, graph: ExchangeGraph, bucket: Bucket, prescale: float):
+        self._graph, self._bucket, self._prescale = graph, bucket, prescale
+        self._exchange = graph.exchange
+        self._is_first = bucket is graph.exchange.buckets[0]
+        self._is_last = bucket is graph.exchange.buckets[-1]
+        self._results = Results(bucket.sizes)
+        reduced = bucket.compressor.linear or "float32"
+        self._dtypes = [tf.uint8 if collective == "allgather" else tf.as_dtype(reduced)
+                        for collective in bucket.communicator.collectives]
+
+    def start(self, gradients, order) -> tf.Tensor:
+        """Encode: what goes into the first collective."""
+        inputs = [gradients[tensor.name] for tensor in self._bucket.tensors]
+        sent = self._graph.call(self._encode, inputs, self._dtypes[0], order)
+        sent.set_shape([None])
+        return sent
+
+    def exchange(self, sent, order, process_set) -> tf.Tensor:
+        """The collectives; returns what came out of the last one."""
+        received = _collective(sent, self._bucket.name, process_set)
+        for number, dtype in enumerate(self._dtypes[1:], 1):
+            sent = self._graph.call(self._advance, [received], dtype, order)
+            sent.set_shape([None])
+            received = _collective(sent, f"{self._bucket.name}.{number}", process_set)
+        return received
+
+    def finish(self, received, order, gradients) -> dict[str, tf.Tensor]:
+        """Decode: results by tensor name."""
+        flat = self._graph.call(self._decode, [received], tf.float32, order)
+        flat.set_shape([self._bucket.size])
+        return {tensor.name: tf.reshape(part, gradients[tensor.name].shape) for tensor, part
+                in zip(self._bucket.tensors, tf.split(flat, self._bucket.sizes), strict=True)}
+
+    # What runs in Python.
+
+    def _encode(self, *arrays) -> np.ndarray:
+        if self._is_first:
+            self._graph.check_idle()
+        self._exchange.start(self._bucket, lambda out: self._pack(arrays, out))
+        return self._exchange.pending(self._bucket).handle.sent
+
+    def _advance(self, received) -> np.ndarray:
+        before = self._exchange.pending(self._bucket).handle
+        before.received = received
+        self._exchange.advance(self._bucket)
+        after = self._exchange.pending(self._bucket).handle
+        # A step without a second collective has a node for it all the same.
+        return np.zeros(1, received.dtype) if after is before else after.sent
+
+    def _decode(self, received) -> np.ndarray:
+        handle = self._exchange.pending(self._bucket).handle
+        if handle.received is None:
+            handle.received = received
+        out = self._results.take()
+        self._graph.decoder.submit(self._exchange.finish, self._bucket, out).result()
+        if self._is_last:
+            self._exchange.end_step()
+        return out
+
+    def _pack(self, arrays, out: np.ndarray) -> None:
+        at = 0
+        for array in arrays:
+            part = out[at:at + array.size]
+            to_float32(array.reshape(-1), part)
+            at += array.size
+        if self._prescale != 1.0:
+            out *= np.float32(self._prescale)
+
+
+class Results:
+    """Arrays float32[sum of sizes] for results, which TensorFlow reads without a copy: it looks at the arrays themselves,
+    and copies tensors that are not aligned."""
+
+    def __init__(self, sizes):
+        self._size = sum(sizes)
+        self._arrays: list[np.ndarray] = []
+        unit = _ALIGNMENT // 4
+        starts = np.cumsum([0, *sizes[:-1]])
+        aligned = [np.sum(sizes, where=(starts + offset) % unit == 0) for offset in range(unit)]
+        self._offset = int(np.argmax(aligned))
+
+    def take(self) -> np.ndarray:
+        """One that nobody looks at any more. There are two, for loops that hold a step's gradients until they have the next
+        step's; who holds more gets new ones."""
+        for array in self._arrays:
+            if sys.getrefcount(array) <= 3:  # the list, the loop's name, the argument
+                return array
+        raw = np.empty(4 * self._size + 2 * _ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % _ALIGNMENT + 4 * self._offset
+        array = raw[start:start + 4 * self._size].view(np.float32)
+        self._arrays = [*self._arrays[-1:], array]
+        return array
+
+
+def to_float32(array: np.ndarray, out: np.ndarray) -> None:
+    """array: [n] of any floating-point type that TensorFlow has; out: float32[n]."""
+    if array.dtype.name == "float16":
+        fp16_decode(array.view(np.uint16), out)
+    elif array.dtype.name == "bfloat16":
+        bf16_decode(array.view(np.uint16), out)
+    else:
+        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes Inf, which the container says
+            np.copyto(out, array, casting="same_kind")
+
+
+def _collective(sent: tf.Tensor, name: str, process_set) -> tf.Tensor:
+    if sent.dtype == tf.uint8:
+        return hvd.allgather(sent, name=name, ignore_name_scope=True, process_set=process_set)
+    return hvd.allreduce(sent, op=hvd.Sum, name=name, ignore_name_scope=True, process_set=process_set)

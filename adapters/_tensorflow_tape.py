@@ -1,0 +1,90 @@
+"""tf.GradientTape whose gradients are compressed and averaged over ranks."""
+
+import weakref
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from grace_ext import ConfigError
+from grace_ext.policy import DEFAULT_SPEC
+
+from ._tensorflow_reduce import Options, Reducer, check_devices
+
+_reducers: dict[tuple, Reducer] = {}  # by options and sources
+
+
+def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compression=DEFAULT_SPEC, sparse_as_dense=False,
+                            op=hvd.Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
+                            process_set=hvd.global_process_set, scale_local_gradients=True, *, memory="residual",
+                            communicator="allgather", rules=None, bucket_bytes=25 * 2**20, seed=0, capture=None):
+    """Wrap a tf.GradientTape so that `gradient` gives gradients that are compressed, exchanged and averaged over ranks.
+
+    A drop-in for hvd.DistributedGradientTape: the arguments up to scale_local_gradients are Horovod's, in its order. The
+    result is an instance of the given tape's class. Works eagerly and inside tf.function.
+
+    The memory outlives the tape: tapes over the same variables with the same options go on with the same one.
+
+    compression, memory, communicator, rules, bucket_bytes, groups, seed, capture: as in horovod_torch.DistributedOptimizer.
+        Buckets follow the reverse order of the sources.
+    sparse_as_dense: tf.IndexedSlices are made dense first. Otherwise they stay sparse: duplicate rows are summed, and the
+        spec's sparsifier works on the rows that are there.
+    scale_local_gradients: gradients of sources that `register_local_source` excludes from the exchange are divided by the
+        number of ranks.
+
+    Raises ConfigError for what cannot be honoured: op=Adasum, complex variables, specs that differ between ranks, XLA.
+    """
+    check_devices(device_dense, device_sparse)
+    options = Options(compression, memory, communicator, rules, bucket_bytes, groups or num_groups, op,
+                      gradient_predivide_factor, sparse_as_dense, process_set, scale_local_gradients, seed, capture)
+    plain = type(gradtape)
+    if not isinstance(gradtape, tf.GradientTape) or hasattr(plain, "_plain"):
+        raise ConfigError(f"a tf.GradientTape that is not wrapped yet was expected, not {gradtape!r}")
+    methods = {name: method for name, method in vars(_Methods).items() if not name.startswith("__")}
+    wrapped_class = type(plain.__name__, (plain,), {**methods, "_plain": plain, "__module__": plain.__module__})
+    wrapped = wrapped_class.__new__(wrapped_class)
+    wrapped.__dict__.update(vars(gradtape))
+    wrapped._options, wrapped._local_sources, wrapped._reducer = options, [], None
+    return wrapped
+
+
+class _Methods:
+    """What the wrapped tape does differently; its `_plain` is the class that was wrapped."""
+
+    def gradient(self, target, sources, *args, **kwargs):
+        """As tf.GradientTape.gradient: the same structure as sources, averaged over ranks."""
+        gradients = tf.nest.flatten(self._plain.gradient(self, target, sources, *args, **kwargs))
+        flat_sources = tf.nest.flatten(sources)
+        self._reducer = _reducer_of(self._options, flat_sources)
+        reduced = self._reducer.reduce(gradients, flat_sources, self._local_sources)
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+    def register_local_source(self, source):
+        """Leave the source's gradient out of the exchange."""
+        self._local_sources.append(source)
+
+    def compression_stats(self):
+        """Bytes, ratio and seconds per stage, in total and of the last step, for the sources that `gradient` was last called
+        with, over all tapes: see grace_ext.exchange.Exchange.stats."""
+        return {"steps": 0} if self._reducer is None else self._reducer.stats()
+
+
+def compression_stats(sources) -> dict:
+    """The statistics of the tapes over these sources, for loops whose tape is inside a tf.function. If there were several
+    with different options, of the last one."""
+    wanted = _identities(tf.nest.flatten(sources))
+    found = [reducer for (_, identities), reducer in _reducers.items() if identities == wanted]
+    return found[-1].stats() if found else {"steps": 0}
+
+
+def _reducer_of(options: Options, sources: list) -> Reducer:
+    """The one that all tapes over these sources share, as long as the first source lives."""
+    key = options.key(), _identities(sources)
+    if key not in _reducers:
+        _reducers[key] = Reducer(options)
+        weakref.finalize(sources[0], _reducers.pop, key, None)
+    return _reducers[key]
+
+
+def _identities(sources) -> tuple:
+    """Variables are told apart; tensors, which every call makes anew, by their places."""
+    return tuple(id(source) if hasattr(source, "assign") else place for place, source in enumerate(sources))
