@@ -6,6 +6,7 @@ import itertools
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 import grace_ext
 from grace_ext import ConfigError
@@ -75,11 +76,12 @@ class Reducer:
 
         local: variables whose gradients are not exchanged, but divided by the number of ranks with scale_local_gradients.
 
-        Raises ConfigError for gradients that are not real floating-point numbers, for shapes that are not known, and if
-        ranks differ in their variables or options.
+        Raises ConfigError for gradients that are not real floating-point numbers, for shapes that are not known, if ranks
+        differ in their variables or options, and where XLA compiles the step.
         """
         if not self.active:
             return list(gradients)
+        check_not_compiled()
         if local:
             return self._reduce_shared(gradients, variables, {id(variable) for variable in local})
         names = _unique([name_of(variable) for variable in variables])
@@ -158,6 +160,14 @@ class _Layout:
             if self.graph.error is not None:
                 raise self.graph.error from None
             raise
+
+
+def check_not_compiled() -> None:
+    """Raises ConfigError inside a function that XLA compiles: a compiled step can call neither Horovod nor the codecs."""
+    if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise ConfigError("XLA compiles this training step, and a compiled step cannot exchange gradients: switch it off "
+                          "with model.compile(..., jit_compile=False) (Keras 3 compiles by itself on a GPU: "
+                          "jit_compile='auto'), or in your own loop with @tf.function(jit_compile=False)")
 
 
 def check_devices(device_dense: str, device_sparse: str) -> None:

@@ -4,6 +4,9 @@
 class GraceError(Exception):
     """Base of all errors of this package."""
 
+    # Without it tf.function turns an error in a traced step into one of its own type.
+    __init__ = Exception.__init__
+
 
 class ConfigError(GraceError, ValueError):
     """A spec, an option or a combination of parts that cannot work."""
