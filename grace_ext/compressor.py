@@ -187,7 +187,7 @@ class Compressor:
              transformed=None) -> Encoded:
         """Encode a selection of d elements. indices: uint32[k] or None for all; values: float32[k]; gather(support) ->
         float32[k'] is asked for the values when an index codec rebuilds another support. transformed: if the elements are
-        coefficients, how many the gradient has, and the transform's id and parameters."""
+        not those of the gradient, how many it has, and the transform's id and parameters, or None."""
         container.check_elements(d)
         given, transform = transformed or (d, None)
         clock = _Clock(started)

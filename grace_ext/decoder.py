@@ -6,6 +6,7 @@ from . import container, registry
 from .container import Container
 from .errors import ConfigError, ContainerError
 from .kernels import add_at, add_dense, sum_sparse
+from .kernels.rows import join_rows, split_rows
 from .scratch import scratch
 
 
@@ -128,7 +129,41 @@ def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0
         np.multiply(_invert(containers[0], coefficients), weight, out=out)
 
 
+def decode_rows(containers: list[Container], width: int, weight: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """weight * (sum of the containers' gradients), summed in the order of the list at every element, as those rows of
+    `width` elements that some container has positions in: (int64[u], ascending; float32[u, width]). Nothing as large as
+    the gradients is made on the way.
+
+    If a container is non-finite, all these rows are NaN, and there is at least one: row 0. Raises ContainerError.
+    """
+    finite = [parsed for parsed in containers if not parsed.non_finite]
+    if not all(parsed.index_id and parsed.transform is None for parsed in finite):
+        raise ContainerError("a container of rows says which ones: it is neither dense nor transformed")
+    positions, values, starts, ends = _unpack_all(finite)
+    touched = scratch("touched rows", np.uint32, positions.size)
+    parts = []
+    for start, end in zip(starts, ends, strict=True):
+        compact = positions[start:end]
+        count = split_rows(compact, width, touched[start:end], compact)
+        parts.append((touched[start:start + count], compact, values[start:end]))
+    rows = np.unique(np.concatenate([np.empty(0, np.uint32), *(own for own, _, _ in parts)]))
+    if len(finite) < len(containers):
+        rows = rows if rows.size else np.zeros(1, np.uint32)
+        return rows.astype(np.int64), np.full((rows.size, width), np.nan, np.float32)
+    out = np.zeros((rows.size, width), np.float32)
+    for own, compact, more in parts:
+        if own.size:
+            join_rows(np.searchsorted(rows, own).astype(np.uint32), compact, width, compact)
+            add_at(out.reshape(-1), compact, more, np.float32(weight))
+    return rows.astype(np.int64), out
+
+
 def _sum_sparse(containers: list[Container], out: np.ndarray, weight: np.float32) -> None:
+    sum_sparse(out, *_unpack_all(containers), weight)
+
+
+def _unpack_all(containers: list[Container]):
+    """(positions uint32[n], values float32[n], where each container's begin and end in them, int64), in scratch arrays."""
     counts = np.array([parsed.k for parsed in containers], np.int64)
     ends = np.cumsum(counts)
     starts = ends - counts
@@ -136,7 +171,7 @@ def _sum_sparse(containers: list[Container], out: np.ndarray, weight: np.float32
     positions, values = scratch("support", np.uint32, total), scratch("values", np.float32, total)
     for start, end, parsed in zip(starts, ends, containers, strict=True):
         unpack(parsed, positions[start:end], values[start:end])
-    sum_sparse(out, positions, values, starts, ends, weight)
+    return positions, values, starts, ends
 
 
 def _check_accumulator(array) -> None:

@@ -5,6 +5,7 @@ Frameworks differ in how gradients get in and out; everything between is here, s
 
 import concurrent.futures
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -62,7 +63,11 @@ class Bucket:
         if self.memory.stateful and self.compressor.unbiased:
             raise ConfigError(f"{str(self.compressor.sparsifier)!r} is right on average by itself, and memory "
                               f"{self.memory.name!r} would correct it once more: use memory 'none', or unbiased=false")
-        self._gradient = None if self.memory.stateful else np.empty(self.size, np.float32)
+
+    @functools.cached_property
+    def _gradient(self):
+        """Where pack writes to if the memory has no room for it."""
+        return np.empty(self.size, np.float32)
 
     def start(self, transport: Transport, pack: Callable[[np.ndarray], None], stream: Stream,
               look: Callable | None = None) -> Pending:
@@ -186,7 +191,8 @@ class Exchange:
                               f"same model in the same way")
 
     def start(self, bucket: Bucket, pack: Callable[[np.ndarray], None]) -> None:
-        """Queue the bucket: the worker thread packs, encodes and sends it. pack must not need the caller's thread."""
+        """Queue the bucket: the worker thread packs, encodes and sends it. pack must not need the caller's thread. It is
+        called as the bucket's own `start` says."""
         stream = Stream(self.seed, bucket.tensors[0].name, self.step, self.transport.rank)
         look = self.capture.of(self.step, bucket) if self.capture else None
         self._started[bucket.name] = self._worker.submit(bucket.start, self.transport, pack, stream, look)
@@ -206,8 +212,8 @@ class Exchange:
                 bucket.advance(self.pending(bucket), self.transport)
 
     def finish(self, bucket: Bucket, out) -> None:
-        """Wait for the bucket and write the weighted sum over ranks to out (float32[size]). Errors of the worker
-        thread surface here."""
+        """Wait for the bucket and write the weighted sum over ranks to out (float32[size], or what the bucket's own `finish`
+        says). Errors of the worker thread surface here."""
         pending = self.pending(bucket)
         self._finite &= bucket.finish(pending, self.transport, out, self.weight)
         self._last.add(bucket, pending)
@@ -245,10 +251,11 @@ class Exchange:
     def stats(self) -> dict:
         """Totals since the start, and the same for the last step under "last_step".
 
-        bytes_in: float32 bytes of the gradients; bytes_out: payload bytes that this rank handed to collectives, headers
-        included; ratio: one by the other; compressed: the same for the buckets that are not plain float32; seconds: per
-        stage, those of the worker thread included ("exchange" is what was not hidden behind other work); index_codecs: how
-        many containers each index codec wrote, the ones that `auto` chose under their own names.
+        bytes_in: float32 bytes of the gradients; of gradients that come as rows, those of each row as it came, duplicates
+        included, and 8 for its index; bytes_out: payload bytes that this rank handed to collectives, headers included;
+        ratio: one by the other; compressed: the same for the buckets that are not plain float32; seconds: per stage, those
+        of the worker thread included ("exchange" is what was not hidden behind other work); index_codecs: how many
+        containers each index codec wrote, the ones that `auto` chose under their own names.
         """
         last = self._total.last.report() if self._total.last else _Counts().report()
         return {"steps": self.step, **self._total.report(), "last_step": last}
@@ -264,7 +271,7 @@ class _Counts:
     def add(self, bucket: Bucket, pending: Pending) -> None:
         kinds = ["all"] if bucket.compressor.exact else ["all", "compressed"]
         for kind in kinds:
-            self.bytes[kind, "in"] += 4 * bucket.size
+            self.bytes[kind, "in"] += 4 * bucket.size if pending.gradient_bytes is None else pending.gradient_bytes
             self.bytes[kind, "out"] += pending.wire_bytes
         self.seconds.update(pending.seconds)
         if pending.index_codec:

@@ -144,4 +144,21 @@ def rice_adaptive(section, d, k):
     return ascending(gaps)
 
 
-INDEX = {4: rle, 5: huffman, 6: rice_adaptive, 7: elias_fano, 8: varint}
+def rows(section, d, k):
+    import reference  # which collects the decoders of this module
+
+    row_codec, codec, width, r, split = struct.unpack_from("<BBIII", section)
+
+    def part(id, section, domain, count):
+        if id == 0:
+            assert not section and count == domain
+        return list(reference.INDEX[id](section, domain, count)) if id else list(range(domain))
+
+    touched = part(row_codec, section[14:14 + split], -(-d // width), r)
+    elements = [x for row in touched for x in range(row * width, min(d, (row + 1) * width))]
+    found = [elements[i] for i in part(codec, section[14 + split:], len(elements), k)]
+    assert len({x // width for x in found}) == r
+    return found
+
+
+INDEX = {4: rle, 5: huffman, 6: rice_adaptive, 7: elias_fano, 8: varint, 11: rows}

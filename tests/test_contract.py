@@ -18,6 +18,7 @@ from grace_ext.rng import Stream
 OPTIONS = {
     ("index", "huffman"): ["huffman:bytes"],
     ("index", "rice_adaptive"): ["rice_adaptive:16", "rice_adaptive:4096"],
+    ("index", "rows"): ["rows:1", "rows:7", "rows:2147483647"],
     ("transform", "dct"): ["dct:8", "dct:16:dims=1"],
     ("index", "bloom"): ["bloom:p1:fpr=0.01", "bloom:p2:fpr=0.01", "bloom:leftmost:fpr=0.1", "bloom:middle:fpr=0.5",
                          "bloom:rightmost:fpr=1e-6", "bloom:naive:fpr=0.9:seed=7"],

@@ -21,8 +21,9 @@ from grace_ext.kernels.gap_huffman import plan_gap_codes
 from grace_ext.kernels.runs import GOLOMB, best_run_code, numbers_decode, numbers_encode
 
 LOSSLESS = [name for name in contract.index_codecs() if registry.lookup("index", name).lossless]
-FIXED = [name for name in LOSSLESS if registry.lookup("index", name).id is not None]
-VARIANTS = [*FIXED, "huffman:bytes", "rice_adaptive:16"]
+FIXED = [name for name in LOSSLESS if registry.lookup("index", name).id is not None
+         and not registry.lookup("index", name).composite]
+VARIANTS = [*FIXED, "huffman:bytes", "rice_adaptive:16", "rows", "rows:96", "rows:1"]
 HUGE = 2**31 - 1
 
 

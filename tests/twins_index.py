@@ -75,6 +75,12 @@ def rice_adaptive(indices, block, shifts):
     return head + twins.to_bytes(lows) + twins.to_bytes(unary)
 
 
+def split_rows(indices, width):
+    """(touched rows, positions among their elements)."""
+    rows = sorted({int(x) // width for x in indices})
+    return rows, [rows.index(int(x) // width) * width + int(x) % width for x in indices]
+
+
 # Huffman
 
 def class_of(gap):

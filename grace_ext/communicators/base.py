@@ -30,13 +30,14 @@ class Transport:
 
 @dataclasses.dataclass
 class Pending:
-    """An exchange under way: the transport's handle, how many payload bytes this rank gave it, seconds per stage, and the
-    index codec of this rank's container, None if it has none."""
+    """An exchange under way: the transport's handle, how many payload bytes this rank gave it, seconds per stage, the
+    index codec of this rank's container, None if it has none, and the bytes of its gradient, None where that is dense."""
 
     handle: object
     wire_bytes: int
     seconds: dict[str, float]
     index_codec: str | None = dataclasses.field(default=None, kw_only=True)
+    gradient_bytes: int | None = dataclasses.field(default=None, kw_only=True)
 
 
 class Communicator(Stage):

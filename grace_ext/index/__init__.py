@@ -10,6 +10,7 @@ from . import (  # noqa: F401  (importing registers them)
     rice,
     rice_adaptive,
     rle,
+    rows,
     shared,
     varint,
 )

@@ -27,6 +27,8 @@ class IndexCodec(Stage):
     universal = True
     #: Whether others encode and decode several times as fast: then `auto` wants half a percent for it.
     slow = False
+    #: Made of other codecs' sections: not for `auto`, nor for such parts.
+    composite = False
 
     def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         """indices: uint32[k], strictly ascending, below d, k >= 1 -> (payload uint8[m], support uint32[k'])."""

@@ -19,6 +19,7 @@ from . import (  # noqa: F401  (so that warmup knows them)
     natural,
     polyfit,
     rice_blocks,
+    rows,
     runs,
     signs,
     sketch,

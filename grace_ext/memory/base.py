@@ -44,6 +44,13 @@ class Memory(Stage):
         """(state, room for the next state), both float32[size] of that kind of arrays, or None if nothing is kept."""
         return None
 
+    def begin_rows(self, name: str, size: int, rows: np.ndarray, width: int):
+        """The same for some rows of a table of `size` elements; what a step costs depends on their number only.
+
+        rows: int64[r], ascending, each once -> two float32[r * width], or None. `commit` changes these rows.
+        """
+        return None
+
     def commit(self) -> None:
         """Put the next states of all begun names in force."""
 

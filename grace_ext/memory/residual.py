@@ -26,6 +26,7 @@ class Residual(Memory):
         self._next: dict = {}
         self._arrays: dict = {}  # of the names in use: which kind of arrays their state is; others are numpy
         self._begun: set[str] = set()
+        self._begun_rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # rows and their next state, float32[r, width]
 
     def compensate(self, name, gradient):
         state = self._state.get(name)
@@ -49,6 +50,15 @@ class Residual(Memory):
         self._begun.add(name)
         return self._state[name], self._next[name]
 
+    def begin_rows(self, name, size, rows, width):
+        self._check_size(name, size)
+        if name not in self._state:
+            self._state[name] = np.zeros(size, np.float32)
+        state = self._state[name].reshape(-1, width)[rows]
+        following = np.empty_like(state)
+        self._begun_rows[name] = rows, following
+        return state.reshape(-1), following.reshape(-1)
+
     def _check_size(self, name, size):
         state = self._state.get(name)
         if state is not None and len(state) != size:
@@ -57,10 +67,13 @@ class Residual(Memory):
     def commit(self):
         for name in self._begun:
             self._state[name], self._next[name] = self._next[name], self._state[name]
-        self._begun.clear()
+        for name, (rows, following) in self._begun_rows.items():
+            self._state[name].reshape(-1, following.shape[1])[rows] = following
+        self.rollback()
 
     def rollback(self):
         self._begun.clear()
+        self._begun_rows.clear()
 
     def state_dict(self):
         return {name: self._arrays.get(name, NumpyArrays).to_host(state) for name, state in self._state.items()}
@@ -69,4 +82,4 @@ class Residual(Memory):
         self._state = {name: np.array(array, np.float32).reshape(-1) for name, array in state.items()}
         self._next.clear()
         self._arrays.clear()
-        self._begun.clear()
+        self.rollback()

@@ -50,6 +50,9 @@ def cases():
     found["huffman-bytes"] = {"spec": "topk:0.2/huffman:bytes/raw"}
     for policy in ("p1", "p2", "leftmost", "middle", "rightmost", "naive"):
         found[f"bloom-{policy}"] = {"spec": f"topk:0.2/bloom:{policy}:fpr=0.1:seed=1/raw"}
+    found["rows-few"] = {"spec": "topk:0.05/rows:8/raw"}
+    found["rows-all"] = {"spec": "dgc:1.0/rows:20/raw"}
+    found["rows-whole"] = {"spec": "nonzero/rows:1/raw"}
     found["lloyd-huffman"] = {"spec": "dense/lloyd:0.3:entropy=huffman"}
     for entropy in ("ans", "huffman"):
         found[f"levels-{entropy}-classes"] = {"spec": f"dense/lloyd:0.1:entropy={entropy}", "fading": 4224}

@@ -1,0 +1,96 @@
+"""Positions in the rows of a table: which rows are touched, and which positions in these, if not all.
+
+For gradients of embeddings, of which a step touches some rows: the sparse gradients of PyTorch and TensorFlow, with
+fewer bytes for the rows, and with a choice within them.
+"""
+
+import struct
+
+import numpy as np
+
+from ..errors import ConfigError, ContainerError
+from ..kernels.rows import join_rows, split_rows, whole_rows
+from ..registry import by_id, register
+from ..scratch import scratch
+from .auto import Auto
+from .base import IndexCodec
+
+_HEAD = struct.Struct("<BBIII")  # codecs of the rows and of the positions in them; width; touched rows; bytes of the former
+_ALL, _EMPTY = 0, np.empty(0, np.uint8)
+
+
+@register
+class Rows(IndexCodec):
+    """width: elements of a row, from 1 on. Gradients that come as rows bring their own."""
+
+    name, id = "rows", 11
+    composite = True
+
+    def __init__(self, width: int = 64):
+        if not 1 <= width < 2**31:
+            raise ConfigError(f"rows: width={width}; allowed: from 1 on and below 2**31")
+        self.width = width
+
+    def encode(self, indices, d):
+        return self.section(*self.split(indices), d), indices
+
+    def split(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """uint32[k] -> (touched rows uint32[r], positions in their compact domain uint32[k]), in scratch arrays."""
+        rows, compact = (scratch(name, np.uint32, indices.size) for name in ("touched rows", "compact"))
+        return rows[:split_rows(indices, self.width, rows, compact)], compact
+
+    def section(self, rows: np.ndarray, compact: np.ndarray | None, d: int) -> np.ndarray:
+        """The section of these positions, k >= 1; compact None: of all in these rows."""
+        row_codec, row_section = _part(rows, _count(d, self.width))
+        codec, section = (_ALL, _EMPTY) if compact is None else _part(compact, _domain(rows, self.width, d))
+        head = _HEAD.pack(row_codec, codec, self.width, rows.size, row_section.size)
+        return np.concatenate([np.frombuffer(head, np.uint8), row_section, section])
+
+    @staticmethod
+    def decode(payload, d, out):
+        if payload.size < _HEAD.size:
+            raise ContainerError("rows: the section is too short")
+        row_codec, codec, width, touched, row_bytes = _HEAD.unpack(payload[:_HEAD.size].tobytes())
+        if width == 0 or not 1 <= touched <= min(out.size, _count(d, width)):
+            raise ContainerError(f"rows: {touched} rows of {width} are not those of {out.size} positions below {d}")
+        row_section, section = np.split(payload[_HEAD.size:], [row_bytes])
+        rows = scratch("touched rows", np.uint32, touched)
+        if row_codec == _ALL:
+            rows[:] = np.arange(touched)
+        _decode(row_codec, row_section, _count(d, width), rows)
+        _decode(codec, section, _domain(rows, width, d), out)
+        if codec == _ALL:
+            whole_rows(rows, width, out)
+        elif not join_rows(rows, out, width, out):
+            raise ContainerError("rows: not every row has a position")
+
+
+def _count(d: int, width: int) -> int:
+    """Rows of a table of d elements; the last one may be short."""
+    return -(-d // width)
+
+
+def _domain(rows: np.ndarray, width: int, d: int) -> int:
+    """Elements in these rows."""
+    short = _count(d, width) * width - d if rows[-1] == _count(d, width) - 1 else 0
+    return rows.size * width - short
+
+
+def _part(positions: np.ndarray, domain: int) -> tuple[int, np.ndarray]:
+    """(id of a codec, section), as short as `auto` would make it."""
+    if positions.size == domain:
+        return _ALL, _EMPTY
+    codec = Auto().choose(positions, domain)
+    return codec.id, codec.encode(positions, domain)[0]
+
+
+def _decode(id: int, section: np.ndarray, domain: int, out: np.ndarray) -> None:
+    """The inverse; of _ALL only the checks."""
+    codec = by_id("index", id)
+    if id == _ALL:
+        if section.size or out.size != domain:
+            raise ContainerError(f"rows: {section.size} bytes, {out.size} positions: not all {domain} and no section")
+    elif codec is None or codec.composite or not (codec.lossless and codec.universal) or out.size > domain:
+        raise ContainerError(f"rows: index codec {id} cannot be that of {out.size} positions below {domain}")
+    else:
+        codec.decode(section, domain, out)
