@@ -149,7 +149,8 @@ class _Layout:
         gathered = hvd.allgather(tf.constant(self.exchange.layout()), process_set=process_set)
         self.exchange.check_layouts(gathered.numpy())
         self.graph = ExchangeGraph(self.exchange, process_set, 1.0 / options.gradient_predivide_factor)
-        self._function = tf.function(self.graph.add, reduce_retracing=True)
+        # A function of its own: TensorFlow would take a method's graphs in several layouts for repeated tracing of one.
+        self._function = tf.function(lambda given: self.graph.add(given), reduce_retracing=True)
 
     def run_eagerly(self, given: dict) -> dict:
         """As a graph as well: there Horovod's operations have names and overlap."""

@@ -3,7 +3,8 @@
 import horovod.torch as hvd
 import numpy as np
 import torch
-from harness import batches, check, compressed, flat, horovod, model, raises, same_on_all_ranks, train
+from checking import check, raises
+from harness import batches, compressed, flat, horovod, model, same_on_all_ranks, train
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.adapters.horovod_torch import DistributedOptimizer

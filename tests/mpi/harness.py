@@ -1,18 +1,9 @@
-"""What the checks of a job share. A check runs in every rank; worker.py runs all of them."""
-
-import contextlib
+"""What the checks of the PyTorch adapter share."""
 
 import horovod.torch as hvd
 import torch
 
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
-
-CHECKS = {}
-
-
-def check(function):
-    CHECKS[function.__name__] = function
-    return function
 
 
 def model(seed=1):
@@ -59,13 +50,3 @@ def horovod(**options):
 
 def compressed(spec="topk:0.01/rice/qsgd:7", **options):
     return lambda optimizer, named: DistributedOptimizer(optimizer, named, spec, **options)
-
-
-@contextlib.contextmanager
-def raises(error, text):
-    try:
-        yield
-    except error as caught:
-        assert text in str(caught), f"{caught} does not say {text!r}"
-    else:
-        raise AssertionError(f"no {error.__name__} with {text!r}")

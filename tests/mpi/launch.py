@@ -1,5 +1,7 @@
 """Starting real ranks: every way that the README names, with 2 and 4 processes on this machine."""
 
+import ast
+import json
 import os
 import signal
 import subprocess
@@ -35,3 +37,24 @@ def run(launcher: str, script: str, *arguments: str, timeout: float) -> subproce
         output, _ = process.communicate()
         raise AssertionError(f"{' '.join(command)} did not end within {timeout} s; its output:\n{output[-8000:]}") from None
     return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def checks_in(*files: str) -> list[str]:
+    """The names of the checks in files of this folder, without importing them."""
+    nodes = [node for file in files for node in ast.parse((HERE / file).read_text()).body]
+    return [node.name for node in nodes if isinstance(node, ast.FunctionDef)
+            and any(getattr(decorator, "id", None) == "check" for decorator in node.decorator_list)]
+
+
+def run_worker(launcher: str, script: str, folder: Path, timeout: float = 400):
+    """Run a script that writes rankN.json: (results by rank, {} where a rank wrote none; the process)."""
+    done = run(launcher, script, str(folder), timeout=timeout)
+    files = [folder / f"rank{rank}.json" for rank in range(int(launcher.rsplit("-", 1)[1]))]
+    return [json.loads(file.read_text()) if file.exists() else {} for file in files], done
+
+
+def assert_ok(job, name: str) -> None:
+    """The check of that name went well in every rank of what run_worker gave."""
+    results, done = job
+    for rank, result in enumerate(results):
+        assert result.get(name) == "ok", f"rank {rank}: {result.get(name, 'did not get there')}\n{done.stdout[-4000:]}"

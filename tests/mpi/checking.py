@@ -1,0 +1,40 @@
+"""Checks run in every rank of a job; a worker script runs all of them and writes what each came to."""
+
+import contextlib
+import json
+import sys
+import traceback
+from pathlib import Path
+
+CHECKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+@contextlib.contextmanager
+def raises(error, text):
+    try:
+        yield
+    except error as caught:
+        assert text in str(caught), f"{caught} does not say {text!r}"
+    else:
+        raise AssertionError(f"no {error.__name__} with {text!r}")
+
+
+def run_checks(folder: str, rank: int, ranks: int, count) -> None:
+    """Run all checks. count(name, number) -> the sum of the number over ranks."""
+    results = {}
+    for name, function in CHECKS.items():
+        try:
+            function()
+            results[name] = "ok"
+        except Exception:
+            results[name] = traceback.format_exc()
+        Path(folder, f"rank{rank}.json").write_text(json.dumps(results))
+        # A rank that failed alone would leave the others waiting in the next check.
+        failed = count(f"failed.{name}", int(results[name] != "ok"))
+        if 0 < failed < ranks:
+            sys.exit(f"{name} failed on some ranks only")
