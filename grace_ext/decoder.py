@@ -6,7 +6,7 @@ from . import container, registry
 from .container import Container
 from .errors import ConfigError, ContainerError
 from .kernels import add_at, add_dense, sum_sparse
-from .kernels.rows import join_rows, split_rows
+from .kernels.rows import add_compact, split_rows
 from .scratch import scratch
 
 
@@ -146,15 +146,14 @@ def decode_rows(containers: list[Container], width: int, weight: float = 1.0) ->
         compact = positions[start:end]
         count = split_rows(compact, width, touched[start:end], compact)
         parts.append((touched[start:start + count], compact, values[start:end]))
-    rows = np.unique(np.concatenate([np.empty(0, np.uint32), *(own for own, _, _ in parts)]))
+    rows = np.sort(np.concatenate([np.empty(0, np.uint32), *(own for own, _, _ in parts)]))
+    rows = rows[np.append(True, rows[1:] != rows[:-1])[:rows.size]]  # np.unique takes four times as long
     if len(finite) < len(containers):
         rows = rows if rows.size else np.zeros(1, np.uint32)
         return rows.astype(np.int64), np.full((rows.size, width), np.nan, np.float32)
     out = np.zeros((rows.size, width), np.float32)
     for own, compact, more in parts:
-        if own.size:
-            join_rows(np.searchsorted(rows, own).astype(np.uint32), compact, width, compact)
-            add_at(out.reshape(-1), compact, more, np.float32(weight))
+        add_compact(out.reshape(-1), rows, own, width, compact, more, np.float32(weight))
     return rows.astype(np.int64), out
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import twins_index
 from test_communicators import RANKS, on_all_ranks
+from test_kernel_bounds import survives
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError, container, registry
@@ -15,7 +16,8 @@ from grace_ext.capture import Capture
 from grace_ext.decoder import decode_rows
 from grace_ext.exchange import Exchange, Tensor
 from grace_ext.index.rows import Rows
-from grace_ext.kernels.rows import add_rows, join_rows, split_rows, whole_rows
+from grace_ext.kernels.rows import add_compact, add_rows, join_rows, split_rows, whole_rows
+from grace_ext.memory import Memory
 from grace_ext.rows import RowGradient, row_bucket
 from grace_ext.value.raw import RawValue
 
@@ -365,10 +367,38 @@ def test_kernels(width):
         assert out.tolist() == whole
 
 
+def check_adding(fence):
+    """Positions of one rank into the rows of all: whole rows, parts of rows, a last one that is short."""
+    width, rows, own = 5, np.array([1, 4, 6, 7, 9], np.uint32), np.array([1, 6, 7, 9], np.uint32)
+    compact = np.array([*range(5), 6, 8, *range(10, 15), 17], np.uint32)
+    values = np.random.default_rng(0).standard_normal(compact.size).astype(np.float32)
+    out = np.full(rows.size * width, 3, np.float32)
+    expected = out.copy()
+    for place, value in zip([*range(5), 11, 13, *range(15, 20), 22], values, strict=True):
+        expected[place] += np.float32(0.3) * value
+    for k in range(1, compact.size + 1):
+        result = fence(out)
+        touched = own[:np.unique(compact[:k] // width).size]
+        add_compact(result, fence(rows), fence(touched), width, fence(compact[:k]), fence(values[:k]), np.float32(0.3))
+    slots, sums = fence(np.array([1, 0, 1])), fence(np.zeros((2, 3), np.float32).reshape(-1)).reshape(2, 3)
+    add_rows(sums, slots, fence(np.arange(9, dtype=np.float32)).reshape(3, 3))
+    return result.tobytes() == expected.tobytes() and sums.tolist() == [[3, 4, 5], [6, 8, 10]]
+
+
+def test_adding():
+    assert check_adding(np.copy)
+    assert survives(check_adding), "outside its arrays"
+
+
+def test_a_memory_without_rows_says_so():
+    class Other(Memory):
+        name, stateful = "other", True
+
+    with pytest.raises(ConfigError, match="'other' keeps no state by rows"):
+        Other().begin_rows("w", 8, np.arange(2), 2)
+
+
 def test_duplicates_are_summed_in_their_order():
     given = RowGradient(np.array([5, 2, 5, 5, 0]), np.array([[1e8], [2], [-1e8], [1], [4]], np.float32))
     summed = given.summed()
     assert (summed.indices.tolist(), summed.values.tolist()) == ([0, 2, 5], [[4], [2], [1]])
-    out = np.zeros((2, 3), np.float32)
-    add_rows(out, np.array([1, 0, 1]), np.arange(9, dtype=np.float32).reshape(3, 3))
-    assert out.tolist() == [[3, 4, 5], [6, 8, 10]]

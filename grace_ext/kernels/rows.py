@@ -66,6 +66,32 @@ def whole_rows(rows, width, out):
         at += w
 
 
+@kernel("void(float32[::1], Array(uint32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), int64,"
+        " Array(uint32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32)")
+def add_compact(out, rows, own, width, compact, values, weight):
+    """Add weight * values at the positions `compact` in the domain of the rows `own`, in that of more rows.
+
+    out: float32[u * width]; rows: uint32[u], ascending; own: uint32[r], some of these; compact: uint32[k], from split_rows;
+    values: float32[k].
+    """
+    w = np.uint64(width)
+    q, i, k = np.uint64(0), np.uint64(0), np.uint64(compact.size)
+    for j in range(np.uint64(own.size)):
+        while rows[q] < own[j]:
+            q += _1
+        first, end = j * w, (j + _1) * w
+        if i + w <= k and compact[i] == first and np.uint64(compact[i + w - _1]) == end - _1:
+            part, more = out[q * w:q * w + w], values[i:i + w]
+            for c in range(part.size):
+                part[c] += weight * more[c]
+            i += w
+            continue
+        while i < k and compact[i] < end:
+            out[q * w + (np.uint64(compact[i]) - first)] += weight * values[i]
+            i += _1
+        q += _1
+
+
 @kernel("void(float32[:, ::1], Array(int64, 1, 'C', readonly=True), Array(float32, 2, 'C', readonly=True))")
 def add_rows(out, slots, values):
     """out[slots[i]] += values[i], in the order of i. out: float32[r, width]; slots: int64[n], from 0 and below r; values:

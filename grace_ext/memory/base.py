@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..errors import ConfigError
 from ..registry import Stage
 
 
@@ -47,8 +48,11 @@ class Memory(Stage):
     def begin_rows(self, name: str, size: int, rows: np.ndarray, width: int):
         """The same for some rows of a table of `size` elements; what a step costs depends on their number only.
 
-        rows: int64[r], ascending, each once -> two float32[r * width], or None. `commit` changes these rows.
+        rows: int64[r], ascending, each once -> two float32[r * width], or None. `commit` changes these rows. Raises
+        ConfigError where a memory has no such thing.
         """
+        if self.stateful:
+            raise ConfigError(f"memory {self.name!r} keeps no state by rows: use residual, or none, for sparse gradients")
         return None
 
     def commit(self) -> None:
