@@ -164,7 +164,7 @@ def test_shapes(spec, shape):
         np.testing.assert_allclose(dense(out, shape) + residual, average([dense(g, shape) for g in given]), atol=1e-6)
 
 
-@pytest.mark.parametrize("spec", ["dense/raw", "topk:0.1/rice/qsgd:7", "dense/lloyd:0.05"])
+@pytest.mark.parametrize("spec", [*LOSSLESS, *LOSSY])
 @pytest.mark.parametrize("empty", [{0}, {1, 2}, {0, 1, 2}])
 def test_ranks_without_rows(spec, empty):
     given = [rows_of(rank, 0 if rank in empty else 40) for rank in range(RANKS)]
@@ -176,7 +176,7 @@ def test_ranks_without_rows(spec, empty):
     for out, finite in on_all_ranks(work):
         check_result(out)
         assert finite and (out.indices.size > 0) == (len(empty) < RANKS)
-        if spec == "dense/raw":
+        if spec in LOSSLESS:
             assert dense(out).tobytes() == average([dense(g) for g in given]).tobytes()
 
 
