@@ -6,6 +6,7 @@ parts of a step run one after the other, in the same order on all ranks.
 """
 
 import concurrent.futures
+import functools
 import sys
 import weakref
 
@@ -17,6 +18,7 @@ from grace_ext import ExchangeError
 from grace_ext.communicators import Transport
 from grace_ext.exchange import Bucket, Exchange
 from grace_ext.kernels.half import bf16_decode, fp16_decode
+from grace_ext.rows import RowBucket, RowGradient
 
 _ALIGNMENT = 64  # bytes; TensorFlow copies what starts elsewhere
 
@@ -54,11 +56,13 @@ class ExchangeGraph:
         self._process_set = process_set
         #: Decodes: scratch arrays belong to a thread, and TensorFlow takes any of its own.
         self.decoder = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
-        self._nodes = [_BucketNodes(self, bucket, prescale) for bucket in exchange.buckets]
+        self._nodes = [(_RowNodes if isinstance(bucket, RowBucket) else _BucketNodes)(self, bucket, prescale)
+                       for bucket in exchange.buckets]
         self._last_node = weakref.WeakKeyDictionary()  # by graph: where the next step's nodes go on
 
-    def add(self, gradients: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Gradients by tensor name -> results by tensor name, float32, in the gradients' shapes."""
+    def add(self, gradients: dict) -> dict:
+        """Gradients by tensor name -> results by tensor name, float32, in the gradients' shapes. Those of row buckets are
+        tf.IndexedSlices and so are their results, each row once."""
         graph = tf.compat.v1.get_default_graph()
         order = [self._last_node[graph]] if graph in self._last_node else []
         sent = [nodes.start(gradients, order) for nodes in self._nodes]
@@ -88,12 +92,12 @@ class ExchangeGraph:
 
         return run
 
-    def call(self, function, inputs, dtype, order: list) -> tf.Tensor:
+    def call(self, function, inputs, dtypes: list, order: list) -> list[tf.Tensor]:
         """A node that runs function(*arrays) after those before it."""
         with tf.control_dependencies(order):
-            result = tf.numpy_function(self.guarded(function), inputs, dtype)
-        order[:] = [result.op]
-        return result
+            results = tf.numpy_function(self.guarded(function), inputs, dtypes)
+        order[:] = [results[0].op]
+        return results
 
 
 class _BucketNodes:
@@ -104,30 +108,31 @@ class _BucketNodes:
         self._exchange = graph.exchange
         self._is_first = bucket is graph.exchange.buckets[0]
         self._is_last = bucket is graph.exchange.buckets[-1]
-        self._results = Results(bucket.sizes)
         reduced = bucket.compressor.linear or "float32"
         self._dtypes = [tf.uint8 if collective == "allgather" else tf.as_dtype(reduced)
                         for collective in bucket.communicator.collectives]
 
     def start(self, gradients, order) -> tf.Tensor:
         """Encode: what goes into the first collective."""
-        inputs = [gradients[tensor.name] for tensor in self._bucket.tensors]
-        sent = self._graph.call(self._encode, inputs, self._dtypes[0], order)
+        (sent,) = self._graph.call(self._encode, self._inputs(gradients), self._dtypes[:1], order)
         sent.set_shape([None])
         return sent
+
+    def _inputs(self, gradients) -> list[tf.Tensor]:
+        return [gradients[tensor.name] for tensor in self._bucket.tensors]
 
     def exchange(self, sent, order, process_set) -> tf.Tensor:
         """The collectives; returns what came out of the last one."""
         received = _collective(sent, self._bucket.name, process_set)
         for number, dtype in enumerate(self._dtypes[1:], 1):
-            sent = self._graph.call(self._advance, [received], dtype, order)
+            (sent,) = self._graph.call(self._advance, [received], [dtype], order)
             sent.set_shape([None])
             received = _collective(sent, f"{self._bucket.name}.{number}", process_set)
         return received
 
     def finish(self, received, order, gradients) -> dict[str, tf.Tensor]:
         """Decode: results by tensor name."""
-        flat = self._graph.call(self._decode, [received], tf.float32, order)
+        (flat,) = self._graph.call(self._decode, [received], [tf.float32], order)
         flat.set_shape([self._bucket.size])
         return {tensor.name: tf.reshape(part, gradients[tensor.name].shape) for tensor, part
                 in zip(self._bucket.tensors, tf.split(flat, self._bucket.sizes), strict=True)}
@@ -137,7 +142,7 @@ class _BucketNodes:
     def _encode(self, *arrays) -> np.ndarray:
         if self._is_first:
             self._graph.check_idle()
-        self._exchange.start(self._bucket, lambda out: self._pack(arrays, out))
+        self._exchange.start(self._bucket, functools.partial(self._pack, arrays))
         return self._exchange.pending(self._bucket).handle.sent
 
     def _advance(self, received) -> np.ndarray:
@@ -148,15 +153,22 @@ class _BucketNodes:
         # A step without a second collective has a node for it all the same.
         return np.zeros(1, received.dtype) if after is before else after.sent
 
-    def _decode(self, received) -> np.ndarray:
+    def _decode(self, received) -> list[np.ndarray]:
+        out = self._results.take()
+        self._finish(received, out)
+        return [out]
+
+    def _finish(self, received, out) -> None:
         handle = self._exchange.pending(self._bucket).handle
         if handle.received is None:
             handle.received = received
-        out = self._results.take()
         self._graph.decoder.submit(self._exchange.finish, self._bucket, out).result()
         if self._is_last:
             self._exchange.end_step()
-        return out
+
+    @functools.cached_property
+    def _results(self) -> "Results":
+        return Results(self._bucket.sizes)
 
     def _pack(self, arrays, out: np.ndarray) -> None:
         at = 0
@@ -166,6 +178,30 @@ class _BucketNodes:
             at += array.size
         if self._prescale != 1.0:
             out *= np.float32(self._prescale)
+
+
+class _RowNodes(_BucketNodes):
+    """The nodes of a table whose gradient comes as rows."""
+
+    def _inputs(self, gradients):
+        slices = gradients[self._bucket.tensors[0].name]
+        return [slices.indices, slices.values]
+
+    def finish(self, received, order, gradients):
+        rows, values = self._graph.call(self._decode, [received], [tf.int64, tf.float32], order)
+        (table,) = self._bucket.tensors
+        given = gradients[table.name]
+        rows.set_shape([None])
+        return {table.name: tf.IndexedSlices(tf.reshape(values, [-1, *table.shape[1:]]), tf.cast(rows, given.indices.dtype))}
+
+    def _decode(self, received):
+        out = RowGradient()
+        self._finish(received, out)
+        return [out.indices, out.values]
+
+    def _pack(self, arrays):
+        indices, values = arrays
+        return RowGradient(indices, values if self._prescale == 1.0 else values * np.float32(self._prescale))
 
 
 class Results:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -13,6 +14,7 @@ from grace_ext import ConfigError
 from grace_ext.capture import Capture
 from grace_ext.exchange import Exchange, Tensor, make_buckets
 from grace_ext.policy import DEFAULT_SPEC, Rules
+from grace_ext.rows import row_bucket
 from grace_ext.spec import parse_stage
 
 from ._horovod_exit import guard_exit
@@ -77,7 +79,7 @@ class Reducer:
         local: variables whose gradients are not exchanged, but divided by the number of ranks with scale_local_gradients.
 
         Raises ConfigError for gradients that are not real floating-point numbers, for shapes that are not known, if ranks
-        differ in their variables or options, and where XLA compiles the step.
+        differ in their variables or options, and where XLA compiles the step or TensorFlow 1 builds a graph for a session.
         """
         if not self.active:
             return list(gradients)
@@ -85,11 +87,11 @@ class Reducer:
         if local:
             return self._reduce_shared(gradients, variables, {id(variable) for variable in local})
         names = _unique([name_of(variable) for variable in variables])
-        given = {name: self._checked(name, gradient) for name, gradient in zip(names, gradients, strict=True)
-                 if gradient is not None}
+        given = {name: self._checked(name, gradient, variable)
+                 for name, gradient, variable in zip(names, gradients, variables, strict=True) if gradient is not None}
         if not given:
             return list(gradients)
-        layout = self._layout(given)
+        layout = self._layout(given, dict(zip(names, variables, strict=True)))
         reduced = layout.run_eagerly(given) if tf.executing_eagerly() else layout.graph.add(given)
         return [_like(gradient, reduced.get(name)) for name, gradient in zip(names, gradients, strict=True)]
 
@@ -103,18 +105,22 @@ class Reducer:
             result[i] = gradient
         return result
 
-    def _checked(self, name, gradient):
+    def _checked(self, name, gradient, variable):
         if isinstance(gradient, tf.IndexedSlices):
-            gradient = tf.convert_to_tensor(gradient)
+            dense = self._options.sparse_as_dense
+            gradient = tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(variable.shape) if dense else None)
+            gradient = tf.convert_to_tensor(gradient) if dense else gradient
         if not gradient.dtype.is_floating:
             raise ConfigError(f"the gradient of {name!r} is {gradient.dtype.name}; gradients must be real floating point")
         return gradient
 
-    def _layout(self, given: dict) -> "_Layout":
-        key = tuple((name, isinstance(gradient, tf.IndexedSlices)) for name, gradient in given.items())
+    def _layout(self, given: dict, variables: dict) -> "_Layout":
+        tables = {name for name, gradient in given.items() if isinstance(gradient, tf.IndexedSlices)}
+        key = tuple((name, gradient.dtype, name in tables) for name, gradient in given.items())
         if key not in self._layouts:
+            tensors = [_tensor(name, gradient, variables[name]) for name, gradient in given.items()]
             with tf.init_scope():
-                self._layouts[key] = _Layout(self._options, given)
+                self._layouts[key] = _Layout(self._options, tensors, tables)
         return self._layouts[key]
 
     def stats(self) -> dict:
@@ -128,7 +134,8 @@ class Reducer:
 class _Layout:
     """The buckets of certain gradients, in the reverse order of their variables: about that in which backward makes them."""
 
-    def __init__(self, options: Options, given: dict):
+    def __init__(self, options: Options, tensors: list[Tensor], tables: set[str]):
+        """tables: the names of those whose gradients come as rows; each has a bucket of its own."""
         process_set = options.process_set
         prefix = f"grace_ext.{next(_instances)}"
         weight = 1.0
@@ -138,22 +145,25 @@ class _Layout:
                                  options.capture)
         rules = Rules(options.compression, options.rules, options.seed)
         communicator = parse_stage("communicator", options.communicator)
-        tensors = [Tensor(name, int(np.prod(shape)), len(shape), shape=shape)
-                   for name, shape in reversed([(name, _shape(name, gradient)) for name, gradient in given.items()])]
         choices = {tensor.name: rules.choose(tensor.name, tensor.size, tensor.ndim) for tensor in tensors}
-        lists = make_buckets(tensors, lambda tensor: choices[tensor.name], options.bucket_bytes,
-                             _group_names(options.groups, list(given)))
+        dense = [tensor for tensor in reversed(tensors) if tensor.name not in tables]
+        lists = make_buckets(dense, lambda tensor: choices[tensor.name], options.bucket_bytes,
+                             _group_names(options.groups, [tensor.name for tensor in tensors]))
         self.exchange.set_buckets([
-            self.exchange.bucket(f"{prefix}.bucket{i}", members, choices[members[0].name], communicator)
-            for i, members in enumerate(lists)])
+            *(self.exchange.bucket(f"{prefix}.bucket{i}", members, choices[members[0].name], communicator)
+              for i, members in enumerate(lists)),
+            *(row_bucket(f"{prefix}.rows{i}", table, choices[table.name], self.exchange.memory)
+              for i, table in enumerate(tensor for tensor in reversed(tensors) if tensor.name in tables))])
         gathered = hvd.allgather(tf.constant(self.exchange.layout()), process_set=process_set)
         self.exchange.check_layouts(gathered.numpy())
         self.graph = ExchangeGraph(self.exchange, process_set, 1.0 / options.gradient_predivide_factor)
-        # A function of its own: TensorFlow would take a method's graphs in several layouts for repeated tracing of one.
-        self._function = tf.function(lambda given: self.graph.add(given), reduce_retracing=True)
+        self._function = None
 
     def run_eagerly(self, given: dict) -> dict:
         """As a graph as well: there Horovod's operations have names and overlap."""
+        if self._function is None:
+            self._function = tf.function(self.graph.add).get_concrete_function(
+                {name: _spec(gradient) for name, gradient in given.items()})
         self.graph.error = None
         try:
             return self._function(given)
@@ -164,7 +174,10 @@ class _Layout:
 
 
 def check_not_compiled() -> None:
-    """Raises ConfigError inside a function that XLA compiles: a compiled step can call neither Horovod nor the codecs."""
+    """Raises ConfigError inside a function that XLA compiles, because a compiled step can call neither Horovod nor the
+    codecs, and without eager execution, which the first step needs."""
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise ConfigError("sessions of TensorFlow 1 are not supported: leave eager execution enabled")
     if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise ConfigError("XLA compiles this training step, and a compiled step cannot exchange gradients: switch it off "
                           "with model.compile(..., jit_compile=False) (Keras 3 compiles by itself on a GPU: "
@@ -192,15 +205,23 @@ def _unique(names: list[str]) -> list[str]:
     return unique
 
 
-def _shape(name: str, gradient) -> tuple[int, ...]:
-    shape = gradient.shape
-    if not shape.is_fully_defined():
+def _tensor(name: str, gradient, variable) -> Tensor:
+    shape = variable.shape if isinstance(gradient, tf.IndexedSlices) else gradient.shape
+    if not tf.TensorShape(shape).is_fully_defined():
         raise ConfigError(f"the gradient of {name!r} has the shape {shape}; it must be fully known")
-    return tuple(shape)
+    return Tensor(name, math.prod(shape), len(shape), shape=tuple(shape))
+
+
+def _spec(gradient):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlicesSpec(dtype=gradient.dtype, indices_dtype=gradient.indices.dtype)
+    return tf.TensorSpec(gradient.shape, gradient.dtype)
 
 
 def _like(gradient, reduced):
     """The result in the gradient's dtype."""
+    if isinstance(reduced, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.cast(reduced.values, gradient.dtype), reduced.indices, gradient.dense_shape)
     return None if gradient is None else tf.cast(reduced, gradient.dtype)
 
 

