@@ -21,6 +21,7 @@ from grace_ext.kernels.half import bf16_decode, fp16_decode
 from grace_ext.rows import RowBucket, RowGradient
 
 _ALIGNMENT = 64  # bytes; TensorFlow copies what starts elsewhere
+_PART = 2**18  # elements that are copied at a time
 
 
 class GraphTransport(Transport):
@@ -54,8 +55,8 @@ class ExchangeGraph:
         #: The last error of the Python parts. TensorFlow raises its own with the same text.
         self.error: BaseException | None = None
         self._process_set = process_set
-        #: Decodes: scratch arrays belong to a thread, and TensorFlow takes any of its own.
-        self.decoder = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
+        #: Decodes, because scratch arrays belong to a thread and TensorFlow takes any of its own; and helps with copying.
+        self.helper = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         self._nodes = [(_RowNodes if isinstance(bucket, RowBucket) else _BucketNodes)(self, bucket, prescale)
                        for bucket in exchange.buckets]
         self._last_node = weakref.WeakKeyDictionary()  # by graph: where the next step's nodes go on
@@ -162,7 +163,7 @@ class _BucketNodes:
         handle = self._exchange.pending(self._bucket).handle
         if handle.received is None:
             handle.received = received
-        self._graph.decoder.submit(self._exchange.finish, self._bucket, out).result()
+        self._graph.helper.submit(self._exchange.finish, self._bucket, out).result()
         if self._is_last:
             self._exchange.end_step()
 
@@ -171,13 +172,24 @@ class _BucketNodes:
         return Results(self._bucket.sizes)
 
     def _pack(self, arrays, out: np.ndarray) -> None:
+        parts = []
         at = 0
         for array in arrays:
-            part = out[at:at + array.size]
-            to_float32(array.reshape(-1), part)
+            array = array.reshape(-1)
+            parts += [(array[i:i + _PART], out[at + i:at + i + _PART][:array.size - i]) for i in range(0, array.size, _PART)]
             at += array.size
-        if self._prescale != 1.0:
-            out *= np.float32(self._prescale)
+        rest = iter(parts)  # that two threads take from
+
+        def copy():
+            for array, part in rest:
+                to_float32(array, part)
+                if self._prescale != 1.0:
+                    part *= np.float32(self._prescale)
+
+        helped = self._graph.helper.submit(copy) if len(parts) > len(arrays) else None
+        copy()
+        if helped:
+            helped.result()
 
 
 class _RowNodes(_BucketNodes):

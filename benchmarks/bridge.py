@@ -1,0 +1,123 @@
+"""What the way from TensorFlow to the codecs and back costs, codecs and network left out; writes docs/bridge.md.
+
+    python benchmarks/bridge.py
+
+A step's gradients pass through the nodes that training uses, with an exchange that encodes nothing and sends nothing.
+Ends with status 1 if a bar is missed.
+"""
+
+import argparse
+import datetime
+import os
+import statistics
+import sys
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "examples"))
+
+import horovod.tensorflow as hvd  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from compare_fashion_mnist import as_markdown, machine  # noqa: E402
+
+import grace_ext  # noqa: E402
+from grace_ext.adapters import _tensorflow_graph  # noqa: E402
+from grace_ext.communicators.base import Communicator, Pending  # noqa: E402
+from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets  # noqa: E402
+from grace_ext.policy import Rules  # noqa: E402
+
+MEMCPYS, MILLISECONDS = 1.0, 1.0  # the bar
+MODELS = {  # about 10 million parameters each
+    "perceptron": [(784, 2048), (2048,), (2048, 2048), (2048,), (2048, 2048), (2048,), (2048, 10), (10,)],
+    "convolutions": [(3, 3, 3, 64), *[(3, 3, 64, 64)] * 8, (3, 3, 64, 128), *[(3, 3, 128, 128)] * 8, (3, 3, 128, 256),
+                     *[(3, 3, 256, 256)] * 8, (3, 3, 256, 512), *[(512,)] * 24, (3, 3, 512, 512), (512, 1000), (1000,)]}
+
+
+class Nothing(Communicator):
+    """Encodes nothing and sends a byte; the result is whatever is there."""
+
+    name = "nothing"
+    collectives = ("allgather",)
+
+    def check(self, compressor):
+        pass
+
+    def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
+        return Pending(transport.allgather(name, np.zeros(1, np.uint8)), 1, {})
+
+    def finish(self, pending, transport, out, weight):
+        return True
+
+
+def build(shapes) -> _tensorflow_graph.ExchangeGraph:
+    """The nodes for these gradients, with the default's buckets and memory."""
+    tensors = [Tensor(str(i), int(np.prod(shape)), len(shape), shape=shape) for i, shape in enumerate(shapes)]
+    rules = Rules()
+    lists = make_buckets(tensors, lambda tensor: rules.choose(tensor.name, tensor.size, tensor.ndim), 25 * 2**20)
+    exchange = Exchange(_tensorflow_graph.GraphTransport(hvd.global_process_set), grace_ext.memory("residual"), 1.0)
+    exchange.set_buckets([Bucket(f"bucket{i}", members, rules.default, Nothing(), exchange.memory)
+                          for i, members in enumerate(lists)])
+    return _tensorflow_graph.ExchangeGraph(exchange, hvd.global_process_set, 1.0)
+
+
+def measure(shapes, repeats: int) -> dict[str, float]:
+    """Medians in milliseconds: the step with the bridge, the same step without it, and a copy of the gradient in memory."""
+    graph = build(shapes)
+    given = {str(i): tf.constant(np.random.default_rng(i).standard_normal(shape), tf.float32)
+             for i, shape in enumerate(shapes)}
+    source = np.concatenate([one.numpy().ravel() for one in given.values()])
+    target = source.copy()
+
+    def step(way):
+        gradients = {name: tf.identity(gradient) for name, gradient in given.items()}
+        results = graph.add(gradients) if way == "bridge" else gradients
+        with tf.control_dependencies(results.values()):
+            return tf.constant(0)
+
+    traced = tf.function(step)
+    ways = {"bridge": lambda: traced("bridge"), "step": lambda: traced("step"), "memcpy": lambda: np.copyto(target, source)}
+    seconds = {name: [] for name in ways}
+    for _ in range(repeats + 10):
+        for name, way in ways.items():
+            started = time.perf_counter()
+            way()
+            seconds[name].append(time.perf_counter() - started)
+    return {name: 1e3 * statistics.median(times[10:]) for name, times in seconds.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default=os.path.join(ROOT, "docs", "bridge.md"))
+    parser.add_argument("--repeats", type=int, default=200)
+    args = parser.parse_args()
+    hvd.init()
+    # Horovod's operation itself is not the bridge: one rank's would take a cycle of its background thread.
+    _tensorflow_graph._collective = lambda sent, name, process_set: tf.identity(sent)
+    rows = [["model", "tensors", "million parameters", "one memcpy", "bridge", "in memcpys", "bar", "met"]]
+    met = True
+    for model, shapes in MODELS.items():
+        times = measure(shapes, args.repeats)
+        spent = times["bridge"] - times["step"]
+        bar = MEMCPYS * times["memcpy"] + MILLISECONDS
+        met &= spent <= bar
+        rows.append([model, str(len(shapes)), f"{sum(int(np.prod(shape)) for shape in shapes) / 1e6:.1f}",
+                     f"{times['memcpy']:.2f} ms", f"{spent:.2f} ms", f"{spent / times['memcpy']:.2f}", f"{bar:.2f} ms",
+                     "yes" if spent <= bar else "**no**"])
+    text = "\n\n".join([
+        "# The bridge between TensorFlow and the codecs",
+        "Written by `benchmarks/bridge.py`; do not edit. Milliseconds a step that the gradients' way from TensorFlow "
+        "into the buckets and back takes, codecs and network left out, inside `tf.function`; medians of "
+        f"{args.repeats} steps, each beside the same step without the bridge and a copy of the gradient in memory.",
+        as_markdown(rows),
+        f"The bar: {MEMCPYS:.0f} memcpy of the gradient and {MILLISECONDS:.0f} ms.",
+        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by `python benchmarks/bridge.py`."]) + "\n"
+    with open(args.out, "w") as out:
+        out.write(text)
+    print(text)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

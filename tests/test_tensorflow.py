@@ -1,0 +1,110 @@
+"""What the TensorFlow adapter does in one process: arrays in and out, names, options. The rest is in tests/mpi."""
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+hvd = pytest.importorskip("horovod.tensorflow")
+
+from grace_ext import ConfigError  # noqa: E402
+from grace_ext.adapters import _tensorflow_graph as graph  # noqa: E402
+from grace_ext.adapters import _tensorflow_reduce as reduce  # noqa: E402
+from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, compression_stats  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank():
+    hvd.init()
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_results_are_not_written_while_somebody_looks_at_them():
+    results = graph.Results([100, 60])
+    held = [results.take(), results.take(), results.take()]
+    assert not any(np.shares_memory(held[i], held[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+    at = {address(array) for array in held}
+    held.clear()
+    again = results.take()
+    assert address(again) in at
+    assert address(results.take()) in at - {address(again)}
+
+
+@pytest.mark.parametrize("sizes", [(64, 32), (5, 64, 640), (3, 1000, 16)])
+def test_tensorflow_reads_the_larger_part_of_the_results_without_a_copy(sizes):
+    array = graph.Results(sizes).take()
+    assert array.shape == (sum(sizes),) and array.dtype == np.float32
+    starts = np.cumsum([0, *sizes[:-1]])
+    aligned = [size for start, size in zip(starts, sizes, strict=True) if (address(array) + 4 * start) % 64 == 0]
+    assert max(sizes) in aligned
+
+
+def test_a_result_comes_out_where_numpy_wrote_it():
+    array = graph.Results([1000]).take()
+    array[:] = 7
+    tensor = tf.function(lambda: tf.numpy_function(lambda: array, [], tf.float32))()
+    assert address(np.asarray(memoryview(tensor))) == address(array)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_floats_of_every_width_become_float32(dtype):
+    values = tf.cast(tf.constant([0.0, -0.0, 1.5, -2.25, 3e-5, np.inf, -np.inf, 1e300], tf.float64), dtype)
+    out = np.full(8, 5, np.float32)
+    graph.to_float32(values.numpy(), out)
+    assert out.tobytes() == tf.cast(values, tf.float32).numpy().tobytes()
+
+
+@pytest.mark.parametrize("size", [10, graph._PART, 3 * graph._PART + 5])
+def test_packing_joins_scales_and_copies_in_parts(size):
+    class Graph:
+        helper = graph.concurrent.futures.ThreadPoolExecutor(1)
+
+    nodes = graph._BucketNodes.__new__(graph._BucketNodes)
+    nodes._graph, nodes._prescale = Graph, 0.5
+    arrays = np.arange(size, dtype=np.float32), np.ones((3, 4), np.float16), np.float32(9)
+    out = np.zeros(size + 13, np.float32)
+    nodes._pack(arrays, out)
+    assert np.array_equal(out, 0.5 * np.concatenate([np.ravel(array).astype(np.float32) for array in arrays]))
+
+
+def test_names_tell_variables_apart():
+    keras = pytest.importorskip("keras")
+    assert reduce.name_of(tf.Variable(1.0, name="scale")) == "scale"
+    assert reduce.name_of(keras.Variable(1.0, name="bias")).endswith("bias")
+    assert reduce._unique(["a", "b", "a", "a"]) == ["a", "b", "a#2", "a#3"]
+
+
+def test_groups_by_number_and_by_variable():
+    a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")
+    assert reduce._group_names(None, ["a", "b"]) is None
+    assert reduce._group_names(2, ["a", "b", "c"]) == [["a", "b"], ["c"]]
+    assert reduce._group_names([[b, a]], ["a", "b"]) == [["b", "a"]]
+    for wrong, text in ((-1, "positive number"), ("a", "positive number"), ([[a], [a]], "only appear once")):
+        with pytest.raises(ConfigError, match=text):
+            reduce._group_names(wrong, ["a", "b"])
+
+
+@pytest.mark.parametrize("options, text", [
+    ({"op": "Adasum"}, "op"), ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "gradient_predivide_factor")])
+def test_options_that_cannot_be_honoured(options, text):
+    if options["op"] == "Adasum":
+        options = {"op": hvd.Adasum}
+    with pytest.raises(ConfigError, match=text):
+        reduce.Options(**options)
+
+
+def test_with_one_rank_gradients_are_the_tapes_own():
+    variable = tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(variable**2)
+    tape = DistributedGradientTape(tape)
+    assert isinstance(tape, tf.GradientTape) and tape.compression_stats() == {"steps": 0}
+    assert tape.gradient(loss, variable).numpy().tolist() == [2.0, 4.0]
+    assert tape.compression_stats() == compression_stats(variable) == {"steps": 0}
+
+
+def test_a_tape_is_expected():
+    with pytest.raises(ConfigError, match=r"tf\.GradientTape"):
+        DistributedGradientTape("tape")
