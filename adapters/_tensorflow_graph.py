@@ -253,6 +253,7 @@ def to_float32(array: np.ndarray, out: np.ndarray) -> None:
 
 
 def _collective(sent: tf.Tensor, name: str, process_set) -> tf.Tensor:
-    if sent.dtype == tf.uint8:
-        return hvd.allgather(sent, name=name, ignore_name_scope=True, process_set=process_set)
-    return hvd.allreduce(sent, op=hvd.Sum, name=name, ignore_name_scope=True, process_set=process_set)
+    with tf.device("/cpu:0"):  # where the codecs are
+        if sent.dtype == tf.uint8:
+            return hvd.allgather(sent, name=name, ignore_name_scope=True, process_set=process_set)
+        return hvd.allreduce(sent, op=hvd.Sum, name=name, ignore_name_scope=True, process_set=process_set)

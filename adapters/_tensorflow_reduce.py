@@ -5,7 +5,6 @@ import itertools
 import math
 
 import horovod.tensorflow as hvd
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
@@ -18,6 +17,7 @@ from grace_ext.rows import row_bucket
 from grace_ext.spec import parse_stage
 
 from ._horovod_exit import guard_exit
+from ._horovod_options import check_reduction, group_names, understand_compression, weight_of
 from ._tensorflow_graph import ExchangeGraph, GraphTransport
 
 _instances = itertools.count()
@@ -45,13 +45,9 @@ class Options:
     capture: object = None
 
     def __post_init__(self):
-        if self.op not in (hvd.Average, hvd.Sum):
-            raise ConfigError("op: only hvd.Average and hvd.Sum can be compressed; use Horovod's own for Adasum")
-        if self.gradient_predivide_factor != 1.0 and self.op != hvd.Average:
-            raise ConfigError("gradient_predivide_factor works with op=hvd.Average only")
-        if self.compression in (hvd.Compression.none, hvd.Compression.fp16):
-            self.compression = "dense/raw" if self.compression is hvd.Compression.none else "dense/fp16"
-            self.memory, self.communicator = "none", "allreduce"
+        check_reduction(hvd, self.op, self.gradient_predivide_factor)
+        self.compression, self.memory, self.communicator = understand_compression(
+            hvd, self.compression, self.memory, self.communicator)
         if not isinstance(self.capture, Capture | None):
             self.capture = Capture(self.capture)
 
@@ -120,7 +116,8 @@ class Reducer:
         if key not in self._layouts:
             tensors = [_tensor(name, gradient, variables[name]) for name, gradient in given.items()]
             with tf.init_scope():
-                self._layouts[key] = _Layout(self._options, tensors, tables)
+                self._layouts[key] = _Layout(self._options, tensors, tables,
+                                             {id(variable): name for name, variable in variables.items()})
         return self._layouts[key]
 
     def stats(self) -> dict:
@@ -134,13 +131,12 @@ class Reducer:
 class _Layout:
     """The buckets of certain gradients, in the reverse order of their variables: about that in which backward makes them."""
 
-    def __init__(self, options: Options, tensors: list[Tensor], tables: set[str]):
-        """tables: the names of those whose gradients come as rows; each has a bucket of its own."""
+    def __init__(self, options: Options, tensors: list[Tensor], tables: set[str], names: dict[int, str]):
+        """tables: the names of those whose gradients come as rows; each has a bucket of its own. names: by id of the
+        variable."""
         process_set = options.process_set
         prefix = f"grace_ext.{next(_instances)}"
-        weight = 1.0
-        if options.op == hvd.Average:
-            weight = options.gradient_predivide_factor / process_set.size()
+        weight = weight_of(hvd, options.op, options.gradient_predivide_factor, process_set.size())
         self.exchange = Exchange(GraphTransport(process_set), grace_ext.memory(options.memory), weight, options.seed,
                                  options.capture)
         rules = Rules(options.compression, options.rules, options.seed)
@@ -148,7 +144,7 @@ class _Layout:
         choices = {tensor.name: rules.choose(tensor.name, tensor.size, tensor.ndim) for tensor in tensors}
         dense = [tensor for tensor in reversed(tensors) if tensor.name not in tables]
         lists = make_buckets(dense, lambda tensor: choices[tensor.name], options.bucket_bytes,
-                             _group_names(options.groups, [tensor.name for tensor in tensors]))
+                             group_names(options.groups, names))
         self.exchange.set_buckets([
             *(self.exchange.bucket(f"{prefix}.bucket{i}", members, choices[members[0].name], communicator)
               for i, members in enumerate(lists)),
@@ -231,18 +227,3 @@ def _scaled(gradient, scale: float):
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * tf.cast(scale, gradient.dtype), gradient.indices, gradient.dense_shape)
     return gradient * tf.cast(scale, gradient.dtype)
-
-
-def _group_names(groups, names: list[str]) -> list[list[str]] | None:
-    """Horovod's `groups` (lists of variables, or a number of groups) as lists of names."""
-    if groups is None or groups == 0:
-        return None
-    if isinstance(groups, int) and groups > 0:
-        return [list(part) for part in np.array_split(names, min(groups, len(names)))]
-    if not isinstance(groups, list):
-        raise ConfigError(f"groups is a positive number or a list of lists of variables, not {groups!r}")
-    found = [[name_of(variable) for variable in group] for group in groups]
-    flat = [name for group in found for name in group]
-    if len(set(flat)) < len(flat):
-        raise ConfigError("groups: a variable can only appear once")
-    return found

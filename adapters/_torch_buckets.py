@@ -9,6 +9,7 @@ import torch
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
 
+from ._horovod_options import group_names
 from ._torch_device import TorchBucket
 
 _NOT_YET = 0xFFFFFFFF
@@ -27,7 +28,7 @@ class TorchBuckets:
         self._rules, self._communicator = rules, communicator
         self._prefix, self._bucket_bytes, self._selection = prefix, bucket_bytes, selection
         self._prescale, self._passes, self._sparse_as_dense = prescale, passes, sparse_as_dense
-        self._groups = _group_names(groups, self.parameters)
+        self._groups = group_names(groups, {id(p): name for name, p in self.parameters.items()})
         for name, p in self.parameters.items():
             if not p.is_floating_point():
                 raise ConfigError(f"parameter {name!r} is {p.dtype}; gradients must be real floating point")
@@ -163,20 +164,3 @@ class TorchBuckets:
 def _home(bucket: Bucket) -> str:
     """Where the bucket's result is written."""
     return bucket.device if isinstance(bucket, TorchBucket) else "cpu"
-
-
-def _group_names(groups, parameters: dict[str, torch.nn.Parameter]) -> list[list[str]] | None:
-    """Horovod's `groups` (lists of parameters, or a number of groups) as lists of names."""
-    if groups is None or groups == 0:
-        return None
-    names = list(parameters)
-    if isinstance(groups, int) and groups > 0:
-        return [list(part) for part in np.array_split(names, min(groups, len(names)))]
-    if not isinstance(groups, list):
-        raise ConfigError(f"groups is a positive number or a list of lists of parameters, not {groups!r}")
-    name_of = {id(p): name for name, p in parameters.items()}
-    found = [[name_of[id(p)] for p in group if id(p) in name_of] for group in groups]
-    flat = [name for group in found for name in group]
-    if len(set(flat)) < len(flat):
-        raise ConfigError("groups: a parameter can only appear once")
-    return found

@@ -20,6 +20,7 @@ from grace_ext.policy import DEFAULT_SPEC, Rules
 from grace_ext.spec import parse_stage
 
 from ._horovod_exit import guard_exit
+from ._horovod_options import check_reduction, understand_compression, weight_of
 from ._torch_buckets import TorchBuckets
 
 _instances = itertools.count()
@@ -79,10 +80,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     Raises ConfigError for what cannot be honoured: op=Adasum, complex parameters, sparse gradients without
     sparse_as_dense, specs that differ between ranks.
     """
-    if op not in (hvd.Average, hvd.Sum):
-        raise ConfigError("op: only hvd.Average and hvd.Sum can be compressed; use Horovod's own optimizer for Adasum")
-    if gradient_predivide_factor != 1.0 and op != hvd.Average:
-        raise ConfigError("gradient_predivide_factor works with op=hvd.Average only")
+    check_reduction(hvd, op, gradient_predivide_factor)
     if backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}; allowed: 1 and more")
     if not isinstance(capture, Capture | None):
@@ -91,9 +89,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         groups = num_groups
     if selection not in ("auto", "host", "device"):
         raise ConfigError(f"selection={selection!r}; allowed: auto, host, device")
-    if compression in (hvd.Compression.none, hvd.Compression.fp16):
-        compression = "dense/raw" if compression is hvd.Compression.none else "dense/fp16"
-        memory, communicator = "none", "allreduce"
+    compression, memory, communicator = understand_compression(hvd, compression, memory, communicator)
     parameters = _named(optimizer, named_parameters)
     plain = type(optimizer)
     # A leaf class with Horovod's module name: hvd.broadcast_optimizer_state knows by it that it must not call our step.
@@ -107,7 +103,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     wrapped._should_synchronize, wrapped._synchronized = True, False
     guard_exit()
     if process_set.included() and process_set.size() > 1:
-        weight = gradient_predivide_factor / process_set.size() if op == hvd.Average else 1.0
+        weight = weight_of(hvd, op, gradient_predivide_factor, process_set.size())
         exchange = Exchange(HorovodTransport(process_set), grace_ext.memory(memory), weight, seed, capture)
         wrapped._grace = TorchBuckets(
             parameters, exchange, Rules(compression, rules, seed), parse_stage("communicator", communicator),

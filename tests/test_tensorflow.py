@@ -9,6 +9,7 @@ hvd = pytest.importorskip("horovod.tensorflow")
 from grace_ext import ConfigError  # noqa: E402
 from grace_ext.adapters import _tensorflow_graph as graph  # noqa: E402
 from grace_ext.adapters import _tensorflow_reduce as reduce  # noqa: E402
+from grace_ext.adapters._horovod_options import group_names  # noqa: E402
 from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, compression_stats  # noqa: E402
 
 
@@ -77,13 +78,14 @@ def test_names_tell_variables_apart():
 
 
 def test_groups_by_number_and_by_variable():
-    a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")
-    assert reduce._group_names(None, ["a", "b"]) is None
-    assert reduce._group_names(2, ["a", "b", "c"]) == [["a", "b"], ["c"]]
-    assert reduce._group_names([[b, a]], ["a", "b"]) == [["b", "a"]]
+    a, b, c = variables = [tf.Variable(1.0, name=name) for name in "abc"]
+    names = {id(variable): variable.name for variable in variables}
+    assert group_names(None, names) is None
+    assert group_names(2, names) == [["a:0", "b:0"], ["c:0"]]
+    assert group_names([[b, a], [tf.Variable(1.0)]], names) == [["b:0", "a:0"], []]
     for wrong, text in ((-1, "positive number"), ("a", "positive number"), ([[a], [a]], "only appear once")):
         with pytest.raises(ConfigError, match=text):
-            reduce._group_names(wrong, ["a", "b"])
+            group_names(wrong, names)
 
 
 @pytest.mark.parametrize("options, text", [
