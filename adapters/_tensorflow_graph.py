@@ -59,20 +59,21 @@ class ExchangeGraph:
         self.helper = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         self._nodes = [(_RowNodes if isinstance(bucket, RowBucket) else _BucketNodes)(self, bucket, prescale)
                        for bucket in exchange.buckets]
-        self._last_node = weakref.WeakKeyDictionary()  # by graph: where the next step's nodes go on
+        #: By graph, the name of the node after which the next step's go on. (The node itself would keep its graph alive.)
+        self._last_node: weakref.WeakKeyDictionary[tf.Graph, str] = weakref.WeakKeyDictionary()
 
     def add(self, gradients: dict) -> dict:
         """Gradients by tensor name -> results by tensor name, float32, in the gradients' shapes. Those of row buckets are
         tf.IndexedSlices and so are their results, each row once."""
         graph = tf.compat.v1.get_default_graph()
-        order = [self._last_node[graph]] if graph in self._last_node else []
+        order = [graph.get_operation_by_name(self._last_node[graph])] if graph in self._last_node else []
         sent = [nodes.start(gradients, order) for nodes in self._nodes]
         received = [nodes.exchange(array, order, self._process_set)
                     for nodes, array in zip(self._nodes, sent, strict=True)]
         results = {}
         for nodes, array in zip(self._nodes, received, strict=True):
             results.update(nodes.finish(array, order, gradients))
-        self._last_node[graph] = order[-1]
+        self._last_node[graph] = order[-1].name
         return results
 
     def check_idle(self) -> None:

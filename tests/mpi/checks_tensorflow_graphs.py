@@ -1,6 +1,8 @@
 """What is checked inside the ranks of one job: graphs, their order and their errors."""
 
+import gc
 import time
+import weakref
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -114,6 +116,19 @@ def steps_that_do_not_depend_on_each_other_keep_their_order():
     expected = np.stack([ours.reduce([g], [weight])[0].numpy() for g in tf.unstack(given)])
     assert np.array_equal(run(False), expected)
     assert np.array_equal(run(True), expected)
+
+
+@check
+def graphs_that_nobody_uses_any_more_go_away():
+    weight, ours = tf.Variable(tf.zeros((40, 50)), name="w"), reducer()
+    graphs = []
+    for _ in range(3):
+        traced = tf.function(lambda gradient: ours.reduce([gradient], [weight])).get_concrete_function(tf.zeros((40, 50)))
+        traced(tf.ones((40, 50)))
+        graphs.append(weakref.ref(traced.graph))
+        del traced
+    gc.collect()
+    assert [graph() for graph in graphs].count(None) >= 2, graphs
 
 
 @check
