@@ -104,7 +104,8 @@ class Reducer:
     def _checked(self, name, gradient, variable):
         if isinstance(gradient, tf.IndexedSlices):
             dense = self._options.sparse_as_dense
-            gradient = tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(variable.shape) if dense else None)
+            shape = tf.constant(tuple(variable.shape)) if dense else None  # a TensorShape cannot become a node of a graph
+            gradient = tf.IndexedSlices(gradient.values, gradient.indices, shape)
             gradient = tf.convert_to_tensor(gradient) if dense else gradient
         if not gradient.dtype.is_floating:
             raise ConfigError(f"the gradient of {name!r} is {gradient.dtype.name}; gradients must be real floating point")
