@@ -6,5 +6,17 @@
 
 from ._keras import DistributedOptimizer, load_model
 from ._tensorflow_tape import DistributedGradientTape, compression_stats
+from .tensorflow_callbacks import (
+    BroadcastGlobalVariablesCallback,
+    CompressionStatsCallback,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+    broadcast_variables,
+)
 
-__all__ = ["DistributedGradientTape", "DistributedOptimizer", "compression_stats", "load_model"]
+__all__ = [
+    "BroadcastGlobalVariablesCallback", "CompressionStatsCallback", "DistributedGradientTape", "DistributedOptimizer",
+    "LearningRateScheduleCallback", "LearningRateWarmupCallback", "MetricAverageCallback", "broadcast_variables",
+    "compression_stats", "load_model",
+]
