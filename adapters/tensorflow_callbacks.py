@@ -22,7 +22,7 @@ _SCALAR = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.
                                        data_class="DATA_CLASS_SCALAR")
 
 
-def broadcast_variables(variables, root_rank, process_set=hvd.global_process_set) -> None:
+def broadcast_variables(variables, root_rank=0, process_set=hvd.global_process_set) -> None:
     """Assign the values on root_rank to the variables on all ranks, eagerly. Takes tf.Variables and Keras 3's, of any dtype;
     one collective for every 64 MiB. All ranks give the same variables in the same order.
 
@@ -88,11 +88,14 @@ class BroadcastGlobalVariablesCallback(_Callback):
     local_variables: variables that are left alone.
     """
 
-    def __init__(self, root_rank, device="", local_variables=None, *, process_set=hvd.global_process_set):
+    def __init__(self, root_rank=0, device="", local_variables=None, *, process_set=hvd.global_process_set):
         super().__init__()
         _check_device(device)
         self._root_rank, self._process_set = root_rank, process_set
-        self._local = [id(_native(variable)) for variable in local_variables or ()]
+        self._local: list[int] = []
+        if local_variables is not None:
+            for variable in [local_variables] if hasattr(local_variables, "assign") else local_variables:
+                self.register_local_var(variable)
         self._done = False
 
     def register_local_var(self, var):

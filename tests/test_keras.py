@@ -221,8 +221,7 @@ def test_load_model_without_an_optimizer(tmp_path):
 
 
 @every_kind
-@pytest.mark.parametrize("average", [False, True])
-@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("average, eagerly", [(False, True), (True, False)])
 def test_backward_passes_are_summed(kind, average, eagerly):
     api, make = KINDS[kind]
     ours, theirs = model(api), model(api)
