@@ -8,6 +8,7 @@ parts of a step run one after the other, in the same order on all ranks.
 import concurrent.futures
 import functools
 import sys
+import time
 import weakref
 
 import horovod.tensorflow as hvd
@@ -42,6 +43,11 @@ class _Handle:
     def __init__(self, sent: np.ndarray):
         self.sent = sent
         self.received: np.ndarray | None = None
+        self.waited = 0.0
+
+    def receive(self, array: np.ndarray, idle_since: float) -> None:
+        """idle_since: when the exchange had nothing to do any more but to wait."""
+        self.received, self.waited = array, time.perf_counter() - idle_since
 
     def wait(self) -> np.ndarray:
         return self.received
@@ -54,6 +60,7 @@ class ExchangeGraph:
         self.exchange = exchange
         #: The last error of the Python parts. TensorFlow raises its own with the same text.
         self.error: BaseException | None = None
+        self.idle_since = 0.0
         self._process_set = process_set
         #: Decodes, because scratch arrays belong to a thread and TensorFlow takes any of its own; and helps with copying.
         self.helper = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
@@ -86,7 +93,9 @@ class ExchangeGraph:
         """The function; an error in it gives up the step."""
         def run(*arrays):
             try:
-                return function(*arrays)
+                result = function(*arrays)
+                self.idle_since = time.perf_counter()
+                return result
             except BaseException as error:
                 self.error = error
                 self.exchange.abort()
@@ -149,7 +158,7 @@ class _BucketNodes:
 
     def _advance(self, received) -> np.ndarray:
         before = self._exchange.pending(self._bucket).handle
-        before.received = received
+        before.receive(received, self._graph.idle_since)
         self._exchange.advance(self._bucket)
         after = self._exchange.pending(self._bucket).handle
         # A step without a second collective has a node for it all the same.
@@ -163,7 +172,7 @@ class _BucketNodes:
     def _finish(self, received, out) -> None:
         handle = self._exchange.pending(self._bucket).handle
         if handle.received is None:
-            handle.received = received
+            handle.receive(received, self._graph.idle_since)
         self._graph.helper.submit(self._exchange.finish, self._bucket, out).result()
         if self._is_last:
             self._exchange.end_step()

@@ -142,7 +142,8 @@ class _Layout:
                                  options.capture)
         rules = Rules(options.compression, options.rules, options.seed)
         communicator = parse_stage("communicator", options.communicator)
-        choices = {tensor.name: rules.choose(tensor.name, tensor.size, tensor.ndim) for tensor in tensors}
+        choices = {tensor.name: rules.choose(tensor.name, tensor.size, tensor.ndim, tensor.name in tables)
+                   for tensor in tensors}
         dense = [tensor for tensor in reversed(tensors) if tensor.name not in tables]
         lists = make_buckets(dense, lambda tensor: choices[tensor.name], options.bucket_bytes,
                              group_names(options.groups, names))

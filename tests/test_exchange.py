@@ -8,7 +8,7 @@ import grace_ext
 from grace_ext import ConfigError
 from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
 from grace_ext.memory.none import NoMemory
-from grace_ext.policy import Rules
+from grace_ext.policy import DEFAULT_ROWS_SPEC, DEFAULT_SPEC, Rules
 from grace_ext.spec import parse_stage
 
 TENSORS = [Tensor("a", 3000, 2), Tensor("b", 2000, 2)]
@@ -155,6 +155,11 @@ def test_rules():
     assert rules.choose("fc.weight", 999_999, 2).sparsifier.density == 0.02
     assert rules.choose("norm.weight", 5000, 1).linear == "float32"
     assert rules.choose("small", 1024, 2).linear == "float32"
+    assert str(rules.choose("embedding", 5000, 2, as_rows=True)) == "topk:0.5/bitmap/raw"
+    assert rules.choose("table", 5000, 2, as_rows=True).sparsifier.density == 0.02
+    assert Rules().choose("table", 5000, 2, as_rows=True) == grace_ext.compressor(DEFAULT_ROWS_SPEC)
+    assert Rules().choose("table", 5000, 2) == grace_ext.compressor(DEFAULT_SPEC)
+    assert Rules().choose("biases", 5000, 1, as_rows=True).linear == "float32"
     for wrong in ("<=many", "<", "", 3):
         with pytest.raises(ConfigError, match="size"):
             Rules(rules={wrong: "dense"})

@@ -12,7 +12,8 @@ from ..registry import Stage
 class Transport:
     """The few collectives that communicators are made of. An adapter wraps its library in one.
 
-    Calls return at once with a handle; `handle.wait()` blocks for the result. A name identifies a collective: all ranks
+    Calls return at once with a handle; `handle.wait()` blocks for the result (`handle.waited`, if there is one: the seconds
+    that were spent waiting before). A name identifies a collective: all ranks
     must start it, in any order. Failures raise ExchangeError or the library's own error.
     """
 
@@ -77,5 +78,5 @@ def wait(pending: Pending):
     """The result of the exchange; the time spent waiting is counted as exchange."""
     started = time.perf_counter()
     result = pending.handle.wait()
-    pending.seconds["exchange"] = time.perf_counter() - started
+    pending.seconds["exchange"] = time.perf_counter() - started + getattr(pending.handle, "waited", 0.0)
     return result

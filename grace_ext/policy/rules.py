@@ -7,6 +7,9 @@ from ..compressor import Compressor, compressor
 from ..errors import ConfigError
 
 DEFAULT_SPEC = "topk:0.01/rice/qsgd:7"
+#: What the default becomes for gradients that come as rows of a table: sparse already, they bear quantizing better than
+#: leaving out more (docs/embedding.md).
+DEFAULT_ROWS_SPEC = "dense/lloyd:0.2"
 #: Up to this many elements a tensor is sent dense by default: its header and latency would outweigh what is saved.
 SMALL = 1024
 _SIZE_RULE = re.compile(r"(<=|<|>=|>)\s*(\d+)")
@@ -16,12 +19,14 @@ class Rules:
     """A mapping from name patterns ("*.bias", "encoder.*") or sizes ("<=1024", ">100000") to specs.
 
     The first rule that fits a tensor decides; "*" fits all. Without a fitting rule, tensors of at most SMALL elements or
-    with fewer than two dimensions (biases, norms) are sent "dense/raw", the others as `default`.
+    with fewer than two dimensions (biases, norms) are sent "dense/raw", the others as `default`. Where that is DEFAULT_SPEC,
+    gradients that come as rows take DEFAULT_ROWS_SPEC.
     """
 
     def __init__(self, default=DEFAULT_SPEC, rules: dict | None = None, seed: int = 0):
         self.default = compressor(default, seed)
         self.dense = compressor("dense/raw", seed)
+        self.rows = compressor(DEFAULT_ROWS_SPEC, seed) if self.default == compressor(DEFAULT_SPEC, seed) else self.default
         self._rules: list[tuple] = []
         for pattern, spec in (rules or {}).items():
             if not isinstance(pattern, str) or not pattern:
@@ -31,12 +36,15 @@ class Rules:
                 raise ConfigError(f"rules: {pattern!r} is not a size; write for example '<=1024' or '>100000'")
             self._rules.append((pattern, size.groups() if size else None, compressor(spec, seed)))
 
-    def choose(self, name: str, size: int, ndim: int) -> Compressor:
-        """The compressor for a tensor of that name, element count and number of dimensions."""
+    def choose(self, name: str, size: int, ndim: int, as_rows: bool = False) -> Compressor:
+        """The compressor for a tensor of that name, element count and number of dimensions. as_rows: whether its gradient
+        comes as rows (grace_ext.rows)."""
         for pattern, limit, chosen in self._rules:
             if _holds(size, *limit) if limit else fnmatch.fnmatchcase(name, pattern):
                 return chosen
-        return self.dense if size <= SMALL or ndim < 2 else self.default
+        if size <= SMALL or ndim < 2:
+            return self.dense
+        return self.rows if as_rows else self.default
 
 
 def _holds(size: int, comparison: str, limit: str) -> bool:

@@ -61,7 +61,7 @@ def rows_are_bit_identical_and_few_bytes_with_the_default():
         received = ours.reduce(gradients(step), weights)
         same_on_all_ranks(densified(received[0]))
     stats = ours.stats()
-    assert stats["steps"] == 5 and stats["compressed"]["ratio"] > 50, stats
+    assert stats["steps"] == 5 and stats["compressed"]["ratio"] > 30, stats
 
 
 @check
