@@ -58,7 +58,7 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     if any(hasattr(type(wrapped), "_grace") for wrapped in (optimizer, inner)):
         raise ConfigError(f"this {type(optimizer).__name__} is wrapped by DistributedOptimizer already")
-    if backward_passes_per_step > 1 and getattr(inner, "gradient_accumulation_steps", None):
+    if backward_passes_per_step > 1 and _accumulates(inner):
         raise ConfigError("backward_passes_per_step and the optimizer's own gradient_accumulation_steps: give one of them")
     if getattr(inner, "_mesh", None):
         raise ConfigError("an optimizer with a DTensor mesh exchanges its gradients itself")
@@ -139,7 +139,7 @@ class _Keras3:
             return plain.apply(self, grads, trainable_variables)  # which says what is wrong
         if not self.built:
             self.build(variables)
-        if self.gradient_accumulation_steps:
+        if _accumulates(self):
             state.variables = [variable for variable, gradient in zip(variables, grads, strict=True) if gradient is not None]
             return plain.apply(self, grads, variables)
 
@@ -156,7 +156,7 @@ class _Keras3:
 
     def _clip_gradients(self, grads):
         # Keras calls it with what it accumulated, at the calls that update variables.
-        if self.gradient_accumulation_steps:
+        if _accumulates(self):
             grads = self._grace.exchange(grads, self._grace.variables)
         return self._plain._clip_gradients(self, grads)
 
@@ -234,6 +234,11 @@ def _subclass(optimizer, state: _State, *hooks) -> None:
 def _aggregate(optimizer, grads_and_vars) -> list:
     grads, variables = zip(*grads_and_vars, strict=True)
     return list(zip(optimizer._grace.exchange(grads, variables), variables, strict=True))
+
+
+def _accumulates(optimizer) -> bool:
+    """Whether Keras 3 (since 3.1) sums gradients over calls by itself."""
+    return bool(getattr(optimizer, "gradient_accumulation_steps", None))
 
 
 def _count(optimizer) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import warnings
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -67,6 +68,8 @@ class Reducer:
         self.active = process_set.included() and process_set.size() > 1
         self._layouts: dict[tuple, _Layout] = {}
         guard_exit()
+        if options.capture and not self.active:
+            warnings.warn("capture: there is one rank, so gradients are neither compressed nor captured", stacklevel=3)
 
     def reduce(self, gradients: list, variables: list, local=()) -> list:
         """Gradients (tf.Tensor, tf.IndexedSlices or None) of the variables, in their order -> the same, averaged over ranks

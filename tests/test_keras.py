@@ -336,6 +336,11 @@ def test_what_cannot_be_honoured_is_refused(options, text):
     assert type(optimizer) is keras.optimizers.SGD
 
 
+def test_one_rank_captures_nothing_and_says_so(tmp_path):
+    with pytest.warns(UserWarning, match="there is one rank"):
+        DistributedOptimizer(keras.optimizers.SGD(), capture=tmp_path)
+
+
 def test_two_ways_to_accumulate_are_refused():
     for make in (lambda inner: inner, keras.optimizers.LossScaleOptimizer):
         with pytest.raises(ConfigError, match="give one of them"):

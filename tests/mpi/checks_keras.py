@@ -262,6 +262,41 @@ def xla_is_refused_with_what_to_write():
 
 
 @check
+def a_distribution_strategy_is_refused():
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    for kind, (_, sgd) in SGD.items():
+        with strategy.scope():
+            variable, optimizer = tf.Variable(1.0), DistributedOptimizer(sgd(0.1))
+
+        def step(variable=variable, optimizer=optimizer):
+            optimizer.apply_gradients([(tf.constant(1.0), variable)])
+
+        with raises(ConfigError, "tf.distribute"):
+            strategy.run(step)
+        assert variable.numpy() == 1, kind
+
+
+@check
+def ranks_with_other_options_are_told():
+    net = compiled(keras, DistributedOptimizer(keras.optimizers.SGD(0.1), compression=f"topk:0.0{hvd.rank() + 1}"))
+    with raises(ConfigError, "than rank 0"):
+        fit(net)
+
+
+@check
+def a_multi_optimizer_exchanges_once_for_all():
+    for passes in (1, 2):
+        optimizers = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1))
+        optimizers["last/.*"] = keras.optimizers.Adam(0.01)
+        optimizer = DistributedOptimizer(keras.optimizers.MultiOptimizer(optimizers), backward_passes_per_step=passes)
+        net = compiled(keras, optimizer)
+        fit(net, passes=passes)
+        same_on_all_ranks(flat(net))
+        assert optimizer.compression_stats()["steps"] == 4
+        assert [int(inner.iterations) for inner in optimizer.optimizers] == [4 * passes] * 2
+
+
+@check
 def a_saved_model_goes_on():
     for kind, (api, sgd) in SGD.items():
         net = compiled(api, DistributedOptimizer(sgd(0.1, momentum=0.9), compression="dense/raw"))
