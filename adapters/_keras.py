@@ -64,7 +64,8 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
         raise ConfigError("an optimizer with a DTensor mesh exchanges its gradients itself")
     if name:
         setattr(inner, "_name" if hooks is _TF_KERAS_LEGACY else "name", name)
-    state = _State(Reducer(options), Accumulator(backward_passes_per_step, average_aggregated_gradients, sparse_as_dense))
+    state = _State(Reducer(options), Accumulator(backward_passes_per_step, average_aggregated_gradients, sparse_as_dense),
+                   options.memory != "none")
     if hooks is _KERAS_3 or inner is optimizer:
         _subclass(optimizer, state, *hooks)
     else:  # tf_keras' LossScaleOptimizer lets the inner optimizer exchange, before it decides whether to skip the step
@@ -92,8 +93,10 @@ class _State:
     """What belongs to one wrapped optimizer. It hangs on the class, where neither Keras nor tf.train.Checkpoint looks for
     what to save."""
 
-    def __init__(self, reducer: Reducer, accumulator: Accumulator):
+    def __init__(self, reducer: Reducer, accumulator: Accumulator, has_memory: bool):
         self.reducer, self.accumulator = reducer, accumulator
+        #: Then a changing loss scale must not reach the Reducer. Without a memory it helps small numbers through float16.
+        self.unscales = has_memory and reducer.active
         self.local: list = []
         #: Keras 3, gradient_accumulation_steps: the variables of the gradients that are being applied.
         self.variables: list = []
@@ -144,8 +147,8 @@ class _Keras3:
             return plain.apply(self, grads, variables)
 
         def apply_exchanged(gradients):
-            scale = getattr(self, "dynamic_scale", None)  # of a LossScaleOptimizer; the memory must not feel it change
-            if scale is not None and state.reducer.active:
+            scale = getattr(self, "dynamic_scale", None)  # of a LossScaleOptimizer
+            if scale is not None and state.unscales:
                 gradients = [_times(gradient, 1 / scale) for gradient in gradients]
                 gradients = [_times(gradient, scale) for gradient in state.exchange(gradients, variables)]
             else:
@@ -185,7 +188,8 @@ class _TfKerasPasses:
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         """As the plain optimizer's; at every backward_passes_per_step-th call only, with what came since."""
         state, plain = self._grace, self._plain
-        if state.accumulator.passes == 1:
+        grads_and_vars = list(grads_and_vars)
+        if state.accumulator.passes == 1 or not grads_and_vars:
             return plain.apply_gradients(self, grads_and_vars, *args, **kwargs)
         if kwargs.get("skip_gradients_aggregation") or not kwargs.get("experimental_aggregate_gradients", True):
             raise ConfigError("backward_passes_per_step: the gradients must not be aggregated before. With a "
@@ -232,6 +236,9 @@ def _subclass(optimizer, state: _State, *hooks) -> None:
 
 
 def _aggregate(optimizer, grads_and_vars) -> list:
+    grads_and_vars = list(grads_and_vars)
+    if not grads_and_vars:
+        return []
     grads, variables = zip(*grads_and_vars, strict=True)
     return list(zip(optimizer._grace.exchange(grads, variables), variables, strict=True))
 

@@ -273,6 +273,13 @@ def test_sparse_gradients_are_summed_as_rows(kind, sparse_as_dense, monkeypatch)
     assert moved.tolist() == [1, 2, 7]
 
 
+def test_nothing_to_apply():
+    for passes in (1, 2):
+        optimizer = DistributedOptimizer(tf_keras.optimizers.SGD(), backward_passes_per_step=passes)
+        optimizer.apply_gradients([])
+        assert optimizer.iterations.numpy() == 0
+
+
 def test_keras_accumulates_itself():
     ours, theirs = model(keras), model(keras)
     ours.compile(DistributedOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=4, global_clipnorm=0.5)), "mse")

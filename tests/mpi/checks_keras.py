@@ -182,6 +182,21 @@ def _skip_a_step(net, wrapped, case):
 
 
 @check
+def small_gradients_reach_float16_scaled():
+    for in_graph in (True, False):
+        variable = keras.Variable(np.zeros((40, 40), np.float32))
+        optimizer = DistributedOptimizer(scaled(keras, keras.optimizers.SGD(1.0)), compression=hvd.Compression.fp16)
+
+        def step(variable=variable, optimizer=optimizer):  # builds the optimizer, too
+            with tf.GradientTape() as tape:
+                loss = optimizer.scale_loss(1e-9 * tf.reduce_sum(variable))
+            optimizer.apply(tape.gradient(loss, [variable]), [variable])
+
+        tf.function(lambda step=step: step())() if in_graph else step()
+        assert np.allclose(np.asarray(variable), -1e-9, rtol=0.05, atol=0), np.asarray(variable)[0, :3]
+
+
+@check
 def backward_passes_equal_one_process_with_all_their_batches():
     for kind, (api, sgd) in SGD.items():
         expected = alone(api, sgd(0.1, momentum=0.9, clipnorm=0.05))
