@@ -10,8 +10,8 @@ MPI ?= auto
 ISOLATED ?=
 # Where the captured gradients go, if not to the cache folder.
 GRADIENTS ?=
-# Where the demo's table and plots go; what demo, pytest and benchmark get on top.
-OUT ?= build/demo
+# Where a demo's table and plots go, if not to build/ and its name; what demos, pytest and benchmark get on top.
+OUT ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -20,10 +20,11 @@ SHELL := /bin/bash
 WITH_ENV := source mpirun/env.sh &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench gradients clean
+.PHONY: help setup demo demo-tensorflow test bench gradients clean
 
 help:
 	@echo "make demo    train on Fashion-MNIST with 2 workers three times: Horovod, Horovod fp16, grace_ext; compare"
+	@echo "make demo-tensorflow  the same in TensorFlow: Keras fit, and an embedding model whose gradients are sparse rows"
 	@echo "make test    run the tests (PYTEST_ARGS='-k container' for some)"
 	@echo "make bench   measure every stage against one memcpy (BENCH_ARGS=--quick for a short run)"
 	@echo "make gradients  train two examples for a moment and save gradients for bench --input in the cache folder"
@@ -37,7 +38,11 @@ setup:
 
 demo: setup
 	@$(WITH_ENV) data=$$(python mpirun/fetch_fashion_mnist.py) && \
-	python examples/compare_fashion_mnist.py --data "$$data" --out "$(OUT)" $(DEMO_ARGS)
+	python examples/compare_fashion_mnist.py --data "$$data" --out "$(or $(OUT),build/demo)" $(DEMO_ARGS)
+
+demo-tensorflow: setup
+	@$(WITH_ENV) data=$$(python mpirun/fetch_fashion_mnist.py) && \
+	python examples/compare_tensorflow.py --data "$$data" --out "$(or $(OUT),build/demo-tensorflow)" $(DEMO_ARGS)
 
 test: setup
 	@$(WITH_ENV) python -m pytest $(PYTEST_ARGS)

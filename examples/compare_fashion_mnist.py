@@ -29,6 +29,8 @@ EXAMPLE = os.path.join(HERE, "pytorch_fashion_mnist.py")
 LINKS = {"100 Mbit/s": 100e6, "1 Gbit/s": 1e9, "10 Gbit/s": 10e9}
 MARKERS = "<!-- demo:begin -->", "<!-- demo:end -->"
 _RANK_TAG = re.compile(rb"\[\d+,\d+\]<std(out|err)>: ?")  # put before each line by mpirun
+# TensorFlow's, which no setting keeps out; horovodrun too imports it where it is installed.
+_NOTICE = re.compile(rb"WARNING: All log messages before absl|I0000 .*oneDNN custom operations are on")
 
 
 class RunFailed(Exception):
@@ -56,22 +58,24 @@ class Run:
         return self.last["bytes_sent"] / self.last["steps"]
 
 
-def train(label: str, options: list[str], log_file: str, ranks: int, timeout: float) -> Run:
-    """Run the example under horovodrun. Raises RunFailed."""
+def train(label: str, options: list[str], log_file: str, ranks: int, timeout: float, example: str = EXAMPLE,
+          env: dict[str, str] | None = None) -> Run:
+    """Run an example under horovodrun. Raises RunFailed."""
     if os.path.exists(log_file):
         os.remove(log_file)
-    launch(label, EXAMPLE, [*options, "--log-file", os.path.abspath(log_file)], ranks, timeout)
+    launch(label, example, [*options, "--log-file", os.path.abspath(log_file)], ranks, timeout, env)
     with open(log_file) as log:
         return Run(label, [json.loads(line) for line in log])
 
 
-def launch(label: str, script: str, options: list[str], ranks: int, timeout: float) -> None:
-    """Run a script under horovodrun; its progress goes to this terminal. Raises RunFailed."""
+def launch(label: str, script: str, options: list[str], ranks: int, timeout: float,
+           env: dict[str, str] | None = None) -> None:
+    """Run a script under horovodrun; its progress goes to this terminal. env: set on top. Raises RunFailed."""
     launcher = shutil.which("horovodrun", path=os.path.dirname(sys.executable)) or shutil.which("horovodrun")
     if launcher is None:
         raise RunFailed("horovodrun was not found; `make setup` installs it, then `. mpirun/env.sh` finds it")
     command = [launcher, "-np", str(ranks), "--start-timeout", "120", sys.executable, script, *options]
-    status, lines = _run(command, timeout)
+    status, lines = _run(command, timeout, env or {})
     if status != 0:
         how = f"did not end within {timeout:.0f} seconds" if status is None else f"ended with status {status}"
         tail = "\n".join(f"    {line}" for line in lines)
@@ -79,10 +83,9 @@ def launch(label: str, script: str, options: list[str], ranks: int, timeout: flo
                         + " ".join(command))
 
 
-def _run(command: list[str], timeout: float):
+def _run(command: list[str], timeout: float, env: dict[str, str]):
     """(exit status, last lines of the output); the status is None when the time was up."""
-    # horovodrun imports TensorFlow where it is installed; these keep TensorFlow's notices out of the output.
-    env = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", **os.environ}
+    env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, **env}
     env["PATH"] = os.path.dirname(sys.executable) + os.pathsep + env.get("PATH", "")
     if not sys.stderr.isatty():
         env.setdefault("TQDM_MININTERVAL", "10")  # in a file, each update of the bar is a line
@@ -101,12 +104,15 @@ def _run(command: list[str], timeout: float):
 
 
 def _pass_on(stream) -> list[str]:
-    """Copy bytes to the terminal without mpirun's tags; return the last lines, without progress bars."""
+    """Copy bytes to the terminal without mpirun's tags and TensorFlow's notices; return the last lines, without progress
+    bars."""
     lines, rest = collections.deque(maxlen=30), b""
     while block := os.read(stream.fileno(), 65536):
         *parts, rest = re.split(rb"(?<=[\r\n])", rest + block)
         for part in parts:
             part = _RANK_TAG.sub(b"", part)
+            if _NOTICE.match(part):
+                continue
             sys.stderr.buffer.write(part)
             if part.endswith(b"\n") and part.strip():
                 lines.append(part.decode(errors="replace").rstrip())
@@ -129,14 +135,14 @@ def _stop(child) -> None:
                 continue
 
 
-def machine() -> str:
-    """Processor, cores and versions."""
+def machine(packages=(("PyTorch", "torch"),)) -> str:
+    """Processor, cores and versions; packages: titles and names of distributions, beside Horovod and grace_ext."""
     name = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as info:
             name = next((line.split(":")[1].strip() for line in info if line.startswith("model name")), name)
     versions = ", ".join(f"{title} {importlib.metadata.version(package)}" for title, package in
-                         (("PyTorch", "torch"), ("Horovod", "horovod"), ("grace_ext", "grace_ext")))
+                         (*packages, ("Horovod", "horovod"), ("grace_ext", "grace_ext")))
     cores = len(os.sched_getaffinity(0))
     return f"{name}, {cores} core{'s' * (cores > 1)}, CPU only; Python {platform.python_version()}, {versions}"
 
@@ -202,13 +208,13 @@ def document(runs: list[Run], args, command: str) -> str:
         f"Measured on {datetime.date.today().isoformat()} on {machine()}, by `{command}`."]) + "\n"
 
 
-def around_markers(path: str) -> tuple[str, str]:
+def around_markers(path: str, markers: tuple[str, str] = MARKERS) -> tuple[str, str]:
     """What stands before and after the text between a file's markers, markers included. Raises ValueError, OSError."""
     with open(path, encoding="utf-8") as file:
-        before, begin, rest = file.read().partition(MARKERS[0])
-    _, end, after = rest.partition(MARKERS[1])
+        before, begin, rest = file.read().partition(markers[0])
+    _, end, after = rest.partition(markers[1])
     if not (begin and end):
-        raise ValueError(f"{path} lacks the markers {MARKERS[0]} and {MARKERS[1]}")
+        raise ValueError(f"{path} lacks the markers {markers[0]} and {markers[1]}")
     return before + begin, end + after
 
 
