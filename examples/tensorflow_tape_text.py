@@ -179,7 +179,7 @@ def main(args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--compression", default="topk:0.1/rice/qsgd:7", help="or horovod: its own allgather of rows")
+    parser.add_argument("--compression", default="topk:0.01/rice/qsgd:7", help="or horovod: its own allgather of rows")
     parser.add_argument("--memory", default="residual", help="residual or none")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=64, help="per rank")
