@@ -4,8 +4,6 @@ import pytest
 from launch import assert_ok, checks_in, run_worker
 
 pytestmark = pytest.mark.mpi
-# Keras sits on the adapter, which test_horovod_tensorflow.py runs under all of them.
-SOME_LAUNCHERS = [launcher for launcher in LAUNCHERS if not launcher.startswith("horovodrun-mpi")]
 
 
 # Tracing Keras' functions takes minutes in all, so not under every launcher: those differ below Keras.
