@@ -23,10 +23,10 @@ MOST_POINTS_LOST = 0.5
 LEAST_RATIO = 150
 
 
-def document(results: dict, args, met: bool) -> str:
-    """results: label -> list of runs, one per seed."""
-    plain, *compressed = results.values()
-    rows = [["", *(f"seed {seed}" for seed in args.seeds), "mean", "standard deviation", "bytes sent per step"]]
+def score_rows(results: dict, seeds: list[int]) -> list[list[str]]:
+    """results: label -> list of runs, one per seed; the runs without compression first."""
+    plain = next(iter(results.values()))
+    rows = [["", *(f"seed {seed}" for seed in seeds), "mean", "standard deviation", "bytes sent per step"]]
     for label, runs in results.items():
         scores = [100 * run.last["accuracy"] for run in runs]
         rows.append([label, *(f"{score:.2f} %" for score in scores), f"{statistics.mean(scores):.2f} %",
@@ -35,6 +35,12 @@ def document(results: dict, args, met: bool) -> str:
             gains = differences(plain, runs)
             rows.append(["difference, in points", *(f"{gain:+.2f}" for gain in gains), f"{statistics.mean(gains):+.2f}", "",
                          f"{runs[0].last['ratio']:.0f}×"])
+    return rows
+
+
+def document(results: dict, args, met: bool) -> str:
+    """results: as in score_rows."""
+    _, *compressed = results.values()
     ratios = " and ".join(f"{layers_ratio(runs):.0f}×" for runs in compressed)
     options = f" --epochs {args.epochs}" if args.epochs != 5 else ""
     return "\n\n".join([
@@ -42,7 +48,7 @@ def document(results: dict, args, met: bool) -> str:
         "Written by `benchmarks/accuracy.py`; do not edit. Test accuracy on Fashion-MNIST after "
         f"{args.epochs} epochs over {args.train_samples} images, {args.ranks} ranks, the same script, schedule and "
         "seeds (`examples/pytorch_fashion_mnist.py`); the schedule was not tuned for compression.",
-        as_markdown(rows),
+        as_markdown(score_rows(results, args.seeds)),
         f"- The compressed layers alone send {ratios} fewer bytes than their float32 gradients, headers "
         "included. Biases and other small tensors are sent as float32; the bytes in the table include them.\n"
         f"- The bar: the mean at most {MOST_POINTS_LOST} points below, and at least {LEAST_RATIO}× fewer bytes for the "

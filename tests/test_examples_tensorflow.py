@@ -124,3 +124,37 @@ def test_the_comparison_refuses_what_cannot_work_before_it_starts(launched, tmp_
     assert calls == []
 
 
+
+
+@pytest.fixture
+def benchmarks(scripts, monkeypatch):
+    """benchmarks/embedding.py and benchmarks/accuracy_tensorflow.py."""
+    for folder in ("benchmarks", "examples"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    import accuracy_tensorflow
+    import embedding
+
+    yield embedding, accuracy_tensorflow
+    for name in ("accuracy", "accuracy_tensorflow", "embedding"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(("perplexity", "sent", "checksums", "met"), [
+    (100.9, 6.6e3, [1, 1], True), (101.1, 6.6e3, [1, 1], False), (90, 6.7e3, [1, 1], False), (90, 6.6e3, [1, 2], False)])
+def test_the_bars_of_the_embedding_benchmark(benchmarks, scripts, perplexity, sent, checksums, met):
+    embedding, _ = benchmarks
+
+    def run(perplexity, sent, checksums):
+        return scripts[2].Run("", [{"perplexity": perplexity, "bytes_sent": sent, "horovod_bytes_of_rows": 1e5,
+                                    "steps": 1, "checksums": checksums}])
+
+    assert embedding.is_met([run(100, 2e5, [3, 3])], [run(perplexity, sent, checksums)]) == met
+
+
+@pytest.mark.parametrize(("accuracy", "checksums", "met"), [
+    (0.8951, [1, 1], True), (0.8949, [1, 1], False), (0.95, [1, 2], False)])
+def test_the_bars_of_the_accuracy_benchmark(benchmarks, scripts, accuracy, checksums, met):
+    _, benchmark = benchmarks
+    plain, compressed = (scripts[2].Run("", [{"accuracy": value, "checksums": sums}])
+                         for value, sums in ((0.9, [3, 3]), (accuracy, checksums)))
+    assert benchmark.is_met([plain], [compressed]) == met

@@ -1,0 +1,87 @@
+"""Does compression cost accuracy in Keras 3 and in legacy Keras? Three seeds of each; writes docs/accuracy-tensorflow.md.
+
+    python benchmarks/accuracy_tensorflow.py --data DIR
+
+Ends with status 1 if a bar is missed. About 12 minutes on two idle cores.
+"""
+
+import argparse
+import datetime
+import os
+import statistics
+import sys
+import time
+
+from accuracy import MOST_POINTS_LOST, ROOT, differences, score_rows
+
+from grace_ext.policy import DEFAULT_SPEC
+
+sys.path.insert(0, os.path.join(ROOT, "examples"))
+
+from compare_fashion_mnist import Run, RunFailed, as_markdown, train  # noqa: E402
+from compare_tensorflow import FASHION, tensorflow_machine  # noqa: E402
+
+KERAS = {"Keras 3": "0", "legacy Keras": "1"}  # TF_USE_LEGACY_KERAS
+
+
+def is_met(plain: list[Run], compressed: list[Run]) -> bool:
+    return (statistics.mean(differences(plain, compressed)) >= -MOST_POINTS_LOST
+            and all(len(set(run.last["checksums"])) == 1 for run in (*plain, *compressed)))
+
+
+def document(results: dict[str, dict[str, list[Run]]], args) -> str:
+    """results: kind of Keras -> label -> runs, one per seed; the float32 runs first."""
+    tables = [f"## {kind}\n\n{as_markdown(score_rows(runs, args.seeds))}" for kind, runs in results.items()]
+    met = all(is_met(*runs.values()) for runs in results.values())
+    options = f" --epochs {args.epochs}" if args.epochs != 4 else ""
+    return "\n\n".join([
+        "# Accuracy with and without compression: TensorFlow",
+        "Written by `benchmarks/accuracy_tensorflow.py`; do not edit. Test accuracy on Fashion-MNIST after "
+        f"{args.epochs} epochs over {args.train_samples} images, {args.ranks} ranks, Keras' compile and fit, the same "
+        "script, schedule and seeds (`examples/tensorflow_keras_fashion_mnist.py`); the schedule was not tuned for "
+        "compression.",
+        *tables,
+        f"- The bars: the mean at most {MOST_POINTS_LOST} points below float32, for both kinds of Keras, and all ranks' "
+        f"weights bit-identical after training in every run. They are {'met' if met else '**missed**'}.\n"
+        "- float32 is Horovod's allreduce of the same buckets; the memory is `residual`, the communicator `allgather`.",
+        f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "
+        f"`python benchmarks/accuracy_tensorflow.py --data DIR{options}`."]) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
+    parser.add_argument("--out", default=os.path.join(ROOT, "docs", "accuracy-tensorflow.md"))
+    parser.add_argument("--logs", default=os.path.join(ROOT, "build", "accuracy-tensorflow"), help="folder for the logs")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--spec", default=DEFAULT_SPEC)
+    parser.add_argument("--train-samples", type=int, default=60000)
+    args = parser.parse_args()
+    os.makedirs(args.logs, exist_ok=True)
+    started = time.perf_counter()
+    labels = {"float32": "none", f"grace_ext {args.spec}": args.spec}
+    results = {kind: {label: [] for label in labels} for kind in KERAS}
+    for seed in args.seeds:
+        for kind, legacy in KERAS.items():
+            for label, compression in labels.items():
+                title = f"{kind}, {label}, seed {seed}"
+                print(f"\n{title}", file=sys.stderr, flush=True)
+                options = ["--data", os.path.abspath(args.data), "--compression", compression, "--epochs", str(args.epochs),
+                           "--seed", str(seed), "--train-samples", str(args.train_samples)]
+                log_file = os.path.join(args.logs, f"{title.replace(' ', '-').replace('/', '-')}.jsonl")
+                results[kind][label].append(train(title, options, log_file, args.ranks, 1800, FASHION,
+                                                  {"TF_USE_LEGACY_KERAS": legacy}))
+    text = document(results, args)
+    with open(args.out, "w", encoding="utf-8") as file:
+        file.write(text)
+    print(f"\n{text}\nwritten: {args.out}; all in {(time.perf_counter() - started) / 60:.1f} minutes")
+    return 0 if all(is_met(*runs.values()) for runs in results.values()) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except RunFailed as error:
+        sys.exit(f"[accuracy] error: {error}")
