@@ -20,6 +20,7 @@ from grace_ext.communicators import Transport
 from grace_ext.exchange import Bucket, Exchange
 from grace_ext.kernels.half import bf16_decode, fp16_decode
 from grace_ext.rows import RowBucket, RowGradient
+from grace_ext.scratch import scratch_in
 
 _ALIGNMENT = 64  # bytes; TensorFlow copies what starts elsewhere
 _PART = 2**18  # elements that are copied at a time
@@ -53,16 +54,33 @@ class _Handle:
         return self.received
 
 
+class CallersThread(concurrent.futures.Executor):
+    """Runs what is submitted at once: TensorFlow's threads wait for it anyway, and handing over costs more than small
+    buckets do. Whatever thread that is, it uses the same work arrays."""
+
+    def __init__(self):
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def submit(self, function, /, *args, **kwargs):
+        future = concurrent.futures.Future()
+        try:
+            with scratch_in(self._arrays):
+                future.set_result(function(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
 class ExchangeGraph:
     """Adds the nodes of an exchange's step to the graph that is being traced."""
 
-    def __init__(self, exchange: Exchange, process_set, prescale: float):
-        self.exchange = exchange
+    def __init__(self, exchange: Exchange, executor: CallersThread, process_set, prescale: float):
+        self.exchange, self.executor = exchange, executor
         #: The last error of the Python parts. TensorFlow raises its own with the same text.
         self.error: BaseException | None = None
         self.idle_since = 0.0
         self._process_set = process_set
-        #: Decodes, because scratch arrays belong to a thread and TensorFlow takes any of its own; and helps with copying.
+        #: Helps with copying.
         self.helper = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         self._nodes = [(_RowNodes if isinstance(bucket, RowBucket) else _BucketNodes)(self, bucket, prescale)
                        for bucket in exchange.buckets]
@@ -173,7 +191,7 @@ class _BucketNodes:
         handle = self._exchange.pending(self._bucket).handle
         if handle.received is None:
             handle.receive(received, self._graph.idle_since)
-        self._graph.helper.submit(self._exchange.finish, self._bucket, out).result()
+        self._graph.executor.submit(self._exchange.finish, self._bucket, out).result()
         if self._is_last:
             self._exchange.end_step()
 

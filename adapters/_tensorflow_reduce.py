@@ -19,7 +19,7 @@ from grace_ext.spec import parse_stage
 
 from ._horovod_exit import guard_exit
 from ._horovod_options import check_reduction, group_names, understand_compression, weight_of
-from ._tensorflow_graph import ExchangeGraph, GraphTransport
+from ._tensorflow_graph import CallersThread, ExchangeGraph, GraphTransport
 
 _instances = itertools.count()
 
@@ -141,8 +141,9 @@ class _Layout:
         process_set = options.process_set
         prefix = f"grace_ext.{next(_instances)}"
         weight = weight_of(hvd, options.op, options.gradient_predivide_factor, process_set.size())
+        executor = CallersThread()
         self.exchange = Exchange(GraphTransport(process_set), grace_ext.memory(options.memory), weight, options.seed,
-                                 options.capture)
+                                 options.capture, executor)
         rules = Rules(options.compression, options.rules, options.seed)
         communicator = parse_stage("communicator", options.communicator)
         choices = {tensor.name: rules.choose(tensor.name, tensor.size, tensor.ndim, tensor.name in tables)
@@ -157,7 +158,7 @@ class _Layout:
               for i, table in enumerate(tensor for tensor in reversed(tensors) if tensor.name in tables))])
         gathered = hvd.allgather(tf.constant(self.exchange.layout()), process_set=process_set)
         self.exchange.check_layouts(gathered.numpy())
-        self.graph = ExchangeGraph(self.exchange, process_set, 1.0 / options.gradient_predivide_factor)
+        self.graph = ExchangeGraph(self.exchange, executor, process_set, 1.0 / options.gradient_predivide_factor)
         self._function = None
 
     def run_eagerly(self, given: dict) -> dict:

@@ -20,7 +20,8 @@ sys.path.insert(0, os.path.join(ROOT, "examples"))
 import horovod.tensorflow as hvd  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from compare_fashion_mnist import as_markdown, machine  # noqa: E402
+from compare_fashion_mnist import as_markdown  # noqa: E402
+from compare_tensorflow import tensorflow_machine  # noqa: E402
 
 import grace_ext  # noqa: E402
 from grace_ext.adapters import _tensorflow_graph  # noqa: E402
@@ -56,10 +57,12 @@ def build(shapes) -> _tensorflow_graph.ExchangeGraph:
     tensors = [Tensor(str(i), int(np.prod(shape)), len(shape), shape=shape) for i, shape in enumerate(shapes)]
     rules = Rules()
     lists = make_buckets(tensors, lambda tensor: rules.choose(tensor.name, tensor.size, tensor.ndim), 25 * 2**20)
-    exchange = Exchange(_tensorflow_graph.GraphTransport(hvd.global_process_set), grace_ext.memory("residual"), 1.0)
+    executor = _tensorflow_graph.CallersThread()
+    exchange = Exchange(_tensorflow_graph.GraphTransport(hvd.global_process_set), grace_ext.memory("residual"), 1.0,
+                        executor=executor)
     exchange.set_buckets([Bucket(f"bucket{i}", members, rules.default, Nothing(), exchange.memory)
                           for i, members in enumerate(lists)])
-    return _tensorflow_graph.ExchangeGraph(exchange, hvd.global_process_set, 1.0)
+    return _tensorflow_graph.ExchangeGraph(exchange, executor, hvd.global_process_set, 1.0)
 
 
 def measure(shapes, repeats: int) -> dict[str, float]:
@@ -112,7 +115,8 @@ def main() -> int:
         f"{args.repeats} steps, each beside the same step without the bridge and a copy of the gradient in memory.",
         as_markdown(rows),
         f"The bar: {MEMCPYS:.0f} memcpy of the gradient and {MILLISECONDS:.0f} ms.",
-        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by `python benchmarks/bridge.py`."]) + "\n"
+        f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "
+        "`python benchmarks/bridge.py`."]) + "\n"
     with open(args.out, "w") as out:
         out.write(text)
     print(text)

@@ -118,10 +118,11 @@ class Exchange:
     """Starts and finishes the buckets of each step, keeps the memory consistent, and counts.
 
     weight: what the sum over ranks is multiplied with (1 / ranks for an average). capture: saves gradients of rank 0.
+    executor: what encodes, one bucket at a time; a thread of its own if None.
     """
 
     def __init__(self, transport: Transport, memory: Memory, weight: float, seed: int = 0,
-                 capture: Capture | None = None):
+                 capture: Capture | None = None, executor: concurrent.futures.Executor | None = None):
         self.transport = transport
         self.memory = memory
         self.weight = weight
@@ -132,7 +133,7 @@ class Exchange:
         self._warm_starts = WarmStarts()
         self._started: dict[str, concurrent.futures.Future] = {}
         self._finite = True
-        self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
+        self._worker = executor or concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         self._total, self._last = _Counts(), _Counts()
 
     def bucket(self, name: str, tensors: list[Tensor], compressor: Compressor, communicator: Communicator) -> Bucket:

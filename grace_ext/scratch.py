@@ -1,16 +1,32 @@
 """Reused work arrays, one set a thread: fresh ones would cost a page fault every 4 KiB, more than the kernels do."""
 
+import contextlib
 import threading
 
 import numpy as np
 
-_arrays = threading.local()
+
+class _Thread(threading.local):
+    def __init__(self):
+        self.arrays: dict[str, np.ndarray] = {}
+
+
+_thread = _Thread()
 
 
 def scratch(name: str, dtype, size: int) -> np.ndarray:
     """An uninitialised array that is valid until this thread asks for the same name again."""
-    array = getattr(_arrays, name, None)
+    array = _thread.arrays.get(name)
     if array is None or array.size < size:
-        array = np.empty(size, dtype)
-        setattr(_arrays, name, array)
+        array = _thread.arrays[name] = np.empty(size, dtype)
     return array[:size]
+
+
+@contextlib.contextmanager
+def scratch_in(arrays: dict[str, np.ndarray]):
+    """Inside, this thread takes its work arrays from the dict: for work that any thread may do, but one at a time."""
+    own, _thread.arrays = _thread.arrays, arrays
+    try:
+        yield
+    finally:
+        _thread.arrays = own

@@ -104,7 +104,7 @@ def encode_inside(fence, text):
     for indices, d in [*contract.supports().values(), *inputs().values()]:
         if not fits(text, d) or indices.size > 3000:
             continue
-        scratch._arrays.__dict__.clear()
+        scratch._thread.arrays.clear()
         given, chosen = fence(indices), codec.choose(indices, d)
         np.empty = lambda size, dtype=float: fence(kept[1](size, dtype))
         np.zeros = np.empty
