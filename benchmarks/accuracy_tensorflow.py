@@ -33,7 +33,7 @@ def document(results: dict[str, dict[str, list[Run]]], args) -> str:
     """results: kind of Keras -> label -> runs, one per seed; the float32 runs first."""
     tables = [f"## {kind}\n\n{as_markdown(score_rows(runs, args.seeds))}" for kind, runs in results.items()]
     met = all(is_met(*runs.values()) for runs in results.values())
-    options = f" --epochs {args.epochs}" if args.epochs != 4 else ""
+    options = f" --epochs {args.epochs}" if args.epochs != 3 else ""
     return "\n\n".join([
         "# Accuracy with and without compression: TensorFlow",
         "Written by `benchmarks/accuracy_tensorflow.py`; do not edit. Test accuracy on Fashion-MNIST after "
@@ -54,7 +54,7 @@ def main():
     parser.add_argument("--out", default=os.path.join(ROOT, "docs", "accuracy-tensorflow.md"))
     parser.add_argument("--logs", default=os.path.join(ROOT, "build", "accuracy-tensorflow"), help="folder for the logs")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--spec", default=DEFAULT_SPEC)
     parser.add_argument("--train-samples", type=int, default=60000)

@@ -15,7 +15,7 @@ import time
 from compare_fashion_mnist import HERE, Run, RunFailed, around_markers, as_markdown, as_text, machine, size, train
 
 import grace_ext
-from grace_ext.policy import DEFAULT_SPEC
+from grace_ext.policy import DEFAULT_ROWS_SPEC, DEFAULT_SPEC
 
 FASHION = os.path.join(HERE, "tensorflow_keras_fashion_mnist.py")
 TEXT = os.path.join(HERE, "tensorflow_tape_text.py")
@@ -85,8 +85,9 @@ def parse_args():
     parser.add_argument("--out", required=True, help="folder for the table, the plot and the logs")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=3, help="of Fashion-MNIST")
-    parser.add_argument("--steps", type=int, default=500, help="of the text")
-    parser.add_argument("--spec", default=DEFAULT_SPEC, help="what is compressed with (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=300, help="of the text")
+    parser.add_argument("--spec", default=DEFAULT_SPEC, help="of Fashion-MNIST (default: %(default)s)")
+    parser.add_argument("--text-spec", default=DEFAULT_ROWS_SPEC, help="of the text (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train-samples", type=int, default=60000)
     parser.add_argument("--timeout", type=float, default=900, help="seconds after which a run is stopped")
@@ -94,6 +95,7 @@ def parse_args():
     args = parser.parse_args()
     try:
         grace_ext.compressor(args.spec)
+        grace_ext.compressor(args.text_spec)
         if args.readme:
             around_markers(args.readme, MARKERS)
     except (grace_ext.GraceError, ValueError, OSError) as error:
@@ -108,7 +110,7 @@ def run_all(args) -> list[list[Run]]:
                "--train-samples", str(args.train_samples)]
     plan = [(FASHION, fashion, {"none": "Fashion-MNIST, float32", args.spec: f"Fashion-MNIST, grace_ext {args.spec}"}),
             (TEXT, ["--steps", str(args.steps)],
-             {"horovod": "text, Horovod", args.spec: f"text, grace_ext {args.spec}"})]
+             {"horovod": "text, Horovod", args.text_spec: f"text, grace_ext {args.text_spec}"})]
     pairs = []
     for example, options, labels in plan:
         pairs.append([])

@@ -58,7 +58,7 @@ def read_words() -> np.ndarray:
 
 
 class Model:
-    """6.6 million parameters, 6.4 million of them in the tables."""
+    """6.5 million parameters, all but 37,000 of them in the tables."""
 
     def __init__(self):
         self.embedding = tf.Variable(tf.random.normal([ROWS, WIDTH], stddev=0.1), name="embedding")
@@ -66,8 +66,8 @@ class Model:
         self.bias = tf.Variable(tf.zeros([ROWS]), name="output_bias")
         layers = keras.layers
         self.hidden = keras.Sequential([  # sees a word and the 15 before it
-            layers.Conv1D(128, 4, padding="causal", activation="relu"),
-            layers.Conv1D(128, 4, padding="causal", dilation_rate=4, activation="relu"), layers.Dense(WIDTH)])
+            layers.Conv1D(WIDTH, 4, padding="causal", activation="relu"),
+            layers.Conv1D(WIDTH, 4, padding="causal", dilation_rate=4, activation="relu"), layers.Dense(WIDTH)])
         self.hidden.build([None, None, WIDTH])
         self.variables = [self.embedding, self.output, self.bias, *self.hidden.trainable_variables]
 
@@ -138,7 +138,9 @@ def main(args):
     words = read_words()
     train, held_out = words[:-HELD_OUT], words[-HELD_OUT:].reshape(-1, 100)[hvd.rank()::hvd.size()]
     model = Model()
-    optimizer = keras.optimizers.Adagrad(args.lr, initial_accumulator_value=1e-6)
+    decay = keras.optimizers.schedules.PolynomialDecay
+    tables = keras.optimizers.Adagrad(decay(args.lr, args.steps), initial_accumulator_value=1e-6)  # suits sparse rows
+    layers = keras.optimizers.Adam(decay(args.lr / 25, args.steps))
     broadcast_variables(model.variables, root_rank=0)
 
     @tf.function
@@ -151,7 +153,9 @@ def main(args):
         else:
             tape = DistributedGradientTape(tape, compression=args.compression, memory=args.memory)
             gradients = tape.gradient(loss, model.variables)
-        optimizer.apply_gradients(zip(map(rows_once, gradients), model.variables, strict=True))
+        pairs = list(zip(map(rows_once, gradients), model.variables, strict=True))
+        tables.apply_gradients(pairs[:3])
+        layers.apply_gradients(pairs[3:])
         return loss
 
     held_out_loss = tf.function(model.loss)
@@ -179,10 +183,10 @@ def main(args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--compression", default="topk:0.01/rice/qsgd:7", help="or horovod: its own allgather of rows")
+    parser.add_argument("--compression", default="dense/lloyd:0.1", help="or horovod: its own allgather of rows")
     parser.add_argument("--memory", default="residual", help="residual or none")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--batch-size", type=int, default=64, help="per rank")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch-size", type=int, default=128, help="per rank")
     parser.add_argument("--length", type=int, default=16, help="words of a sample that are predicted")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)

@@ -9,7 +9,7 @@ from ..errors import ConfigError
 DEFAULT_SPEC = "topk:0.01/rice/qsgd:7"
 #: What the default becomes for gradients that come as rows of a table: sparse already, they bear quantizing better than
 #: leaving out more (docs/embedding.md).
-DEFAULT_ROWS_SPEC = "dense/lloyd:0.2"
+DEFAULT_ROWS_SPEC = "dense/lloyd:0.1"
 #: Up to this many elements a tensor is sent dense by default: its header and latency would outweigh what is saved.
 SMALL = 1024
 _SIZE_RULE = re.compile(r"(<=|<|>=|>)\s*(\d+)")
