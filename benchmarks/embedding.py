@@ -58,8 +58,8 @@ def document(results: dict[str, list[Run]], args) -> str:
         "# Embeddings: gradients that come as rows",
         f"Written by `benchmarks/embedding.py`; do not edit. `examples/tensorflow_tape_text.py`, {args.ranks} ranks, "
         f"{args.steps} steps of 2,048 words per rank: an embedding and an output table of 50,000 × 64 (softmax sampled from "
-        "1,024 words), whose gradients are tf.IndexedSlices, and 37,000 parameters between them. Adagrad for the tables, Adam "
-        "for the layers; the same script, learning rates and seeds.",
+        "1,024 words), whose gradients are tf.IndexedSlices, and 37,000 parameters between them. Adagrad for the tables, "
+        "Adam for the layers; the same script, learning rates and seeds.",
         as_markdown(rows),
         f"- Horovod's own operations allgather the rows, {size(of_rows)} a step (float32 values, int64 indices, "
         "duplicates as they come), and allreduce the other layers.\n"

@@ -105,7 +105,7 @@ def test_the_comparison_runs_both_examples_twice_and_writes_the_table(launched, 
     compare.main()
     assert calls == [("tensorflow_keras_fashion_mnist.py", "none"),
                      ("tensorflow_keras_fashion_mnist.py", compare.DEFAULT_SPEC),
-                     ("tensorflow_tape_text.py", "horovod"), ("tensorflow_tape_text.py", compare.DEFAULT_SPEC)]
+                     ("tensorflow_tape_text.py", "horovod"), ("tensorflow_tape_text.py", compare.DEFAULT_ROWS_SPEC)]
     table = (tmp_path / "out" / "comparison.md").read_text()
     assert "| text, Horovod | perplexity 100.0 | 20.0 | 2 kB | 1× |" in table and "`make demo-tensorflow`" in table
     assert f"grace_ext {compare.DEFAULT_SPEC} | 90.00 % accuracy | 20.0 | 50 B | 40× |" in table
@@ -122,8 +122,6 @@ def test_the_comparison_refuses_what_cannot_work_before_it_starts(launched, tmp_
     with pytest.raises(SystemExit):
         compare.main()
     assert calls == []
-
-
 
 
 @pytest.fixture
