@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy_tensorflow.py --data DIR
 
-Ends with status 1 if a bar is missed. About 12 minutes on two idle cores.
+Ends with status 1 if a bar is missed. About 14 minutes on two idle cores.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python benchmarks/embedding.py
 
-Ends with status 1 if a bar is missed. About 10 minutes on two idle cores.
+Ends with status 1 if a bar is missed. About 6 minutes on two idle cores.
 """
 
 import argparse
