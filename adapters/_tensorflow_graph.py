@@ -203,8 +203,8 @@ class _BucketNodes:
         parts = []
         at = 0
         for array in arrays:
-            array = array.reshape(-1)
-            parts += [(array[i:i + _PART], out[at + i:at + i + _PART][:array.size - i]) for i in range(0, array.size, _PART)]
+            flat, part = array.reshape(-1), out[at:at + array.size]
+            parts += [(flat[i:i + _PART], part[i:i + _PART]) for i in range(0, array.size, _PART)]
             at += array.size
         rest = iter(parts)  # that two threads take from
 
@@ -271,7 +271,9 @@ class Results:
 
 def to_float32(array: np.ndarray, out: np.ndarray) -> None:
     """array: [n] of any floating-point type that TensorFlow has; out: float32[n]."""
-    if array.dtype.name == "float16":
+    if array.dtype == np.float32:
+        out[:] = array
+    elif array.dtype.name == "float16":
         fp16_decode(array.view(np.uint16), out)
     elif array.dtype.name == "bfloat16":
         bf16_decode(array.view(np.uint16), out)
