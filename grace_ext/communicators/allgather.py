@@ -14,7 +14,6 @@ from .base import Communicator, Pending, wait
 @register
 class Allgather(Communicator):
     name = "allgather"
-    collectives = ("allgather",)
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         if state is None:

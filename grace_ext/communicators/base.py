@@ -13,8 +13,8 @@ class Transport:
     """The few collectives that communicators are made of. An adapter wraps its library in one.
 
     Calls return at once with a handle; `handle.wait()` blocks for the result (`handle.waited`, if there is one: the seconds
-    that were spent waiting before). A name identifies a collective: all ranks
-    must start it, in any order. Failures raise ExchangeError or the library's own error.
+    that were spent waiting before). A name identifies a collective: all ranks must start it, in any order. Failures raise
+    ExchangeError or the library's own error.
     """
 
     rank: int
@@ -47,7 +47,7 @@ class Communicator(Stage):
     kind = "communicator"
     #: The transport's collectives that a bucket goes through, each needing the one before: for adapters that have to name
     #: them before the first step, as nodes of a graph.
-    collectives: tuple[str, ...]
+    collectives: tuple[str, ...] = ("allgather",)
     #: Needs a compressor whose values can be summed as they are (`Compressor.linear`).
     needs_linear = False
 
