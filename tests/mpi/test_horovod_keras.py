@@ -4,6 +4,8 @@ import pytest
 from launch import assert_ok, checks_in, run_worker
 
 pytestmark = pytest.mark.mpi
+pytest.importorskip("horovod.tensorflow")
+pytest.importorskip("tf_keras")
 
 
 # Tracing Keras' functions takes minutes in all, so not under every launcher: those differ below Keras.
