@@ -56,16 +56,12 @@ class _Handle:
 
 class CallersThread(concurrent.futures.Executor):
     """Runs what is submitted at once: TensorFlow's threads wait for it anyway, and handing over costs more than small
-    buckets do. Whatever thread that is, it uses the same work arrays."""
-
-    def __init__(self):
-        self._arrays: dict[str, np.ndarray] = {}
+    buckets do."""
 
     def submit(self, function, /, *args, **kwargs):
         future = concurrent.futures.Future()
         try:
-            with scratch_in(self._arrays):
-                future.set_result(function(*args, **kwargs))
+            future.set_result(function(*args, **kwargs))
         except BaseException as error:
             future.set_exception(error)
         return future
@@ -74,12 +70,13 @@ class CallersThread(concurrent.futures.Executor):
 class ExchangeGraph:
     """Adds the nodes of an exchange's step to the graph that is being traced."""
 
-    def __init__(self, exchange: Exchange, executor: CallersThread, process_set, prescale: float):
-        self.exchange, self.executor = exchange, executor
+    def __init__(self, exchange: Exchange, process_set, prescale: float):
+        self.exchange = exchange
         #: The last error of the Python parts. TensorFlow raises its own with the same text.
         self.error: BaseException | None = None
         self.idle_since = 0.0
         self._process_set = process_set
+        self._arrays: dict[str, np.ndarray] = {}  # scratch, the same whichever thread TensorFlow takes
         #: Helps with copying.
         self.helper = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         self._nodes = [(_RowNodes if isinstance(bucket, RowBucket) else _BucketNodes)(self, bucket, prescale)
@@ -111,7 +108,8 @@ class ExchangeGraph:
         """The function; an error in it gives up the step."""
         def run(*arrays):
             try:
-                result = function(*arrays)
+                with scratch_in(self._arrays):
+                    result = function(*arrays)
                 self.idle_since = time.perf_counter()
                 return result
             except BaseException as error:
@@ -191,7 +189,7 @@ class _BucketNodes:
         handle = self._exchange.pending(self._bucket).handle
         if handle.received is None:
             handle.receive(received, self._graph.idle_since)
-        self._graph.executor.submit(self._exchange.finish, self._bucket, out).result()
+        self._exchange.finish(self._bucket, out)
         if self._is_last:
             self._exchange.end_step()
 
@@ -259,14 +257,22 @@ class Results:
     def take(self) -> np.ndarray:
         """One that nobody looks at any more. There are two, for loops that hold a step's gradients until they have the next
         step's; who holds more gets new ones."""
-        for array in self._arrays:
-            if sys.getrefcount(array) <= 3:  # the list, the loop's name, the argument
-                return array
+        for i in range(len(self._arrays)):
+            if references(self._arrays, i) == _UNUSED:
+                return self._arrays[i]
         raw = np.empty(4 * self._size + 2 * _ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT + 4 * self._offset
         array = raw[start:start + 4 * self._size].view(np.float32)
         self._arrays = [*self._arrays[-1:], array]
         return array
+
+
+def references(arrays: list, i: int) -> int:
+    """To arrays[i]: what an array has that is in a list and nowhere else depends on the Python."""
+    return sys.getrefcount(arrays[i])
+
+
+_UNUSED = references([np.empty(0)], 0)
 
 
 def to_float32(array: np.ndarray, out: np.ndarray) -> None:

@@ -12,8 +12,10 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 import grace_ext
 from grace_ext import ConfigError
 from grace_ext.capture import Capture
+from grace_ext.compressor import Compressor
 from grace_ext.exchange import Exchange, Tensor, make_buckets
 from grace_ext.policy import DEFAULT_SPEC, Rules
+from grace_ext.registry import Stage
 from grace_ext.rows import row_bucket
 from grace_ext.spec import parse_stage
 
@@ -53,9 +55,13 @@ class Options:
             self.capture = Capture(self.capture)
 
     def key(self) -> tuple:
-        """Equal for equal options."""
-        values = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return tuple(id(value) if isinstance(value, hvd.ProcessSet | Capture) else repr(value) for value in values)
+        """Equal for equal options. Variables, process sets and captures are told apart, not looked into."""
+        def part(value):
+            if isinstance(value, list | tuple):
+                return tuple(map(part, value))
+            return repr(value) if isinstance(value, str | int | float | dict | Compressor | Stage | None) else id(value)
+
+        return tuple(part(getattr(self, field.name)) for field in dataclasses.fields(self))
 
 
 class Reducer:
@@ -116,7 +122,7 @@ class Reducer:
 
     def _layout(self, given: dict, variables: dict) -> "_Layout":
         tables = {name for name, gradient in given.items() if isinstance(gradient, tf.IndexedSlices)}
-        key = tuple((name, gradient.dtype, name in tables) for name, gradient in given.items())
+        key = tuple((name, gradient.dtype, name in tables or tuple(gradient.shape)) for name, gradient in given.items())
         if key not in self._layouts:
             tensors = [_tensor(name, gradient, variables[name]) for name, gradient in given.items()]
             with tf.init_scope():
@@ -141,9 +147,8 @@ class _Layout:
         process_set = options.process_set
         prefix = f"grace_ext.{next(_instances)}"
         weight = weight_of(hvd, options.op, options.gradient_predivide_factor, process_set.size())
-        executor = CallersThread()
         self.exchange = Exchange(GraphTransport(process_set), grace_ext.memory(options.memory), weight, options.seed,
-                                 options.capture, executor)
+                                 options.capture, CallersThread())
         rules = Rules(options.compression, options.rules, options.seed)
         communicator = parse_stage("communicator", options.communicator)
         choices = {tensor.name: rules.choose(tensor.name, tensor.size, tensor.ndim, tensor.name in tables)
@@ -158,7 +163,7 @@ class _Layout:
               for i, table in enumerate(tensor for tensor in reversed(tensors) if tensor.name in tables))])
         gathered = hvd.allgather(tf.constant(self.exchange.layout()), process_set=process_set)
         self.exchange.check_layouts(gathered.numpy())
-        self.graph = ExchangeGraph(self.exchange, executor, process_set, 1.0 / options.gradient_predivide_factor)
+        self.graph = ExchangeGraph(self.exchange, process_set, 1.0 / options.gradient_predivide_factor)
         self._function = None
 
     def run_eagerly(self, given: dict) -> dict:

@@ -77,14 +77,19 @@ def compression_stats(sources) -> dict:
 
 
 def _reducer_of(options: Options, sources: list) -> Reducer:
-    """The one that all tapes over these sources share, as long as the first source lives."""
+    """The one that all tapes over these sources share, as long as the variables among them live."""
     key = options.key(), _identities(sources)
     if key not in _reducers:
         _reducers[key] = Reducer(options)
-        weakref.finalize(sources[0], _reducers.pop, key, None)
+        for source in filter(_is_variable, sources):
+            weakref.finalize(source, _reducers.pop, key, None)
     return _reducers[key]
 
 
 def _identities(sources) -> tuple:
     """Variables are told apart; tensors, which every call makes anew, by their places."""
-    return tuple(id(source) if hasattr(source, "assign") else place for place, source in enumerate(sources))
+    return tuple(id(source) if _is_variable(source) else place for place, source in enumerate(sources))
+
+
+def _is_variable(source) -> bool:
+    return hasattr(source, "assign")

@@ -57,12 +57,11 @@ def build(shapes) -> _tensorflow_graph.ExchangeGraph:
     tensors = [Tensor(str(i), int(np.prod(shape)), len(shape), shape=shape) for i, shape in enumerate(shapes)]
     rules = Rules()
     lists = make_buckets(tensors, lambda tensor: rules.choose(tensor.name, tensor.size, tensor.ndim), 25 * 2**20)
-    executor = _tensorflow_graph.CallersThread()
     exchange = Exchange(_tensorflow_graph.GraphTransport(hvd.global_process_set), grace_ext.memory("residual"), 1.0,
-                        executor=executor)
+                        executor=_tensorflow_graph.CallersThread())
     exchange.set_buckets([Bucket(f"bucket{i}", members, rules.default, Nothing(), exchange.memory)
                           for i, members in enumerate(lists)])
-    return _tensorflow_graph.ExchangeGraph(exchange, executor, hvd.global_process_set, 1.0)
+    return _tensorflow_graph.ExchangeGraph(exchange, hvd.global_process_set, 1.0)
 
 
 def measure(shapes, repeats: int) -> dict[str, float]:

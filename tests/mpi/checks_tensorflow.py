@@ -199,6 +199,30 @@ def groups_share_a_bucket():
 
 
 @check
+def tapes_with_equal_options_share_a_memory():
+    groups = variables()  # of other variables, to be told apart without a look at their values
+    weights = variables()
+    for x, y in batches(3):
+        with tf.GradientTape() as tape:
+            loss = loss_of(weights, x, y)
+        tape = DistributedGradientTape(tape, groups=[weights[:2], groups], rules={"none": "dense"})
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(gradient)
+    assert tape.compression_stats()["steps"] == 3
+
+
+@check
+def gradients_of_tensors_may_change_their_shape():
+    for size in (40, 60, 40):
+        x = tf.constant(random((size, 50))[0])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(x**2)
+        received = DistributedGradientTape(tape, compression="dense/raw").gradient(loss, x)
+        assert np.allclose(received, 2 * of_all_ranks(x).mean(0), atol=1e-5)
+
+
+@check
 def the_tape_keeps_the_structure_and_leaves_local_sources_alone():
     weights = variables()
     x, y = next(batches(1))
