@@ -32,11 +32,19 @@ class TorchBuckets:
         for name, p in self.parameters.items():
             if not p.is_floating_point():
                 raise ConfigError(f"parameter {name!r} is {p.dtype}; gradients must be real floating point")
-        self._order: list[str] | None = []  # in which gradients were produced; None once the buckets follow it
+        self.order: list[str] | None = None  # of the buckets' tensors, once all ranks agreed on it
+        self._produced: list[str] = []  # the order of this rank's first backward pass, or that of a checkpoint
         self._build(list(reversed(self.parameters)))
-        exchange.check_layouts(self._gather("layout", exchange.layout()))
-        for name, p in self.parameters.items():
-            p.register_post_accumulate_grad_hook(self._make_hook(name))
+
+    def check_layouts(self) -> None:
+        """Raises ConfigError on all ranks if they were not built alike."""
+        self.exchange.check_layouts(self._gather("layout", self.exchange.layout()))
+
+    def follow(self, order: list[str]) -> None:
+        """Before the next step the ranks agree on an order of the tensors: this one if rank 0 asks for it; for an empty
+        one, or one of other names, that of rank 0's next backward pass."""
+        self.order = None
+        self._produced = order if sorted(order) == sorted(self.parameters) else []
 
     # Buckets
 
@@ -65,18 +73,18 @@ class TorchBuckets:
         joined = self.exchange.transport.allgather(f"{self._prefix}.{name}", payload).wait()
         return joined.reshape(self.exchange.transport.size, -1)
 
-    def _follow_backward(self) -> None:
-        """After the first backward pass: buckets in the order in which rank 0 produced the gradients."""
+    def _agree(self) -> None:
+        """Before the first step: buckets in the order in which rank 0 produced the gradients, or its checkpoint says."""
         names = list(self.parameters)
-        seen = self._order + [name for name in reversed(names) if name not in self._order]
+        seen = self._produced + [name for name in reversed(names) if name not in self._produced]
         order = np.array([names.index(name) for name in seen], "<u4")
-        if not self._order:
-            order[:] = _NOT_YET  # no backward pass yet, as when hvd.broadcast_optimizer_state steps once
+        if not self._produced:
+            order[:] = _NOT_YET  # no backward pass yet
         chosen = self._gather("order", order.view(np.uint8))[0].copy().view("<u4")
         if chosen.size and chosen[0] != _NOT_YET:
-            self._order = None
-            if [names[i] for i in chosen] != list(reversed(names)):
-                self._build([names[i] for i in chosen])
+            self.order = [names[i] for i in chosen]
+            if self.order != [tensor.name for bucket in self.exchange.buckets for tensor in bucket.tensors]:
+                self._build(self.order)
 
     # The step
 
@@ -91,27 +99,26 @@ class TorchBuckets:
         self._reset_counts()
 
     def under_way(self) -> bool:
-        """Whether a gradient of this step has been handed over and not yet been synchronized."""
-        return any(left < self._passes for left in self._left.values()) and any(
-            self.exchange.is_started(b) for b in self.exchange.buckets)
+        """Whether a bucket's gradients have been handed over and not yet been synchronized."""
+        return not all(self._missing.values())
 
-    def _make_hook(self, name: str):
-        def hook(p):
-            if self._left[name] == 0:
-                raise ExchangeError(f"the gradient of {name!r} was computed more than backward_passes_per_step="
-                                    f"{self._passes} times before step(); increase backward_passes_per_step")
-            if p.grad.is_sparse and not self._sparse_as_dense:
-                raise ConfigError(f"the gradient of {name!r} is sparse; pass sparse_as_dense=True")
-            self._left[name] -= 1
-            if self._left[name] == 0:
-                if self._order is not None and name not in self._order:
-                    self._order.append(name)
-                bucket = self._bucket_of[name]
-                self._missing[bucket.name] -= 1
-                if self._missing[bucket.name] == 0:
-                    self._start(bucket)
-
-        return hook
+    def produced(self, name: str) -> None:
+        """The parameter has its gradient of one backward pass. Starts the bucket that it completes, except in a first step:
+        there the ranks have yet to agree on the buckets."""
+        p = self.parameters[name]
+        if self._left[name] == 0:
+            raise ExchangeError(f"the gradient of {name!r} was computed more than backward_passes_per_step="
+                                f"{self._passes} times before step(); increase backward_passes_per_step")
+        if p.grad.is_sparse and not self._sparse_as_dense:
+            raise ConfigError(f"the gradient of {name!r} is sparse; pass sparse_as_dense=True")
+        self._left[name] -= 1
+        if self._left[name] == 0:
+            if self.order is None and name not in self._produced:
+                self._produced.append(name)
+            bucket = self._bucket_of[name]
+            self._missing[bucket.name] -= 1
+            if self._missing[bucket.name] == 0 and self.order is not None:
+                self._start(bucket)
 
     def _start(self, bucket: Bucket) -> None:
         self.exchange.start(bucket, lambda out: self._pack(bucket, out))
@@ -135,6 +142,8 @@ class TorchBuckets:
     def synchronize(self) -> None:
         """Finish all buckets; those with a parameter that got no gradient on this rank are started first."""
         try:
+            if self.order is None:
+                self._agree()
             for bucket in self.exchange.buckets:
                 if not self.exchange.is_started(bucket):
                     self._start(bucket)
@@ -149,8 +158,6 @@ class TorchBuckets:
         finally:
             self._reset_counts()
         self.exchange.end_step()
-        if self._order is not None:
-            self._follow_backward()
 
     def _unpack(self, bucket: Bucket, flat: torch.Tensor) -> None:
         """Make the gradients views of the result, or copies where dtype or device differ."""

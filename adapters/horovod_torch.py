@@ -22,6 +22,7 @@ from grace_ext.spec import parse_stage
 from ._horovod_exit import guard_exit
 from ._horovod_options import check_reduction, understand_compression, weight_of
 from ._torch_buckets import TorchBuckets
+from ._torch_connection import Connection
 
 _instances = itertools.count()
 
@@ -68,7 +69,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         one, tensors of at most 1024 elements or fewer than two dimensions ride in a dense float32 bucket.
     groups: lists of parameters that share a bucket, or a number of equal groups; overrides bucket_bytes.
     bucket_bytes: float32 bytes after which a bucket is closed. Buckets follow the order in which the first backward pass
-        on rank 0 produced the gradients; each is encoded and sent while backward goes on.
+        on rank 0 produced the gradients; from the second step on, each is encoded and sent while backward goes on.
     selection: "host", "device" (top-k with torch operations where the gradients are, only the selected values come to
         the host) or "auto": device for tensors on an accelerator. The bytes are the same.
     seed: of the stochastic codecs; the same on all ranks.
@@ -98,17 +99,24 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     wrapped = wrapped_class.__new__(wrapped_class)
     # A learning-rate scheduler made before leaves a bound `step` on the instance; it would bypass ours.
     wrapped.__dict__.update((key, value) for key, value in vars(optimizer).items() if key != "step")
-    wrapped._grace = None
     wrapped._plain = plain
     wrapped._should_synchronize, wrapped._synchronized = True, False
-    guard_exit()
-    if process_set.included() and process_set.size() > 1:
+    wrapped._passes = backward_passes_per_step
+    prefix = f"grace_ext.{next(_instances)}"
+
+    def build() -> TorchBuckets:
+        guard_exit()
         weight = weight_of(hvd, op, gradient_predivide_factor, process_set.size())
         exchange = Exchange(HorovodTransport(process_set), grace_ext.memory(memory), weight, seed, capture)
-        wrapped._grace = TorchBuckets(
-            parameters, exchange, Rules(compression, rules, seed), parse_stage("communicator", communicator),
-            prefix=f"grace_ext.{next(_instances)}", bucket_bytes=bucket_bytes, groups=groups, selection=selection,
-            prescale=1.0 / gradient_predivide_factor, passes=backward_passes_per_step, sparse_as_dense=sparse_as_dense)
+        return TorchBuckets(
+            parameters, exchange, Rules(compression, rules, seed), parse_stage("communicator", communicator), prefix=prefix,
+            bucket_bytes=bucket_bytes, groups=groups, selection=selection, prescale=1.0 / gradient_predivide_factor,
+            passes=wrapped._passes, sparse_as_dense=sparse_as_dense)
+
+    wrapped._connection = Connection(
+        parameters, lambda: (process_set.rank(), process_set.size()) if process_set.included() else None, build)
+    if wrapped._grace is not None:
+        wrapped._grace.check_layouts()
     elif capture:
         warnings.warn("capture: there is one rank, so gradients are neither compressed nor captured", stacklevel=2)
     return wrapped
@@ -134,10 +142,16 @@ def _named(optimizer, named_parameters) -> dict[str, torch.nn.Parameter]:
 class _Methods:
     """What the wrapped optimizer does differently; its `_plain` is the class that was wrapped."""
 
+    @property
+    def _grace(self) -> TorchBuckets | None:
+        """The buckets for the ranks there are now; None without other ranks."""
+        return self._connection.buckets
+
     def synchronize(self):
         """Finish the exchange: afterwards every gradient is the average (or sum) over ranks, the same on all."""
-        if self._grace is not None:
-            self._grace.synchronize()
+        buckets = self._grace
+        if buckets is not None:
+            buckets.synchronize()
         self._synchronized = True
 
     @contextmanager
@@ -161,18 +175,20 @@ class _Methods:
 
     def zero_grad(self, *args, **kwargs):
         """As the wrapped optimizer's; not between backward() and step() or synchronize()."""
-        if self._grace is not None and self._grace.under_way():
+        buckets = self._grace
+        if buckets is not None and buckets.under_way():
             raise ExchangeError("optimizer.zero_grad() between backward() and step() or synchronize() would race with the "
                                 "exchange of the gradients")
         return self._plain.zero_grad(self, *args, **kwargs)
 
     def set_backward_passes_per_step(self, passes):
         """How many backward passes are accumulated before gradients are exchanged, from the next step on."""
-        if self._grace is not None:
-            self._grace.set_passes(passes)
+        buckets = self._grace
+        if buckets is not None:
+            buckets.set_passes(passes)
+        self._passes = passes
 
     def compression_stats(self):
         """Bytes, ratio and seconds per stage, in total and of the last step: see grace_ext.exchange.Exchange.stats."""
-        if self._grace is None:
-            return {"steps": 0}
-        return self._grace.exchange.stats()
+        buckets = self._grace
+        return {"steps": 0} if buckets is None else buckets.exchange.stats()

@@ -157,7 +157,7 @@ def buckets_start_while_backward_goes_on():
     net = Uneven()
     optimizer = compressed(bucket_bytes=1000)(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
     exchange = optimizer._grace.exchange
-    for x, y in batches(2):
+    for step, (x, y) in enumerate(batches(3)):
         started = []
 
         def look(_, started=started):
@@ -168,7 +168,9 @@ def buckets_start_while_backward_goes_on():
         hidden.register_hook(look)  # runs in backward, before the gradients of `first`
         torch.nn.functional.cross_entropy(net.last(torch.relu(net.optional(hidden))), y).backward()
         optimizer.step()
-        assert "last.weight" in started and "first.weight" not in started, started
+        expected = [name for name in ("last.weight", "first.weight") if name in started]
+        # In the first step the ranks have yet to agree on the buckets.
+        assert expected == (["last.weight"] if step else []), (step, started)
 
 
 @check
