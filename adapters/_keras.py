@@ -21,7 +21,8 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
                          sparse_as_dense=False, gradient_predivide_factor=1.0, op=hvd.Average, backward_passes_per_step=1,
                          average_aggregated_gradients=False, num_groups=0, groups=None,
                          process_set=hvd.global_process_set, scale_local_gradients=True, *, memory="residual",
-                         communicator="allgather", rules=None, bucket_bytes=25 * 2**20, seed=0, capture=None):
+                         communicator="allgather", rules=None, bucket_bytes=25 * 2**20, seed=0, capture=None,
+                         schedule=None):
     """Wrap a Keras optimizer so that gradients are compressed, exchanged and averaged over ranks before they are applied.
 
     A drop-in for horovod.tensorflow.keras.DistributedOptimizer: the arguments up to scale_local_gradients are Horovod's,
@@ -31,8 +32,8 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
     minimize, eagerly and in tf.function. A model that was trained with the optimizer before must be compiled again.
 
     name: a new name for the optimizer.
-    compression, memory, communicator, rules, bucket_bytes, groups, seed, capture: as in horovod_torch.DistributedOptimizer.
-        Buckets follow the reverse order of the variables.
+    compression, memory, communicator, rules, bucket_bytes, groups, seed, capture, schedule: as in horovod_torch's
+        DistributedOptimizer. Buckets follow the reverse order of the variables.
     sparse_as_dense: tf.IndexedSlices are made dense first.
     backward_passes_per_step: gradients are summed over so many calls, then exchanged and applied; the calls between change
         no weight and count in `iterations`. average_aggregated_gradients: divide the sum by their number.
@@ -53,7 +54,8 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
     if backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}; allowed: 1 and more")
     options = Options(compression, memory, communicator, rules, bucket_bytes, groups or num_groups, op,
-                      gradient_predivide_factor, sparse_as_dense, process_set, scale_local_gradients, seed, capture)
+                      gradient_predivide_factor, sparse_as_dense, process_set, scale_local_gradients, seed, capture,
+                      schedule)
     hooks = _hooks(optimizer)
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     if any(hasattr(type(wrapped), "_grace") for wrapped in (optimizer, inner)):

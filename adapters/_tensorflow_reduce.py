@@ -9,7 +9,6 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-import grace_ext
 from grace_ext import ConfigError
 from grace_ext.capture import Capture
 from grace_ext.compressor import Compressor
@@ -46,6 +45,7 @@ class Options:
     scale_local_gradients: bool = True
     seed: int = 0
     capture: object = None
+    schedule: dict | None = None
 
     def __post_init__(self):
         check_reduction(hvd, self.op, self.gradient_predivide_factor)
@@ -147,19 +147,19 @@ class _Layout:
         process_set = options.process_set
         prefix = f"grace_ext.{next(_instances)}"
         weight = weight_of(hvd, options.op, options.gradient_predivide_factor, process_set.size())
-        self.exchange = Exchange(GraphTransport(process_set), grace_ext.memory(options.memory), weight, options.seed,
-                                 options.capture, CallersThread())
+        self.exchange = Exchange(GraphTransport(process_set), options.memory, weight, options.seed,
+                                 options.capture, CallersThread(), options.schedule)
         rules = Rules(options.compression, options.rules, options.seed)
         communicator = parse_stage("communicator", options.communicator)
         choices = {tensor.name: rules.choose(tensor.name, tensor.size, tensor.ndim, tensor.name in tables)
                    for tensor in tensors}
         dense = [tensor for tensor in reversed(tensors) if tensor.name not in tables]
-        lists = make_buckets(dense, lambda tensor: choices[tensor.name], options.bucket_bytes,
-                             group_names(options.groups, names))
+        lists = make_buckets(dense, lambda tensor: (choices[tensor.name], self.exchange.memory_of(tensor)),
+                             options.bucket_bytes, group_names(options.groups, names))
         self.exchange.set_buckets([
             *(self.exchange.bucket(f"{prefix}.bucket{i}", members, choices[members[0].name], communicator)
               for i, members in enumerate(lists)),
-            *(row_bucket(f"{prefix}.rows{i}", table, choices[table.name], self.exchange.memory)
+            *(row_bucket(f"{prefix}.rows{i}", table, choices[table.name], self.exchange.memory_of(table))
               for i, table in enumerate(tensor for tensor in reversed(tensors) if tensor.name in tables))])
         gathered = hvd.allgather(tf.constant(self.exchange.layout()), process_set=process_set)
         self.exchange.check_layouts(gathered.numpy())

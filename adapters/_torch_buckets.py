@@ -51,7 +51,8 @@ class TorchBuckets:
     def _build(self, order: list[str]) -> None:
         tensors = [Tensor(name, p.numel(), p.dim(), str(p.device), tuple(p.shape)) for name, p in self._in_order(order)]
         choices = {tensor.name: self._rules.choose(tensor.name, tensor.size, tensor.ndim) for tensor in tensors}
-        lists = make_buckets(tensors, lambda tensor: choices[tensor.name], self._bucket_bytes, self._groups)
+        lists = make_buckets(tensors, lambda tensor: (choices[tensor.name], self.exchange.memory_of(tensor)),
+                             self._bucket_bytes, self._groups)
         self.exchange.set_buckets([self._bucket(f"{self._prefix}.bucket{i}", members, choices[members[0].name])
                                    for i, members in enumerate(lists)])
         self._flat = {b.name: torch.zeros(b.size, device=_home(b)) for b in self.exchange.buckets}
@@ -64,7 +65,7 @@ class TorchBuckets:
     def _bucket(self, name, tensors, compressor) -> Bucket:
         bucket = self.exchange.bucket(name, tensors, compressor, self._communicator)
         on_device = self._selection == "device" or self._selection == "auto" and bucket.device != "cpu"
-        if on_device and TorchBucket.fits(compressor, bucket.communicator):
+        if on_device and TorchBucket.fits(compressor, bucket.communicator, bucket.memory):
             return TorchBucket(name, tensors, compressor, bucket.communicator, bucket.memory)
         return bucket
 

@@ -44,9 +44,9 @@ class TorchBucket(Bucket):
         self._gradient = None if self.memory.stateful else self._arrays.zeros(self.size)
 
     @staticmethod
-    def fits(compressor, communicator) -> bool:
+    def fits(compressor, communicator, memory) -> bool:
         """Whether this road exists for these parts; otherwise the whole gradient goes to the host."""
-        return (communicator.name == "allgather" and compressor.transform is None
+        return (communicator.name == "allgather" and memory.on_device and compressor.transform is None
                 and compressor.sparsifier.name == "topk" and compressor.sparsifier.per == "bucket")
 
     def start(self, transport, pack, stream, look=None):

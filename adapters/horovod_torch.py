@@ -11,7 +11,6 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-import grace_ext
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.capture import Capture
 from grace_ext.communicators import Transport
@@ -54,7 +53,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
                          op=hvd.Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
                          sparse_as_dense=False, process_set=hvd.global_process_set, *, memory="residual",
                          communicator="allgather", rules=None, bucket_bytes=25 * 2**20, selection="auto", seed=0,
-                         capture=None):
+                         capture=None, schedule=None):
     """Wrap a torch.optim.Optimizer so that gradients are compressed, exchanged and averaged before each step.
 
     A drop-in for hvd.DistributedOptimizer: the arguments up to process_set are Horovod's, in its order. The result is
@@ -62,7 +61,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
 
     compression: a spec ("topk:0.01/rice/qsgd:7", see `python -m grace_ext codecs`), its dict form, a Compressor, or
         Horovod's hvd.Compression.none and .fp16, which mean dense gradients by allreduce without a memory.
-    memory: "residual" (error feedback) or "none". communicator: "allgather", or "allreduce" for dense raw and fp16 specs.
+    memory: "residual" (error feedback), "none", "ef21", "dgc" or another (`python -m grace_ext codecs`), or specs by name
+        pattern or size, as in rules: {"*embedding*": "none", "*": "residual:decay=0.9"}.
+    communicator: "allgather", or "allreduce" for dense raw and fp16 specs, and for randomk.
         Dense float32 always goes by allreduce: the result is the same and the bytes are fewer. So do low-rank factors
         ("powersgd:4"), which only sums can carry.
     rules: {"*.bias": "dense/raw", "<=4096": "dense/raw", ...}: specs by name pattern or size, the first that fits. Without
@@ -77,6 +78,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         feedback, for `python -m grace_ext bench --input FILE`; or a grace_ext.capture.Capture that names other steps.
         A full disk and the like end the capture with a warning, never the training. With one rank nothing is compressed,
         so there is nothing to capture either: a warning says so.
+    schedule: options of the spec that change from step to step: {"density": "warmup:steps=2000"}, or a function of the step
+        that gives the same on all ranks; see grace_ext.policy.Schedules.
 
     Raises ConfigError for what cannot be honoured: op=Adasum, complex parameters, sparse gradients without
     sparse_as_dense, specs that differ between ranks.
@@ -107,7 +110,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     def build() -> TorchBuckets:
         guard_exit()
         weight = weight_of(hvd, op, gradient_predivide_factor, process_set.size())
-        exchange = Exchange(HorovodTransport(process_set), grace_ext.memory(memory), weight, seed, capture)
+        exchange = Exchange(HorovodTransport(process_set), memory, weight, seed, capture, schedule=schedule)
         return TorchBuckets(
             parameters, exchange, Rules(compression, rules, seed), parse_stage("communicator", communicator), prefix=prefix,
             bucket_bytes=bucket_bytes, groups=groups, selection=selection, prescale=1.0 / gradient_predivide_factor,

@@ -1,6 +1,6 @@
 """Gradient compression for data-parallel training. See README.md; the parts are in the modules below."""
 
-from . import communicators, index, lowrank, memory, sparsifiers, transforms, value  # noqa: F401  (this registers their parts)
+from . import communicators, index, lowrank, memory, policy, sparsifiers, transforms, value  # noqa: F401  (registers them)
 from .compressor import Compressor, compressor
 from .container import parse as inspect
 from .decoder import decode_add, decompress

@@ -20,10 +20,11 @@ from .compressor import Compressor
 from .errors import ConfigError
 from .lowrank import FactorAllreduce, WarmStarts
 from .memory.base import Memory
-from .memory.none import NoMemory
+from .policy.memories import Memories
+from .policy.schedules import Schedules
 from .rng import Stream
 
-_WARM_START = "lowrank:"  # before the tensor's name in state dicts
+_STEP, _WARM_STARTS = "step", "lowrank"  # in state dicts, beside the memories' fields
 
 
 @dataclasses.dataclass
@@ -59,10 +60,10 @@ class Bucket:
         self.sizes = tuple(tensor.size for tensor in self.tensors)
         self.size = sum(self.sizes)
         self.device = self.tensors[0].device
+        #: The compressor without a schedule; `compressor` is the one of the step.
+        self.declared = self.compressor
         self.communicator.check(self.compressor)
-        if self.memory.stateful and self.compressor.unbiased:
-            raise ConfigError(f"{str(self.compressor.sparsifier)!r} is right on average by itself, and memory "
-                              f"{self.memory.name!r} would correct it once more: use memory 'none', or unbiased=false")
+        self.memory.check(self.compressor, self.communicator)
 
     @functools.cached_property
     def _gradient(self):
@@ -78,8 +79,10 @@ class Bucket:
         pack(gradient)
         if look:
             look(gradient, state and state[0])
-        return self.communicator.start(transport, self.name, self.compressor, gradient, state, stream,
-                                       self.sizes)
+        self.memory.correct(self.name, gradient, self.sizes, transport.size)
+        pending = self.communicator.start(transport, self.name, self.compressor, gradient, state, stream, self.sizes)
+        self.memory.sent(self.name, pending)
+        return pending
 
     def advance(self, pending: Pending, transport: Transport) -> None:
         """Start a second collective that needs the first one's result, if there is one. `finish` does it otherwise."""
@@ -87,23 +90,25 @@ class Bucket:
 
     def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
         """Receive the weighted sum in out. False if some rank's gradient was not finite."""
-        return self.communicator.finish(pending, transport, out, weight)
+        finite = self.communicator.finish(pending, transport, out, weight)
+        if finite:
+            self.memory.received(self.name, out, weight * transport.size)
+        return finite
 
 
 def make_buckets(tensors: list[Tensor], choose: Callable, bucket_bytes: int, groups=None) -> list[list[Tensor]]:
-    """Split tensors, in the order given, into lists that share a compressor and a device and hold at most bucket_bytes
+    """Split tensors, in the order given, into lists that have a device and a choice in common and hold at most bucket_bytes
     of float32 (one tensor alone may be larger).
 
-    choose(tensor) -> Compressor. groups: lists of names; tensors of a group share a bucket whatever its size, as far as
-    their compressor is the same.
+    choose(tensor) -> what tensors of a bucket have in common: a compressor, or a tuple of one and more. groups: lists of
+    names; tensors of a group share a bucket whatever its size, as far as they have that in common.
     """
     group_of = {name: number for number, names in enumerate(groups or []) for name in names}
     open_buckets: dict[tuple, list[Tensor]] = {}
     finished = []
     for tensor in tensors:
-        compressor = choose(tensor)
         group = group_of.get(tensor.name)
-        key = (compressor, tensor.device, group)
+        key = (choose(tensor), tensor.device, group)
         bucket = open_buckets.get(key)
         if bucket and group is None and 4 * (sum(t.size for t in bucket) + tensor.size) > bucket_bytes:
             finished.append(open_buckets.pop(key))
@@ -117,19 +122,23 @@ def make_buckets(tensors: list[Tensor], choose: Callable, bucket_bytes: int, gro
 class Exchange:
     """Starts and finishes the buckets of each step, keeps the memory consistent, and counts.
 
-    weight: what the sum over ranks is multiplied with (1 / ranks for an average). capture: saves gradients of rank 0.
-    executor: what encodes, one bucket at a time; a thread of its own if None.
+    memory: a Memory, its spec, or specs by name pattern (grace_ext.policy.Memories). weight: what the sum over ranks is
+    multiplied with (1 / ranks for an average). capture: saves gradients of rank 0. executor: what encodes, one bucket at a
+    time; a thread of its own if None. schedule: options by step (grace_ext.policy.Schedules).
     """
 
-    def __init__(self, transport: Transport, memory: Memory, weight: float, seed: int = 0,
-                 capture: Capture | None = None, executor: concurrent.futures.Executor | None = None):
+    def __init__(self, transport: Transport, memory, weight: float, seed: int = 0,
+                 capture: Capture | None = None, executor: concurrent.futures.Executor | None = None,
+                 schedule: dict | None = None):
         self.transport = transport
-        self.memory = memory
+        self.memories = Memories(memory)
+        self.schedules = Schedules(schedule)
         self.weight = weight
         self.seed = seed
         self.capture = capture if transport.rank == 0 else None
         self.step = 0
         self.buckets: list[Bucket] = []
+        self._memories: list[Memory] = []  # of the buckets, each once
         self._warm_starts = WarmStarts()
         self._started: dict[str, concurrent.futures.Future] = {}
         self._finite = True
@@ -138,10 +147,13 @@ class Exchange:
 
     def bucket(self, name: str, tensors: list[Tensor], compressor: Compressor, communicator: Communicator) -> Bucket:
         """The bucket of these parts. Two kinds go by allreduce whatever the communicator: plain float32, because the result
-        is the same and the bytes are fewer, and it needs no memory; and low-rank factors, because only sums carry them."""
-        memory = self.memory
+        is the same and the bytes are fewer, without errors to remember; and low-rank factors, because only sums carry them.
+
+        Raises ConfigError for parts that do not fit together.
+        """
+        memory = self.memory_of(tensors[0])
         if compressor.exact:
-            communicator, memory = Allreduce(), NoMemory()
+            communicator, memory = Allreduce(), memory.exact()
         elif compressor.lowrank is not None:
             communicator = FactorAllreduce(tensors, compressor, self._warm_starts)
         return Bucket(name, tensors, compressor, communicator, memory)
@@ -152,35 +164,50 @@ class Exchange:
             raise ConfigError("buckets cannot change while an exchange is under way")
         state = self.state_dict() if self.buckets else {}
         self.buckets = buckets
+        self._memories = list({id(bucket.memory): bucket.memory for bucket in buckets}.values())
         self.load_state_dict(state)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """The memory's state by tensor name: float32[size] each; and after "lowrank:" the factors of warm starts."""
-        by_bucket = self.memory.state_dict()
-        state = {_WARM_START + name: factor for name, factor in self._warm_starts.state_dict().items()}
+    def memory_of(self, tensor: Tensor) -> Memory:
+        """The memory of a tensor that is compressed. Tensors of a bucket have the same one."""
+        return self.memories.choose(tensor.name, tensor.size)
+
+    def state_dict(self) -> dict:
+        """This rank's state between steps: {"step": the number of the next one, field: {tensor name: float32[size]}}.
+        Fields are those of the memories ("residual", …) and "lowrank", the factors of warm starts."""
+        state = {_STEP: self.step}
+        if factors := self._warm_starts.state_dict():
+            state[_WARM_STARTS] = factors
+        by_bucket = {id(memory): memory.state_dict() for memory in self._memories}
         for bucket in self.buckets:
-            if bucket.name in by_bucket:
-                ends = np.cumsum([tensor.size for tensor in bucket.tensors])[:-1]
-                parts = np.split(by_bucket[bucket.name], ends)
-                state.update((tensor.name, part) for tensor, part in zip(bucket.tensors, parts, strict=True))
+            ends = np.cumsum(bucket.sizes)[:-1]
+            for field, array in by_bucket[id(bucket.memory)].get(bucket.name, {}).items():
+                parts = zip((tensor.name for tensor in bucket.tensors), np.split(array, ends), strict=True)
+                state.setdefault(field, {}).update(parts)
         return state
 
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """The inverse; tensors without a state start from zero."""
-        by_bucket = {}
+    def load_state_dict(self, state: dict) -> None:
+        """The inverse; tensors without a state start from zero. Fields that no memory here has are left out. Raises
+        ConfigError for a state of another size."""
+        by_memory: dict[int, dict] = {id(memory): {} for memory in self._memories}
         for bucket in self.buckets:
-            if any(tensor.name in state for tensor in bucket.tensors):
-                zeros = (np.zeros(tensor.size, np.float32) for tensor in bucket.tensors)
-                parts = [state.get(tensor.name, zero) for tensor, zero in zip(bucket.tensors, zeros, strict=True)]
-                by_bucket[bucket.name] = np.concatenate(parts)
-        self.memory.load_state_dict(by_bucket)
-        self._warm_starts.load_state_dict({name.removeprefix(_WARM_START): factor for name, factor in state.items()
-                                           if name.startswith(_WARM_START)})
+            for field in bucket.memory.states:
+                given = state.get(field, {})
+                if any(tensor.name in given for tensor in bucket.tensors):
+                    parts = [_fitting(field, tensor, given.get(tensor.name)) for tensor in bucket.tensors]
+                    by_memory[id(bucket.memory)].setdefault(bucket.name, {})[field] = np.concatenate(parts)
+        for memory in self._memories:
+            memory.load_state_dict(by_memory[id(memory)])
+        self._warm_starts.load_state_dict(state.get(_WARM_STARTS, {}))
+        self.step = state.get(_STEP, self.step)
 
     def layout(self) -> np.ndarray:
-        """A digest, uint8[8], of all that must be the same on all ranks before the first step."""
-        parts = [(b.name, str(b.compressor), b.communicator.name, b.memory.name, [(t.name, t.shape) for t in b.tensors])
+        """A digest, uint8[8], of all that must be the same on all ranks before the first step. Raises ConfigError for a
+        schedule of an option that there is not."""
+        compressors = [bucket.declared for bucket in self.buckets]
+        self.schedules.check(compressors)
+        parts = [(b.name, str(b.declared), b.communicator.name, repr(b.memory), [(t.name, t.shape) for t in b.tensors])
                  for b in self.buckets]
+        parts += self.schedules.signature(compressors)
         return np.frombuffer(xxhash.xxh64_digest(repr((parts, self.seed, self.weight)).encode()), np.uint8).copy()
 
     def check_layouts(self, gathered: np.ndarray) -> None:
@@ -194,6 +221,8 @@ class Exchange:
     def start(self, bucket: Bucket, pack: Callable[[np.ndarray], None]) -> None:
         """Queue the bucket: the worker thread packs, encodes and sends it. pack must not need the caller's thread. It is
         called as the bucket's own `start` says."""
+        if self.schedules:
+            bucket.compressor = self.schedules.at(bucket.declared, self.step)
         stream = Stream(self.seed, bucket.tensors[0].name, self.step, self.transport.rank)
         look = self.capture.of(self.step, bucket) if self.capture else None
         self._started[bucket.name] = self._worker.submit(bucket.start, self.transport, pack, stream, look)
@@ -223,12 +252,8 @@ class Exchange:
         """Close the step after all buckets are finished. If some rank's gradient was not finite, every memory on every
         rank stays as it was, and False is returned."""
         finite, self._finite = self._finite, True
-        if finite:
-            self.memory.commit()
-            self._warm_starts.commit()
-        else:
-            self.memory.rollback()
-            self._warm_starts.rollback()
+        for state in (*self._memories, self._warm_starts):
+            state.commit() if finite else state.rollback()
         self._started.clear()
         if self.capture:
             self.capture.end_step(self.step, finite)
@@ -244,10 +269,10 @@ class Exchange:
         self._started.clear()
         self._finite = True
         self._last = _Counts()
-        self.memory.rollback()
+        for state in (*self._memories, self._warm_starts):
+            state.rollback()
         if self.capture:
             self.capture.forget()
-        self._warm_starts.rollback()
 
     def stats(self) -> dict:
         """Totals since the start, and the same for the last step under "last_step".
@@ -260,6 +285,14 @@ class Exchange:
         """
         last = self._total.last.report() if self._total.last else _Counts().report()
         return {"steps": self.step, **self._total.report(), "last_step": last}
+
+
+def _fitting(field: str, tensor: Tensor, state) -> np.ndarray:
+    if state is None:
+        return np.zeros(tensor.size, np.float32)
+    if np.size(state) != tensor.size:
+        raise ConfigError(f"{field} of {tensor.name!r} has {np.size(state)} elements, the tensor {tensor.size}")
+    return np.asarray(state, np.float32).reshape(-1)
 
 
 class _Counts:

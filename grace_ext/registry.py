@@ -5,7 +5,7 @@ import typing
 
 from .errors import ConfigError
 
-KINDS = ("transform", "sparsifier", "index", "value", "lowrank", "memory", "communicator")
+KINDS = ("transform", "sparsifier", "index", "value", "lowrank", "memory", "communicator", "schedule")
 _classes: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 
 

@@ -101,7 +101,7 @@ def row_bucket(name: str, tensor: Tensor, compressor: Compressor, memory: Memory
     The compressor's sparsifier and value codec do their work on the touched rows' values; the index codec is always `rows`,
     and the way is an allgather. With a transform or a low-rank method, which need the whole table, all touched rows are
     sent exactly ("dense/raw"). Exact values of all touched rows need no memory. Raises ConfigError for a table without
-    elements or of more than a container holds.
+    elements or of more than a container holds, and for a memory that keeps no states by rows.
     """
     rows = tensor.shape[0]
     if not tensor.size:
@@ -113,6 +113,9 @@ def row_bucket(name: str, tensor: Tensor, compressor: Compressor, memory: Memory
     else:
         stages.update(sparsifier=compressor.sparsifier, value=compressor.value)
     compressor = Compressor(stages, compressor.seed)
+    if not memory.by_rows:
+        raise ConfigError(f"memory {memory.name!r} keeps no state by rows, and the gradient of {tensor.name!r} comes as "
+                          f"rows: use for example memory={{{tensor.name!r}: 'residual', '*': {str(memory)!r}}}")
     exact = compressor.sparsifier.name == "dense" and compressor.value.lossless
     return RowBucket(name, [tensor], compressor, Allgather(), NoMemory() if exact else memory)
 

@@ -247,7 +247,7 @@ def check_feedback(c, steps):
     plain, fused, in_place = (grace_ext.memory("residual") for _ in range(3))
     for step, gradient in enumerate(steps):
         stream = Stream(c.seed, "w", step, 0)
-        before = plain.state_dict().get("w", np.zeros_like(gradient))
+        before = _residual(plain, gradient)
         with np.errstate(over="ignore", invalid="ignore"):
             compensated = plain.compensate("w", gradient)
             blob = c.compress(compensated, name="w", step=step)
@@ -262,12 +262,22 @@ def check_feedback(c, steps):
             assert same_bits(encoded.blob, blob)
             following[:] = pending
             memory.rollback() if encoded.non_finite else memory.commit()
-        state = fused.state_dict()["w"]
+        state = _residual(fused, gradient)
         assert np.isfinite(state).all()
-        assert same_bits(state, plain.state_dict().get("w", np.zeros_like(gradient)))
-        assert same_bits(state, in_place.state_dict()["w"])
+        assert same_bits(state, _residual(plain, gradient))
+        assert same_bits(state, _residual(in_place, gradient))
         if encoded.non_finite:
             assert np.isnan(sent).all() and np.array_equal(state, before)
         elif c.value.lossless and not (c.index.shifts or c.unbiased):
             scale = 0 if c.transform is None else 1e-6 * np.abs(total).max(initial=0)
             assert np.allclose(state + sent, total, rtol=0, atol=scale)
+
+
+def _residual(memory, gradient):
+    return memory.state_dict().get("w", {}).get("residual", np.zeros_like(gradient))
+
+
+def arrays_of(exchange) -> dict:
+    """All that an exchange keeps between steps, "field:tensor" -> array."""
+    return {f"{field}:{name}": array for field, kept in exchange.state_dict().items() if field != "step"
+            for name, array in kept.items()}

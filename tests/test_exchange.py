@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from contract import arrays_of
 from test_communicators import RANKS, gradient, on_all_ranks
 
 import grace_ext
@@ -17,7 +18,7 @@ TENSORS = [Tensor("a", 3000, 2), Tensor("b", 2000, 2)]
 def make(transport, spec="topk:0.1/rice/qsgd:7", communicator="allgather"):
     exchange = Exchange(transport, grace_ext.memory("residual"), 1 / transport.size)
     exchange.set_buckets([Bucket("bucket", TENSORS, grace_ext.compressor(spec), parse_stage("communicator", communicator),
-                                 exchange.memory)])
+                                 exchange.memory_of(TENSORS[0]))])
     return exchange
 
 
@@ -38,8 +39,8 @@ def test_nothing_is_lost_over_many_steps(spec, communicator):
         received = np.zeros(5000, np.float64)
         for i in range(20):
             received += step(exchange, gradient(100 * transport.rank + i))[0]
-        state = exchange.state_dict()
-        return received, np.concatenate([state["a"], state["b"]])
+        state = arrays_of(exchange)
+        return received, np.concatenate([state["residual:a"], state["residual:b"]])
 
     results = on_all_ranks(work)
     given = np.mean([sum(gradient(100 * rank + i).astype(np.float64) for i in range(20)) for rank in range(RANKS)], axis=0)
@@ -53,16 +54,16 @@ def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(parts):
     def work(transport):
         exchange = make(transport, *parts)
         assert step(exchange, gradient(transport.rank))[1]
-        before = exchange.state_dict()
+        before = arrays_of(exchange)
         bad = gradient(5)
         if transport.rank == 1:
             bad[17] = np.nan
         out, finite = step(exchange, bad)
         assert not finite and np.isnan(out).all()
-        after = exchange.state_dict()
+        after = arrays_of(exchange)
         assert all(np.array_equal(before[name], after[name]) for name in before)
         assert step(exchange, gradient(9))[1]
-        assert not np.array_equal(before["a"], exchange.state_dict()["a"])
+        assert not np.array_equal(before["residual:a"], arrays_of(exchange)["residual:a"])
 
     on_all_ranks(work)
 
@@ -71,12 +72,12 @@ def test_memory_follows_its_tensors_into_new_buckets():
     def work(transport):
         exchange = make(transport)
         step(exchange, gradient(transport.rank))
-        before = exchange.state_dict()
+        before = arrays_of(exchange)
         swapped = [Bucket(f"new{i}", [tensor], grace_ext.compressor("topk:0.1"), parse_stage("communicator", "allgather"),
-                          exchange.memory) for i, tensor in enumerate(reversed(TENSORS))]
+                          exchange.memory_of(TENSORS[0])) for i, tensor in enumerate(reversed(TENSORS))]
         exchange.set_buckets(swapped)
-        after = exchange.state_dict()
-        assert before.keys() == after.keys() == {"a", "b"}
+        after = arrays_of(exchange)
+        assert before.keys() == after.keys() == {"residual:a", "residual:b"}
         assert all(np.array_equal(before[name], after[name]) for name in before)
 
     on_all_ranks(work)

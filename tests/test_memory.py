@@ -16,7 +16,7 @@ def begun(memory, name="w", value=1.0, size=4):
 
 
 def kept(memory, name="w"):
-    return memory.state_dict()[name].tolist()
+    return memory.state_dict()[name]["residual"].tolist()
 
 
 @pytest.fixture
@@ -103,16 +103,16 @@ def test_state_dict_round_trip(residual):
     begun(residual, "b", 2, size=3)
     residual.commit()
     saved = residual.state_dict()
-    assert {name: state.dtype for name, state in saved.items()} == {"a": np.float32, "b": np.float32}
+    assert {name: state["residual"].dtype for name, state in saved.items()} == {"a": np.float32, "b": np.float32}
 
     begun(residual, "a", 9)
     residual.commit()
-    assert saved["a"].tolist() == [1] * 4, "a copy"
+    assert saved["a"]["residual"].tolist() == [1] * 4, "a copy"
 
     other = grace_ext.memory("residual")
     begun(other, "c", 7)
     other.load_state_dict(saved)
-    saved["a"][:] = 100
+    saved["a"]["residual"][:] = 100
     assert sorted(other.state_dict()) == ["a", "b"]
     assert kept(other, "a") == [1] * 4 and kept(other, "b") == [2] * 3
     other.commit()  # what was begun before is forgotten
@@ -123,7 +123,7 @@ def test_state_dict_round_trip(residual):
 
 
 def test_another_size_is_refused_and_changes_nothing(residual):
-    residual.load_state_dict({"w": np.ones(4, np.float32)})
+    residual.load_state_dict({"w": {"residual": np.ones(4, np.float32)}})
     for size in (1, 3, 5):
         with pytest.raises(ConfigError, match=f"residual of 'w' has 4 elements, the gradient {size}"):
             residual.begin("w", size)
@@ -155,4 +155,4 @@ def test_the_memory_function():
     with pytest.raises(ConfigError, match="unknown memory .momentum.; known: .*none.*residual"):
         grace_ext.memory("momentum")
     with pytest.raises(ConfigError, match="no option|only the first option"):
-        grace_ext.memory("residual:decay=0.9")
+        grace_ext.memory("residual:rate=0.9")

@@ -7,6 +7,7 @@ import contract
 import numpy as np
 import pytest
 import twins_index
+from contract import arrays_of
 from test_communicators import RANKS, on_all_ranks
 from test_kernel_bounds import survives
 
@@ -17,7 +18,6 @@ from grace_ext.decoder import decode_rows
 from grace_ext.exchange import Exchange, Tensor
 from grace_ext.index.rows import Rows
 from grace_ext.kernels.rows import add_compact, add_rows, join_rows, split_rows, whole_rows
-from grace_ext.memory import Memory
 from grace_ext.rows import RowGradient, row_bucket
 from grace_ext.value.raw import RawValue
 
@@ -32,7 +32,7 @@ LOSSY = ["topk:0.1/raw", "topk:0.1/rice/qsgd:7", "dense/qsgd:4", "randomk:0.2", 
 def make(transport, spec, shape=SHAPE, memory="residual", **options):
     exchange = Exchange(transport, grace_ext.memory(memory), 1 / transport.size, **options)
     tensor = Tensor("emb", int(np.prod(shape)), len(shape), shape=shape)
-    exchange.set_buckets([row_bucket("bucket", tensor, grace_ext.compressor(spec), exchange.memory)])
+    exchange.set_buckets([row_bucket("bucket", tensor, grace_ext.compressor(spec), exchange.memory_of(tensor))])
     return exchange
 
 
@@ -85,7 +85,7 @@ def test_exact(spec):
             check_result(out)
             assert out.indices.tolist() == sorted(set(np.concatenate([g.indices for g in gradients]).tolist()))
             assert dense(out).tobytes() == average([dense(g) for g in gradients]).tobytes()
-        state = exchange.state_dict()
+        state = arrays_of(exchange)
         assert not any(residual.any() for residual in state.values())
         if exchange.buckets[0].compressor.sparsifier.name == "dense":
             assert not state, "what is exact needs no table of residuals"
@@ -103,7 +103,7 @@ def test_nothing_is_lost(spec):
             assert finite
             received += dense(out)
             outs.append((out.indices.tobytes(), out.values.tobytes()))
-        return received, exchange.state_dict()["emb"], outs
+        return received, arrays_of(exchange)["residual:emb"], outs
 
     results = on_all_ranks(work)
     given = np.mean([sum(dense(rows_of(10 * i + rank)) for i in range(5)) for rank in range(RANKS)], axis=0)
@@ -155,7 +155,7 @@ def test_shapes(spec, shape):
         mine = given[transport.rank]
         exchange = make(transport, spec, shape)
         out, _ = step(exchange, RowGradient(mine.indices.astype(np.int32), mine.values.reshape(-1, *shape[1:])))
-        return out, exchange.state_dict().get("emb", np.zeros(int(np.prod(shape)), np.float32))
+        return out, arrays_of(exchange).get("residual:emb", np.zeros(int(np.prod(shape)), np.float32))
 
     results = on_all_ranks(work)
     residual = np.mean([state for _, state in results], axis=0).reshape(shape[0], width)
@@ -187,20 +187,20 @@ def test_a_non_finite_gradient_on_one_rank(spec, special):
     def work(transport):
         exchange = make(transport, spec)
         assert step(exchange, rows_of(transport.rank))[1]
-        before = exchange.state_dict()
+        before = arrays_of(exchange)
         bad = rows_of(5 + transport.rank)
         if transport.rank == 1:
             bad.values[-1, 7] = special
         out, finite = step(exchange, bad)
         check_result(out)
         assert not finite and out.indices.size > 1 and np.isnan(out.values).all()
-        after = exchange.state_dict()
+        after = arrays_of(exchange)
         assert before.keys() == after.keys() and all(contract.same_bits(before[name], after[name]) for name in before)
         bad = RowGradient(np.array([7]), np.full((1, WIDTH), special, np.float32))
         out, finite = step(exchange, bad)
         assert not finite and out.indices.tolist() == [0] and np.isnan(out.values).all()
         assert step(exchange, rows_of(9))[1]
-        assert all(not contract.same_bits(before[name], exchange.state_dict()[name]) for name in before)
+        assert all(not contract.same_bits(before[name], arrays_of(exchange)[name]) for name in before)
 
     on_all_ranks(work)
 
@@ -209,18 +209,19 @@ def test_a_residual_waits_until_its_row_is_touched():
     def work(transport):
         exchange = make(transport, "topk:0.001/raw", (4, 2))
         step(exchange, RowGradient(np.array([0, 2]), np.array([[1, 5], [2, 3]])))
-        assert exchange.state_dict()["emb"].tolist() == [1, 0, 0, 0, 2, 3, 0, 0]
+        assert arrays_of(exchange)["residual:emb"].tolist() == [1, 0, 0, 0, 2, 3, 0, 0]
         out, _ = step(exchange, RowGradient(np.array([1]), np.array([[1, 4]])))
         assert (out.indices.tolist(), out.values.tolist()) == ([1], [[0, 4]])
-        assert exchange.state_dict()["emb"].tolist() == [1, 0, 1, 0, 2, 3, 0, 0]
+        assert arrays_of(exchange)["residual:emb"].tolist() == [1, 0, 1, 0, 2, 3, 0, 0]
         tensor, = exchange.buckets[0].tensors
-        exchange.set_buckets([row_bucket("other", tensor, grace_ext.compressor("topk:0.001/raw"), exchange.memory)])
+        memory = exchange.memory_of(tensor)
+        exchange.set_buckets([row_bucket("other", tensor, grace_ext.compressor("topk:0.001/raw"), memory)])
         out, _ = step(exchange, RowGradient(np.array([2]), np.array([[1, 1]])))
         assert (out.indices.tolist(), out.values.tolist()) == ([2], [[0, 4]])
         exchange.start(exchange.buckets[0], lambda: RowGradient(np.array([2]), np.array([[9, 9]])))
         exchange.finish(exchange.buckets[0], RowGradient())
         exchange.abort()
-        assert exchange.state_dict()["emb"].tolist() == [1, 0, 1, 0, 3, 0, 0, 0]
+        assert arrays_of(exchange)["residual:emb"].tolist() == [1, 0, 1, 0, 3, 0, 0, 0]
 
     on_all_ranks(work, ranks=1)
 
@@ -391,14 +392,6 @@ def test_adding():
 
 
 def test_a_memory_without_rows_says_so():
-    class Other(Memory):
-        name, stateful = "other", True
-
-    with pytest.raises(ConfigError, match="'other' keeps no state by rows"):
-        Other().begin_rows("w", 8, np.arange(2), 2)
-
-
-def test_duplicates_are_summed_in_their_order():
-    given = RowGradient(np.array([5, 2, 5, 5, 0]), np.array([[1e8], [2], [-1e8], [1], [4]], np.float32))
-    summed = given.summed()
-    assert (summed.indices.tolist(), summed.values.tolist()) == ([0, 2, 5], [[4], [2], [1]])
+    tensor = Tensor("emb", 8, 2, shape=(4, 2))
+    with pytest.raises(ConfigError, match="'ef21' keeps no state by rows, and the gradient of 'emb' comes as rows"):
+        row_bucket("bucket", tensor, grace_ext.compressor("topk:0.1"), grace_ext.memory("ef21"))

@@ -14,6 +14,7 @@ from .base import Communicator, Pending, wait
 @register
 class Allgather(Communicator):
     name = "allgather"
+    sends_containers = True
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         if state is None:
@@ -21,7 +22,7 @@ class Allgather(Communicator):
         else:
             encoded = compressor.encode_compensated(gradient, *state, stream, sizes=sizes)
         return Pending(transport.allgather(name, encoded.blob), encoded.blob.size, encoded.seconds,
-                       index_codec=encoded.index_codec)
+                       index_codec=encoded.index_codec, container=encoded.blob, support=encoded.support)
 
     def finish(self, pending, transport, out, weight):
         joined = wait(pending)

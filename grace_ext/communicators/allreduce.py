@@ -3,7 +3,6 @@
 For dense gradients, and for sparse ones whose positions are the same on all ranks: then only the values are sent.
 """
 
-import dataclasses
 import time
 
 import numpy as np
@@ -16,13 +15,6 @@ from ..registry import register
 from ..scratch import scratch
 from ..sparsifiers.base import Scope
 from .base import Communicator, Pending, wait
-
-
-@dataclasses.dataclass
-class SharedPending(Pending):
-    """What is summed are the values at positions that all ranks share: support, uint32[k]."""
-
-    support: np.ndarray
 
 
 @register
@@ -51,7 +43,7 @@ class Allreduce(Communicator):
         summed = wait(pending)
         started = time.perf_counter()
         summed = from_linear(summed)
-        if not isinstance(pending, SharedPending):
+        if pending.support is None:
             np.multiply(summed, np.float32(weight), out=out)
             finite = max_magnitude(out) < NON_FINITE
         else:
@@ -75,7 +67,7 @@ def _start_sparse(transport, name, compressor, gradient, state, scope):
     if state is not None:
         write_error(state[1], support, values, from_linear(sent))
     seconds = {"select": selected - started, "value": time.perf_counter() - selected}
-    return SharedPending(transport.allreduce(name, sent), sent.nbytes, seconds, support.copy())
+    return Pending(transport.allreduce(name, sent), sent.nbytes, seconds, support=support.copy())
 
 
 def to_linear(gradient: np.ndarray, dtype: str, ranks: int) -> np.ndarray:

@@ -39,6 +39,10 @@ class Pending:
     seconds: dict[str, float]
     index_codec: str | None = dataclasses.field(default=None, kw_only=True)
     gradient_bytes: int | None = dataclasses.field(default=None, kw_only=True)
+    #: Of this rank: its container, None if it sent none; and the positions that were sent, uint32[k], None for all. They may
+    #: lie in scratch arrays of the thread: valid until its next exchange.
+    container: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
+    support: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
 
 
 class Communicator(Stage):
@@ -48,6 +52,8 @@ class Communicator(Stage):
     #: The transport's collectives that a bucket goes through, each needing the one before: for adapters that have to name
     #: them before the first step, as nodes of a graph.
     collectives: tuple[str, ...] = ("allgather",)
+    #: Whether what a rank sends is its container.
+    sends_containers = False
     #: Needs a compressor whose values can be summed as they are (`Compressor.linear`).
     needs_linear = False
 

@@ -7,3 +7,4 @@ from .base import Memory
 @register
 class NoMemory(Memory):
     name = "none"
+    by_rows = True

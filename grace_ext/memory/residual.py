@@ -8,78 +8,66 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..registry import register
-from .base import Memory, NumpyArrays
+from .base import Memory
+from .states import NumpyArrays, States
 
 
 @register
 class Residual(Memory):
-    """Keeps float32[d] a name, twice: the state in force and, while a step is under way, the next one.
+    """decay: what is left of a residual after a step, above 0 and at most 1. Rows of a table decay when they are touched.
 
     A state with a NaN or an Inf is never kept.
     """
 
     name = "residual"
     stateful = True
+    by_rows = True
 
-    def __init__(self):
-        self._state: dict = {}
-        self._next: dict = {}
-        self._arrays: dict = {}  # of the names in use: which kind of arrays their state is; others are numpy
-        self._begun: set[str] = set()
-        self._begun_rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # rows and their next state, float32[r, width]
+    def __init__(self, decay: float = 1.0):
+        if not 0 < decay <= 1:
+            raise ConfigError(f"residual: decay={decay}; allowed: above 0 and at most 1")
+        self.decay = decay
+        self._residual = States("residual")
+        self.states = {"residual": self._residual}
+        #: (table by rows, rows, their next state): float32[n, width], int64[r], float32[r, width]
+        self._begun_rows: dict[str, tuple] = {}
 
     def compensate(self, name, gradient):
-        state = self._state.get(name)
-        if state is None:
-            return gradient + np.float32(0)  # not the gradient itself: -0.0 becomes 0.0, as on the fused road
-        self._check_size(name, gradient.size)
-        return gradient + state
+        state = self._residual.find(name, gradient.size)
+        # Never the gradient itself: -0.0 becomes 0.0, as on the fused road.
+        return gradient + (np.float32(0) if state is None else state)
 
     def update(self, name, compensated, transmitted):
         error = compensated - transmitted
         if np.isfinite(error).all():
-            self._state[name] = error
+            self._residual.put(name, self._decayed(error))
 
     def begin(self, name, size, arrays=NumpyArrays):
-        self._check_size(name, size)
-        if name not in self._next:
-            state = self._state.get(name)
-            self._state[name] = arrays.zeros(size) if state is None else arrays.from_host(state)
-            self._next[name] = arrays.zeros(size)
-            self._arrays[name] = arrays
-        self._begun.add(name)
-        return self._state[name], self._next[name]
+        return self._residual.begin(name, size, arrays)
 
     def begin_rows(self, name, size, rows, width):
-        self._check_size(name, size)
-        if name not in self._state:
-            self._state[name] = np.zeros(size, np.float32)
-        state = self._state[name].reshape(-1, width)[rows]
+        table = self._residual.get(name, size).reshape(-1, width)
+        state = table[rows]
         following = np.empty_like(state)
-        self._begun_rows[name] = rows, following
+        self._begun_rows[name] = table, rows, following
         return state.reshape(-1), following.reshape(-1)
 
-    def _check_size(self, name, size):
-        state = self._state.get(name)
-        if state is not None and len(state) != size:
-            raise ConfigError(f"residual of {name!r} has {len(state)} elements, the gradient {size}")
+    def _decayed(self, state):
+        if self.decay != 1:
+            state *= self.decay
+        return state
 
     def commit(self):
-        for name in self._begun:
-            self._state[name], self._next[name] = self._next[name], self._state[name]
-        for name, (rows, following) in self._begun_rows.items():
-            self._state[name].reshape(-1, following.shape[1])[rows] = following
-        self.rollback()
-
-    def rollback(self):
-        self._begun.clear()
+        for state in self._residual.commit():
+            self._decayed(state)
+        for table, rows, following in self._begun_rows.values():
+            table[rows] = self._decayed(following)
         self._begun_rows.clear()
 
-    def state_dict(self):
-        return {name: self._arrays.get(name, NumpyArrays).to_host(state) for name, state in self._state.items()}
+    def rollback(self):
+        super().rollback()
+        self._begun_rows.clear()
 
     def load_state_dict(self, state):
-        self._state = {name: np.array(array, np.float32).reshape(-1) for name, array in state.items()}
-        self._next.clear()
-        self._arrays.clear()
-        self.rollback()
+        super().load_state_dict(state)
+        self._begun_rows.clear()

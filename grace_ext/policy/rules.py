@@ -1,10 +1,7 @@
 """Which spec a tensor gets: by name pattern or by size, the first rule that fits."""
 
-import fnmatch
-import re
-
 from ..compressor import Compressor, compressor
-from ..errors import ConfigError
+from .patterns import Patterns
 
 DEFAULT_SPEC = "topk:0.01/rice/qsgd:7"
 #: What the default becomes for gradients that come as rows of a table: sparse already, they bear quantizing better than
@@ -12,7 +9,6 @@ DEFAULT_SPEC = "topk:0.01/rice/qsgd:7"
 DEFAULT_ROWS_SPEC = "dense/lloyd:0.1"
 #: Up to this many elements a tensor is sent dense by default: its header and latency would outweigh what is saved.
 SMALL = 1024
-_SIZE_RULE = re.compile(r"(<=|<|>=|>)\s*(\d+)")
 
 
 class Rules:
@@ -27,25 +23,14 @@ class Rules:
         self.default = compressor(default, seed)
         self.dense = compressor("dense/raw", seed)
         self.rows = compressor(DEFAULT_ROWS_SPEC, seed) if self.default == compressor(DEFAULT_SPEC, seed) else self.default
-        self._rules: list[tuple] = []
-        for pattern, spec in (rules or {}).items():
-            if not isinstance(pattern, str) or not pattern:
-                raise ConfigError(f"rules: {pattern!r} is not a name pattern or a size such as '<=1024'")
-            size = _SIZE_RULE.fullmatch(pattern.strip())
-            if pattern[0] in "<>" and not size:
-                raise ConfigError(f"rules: {pattern!r} is not a size; write for example '<=1024' or '>100000'")
-            self._rules.append((pattern, size.groups() if size else None, compressor(spec, seed)))
+        self._rules = Patterns("rules", rules or {}, lambda spec: compressor(spec, seed))
 
     def choose(self, name: str, size: int, ndim: int, as_rows: bool = False) -> Compressor:
         """The compressor for a tensor of that name, element count and number of dimensions. as_rows: whether its gradient
         comes as rows (grace_ext.rows)."""
-        for pattern, limit, chosen in self._rules:
-            if _holds(size, *limit) if limit else fnmatch.fnmatchcase(name, pattern):
-                return chosen
+        chosen = self._rules.find(name, size)
+        if chosen is not None:
+            return chosen
         if size <= SMALL or ndim < 2:
             return self.dense
         return self.rows if as_rows else self.default
-
-
-def _holds(size: int, comparison: str, limit: str) -> bool:
-    return {"<=": size <= int(limit), "<": size < int(limit), ">=": size >= int(limit), ">": size > int(limit)}[comparison]

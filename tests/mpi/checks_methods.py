@@ -6,7 +6,7 @@ from pathlib import Path
 import horovod.torch as hvd
 import numpy as np
 import torch
-from checking import check, raises
+from checking import arrays_of, check, raises
 from harness import batches, compressed, flat, horovod, model, same_on_all_ranks, train
 
 from grace_ext import ConfigError
@@ -33,12 +33,12 @@ def random_positions_go_by_allreduce_and_by_allgather():
         results[communicator] = ours
         buckets = [b for b in optimizer._grace.exchange.buckets if str(b.compressor).startswith("randomk")]
         assert buckets and all(b.communicator.name == communicator and b.memory.stateful for b in buckets)
-        state = optimizer._grace.exchange.state_dict()
+        state = arrays_of(optimizer._grace.exchange)
         assert any(np.count_nonzero(residual) for residual in state.values()), "error feedback keeps nothing"
         stats = optimizer.compression_stats()["compressed"]
         assert 19 < stats["ratio"] <= 20.5, stats
     assert torch.allclose(results["allgather"], results["allreduce"], rtol=0, atol=1e-5)
-    before = optimizer._grace.exchange.state_dict()
+    before = arrays_of(optimizer._grace.exchange)
 
     def poison(gradient):
         gradient = gradient.clone()
@@ -52,7 +52,7 @@ def random_positions_go_by_allreduce_and_by_allgather():
         torch.nn.functional.cross_entropy(net(x), y).backward()
         optimizer.synchronize()
     assert torch.isnan(net[5].weight.grad).all()
-    after = optimizer._grace.exchange.state_dict()
+    after = arrays_of(optimizer._grace.exchange)
     assert all(np.array_equal(before[name], after[name]) for name in before), "a memory changed"
     with raises(ConfigError, "memory 'none'"):
         train(compressed("randomk:0.05:unbiased=true"), steps=1)
@@ -68,7 +68,7 @@ def powersgd_is_the_low_rank_average_with_feedback():
         torch.nn.functional.cross_entropy(net(x), y).backward()
         own = weight.grad.double().numpy().copy()
         if state:
-            own += state["5.weight"].reshape(weight.shape)
+            own += state["residual:5.weight"].reshape(weight.shape)
         optimizer.synchronize()
         sent = weight.grad.double().numpy()
         if state:  # from here on it is known what the step began with
@@ -76,8 +76,8 @@ def powersgd_is_the_low_rank_average_with_feedback():
             basis = np.linalg.qr(mean @ state["lowrank:5.weight"].reshape(2, -1).T)[0]
             expected = basis @ (basis.T @ mean)
             assert np.abs(sent - expected).max() < 1e-5 * np.abs(mean).max() + 1e-7, np.abs(sent - expected).max()
-        state = optimizer._grace.exchange.state_dict()
-        error = own - sent - state["5.weight"].reshape(weight.shape)
+        state = arrays_of(optimizer._grace.exchange)
+        error = own - sent - state["residual:5.weight"].reshape(weight.shape)
         assert np.abs(error).max() < 1e-6 * np.abs(own).max(), "residual"
         assert np.linalg.matrix_rank(sent, tol=1e-5 * np.linalg.norm(sent, 2)) == 2
         with optimizer.skip_synchronize():

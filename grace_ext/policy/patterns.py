@@ -1,0 +1,41 @@
+"""Which tensors a rule is for: name patterns and sizes."""
+
+import fnmatch
+import re
+from collections.abc import Callable
+
+from ..errors import ConfigError
+
+_SIZE = re.compile(r"(<=|<|>=|>)\s*(\d+)")
+
+
+class Patterns:
+    """A mapping from name patterns ("*.bias", "encoder.*") or sizes ("<=1024", ">100000"); the first that fits decides.
+
+    Raises ConfigError for keys that are neither.
+    """
+
+    def __init__(self, what: str, mapping: dict, make: Callable):
+        """what: the argument's name, for messages. make(value): what is to be found."""
+        self._rules: list[tuple] = []
+        for pattern, value in mapping.items():
+            if not isinstance(pattern, str) or not pattern:
+                raise ConfigError(f"{what}: {pattern!r} is not a name pattern or a size such as '<=1024'")
+            size = _SIZE.fullmatch(pattern.strip())
+            if pattern[0] in "<>" and not size:
+                raise ConfigError(f"{what}: {pattern!r} is not a size; write for example '<=1024' or '>100000'")
+            self._rules.append((pattern, size.groups() if size else None, make(value)))
+
+    def find(self, name: str, size: int):
+        """What was made of the first fitting rule's value, or None."""
+        for pattern, limit, found in self._rules:
+            if _holds(size, *limit) if limit else fnmatch.fnmatchcase(name, pattern):
+                return found
+        return None
+
+    def all(self) -> list:
+        return [found for _, _, found in self._rules]
+
+
+def _holds(size: int, comparison: str, limit: str) -> bool:
+    return {"<=": size <= int(limit), "<": size < int(limit), ">=": size >= int(limit), ">": size > int(limit)}[comparison]

@@ -1,0 +1,128 @@
+"""Options of a spec that change from step to step, in the same way on all ranks: a density that is warmed up, a bit width
+that grows.
+
+Exponential warm-up of the density: Lin et al., Deep gradient compression, ICLR 2018, section 3.3.
+"""
+
+from collections.abc import Callable
+
+from .. import registry
+from ..compressor import Compressor
+from ..errors import ConfigError
+from ..registry import Stage, register
+from ..spec import parse_stage
+
+_KINDS = ("transform", "sparsifier", "value")
+_PROBED = (0, 1, 10, 100, 1000, 10_000)  # steps whose values are compared between ranks
+
+
+class Schedule(Stage):
+    """The value of an option in a step."""
+
+    kind = "schedule"
+
+    def at(self, step: int, final: float) -> float:
+        """step: from 0. final: what stands in the spec."""
+        raise NotImplementedError
+
+
+@register
+class Constant(Schedule):
+    """The same value in all steps; without one, the spec's."""
+
+    name = "constant"
+
+    def __init__(self, value: float | None = None):
+        self.value = value
+
+    def at(self, step, final):
+        return final if self.value is None else self.value
+
+
+@register
+class Warmup(Schedule):
+    """From `start` to the spec's value within `steps` steps, in so many stages of equal length and equal ratio between them.
+
+    With the default and four epochs as steps, a density of 0.001 is reached by way of 0.25, 0.063, 0.016 and 0.004.
+    """
+
+    name = "warmup"
+
+    def __init__(self, steps: int = 1000, start: float = 0.25, stages: int = 4):
+        if steps < 1 or stages < 1 or not start > 0:
+            raise ConfigError(f"warmup: steps={steps}, start={start}, stages={stages}; allowed: steps and stages from 1, "
+                              f"start above 0")
+        self.steps, self.start, self.stages = steps, start, stages
+
+    def at(self, step, final):
+        if step >= self.steps:
+            return final
+        return self.start * (final / self.start) ** (step * self.stages // self.steps / self.stages)
+
+
+class Schedules:
+    """Options by name ("density", "levels", …), each with a Schedule, its spec ("warmup:500"), or a function step -> value.
+
+    An option is that of the sparsifier, the value codec or the transform; parts that do not have it stay as they are.
+    """
+
+    def __init__(self, schedules: dict | None = None):
+        self._schedules: dict[str, Callable] = {}
+        self._functions: set[str] = set()
+        for option, schedule in (schedules or {}).items():
+            if callable(schedule):
+                self._functions.add(option)
+            elif not isinstance(schedule, Schedule):
+                schedule = parse_stage("schedule", schedule)
+            self._schedules[option] = schedule
+        self._made: dict[tuple, Compressor] = {}
+
+    def __bool__(self):
+        return bool(self._schedules)
+
+    def at(self, compressor: Compressor, step: int) -> Compressor:
+        """The compressor with the values of a step. Raises ConfigError for a value that the option does not allow."""
+        changed = [(kind, option, self._value(option, step, current))
+                   for option in self._schedules for kind, current in _options(compressor, option)]
+        if not changed:
+            return compressor
+        key = (compressor, *changed)
+        if key not in self._made:
+            stages = dict(compressor.stages)
+            for kind, option, value in changed:
+                stage = stages[kind]
+                stages[kind] = registry.build(kind, stage.name, {**stage.options(), option: value})
+            if len(self._made) > 64:  # of a function that gives another value in every step
+                self._made.clear()
+            self._made[key] = type(compressor)(stages, compressor.seed)
+        return self._made[key]
+
+    def _value(self, option, step, current):
+        schedule = self._schedules[option]
+        value = schedule(step) if option in self._functions else schedule.at(step, current)
+        return round(value) if isinstance(current, int) else value
+
+    def check(self, compressors) -> None:
+        """Raises ConfigError for an option that none of the compressors has."""
+        for option in self._schedules:
+            if not any(_options(one, option) for one in compressors):
+                known = sorted({name for one in compressors for kind, stage in one.stages.items() if kind in _KINDS
+                                for name, value in stage.options().items() if _is_number(value)})
+                raise ConfigError(f"schedule: no part of the specs has a number {option!r}; there are: "
+                                  f"{', '.join(known) or 'none'}")
+
+    def signature(self, compressors) -> list:
+        """What must be the same on all ranks: specs of schedules, and the compressors of some steps if functions decide."""
+        steps = _PROBED if self._functions else ()
+        return [(option, option in self._functions or str(schedule)) for option, schedule in self._schedules.items()] + [
+            [str(self.at(one, step)) for step in steps] for one in compressors]
+
+
+def _options(compressor: Compressor, option: str) -> list[tuple]:
+    """(kind, value) of the parts that have a number of that name."""
+    return [(kind, stage.options()[option]) for kind, stage in compressor.stages.items()
+            if kind in _KINDS and _is_number(stage.options().get(option))]
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
