@@ -41,8 +41,7 @@ def from_params(params: dict) -> dict:
         index = read.choice("index", "bloom", _INDEX)(read) if wrapped != "value" else "auto"
         value = read.choice("value", "polyfit", _VALUE)(read) if wrapped != "index" else "raw"
         spec = f"{spec.split('/')[0]}/{index}/{value}"
-    found = {"compression": spec, "memory": read.choice("memory", "none", {
-        "none": "none", "residual": "residual", "powersgd": "residual"})}
+    found = {"compression": spec, "memory": read.choice("memory", "none", _MEMORIES)(read)}
     communicator = read.choice("communicator", None, {None: None, **_COMMUNICATORS})
     for key in _WITHOUT_EFFECT:
         read(key, None)
@@ -122,6 +121,12 @@ _METHODS = {
     "3lc": lambda read: f"dense/threelc:{read('sparsity_multiplier', 1.0)}",
     "skcompress": _skcompress,
     "skcompresscpu": _skcompress,
+}
+_MEMORIES = {
+    "none": lambda read: "none",
+    "residual": lambda read: "residual",
+    "powersgd": lambda read: "residual",
+    "dgc": lambda read: f"dgc:{read('momentum', 0.9)}",
 }
 _INDEX = {
     "bloom": _bloom,

@@ -57,6 +57,7 @@ GRACE = [
     ({"compressor": "randomk", "compress_ratio": 0.1, "communicator": "allreduce"}, "randomk:0.1", "none", "allreduce"),
     ({"compressor": "fp16", "communicator": "broadcast"}, "dense/fp16", "none", "allgather"),
     ({"compressor": "dgc", "compress_ratio": 0.05, "memory": "residual"}, "dgc:0.05", "residual", "allgather"),
+    ({"compressor": "dgc", "compress_ratio": 0.05, "memory": "dgc", "momentum": 0.8}, "dgc:0.05", "dgc:0.8", "allgather"),
     ({"compressor": "qsgd", "quantum_num": 64}, "dense/qsgd:levels=64:norm=l2", "none", "allgather"),
     ({"compressor": "qsgd"}, "dense/qsgd:levels=256:norm=l2", "none", "allgather"),
     ({"compressor": "threshold", "threshold": 0.01}, "threshold:0.01", "none", "allgather"),
@@ -113,7 +114,7 @@ def test_params_of_deepreduce(params, spec):
     ({**TOPK, "deepreduce": "index", "policy": "p9"}, "policy='p9'; allowed: naive"),
     ({**TOPK, "deepreduce": "value", "value": ["qsgd"]}, re.escape("value=['qsgd']; allowed: polyfit")),
     ({"compressor": "fp16", "deepreduce": "value"}, "deepreduce='value' needs one of topk, randomk"),
-    ({"memory": "dgc"}, "memory='dgc'; allowed: none, residual, powersgd"),
+    ({"memory": "efsignsgd"}, "memory='efsignsgd'; allowed: none, residual, powersgd, dgc"),
     ({"communicator": "ring"}, "communicator='ring'; allowed: None, allreduce, allgather, broadcast"),
     ({"compressor": "topk", "compress_ratio": 3}, "topk: density=3"),
 ])
