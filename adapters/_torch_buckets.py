@@ -26,7 +26,7 @@ class TorchBuckets:
         self.parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self.exchange = exchange
         self._rules, self._communicator = rules, communicator
-        self._prefix, self._bucket_bytes, self._selection = prefix, bucket_bytes, selection
+        self.prefix, self._bucket_bytes, self._selection = prefix, bucket_bytes, selection
         self._prescale, self._passes, self._sparse_as_dense = prescale, passes, sparse_as_dense
         self._groups = group_names(groups, {id(p): name for name, p in self.parameters.items()})
         for name, p in self.parameters.items():
@@ -38,22 +38,28 @@ class TorchBuckets:
 
     def check_layouts(self) -> None:
         """Raises ConfigError on all ranks if they were not built alike."""
-        self.exchange.check_layouts(self._gather("layout", self.exchange.layout()))
+        self.exchange.check_layouts(self.gather("layout", self.exchange.layout()))
 
     def follow(self, order: list[str]) -> None:
         """Before the next step the ranks agree on an order of the tensors: this one if rank 0 asks for it; for an empty
         one, or one of other names, that of rank 0's next backward pass."""
         self.order = None
-        self._produced = order if sorted(order) == sorted(self.parameters) else []
+        self._produced = list(order) if sorted(order) == sorted(self.parameters) else []
+
+    @property
+    def wanted_order(self) -> list[str]:
+        """The order in force, or what this rank will ask for; empty if it does not know yet."""
+        return self._produced if self.order is None else self.order
 
     # Buckets
 
     def _build(self, order: list[str]) -> None:
+        self._built = order
         tensors = [Tensor(name, p.numel(), p.dim(), str(p.device), tuple(p.shape)) for name, p in self._in_order(order)]
         choices = {tensor.name: self._rules.choose(tensor.name, tensor.size, tensor.ndim) for tensor in tensors}
         lists = make_buckets(tensors, lambda tensor: (choices[tensor.name], self.exchange.memory_of(tensor)),
                              self._bucket_bytes, self._groups)
-        self.exchange.set_buckets([self._bucket(f"{self._prefix}.bucket{i}", members, choices[members[0].name])
+        self.exchange.set_buckets([self._bucket(f"{self.prefix}.bucket{i}", members, choices[members[0].name])
                                    for i, members in enumerate(lists)])
         self._flat = {b.name: torch.zeros(b.size, device=_home(b)) for b in self.exchange.buckets}
         self._bucket_of = {tensor.name: b for b in self.exchange.buckets for tensor in b.tensors}
@@ -69,9 +75,9 @@ class TorchBuckets:
             return TorchBucket(name, tensors, compressor, bucket.communicator, bucket.memory)
         return bucket
 
-    def _gather(self, name: str, payload: np.ndarray) -> np.ndarray:
+    def gather(self, name: str, payload: np.ndarray) -> np.ndarray:
         """uint8[m], the same m on all ranks -> uint8[ranks, m]."""
-        joined = self.exchange.transport.allgather(f"{self._prefix}.{name}", payload).wait()
+        joined = self.exchange.transport.allgather(f"{self.prefix}.{name}", payload).wait()
         return joined.reshape(self.exchange.transport.size, -1)
 
     def _agree(self) -> None:
@@ -81,10 +87,10 @@ class TorchBuckets:
         order = np.array([names.index(name) for name in seen], "<u4")
         if not self._produced:
             order[:] = _NOT_YET  # no backward pass yet
-        chosen = self._gather("order", order.view(np.uint8))[0].copy().view("<u4")
+        chosen = self.gather("order", order.view(np.uint8))[0].copy().view("<u4")
         if chosen.size and chosen[0] != _NOT_YET:
             self.order = [names[i] for i in chosen]
-            if self.order != [tensor.name for bucket in self.exchange.buckets for tensor in bucket.tensors]:
+            if self.order != self._built:
                 self._build(self.order)
 
     # The step
@@ -159,6 +165,11 @@ class TorchBuckets:
         finally:
             self._reset_counts()
         self.exchange.end_step()
+
+    def abort(self) -> None:
+        """Forget a step that cannot be finished."""
+        self.exchange.abort()
+        self._reset_counts()
 
     def _unpack(self, bucket: Bucket, flat: torch.Tensor) -> None:
         """Make the gradients views of the result, or copies where dtype or device differ."""

@@ -1,37 +1,164 @@
-"""What connects a wrapped torch optimizer with the other ranks, and does so anew when these have changed."""
+"""What connects a wrapped torch optimizer with the other ranks, and carries its state over when these change."""
 
+import logging
 from collections.abc import Callable
 
+import numpy as np
+
+from grace_ext import ConfigError, ExchangeError, checkpoint
+
 from ._torch_buckets import TorchBuckets
+from ._torch_state import gather_on
+
+_LOG = logging.getLogger("grace_ext")
+#: What a rank brings to the first step of a membership.
+_NOTHING, _CHECKPOINT, _EARLIER = 0, 1, 2
 
 
 class Connection:
     """Holds the buckets for the ranks there are now.
 
-    membership() -> (rank, ranks), or None where this process takes no part. build(rank, ranks) -> TorchBuckets for more than
-    one rank. The hooks of the parameters belong to the connection, so they are registered once.
+    membership() -> (rank, ranks), or None where this process takes no part. build() -> TorchBuckets, for more than one rank.
+    on_resize: see grace_ext.checkpoint.POLICIES. The parameters' hooks are the connection's, so they are registered once.
     """
 
-    def __init__(self, parameters: dict, membership: Callable, build: Callable):
-        self._membership, self._build = membership, build
-        self.connect()
+    def __init__(self, parameters: dict, membership: Callable, build: Callable, on_resize):
+        checkpoint.check_policy(on_resize)
+        self._membership, self._build, self._on_resize = membership, build, on_resize
+        self._members = membership()
+        self._consolidated: dict[int, dict] = {}
+        self._open()
+        self._kept = checkpoint.pack({"step": 0}, 0, 1, [])  # what one rank alone keeps for when there are more
+        self._bring(_NOTHING)
         for name, p in parameters.items():
             if p.requires_grad:
                 p.register_post_accumulate_grad_hook(lambda p, name=name: self._produced(name))
 
-    def connect(self) -> None:
-        """Build the buckets for the ranks there are now; none for one rank alone, which has nothing to exchange."""
-        self._members = self._membership()
+    @property
+    def buckets(self) -> TorchBuckets | None:
+        """None for one rank alone, which has nothing to exchange."""
+        if self._membership() != self._members:  # as when elastic Horovod removed ranks, which it does not announce
+            self.reconnect()
+        return self._buckets
+
+    def _open(self) -> None:
         alone = self._members is None or self._members[1] == 1
         self._buckets: TorchBuckets | None = None if alone else self._build()
 
-    @property
-    def buckets(self) -> TorchBuckets | None:
-        if self._membership() != self._members:
-            self.connect()
-        return self._buckets
+    def _bring(self, what: int, state: dict | None = None) -> None:
+        self._brought, self._state, self._settled = what, state, False
+
+    def reconnect(self) -> None:
+        """Build the buckets for the ranks there are now. What this rank remembers is its part in what they start with."""
+        saved, before = self.save(), self._buckets
+        if before is not None:
+            before.exchange.close()
+        self._members = self._membership()
+        self._open()
+        (memory, *more) = saved["memories"].values()
+        if self._buckets is None:
+            keep = {} if self._on_resize == checkpoint.RESET else memory
+            self._kept = checkpoint.pack({"step": saved["step"], **keep}, 0, 1, saved["order"]) if before else saved
+            return
+        if more:
+            memory = checkpoint.redistribute(self._buckets.exchange, [memory, *more], 1)
+        self._buckets.follow(saved["order"])
+        self._buckets.exchange.step = saved["step"]
+        self._bring(_EARLIER if saved["step"] else _NOTHING, memory)
 
     def _produced(self, name: str) -> None:
         buckets = self.buckets
         if buckets is not None:
             buckets.produced(name)
+
+    def synchronize(self) -> None:
+        buckets = self.buckets
+        self._consolidated = {}
+        if buckets is None:
+            self._kept["step"] += 1
+            return
+        if not self._settled:
+            self._settle(buckets)
+        buckets.synchronize()
+
+    def abort(self) -> None:
+        """Forget a step that could not be finished."""
+        if self._buckets is not None:
+            self._buckets.abort()
+
+    # State
+
+    def save(self) -> dict:
+        """See grace_ext.checkpoint. No collective."""
+        if self._buckets is None:
+            return self._kept
+        rank, ranks = self._members
+        saved = checkpoint.pack(self._buckets.exchange.state_dict(), rank, ranks, self._buckets.wanted_order)
+        if not self._settled and self._brought == _EARLIER:
+            saved["memories"][rank] = self._state
+        saved["memories"].update(self._consolidated)
+        return saved
+
+    def load(self, saved: dict | None) -> None:
+        """Raises ConfigError for what does not fit, and ExchangeError during a step. No collective: the ranks settle what
+        they start with in the next step, so they must all load, or all take their first step then."""
+        buckets = self.buckets
+        if buckets is None:
+            checkpoint.check_version(saved) if saved else None
+            self._kept = saved or checkpoint.pack({"step": 0}, 0, 1, [])
+            return
+        if buckets.under_way():
+            raise ExchangeError("optimizer.load_state_dict() between backward() and step() or synchronize(): load before "
+                                "backward(), on all ranks")
+        loaded = checkpoint.choose(saved, buckets.exchange, self._on_resize)
+        buckets.exchange.load_state_dict(loaded.state)
+        buckets.follow(saved["order"] if saved else [])
+        self._consolidated = {}
+        self._bring(_CHECKPOINT if loaded.whole else _NOTHING)
+        if self._members[0] == 0:  # the others' part is said when the ranks settle
+            _LOG.log(logging.INFO if loaded.whole else logging.WARNING, loaded.what)
+
+    def consolidate(self, to: int) -> None:
+        """A collective: until the next step, `save` on rank `to` has the memories of all ranks."""
+        buckets = self.buckets
+        if buckets is None:
+            return
+        rank, ranks = self._members
+        if not 0 <= to < ranks:
+            raise ConfigError(f"consolidate_state_dict: to={to}; allowed: 0 to {ranks - 1}")
+        self._consolidated = {}
+        memories = gather_on(buckets.exchange.transport, f"{buckets.prefix}.consolidate", self.save()["memories"][rank], to)
+        self._consolidated = dict(enumerate(memories))
+
+    def _settle(self, buckets: TorchBuckets) -> None:
+        """A collective, in the first step of a membership or after a checkpoint: all ranks start from one state."""
+        exchange, rank = buckets.exchange, self._members[0]
+        mine = np.array([self._brought, exchange.step], "<i8").view(np.uint8)
+        brought, steps = buckets.gather("state", mine).copy().view("<i8").T
+        step = int(steps[0])
+        whole = np.count_nonzero(brought == _CHECKPOINT)
+        if (brought == _EARLIER).any():
+            self._settle_resized(buckets, step, np.count_nonzero(brought == _EARLIER))
+        elif len(set(steps[brought == _CHECKPOINT])) > 1:
+            raise ConfigError(f"the ranks loaded checkpoints of different steps: {steps.tolist()}")
+        elif 0 < whole < exchange.transport.size:
+            state = exchange.state_dict() if checkpoint.owes_only_sums(exchange) else {}
+            state.pop("lowrank", None)  # must be the same on all ranks
+            exchange.load_state_dict({**state, "step": step})
+            if rank == 0:
+                others = "the others start from zero" if state else "all start from zero, since this kind needs them all"
+                _LOG.warning("%d of %d ranks loaded their memory, and %s: %s", whole, exchange.transport.size, others,
+                             checkpoint.ALL_RANKS)
+        exchange.step = step
+        self._state, self._settled = None, True
+
+    def _settle_resized(self, buckets: TorchBuckets, step: int, earlier: int) -> None:
+        exchange, rank = buckets.exchange, self._members[0]
+        reset = self._on_resize == checkpoint.RESET
+        own = self._state if self._brought == _EARLIER else None
+        state = {} if reset else checkpoint.gather_and_redistribute(exchange, own, f"{buckets.prefix}.state")
+        exchange.load_state_dict({**state, "step": step})
+        if rank == 0:
+            _LOG.warning("the ranks have changed: there are %d, of which %d were there before; memories %s; what ranks held "
+                         "that are gone is lost", exchange.transport.size, earlier,
+                         "start from zero (on_resize='reset')" if reset else f"of these {earlier} were redistributed")

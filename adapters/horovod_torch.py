@@ -11,7 +11,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from grace_ext import ConfigError, ExchangeError
+from grace_ext import ConfigError, ExchangeError, checkpoint
 from grace_ext.capture import Capture
 from grace_ext.communicators import Transport
 from grace_ext.exchange import Exchange
@@ -22,6 +22,7 @@ from ._horovod_exit import guard_exit
 from ._horovod_options import check_reduction, understand_compression, weight_of
 from ._torch_buckets import TorchBuckets
 from ._torch_connection import Connection
+from ._torch_state import to_numpy, to_torch
 
 _instances = itertools.count()
 
@@ -40,6 +41,13 @@ class HorovodTransport(Transport):
         return _Handle(hvd.allreduce_async_(torch.from_numpy(array), op=hvd.Sum, name=name,
                                             process_set=self._process_set))
 
+    def send(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
+        """A collective that returns all ranks' payloads, uint8[m], on rank `to` only, an empty list elsewhere."""
+        splits = torch.zeros(self.size, dtype=torch.int32)
+        splits[to] = payload.size
+        joined, lengths = hvd.alltoall(torch.from_numpy(payload.copy()), splits, name=name, process_set=self._process_set)
+        return np.split(joined.numpy(), np.cumsum(lengths.numpy())[:-1]) if self.rank == to else []
+
 
 class _Handle:
     def __init__(self, handle):
@@ -53,7 +61,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
                          op=hvd.Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
                          sparse_as_dense=False, process_set=hvd.global_process_set, *, memory="residual",
                          communicator="allgather", rules=None, bucket_bytes=25 * 2**20, selection="auto", seed=0,
-                         capture=None, schedule=None):
+                         capture=None, schedule=None, on_resize=None):
     """Wrap a torch.optim.Optimizer so that gradients are compressed, exchanged and averaged before each step.
 
     A drop-in for hvd.DistributedOptimizer: the arguments up to process_set are Horovod's, in its order. The result is
@@ -80,6 +88,11 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         so there is nothing to capture either: a warning says so.
     schedule: options of the spec that change from step to step: {"density": "warmup:steps=2000"}, or a function of the step
         that gives the same on all ranks; see grace_ext.policy.Schedules.
+    on_resize: what becomes of the memories when a checkpoint of another number of ranks is loaded, or elastic Horovod adds
+        or removes some. "reset": they start from zero. "redistribute": the sum of residuals is preserved, each rank takes
+        an equal part. None: redistribute, or reset with a warning where a checkpoint has not all of them.
+
+    state_dict() has this rank's memory under "grace_ext", and those of all ranks after consolidate_state_dict().
 
     Raises ConfigError for what cannot be honoured: op=Adasum, complex parameters, sparse gradients without
     sparse_as_dense, specs that differ between ranks.
@@ -117,7 +130,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
             passes=wrapped._passes, sparse_as_dense=sparse_as_dense)
 
     wrapped._connection = Connection(
-        parameters, lambda: (process_set.rank(), process_set.size()) if process_set.included() else None, build)
+        parameters, lambda: (process_set.rank(), process_set.size()) if process_set.included() else None, build,
+        on_resize)
     if wrapped._grace is not None:
         wrapped._grace.check_layouts()
     elif capture:
@@ -152,9 +166,7 @@ class _Methods:
 
     def synchronize(self):
         """Finish the exchange: afterwards every gradient is the average (or sum) over ranks, the same on all."""
-        buckets = self._grace
-        if buckets is not None:
-            buckets.synchronize()
+        self._connection.synchronize()
         self._synchronized = True
 
     @contextmanager
@@ -183,6 +195,25 @@ class _Methods:
             raise ExchangeError("optimizer.zero_grad() between backward() and step() or synchronize() would race with the "
                                 "exchange of the gradients")
         return self._plain.zero_grad(self, *args, **kwargs)
+
+    def state_dict(self):
+        """The wrapped optimizer's, and under "grace_ext" this rank's memory, or those of all ranks after
+        consolidate_state_dict(). No collective."""
+        return {**self._plain.state_dict(self), checkpoint.KEY: to_torch(self._connection.save())}
+
+    def load_state_dict(self, state_dict):
+        """Of a wrapped optimizer or a plain one. No collective: call it on all ranks, or, before the first step, on rank 0
+        and then hvd.broadcast_optimizer_state. What was done with the memories is said in the log "grace_ext".
+
+        Raises ConfigError if the memories do not fit, or for on_resize="redistribute" if some are missing.
+        """
+        saved = state_dict.get(checkpoint.KEY)
+        self._connection.load(None if saved is None else to_numpy(saved))
+        self._plain.load_state_dict(self, {key: value for key, value in state_dict.items() if key != checkpoint.KEY})
+
+    def consolidate_state_dict(self, to=0):
+        """A collective: until the next step, state_dict() on rank `to` holds the memories of all ranks."""
+        self._connection.consolidate(to)
 
     def set_backward_passes_per_step(self, passes):
         """How many backward passes are accumulated before gradients are exchanged, from the next step on."""

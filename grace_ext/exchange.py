@@ -266,6 +266,7 @@ class Exchange:
         """Forget a step that failed; the memory stays as it was."""
         for future in self._started.values():
             future.cancel()
+        concurrent.futures.wait(self._started.values())  # the one that runs would still begin a memory's step
         self._started.clear()
         self._finite = True
         self._last = _Counts()
@@ -273,6 +274,12 @@ class Exchange:
             state.rollback()
         if self.capture:
             self.capture.forget()
+
+    def close(self) -> None:
+        """Forget a step under way and end the worker thread: for an exchange that another one takes the place of."""
+        self.abort()
+        if isinstance(self._worker, concurrent.futures.ThreadPoolExecutor):
+            self._worker.shutdown()
 
     def stats(self) -> dict:
         """Totals since the start, and the same for the last step under "last_step".

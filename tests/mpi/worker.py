@@ -4,6 +4,7 @@ import sys
 
 import checks
 import checks_methods  # noqa: F401  (importing registers its checks)
+import checks_state  # noqa: F401
 import horovod.torch as hvd
 import torch
 from checking import run_checks
