@@ -285,10 +285,10 @@ class Exchange:
         """Totals since the start, and the same for the last step under "last_step".
 
         bytes_in: float32 bytes of the gradients; of gradients that come as rows, those of each row as it came, duplicates
-        included, and 8 for its index; bytes_out: payload bytes that this rank handed to collectives, headers included;
-        ratio: one by the other; compressed: the same for the buckets that are not plain float32; seconds: per stage, those
-        of the worker thread included ("exchange" is what was not hidden behind other work); index_codecs: how many
-        containers each index codec wrote, the ones that `auto` chose under their own names.
+        included, and 8 for its index; bytes_out: payload bytes that this rank handed to collectives, headers and padding
+        included; ratio: one by the other; compressed: the same for the buckets that are not plain float32; seconds: per
+        stage, those of the worker thread included ("exchange" is what was not hidden behind other work); index_codecs: how
+        many containers each index codec wrote, the ones that `auto` chose under their own names.
         """
         last = self._total.last.report() if self._total.last else _Counts().report()
         return {"steps": self.step, **self._total.report(), "last_step": last}

@@ -13,8 +13,8 @@ class Transport:
     """The few collectives that communicators are made of. An adapter wraps its library in one.
 
     Calls return at once with a handle; `handle.wait()` blocks for the result (`handle.waited`, if there is one: the seconds
-    that were spent waiting before). A name identifies a collective: all ranks must start it, in any order. Failures raise
-    ExchangeError or the library's own error.
+    that were spent waiting before; `handle.padding`: the bytes that this rank sent on top of the payload). A name identifies
+    a collective: all ranks must start it, in any order. Failures raise ExchangeError or the library's own error.
     """
 
     rank: int
@@ -84,5 +84,6 @@ def wait(pending: Pending):
     """The result of the exchange; the time spent waiting is counted as exchange."""
     started = time.perf_counter()
     result = pending.handle.wait()
+    pending.wire_bytes += getattr(pending.handle, "padding", 0)
     pending.seconds["exchange"] = time.perf_counter() - started + getattr(pending.handle, "waited", 0.0)
     return result

@@ -1,0 +1,204 @@
+"""Gradients out of the buckets of DistributedDataParallel into those of the exchange, and back."""
+
+import concurrent.futures
+import math
+
+import torch
+import torch.distributed as dist
+
+from grace_ext import ConfigError, ExchangeError
+from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
+
+from ._torch_device import TorchBucket, home, on_device
+from ._torch_parts import copy_in
+
+
+class DdpBuckets:
+    """Takes DDP's buckets as they come, and gives a future for each.
+
+    A bucket of the exchange starts when all its tensors are there, whatever DDP's buckets are. DDP rebuilds its own after
+    the first step; those of the exchange follow at the end of a step in which the two differed, and what the memory holds
+    follows its tensors.
+
+    One thread, `worker`, does the work and issues all collectives: those of a bucket when it starts, in the order in which
+    DDP completes them, which is the same on all ranks; what remains when all have started.
+    """
+
+    def __init__(self, parameters: dict[str, torch.nn.Parameter], exchange: Exchange,
+                 worker: concurrent.futures.Executor, rules, communicator, *, prefix: str, selection: str, grad_scaler=None):
+        """parameters: by name, {} to number them as they come. worker: the exchange's executor, of one thread."""
+        self.exchange = exchange
+        self._worker, self._rules, self._communicator = worker, rules, communicator
+        self._prefix, self._selection, self._grad_scaler = prefix, selection, grad_scaler
+        self._parameters = dict(parameters)
+        self._names = {id(p): name for name, p in parameters.items()}
+        self._numbered = not parameters
+        #: The buckets' tensors by the bucket of DDP that they were in; None before the first step.
+        self.layout: list[list[str]] | None = None
+        self._loaded: tuple[list[list[str]], dict] | None = None  # a layout and a state, to begin with
+        self._follows = True  # whether buckets change when DDP's do
+        self._error: BaseException | None = None
+        self._streams: set[torch.device] = set()
+        self._bucket_of: dict[str, Bucket] = {}
+        self._flat: dict[str, torch.Tensor] = {}
+        self._begin()
+
+    # In the thread of backward
+
+    def _begin(self) -> None:
+        """A new step."""
+        self._gradients: dict[str, torch.Tensor] = {}
+        self._seen: list[list[str]] = []
+        self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
+        self._missing = {bucket.name: len(bucket.tensors) for bucket in self.exchange.buckets}
+        self._scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0  # 1.0 also if not enabled
+
+    def take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """What the hook does."""
+        if self._error is not None:
+            raise ExchangeError("an earlier exchange of gradients failed, so the ranks may be out of step: restart from a "
+                                "checkpoint") from self._error
+        if bucket.index() == 0:
+            if self._seen and self._futures:
+                self._fail(ExchangeError("a backward pass ended before all of its gradients were there"))
+                raise self._error
+            self._begin()
+        try:
+            return self._take(bucket, bucket.buffer())
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _take(self, bucket, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        names = self._add_gradients(bucket, buffer)
+        self._seen.append(names)
+        on_cpu = buffer.device.type == "cpu"
+        ready = None if on_cpu else self._ready_event(buffer.device)
+        future = torch.futures.Future(devices=None if on_cpu else [buffer.device])
+        self._futures.append((future, buffer))
+        done = future.then(self._value)
+        if self.layout is None and bucket.is_last():
+            layout = self._first_layout()
+            self._worker.submit(self._build, layout).result()
+            names = [name for part in layout for name in part]
+            self._missing = {bucket.name: len(bucket.tensors) for bucket in self.exchange.buckets}
+        if self.layout is not None:
+            self._start_complete(names, ready)
+        if bucket.is_last():
+            self._worker.submit(self._end, self._futures)
+            self._futures = []
+        return done
+
+    def _add_gradients(self, bucket, buffer: torch.Tensor) -> list[str]:
+        """Remember where the gradients of one of DDP's buckets are; returns their names."""
+        names = [self._name(p) for p in bucket.parameters()]
+        for name, p in zip(names, bucket.parameters(), strict=True):
+            if not p.is_floating_point():  # DDP's buffer holds complex ones as two real numbers each
+                raise ConfigError(f"parameter {name!r} is {p.dtype}; gradients must be real floating point")
+        if buffer.is_sparse:
+            raise ConfigError(f"the gradient of {names[0]!r} is sparse, which DDP hands over in another form: use "
+                              f"sparse=False in the module")
+        for name, gradient in zip(names, bucket.gradients(), strict=True):
+            strides = self._parameters[name].stride()
+            if torch.empty_like(self._parameters[name], device="meta").stride() == strides:
+                # In DDP's bucket the elements lie as in the parameter, which its view of them does not say.
+                gradient = buffer.as_strided(gradient.shape, strides, gradient.storage_offset())
+            self._gradients[name] = gradient
+        return names
+
+    def _name(self, p: torch.nn.Parameter) -> str:
+        name = self._names.get(id(p))
+        if name is None:
+            if not self._numbered or self.layout is not None:
+                raise ConfigError(f"a parameter of shape {tuple(p.shape)} is not in named_parameters: pass "
+                                  f"model.named_parameters() of the model that DDP wraps, and one state for each model")
+            name = self._names[id(p)] = f"parameter{len(self._names)}"
+            self._parameters[name] = p
+        return name
+
+    def _first_layout(self) -> list[list[str]]:
+        """DDP's own, or the one of a checkpoint."""
+        if self._loaded is not None:
+            saved = self._loaded[0]
+            if sorted(name for part in saved for name in part) == sorted(self._gradients):
+                self._follows = False  # DDP's is the one that it rebuilds now
+                return saved
+        return self._seen
+
+    def _start_complete(self, names: list[str], ready) -> None:
+        """Start the buckets that these gradients complete."""
+        for name in names:
+            bucket = self._bucket_of[name]
+            self._missing[bucket.name] -= 1
+            if not self._missing[bucket.name]:
+                self.exchange.start(bucket, lambda out, bucket=bucket: self._pack(bucket, ready, out))
+
+    def _ready_event(self, device: torch.device):
+        """When the accelerator has computed what backward has queued so far. The worker waits for it in its own stream."""
+        if device not in self._streams:
+            self._streams.add(device)
+            self._worker.submit(torch.cuda.set_stream, torch.cuda.Stream(device)).result()
+        return torch.cuda.current_stream(device).record_event()
+
+    def _value(self, future: torch.futures.Future) -> torch.Tensor:
+        if self._error is not None:
+            raise self._error
+        return future.value()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self.exchange.abort()
+
+    # In the worker's thread
+
+    def _build(self, layout: list[list[str]]) -> None:
+        tensors = {name: Tensor(name, g.numel(), g.dim(), str(g.device), tuple(g.shape))
+                   for name, g in self._gradients.items()}
+        choices = {t.name: self._rules.choose(t.name, t.size, t.ndim) for t in tensors.values()}
+        in_common = {t.name: (choices[t.name], self.exchange.memory_of(t)) for t in tensors.values()}
+        lists = [part for names in layout
+                 for part in make_buckets([tensors[name] for name in names], lambda t: in_common[t.name], math.inf)]
+        self.exchange.set_buckets([self._bucket(f"{self._prefix}.bucket{i}", members, choices[members[0].name])
+                                   for i, members in enumerate(lists)])
+        if self._loaded is not None:
+            self.exchange.load_state_dict(self._loaded[1])
+            self._loaded = None
+        self._flat = {b.name: torch.zeros(b.size, device=home(b)) for b in self.exchange.buckets}
+        self._bucket_of = {t.name: b for b in self.exchange.buckets for t in b.tensors}
+        self.layout = layout
+        self.exchange.transport.longest.clear()
+        self.exchange.check_layouts(
+            self.exchange.transport.allgather(f"{self._prefix}.layout", self.exchange.layout()).wait())
+
+    def _bucket(self, name, tensors, compressor) -> Bucket:
+        return on_device(self.exchange.bucket(name, tensors, compressor, self._communicator), self._selection)
+
+    def _pack(self, bucket: Bucket, ready, out) -> None:
+        if ready is not None:
+            ready.wait()
+        copy_in(out, [self._gradients[tensor.name] for tensor in bucket.tensors], bucket.sizes, 1.0 / self._scale)
+
+    def _end(self, futures) -> None:
+        """Finish the step. Errors, those of starting as well, go to all futures."""
+        try:
+            self.exchange.advance()
+            for bucket in self.exchange.buckets:
+                flat = self._flat[bucket.name]
+                self.exchange.finish(bucket, flat if isinstance(bucket, TorchBucket) else flat.numpy())
+                self._unpack(bucket, flat)
+            self.exchange.end_step()
+            if self._follows and self.layout != self._seen:
+                self._build(self._seen)
+            self._follows = True
+        except BaseException as error:
+            self._fail(error)
+        for future, buffer in futures:
+            future.set_result(buffer)
+
+    def _unpack(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        if self._scale != 1.0:
+            flat.mul_(self._scale)
+        at = 0
+        for tensor in bucket.tensors:
+            self._gradients[tensor.name].copy_(flat[at:at + tensor.size].view(tensor.shape))
+            at += tensor.size

@@ -1,0 +1,120 @@
+"""A communication hook for torch's DistributedDataParallel that compresses gradients, over Gloo and NCCL.
+
+    model = torch.nn.parallel.DistributedDataParallel(module)
+    model.register_comm_hook(CompressionState(module.named_parameters()), comm_hook)
+"""
+
+import concurrent.futures
+import itertools
+
+import torch
+import torch.distributed as dist
+
+from grace_ext import ConfigError
+from grace_ext.capture import Capture
+from grace_ext.exchange import Exchange
+from grace_ext.policy import DEFAULT_SPEC, Rules
+from grace_ext.spec import parse_stage
+
+from ._ddp_buckets import DdpBuckets
+from ._ddp_transport import GroupTransport
+
+_instances = itertools.count()
+
+
+class CompressionState:
+    """How gradients are compressed, and what has to be remembered between steps. One for each model; make it on all ranks of
+    the process group, in the same order as other groups, because it makes a group of its own.
+
+    named_parameters: module.named_parameters(), of the module that DDP wraps. Names appear in rules and in state_dict();
+        without them, parameters are numbered.
+    compression: a spec ("topk:0.01/rice/qsgd:7", see `python -m grace_ext codecs`), its dict form, or a Compressor.
+    memory: "residual" (error feedback), "none", "ef21", "dgc" or another (`python -m grace_ext codecs`), or specs by name
+        pattern or size, as in rules: {"*embedding*": "none", "*": "residual:decay=0.9"}.
+    communicator: "allgather", or "allreduce" for dense raw and fp16 specs, and for randomk. Dense float32 always goes by
+        allreduce: the result is the same and the bytes are fewer. So do low-rank factors ("powersgd:4"), which only sums
+        can carry.
+    rules: {"*.bias": "dense/raw", "<=4096": "dense/raw", ...}: specs by name pattern or size, the first that fits. Without
+        one, tensors of at most 1024 elements or fewer than two dimensions ride in a dense float32 bucket.
+    process_group: the one that DDP was given; None for all ranks.
+    backend: of the group that carries what is sent; None for that of process_group. Whatever the backend, containers are
+        made on the host: with "nccl" they travel by way of this rank's accelerator, with "gloo" directly.
+    selection: "host", "device" (top-k with torch operations where the gradients are, only the selected values come to
+        the host) or "auto": device for tensors on an accelerator. The bytes are the same.
+    seed: of the stochastic codecs; the same on all ranks.
+    capture: a folder in which rank 0 saves its own gradients of steps 1, 10, 100, 1000 and 10000, before and after error
+        feedback, for `python -m grace_ext bench --input FILE`; or a grace_ext.capture.Capture that names other steps.
+    schedule: options of the spec that change from step to step: {"density": "warmup:steps=2000"}, or a function of the step
+        that gives the same on all ranks; see grace_ext.policy.Schedules.
+    grad_scaler: the torch.amp.GradScaler of the training, if there is one: what the memory holds is then in the units of the
+        gradients without loss scale, so that a scale that changes does no harm.
+
+    Unlike torch's PowerSGDState, there is no step before which compression must not start: DDP rebuilds its buckets after
+    the first step, and what is remembered follows its tensors.
+
+    Raises ConfigError for specs, parts and arguments that cannot work.
+    """
+
+    def __init__(self, named_parameters=None, compression=DEFAULT_SPEC, *, memory="residual", communicator="allgather",
+                 rules=None, process_group=None, backend=None, selection="auto", seed=0, capture=None,
+                 schedule=None, grad_scaler=None):
+        if selection not in ("auto", "host", "device"):
+            raise ConfigError(f"selection={selection!r}; allowed: auto, host, device")
+        parameters = _named(named_parameters)
+        if not isinstance(capture, Capture | None):
+            capture = Capture(capture)
+        transport = GroupTransport(*_own_group(process_group, backend))
+        self.rank, self.ranks = transport.rank, transport.size
+        worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
+        exchange = Exchange(transport, memory, 1 / transport.size, seed, capture, worker, schedule)
+        self._buckets = DdpBuckets(
+            parameters, exchange, worker, Rules(compression, rules, seed), parse_stage("communicator", communicator),
+            prefix=f"grace_ext.{next(_instances)}", selection=selection, grad_scaler=grad_scaler)
+
+    def compression_stats(self) -> dict:
+        """Bytes, ratio and seconds per stage, in total and of the last step: see grace_ext.exchange.Exchange.stats."""
+        return self._buckets.exchange.stats()
+
+
+def comm_hook(state: CompressionState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """For model.register_comm_hook(state, comm_hook): gradients become their average over the ranks, as far as each rank's
+    compressed gradient tells it.
+
+    Encoding, sending and decoding happen in a thread of their own while backward goes on. Every rank that takes part gets
+    the same bits. Where a gradient is not finite, the result is not finite on all ranks, and no rank's memory changes.
+
+    Raises ConfigError for gradients that cannot be exchanged: complex and sparse ones, and parameters that the state does
+    not know; and, in the first step, for specs that differ between ranks. Later errors are raised by backward() as a
+    RuntimeError with the error's text. They leave the memory as it was before the step, and the next backward() raises
+    ExchangeError: the ranks may be out of step.
+    """
+    if state.ranks == 1:  # nobody to exchange with
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+    return state._buckets.take(bucket)
+
+
+def _named(named_parameters) -> dict[str, torch.nn.Parameter]:
+    named = [] if named_parameters is None else list(named_parameters)
+    if any(not (isinstance(item, tuple) and len(item) == 2) for item in named):
+        raise ConfigError("named_parameters should be (name, parameter) tuples, usually module.named_parameters()")
+    names = [name for name, _ in named]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"named_parameters: names must be unique; found twice: {', '.join(twice)}")
+    return dict(named)
+
+
+def _own_group(process_group, backend: str | None) -> tuple:
+    """(a group of the same ranks that nobody else uses, where its tensors live)."""
+    if not dist.is_initialized():
+        raise ConfigError("torch.distributed is not initialized: call torch.distributed.init_process_group() first")
+    if dist.get_rank(process_group) < 0:
+        raise ConfigError("this rank does not belong to process_group")
+    backend = backend or dist.get_backend(process_group)
+    if process_group in (None, dist.group.WORLD):
+        group = dist.new_group(backend=backend)
+    else:  # the other ranks of the job need not know
+        group = dist.new_group(dist.get_process_group_ranks(process_group), backend=backend, use_local_synchronization=True)
+    return group, torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")

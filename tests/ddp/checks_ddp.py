@@ -1,0 +1,220 @@
+"""What is checked inside the ranks of one job: the exchange. Every function is one test under every launcher."""
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from checking import check, raises
+from harness_ddp import EACH, batches, close, flat, loss_of, module, same_on_all_ranks, sgd, train, wrap
+
+import grace_ext
+from grace_ext import ConfigError
+from grace_ext.adapters._ddp_transport import GroupTransport, room_for
+
+
+@check
+def ranks_are_bit_identical_after_30_steps():
+    weights, state = train("topk:0.01/rice/qsgd:7", steps=30)
+    same_on_all_ranks(weights)
+    assert torch.isfinite(weights).all()
+    assert len(state._buckets.layout) == 2, "DDP's buckets were not rebuilt"
+    stats = state.compression_stats()
+    assert stats["steps"] == 30, stats
+    assert stats["compressed"]["ratio"] > 150, stats
+    assert stats["bytes_out"] < stats["bytes_in"] / 20, stats
+
+
+@check
+def dense_raw_is_what_plain_ddp_gives():
+    ours, _ = train("dense/raw", steps=10)
+    theirs, _ = train(steps=10)
+    close(ours, theirs)
+    if dist.get_world_size() == 2:  # among more, the order of a sum depends on its place in the buffer
+        assert torch.equal(ours, theirs)
+
+
+@check
+def dense_containers_by_allgather_are_what_plain_ddp_gives():
+    # deflate is lossless but not linear, so the gradients really go through containers
+    close(train("dense/deflate", steps=6, memory="none")[0], train(steps=6)[0])
+
+
+@check
+def it_is_what_the_parts_give_one_by_one():
+    """Every rank computes what all ranks do, with the compressor and the memory alone."""
+    steps, ranks = 6, dist.get_world_size()
+    _, state = train(EACH, steps=steps, rules={"<=1024": "dense/raw"})
+    net = module()
+    optimizer = sgd(net)
+    compressor = grace_ext.compressor(EACH)
+    memories = [grace_ext.memory("residual") for _ in range(ranks)]
+    data = [list(batches(steps, rank=rank)) for rank in range(ranks)]
+    for step in range(steps):
+        sums = {name: np.zeros(p.numel(), np.float32) for name, p in net.named_parameters()}
+        for rank, memory in enumerate(memories):
+            net.zero_grad()
+            loss_of(net, *data[rank][step]).backward()
+            for name, p in net.named_parameters():
+                gradient = p.grad.numpy().reshape(-1)
+                if p.numel() > 1024:
+                    compensated = memory.compensate(name, gradient)
+                    gradient = grace_ext.decompress(compressor.compress(compensated), size=gradient.size)
+                    memory.update(name, compensated, gradient)
+                sums[name] += gradient * np.float32(1 / ranks)
+        for name, p in net.named_parameters():
+            p.grad = torch.from_numpy(sums[name]).view(p.shape)
+        optimizer.step()
+    weights, state = train(EACH, steps=steps, rules={"<=1024": "dense/raw"})
+    close(weights, flat(net))
+    mine = memories[dist.get_rank()].state_dict()
+    found = state._buckets.exchange.state_dict()["residual"]
+    assert found.keys() == mine.keys() and len(found) > 2
+    for name, residual in found.items():
+        assert np.allclose(residual, mine[name]["residual"], rtol=0, atol=1e-6), name
+        assert residual.any(), name
+
+
+@check
+def what_is_remembered_survives_the_rebuild_of_buckets():
+    """As in buckets that are never rebuilt."""
+    ways = {}, {"find_unused_parameters": True}
+    for spec, memory in ((EACH, "residual"), (EACH, "residual:decay=0.9"), (EACH, "ef21"),
+                         (EACH, "dgc:momentum=0.9:clip=1.0"), ("powersgd:2", "residual")):
+        results = [train(spec, memory=memory, steps=6, ddp=ddp) for ddp in ways]
+        layouts = [state._buckets.layout for _, state in results]
+        assert layouts[0] != layouts[1], layouts
+        for weights, state in results:
+            same_on_all_ranks(weights)
+            assert state._buckets.exchange.state_dict().keys() == results[0][1]._buckets.exchange.state_dict().keys()
+            close(weights, results[0][0])
+
+
+@check
+def a_memory_for_some_and_schedules():
+    density = {"density": lambda step: 0.1 if step < 4 else 0.01}
+    weights, state = train("topk:0.01/rice/raw", steps=4, schedule=density, memory={"2.*": "none"})
+    early = state.compression_stats()["last_step"]["compressed"]["ratio"]
+    same_on_all_ranks(weights)
+    residuals = state._buckets.exchange.state_dict()["residual"]
+    assert "0.weight" in residuals and "2.weight" not in residuals, residuals.keys()
+    weights, state = train("topk:0.01/rice/raw", steps=14, schedule=density)
+    late = state.compression_stats()["last_step"]["compressed"]["ratio"]
+    assert late > 5 * early, (early, late)
+    with raises(ConfigError, "no part of the specs has a number 'densty'"):
+        train(EACH, schedule={"densty": "warmup:10"})
+
+
+@check
+def powersgd_starts_when_told_to():
+    late, _ = train("powersgd:2:start=3", memory="none", steps=3)
+    plain, _ = train(steps=3)
+    close(late, plain)
+    weights, state = train("powersgd:2", steps=8)
+    same_on_all_ranks(weights)
+    assert not torch.allclose(weights, train(steps=8)[0], rtol=0, atol=1e-4)
+    assert state.compression_stats()["compressed"]["ratio"] > 20
+
+
+@check
+def a_non_finite_gradient_reaches_all_ranks_and_no_memory():
+    for spec, memory in (("topk:0.01/rice/qsgd:7", "residual"), ("powersgd:2", "residual"), (EACH, "ef21")):
+        net = module()
+        model, state = wrap(net, spec, memory=memory)
+        optimizer = sgd(net)
+        for x, y in batches(4):
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+        before = state._buckets.exchange.state_dict()
+        for poison in (float("nan"), float("inf")):
+            optimizer.zero_grad()
+            loss = loss_of(model, x, y)
+            if dist.get_rank() == dist.get_world_size() - 1:
+                loss = loss + (net[2].weight * 0).sum() * poison
+            loss.backward()
+            assert not torch.isfinite(net[2].weight.grad).all(), "the non-finite gradient did not reach this rank"
+        after = state._buckets.exchange.state_dict()
+        assert before.keys() == after.keys()
+        for field in before.keys() - {"step"}:
+            assert all(np.array_equal(before[field][name], after[field][name]) for name in before[field]), field
+        optimizer.zero_grad()
+        loss_of(model, x, y).backward()
+        optimizer.step()
+        assert torch.isfinite(flat(net)).all()
+        same_on_all_ranks(flat(net))
+
+
+@check
+def selection_on_the_device_gives_the_same_training():
+    host, device = (train("topk:0.01/rice/qsgd:7", steps=5, selection=selection)[0] for selection in ("host", "device"))
+    assert torch.equal(host, device)
+
+
+@check
+def rules_choose_the_spec_by_name_and_size():
+    _, state = train("topk:0.01", steps=3, rules={"4.*": "dense/raw", "<=700": "dense/qsgd:8"})
+    chosen = {t.name: str(b.compressor) for b in state._buckets.exchange.buckets for t in b.tensors}
+    assert chosen["4.weight"].startswith("dense") and "qsgd" not in chosen["4.weight"], chosen
+    assert chosen["0.bias"].endswith("qsgd") and chosen["0.weight"].startswith("topk"), chosen
+
+
+@check
+def parameters_are_numbered_without_names():
+    close(train(EACH, steps=5, named_parameters=None)[0], train(EACH, steps=5)[0])
+
+
+@check
+def ranks_that_disagree_are_told():
+    for options in ({"compression": f"topk:0.0{1 + dist.get_rank()}/rice/raw"}, {"seed": dist.get_rank()}):
+        with raises(ConfigError, "other parameters, specs or options than rank 0"):
+            train("topk:0.01/rice/raw", **options)
+
+
+@check
+def what_cannot_be_is_refused():
+    for options, text in (({"communicator": "allgater"}, "known: allgather"), ({"compression": "topk:0.01/rise"}, "rice"),
+                          ({"compression": "topk:densty=0.01"}, "density"), ({"memory": "resid"}, "residual"),
+                          ({"selection": "gpu"}, "allowed: auto, host, device"),
+                          ({"named_parameters": [1]}, "(name, parameter) tuples"),
+                          ({"named_parameters": 2 * [*module().named_parameters()]}, "found twice")):
+        with raises(ConfigError, text):
+            wrap(module(), "topk:0.01", **options)
+    with raises(ConfigError, "sums values as they are"):
+        train("topk:0.01", communicator="allreduce")
+    with raises(ConfigError, "not in named_parameters"):
+        train("topk:0.01", named_parameters=module(2).named_parameters())
+    table = torch.nn.Embedding(50, 40, sparse=True)
+    model, _ = wrap(table, "topk:0.01")
+    with raises(ConfigError, "'weight' is sparse"):
+        model(torch.tensor([1])).sum().backward()
+    layer = torch.nn.Linear(4, 4, dtype=torch.complex64)
+    model, _ = wrap(layer, "topk:0.01")
+    with raises(ConfigError, "complex64"):
+        model(torch.ones(1, 4, dtype=torch.complex64)).abs().sum().backward()
+
+
+@check
+def payloads_of_any_lengths_are_gathered():
+    transport = GroupTransport(dist.new_group(), torch.device("cpu"))
+    lengths = np.random.default_rng(0).integers(0, 300, (60, transport.size))
+    lengths[10], lengths[11], lengths[12] = 0, 1, 5000
+    lengths[13, 0] = 20_000
+    longest, second_gathers = lengths.max(axis=1), 0
+    for step, row in enumerate(lengths):
+        parts = [np.random.default_rng([step, rank]).integers(0, 256, n, np.uint8) for rank, n in enumerate(row)]
+        handle = transport.allgather("x", parts[transport.rank])
+        assert np.array_equal(handle.wait(), np.concatenate(parts)), (step, row)
+        room = room_for(longest[max(0, step - 8):step].max()) if step else 0
+        second_gathers += longest[step] > room
+        assert handle.padding == 8 + max(room, longest[step]) - row[transport.rank], step
+    assert transport.second_gathers == second_gathers < 15, (transport.second_gathers, second_gathers)
+
+
+@check
+def in_the_steady_state_payloads_go_by_one_collective():
+    _, state = train("topk:0.01/rice/qsgd:7", steps=30)
+    transport = state._buckets.exchange.transport
+    # One for each bucket of two layouts and one for each layout's check have to be; and few by chance.
+    assert transport.second_gathers <= 3 + 2 + 4, transport.second_gathers
+    stats = state.compression_stats()["last_step"]["compressed"]
+    rooms = [8 + room_for(max(longest)) for name, longest in transport.longest.items() if "bucket" in name]
+    assert 0.8 * sum(rooms) < stats["bytes_out"] < 1.05 * sum(rooms), (stats, rooms)

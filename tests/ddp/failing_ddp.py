@@ -1,0 +1,31 @@
+"""A job in which rank 1 raises: failing_ddp.py WHERE, in the user's code, inside the exchange's worker thread, or there
+while the user's code goes on."""
+
+import contextlib
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from grace_ext.adapters.torch_ddp import CompressionState, comm_hook
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+module = torch.nn.Linear(300, 300)
+model = DistributedDataParallel(module)
+state = CompressionState(module.named_parameters())
+model.register_comm_hook(state, comm_hook)
+for step in range(20):
+    if step == 5 and dist.get_rank() == 1:
+        if sys.argv[1] == "user":
+            raise RuntimeError("rank 1 gives up")
+
+        def broken(*_):
+            raise MemoryError("the encoder of rank 1 broke")
+
+        state._buckets.exchange.buckets[0].start = broken
+    caught = contextlib.suppress(RuntimeError) if sys.argv[1] == "caught" and step == 5 else contextlib.nullcontext()
+    with caught:
+        model(torch.randn(4, 300)).sum().backward()
+print("this line must not be reached")

@@ -1,0 +1,32 @@
+"""The hook for DistributedDataParallel under torchrun, over Gloo. The checks are in checks_ddp*.py and run in the ranks."""
+
+import pytest
+from launch import TORCHRUN, assert_ok, checks_in, run, run_worker
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module", params=TORCHRUN)
+def job(request, tmp_path_factory):
+    """Run all checks once under a launcher: results by rank, and the process."""
+    return run_worker(request.param, "../ddp/worker_ddp.py", tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("name", checks_in("../ddp/checks_ddp.py", "../ddp/checks_ddp_loop.py"))
+def test_check(job, name):
+    assert_ok(job, name)
+
+
+def test_job_ends_well(job):
+    _, done = job
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.parametrize("where", ["user", "worker", "caught"])
+@pytest.mark.parametrize("launcher", TORCHRUN)
+def test_a_rank_that_raises_ends_the_job(launcher, where):
+    done = run(launcher, "../ddp/failing_ddp.py", where, timeout=90)
+    assert done.returncode != 0
+    assert {"user": "rank 1 gives up", "worker": "the encoder of rank 1 broke",
+            "caught": "the ranks may be out of step"}[where] in done.stdout
+    assert "this line must not be reached" not in done.stdout
