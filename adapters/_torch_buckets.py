@@ -3,37 +3,55 @@
 Independent of the library that moves the bytes: the PyTorch adapters share it.
 """
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
+from grace_ext.rows import RowBucket, RowGradient, row_bucket
 
 from ._horovod_options import group_names
 from ._torch_device import TorchBucket
+from ._torch_rows import comes_as_rows, from_rows, to_rows
 
-_NOT_YET = 0xFFFFFFFF
+_NONE, _DENSE, _ROWS = 0, 1, 2  # what a rank's first backward pass says of a gradient
 
 
 class TorchBuckets:
     """Starts a bucket when backward has produced all its gradients; `synchronize` finishes them.
 
-    parameters: by name, in the order of the model. See horovod_torch.DistributedOptimizer for the options.
+    The first step shows in which order backward produces gradients and which of them come as rows. Its buckets are made,
+    and started, in `synchronize`; those of later steps start while backward goes on.
+
+    parameters: by name, in the order of the model, frozen ones included: they take part from when they require gradients.
+    scale: returns the loss scale in force. See horovod_torch.DistributedOptimizer for the other options.
     """
 
     def __init__(self, parameters: dict[str, torch.nn.Parameter], exchange: Exchange, rules, communicator, *, prefix,
-                 bucket_bytes, groups, selection, prescale, passes, sparse_as_dense):
-        self.parameters = {name: p for name, p in parameters.items() if p.requires_grad}
+                 bucket_bytes, groups, selection, prescale, passes, sparse_as_dense, scale: Callable[[], float]):
         self.exchange = exchange
+        self.all_parameters = parameters
         self._rules, self._communicator = rules, communicator
         self.prefix, self._bucket_bytes, self._selection = prefix, bucket_bytes, selection
         self._prescale, self._passes, self._sparse_as_dense = prescale, passes, sparse_as_dense
-        self._groups = group_names(groups, {id(p): name for name, p in self.parameters.items()})
+        self._scale = scale
+        self._groups = group_names(groups, {id(p): name for name, p in parameters.items() if p.requires_grad})
+        #: Whether backward has produced a gradient since the last exchange.
+        self.fresh = False
+        self._take_part()
+
+    def _take_part(self) -> None:
+        """The parameters that require gradients now are the ones to exchange."""
+        self.parameters = {name: p for name, p in self.all_parameters.items() if p.requires_grad}
         for name, p in self.parameters.items():
             if not p.is_floating_point():
                 raise ConfigError(f"parameter {name!r} is {p.dtype}; gradients must be real floating point")
         self.order: list[str] | None = None  # of the buckets' tensors, once all ranks agreed on it
         self._produced: list[str] = []  # the order of this rank's first backward pass, or that of a checkpoint
+        self._kinds: dict[str, int] = {}  # what that backward pass gave
         self._build(list(reversed(self.parameters)))
 
     def check_layouts(self) -> None:
@@ -42,7 +60,7 @@ class TorchBuckets:
 
     def follow(self, order: list[str]) -> None:
         """Before the next step the ranks agree on an order of the tensors: this one if rank 0 asks for it; for an empty
-        one, or one of other names, that of rank 0's next backward pass."""
+        one, or one of other names, that of the next backward pass."""
         self.order = None
         self._produced = list(order) if sorted(order) == sorted(self.parameters) else []
 
@@ -53,15 +71,21 @@ class TorchBuckets:
 
     # Buckets
 
-    def _build(self, order: list[str]) -> None:
-        self._built = order
+    def _build(self, order: list[str], tables=frozenset()) -> None:
+        """tables: names of those whose gradients come as rows; each has a bucket of its own."""
+        self._built = order, tables
         tensors = [Tensor(name, p.numel(), p.dim(), str(p.device), tuple(p.shape)) for name, p in self._in_order(order)]
-        choices = {tensor.name: self._rules.choose(tensor.name, tensor.size, tensor.ndim) for tensor in tensors}
-        lists = make_buckets(tensors, lambda tensor: (choices[tensor.name], self.exchange.memory_of(tensor)),
+        choices = {tensor.name: self._rules.choose(tensor.name, tensor.size, tensor.ndim, tensor.name in tables)
+                   for tensor in tensors}
+        lists = make_buckets([tensor for tensor in tensors if tensor.name not in tables],
+                             lambda tensor: (choices[tensor.name], self.exchange.memory_of(tensor)),
                              self._bucket_bytes, self._groups)
-        self.exchange.set_buckets([self._bucket(f"{self.prefix}.bucket{i}", members, choices[members[0].name])
-                                   for i, members in enumerate(lists)])
-        self._flat = {b.name: torch.zeros(b.size, device=_home(b)) for b in self.exchange.buckets}
+        self.exchange.set_buckets([
+            *(self._bucket(f"{self.prefix}.bucket{i}", members, choices[members[0].name])
+              for i, members in enumerate(lists)),
+            *(row_bucket(f"{self.prefix}.rows{i}", tensor, choices[tensor.name], self.exchange.memory_of(tensor))
+              for i, tensor in enumerate(tensor for tensor in tensors if tensor.name in tables))])
+        self._results = {b.name: _room(b) for b in self.exchange.buckets}
         self._bucket_of = {tensor.name: b for b in self.exchange.buckets for tensor in b.tensors}
         self._reset_counts()
 
@@ -81,23 +105,32 @@ class TorchBuckets:
         return joined.reshape(self.exchange.transport.size, -1)
 
     def _agree(self) -> None:
-        """Before the first step: buckets in the order in which rank 0 produced the gradients, or its checkpoint says."""
+        """Before the first step: buckets in the order of the first rank that knows one; and each table whose gradient comes
+        as rows, on all ranks that have a gradient for it, by itself."""
         names = list(self.parameters)
-        seen = self._produced + [name for name in reversed(names) if name not in self._produced]
-        order = np.array([names.index(name) for name in seen], "<u4")
-        if not self._produced:
-            order[:] = _NOT_YET  # no backward pass yet
-        chosen = self.gather("order", order.view(np.uint8))[0].copy().view("<u4")
-        if chosen.size and chosen[0] != _NOT_YET:
-            self.order = [names[i] for i in chosen]
-            if self.order != self._built:
-                self._build(self.order)
+        number = {name: i for i, name in enumerate(names)}
+        known = set(self._produced)
+        order = self._produced + [name for name in reversed(names) if name not in known]
+        own = np.array([(number[name], self._kinds.get(name, _NONE)) for name in order], "<u4").reshape(-1, 2)
+        reports = self.gather("order", own.view(np.uint8).reshape(-1)).copy().view("<u4").reshape(-1, *own.shape)
+        kinds = np.zeros((len(reports), len(names)), np.uint8)
+        for row, report in zip(kinds, reports, strict=True):
+            row[report[:, 0]] = report[:, 1]
+        some = kinds.any(axis=1)
+        if not some.any():
+            return  # no backward pass yet
+        rows, dense = (kinds == _ROWS).any(axis=0), (kinds == _DENSE).any(axis=0)
+        self.order = [names[i] for i in reports[np.argmax(some)][:, 0]]
+        layout = self.order, {names[i] for i in np.flatnonzero(rows & ~dense)}
+        if layout != self._built:
+            self._build(*layout)
 
     # The step
 
     def _reset_counts(self) -> None:
         self._left = dict.fromkeys(self.parameters, self._passes)
         self._missing = {b.name: len(b.tensors) for b in self.exchange.buckets}
+        self._scale_now: float | None = None
 
     def set_passes(self, passes: int) -> None:
         if passes < 1 or self.under_way():
@@ -112,12 +145,15 @@ class TorchBuckets:
     def produced(self, name: str) -> None:
         """The parameter has its gradient of one backward pass. Starts the bucket that it completes, except in a first step:
         there the ranks have yet to agree on the buckets."""
-        p = self.parameters[name]
+        self.fresh = True
+        if name not in self.parameters:
+            return  # it was frozen at the last exchange; the next one takes it in
         if self._left[name] == 0:
             raise ExchangeError(f"the gradient of {name!r} was computed more than backward_passes_per_step="
                                 f"{self._passes} times before step(); increase backward_passes_per_step")
-        if p.grad.is_sparse and not self._sparse_as_dense:
-            raise ConfigError(f"the gradient of {name!r} is sparse; pass sparse_as_dense=True")
+        if self.order is None:
+            as_rows = not self._sparse_as_dense and comes_as_rows(name, self.parameters[name].grad)
+            self._kinds[name] = _ROWS if as_rows else _DENSE
         self._left[name] -= 1
         if self._left[name] == 0:
             if self.order is None and name not in self._produced:
@@ -128,23 +164,35 @@ class TorchBuckets:
                 self._start(bucket)
 
     def _start(self, bucket: Bucket) -> None:
-        self.exchange.start(bucket, lambda out: self._pack(bucket, out))
+        if self._scale_now is None:
+            self._scale_now = float(self._scale())
+        pack = self._pack_rows if isinstance(bucket, RowBucket) else self._pack
+        self.exchange.start(bucket, functools.partial(pack, bucket, self._prescale / self._unit(bucket)))
 
-    def _pack(self, bucket: Bucket, out) -> None:
+    def _unit(self, bucket: Bucket) -> float:
+        """What a bucket's gradients are divided by on their way: a memory keeps what is left of them beyond this step, and
+        the next may have another loss scale."""
+        return self._scale_now if bucket.memory.stateful else 1.0
+
+    def _gradient(self, name: str) -> torch.Tensor | None:
+        p = self.parameters[name]
+        return p.grad.detach() if p.requires_grad and p.grad is not None else None
+
+    def _pack(self, bucket: Bucket, factor: float, out) -> None:
         """Copy the bucket's gradients, in its order, to out (float32[size], numpy or torch). A missing one is zero."""
         flat = torch.from_numpy(out) if isinstance(out, np.ndarray) else out
-        at = 0
-        for tensor in bucket.tensors:
-            part = flat[at:at + tensor.size]
-            gradient = self.parameters[tensor.name].grad
+        for tensor, part in zip(bucket.tensors, flat.split(bucket.sizes), strict=True):
+            gradient = self._gradient(tensor.name)
             if gradient is None:
                 part.zero_()
             else:
-                gradient = gradient.detach()
-                part.copy_((gradient.to_dense() if gradient.is_sparse else gradient).reshape(-1))
-            at += tensor.size
-        if self._prescale != 1.0:
-            flat.mul_(self._prescale)
+                part.copy_((gradient if gradient.layout == torch.strided else gradient.to_dense()).reshape(-1))
+        if factor != 1.0:
+            flat.mul_(factor)
+
+    def _pack_rows(self, bucket: RowBucket, factor: float) -> RowGradient:
+        (table,) = bucket.tensors
+        return to_rows(self._gradient(table.name), table.shape, factor)
 
     def synchronize(self) -> None:
         """Finish all buckets; those with a parameter that got no gradient on this rank are started first."""
@@ -156,30 +204,55 @@ class TorchBuckets:
                     self._start(bucket)
             self.exchange.advance()
             for bucket in self.exchange.buckets:
-                flat = self._flat[bucket.name]
-                self.exchange.finish(bucket, flat if isinstance(bucket, TorchBucket) else flat.numpy())
-                self._unpack(bucket, flat)
+                result = self._results[bucket.name]
+                as_numpy = isinstance(result, torch.Tensor) and not isinstance(bucket, TorchBucket)
+                self.exchange.finish(bucket, result.numpy() if as_numpy else result)
+                self._unpack(bucket, result, self._unit(bucket))
         except BaseException:
             self.exchange.abort()
             raise
         finally:
             self._reset_counts()
+            self.fresh = False
         self.exchange.end_step()
+        self._follow_requires_grad()
 
     def abort(self) -> None:
         """Forget a step that cannot be finished."""
         self.exchange.abort()
         self._reset_counts()
 
-    def _unpack(self, bucket: Bucket, flat: torch.Tensor) -> None:
+    def _unpack(self, bucket: Bucket, result: torch.Tensor | RowGradient, factor: float) -> None:
         """Make the gradients views of the result, or copies where dtype or device differ."""
-        at = 0
-        for tensor in bucket.tensors:
+        if isinstance(bucket, RowBucket):
+            parts = [from_rows(result, self.parameters[bucket.tensors[0].name], factor)]
+        else:
+            parts = (result.mul_(factor) if factor != 1.0 else result).split(bucket.sizes)
+        for tensor, part in zip(bucket.tensors, parts, strict=True):
             p = self.parameters[tensor.name]
-            p.grad = flat[at:at + tensor.size].view(p.shape).to(dtype=p.dtype, device=p.device)
-            at += tensor.size
+            if p.requires_grad:
+                p.grad = (part if part.is_sparse else part.view(p.shape)).to(dtype=p.dtype, device=p.device)
+
+    # Freezing and unfreezing
+
+    def _follow_requires_grad(self) -> None:
+        """Where parameters were frozen or unfrozen since the last step: all ranks leave them out, or take them in. Those new
+        in this step are summed as they are; from the next one on they have their place in buckets."""
+        if all(p.requires_grad == (name in self.parameters) for name, p in self.all_parameters.items()):
+            return
+        before = self.parameters
+        self._take_part()
+        self.check_layouts()
+        for name, p in self.parameters.items():
+            if name not in before:
+                own = torch.zeros(p.shape) if p.grad is None else p.grad.detach().to("cpu", torch.float32)
+                own = (own if own.layout == torch.strided else own.to_dense()).flatten() * self._prescale
+                summed = self.exchange.transport.allreduce(f"{self.prefix}.new.{name}", own.numpy()).wait()
+                p.grad = torch.from_numpy(summed * np.float32(self.exchange.weight)).view(p.shape).to(p.device, p.dtype)
 
 
-def _home(bucket: Bucket) -> str:
+def _room(bucket: Bucket):
     """Where the bucket's result is written."""
-    return bucket.device if isinstance(bucket, TorchBucket) else "cpu"
+    if isinstance(bucket, RowBucket):
+        return RowGradient()
+    return torch.zeros(bucket.size, device=bucket.device if isinstance(bucket, TorchBucket) else "cpu")

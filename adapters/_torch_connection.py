@@ -1,9 +1,12 @@
 """What connects a wrapped torch optimizer with the other ranks, and carries its state over when these change."""
 
 import logging
+import weakref
 from collections.abc import Callable
 
 import numpy as np
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from grace_ext import ConfigError, ExchangeError, checkpoint
 
@@ -13,13 +16,16 @@ from ._torch_state import gather_on
 _LOG = logging.getLogger("grace_ext")
 #: What a rank brings to the first step of a membership.
 _NOTHING, _CHECKPOINT, _EARLIER = 0, 1, 2
+#: Who exchanges a parameter's gradient: weak references to Connections.
+_owners = WeakTensorKeyDictionary()
 
 
 class Connection:
     """Holds the buckets for the ranks there are now.
 
-    membership() -> (rank, ranks), or None where this process takes no part. build() -> TorchBuckets, for more than one rank.
-    on_resize: see grace_ext.checkpoint.POLICIES. The parameters' hooks are the connection's, so they are registered once.
+    membership() -> (rank, ranks), or None where this process takes no part. build(parameters) -> TorchBuckets, for more than
+    one rank. on_resize: see grace_ext.checkpoint.POLICIES. The parameters' hooks are the connection's, so they are
+    registered once.
     """
 
     def __init__(self, parameters: dict, membership: Callable, build: Callable, on_resize):
@@ -27,12 +33,40 @@ class Connection:
         self._membership, self._build, self._on_resize = membership, build, on_resize
         self._members = membership()
         self._consolidated: dict[int, dict] = {}
+        self._hooks: dict[str, torch.utils.hooks.RemovableHandle] = {}
+        self._detached = False
+        self._own(parameters)
         self._open()
         self._kept = checkpoint.pack({"step": 0}, 0, 1, [])  # what one rank alone keeps for when there are more
         self._bring(_NOTHING)
+
+    def _own(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+        """Whoever exchanged one of these before is detached."""
+        self.parameters = parameters
         for name, p in parameters.items():
-            if p.requires_grad:
-                p.register_post_accumulate_grad_hook(lambda p, name=name: self._produced(name))
+            before = _owners[p]() if p in _owners else None
+            if before is not None and before is not self:
+                before.detach()
+            _owners[p] = weakref.ref(self)
+            if name not in self._hooks and p.is_floating_point():
+                required = p.requires_grad
+                p.requires_grad_(True)  # a frozen one takes no hook
+                self._hooks[name] = p.register_post_accumulate_grad_hook(_hook(weakref.ref(self), name))
+                p.requires_grad_(required)
+
+    def add(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+        """These are all parameters from now on. The next step takes in the new ones."""
+        self._own(parameters)
+        if self._buckets is not None:
+            self._buckets.all_parameters = parameters
+
+    def detach(self) -> None:
+        """Leave the parameters to another one, for good."""
+        self._detached = True
+        for handle in self._hooks.values():
+            handle.remove()
+        if self._buckets is not None:
+            self._buckets.exchange.close()
 
     @property
     def buckets(self) -> TorchBuckets | None:
@@ -43,7 +77,7 @@ class Connection:
 
     def _open(self) -> None:
         alone = self._members is None or self._members[1] == 1
-        self._buckets: TorchBuckets | None = None if alone else self._build()
+        self._buckets: TorchBuckets | None = None if alone else self._build(self.parameters)
 
     def _bring(self, what: int, state: dict | None = None) -> None:
         self._brought, self._state, self._settled = what, state, False
@@ -66,12 +100,16 @@ class Connection:
         self._buckets.exchange.step = saved["step"]
         self._bring(_EARLIER if saved["step"] else _NOTHING, memory)
 
-    def _produced(self, name: str) -> None:
+    def produced(self, name: str) -> None:
+        """Backward has accumulated the parameter's gradient."""
         buckets = self.buckets
         if buckets is not None:
             buckets.produced(name)
 
     def synchronize(self) -> None:
+        if self._detached:
+            raise ExchangeError("this optimizer's parameters were wrapped once more, by another DistributedOptimizer, which "
+                                "exchanges their gradients now")
         buckets = self.buckets
         self._consolidated = {}
         if buckets is None:
@@ -162,3 +200,13 @@ class Connection:
             _LOG.warning("the ranks have changed: there are %d, of which %d were there before; memories %s; what ranks held "
                          "that are gone is lost", exchange.transport.size, earlier,
                          "start from zero (on_resize='reset')" if reset else f"of these {earlier} were redistributed")
+
+
+def _hook(owner: weakref.ref, name: str) -> Callable:
+    """Does not keep the connection alive: the gradients of an optimizer that is gone are exchanged by nobody."""
+    def hook(_):
+        connection = owner()
+        if connection is not None:
+            connection.produced(name)
+
+    return hook

@@ -5,11 +5,13 @@
 
 import itertools
 import warnings
+import weakref
 from contextlib import contextmanager
 
 import horovod.torch as hvd
 import numpy as np
 import torch
+from torch.amp.grad_scaler import OptState
 
 from grace_ext import ConfigError, ExchangeError, checkpoint
 from grace_ext.capture import Capture
@@ -61,11 +63,12 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
                          op=hvd.Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
                          sparse_as_dense=False, process_set=hvd.global_process_set, *, memory="residual",
                          communicator="allgather", rules=None, bucket_bytes=25 * 2**20, selection="auto", seed=0,
-                         capture=None, schedule=None, on_resize=None):
+                         capture=None, schedule=None, on_resize=None, grad_scaler=None):
     """Wrap a torch.optim.Optimizer so that gradients are compressed, exchanged and averaged before each step.
 
     A drop-in for hvd.DistributedOptimizer: the arguments up to process_set are Horovod's, in its order. The result is
-    an instance of the given optimizer's class that shares its state and param_groups.
+    an instance of the given optimizer's class that shares its state and param_groups. Wrapping parameters once more
+    detaches the optimizer that exchanged them before.
 
     compression: a spec ("topk:0.01/rice/qsgd:7", see `python -m grace_ext codecs`), its dict form, a Compressor, or
         Horovod's hvd.Compression.none and .fp16, which mean dense gradients by allreduce without a memory.
@@ -76,6 +79,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         ("powersgd:4"), which only sums can carry.
     rules: {"*.bias": "dense/raw", "<=4096": "dense/raw", ...}: specs by name pattern or size, the first that fits. Without
         one, tensors of at most 1024 elements or fewer than two dimensions ride in a dense float32 bucket.
+    sparse_as_dense: sparse gradients, as nn.Embedding(sparse=True) makes them, are made dense. Otherwise they are exchanged
+        as rows and stay sparse, with each row once; where no rule says anything else, as "dense/lloyd:0.1" by default.
+        Which parameters have such gradients is seen in the first step in which they have gradients.
     groups: lists of parameters that share a bucket, or a number of equal groups; overrides bucket_bytes.
     bucket_bytes: float32 bytes after which a bucket is closed. Buckets follow the order in which the first backward pass
         on rank 0 produced the gradients; from the second step on, each is encoded and sent while backward goes on.
@@ -91,11 +97,14 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     on_resize: what becomes of the memories when a checkpoint of another number of ranks is loaded, or elastic Horovod adds
         or removes some. "reset": they start from zero. "redistribute": the sum of residuals is preserved, each rank takes
         an equal part. None: redistribute, or reset with a warning where a checkpoint has not all of them.
+    grad_scaler: the torch.amp.GradScaler that scales the loss, so that the memory keeps unscaled units. Call synchronize()
+        before scaler.unscale_(optimizer), and scaler.step(optimizer) in skip_synchronize(); or scaler.step(optimizer) alone,
+        which does all of it.
 
     state_dict() has this rank's memory under "grace_ext", and those of all ranks after consolidate_state_dict().
 
-    Raises ConfigError for what cannot be honoured: op=Adasum, complex parameters, sparse gradients without
-    sparse_as_dense, specs that differ between ranks.
+    Raises ConfigError for what cannot be honoured: op=Adasum, complex parameters, gradients that are sparse in another way
+    than by rows without sparse_as_dense, an optimizer that Horovod has wrapped, specs that differ between ranks.
     """
     check_reduction(hvd, op, gradient_predivide_factor)
     if backward_passes_per_step < 1:
@@ -107,27 +116,35 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     if selection not in ("auto", "host", "device"):
         raise ConfigError(f"selection={selection!r}; allowed: auto, host, device")
     compression, memory, communicator = understand_compression(hvd, compression, memory, communicator)
+    if hasattr(optimizer, "_allreduce_grad_async"):
+        raise ConfigError("hvd.DistributedOptimizer has wrapped this optimizer: wrap the plain one instead")
+    if not isinstance(grad_scaler, torch.amp.GradScaler | None):
+        raise ConfigError(f"grad_scaler={grad_scaler!r}; allowed: a torch.amp.GradScaler")
+    named_parameters = named_parameters if named_parameters is None else list(named_parameters)
     parameters = _named(optimizer, named_parameters)
-    plain = type(optimizer)
+    plain = getattr(optimizer, "_plain", type(optimizer))
     # A leaf class with Horovod's module name: hvd.broadcast_optimizer_state knows by it that it must not call our step.
     methods = {name: method for name, method in vars(_Methods).items() if not name.startswith("__")}
     wrapped_class = type(plain.__name__, (plain,), {**methods, "__module__": hvd.DistributedOptimizer.__module__})
     wrapped = wrapped_class.__new__(wrapped_class)
     # A learning-rate scheduler made before leaves a bound `step` on the instance; it would bypass ours.
     wrapped.__dict__.update((key, value) for key, value in vars(optimizer).items() if key != "step")
-    wrapped._plain = plain
-    wrapped._should_synchronize, wrapped._synchronized = True, False
+    wrapped._plain, wrapped._named_parameters = plain, named_parameters
+    wrapped._before = weakref.WeakSet([optimizer, *getattr(optimizer, "_before", ())])
+    wrapped._should_synchronize, wrapped._synchronized, wrapped._asked_by_scaler = True, False, False
+    wrapped._grad_scaler = grad_scaler
     wrapped._passes = backward_passes_per_step
     prefix = f"grace_ext.{next(_instances)}"
 
-    def build() -> TorchBuckets:
+    def build(parameters) -> TorchBuckets:
         guard_exit()
         weight = weight_of(hvd, op, gradient_predivide_factor, process_set.size())
         exchange = Exchange(HorovodTransport(process_set), memory, weight, seed, capture, schedule=schedule)
         return TorchBuckets(
             parameters, exchange, Rules(compression, rules, seed), parse_stage("communicator", communicator), prefix=prefix,
             bucket_bytes=bucket_bytes, groups=groups, selection=selection, prescale=1.0 / gradient_predivide_factor,
-            passes=wrapped._passes, sparse_as_dense=sparse_as_dense)
+            passes=wrapped._passes, sparse_as_dense=sparse_as_dense,
+            scale=grad_scaler.get_scale if grad_scaler else lambda: 1.0)
 
     wrapped._connection = Connection(
         parameters, lambda: (process_set.rank(), process_set.size()) if process_set.included() else None, build,
@@ -156,6 +173,18 @@ def _named(optimizer, named_parameters) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in named if id(p) in optimized}
 
 
+def _check_scaler(optimizer) -> None:
+    """When GradScaler.step is about to look at gradients that are not exchanged yet."""
+    scaler = optimizer._grad_scaler
+    if scaler is not None:
+        if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.UNSCALED:
+            raise ExchangeError("scaler.unscale_(optimizer) changed gradients that were on their way: call "
+                                "optimizer.synchronize() before it")
+    elif optimizer._grace is not None and any(b.memory.stateful for b in optimizer._grace.exchange.buckets):
+        warnings.warn("this optimizer was not told of its GradScaler: its memory keeps scaled units, which are wrong for a "
+                      "step whenever the loss scale changes; pass grad_scaler=scaler to DistributedOptimizer", stacklevel=4)
+
+
 class _Methods:
     """What the wrapped optimizer does differently; its `_plain` is the class that was wrapped."""
 
@@ -167,7 +196,7 @@ class _Methods:
     def synchronize(self):
         """Finish the exchange: afterwards every gradient is the average (or sum) over ranks, the same on all."""
         self._connection.synchronize()
-        self._synchronized = True
+        self._synchronized, self._asked_by_scaler = True, False
 
     @contextmanager
     def skip_synchronize(self):
@@ -180,13 +209,30 @@ class _Methods:
 
     def step(self, closure=None):
         """Synchronize (unless skipped), then the wrapped optimizer's step."""
-        if self._should_synchronize:
-            if self._synchronized:
+        if self._should_synchronize and not (self._asked_by_scaler and self._is_synchronized()):
+            if self._is_synchronized():
                 warnings.warn("optimizer.step() after optimizer.synchronize() exchanges the gradients again; wrap it in "
                               "optimizer.skip_synchronize()", stacklevel=2)
             self.synchronize()
-        self._synchronized = False
+        self._synchronized = self._asked_by_scaler = False
+        for optimizer in self._before:
+            optimizer._opt_called = True  # a learning-rate scheduler made before wrapping looks at it
         return self._plain.step(self, closure)
+
+    def _is_synchronized(self):
+        buckets = self._grace
+        return self._synchronized and not (buckets is not None and buckets.fresh)
+
+    @property
+    def _step_supports_amp_scaling(self):
+        """GradScaler.step asks for this first of all: the moment to finish the exchange, so that it unscales gradients that
+        are the same on all ranks and skips the step on all or on none."""
+        if self._should_synchronize:
+            if not self._is_synchronized():
+                _check_scaler(self)
+                self.synchronize()
+            self._asked_by_scaler = True
+        return vars(self).get("_step_supports_amp_scaling", False)  # what the wrapped optimizer has to say
 
     def zero_grad(self, *args, **kwargs):
         """As the wrapped optimizer's; not between backward() and step() or synchronize()."""
@@ -194,7 +240,19 @@ class _Methods:
         if buckets is not None and buckets.under_way():
             raise ExchangeError("optimizer.zero_grad() between backward() and step() or synchronize() would race with the "
                                 "exchange of the gradients")
+        self._synchronized = False
         return self._plain.zero_grad(self, *args, **kwargs)
+
+    def add_param_group(self, param_group):
+        """As the wrapped optimizer's; on all ranks in the same step. Raises ConfigError for parameters that were not among
+        named_parameters, if these were given."""
+        self._plain.add_param_group(self, param_group)
+        try:
+            parameters = _named(self, self._named_parameters)
+        except ConfigError:
+            self.param_groups.pop()
+            raise
+        self._connection.add(parameters)
 
     def state_dict(self):
         """The wrapped optimizer's, and under "grace_ext" this rank's memory, or those of all ranks after

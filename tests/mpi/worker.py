@@ -3,7 +3,9 @@
 import sys
 
 import checks
-import checks_methods  # noqa: F401  (importing registers its checks)
+import checks_corners  # noqa: F401  (importing registers its checks)
+import checks_methods  # noqa: F401
+import checks_rows  # noqa: F401
 import checks_state  # noqa: F401
 import horovod.torch as hvd
 import torch
