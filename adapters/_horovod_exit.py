@@ -8,19 +8,19 @@ and torch 2.13). The failed rank would then wait for ever, and the launcher, whi
 
 import atexit
 import faulthandler
-import functools
 import sys
 
 GRACE_SECONDS = 10
 
 
-@functools.cache
 def guard_exit() -> None:
     """After an uncaught exception give Horovod's shutdown GRACE_SECONDS, then end this process with an error.
 
-    Call after hvd.init(): functions registered later run earlier at exit. The watchdog is a thread of C that needs no
-    interpreter lock; it also prints where each Python thread stands.
+    Call after every hvd.init(): functions registered later run earlier at exit. Exceptions that somebody catches, as those
+    from which elastic Horovod recovers, do not count. The watchdog is a thread of C that needs no interpreter lock; it also
+    prints where each Python thread stands.
     """
+    atexit.unregister(_watch_failed_exit)
     atexit.register(_watch_failed_exit)
 
 

@@ -171,6 +171,7 @@ class Connection:
     def _settle(self, buckets: TorchBuckets) -> None:
         """A collective, in the first step of a membership or after a checkpoint: all ranks start from one state."""
         exchange, rank = buckets.exchange, self._members[0]
+        buckets.check_layouts()
         mine = np.array([self._brought, exchange.step], "<i8").view(np.uint8)
         brought, steps = buckets.gather("state", mine).copy().view("<i8").T
         step = int(steps[0])

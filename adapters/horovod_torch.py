@@ -4,6 +4,7 @@
 """
 
 import itertools
+import os
 import warnings
 import weakref
 from contextlib import contextmanager
@@ -25,8 +26,10 @@ from ._horovod_options import check_reduction, understand_compression, weight_of
 from ._torch_buckets import TorchBuckets
 from ._torch_connection import Connection
 from ._torch_state import to_numpy, to_torch
+from .horovod_torch_elastic import CompressedOptimizer, register
 
 _instances = itertools.count()
+register()
 
 
 class HorovodTransport(Transport):
@@ -125,7 +128,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     plain = getattr(optimizer, "_plain", type(optimizer))
     # A leaf class with Horovod's module name: hvd.broadcast_optimizer_state knows by it that it must not call our step.
     methods = {name: method for name, method in vars(_Methods).items() if not name.startswith("__")}
-    wrapped_class = type(plain.__name__, (plain,), {**methods, "__module__": hvd.DistributedOptimizer.__module__})
+    methods["__module__"] = hvd.DistributedOptimizer.__module__
+    wrapped_class = type(plain.__name__, (plain, CompressedOptimizer), methods)
     wrapped = wrapped_class.__new__(wrapped_class)
     # A learning-rate scheduler made before leaves a bound `step` on the instance; it would bypass ours.
     wrapped.__dict__.update((key, value) for key, value in vars(optimizer).items() if key != "step")
@@ -150,7 +154,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         parameters, lambda: (process_set.rank(), process_set.size()) if process_set.included() else None, build,
         on_resize)
     if wrapped._grace is not None:
-        wrapped._grace.check_layouts()
+        # A worker that elastic Horovod adds must start no collective here: the others are already somewhere else.
+        if os.environ.get("HOROVOD_ELASTIC") != "1":
+            wrapped._grace.check_layouts()
     elif capture:
         warnings.warn("capture: there is one rank, so gradients are neither compressed nor captured", stacklevel=2)
     return wrapped

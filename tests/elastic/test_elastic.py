@@ -1,0 +1,80 @@
+"""Elastic Horovod as users start it: a worker is killed, others are added, and removed again."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+pytestmark = pytest.mark.mpi
+
+
+def run(command: list[str], folder: Path, timeout: float) -> tuple[list[dict], str]:
+    """What the workers wrote, and the job's output."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "OMPI_MCA_mpi_yield_when_idle": "1",
+                   "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                   # How long survivors wait for the dead. It must be longer than a new worker takes to start.
+                   "HOROVOD_GLOO_TIMEOUT_SECONDS": "20"}
+    environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
+    process = subprocess.Popen([*command, sys.executable, str(HERE / "train.py"), str(folder)], env=environment, text=True,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"did not end within {timeout} s; its output:\n{output[-8000:]}") from None
+    assert process.returncode == 0, output[-8000:]
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("rank*.json"))], output
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("disturbed")
+    # Names that all mean this machine count as several hosts. Horovod uses a host no more on which a worker died.
+    (folder / "hosts").write_text("localhost:2\n127.0.0.1:1\n")
+    script = folder / "discover.sh"
+    script.write_text(f"#!/bin/sh\ncat '{folder}/hosts'\n")
+    script.chmod(0o755)
+    return run(["horovodrun", "--gloo", "-np", "3", "--min-np", "2", "--max-np", "4", "--network-interfaces", "lo",
+                "--host-discovery-script", str(script)], folder, 300)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return run(["mpirun", "-np", "2", "--oversubscribe"], tmp_path_factory.mktemp("undisturbed"), 120)
+
+
+def test_training_goes_on_when_a_worker_is_killed_and_others_are_added_and_removed(disturbed):
+    results, output = disturbed
+    assert len(results) == 2, output[-4000:]
+    for result in results:
+        assert result["visited"] == [3, 2, 4, 2] and all(result["identical"].values()), result
+    assert [result["checked"] for result in results[1:]] == [results[0]["checked"]]
+
+
+def test_memories_follow_the_declared_policy(disturbed):
+    results, output = disturbed
+    for kind, ranks, kept, reset in results[0]["checked"][3:]:
+        if kind == "ef21":
+            assert kept < 1e-5 * reset, "the aggregate is not the mean of the estimates"
+        else:
+            right, wrong = (kept, reset) if kind == "redistribute" else (reset, kept)
+            assert right < 1e-4 and wrong > 100 * right, (kind, ranks, kept, reset)
+    for before, now in ((2, 2), (2, 4), (2, 2)):
+        changed = f"there are {now}, of which {before} were there before; memories"
+        assert f"{changed} of these {before} were redistributed" in output
+        assert f"{changed} start from zero (on_resize='reset')" in output
+
+
+def test_the_loss_is_that_of_an_undisturbed_run(disturbed, undisturbed):
+    for kind, loss in disturbed[0][0]["loss"].items():
+        expected = undisturbed[0][0]["loss"][kind]
+        assert math.isclose(loss, expected, rel_tol=0.15), (kind, loss, expected)

@@ -1,0 +1,135 @@
+"""A worker of an elastic job: train.py FOLDER. FOLDER/hosts says which hosts there are; without it, nothing happens.
+
+The job starts with three workers on two hosts. After 20 steps the worker of the second kills itself; 20 steps later rank 0
+adds a third host with two workers, and 20 steps after they have come it removes them again.
+
+Three models are trained at once, one for each thing that memories are to do then.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import horovod.torch as hvd
+import torch
+
+from grace_ext.adapters.horovod_torch import DistributedOptimizer
+
+FOLDER = Path(sys.argv[1])
+DISTURBED = (FOLDER / "hosts").exists()
+KINDS = {"redistribute": {"on_resize": None}, "reset": {"on_resize": "reset"}, "ef21": {"memory": "ef21"}}
+
+logging.basicConfig(format="%(name)s: %(message)s")
+hvd.init()
+torch.set_num_threads(1)
+torch.manual_seed(1)
+teacher = torch.nn.Linear(64, 10)
+
+
+def make(options):
+    torch.manual_seed(os.getpid())  # a new worker knows nothing
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 20))
+    inner = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    return net, DistributedOptimizer(inner, net.named_parameters(), "topk:0.05/rice/raw", bucket_bytes=10_000, **options)
+
+
+nets, optimizers = {}, {}
+for kind, options in KINDS.items():
+    nets[kind], optimizers[kind] = make(options)
+SIZE = sum(p.numel() for p in nets["reset"].parameters() if p.dim() > 1)  # of what is compressed
+
+
+def memory(kind, field):
+    memories = optimizers[kind].state_dict()["grace_ext"]["memories"]
+    fields = memories.get(hvd.rank(), {}).get(field, {})
+    return torch.cat([fields[name].flatten() for name in ("0.weight", "2.weight")]) if fields else torch.zeros(SIZE)
+
+
+def gradient(kind):
+    return torch.cat([p.grad.flatten() for p in nets[kind].parameters() if p.dim() > 1])
+
+
+def total(tensor, name):
+    return hvd.allreduce(tensor, op=hvd.Sum, name=name)
+
+
+kept = {kind: torch.zeros(SIZE) for kind in KINDS}  # this rank's residuals at the last commit
+
+
+def synchronize_and_check(kind):
+    """Of residuals: how much their sum is off if the earlier ones were kept, and if they start from zero. Of ef21: how far
+    the aggregate is from the mean of the estimates, and how large that is."""
+    before, added = total(kept[kind], f"{kind}.kept"), total(gradient(kind), f"{kind}.added")
+    optimizers[kind].synchronize()
+    if kind == "ef21":
+        mean = total(memory(kind, "estimate"), "estimates") / hvd.size()
+        return [(mean - memory(kind, "aggregate")).abs().max().item(), mean.abs().max().item()]
+    new = added - gradient(kind) * hvd.size() - total(memory(kind, "residual"), f"{kind}.after")
+    return [(before + new).abs().max().item(), new.abs().max().item()]
+
+
+def hosts(*lines):
+    if hvd.rank() == 0:
+        (FOLDER / "new").write_text("\n".join(lines))
+        (FOLDER / "new").rename(FOLDER / "hosts")
+
+
+def happen(visited, here):
+    """What is to happen after `here` steps with the last of these numbers of ranks. Returns whether training ends."""
+    if not DISTURBED:
+        return here == 80
+    if here == 20 and visited == [3] and os.environ["HOROVOD_HOSTNAME"] == "127.0.0.1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if here == 20 and visited == [3, 2]:
+        hosts("localhost:2", "127.1:2")
+    if here == 20 and visited == [3, 2, 4]:
+        hosts("localhost:2")
+    if here > 20:
+        time.sleep(0.2)  # until the ranks change
+    return here == 20 and len(visited) == 4
+
+
+def batch(step, rank, size=32):
+    x = torch.randn(size, 64, generator=torch.Generator().manual_seed(1000 * step + rank))
+    return x, teacher(x).argmax(1)
+
+
+@hvd.elastic.run
+def train(state):
+    here = 0
+    state.visited = [*state.visited, hvd.size()]
+    while not happen(state.visited, here):
+        x, y = batch(state.step, hvd.rank())
+        for kind, optimizer in optimizers.items():
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(nets[kind](x), y).backward()
+            if here == 0:
+                state.checked = [*state.checked, [kind, hvd.size(), *synchronize_and_check(kind)]]
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            else:
+                optimizer.step()
+            kept[kind] = memory(kind, "residual")
+        here += 1
+        state.step += 1
+        state.commit()
+
+
+state = hvd.elastic.TorchState(step=0, visited=[], checked=[],
+                               **{f"net_{kind}": net for kind, net in nets.items()},
+                               **{f"optimizer_{kind}": optimizer for kind, optimizer in optimizers.items()})
+train(state)
+
+x, y = batch(10**6, 0, 2000)
+result = {"visited": state.visited, "checked": state.checked, "steps": state.step, "loss": {}, "identical": {}}
+for kind, net in nets.items():
+    with torch.no_grad():
+        result["loss"][kind] = torch.nn.functional.cross_entropy(net(x), y).item()
+    weights = torch.cat([p.detach().flatten() for p in net.parameters()])
+    result["identical"][kind] = all(torch.equal(row, weights) for row in hvd.allgather(weights[None]))
+    assert optimizers[kind].compression_stats()["steps"] == state.step
+(FOLDER / f"rank{hvd.rank()}.json").write_text(json.dumps(result))
