@@ -221,6 +221,7 @@ class TorchBuckets:
         """Forget a step that cannot be finished."""
         self.exchange.abort()
         self._reset_counts()
+        self.fresh = False
 
     def _unpack(self, bucket: Bucket, result: torch.Tensor | RowGradient, factor: float) -> None:
         """Make the gradients views of the result, or copies where dtype or device differ."""

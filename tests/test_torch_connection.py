@@ -1,0 +1,156 @@
+"""Ranks that come and go, as threads of one process; tests/elastic does the same with Horovod."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from grace_ext.adapters._torch_buckets import TorchBuckets  # noqa: E402
+from grace_ext.adapters._torch_connection import Connection  # noqa: E402
+from grace_ext.communicators import InProcessGroup  # noqa: E402
+from grace_ext.exchange import Exchange  # noqa: E402
+from grace_ext.policy import Rules  # noqa: E402
+from grace_ext.spec import parse_stage  # noqa: E402
+
+SIZE = 40 * 40
+
+
+class Worker:
+    """One process: what it belongs to is set from outside, as Horovod's init does."""
+
+    def __init__(self, group, rank, spec="topk:0.1/rice/raw", memory="residual", on_resize=None):
+        self.join(group, rank)
+        self.weight = torch.nn.Parameter(torch.zeros(40, 40))
+        self.random = np.random.default_rng(rank)
+
+        def build(parameters):
+            exchange = Exchange(self.group.transport(self.rank), memory, 1 / self.group.size)
+            return TorchBuckets(parameters, exchange, Rules(spec, None, 0), parse_stage("communicator", "allgather"),
+                                prefix="p", bucket_bytes=10**6, groups=None, selection="auto", prescale=1.0, passes=1,
+                                sparse_as_dense=False, scale=lambda: 1.0)
+
+        self.connection = Connection({"w": self.weight}, lambda: (self.rank, self.group.size), build, on_resize)
+
+    def join(self, group, rank):
+        self.group, self.rank = group, rank
+
+    def step(self):
+        """(this rank's gradient, what was exchanged), float32[d] each."""
+        own = self.random.standard_normal(SIZE).astype(np.float32)
+        self.weight.grad = None
+        (self.weight * torch.from_numpy(own).view(40, 40)).sum().backward()
+        self.connection.synchronize()
+        return own, self.weight.grad.flatten().numpy().copy()
+
+    def memory(self, field="residual"):
+        saved = self.connection.save()
+        return saved["memories"][self.rank].get(field, {}).get("w", np.zeros(SIZE, np.float32)).copy()
+
+
+def form(workers):
+    """These and no others are connected from now on."""
+    group = InProcessGroup(len(workers), timeout=20)
+    for rank, worker in enumerate(workers):
+        worker.join(group, rank)
+
+
+def step(workers):
+    with ThreadPoolExecutor(len(workers)) as pool:
+        return list(zip(*pool.map(Worker.step, workers), strict=True))
+
+
+def start(ranks, **options):
+    group = InProcessGroup(ranks, timeout=20)
+    return [Worker(group, rank, **options) for rank in range(ranks)]
+
+
+def missing_from_the_sum(workers, before):
+    """How much the sum of residuals is off after a step that began with the sum `before`."""
+    own, exchanged = step(workers)
+    assert all(np.array_equal(exchanged[0], other) for other in exchanged)
+    return np.abs(before + sum(own) - len(workers) * exchanged[0] - sum(worker.memory() for worker in workers)).max()
+
+
+@pytest.mark.parametrize("on_resize", [None, "redistribute", "reset"])
+def test_memories_when_ranks_are_removed_and_added(on_resize):
+    workers = start(3, on_resize=on_resize)
+    for _ in range(3):
+        step(workers)
+    survivors = workers[1:]
+    before = sum(worker.memory() for worker in survivors)
+    assert np.abs(before).max() > 0.1
+    form(survivors)
+    assert missing_from_the_sum(survivors, before if on_resize != "reset" else 0) < 1e-5
+    before = sum(worker.memory() for worker in survivors)
+    everybody = [*survivors, *start(2, on_resize=on_resize)]
+    form(everybody)
+    assert missing_from_the_sum(everybody, before if on_resize != "reset" else 0) < 1e-5
+    assert [worker.connection.save()["step"] for worker in everybody] == [5] * 4
+
+
+@pytest.mark.parametrize("on_resize", [None, "reset"])
+def test_one_rank_alone_keeps_its_memory_for_later(on_resize):
+    workers = start(2, on_resize=on_resize)
+    for _ in range(3):
+        step(workers)
+    before, alone = workers[1].memory(), workers[1]
+    form([alone])
+    for _ in range(4):
+        own, exchanged = alone.step()
+        assert np.array_equal(own, exchanged), "there is nothing to compress for"
+    kept = before if on_resize is None else np.zeros_like(before)
+    assert np.array_equal(alone.memory(), kept)
+    saved = alone.connection.save()
+    assert saved["ranks"] == 1 and saved["step"] == 7
+    workers = [alone, *start(2, on_resize=on_resize)]
+    form(workers)
+    assert missing_from_the_sum(workers, kept) < 1e-5
+    assert [worker.connection.save()["step"] for worker in workers] == [8] * 3
+
+
+def test_one_rank_alone_keeps_a_checkpoint_of_many():
+    workers = start(2)
+    step(workers)
+    saved = workers[0].connection.save()
+    saved["memories"][1] = workers[1].connection.save()["memories"][1]
+    before = sum(worker.memory() for worker in workers)
+    (alone,) = start(1)
+    alone.connection.load(saved)
+    alone.step()
+    assert alone.connection.save()["memories"].keys() == {0, 1}
+    workers = [alone, *start(1)]
+    form(workers)
+    assert missing_from_the_sum(workers, before) < 1e-5
+
+
+def replace_the_last_of_three(**options):
+    """(the workers, one of which is new, as they settled what they start with; what one had before)."""
+    workers = start(3, **options)
+    for _ in range(3):
+        step(workers)
+    before = workers[0].connection.save()["memories"][0]
+    workers = [*workers[:2], *start(1, **options)]
+    form(workers)
+    for worker in workers:
+        worker.connection.reconnect()  # as the state handler does: neither rank nor number is another one
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda worker: worker.connection._settle(worker.connection.buckets), workers))
+    return workers, before
+
+
+def test_warm_starts_are_those_of_the_ranks_that_were_there():
+    workers, before = replace_the_last_of_three(spec="powersgd:2")
+    assert np.abs(before["lowrank"]["w"]).max() > 0
+    assert all(np.array_equal(worker.memory("lowrank"), before["lowrank"]["w"]) for worker in workers)
+
+
+def test_the_aggregate_of_ef21_is_the_mean_of_the_estimates():
+    workers, _ = replace_the_last_of_three(memory="ef21")
+    for _ in range(2):
+        aggregate = [worker.memory("aggregate") for worker in workers]
+        assert all(np.array_equal(aggregate[0], other) for other in aggregate) and np.abs(aggregate[0]).max() > 0
+        mean = sum(worker.memory("estimate") for worker in workers) / 3
+        assert np.abs(mean - aggregate[0]).max() < 1e-5
+        step(workers)
