@@ -1,16 +1,21 @@
 """Gradients out of the buckets of DistributedDataParallel into those of the exchange, and back."""
 
 import concurrent.futures
+import logging
 import math
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from grace_ext import ConfigError, ExchangeError
+from grace_ext import ConfigError, ExchangeError, checkpoint
 from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
 
 from ._torch_device import TorchBucket, home, on_device
 from ._torch_parts import copy_in
+from ._torch_state import gather_on
+
+_LOG = logging.getLogger("grace_ext")
 
 
 class DdpBuckets:
@@ -25,8 +30,10 @@ class DdpBuckets:
     """
 
     def __init__(self, parameters: dict[str, torch.nn.Parameter], exchange: Exchange,
-                 worker: concurrent.futures.Executor, rules, communicator, *, prefix: str, selection: str, grad_scaler=None):
+                 worker: concurrent.futures.Executor, rules, communicator, *, prefix: str, selection: str, on_resize,
+                 grad_scaler=None):
         """parameters: by name, {} to number them as they come. worker: the exchange's executor, of one thread."""
+        checkpoint.check_policy(on_resize)
         self.exchange = exchange
         self._worker, self._rules, self._communicator = worker, rules, communicator
         self._prefix, self._selection, self._grad_scaler = prefix, selection, grad_scaler
@@ -35,7 +42,9 @@ class DdpBuckets:
         self._numbered = not parameters
         #: The buckets' tensors by the bucket of DDP that they were in; None before the first step.
         self.layout: list[list[str]] | None = None
-        self._loaded: tuple[list[list[str]], dict] | None = None  # a layout and a state, to begin with
+        self._saved: dict | None = None  # what was loaded and is not in force yet
+        self._consolidated: dict[int, dict] = {}
+        self._on_resize = on_resize
         self._follows = True  # whether buckets change when DDP's do
         self._error: BaseException | None = None
         self._streams: set[torch.device] = set()
@@ -63,6 +72,7 @@ class DdpBuckets:
                 self._fail(ExchangeError("a backward pass ended before all of its gradients were there"))
                 raise self._error
             self._begin()
+            self._consolidated = {}
         try:
             return self._take(bucket, bucket.buffer())
         except BaseException as error:
@@ -78,9 +88,8 @@ class DdpBuckets:
         self._futures.append((future, buffer))
         done = future.then(self._value)
         if self.layout is None and bucket.is_last():
-            layout = self._first_layout()
-            self._worker.submit(self._build, layout).result()
-            names = [name for part in layout for name in part]
+            self._worker.submit(self._open).result()
+            names = list(self._gradients)
             self._missing = {bucket.name: len(bucket.tensors) for bucket in self.exchange.buckets}
         if self.layout is not None:
             self._start_complete(names, ready)
@@ -116,15 +125,6 @@ class DdpBuckets:
             self._parameters[name] = p
         return name
 
-    def _first_layout(self) -> list[list[str]]:
-        """DDP's own, or the one of a checkpoint."""
-        if self._loaded is not None:
-            saved = self._loaded[0]
-            if sorted(name for part in saved for name in part) == sorted(self._gradients):
-                self._follows = False  # DDP's is the one that it rebuilds now
-                return saved
-        return self._seen
-
     def _start_complete(self, names: list[str], ready) -> None:
         """Start the buckets that these gradients complete."""
         for name in names:
@@ -149,7 +149,69 @@ class DdpBuckets:
         self._error = error
         self.exchange.abort()
 
+    # State
+
+    def save(self) -> dict:
+        """See grace_ext.checkpoint; with "layout" beside the rest: the order of the tensors by bucket of DDP."""
+        if self._saved is not None:
+            return self._saved
+        transport, layout = self.exchange.transport, self.layout or []
+        saved = checkpoint.pack(self.exchange.state_dict(), transport.rank, transport.size,
+                                [name for part in layout for name in part])
+        saved["memories"].update(self._consolidated)
+        return {**saved, "layout": layout}
+
+    def load(self, saved: dict) -> None:
+        """In force from the next step on, in which the ranks settle what they start with."""
+        checkpoint.check_version(saved)
+        if self._futures:
+            raise ExchangeError("a state cannot be loaded during backward()")
+        self._saved, self._consolidated, self.layout = saved, {}, None
+
+    def consolidate(self, to: int) -> None:
+        """A collective: until the next step, `save` on rank `to` has the memories of all ranks."""
+        transport = self.exchange.transport
+        if not 0 <= to < transport.size:
+            raise ConfigError(f"consolidate_state_dict: to={to}; allowed: 0 to {transport.size - 1}")
+        if self._saved is None:
+            self._consolidated = {}
+            own = self.save()["memories"][transport.rank]
+            memories = self._worker.submit(gather_on, transport, f"{self._prefix}.consolidate", own, to).result()
+            self._consolidated = dict(enumerate(memories))
+
     # In the worker's thread
+
+    def _open(self) -> None:
+        """Before the first step, and the first one after a state was loaded."""
+        layout = self._first_layout()
+        self._follows = layout == self._seen  # else DDP rebuilds its buckets now, and then they are as they were
+        self._build(layout)
+        whole, what = False, ""
+        if self._saved is not None:
+            loaded = checkpoint.choose(self._saved, self.exchange, self._on_resize)
+            self.exchange.load_state_dict(loaded.state)
+            whole, what = loaded.whole, loaded.what
+        mine = np.array([whole, self.exchange.step], "<i8").view(np.uint8)
+        all_whole, steps = self._gather("state", mine).copy().view("<i8").reshape(-1, 2).T
+        warning = checkpoint.settle(self.exchange, all_whole == 1, steps)
+        self._saved = None
+        if self.exchange.transport.rank == 0:
+            _LOG.log(logging.INFO if whole else logging.WARNING, what) if what else None
+            _LOG.warning(warning) if warning else None
+
+    def _first_layout(self) -> list[list[str]]:
+        """DDP's own, or the one of rank 0's checkpoint. A collective."""
+        saved = self._saved.get("layout", []) if self._saved else []
+        fits = sorted(name for part in saved for name in part) == sorted(self._gradients)
+        names = list(self._gradients)
+        order = np.array([2 * names.index(name) + (name == part[0])
+                          for part in (saved if fits else self._seen) for name in part], "<u4")
+        layout: list[list[str]] = []
+        for code in self._gather("order", order.view(np.uint8)).reshape(-1, order.nbytes)[0].copy().view("<u4"):
+            if code % 2:
+                layout.append([])
+            layout[-1].append(names[code // 2])
+        return layout
 
     def _build(self, layout: list[list[str]]) -> None:
         tensors = {name: Tensor(name, g.numel(), g.dim(), str(g.device), tuple(g.shape))
@@ -160,15 +222,14 @@ class DdpBuckets:
                  for part in make_buckets([tensors[name] for name in names], lambda t: in_common[t.name], math.inf)]
         self.exchange.set_buckets([self._bucket(f"{self._prefix}.bucket{i}", members, choices[members[0].name])
                                    for i, members in enumerate(lists)])
-        if self._loaded is not None:
-            self.exchange.load_state_dict(self._loaded[1])
-            self._loaded = None
         self._flat = {b.name: torch.zeros(b.size, device=home(b)) for b in self.exchange.buckets}
         self._bucket_of = {t.name: b for b in self.exchange.buckets for t in b.tensors}
         self.layout = layout
         self.exchange.transport.longest.clear()
-        self.exchange.check_layouts(
-            self.exchange.transport.allgather(f"{self._prefix}.layout", self.exchange.layout()).wait())
+        self.exchange.check_layouts(self._gather("layout", self.exchange.layout()))
+
+    def _gather(self, name: str, payload) -> np.ndarray:
+        return self.exchange.transport.allgather(f"{self._prefix}.{name}", payload).wait()
 
     def _bucket(self, name, tensors, compressor) -> Bucket:
         return on_device(self.exchange.bucket(name, tensors, compressor, self._communicator), self._selection)

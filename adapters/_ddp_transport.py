@@ -38,6 +38,14 @@ class GroupTransport(Transport):
         tensor = torch.from_numpy(array).to(self._device)
         return _Sum(dist.all_reduce(tensor, group=self._group, async_op=True), tensor)
 
+    def send(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
+        """A collective that returns all ranks' payloads, uint8[m], on rank `to` only, an empty list elsewhere."""
+        lengths = _lengths(self.gather(_head(payload)).wait())
+        message = torch.from_numpy(_padded([payload], int(lengths.max()))).to(self._device)
+        rows = [torch.empty_like(message) for _ in lengths] if self.rank == to else None
+        dist.gather(message, rows, dist.get_global_rank(self._group, to), group=self._group)
+        return [row[:length].cpu().numpy() for row, length in zip(rows or [], lengths, strict=False)]
+
     def gather(self, message: np.ndarray) -> "_Rows":
         """uint8[m], the same m on all ranks -> handle of uint8[ranks, m]."""
         own = torch.from_numpy(message).to(self._device)
@@ -72,22 +80,30 @@ class _Payloads:
         self._transport, self._payload = transport, payload
         self._longest = transport.longest.setdefault(name, collections.deque(maxlen=KEPT))
         self._room = room_for(max(self._longest)) if self._longest else 0
-        head = np.array([payload.size], "<u8").view(np.uint8)
-        self._first = transport.gather(_padded([head, payload[:self._room]], HEAD + self._room))
+        self._first = transport.gather(_padded([_head(payload), payload[:self._room]], HEAD + self._room))
 
     def wait(self) -> np.ndarray:
         rows = self._first.wait()
-        lengths = rows[:, :HEAD].copy().view("<u8").ravel()
+        lengths = _lengths(rows)
         longest, room, transport = int(lengths.max()), self._room, self._transport
         self._longest.append(longest)
-        parts = [row[HEAD:HEAD + min(int(length), room)] for row, length in zip(rows, lengths, strict=True)]
+        parts = [row[HEAD:HEAD + min(length, room)] for row, length in zip(rows, lengths, strict=True)]
         if longest > room:
             transport.second_gathers += 1
             rests = transport.gather(_padded([self._payload[room:]], longest - room)).wait()
             parts = [part for row, length, first in zip(rests, lengths, parts, strict=True)
-                     for part in (first, row[:max(0, int(length) - room)])]
+                     for part in (first, row[:max(0, length - room)])]
         self.padding = HEAD + max(room, longest) - self._payload.size
         return np.concatenate(parts)
+
+
+def _head(payload: np.ndarray) -> np.ndarray:
+    return np.array([payload.size], "<i8").view(np.uint8)
+
+
+def _lengths(rows: np.ndarray) -> np.ndarray:
+    """int64[ranks], of the heads in front of rows, uint8[ranks, m]."""
+    return rows[:, :HEAD].copy().view("<i8").ravel()
 
 
 def _padded(parts: list[np.ndarray], size: int) -> np.ndarray:

@@ -174,21 +174,10 @@ class Connection:
         buckets.check_layouts()
         mine = np.array([self._brought, exchange.step], "<i8").view(np.uint8)
         brought, steps = buckets.gather("state", mine).copy().view("<i8").T
-        step = int(steps[0])
-        whole = np.count_nonzero(brought == _CHECKPOINT)
         if (brought == _EARLIER).any():
-            self._settle_resized(buckets, step, np.count_nonzero(brought == _EARLIER))
-        elif len(set(steps[brought == _CHECKPOINT])) > 1:
-            raise ConfigError(f"the ranks loaded checkpoints of different steps: {steps.tolist()}")
-        elif 0 < whole < exchange.transport.size:
-            state = exchange.state_dict() if checkpoint.owes_only_sums(exchange) else {}
-            state.pop("lowrank", None)  # must be the same on all ranks
-            exchange.load_state_dict({**state, "step": step})
-            if rank == 0:
-                others = "the others start from zero" if state else "all start from zero, since this kind needs them all"
-                _LOG.warning("%d of %d ranks loaded their memory, and %s: %s", whole, exchange.transport.size, others,
-                             checkpoint.ALL_RANKS)
-        exchange.step = step
+            self._settle_resized(buckets, int(steps[0]), np.count_nonzero(brought == _EARLIER))
+        elif (warning := checkpoint.settle(exchange, brought == _CHECKPOINT, steps)) and rank == 0:
+            _LOG.warning(warning)
         self._state, self._settled = None, True
 
     def _settle_resized(self, buckets: TorchBuckets, step: int, earlier: int) -> None:

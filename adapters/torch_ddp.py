@@ -18,6 +18,7 @@ from grace_ext.spec import parse_stage
 
 from ._ddp_buckets import DdpBuckets
 from ._ddp_transport import GroupTransport
+from ._torch_state import to_numpy, to_torch
 
 _instances = itertools.count()
 
@@ -46,6 +47,9 @@ class CompressionState:
         feedback, for `python -m grace_ext bench --input FILE`; or a grace_ext.capture.Capture that names other steps.
     schedule: options of the spec that change from step to step: {"density": "warmup:steps=2000"}, or a function of the step
         that gives the same on all ranks; see grace_ext.policy.Schedules.
+    on_resize: what becomes of the memories when a checkpoint of another number of ranks is loaded: "reset", they start from
+        zero, or "redistribute", each rank takes over an equal part. None: redistribute, or reset with a warning where a
+        checkpoint has not all of them.
     grad_scaler: the torch.amp.GradScaler of the training, if there is one: what the memory holds is then in the units of the
         gradients without loss scale, so that a scale that changes does no harm.
 
@@ -57,7 +61,7 @@ class CompressionState:
 
     def __init__(self, named_parameters=None, compression=DEFAULT_SPEC, *, memory="residual", communicator="allgather",
                  rules=None, process_group=None, backend=None, selection="auto", seed=0, capture=None,
-                 schedule=None, grad_scaler=None):
+                 schedule=None, on_resize=None, grad_scaler=None):
         if selection not in ("auto", "host", "device"):
             raise ConfigError(f"selection={selection!r}; allowed: auto, host, device")
         parameters = _named(named_parameters)
@@ -69,7 +73,29 @@ class CompressionState:
         exchange = Exchange(transport, memory, 1 / transport.size, seed, capture, worker, schedule)
         self._buckets = DdpBuckets(
             parameters, exchange, worker, Rules(compression, rules, seed), parse_stage("communicator", communicator),
-            prefix=f"grace_ext.{next(_instances)}", selection=selection, grad_scaler=grad_scaler)
+            prefix=f"grace_ext.{next(_instances)}", selection=selection, on_resize=on_resize,
+            grad_scaler=grad_scaler)
+
+    def state_dict(self) -> dict:
+        """This rank's memory, the number of the next step and the order of the buckets; the memories of all ranks after
+        consolidate_state_dict(). Its arrays are tensors, so that torch.load(weights_only=True) reads it. No collective."""
+        return to_torch(self._buckets.save())
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Go on from a saved state, in the next step: on all ranks, each with its own file or all with one that has the
+        memories of all ranks. Of a state without this rank's memory, the memory starts from zero, which the log
+        "grace_ext" says. Training is then bit for bit what it would have been if the state is of the second step or later.
+
+        Raises ConfigError for what is not a state of a version that is known; if it does not fit the model or, for
+        on_resize="redistribute", some memories are missing, the next backward() does.
+        """
+        if not isinstance(state_dict, dict):
+            raise ConfigError(f"load_state_dict takes what state_dict gave, not {type(state_dict).__name__}")
+        self._buckets.load(to_numpy(state_dict))
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """A collective: until the next step, state_dict() on rank `to` holds the memories of all ranks."""
+        self._buckets.consolidate(to)
 
     def compression_stats(self) -> dict:
         """Bytes, ratio and seconds per stage, in total and of the last step: see grace_ext.exchange.Exchange.stats."""

@@ -21,8 +21,7 @@ VERSION = 1
 RESET, REDISTRIBUTE = "reset", "redistribute"
 #: What on_resize may be. None: redistribute what there is, and reset where it is not all there.
 POLICIES = (None, RESET, REDISTRIBUTE)
-ALL_RANKS = ("call optimizer.consolidate_state_dict() on all ranks before rank 0 saves optimizer.state_dict(), or save a "
-             "file on every rank")
+ALL_RANKS = "call consolidate_state_dict() on all ranks before rank 0 saves, or save a file on every rank"
 
 
 @dataclasses.dataclass
@@ -72,6 +71,25 @@ def choose(saved: dict | None, exchange: Exchange, on_resize) -> Loaded:
         return Loaded(step, False, f"{sizes}: memories start from zero{why}")
     state = redistribute(exchange, list(memories.values()), ranks)
     return Loaded(step | state, True, f"{sizes}: memories were redistributed")
+
+
+def settle(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> str:
+    """After all ranks or some have loaded what `choose` gave: they start from one state. Returns a warning, or "".
+
+    whole: bool[ranks], whether each has its memory from a checkpoint; steps: int64[ranks], the exchange's steps. Raises
+    ConfigError on all ranks if the checkpoints were of different steps.
+    """
+    if len(set(steps[whole].tolist())) > 1:
+        raise ConfigError(f"the ranks loaded checkpoints of different steps: {steps.tolist()}")
+    warning = ""
+    if 0 < np.count_nonzero(whole) < whole.size:
+        state = exchange.state_dict() if owes_only_sums(exchange) else {}
+        state.pop("lowrank", None)  # must be the same on all ranks
+        exchange.load_state_dict(state)
+        others = "the others start from zero" if state else "all start from zero, since this kind needs them all"
+        warning = f"{np.count_nonzero(whole)} of {whole.size} ranks loaded their memory, and {others}: {ALL_RANKS}"
+    exchange.step = int(steps[0])
+    return warning
 
 
 def check_version(saved: dict) -> None:
