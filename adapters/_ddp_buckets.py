@@ -1,6 +1,7 @@
 """Gradients out of the buckets of DistributedDataParallel into those of the exchange, and back."""
 
 import concurrent.futures
+import functools
 import logging
 import math
 
@@ -10,9 +11,10 @@ import torch.distributed as dist
 
 from grace_ext import ConfigError, ExchangeError, checkpoint
 from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
+from grace_ext.rows import row_bucket
 
-from ._torch_device import TorchBucket, home, on_device
-from ._torch_parts import copy_in
+from ._torch_parts import on_device, pack, receive, room_for
+from ._torch_rows import comes_as_rows
 from ._torch_state import gather_on
 
 _LOG = logging.getLogger("grace_ext")
@@ -49,7 +51,7 @@ class DdpBuckets:
         self._error: BaseException | None = None
         self._streams: set[torch.device] = set()
         self._bucket_of: dict[str, Bucket] = {}
-        self._flat: dict[str, torch.Tensor] = {}
+        self._rooms: dict = {}
         self._begin()
 
     # In the thread of backward
@@ -57,8 +59,9 @@ class DdpBuckets:
     def _begin(self) -> None:
         """A new step."""
         self._gradients: dict[str, torch.Tensor] = {}
+        self._ready: dict[torch.device, torch.cuda.Event] = {}
         self._seen: list[list[str]] = []
-        self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
+        self._futures: list[tuple[torch.futures.Future, torch.Tensor, list[str]]] = []
         self._missing = {bucket.name: len(bucket.tensors) for bucket in self.exchange.buckets}
         self._scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0  # 1.0 also if not enabled
 
@@ -83,16 +86,17 @@ class DdpBuckets:
         names = self._add_gradients(bucket, buffer)
         self._seen.append(names)
         on_cpu = buffer.device.type == "cpu"
-        ready = None if on_cpu else self._ready_event(buffer.device)
+        if not on_cpu:
+            self._note_ready(buffer.device)
         future = torch.futures.Future(devices=None if on_cpu else [buffer.device])
-        self._futures.append((future, buffer))
+        self._futures.append((future, buffer, names))
         done = future.then(self._value)
         if self.layout is None and bucket.is_last():
             self._worker.submit(self._open).result()
             names = list(self._gradients)
             self._missing = {bucket.name: len(bucket.tensors) for bucket in self.exchange.buckets}
         if self.layout is not None:
-            self._start_complete(names, ready)
+            self._start_complete(names)
         if bucket.is_last():
             self._worker.submit(self._end, self._futures)
             self._futures = []
@@ -104,9 +108,9 @@ class DdpBuckets:
         for name, p in zip(names, bucket.parameters(), strict=True):
             if not p.is_floating_point():  # DDP's buffer holds complex ones as two real numbers each
                 raise ConfigError(f"parameter {name!r} is {p.dtype}; gradients must be real floating point")
-        if buffer.is_sparse:
-            raise ConfigError(f"the gradient of {names[0]!r} is sparse, which DDP hands over in another form: use "
-                              f"sparse=False in the module")
+        if comes_as_rows(names[0], buffer):
+            self._gradients[names[0]] = buffer  # the only one in its bucket
+            return names
         for name, gradient in zip(names, bucket.gradients(), strict=True):
             strides = self._parameters[name].stride()
             if torch.empty_like(self._parameters[name], device="meta").stride() == strides:
@@ -125,20 +129,22 @@ class DdpBuckets:
             self._parameters[name] = p
         return name
 
-    def _start_complete(self, names: list[str], ready) -> None:
+    def _start_complete(self, names: list[str]) -> None:
         """Start the buckets that these gradients complete."""
         for name in names:
             bucket = self._bucket_of[name]
             self._missing[bucket.name] -= 1
             if not self._missing[bucket.name]:
-                self.exchange.start(bucket, lambda out, bucket=bucket: self._pack(bucket, ready, out))
+                ready = self._ready.get(torch.device(bucket.device))
+                self.exchange.start(bucket, functools.partial(self._pack, bucket, ready))
 
-    def _ready_event(self, device: torch.device):
-        """When the accelerator has computed what backward has queued so far. The worker waits for it in its own stream."""
+    def _note_ready(self, device: torch.device) -> None:
+        """On an accelerator: what backward has queued so far has to be computed first. The worker, which has a stream of its
+        own, waits for that and not for what comes later."""
         if device not in self._streams:
             self._streams.add(device)
             self._worker.submit(torch.cuda.set_stream, torch.cuda.Stream(device)).result()
-        return torch.cuda.current_stream(device).record_event()
+        self._ready[device] = torch.cuda.current_stream(device).record_event()
 
     def _value(self, future: torch.futures.Future) -> torch.Tensor:
         if self._error is not None:
@@ -196,8 +202,9 @@ class DdpBuckets:
         warning = checkpoint.settle(self.exchange, all_whole == 1, steps)
         self._saved = None
         if self.exchange.transport.rank == 0:
-            _LOG.log(logging.INFO if whole else logging.WARNING, what) if what else None
-            _LOG.warning(warning) if warning else None
+            for level, line in ((logging.INFO if whole else logging.WARNING, what), (logging.WARNING, warning)):
+                if line:
+                    _LOG.log(level, line)
 
     def _first_layout(self) -> list[list[str]]:
         """DDP's own, or the one of rank 0's checkpoint. A collective."""
@@ -216,13 +223,17 @@ class DdpBuckets:
     def _build(self, layout: list[list[str]]) -> None:
         tensors = {name: Tensor(name, g.numel(), g.dim(), str(g.device), tuple(g.shape))
                    for name, g in self._gradients.items()}
-        choices = {t.name: self._rules.choose(t.name, t.size, t.ndim) for t in tensors.values()}
+        tables = [name for name, g in self._gradients.items() if g.is_sparse]
+        choices = {t.name: self._rules.choose(t.name, t.size, t.ndim, t.name in tables) for t in tensors.values()}
         in_common = {t.name: (choices[t.name], self.exchange.memory_of(t)) for t in tensors.values()}
-        lists = [part for names in layout
-                 for part in make_buckets([tensors[name] for name in names], lambda t: in_common[t.name], math.inf)]
-        self.exchange.set_buckets([self._bucket(f"{self._prefix}.bucket{i}", members, choices[members[0].name])
-                                   for i, members in enumerate(lists)])
-        self._flat = {b.name: torch.zeros(b.size, device=home(b)) for b in self.exchange.buckets}
+        lists = [members for names in layout
+                 for members in make_buckets([tensors[name] for name in names if name not in tables],
+                                             lambda t: in_common[t.name], math.inf)]
+        self.exchange.set_buckets([
+            *(self._bucket(f"{self._prefix}.bucket{i}", members, choices[members[0].name])
+              for i, members in enumerate(lists)),
+            *(row_bucket(f"{self._prefix}.rows{i}", tensors[name], *in_common[name]) for i, name in enumerate(tables))])
+        self._rooms = {bucket.name: room_for(bucket) for bucket in self.exchange.buckets}
         self._bucket_of = {t.name: b for b in self.exchange.buckets for t in b.tensors}
         self.layout = layout
         self.exchange.transport.longest.clear()
@@ -234,32 +245,36 @@ class DdpBuckets:
     def _bucket(self, name, tensors, compressor) -> Bucket:
         return on_device(self.exchange.bucket(name, tensors, compressor, self._communicator), self._selection)
 
-    def _pack(self, bucket: Bucket, ready, out) -> None:
+    def _pack(self, bucket: Bucket, ready, *out):
         if ready is not None:
-            ready.wait()
-        copy_in(out, [self._gradients[tensor.name] for tensor in bucket.tensors], bucket.sizes, 1.0 / self._scale)
+            torch.cuda.current_stream(bucket.device).wait_event(ready)
+        return pack(bucket, [self._gradients[tensor.name] for tensor in bucket.tensors], 1.0 / self._unit(bucket), *out)
+
+    def _unit(self, bucket: Bucket) -> float:
+        """As in the other PyTorch adapters: what is kept beyond this step is kept without loss scale."""
+        return self._scale if bucket.memory.stateful else 1.0
 
     def _end(self, futures) -> None:
         """Finish the step. Errors, those of starting as well, go to all futures."""
         try:
             self.exchange.advance()
             for bucket in self.exchange.buckets:
-                flat = self._flat[bucket.name]
-                self.exchange.finish(bucket, flat if isinstance(bucket, TorchBucket) else flat.numpy())
-                self._unpack(bucket, flat)
+                self._receive(bucket)
             self.exchange.end_step()
             if self._follows and self.layout != self._seen:
                 self._build(self._seen)
             self._follows = True
         except BaseException as error:
             self._fail(error)
-        for future, buffer in futures:
-            future.set_result(buffer)
+        for future, buffer, names in futures:
+            future.set_result(self._gradients[names[0]] if buffer.is_sparse else buffer)
 
-    def _unpack(self, bucket: Bucket, flat: torch.Tensor) -> None:
-        if self._scale != 1.0:
-            flat.mul_(self._scale)
-        at = 0
-        for tensor in bucket.tensors:
-            self._gradients[tensor.name].copy_(flat[at:at + tensor.size].view(tensor.shape))
-            at += tensor.size
+    def _receive(self, bucket: Bucket) -> None:
+        names = [tensor.name for tensor in bucket.tensors]
+        results = receive(self.exchange, bucket, self._rooms[bucket.name], [self._parameters[name] for name in names],
+                          self._unit(bucket))
+        for name, result in zip(names, results, strict=True):
+            if result.is_sparse:
+                self._gradients[name] = result
+            else:
+                self._gradients[name].copy_(result)

@@ -11,11 +11,11 @@ import torch
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
-from grace_ext.rows import RowBucket, RowGradient, row_bucket
+from grace_ext.rows import row_bucket
 
 from ._horovod_options import group_names
-from ._torch_device import TorchBucket
-from ._torch_rows import comes_as_rows, from_rows, to_rows
+from ._torch_parts import on_device, pack, receive, room_for
+from ._torch_rows import comes_as_rows
 
 _NONE, _DENSE, _ROWS = 0, 1, 2  # what a rank's first backward pass says of a gradient
 
@@ -85,7 +85,7 @@ class TorchBuckets:
               for i, members in enumerate(lists)),
             *(row_bucket(f"{self.prefix}.rows{i}", tensor, choices[tensor.name], self.exchange.memory_of(tensor))
               for i, tensor in enumerate(tensor for tensor in tensors if tensor.name in tables))])
-        self._results = {b.name: _room(b) for b in self.exchange.buckets}
+        self._rooms = {b.name: room_for(b) for b in self.exchange.buckets}
         self._bucket_of = {tensor.name: b for b in self.exchange.buckets for tensor in b.tensors}
         self._reset_counts()
 
@@ -93,11 +93,7 @@ class TorchBuckets:
         return ((name, self.parameters[name]) for name in order)
 
     def _bucket(self, name, tensors, compressor) -> Bucket:
-        bucket = self.exchange.bucket(name, tensors, compressor, self._communicator)
-        on_device = self._selection == "device" or self._selection == "auto" and bucket.device != "cpu"
-        if on_device and TorchBucket.fits(compressor, bucket.communicator, bucket.memory):
-            return TorchBucket(name, tensors, compressor, bucket.communicator, bucket.memory)
-        return bucket
+        return on_device(self.exchange.bucket(name, tensors, compressor, self._communicator), self._selection)
 
     def gather(self, name: str, payload: np.ndarray) -> np.ndarray:
         """uint8[m], the same m on all ranks -> uint8[ranks, m]."""
@@ -166,8 +162,7 @@ class TorchBuckets:
     def _start(self, bucket: Bucket) -> None:
         if self._scale_now is None:
             self._scale_now = float(self._scale())
-        pack = self._pack_rows if isinstance(bucket, RowBucket) else self._pack
-        self.exchange.start(bucket, functools.partial(pack, bucket, self._prescale / self._unit(bucket)))
+        self.exchange.start(bucket, functools.partial(self._pack, bucket, self._prescale / self._unit(bucket)))
 
     def _unit(self, bucket: Bucket) -> float:
         """What a bucket's gradients are divided by on their way: a memory keeps what is left of them beyond this step, and
@@ -178,21 +173,8 @@ class TorchBuckets:
         p = self.parameters[name]
         return p.grad.detach() if p.requires_grad and p.grad is not None else None
 
-    def _pack(self, bucket: Bucket, factor: float, out) -> None:
-        """Copy the bucket's gradients, in its order, to out (float32[size], numpy or torch). A missing one is zero."""
-        flat = torch.from_numpy(out) if isinstance(out, np.ndarray) else out
-        for tensor, part in zip(bucket.tensors, flat.split(bucket.sizes), strict=True):
-            gradient = self._gradient(tensor.name)
-            if gradient is None:
-                part.zero_()
-            else:
-                part.copy_((gradient if gradient.layout == torch.strided else gradient.to_dense()).reshape(-1))
-        if factor != 1.0:
-            flat.mul_(factor)
-
-    def _pack_rows(self, bucket: RowBucket, factor: float) -> RowGradient:
-        (table,) = bucket.tensors
-        return to_rows(self._gradient(table.name), table.shape, factor)
+    def _pack(self, bucket: Bucket, factor: float, *out):
+        return pack(bucket, [self._gradient(tensor.name) for tensor in bucket.tensors], factor, *out)
 
     def synchronize(self) -> None:
         """Finish all buckets; those with a parameter that got no gradient on this rank are started first."""
@@ -204,10 +186,7 @@ class TorchBuckets:
                     self._start(bucket)
             self.exchange.advance()
             for bucket in self.exchange.buckets:
-                result = self._results[bucket.name]
-                as_numpy = isinstance(result, torch.Tensor) and not isinstance(bucket, TorchBucket)
-                self.exchange.finish(bucket, result.numpy() if as_numpy else result)
-                self._unpack(bucket, result, self._unit(bucket))
+                self._receive(bucket)
         except BaseException:
             self.exchange.abort()
             raise
@@ -223,16 +202,13 @@ class TorchBuckets:
         self._reset_counts()
         self.fresh = False
 
-    def _unpack(self, bucket: Bucket, result: torch.Tensor | RowGradient, factor: float) -> None:
+    def _receive(self, bucket: Bucket) -> None:
         """Make the gradients views of the result, or copies where dtype or device differ."""
-        if isinstance(bucket, RowBucket):
-            parts = [from_rows(result, self.parameters[bucket.tensors[0].name], factor)]
-        else:
-            parts = (result.mul_(factor) if factor != 1.0 else result).split(bucket.sizes)
-        for tensor, part in zip(bucket.tensors, parts, strict=True):
-            p = self.parameters[tensor.name]
+        parameters = [self.parameters[tensor.name] for tensor in bucket.tensors]
+        results = receive(self.exchange, bucket, self._rooms[bucket.name], parameters, self._unit(bucket))
+        for p, result in zip(parameters, results, strict=True):
             if p.requires_grad:
-                p.grad = (part if part.is_sparse else part.view(p.shape)).to(dtype=p.dtype, device=p.device)
+                p.grad = result.to(dtype=p.dtype, device=p.device)
 
     # Freezing and unfreezing
 
@@ -250,10 +226,3 @@ class TorchBuckets:
                 own = (own if own.layout == torch.strided else own.to_dense()).flatten() * self._prescale
                 summed = self.exchange.transport.allreduce(f"{self.prefix}.new.{name}", own.numpy()).wait()
                 p.grad = torch.from_numpy(summed * np.float32(self.exchange.weight)).view(p.shape).to(p.device, p.dtype)
-
-
-def _room(bucket: Bucket):
-    """Where the bucket's result is written."""
-    if isinstance(bucket, RowBucket):
-        return RowGradient()
-    return torch.zeros(bucket.size, device=bucket.device if isinstance(bucket, TorchBucket) else "cpu")

@@ -93,16 +93,3 @@ def select_topk(dense: torch.Tensor, k: int) -> torch.Tensor:
     above = torch.nonzero(magnitude > bound).flatten()
     ties = torch.nonzero(magnitude == bound).flatten()[:k - above.numel()]
     return torch.cat([above, ties]).sort().values
-
-
-def on_device(bucket: Bucket, selection: str) -> Bucket:
-    """The same bucket for an accelerator, if there is such a road for it. selection: "auto", "host" or "device"."""
-    wanted = selection == "device" or selection == "auto" and bucket.device != "cpu"
-    if wanted and TorchBucket.fits(bucket.compressor, bucket.communicator, bucket.memory):
-        return TorchBucket(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
-    return bucket
-
-
-def home(bucket: Bucket) -> str:
-    """Where the bucket's result is written."""
-    return bucket.device if isinstance(bucket, TorchBucket) else "cpu"

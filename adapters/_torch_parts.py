@@ -1,20 +1,53 @@
-"""Gradients into a bucket's vector: the PyTorch adapters share it."""
+"""What the PyTorch adapters share: buckets for where tensors live, gradients into them and results out of them."""
 
 import numpy as np
 import torch
 
+from grace_ext.exchange import Bucket, Exchange
+from grace_ext.rows import RowBucket, RowGradient
 
-def copy_in(out, gradients: list, sizes, scale: float = 1.0) -> None:
-    """Copy gradients, one after the other, to out (float32[size], numpy or torch), times scale. One that is None is zero.
+from ._torch_device import TorchBucket
+from ._torch_rows import from_rows, to_rows
 
-    sizes: their numbers of elements.
+
+def on_device(bucket: Bucket, selection: str) -> Bucket:
+    """The same bucket for an accelerator, if there is such a road for it. selection: "auto", "host" or "device"."""
+    wanted = selection == "device" or selection == "auto" and bucket.device != "cpu"
+    if wanted and TorchBucket.fits(bucket.compressor, bucket.communicator, bucket.memory):
+        return TorchBucket(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
+    return bucket
+
+
+def room_for(bucket: Bucket) -> torch.Tensor | RowGradient:
+    """Where the bucket's result is written."""
+    if isinstance(bucket, RowBucket):
+        return RowGradient()
+    return torch.zeros(bucket.size, device=bucket.device if isinstance(bucket, TorchBucket) else "cpu")
+
+
+def pack(bucket: Bucket, gradients: list, factor: float, *out):
+    """For Exchange.start: the bucket's gradients, times factor, in the way that it takes them. One that is None is zero.
+
+    out: float32[size], numpy or torch, which they are copied to; buckets of rows take none and get a RowGradient.
     """
-    flat = torch.from_numpy(out) if isinstance(out, np.ndarray) else out
-    for part, gradient in zip(flat.split(list(sizes)), gradients, strict=True):
+    if isinstance(bucket, RowBucket):
+        return to_rows(gradients[0], bucket.tensors[0].shape, factor)
+    flat = torch.from_numpy(out[0]) if isinstance(out[0], np.ndarray) else out[0]
+    for gradient, part in zip(gradients, flat.split(bucket.sizes), strict=True):
         if gradient is None:
             part.zero_()
         else:
-            gradient = gradient.detach()
-            part.view(gradient.shape).copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-    if scale != 1.0:
-        flat.mul_(scale)
+            part.view(gradient.shape).copy_(gradient if gradient.layout == torch.strided else gradient.to_dense())
+    if factor != 1.0:
+        flat.mul_(factor)
+    return None
+
+
+def receive(exchange: Exchange, bucket: Bucket, room, parameters: list, factor: float) -> list[torch.Tensor]:
+    """The bucket's results, times factor: views of the room, shaped like the parameters, or sparse tensors."""
+    as_numpy = isinstance(room, torch.Tensor) and not isinstance(bucket, TorchBucket)
+    exchange.finish(bucket, room.numpy() if as_numpy else room)
+    if isinstance(bucket, RowBucket):
+        return [from_rows(room, parameters[0], factor)]
+    parts = (room.mul_(factor) if factor != 1.0 else room).split(bucket.sizes)
+    return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]

@@ -65,6 +65,8 @@ class CompressionState:
         if selection not in ("auto", "host", "device"):
             raise ConfigError(f"selection={selection!r}; allowed: auto, host, device")
         parameters = _named(named_parameters)
+        if not isinstance(grad_scaler, torch.amp.GradScaler | None):
+            raise ConfigError(f"grad_scaler={grad_scaler!r}; allowed: a torch.amp.GradScaler")
         if not isinstance(capture, Capture | None):
             capture = Capture(capture)
         transport = GroupTransport(*_own_group(process_group, backend))
@@ -109,8 +111,10 @@ def comm_hook(state: CompressionState, bucket: dist.GradBucket) -> torch.futures
     Encoding, sending and decoding happen in a thread of their own while backward goes on. Every rank that takes part gets
     the same bits. Where a gradient is not finite, the result is not finite on all ranks, and no rank's memory changes.
 
-    Raises ConfigError for gradients that cannot be exchanged: complex and sparse ones, and parameters that the state does
-    not know; and, in the first step, for specs that differ between ranks. Later errors are raised by backward() as a
+    Sparse gradients, as nn.Embedding(sparse=True) makes them, are exchanged as rows and stay sparse.
+
+    Raises ConfigError for gradients that cannot be exchanged: complex ones, and parameters that the state does not know;
+    and, in the first step, for specs that differ between ranks. Later errors are raised by backward() as a
     RuntimeError with the error's text. They leave the memory as it was before the step, and the next backward() raises
     ExchangeError: the ranks may be out of step.
     """

@@ -183,6 +183,33 @@ def collectives_of_the_user_do_not_interfere():
     close(flat(net), train(EACH, steps=6)[0])
 
 
+class Words(torch.nn.Module):
+    """A table whose gradient is sparse. Every rank and step has other rows, some of them twice."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.table = torch.nn.Embedding(500, 40, sparse=True)
+        self.out = torch.nn.Linear(40, 10)
+
+    def forward(self, x):
+        return self.out(self.table((x[:, :6].abs() * 100).long() % 500).mean(1))
+
+
+@check
+def sparse_gradients_are_exchanged_as_rows():
+    net, plain = Words(), Words()
+    ours, _ = train("dense/raw", net=net)
+    close(ours, train(net=plain)[0])
+    assert net.table.weight.grad.is_sparse and plain.table.weight.grad.is_sparse
+    close(net.table.weight.grad.to_dense(), plain.table.weight.grad.to_dense())
+    weights, state = train("topk:0.1/rice/raw", net=Words(), rules={"table*": "topk:0.2/raw"})
+    same_on_all_ranks(weights)
+    assert state._buckets.exchange.state_dict()["residual"]["table.weight"].any()
+    sent = state.compression_stats()["last_step"]
+    assert sent["bytes_out"] < 500 * 40, sent
+
+
 @check
 def several_models_and_frozen_parameters():
     def both(spec):
