@@ -77,10 +77,22 @@ class DdpBuckets:
             self._begin()
             self._consolidated = {}
         try:
+            if self.exchange.transport.size == 1:
+                return self._pass(bucket)
             return self._take(bucket, bucket.buffer())
         except BaseException as error:
             self._fail(error)
             raise
+
+    def _pass(self, bucket) -> torch.futures.Future[torch.Tensor]:
+        """One rank alone has nothing to exchange, but its steps count."""
+        if bucket.is_last():
+            if self._saved is not None:  # kept for when there are more ranks
+                self._saved["step"] += 1
+            self.exchange.step += 1
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
 
     def _take(self, bucket, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         names = self._add_gradients(bucket, buffer)

@@ -6,6 +6,7 @@
 
 import concurrent.futures
 import itertools
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -71,6 +72,8 @@ class CompressionState:
             capture = Capture(capture)
         transport = GroupTransport(*_own_group(process_group, backend))
         self.rank, self.ranks = transport.rank, transport.size
+        if capture and self.ranks == 1:
+            warnings.warn("capture: there is one rank, so gradients are neither compressed nor captured", stacklevel=2)
         worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         exchange = Exchange(transport, memory, 1 / transport.size, seed, capture, worker, schedule)
         self._buckets = DdpBuckets(
@@ -118,10 +121,6 @@ def comm_hook(state: CompressionState, bucket: dist.GradBucket) -> torch.futures
     RuntimeError with the error's text. They leave the memory as it was before the step, and the next backward() raises
     ExchangeError: the ranks may be out of step.
     """
-    if state.ranks == 1:  # nobody to exchange with
-        future = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
     return state._buckets.take(bucket)
 
 

@@ -1,5 +1,8 @@
 """What is checked inside the ranks of one job: the exchange. Every function is one test under every launcher."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -9,6 +12,7 @@ from harness_ddp import EACH, batches, close, flat, loss_of, module, same_on_all
 import grace_ext
 from grace_ext import ConfigError
 from grace_ext.adapters._ddp_transport import GroupTransport, room_for
+from grace_ext.capture import Capture
 
 
 @check
@@ -155,6 +159,20 @@ def rules_choose_the_spec_by_name_and_size():
     chosen = {t.name: str(b.compressor) for b in state._buckets.exchange.buckets for t in b.tensors}
     assert chosen["4.weight"].startswith("dense") and "qsgd" not in chosen["4.weight"], chosen
     assert chosen["0.bias"].endswith("qsgd") and chosen["0.weight"].startswith("topk"), chosen
+
+
+@check
+def capture_saves_what_rank_0_compresses():
+    with tempfile.TemporaryDirectory() as folder:
+        train(EACH, steps=4, capture=Capture(folder, [1, 3]))
+        files = {path.name: dict(np.load(path)) for path in Path(folder).glob("*.npz")}
+    if dist.get_rank():
+        assert not files
+    else:
+        assert sorted(files) == ["1-compensated.npz", "1.npz", "3-compensated.npz", "3.npz"], files.keys()
+        sizes = {name: p.numel() for name, p in module().named_parameters()}
+        assert all({name: array.size for name, array in arrays.items()} == sizes for arrays in files.values())
+        assert not np.array_equal(files["3.npz"]["2.weight"], files["3-compensated.npz"]["2.weight"])
 
 
 @check

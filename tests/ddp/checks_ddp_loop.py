@@ -241,3 +241,14 @@ def process_groups_train_apart():
     dist.all_gather(rows, weights)
     assert not torch.equal(rows[0], rows[1])
     assert state.ranks == dist.get_world_size() // 2
+    assert state.compression_stats()["steps"] == state.state_dict()["step"] == 4
+
+
+@check
+def one_rank_alone_is_plain_ddp():
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    ours, state = train(EACH, ddp={"process_group": alone}, process_group=alone, steps=4)
+    assert torch.equal(ours, train(ddp={"process_group": alone}, steps=4)[0])
+    assert state.state_dict()["step"] == 4
+    state.load_state_dict(state.state_dict() | {"step": 10})
+    assert state.state_dict()["step"] == 10
