@@ -14,7 +14,7 @@ from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
 from grace_ext.rows import row_bucket
 
 from ._horovod_options import group_names
-from ._torch_parts import on_device, pack, receive, room_for
+from ._torch_parts import on_device, pack, receive, room_for, taken_by
 from ._torch_rows import comes_as_rows
 
 _NONE, _DENSE, _ROWS = 0, 1, 2  # what a rank's first backward pass says of a gradient
@@ -100,26 +100,32 @@ class TorchBuckets:
         joined = self.exchange.transport.allgather(f"{self.prefix}.{name}", payload).wait()
         return joined.reshape(self.exchange.transport.size, -1)
 
-    def _agree(self) -> None:
+    def _agree(self, joined: bool = False) -> bool:
         """Before the first step: buckets in the order of the first rank that knows one; and each table whose gradient comes
-        as rows, on all ranks that have a gradient for it, by itself."""
+        as rows, on all ranks that have a gradient for it, by itself. Ranks that have joined have no say. False if these are
+        all."""
         names = list(self.parameters)
+        if not names:
+            return True
         number = {name: i for i, name in enumerate(names)}
         known = set(self._produced)
         order = self._produced + [name for name in reversed(names) if name not in known]
         own = np.array([(number[name], self._kinds.get(name, _NONE)) for name in order], "<u4").reshape(-1, 2)
-        reports = self.gather("order", own.view(np.uint8).reshape(-1)).copy().view("<u4").reshape(-1, *own.shape)
+        message = np.empty(0, np.uint8) if joined else own.view(np.uint8).reshape(-1)
+        received = self.exchange.transport.allgather(f"{self.prefix}.order", message).wait()
+        reports = received.copy().view("<u4").reshape(-1, *own.shape)
         kinds = np.zeros((len(reports), len(names)), np.uint8)
         for row, report in zip(kinds, reports, strict=True):
             row[report[:, 0]] = report[:, 1]
         some = kinds.any(axis=1)
         if not some.any():
-            return  # no backward pass yet
+            return bool(len(reports))  # no backward pass yet
         rows, dense = (kinds == _ROWS).any(axis=0), (kinds == _DENSE).any(axis=0)
         self.order = [names[i] for i in reports[np.argmax(some)][:, 0]]
         layout = self.order, {names[i] for i in np.flatnonzero(rows & ~dense)}
         if layout != self._built:
             self._build(*layout)
+        return True
 
     # The step
 
@@ -195,6 +201,16 @@ class TorchBuckets:
             self.fresh = False
         self.exchange.end_step()
         self._follow_requires_grad()
+
+    def accompany(self) -> bool:
+        """For a rank that has joined: take part in a step of the others. False when there are no others."""
+        try:
+            if self.order is None and not self._agree(joined=True):
+                return False
+            return self.exchange.accompany(lambda bucket: taken_by(bucket, room_for(bucket)))
+        except BaseException:
+            self.exchange.abort()
+            raise
 
     def abort(self) -> None:
         """Forget a step that cannot be finished."""

@@ -119,6 +119,21 @@ class Connection:
             self._settle(buckets)
         buckets.synchronize()
 
+    def join(self) -> int:
+        """Accompany the steps of the other ranks until all have joined; returns the one that did last."""
+        buckets = self.buckets
+        if buckets is None:
+            return 0
+        if buckets.under_way():
+            raise ExchangeError("optimizer.join() between backward() and step() or synchronize()")
+        if not self._settled:
+            self._settle(buckets)
+        joined_at = np.array([buckets.exchange.step], "<i8").view(np.uint8)
+        while buckets.accompany():
+            self._consolidated = {}
+        steps = buckets.gather("joined", joined_at).copy().view("<i8")[:, 0]
+        return int(np.flatnonzero(steps == steps.max())[-1])
+
     def abort(self) -> None:
         """Forget a step that could not be finished."""
         if self._buckets is not None:

@@ -25,6 +25,11 @@ def room_for(bucket: Bucket) -> torch.Tensor | RowGradient:
     return torch.zeros(bucket.size, device=bucket.device if isinstance(bucket, TorchBucket) else "cpu")
 
 
+def taken_by(bucket: Bucket, room: torch.Tensor | RowGradient):
+    """The room as Exchange.finish takes it."""
+    return room if isinstance(bucket, RowBucket | TorchBucket) else room.numpy()
+
+
 def pack(bucket: Bucket, gradients: list, factor: float, *out):
     """For Exchange.start: the bucket's gradients, times factor, in the way that it takes them. One that is None is zero.
 
@@ -45,8 +50,7 @@ def pack(bucket: Bucket, gradients: list, factor: float, *out):
 
 def receive(exchange: Exchange, bucket: Bucket, room, parameters: list, factor: float) -> list[torch.Tensor]:
     """The bucket's results, times factor: views of the room, shaped like the parameters, or sparse tensors."""
-    as_numpy = isinstance(room, torch.Tensor) and not isinstance(bucket, TorchBucket)
-    exchange.finish(bucket, room.numpy() if as_numpy else room)
+    exchange.finish(bucket, taken_by(bucket, room))
     if isinstance(bucket, RowBucket):
         return [from_rows(room, parameters[0], factor)]
     parts = (room.mul_(factor) if factor != 1.0 else room).split(bucket.sizes)

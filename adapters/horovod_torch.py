@@ -3,6 +3,7 @@
     optimizer = DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 """
 
+import concurrent.futures
 import itertools
 import os
 import warnings
@@ -136,14 +137,15 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     wrapped._plain, wrapped._named_parameters = plain, named_parameters
     wrapped._before = weakref.WeakSet([optimizer, *getattr(optimizer, "_before", ())])
     wrapped._should_synchronize, wrapped._synchronized, wrapped._asked_by_scaler = True, False, False
-    wrapped._grad_scaler = grad_scaler
+    wrapped._grad_scaler, wrapped._process_set = grad_scaler, process_set
     wrapped._passes = backward_passes_per_step
     prefix = f"grace_ext.{next(_instances)}"
 
     def build(parameters) -> TorchBuckets:
         guard_exit()
         weight = weight_of(hvd, op, gradient_predivide_factor, process_set.size())
-        exchange = Exchange(HorovodTransport(process_set), memory, weight, seed, capture, schedule=schedule)
+        exchange = Exchange(HorovodTransport(process_set), memory, weight, seed, capture, schedule=schedule,
+                            joinable=True)
         return TorchBuckets(
             parameters, exchange, Rules(compression, rules, seed), parse_stage("communicator", communicator), prefix=prefix,
             bucket_bytes=bucket_bytes, groups=groups, selection=selection, prescale=1.0 / gradient_predivide_factor,
@@ -203,6 +205,21 @@ class _Methods:
         """Finish the exchange: afterwards every gradient is the average (or sum) over ranks, the same on all."""
         self._connection.synchronize()
         self._synchronized, self._asked_by_scaler = True, False
+
+    def join(self, *others):
+        """Instead of hvd.join(), for ranks that have fewer batches than others: take part in their steps with nothing, until
+        all ranks have joined. Averages are still over all ranks. Returns the rank that joined last; it has made all steps:
+        go on with hvd.broadcast_parameters and hvd.broadcast_optimizer_state from it.
+
+        others: the loop's other wrapped optimizers, if there are several; they can only be joined together.
+
+        This rank's memory stays as it is meanwhile. Until all have joined the other ranks may use no other collective of
+        Horovod, and must not freeze or unfreeze parameters. Raises ExchangeError between backward() and step().
+        """
+        connections = [optimizer._connection for optimizer in (self, *others)]
+        with concurrent.futures.ThreadPoolExecutor(len(connections)) as threads:  # whatever the order in which they step
+            last, *_ = threads.map(Connection.join, connections)
+        return self._process_set.ranks[last] if self._process_set.included() else hvd.rank()
 
     @contextmanager
     def skip_synchronize(self):

@@ -244,10 +244,11 @@ def _read_shape(read: _Reader, d: int) -> tuple[int, ...]:
 
 
 def split(buffer, count: int, size: int) -> list[Container]:
-    """The `count` containers that stand one after the other in `buffer`, each of `size` elements."""
+    """The at most `count` containers that stand one after the other in `buffer`, each of `size` elements: those of the ranks
+    that sent one."""
     data = as_bytes(buffer)
     found = []
-    for _ in range(count):
+    while data.size and len(found) < count:
         found.append(parse(data, size, prefix=True))
         data = data[found[-1].nbytes:]
     if data.size:

@@ -84,6 +84,12 @@ class Bucket:
         self.memory.sent(self.name, pending)
         return pending
 
+    def start_empty(self, transport: Transport, stream: Stream) -> Pending:
+        """Take part with nothing. The memory keeps what it has."""
+        pending = self.communicator.start_empty(transport, self.name, self.compressor, self.size, stream, self.sizes)
+        pending.gradient_bytes = 0
+        return pending
+
     def advance(self, pending: Pending, transport: Transport) -> None:
         """Start a second collective that needs the first one's result, if there is one. `finish` does it otherwise."""
         self.communicator.advance(pending, transport)
@@ -124,12 +130,13 @@ class Exchange:
 
     memory: a Memory, its spec, or specs by name pattern (grace_ext.policy.Memories). weight: what the sum over ranks is
     multiplied with (1 / ranks for an average). capture: saves gradients of rank 0. executor: what encodes, one bucket at a
-    time; a thread of its own if None. schedule: options by step (grace_ext.policy.Schedules).
+    time; a thread of its own if None. schedule: options by step (grace_ext.policy.Schedules). joinable: whether ranks may
+    leave the loop before others, and `accompany` these.
     """
 
     def __init__(self, transport: Transport, memory, weight: float, seed: int = 0,
                  capture: Capture | None = None, executor: concurrent.futures.Executor | None = None,
-                 schedule: dict | None = None):
+                 schedule: dict | None = None, joinable: bool = False):
         self.transport = transport
         self.memories = Memories(memory)
         self.schedules = Schedules(schedule)
@@ -142,6 +149,8 @@ class Exchange:
         self._warm_starts = WarmStarts()
         self._started: dict[str, concurrent.futures.Future] = {}
         self._finite = True
+        self._joinable = joinable
+        self._tally: concurrent.futures.Future | None = None  # of the ranks that take part in the step
         self._worker = executor or concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         self._total, self._last = _Counts(), _Counts()
 
@@ -221,11 +230,57 @@ class Exchange:
     def start(self, bucket: Bucket, pack: Callable[[np.ndarray], None]) -> None:
         """Queue the bucket: the worker thread packs, encodes and sends it. pack must not need the caller's thread. It is
         called as the bucket's own `start` says."""
-        if self.schedules:
-            bucket.compressor = self.schedules.at(bucket.declared, self.step)
-        stream = Stream(self.seed, bucket.tensors[0].name, self.step, self.transport.rank)
+        if not self._started:
+            self._count_ranks(1)
+        stream = self._stream_of(bucket)
         look = self.capture.of(self.step, bucket) if self.capture else None
         self._started[bucket.name] = self._worker.submit(bucket.start, self.transport, pack, stream, look)
+
+    def _stream_of(self, bucket: Bucket) -> Stream:
+        """This step's. The compressor becomes this step's, too."""
+        if self.schedules:
+            bucket.compressor = self.schedules.at(bucket.declared, self.step)
+        return Stream(self.seed, bucket.tensors[0].name, self.step, self.transport.rank)
+
+    def _count_ranks(self, own: int) -> None:
+        """Where no bucket says by its length how many ranks have a gradient, ask."""
+        if self._joinable and not any(bucket.communicator.sends_containers for bucket in self.buckets):
+            self._tally = self._worker.submit(self.transport.allreduce, f"{self.buckets[0].name}.ranks",
+                                              np.full(1, own, np.float32))
+
+    def accompany(self, room: Callable) -> bool:
+        """For a rank that has nothing more to give: take part in a step of the others, so that they can finish it and this
+        rank's exchange stays in step. False, without a step, when no rank has anything to give.
+
+        room(bucket) -> what `finish` may write to.
+        """
+        if not self.buckets:
+            return False
+        self._count_ranks(0)
+        first = next((bucket for bucket in self.buckets if bucket.communicator.sends_containers), self.buckets[0])
+        if self._tally is not None:
+            others = bool(self._tally.result().wait()[0])
+            self._tally = None
+        else:
+            self._start_empty(first)
+            pending = self.pending(first)
+            pending.handle = _Received(pending.handle.wait())
+            others = pending.handle.result.size > 0
+        if not others:
+            self._started.clear()
+            return False
+        for bucket in self.buckets:
+            if not self.is_started(bucket):
+                self._start_empty(bucket)
+        self.advance()
+        for bucket in self.buckets:
+            self.finish(bucket, room(bucket))
+        self.end_step()
+        return True
+
+    def _start_empty(self, bucket: Bucket) -> None:
+        stream = self._stream_of(bucket)
+        self._started[bucket.name] = self._worker.submit(bucket.start_empty, self.transport, stream)
 
     def is_started(self, bucket: Bucket) -> bool:
         return bucket.name in self._started
@@ -252,6 +307,9 @@ class Exchange:
         """Close the step after all buckets are finished. If some rank's gradient was not finite, every memory on every
         rank stays as it was, and False is returned."""
         finite, self._finite = self._finite, True
+        if self._tally is not None:
+            self._tally.result().wait()
+            self._tally = None
         for state in (*self._memories, self._warm_starts):
             state.commit() if finite else state.rollback()
         self._started.clear()
@@ -268,6 +326,7 @@ class Exchange:
             future.cancel()
         concurrent.futures.wait(self._started.values())  # the one that runs would still begin a memory's step
         self._started.clear()
+        self._tally = None
         self._finite = True
         self._last = _Counts()
         for state in (*self._memories, self._warm_starts):
@@ -292,6 +351,16 @@ class Exchange:
         """
         last = self._total.last.report() if self._total.last else _Counts().report()
         return {"steps": self.step, **self._total.report(), "last_step": last}
+
+
+@dataclasses.dataclass
+class _Received:
+    """The handle of a collective that has been waited for."""
+
+    result: np.ndarray
+
+    def wait(self) -> np.ndarray:
+        return self.result
 
 
 def _fitting(field: str, tensor: Tensor, state) -> np.ndarray:

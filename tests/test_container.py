@@ -11,7 +11,7 @@ from forge import NON_FINITE, ORDER, SHAPE, TRANSFORM, reseal, u32, varint
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError, container
-from grace_ext.decoder import decode_sum
+from grace_ext.decoder import decode_rows, decode_sum
 
 
 def test_the_forged_container_is_valid():
@@ -198,9 +198,19 @@ def test_split():
         assert np.array_equal(out, grace_ext.decompress(blob, 100))
     with pytest.raises(ContainerError, match=f"{blobs[-1].size} bytes follow the"):
         container.split(joined, len(blobs) - 1, 100)
-    for bad, count in ((joined, len(blobs) + 1), (joined[:-1], len(blobs))):
-        with pytest.raises(ContainerError):
-            container.split(bad, count, 100)
+    with pytest.raises(ContainerError):
+        container.split(joined[:-1], len(blobs), 100)
+
+
+def test_split_of_ranks_that_sent_nothing():
+    blob = grace_ext.compressor("topk:0.1").compress(contract.gauss(100))
+    assert len(container.split(np.concatenate([blob, blob]), 4, 100)) == 2
+    nothing = container.split(np.empty(0, np.uint8), 4, 100)
+    out = np.ones(100, np.float32)
+    decode_sum(nothing, out)
+    assert nothing == [] and not out.any()
+    rows, values = decode_rows(nothing, 10)
+    assert rows.shape == (0,) and values.shape == (0, 10)
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 2**14 - 1, 2**14, 2**28 - 1, 2**28, 2**31 - 1])

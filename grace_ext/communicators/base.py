@@ -72,6 +72,10 @@ class Communicator(Stage):
         the tensors in it, None for one. The gradient may be the memory's room itself, and may be overwritten."""
         raise NotImplementedError
 
+    def start_empty(self, transport: Transport, name: str, compressor, size: int, stream, sizes=None) -> Pending:
+        """Take part with nothing: for a rank that has no gradient, float32[size], while others have."""
+        return self.start(transport, name, compressor, np.zeros(size, np.float32), None, stream, sizes)
+
     def advance(self, pending: Pending, transport: Transport) -> None:
         """For exchanges of two collectives of which one needs the other's result: wait for it and start the second."""
 

@@ -351,7 +351,7 @@ def process_sets_train_apart():
             optimizer.step()
         return flat(net)
 
-    gathered = hvd.allgather(run(compressed(process_set=own))[None])
+    gathered = hvd.allgather(run(compressed(process_set=own))[None], name="process_sets")
     for rank in range(hvd.size()):
         assert torch.equal(gathered[rank], gathered[hvd.rank()]) == (rank % 2 == hvd.rank() % 2), rank
     ours, theirs = run(compressed("dense/raw", process_set=own)), run(horovod(process_set=own))

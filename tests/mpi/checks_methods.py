@@ -72,7 +72,7 @@ def powersgd_is_the_low_rank_average_with_feedback():
         optimizer.synchronize()
         sent = weight.grad.double().numpy()
         if state:  # from here on it is known what the step began with
-            mean = hvd.allgather(torch.from_numpy(own)[None]).numpy().mean(axis=0)
+            mean = hvd.allgather(torch.from_numpy(own)[None], name="powersgd").numpy().mean(axis=0)
             basis = np.linalg.qr(mean @ state["lowrank:5.weight"].reshape(2, -1).T)[0]
             expected = basis @ (basis.T @ mean)
             assert np.abs(sent - expected).max() < 1e-5 * np.abs(mean).max() + 1e-7, np.abs(sent - expected).max()

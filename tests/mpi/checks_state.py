@@ -294,7 +294,7 @@ def consolidated_memories_are_those_of_one_step_and_one_rank():
     optimizer.consolidate_state_dict(to=1)
     memories = optimizer.state_dict()["grace_ext"]["memories"]
     assert sorted(memories) == (list(range(hvd.size())) if hvd.rank() == 1 else [hvd.rank()])
-    theirs = hvd.allgather(memories[hvd.rank()]["residual"]["first.weight"][None])
+    theirs = hvd.allgather(memories[hvd.rank()]["residual"]["first.weight"][None], name="memories")
     assert all(torch.equal(theirs[rank], memory["residual"]["first.weight"]) for rank, memory in memories.items())
     steps(net, optimizer, batches(1))
     assert list(optimizer.state_dict()["grace_ext"]["memories"]) == [hvd.rank()]

@@ -40,7 +40,8 @@ def flat(net):
 
 
 def same_on_all_ranks(tensor):
-    gathered = hvd.allgather(tensor[None].contiguous())
+    # Without a name Horovod pairs by a count, which differs where ranks have done different numbers of steps.
+    gathered = hvd.allgather(tensor[None].contiguous(), name="same_on_all_ranks")
     assert all(torch.equal(gathered[0], row) for row in gathered), "ranks hold different bits"
 
 

@@ -14,8 +14,8 @@ def job(request, tmp_path_factory):
     return run_worker(request.param, "worker.py", tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("name", checks_in("checks.py", "checks_corners.py", "checks_methods.py", "checks_rows.py",
-                                           "checks_state.py"))
+@pytest.mark.parametrize("name", checks_in("checks.py", "checks_corners.py", "checks_join.py", "checks_methods.py",
+                                           "checks_rows.py", "checks_state.py"))
 def test_check(job, name):
     assert_ok(job, name)
 

@@ -4,6 +4,7 @@ import sys
 
 import checks
 import checks_corners  # noqa: F401  (importing registers its checks)
+import checks_join  # noqa: F401
 import checks_methods  # noqa: F401
 import checks_rows  # noqa: F401
 import checks_state  # noqa: F401
