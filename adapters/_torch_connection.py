@@ -169,7 +169,7 @@ class Connection:
         self._consolidated = {}
         self._bring(_CHECKPOINT if loaded.whole else _NOTHING)
         if self._members[0] == 0:  # the others' part is said when the ranks settle
-            _LOG.log(logging.INFO if loaded.whole else logging.WARNING, loaded.what)
+            _LOG.log(logging.WARNING if loaded.lost else logging.INFO, loaded.what)
 
     def consolidate(self, to: int) -> None:
         """A collective: until the next step, `save` on rank `to` has the memories of all ranks."""

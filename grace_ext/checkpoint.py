@@ -27,11 +27,12 @@ ALL_RANKS = "call consolidate_state_dict() on all ranks before rank 0 saves, or 
 @dataclasses.dataclass
 class Loaded:
     """state: for Exchange.load_state_dict. whole: whether this rank's memory is what was saved. what: a sentence for the
-    log, of what was found and done."""
+    log, of what was found and done. lost: whether something of it was left out."""
 
     state: dict
     whole: bool
     what: str
+    lost: bool = True
 
 
 def check_policy(on_resize) -> None:
@@ -58,7 +59,7 @@ def choose(saved: dict | None, exchange: Exchange, on_resize) -> Loaded:
     memories, step = saved["memories"], {"step": saved["step"]}
     if saved["ranks"] == ranks:
         if rank in memories:
-            return Loaded(step | memories[rank], True, f"the memory of {ranks} ranks was restored")
+            return _loaded(step | memories[rank], f"the memory of {ranks} ranks was restored", memories[rank], exchange)
         return Loaded(step, False, f"the checkpoint has the memory of ranks {sorted(memories)} only, so that of rank {rank} "
                                    f"starts from zero: {ALL_RANKS}")
     sizes = f"the checkpoint is of {saved['ranks']} ranks, and there are {ranks} now"
@@ -70,7 +71,18 @@ def choose(saved: dict | None, exchange: Exchange, on_resize) -> Loaded:
         why = "" if on_resize == RESET else f" (those of ranks {sorted(memories)} are there: {ALL_RANKS})"
         return Loaded(step, False, f"{sizes}: memories start from zero{why}")
     state = redistribute(exchange, list(memories.values()), ranks)
-    return Loaded(step | state, True, f"{sizes}: memories were redistributed")
+    return _loaded(step | state, f"{sizes}: memories were redistributed", memories[min(memories)], exchange)
+
+
+def _loaded(state: dict, what: str, saved: dict, exchange: Exchange) -> Loaded:
+    """saved: one of the memories that went into the state, some of which may have no place in this exchange."""
+    kept = {tensor.name: bucket.memory.states for bucket in exchange.buckets for tensor in bucket.tensors}
+    unknown = sorted(saved.keys() - {"lowrank"}.union(*kept.values()))
+    names = sorted({name for by_name in saved.values() for name in by_name} - kept.keys())
+    for kind, strangers in (("no memory here has", unknown), ("no tensor here is named", names)):
+        if strangers:
+            what += f"; left out, since {kind} {', '.join(strangers[:5])}{', …' if len(strangers) > 5 else ''}"
+    return Loaded(state, True, what, bool(unknown or names))
 
 
 def settle(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> str:

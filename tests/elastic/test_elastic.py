@@ -1,7 +1,6 @@
 """Elastic Horovod as users start it: a worker is killed, others are added, and removed again."""
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -15,16 +14,16 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.mpi
 
 
-def run(command: list[str], folder: Path, timeout: float) -> tuple[list[dict], str]:
+def run(command: list[str], folder: Path, timeout: float, *arguments: str) -> tuple[list[dict], str]:
     """What the workers wrote, and the job's output."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "OMPI_MCA_mpi_yield_when_idle": "1",
                    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                    # How long survivors wait for the dead. It must be longer than a new worker takes to start.
                    "HOROVOD_GLOO_TIMEOUT_SECONDS": "20"}
     environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
-    process = subprocess.Popen([*command, sys.executable, str(HERE / "train.py"), str(folder)], env=environment, text=True,
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               start_new_session=True)
+    process = subprocess.Popen([*command, sys.executable, str(HERE / "train.py"), str(folder), *arguments],
+                               env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, start_new_session=True)
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -48,15 +47,18 @@ def disturbed(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    return run(["mpirun", "-np", "2", "--oversubscribe"], tmp_path_factory.mktemp("undisturbed"), 120)
+def undisturbed(disturbed, tmp_path_factory):
+    """The same number of steps."""
+    return run(["mpirun", "-np", "2", "--oversubscribe"], tmp_path_factory.mktemp("undisturbed"), 200,
+               str(disturbed[0][0]["steps"]))
 
 
-def test_training_goes_on_when_a_worker_is_killed_and_others_are_added_and_removed(disturbed):
+def test_training_goes_on_when_workers_are_killed_added_and_removed(disturbed):
     results, output = disturbed
     assert len(results) == 2, output[-4000:]
     for result in results:
-        assert result["visited"] == [3, 2, 4, 2] and all(result["identical"].values()), result
+        assert result["visited"] == [3, 2, 4, 4, 2], result
+        assert result["identical"] == [True] * 3 * 6, result
     assert [result["checked"] for result in results[1:]] == [results[0]["checked"]]
 
 
@@ -68,7 +70,7 @@ def test_memories_follow_the_declared_policy(disturbed):
         else:
             right, wrong = (kept, reset) if kind == "redistribute" else (reset, kept)
             assert right < 1e-4 and wrong > 100 * right, (kind, ranks, kept, reset)
-    for before, now in ((2, 2), (2, 4), (2, 2)):
+    for before, now in ((2, 2), (2, 4)):
         changed = f"there are {now}, of which {before} were there before; memories"
         assert f"{changed} of these {before} were redistributed" in output
         assert f"{changed} start from zero (on_resize='reset')" in output
@@ -77,4 +79,4 @@ def test_memories_follow_the_declared_policy(disturbed):
 def test_the_loss_is_that_of_an_undisturbed_run(disturbed, undisturbed):
     for kind, loss in disturbed[0][0]["loss"].items():
         expected = undisturbed[0][0]["loss"][kind]
-        assert math.isclose(loss, expected, rel_tol=0.15), (kind, loss, expected)
+        assert loss < 1.15 * expected, (kind, loss, expected)

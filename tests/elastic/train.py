@@ -1,7 +1,8 @@
-"""A worker of an elastic job: train.py FOLDER. FOLDER/hosts says which hosts there are; without it, nothing happens.
+"""A worker of an elastic job: train.py FOLDER [STEPS]. FOLDER/hosts says which hosts there are; with STEPS, nothing happens.
 
-The job starts with three workers on two hosts. After 20 steps the worker of the second kills itself; 20 steps later rank 0
-adds a third host with two workers, and 20 steps after they have come it removes them again.
+The job starts with three workers on two hosts, and something happens every 20 steps: the worker of the second host kills
+itself; a third host is added, with two workers; one of these kills itself while a fourth host takes the place of the third;
+the fourth host is removed.
 
 Three models are trained at once, one for each thing that memories are to do then.
 """
@@ -20,7 +21,7 @@ import torch
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
 
 FOLDER = Path(sys.argv[1])
-DISTURBED = (FOLDER / "hosts").exists()
+STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else None
 KINDS = {"redistribute": {"on_resize": None}, "reset": {"on_resize": "reset"}, "ef21": {"memory": "ef21"}}
 
 logging.basicConfig(format="%(name)s: %(message)s")
@@ -72,6 +73,11 @@ def synchronize_and_check(kind):
     return [(before + new).abs().max().item(), new.abs().max().item()]
 
 
+def identical_on_all_ranks(net):
+    weights = torch.cat([p.detach().flatten() for p in net.parameters()])
+    return all(torch.equal(row, weights) for row in hvd.allgather(weights[None], name="weights"))
+
+
 def hosts(*lines):
     if hvd.rank() == 0:
         (FOLDER / "new").write_text("\n".join(lines))
@@ -80,17 +86,22 @@ def hosts(*lines):
 
 def happen(visited, here):
     """What is to happen after `here` steps with the last of these numbers of ranks. Returns whether training ends."""
-    if not DISTURBED:
-        return here == 80
-    if here == 20 and visited == [3] and os.environ["HOROVOD_HOSTNAME"] == "127.0.0.1":
+    if STEPS:
+        return here == STEPS
+    host, local_rank = os.environ["HOROVOD_HOSTNAME"], hvd.local_rank()
+    if here == 20 and visited == [3] and host == "127.0.0.1":
         os.kill(os.getpid(), signal.SIGKILL)
     if here == 20 and visited == [3, 2]:
         hosts("localhost:2", "127.1:2")
     if here == 20 and visited == [3, 2, 4]:
+        hosts("localhost:2", "127.0.1:2")
+        if (host, local_rank) == ("127.1", 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+    if here == 20 and visited == [3, 2, 4, 4]:
         hosts("localhost:2")
     if here > 20:
         time.sleep(0.2)  # until the ranks change
-    return here == 20 and len(visited) == 4
+    return here == 20 and len(visited) == 5
 
 
 def batch(step, rank, size=32):
@@ -106,7 +117,9 @@ def train(state):
         x, y = batch(state.step, hvd.rank())
         for kind, optimizer in optimizers.items():
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(nets[kind](x), y).backward()
+            loss = torch.nn.functional.cross_entropy(nets[kind](x), y)
+            loss.backward()
+            hvd.allreduce(loss.detach(), name=f"loss.{kind}")  # the first to fail, while gradients are on their way
             if here == 0:
                 state.checked = [*state.checked, [kind, hvd.size(), *synchronize_and_check(kind)]]
                 with optimizer.skip_synchronize():
@@ -116,20 +129,21 @@ def train(state):
             kept[kind] = memory(kind, "residual")
         here += 1
         state.step += 1
+        if here == 10:
+            state.identical = [*state.identical, *map(identical_on_all_ranks, nets.values())]
         state.commit()
 
 
-state = hvd.elastic.TorchState(step=0, visited=[], checked=[],
+state = hvd.elastic.TorchState(step=0, visited=[], checked=[], identical=[],
                                **{f"net_{kind}": net for kind, net in nets.items()},
                                **{f"optimizer_{kind}": optimizer for kind, optimizer in optimizers.items()})
 train(state)
 
 x, y = batch(10**6, 0, 2000)
-result = {"visited": state.visited, "checked": state.checked, "steps": state.step, "loss": {}, "identical": {}}
+result = {"visited": state.visited, "steps": state.step, "checked": state.checked, "loss": {},
+          "identical": [*state.identical, *map(identical_on_all_ranks, nets.values())]}
 for kind, net in nets.items():
     with torch.no_grad():
         result["loss"][kind] = torch.nn.functional.cross_entropy(net(x), y).item()
-    weights = torch.cat([p.detach().flatten() for p in net.parameters()])
-    result["identical"][kind] = all(torch.equal(row, weights) for row in hvd.allgather(weights[None]))
     assert optimizers[kind].compression_stats()["steps"] == state.step
 (FOLDER / f"rank{hvd.rank()}.json").write_text(json.dumps(result))

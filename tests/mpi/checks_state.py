@@ -217,6 +217,23 @@ def a_state_dict_is_copied_pickled_and_read_by_plain_optimizers():
     steps(net, optimizer, batches(1))
 
 
+@check
+def what_has_no_place_is_left_out_and_told():
+    net, optimizer = trained()
+    state = through_a_file(optimizer.state_dict())
+    renamed = copy.deepcopy(state)
+    residuals = renamed["grace_ext"]["memories"][hvd.rank()]["residual"]
+    residuals["former.weight"] = residuals.pop("first.weight")
+    for spec, memory, saved, text in (("topk:0.05", "ef21", state, "no memory here has residual"),
+                                      ("topk:0.05", "residual", renamed, "no tensor here is named former.weight")):
+        net, fresh = setup(spec, memory=memory)
+        with Messages() as texts:
+            fresh.load_state_dict(saved)
+        assert [text in other and other.startswith("WARNING") for other in texts] == [True] * (hvd.rank() == 0), texts
+        steps(net, fresh, batches(2))
+        same_on_all_ranks(flat(net))
+
+
 def made_by_hand(optimizer, ranks):
     """The consolidated dict of other ranks, each with a residual of its own."""
     state = optimizer.state_dict()
