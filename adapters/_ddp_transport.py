@@ -21,6 +21,8 @@ class GroupTransport(Transport):
     all ranks see it, and a second gather carries the rests.
     """
 
+    can_probe = True  # a step ends in the thread that issues all collectives
+
     def __init__(self, group, device: torch.device):
         """device: where the group's backend wants tensors to be."""
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)

@@ -22,7 +22,7 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
                          average_aggregated_gradients=False, num_groups=0, groups=None,
                          process_set=hvd.global_process_set, scale_local_gradients=True, *, memory="residual",
                          communicator="allgather", rules=None, bucket_bytes=25 * 2**20, seed=0, capture=None,
-                         schedule=None):
+                         schedule=None, observe=None):
     """Wrap a Keras optimizer so that gradients are compressed, exchanged and averaged over ranks before they are applied.
 
     A drop-in for horovod.tensorflow.keras.DistributedOptimizer: the arguments up to scale_local_gradients are Horovod's,
@@ -32,7 +32,7 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
     minimize, eagerly and in tf.function. A model that was trained with the optimizer before must be compiled again.
 
     name: a new name for the optimizer.
-    compression, memory, communicator, rules, bucket_bytes, groups, seed, capture, schedule: as in horovod_torch's
+    compression, memory, communicator, rules, bucket_bytes, groups, seed, capture, schedule, observe: as in horovod_torch's
         DistributedOptimizer. Buckets follow the reverse order of the variables.
     sparse_as_dense: tf.IndexedSlices are made dense first.
     backward_passes_per_step: gradients are summed over so many calls, then exchanged and applied; the calls between change
@@ -55,7 +55,7 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
         raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}; allowed: 1 and more")
     options = Options(compression, memory, communicator, rules, bucket_bytes, groups or num_groups, op,
                       gradient_predivide_factor, sparse_as_dense, process_set, scale_local_gradients, seed, capture,
-                      schedule)
+                      schedule, observe)
     hooks = _hooks(optimizer)
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     if any(hasattr(type(wrapped), "_grace") for wrapped in (optimizer, inner)):

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import os
 import warnings
 
 import horovod.tensorflow as hvd
@@ -13,6 +14,7 @@ from grace_ext import ConfigError
 from grace_ext.capture import Capture
 from grace_ext.compressor import Compressor
 from grace_ext.exchange import Exchange, Tensor, make_buckets
+from grace_ext.observe import observers
 from grace_ext.policy import DEFAULT_SPEC, Rules
 from grace_ext.registry import Stage
 from grace_ext.rows import row_bucket
@@ -46,20 +48,22 @@ class Options:
     seed: int = 0
     capture: object = None
     schedule: dict | None = None
+    observe: object = None
 
     def __post_init__(self):
         check_reduction(hvd, self.op, self.gradient_predivide_factor)
         self.compression, self.memory, self.communicator = understand_compression(
             hvd, self.compression, self.memory, self.communicator)
-        if not isinstance(self.capture, Capture | None):
-            self.capture = Capture(self.capture)
 
     def key(self) -> tuple:
-        """Equal for equal options. Variables, process sets and captures are told apart, not looked into."""
+        """Equal for equal options. Variables, process sets, captures and observers are told apart, not looked
+        into."""
+        known = str | int | float | dict | os.PathLike | Compressor | Stage | None
+
         def part(value):
             if isinstance(value, list | tuple):
                 return tuple(map(part, value))
-            return repr(value) if isinstance(value, str | int | float | dict | Compressor | Stage | None) else id(value)
+            return repr(value) if isinstance(value, known) else id(value)
 
         return tuple(part(getattr(self, field.name)) for field in dataclasses.fields(self))
 
@@ -74,8 +78,14 @@ class Reducer:
         self.active = process_set.included() and process_set.size() > 1
         self._layouts: dict[tuple, _Layout] = {}
         guard_exit()
-        if options.capture and not self.active:
-            warnings.warn("capture: there is one rank, so gradients are neither compressed nor captured", stacklevel=3)
+        #: Shared by the layouts. They are made here and not in Options: a path is known again in another tape's options.
+        self._capture = options.capture
+        if not isinstance(options.capture, Capture | None):
+            self._capture = Capture(options.capture)
+        self._observers = observers(options.observe)
+        if (self._capture or self._observers) and not self.active:
+            warnings.warn("capture, observe: there is one rank, so gradients are not compressed and there is nothing to see",
+                          stacklevel=3)
 
     def reduce(self, gradients: list, variables: list, local=()) -> list:
         """Gradients (tf.Tensor, tf.IndexedSlices or None) of the variables, in their order -> the same, averaged over ranks
@@ -127,7 +137,8 @@ class Reducer:
             tensors = [_tensor(name, gradient, variables[name]) for name, gradient in given.items()]
             with tf.init_scope():
                 self._layouts[key] = _Layout(self._options, tensors, tables,
-                                             {id(variable): name for name, variable in variables.items()})
+                                             {id(variable): name for name, variable in variables.items()},
+                                             self._capture, self._observers)
         return self._layouts[key]
 
     def stats(self) -> dict:
@@ -141,14 +152,15 @@ class Reducer:
 class _Layout:
     """The buckets of certain gradients, in the reverse order of their variables: about that in which backward makes them."""
 
-    def __init__(self, options: Options, tensors: list[Tensor], tables: set[str], names: dict[int, str]):
+    def __init__(self, options: Options, tensors: list[Tensor], tables: set[str], names: dict[int, str],
+                 capture: Capture | None, observe: list):
         """tables: the names of those whose gradients come as rows; each has a bucket of its own. names: by id of the
         variable."""
         process_set = options.process_set
         prefix = f"grace_ext.{next(_instances)}"
         weight = weight_of(hvd, options.op, options.gradient_predivide_factor, process_set.size())
         self.exchange = Exchange(GraphTransport(process_set), options.memory, weight, options.seed,
-                                 options.capture, CallersThread(), options.schedule)
+                                 capture, CallersThread(), options.schedule, observe=observe)
         rules = Rules(options.compression, options.rules, options.seed)
         communicator = parse_stage("communicator", options.communicator)
         choices = {tensor.name: rules.choose(tensor.name, tensor.size, tensor.ndim, tensor.name in tables)

@@ -17,7 +17,7 @@ def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compres
                             op=hvd.Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
                             process_set=hvd.global_process_set, scale_local_gradients=True, *, memory="residual",
                             communicator="allgather", rules=None, bucket_bytes=25 * 2**20, seed=0, capture=None,
-                            schedule=None):
+                            schedule=None, observe=None):
     """Wrap a tf.GradientTape so that `gradient` gives gradients that are compressed, exchanged and averaged over ranks.
 
     A drop-in for hvd.DistributedGradientTape: the arguments up to scale_local_gradients are Horovod's, in its order. The
@@ -25,7 +25,7 @@ def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compres
 
     The memory outlives the tape: tapes over the same variables with the same options go on with the same one.
 
-    compression, memory, communicator, rules, bucket_bytes, groups, seed, capture, schedule: as in horovod_torch's
+    compression, memory, communicator, rules, bucket_bytes, groups, seed, capture, schedule, observe: as in horovod_torch's
         DistributedOptimizer. Buckets follow the reverse order of the sources.
     sparse_as_dense: tf.IndexedSlices are made dense first. Otherwise they stay sparse: duplicate rows are summed, and the
         spec's sparsifier works on the rows that are there.
@@ -37,7 +37,7 @@ def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compres
     check_devices(device_dense, device_sparse)
     options = Options(compression, memory, communicator, rules, bucket_bytes, groups or num_groups, op,
                       gradient_predivide_factor, sparse_as_dense, process_set, scale_local_gradients, seed, capture,
-                      schedule)
+                      schedule, observe)
     plain = type(gradtape)
     if not isinstance(gradtape, tf.GradientTape) or hasattr(plain, "_plain"):
         raise ConfigError(f"a tf.GradientTape that is not wrapped yet was expected, not {gradtape!r}")

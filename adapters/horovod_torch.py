@@ -19,6 +19,7 @@ from grace_ext import ConfigError, ExchangeError, checkpoint
 from grace_ext.capture import Capture
 from grace_ext.communicators import Transport
 from grace_ext.exchange import Exchange
+from grace_ext.observe import observers
 from grace_ext.policy import DEFAULT_SPEC, Rules
 from grace_ext.spec import parse_stage
 
@@ -35,6 +36,8 @@ register()
 
 class HorovodTransport(Transport):
     """The collectives of grace_ext over Horovod's PyTorch operations, in one process set."""
+
+    can_probe = True
 
     def __init__(self, process_set):
         self._process_set = process_set
@@ -67,7 +70,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
                          op=hvd.Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
                          sparse_as_dense=False, process_set=hvd.global_process_set, *, memory="residual",
                          communicator="allgather", rules=None, bucket_bytes=25 * 2**20, selection="auto", seed=0,
-                         capture=None, schedule=None, on_resize=None, grad_scaler=None):
+                         capture=None, schedule=None, on_resize=None, grad_scaler=None, observe=None):
     """Wrap a torch.optim.Optimizer so that gradients are compressed, exchanged and averaged before each step.
 
     A drop-in for hvd.DistributedOptimizer: the arguments up to process_set are Horovod's, in its order. The result is
@@ -98,6 +101,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         so there is nothing to capture either: a warning says so.
     schedule: options of the spec that change from step to step: {"density": "warmup:steps=2000"}, or a function of the step
         that gives the same on all ranks; see grace_ext.policy.Schedules.
+    observe: where rank 0 writes bytes, ratio, seconds and residual norms of every tenth step: a path in .jsonl or .csv, a
+        folder for TensorBoard, an object of grace_ext.observe (which knows other steps, and a Timeline), or a list of these.
     on_resize: what becomes of the memories when a checkpoint of another number of ranks is loaded, or elastic Horovod adds
         or removes some. "reset": they start from zero. "redistribute": the sum of residuals is preserved, each rank takes
         an equal part. None: redistribute, or reset with a warning where a checkpoint has not all of them.
@@ -115,6 +120,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}; allowed: 1 and more")
     if not isinstance(capture, Capture | None):
         capture = Capture(capture)
+    observe = observers(observe)
     if num_groups:
         groups = num_groups
     if selection not in ("auto", "host", "device"):
@@ -145,7 +151,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         guard_exit()
         weight = weight_of(hvd, op, gradient_predivide_factor, process_set.size())
         exchange = Exchange(HorovodTransport(process_set), memory, weight, seed, capture, schedule=schedule,
-                            joinable=True)
+                            joinable=True, observe=observe)
         return TorchBuckets(
             parameters, exchange, Rules(compression, rules, seed), parse_stage("communicator", communicator), prefix=prefix,
             bucket_bytes=bucket_bytes, groups=groups, selection=selection, prescale=1.0 / gradient_predivide_factor,
@@ -159,8 +165,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         # A worker that elastic Horovod adds must start no collective here: the others are already somewhere else.
         if os.environ.get("HOROVOD_ELASTIC") != "1":
             wrapped._grace.check_layouts()
-    elif capture:
-        warnings.warn("capture: there is one rank, so gradients are neither compressed nor captured", stacklevel=2)
+    elif capture or observe:
+        warnings.warn("capture, observe: there is one rank, so gradients are not compressed and there is nothing to see",
+                      stacklevel=2)
     return wrapped
 
 

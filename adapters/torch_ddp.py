@@ -53,6 +53,7 @@ class CompressionState:
         checkpoint has not all of them.
     grad_scaler: the torch.amp.GradScaler of the training, if there is one: what the memory holds is then in the units of the
         gradients without loss scale, so that a scale that changes does no harm.
+    observe: as in horovod_torch.DistributedOptimizer.
 
     Unlike torch's PowerSGDState, there is no step before which compression must not start: DDP rebuilds its buckets after
     the first step, and what is remembered follows its tensors.
@@ -62,7 +63,7 @@ class CompressionState:
 
     def __init__(self, named_parameters=None, compression=DEFAULT_SPEC, *, memory="residual", communicator="allgather",
                  rules=None, process_group=None, backend=None, selection="auto", seed=0, capture=None,
-                 schedule=None, on_resize=None, grad_scaler=None):
+                 schedule=None, on_resize=None, grad_scaler=None, observe=None):
         if selection not in ("auto", "host", "device"):
             raise ConfigError(f"selection={selection!r}; allowed: auto, host, device")
         parameters = _named(named_parameters)
@@ -75,7 +76,7 @@ class CompressionState:
         if capture and self.ranks == 1:
             warnings.warn("capture: there is one rank, so gradients are neither compressed nor captured", stacklevel=2)
         worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
-        exchange = Exchange(transport, memory, 1 / transport.size, seed, capture, worker, schedule)
+        exchange = Exchange(transport, memory, 1 / transport.size, seed, capture, worker, schedule, observe=observe)
         self._buckets = DdpBuckets(
             parameters, exchange, worker, Rules(compression, rules, seed), parse_stage("communicator", communicator),
             prefix=f"grace_ext.{next(_instances)}", selection=selection, on_resize=on_resize,

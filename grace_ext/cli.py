@@ -1,4 +1,4 @@
-"""The command line: `python -m grace_ext warmup | codecs | inspect | bench`.
+"""The command line: `python -m grace_ext warmup | codecs | inspect | bench | timeline`.
 
 Results go to stdout, progress and errors to stderr. Exit status: 0, 1 for a file that is not what it should be, 2
 for arguments that cannot work.
@@ -23,6 +23,7 @@ from .bench import report
 from .container import Container, parse
 from .decoder import unpack
 from .errors import ConfigError, ContainerError, GraceError
+from .observe import merge_timelines
 from .presets import PRESETS
 
 _YEAR = re.compile(r"\b(19|20)\d\d\b")
@@ -244,6 +245,13 @@ def run_bench(arguments) -> int:
     return 0
 
 
+def timeline(arguments) -> int:
+    """Put the phases of compression into Horovod's timeline."""
+    count = merge_timelines(arguments.horovod, arguments.ours, arguments.output)
+    print(f"{count} phases are now in {arguments.output}; open it in https://ui.perfetto.dev or chrome://tracing")
+    return 0
+
+
 def _count(text: str) -> int:
     """25600000, 25.6e6 or 25.6M."""
     factor = {"k": 1e3, "M": 1e6, "G": 1e9}.get(text[-1:], 1)
@@ -272,6 +280,10 @@ def _parser() -> argparse.ArgumentParser:
     command("codecs", codecs).add_argument("--json", action="store_true", help="machine-readable")
     command("inspect", inspect).add_argument("file", help="one container, or several one after the other")
     _add_bench_arguments(command("bench", run_bench))
+    added = command("timeline", timeline)
+    added.add_argument("horovod", help="what Horovod wrote: HOROVOD_TIMELINE, or hvd.start_timeline")
+    added.add_argument("ours", help="what grace_ext.observe.Timeline wrote in the same run")
+    added.add_argument("-o", "--output", required=True, metavar="FILE", help="may be one of the two")
     return parser
 
 

@@ -20,6 +20,7 @@ from .compressor import Compressor
 from .errors import ConfigError
 from .lowrank import FactorAllreduce, WarmStarts
 from .memory.base import Memory
+from .observe.watch import Watch
 from .policy.memories import Memories
 from .policy.schedules import Schedules
 from .rng import Stream
@@ -131,18 +132,18 @@ class Exchange:
     memory: a Memory, its spec, or specs by name pattern (grace_ext.policy.Memories). weight: what the sum over ranks is
     multiplied with (1 / ranks for an average). capture: saves gradients of rank 0. executor: what encodes, one bucket at a
     time; a thread of its own if None. schedule: options by step (grace_ext.policy.Schedules). joinable: whether ranks may
-    leave the loop before others, and `accompany` these.
+    leave the loop before others, and `accompany` these. observe: who looks on (grace_ext.observe.observers).
     """
 
     def __init__(self, transport: Transport, memory, weight: float, seed: int = 0,
                  capture: Capture | None = None, executor: concurrent.futures.Executor | None = None,
-                 schedule: dict | None = None, joinable: bool = False):
+                 schedule: dict | None = None, joinable: bool = False, observe=None):
         self.transport = transport
         self.memories = Memories(memory)
         self.schedules = Schedules(schedule)
         self.weight = weight
         self.seed = seed
-        self.capture = capture if transport.rank == 0 else None
+        self._watch = Watch(transport, observe, capture)
         self.step = 0
         self.buckets: list[Bucket] = []
         self._memories: list[Memory] = []  # of the buckets, each once
@@ -216,7 +217,7 @@ class Exchange:
         self.schedules.check(compressors)
         parts = [(b.name, str(b.declared), b.communicator.name, repr(b.memory), [(t.name, t.shape) for t in b.tensors])
                  for b in self.buckets]
-        parts += self.schedules.signature(compressors)
+        parts += [*self.schedules.signature(compressors), self._watch.signature()]
         return np.frombuffer(xxhash.xxh64_digest(repr((parts, self.seed, self.weight)).encode()), np.uint8).copy()
 
     def check_layouts(self, gathered: np.ndarray) -> None:
@@ -233,8 +234,8 @@ class Exchange:
         if not self._started:
             self._count_ranks(1)
         stream = self._stream_of(bucket)
-        look = self.capture.of(self.step, bucket) if self.capture else None
-        self._started[bucket.name] = self._worker.submit(bucket.start, self.transport, pack, stream, look)
+        look, transport = self._watch.look(self.step, bucket), self._watch.timed(self.step, bucket)
+        self._started[bucket.name] = self._worker.submit(bucket.start, transport, pack, stream, look)
 
     def _stream_of(self, bucket: Bucket) -> Stream:
         """This step's. The compressor becomes this step's, too."""
@@ -294,13 +295,19 @@ class Exchange:
         they overlap."""
         for bucket in buckets or self.buckets:
             if len(bucket.communicator.collectives) > 1:
-                bucket.advance(self.pending(bucket), self.transport)
+                pending = self.pending(bucket)
+                before = self._watch.before(self.step, bucket, pending)
+                bucket.advance(pending, self.transport)
+                self._watch.after(self.step, bucket, pending, before)
 
     def finish(self, bucket: Bucket, out) -> None:
         """Wait for the bucket and write the weighted sum over ranks to out (float32[size], or what the bucket's own `finish`
         says). Errors of the worker thread surface here."""
         pending = self.pending(bucket)
+        before = self._watch.before(self.step, bucket, pending)
         self._finite &= bucket.finish(pending, self.transport, out, self.weight)
+        self._watch.after(self.step, bucket, pending, before)
+        self._watch.finished(self.step, bucket, pending)
         self._last.add(bucket, pending)
 
     def end_step(self) -> bool:
@@ -313,11 +320,11 @@ class Exchange:
         for state in (*self._memories, self._warm_starts):
             state.commit() if finite else state.rollback()
         self._started.clear()
-        if self.capture:
-            self.capture.end_step(self.step, finite)
+        step, last = self.step, self._last
         self.step += 1
-        self._total.merge(self._last)
-        self._total.last, self._last = self._last, _Counts()
+        self._total.merge(last)
+        self._total.last, self._last = last, _Counts()
+        self._watch.end_step(step, finite, last.report, self.buckets)
         return finite
 
     def abort(self) -> None:
@@ -331,8 +338,7 @@ class Exchange:
         self._last = _Counts()
         for state in (*self._memories, self._warm_starts):
             state.rollback()
-        if self.capture:
-            self.capture.forget()
+        self._watch.forget()
 
     def close(self) -> None:
         """Forget a step under way and end the worker thread: for an exchange that another one takes the place of."""
@@ -347,10 +353,13 @@ class Exchange:
         included, and 8 for its index; bytes_out: payload bytes that this rank handed to collectives, headers and padding
         included; ratio: one by the other; compressed: the same for the buckets that are not plain float32; seconds: per
         stage, those of the worker thread included ("exchange" is what was not hidden behind other work); index_codecs: how
-        many containers each index codec wrote, the ones that `auto` chose under their own names.
+        many containers each index codec wrote, the ones that `auto` chose under their own names; residual_norm_ratio: by
+        tensor, the L2 norm of its residual over that of this rank's gradient, when somebody last looked (an observer, or
+        rank 0 after 8, 16, 32, ... steps); None where that is no number.
         """
         last = self._total.last.report() if self._total.last else _Counts().report()
-        return {"steps": self.step, **self._total.report(), "last_step": last}
+        return {"steps": self.step, **self._total.report(), "last_step": last,
+                "residual_norm_ratio": self._watch.residual_norm_ratios()}
 
 
 @dataclasses.dataclass

@@ -18,14 +18,13 @@ from grace_ext.spec import parse_stage
 def run(folder, steps=(0, 2), poison=None):
     """Four steps of one bucket on all ranks: the results of the ranks, and rank 0's residual before each step."""
     def work(transport):
-        exchange = make(transport)
-        exchange.capture = Capture(folder, steps) if transport.rank == 0 else None
+        exchange = make(transport, capture=Capture(folder, steps))
         received, states = [], []
         for i in range(4):
             given = gradient(10 * transport.rank + i)
             if i == poison and transport.rank == 1:
                 given[3] = np.nan
-            state = exchange.state_dict()
+            state = exchange.state_dict().get("residual")
             states.append(np.concatenate([state["a"], state["b"]]) if state else np.zeros(5000, np.float32))
             received.append(step(exchange, given)[0])
         return received, states

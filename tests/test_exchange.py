@@ -15,8 +15,8 @@ from grace_ext.spec import parse_stage
 TENSORS = [Tensor("a", 3000, 2), Tensor("b", 2000, 2)]
 
 
-def make(transport, spec="topk:0.1/rice/qsgd:7", communicator="allgather"):
-    exchange = Exchange(transport, grace_ext.memory("residual"), 1 / transport.size)
+def make(transport, spec="topk:0.1/rice/qsgd:7", communicator="allgather", memory="residual", **options):
+    exchange = Exchange(transport, grace_ext.memory(memory), 1 / transport.size, **options)
     exchange.set_buckets([Bucket("bucket", TENSORS, grace_ext.compressor(spec), parse_stage("communicator", communicator),
                                  exchange.memory_of(TENSORS[0]))])
     return exchange

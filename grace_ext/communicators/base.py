@@ -19,6 +19,8 @@ class Transport:
 
     rank: int
     size: int
+    #: Whether a collective can be started and waited for at any time between steps, so that the link can be measured.
+    can_probe = False
 
     def allgather(self, name: str, payload: np.ndarray):
         """payload: uint8[m], m may differ between ranks -> handle of uint8, the payloads joined in the order of ranks."""

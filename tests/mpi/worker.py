@@ -1,11 +1,13 @@
 """Runs the checks of the PyTorch adapter in every rank: worker.py OUT_FOLDER."""
 
+import os
 import sys
 
 import checks
 import checks_corners  # noqa: F401  (importing registers its checks)
 import checks_join  # noqa: F401
 import checks_methods  # noqa: F401
+import checks_observe  # noqa: F401
 import checks_rows  # noqa: F401
 import checks_state  # noqa: F401
 import horovod.torch as hvd
@@ -15,6 +17,7 @@ from checking import run_checks
 
 def main() -> None:
     # The numbers of ranks are not known before init, so both sizes that the tests use are described by a rule.
+    os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"  # so that a check can start it
     hvd.init(process_sets="dynamic")
     torch.set_num_threads(1)
     for odd in (0, 1):

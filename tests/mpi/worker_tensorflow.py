@@ -2,8 +2,9 @@
 
 import sys
 
+import checks_observe_tensorflow  # noqa: F401  (importing registers its checks)
 import checks_tensorflow
-import checks_tensorflow_graphs  # noqa: F401  (importing registers its checks)
+import checks_tensorflow_graphs  # noqa: F401
 import checks_tensorflow_rows  # noqa: F401
 import horovod.tensorflow as hvd
 import tensorflow as tf

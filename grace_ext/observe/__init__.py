@@ -1,0 +1,12 @@
+"""What a training run says of its compression: written to files, drawn beside Horovod's timeline, and warned of.
+
+`observe=` of the adapters takes what `observers` takes. None of it changes a result, and no file disturbs the training.
+"""
+
+from .base import Observer, Writer
+from .files import CsvWriter, JsonlWriter
+from .parse import observers
+from .tensorboard import TensorBoardWriter
+from .timeline import Timeline, merge_timelines
+
+__all__ = ["CsvWriter", "JsonlWriter", "Observer", "TensorBoardWriter", "Timeline", "Writer", "merge_timelines", "observers"]

@@ -1,0 +1,164 @@
+"""Two warnings, each once in a process, on rank 0: the residual keeps growing; the codecs take longer than the bytes that
+they save. GRACE_EXT_WARN=0 in the environment, on all ranks, leaves both out.
+"""
+
+import math
+import os
+import statistics
+import time
+import warnings
+
+import numpy as np
+
+from ..communicators.base import Transport
+
+_VARIABLE = "GRACE_EXT_WARN"
+_given: set[str] = set()
+
+
+def wanted() -> bool:
+    return os.environ.get(_VARIABLE, "1") != "0"
+
+
+def _warn(kind: str, text: str) -> None:
+    if kind not in _given:
+        _given.add(kind)
+        warnings.warn(f"{text} ({_VARIABLE}=0 silences this.)", stacklevel=2)
+
+
+class Growth:
+    """Looks at the norms of the residual and of the gradient after 8, 16, 32, ... steps.
+
+    A sparsifier that sends k of d elements lets the residual grow for some multiple of d / k steps, and bounds it, for
+    gradients of norm g, by 2 g d / k (Karimireddy et al., ICML 2019, lemma 3). The compression ratio stands for d / k. So
+    these are signs of an error that is not fed back but grows: a norm of 10 times the bound, at any time; or, after 4 d / k
+    steps, three doublings of the number of steps in a row in which both the norm and its ratio to the gradient's grew by a
+    quarter or more (a random walk grows by 1.41, a steady drift by 2).
+    """
+
+    FIRST, STREAK, FACTOR = 8, 3, 1.25
+    _PATIENCE, _BOUND, _LONGEST = 4, 20.0, 4096
+
+    def __init__(self):
+        self._steps = 0  # that went well
+        self._largest = 0.0  # norm of the gradient
+        self._before: tuple[float, float] | None = None
+        self._streak = 0
+
+    def wants(self) -> bool:
+        """Whether the step that begins now is one to look at."""
+        following = self._steps + 1
+        return following >= self.FIRST and following & (following - 1) == 0
+
+    def end_step(self, finite: bool, norms: dict[str, tuple[float, float]] | None, ratio: float) -> None:
+        """norms: of the gradient and the residual by tensor, of a step that was wanted; ratio: of the compressed tensors."""
+        if not finite:
+            return
+        self._steps += 1
+        if norms is None or "growth" in _given:
+            return
+        gradient = math.hypot(*(gradient for gradient, _ in norms.values()))
+        residual = math.hypot(*(residual for _, residual in norms.values()))
+        self._largest = max(self._largest, gradient)
+        if not (gradient > 0 and math.isfinite(gradient)):
+            return
+        waits = min(max(ratio, 1.0), self._LONGEST)
+        before, self._before = self._before, (residual, residual / gradient)
+        grew = before is not None and all(now >= self.FACTOR * then > 0
+                                          for now, then in zip(self._before, before, strict=True))
+        self._streak = self._streak + 1 if grew and self._steps >= 2 * self._PATIENCE * waits else 0
+        if residual > self._BOUND * waits * self._largest or self._streak >= self.STREAK:
+            self._tell(norms, residual / gradient, before)
+
+    def _tell(self, norms, ratio, before) -> None:
+        then = "" if before is None else f", {before[1]:.3g} times at step {self._steps // 2}"
+        largest = sorted(norms, key=lambda name: -norms[name][1])[:3]
+        _warn("growth", f"the residual (what error feedback keeps for later) keeps growing: its norm is {ratio:.3g} times "
+              f"the gradient's at step {self._steps}{then}; most of it in {', '.join(largest)}. Errors of the compression "
+              f"are not made up for, and training may diverge. Send more of these tensors (a larger density, more levels, "
+              f"or rules={{{largest[0]!r}: 'dense/raw'}}), take a codec whose error is smaller than its input, let the "
+              f"residual fade (memory='residual:decay=0.9'), or use memory='none' if the codec is unbiased.")
+
+
+class Cost:
+    """Compares the codecs' seconds with those that the link needs for the bytes that they save.
+
+    The link's bandwidth comes from a few timed allreduces after the steps number 20, 200, 2000, ... of the exchange. That
+    number is the same on all ranks, whatever each went through, so all take part. Seconds and bytes are those of the ten
+    steps before.
+    """
+
+    _EVERY, _STEPS = 20, 10
+    _SMALLEST, _LARGEST, _LONG_ENOUGH = 2**15, 2**21, 0.01  # float32 elements, and seconds that can be measured
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self._seconds: list[float] = []
+        self._bytes: list[tuple[float, float]] = []
+        self._step = [0.0, 0.0, 0.0]
+
+    def _probed(self, step: int) -> int:
+        """The next step that is followed by a probe."""
+        probed = self._EVERY
+        while probed <= step:
+            probed *= 10
+        return probed - 1
+
+    def counts(self, step: int) -> bool:
+        """Whether the step is one of the ten."""
+        return self._probed(step) - step < self._STEPS
+
+    def add(self, bucket, pending) -> None:
+        """Count a bucket of such a step."""
+        ranks = self._transport.size
+        ring, gather = 2 * (ranks - 1) / ranks, ranks - 1
+        sent = gather if "allgather" in bucket.communicator.collectives else ring
+        self._step[0] += sum(taken for stage, taken in pending.seconds.items() if stage != "exchange")
+        # What would be sent without compression: dense gradients by a ring, rows by an allgather.
+        self._step[1] += ring * 4 * bucket.size if pending.gradient_bytes is None else gather * pending.gradient_bytes
+        self._step[2] += sent * pending.wire_bytes
+
+    def forget(self) -> None:
+        self._step = [0.0, 0.0, 0.0]
+
+    def end_step(self, step: int, finite: bool, name: str) -> None:
+        """After a step that counts, when nothing is under way. name: of the probe, the same on all ranks."""
+        seconds, dense, sent = self._step
+        self.forget()
+        if finite:
+            self._seconds.append(seconds)
+            self._bytes.append((dense, sent))
+        if step != self._probed(step):
+            return
+        bandwidth = self._probe(name)
+        if len(self._seconds) > self._STEPS // 2 and self._transport.rank == 0:
+            self._compare(bandwidth)
+        self._seconds.clear()
+        self._bytes.clear()
+
+    def _probe(self, name: str) -> float:
+        """Bytes per second that a rank can send."""
+        ranks, elements = self._transport.size, self._SMALLEST
+        while True:
+            best = math.inf
+            for _ in range(3):
+                array = np.ones(elements, np.float32)
+                started = time.perf_counter()
+                self._transport.allreduce(name, array).wait()
+                best = min(best, time.perf_counter() - started)
+            # Ranks measure different times and have to agree on whether to go on.
+            mean = float(self._transport.allreduce(name, np.full(1, best, np.float32)).wait()[0]) / ranks
+            if mean >= self._LONG_ENOUGH or elements >= self._LARGEST:
+                return 2 * (ranks - 1) / ranks * 4 * elements / mean
+            elements *= 8
+
+    def _compare(self, bandwidth: float) -> None:
+        codec = statistics.median(self._seconds)
+        dense, sent = (statistics.median(column) for column in zip(*self._bytes, strict=True))
+        saved = (dense - sent) / bandwidth
+        if codec > saved:
+            _warn("cost", f"compression costs more time than it saves here: {1e3 * codec:.3g} ms a step for encoding and "
+                  f"decoding, against the {1e3 * saved:.3g} ms that it takes to send {dense / 1e6:.3g} MB (uncompressed, by "
+                  f"a ring) instead of {sent / 1e6:.3g} MB at {8e-9 * bandwidth:.3g} Gbit/s, which is what an allreduce "
+                  f"reached just now. On this link send plain gradients (hvd.Compression.none or 'dense/raw') or half "
+                  f"precision (hvd.Compression.fp16, or 'dense/fp16' with communicator='allreduce').")

@@ -1,0 +1,55 @@
+"""Records as lines of JSON, and as a table."""
+
+import csv
+import json
+import os
+
+from .base import Writer, flat
+
+
+class JsonlWriter(Writer):
+    """A JSON object a line, appended to what the file holds. For the fields see Writer."""
+
+    def write(self, record):
+        with open(self.path_of(record["rank"]), "a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+
+
+class CsvWriter(Writer):
+    """A row a record, appended to what the file holds; the first row names the columns: "step", "ratio", "seconds/select",
+    "residual_norm_ratio/conv1.weight", ... Columns that a later record brings are added to the whole file."""
+
+    def __init__(self, path, every: int = 10):
+        super().__init__(path, every)
+        self._columns: list[str] = []
+
+    def write(self, record):
+        path, values = self.path_of(record["rank"]), flat(record)
+        if not self._columns and os.path.exists(path):
+            self._columns = _read(path)[0]
+        missing = [key for key in values if key not in self._columns]
+        if missing:
+            self._widen(path, missing)
+        with open(path, "a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._columns).writerow(values)
+
+    def _widen(self, path, columns):
+        rows = _read(path)[1] if os.path.exists(path) else []
+        self._columns = [*self._columns, *columns]
+        part = f"{path}.{os.getpid()}"
+        try:
+            with open(part, "w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, self._columns)
+                writer.writeheader()
+                writer.writerows(rows)
+            os.replace(part, path)
+        finally:
+            if os.path.exists(part):
+                os.remove(part)
+
+
+def _read(path) -> tuple[list[str], list[dict]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+        return list(reader.fieldnames or []), rows

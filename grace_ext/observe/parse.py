@@ -1,0 +1,33 @@
+"""What users write for `observe=`."""
+
+import os
+
+from ..errors import ConfigError
+from .base import Observer
+from .files import CsvWriter, JsonlWriter
+from .tensorboard import TensorBoardWriter
+
+
+def observers(observe) -> list[Observer]:
+    """None, a path, an Observer, or a list of these -> Observers.
+
+    A path that ends in .jsonl gives a JsonlWriter, one in .csv a CsvWriter; any other is a folder for a
+    TensorBoardWriter. Raises ConfigError for what is none of these, and for .json.
+    """
+    if observe is None:
+        return []
+    if isinstance(observe, list | tuple):
+        return [observer for one in observe for observer in observers(one)]
+    if isinstance(observe, Observer):
+        return [observe]
+    if not isinstance(observe, str | os.PathLike):
+        raise ConfigError(f"observe={observe!r}; allowed: a path, an observer of grace_ext.observe, or a list of these")
+    ending = os.path.splitext(observe)[1]
+    if ending == ".jsonl":
+        return [JsonlWriter(observe)]
+    if ending == ".csv":
+        return [CsvWriter(observe)]
+    if ending == ".json":
+        raise ConfigError(f"observe={os.fspath(observe)!r}: for records, a line each, let it end in .jsonl; for a timeline "
+                          f"write grace_ext.observe.Timeline({os.fspath(observe)!r})")
+    return [TensorBoardWriter(observe)]

@@ -1,0 +1,156 @@
+"""The phases of each bucket as a Chrome trace, and that trace beside Horovod's.
+
+Horovod's trace (HOROVOD_TIMELINE, horovod/common/timeline.cc) models each collective as a process, counts microseconds from
+its start, and says in its first event when that was, in microseconds since the epoch. Ours does the same, so that both can
+be drawn on one axis.
+"""
+
+import json
+import os
+import re
+import time
+
+from ..communicators.base import Transport
+from ..errors import ConfigError
+from .base import Observer
+
+_START = "start_time_since_epoch_in_micros"
+_THREAD = 1  # Horovod's events name none
+#: The order in which stages follow each other; a stage is not known by more than how long it took.
+_ENCODING = ("rows", "transform", "factor", "select", "index", "value", "container", "residual")
+_FINISHING = ("exchange", "factor", "decode")
+
+
+class Timeline(Observer):
+    """Writes the phases of each bucket: encode and within it select, index, value, ...; exchange, which is the time spent
+    waiting; and decode. The file is valid at every time; `merge_timelines` puts it into Horovod's.
+
+    steps: which ones, such as range(100, 120); None for all.
+    """
+
+    def __init__(self, path, steps=None):
+        super().__init__(path)
+        self.steps = steps
+        self._origin = time.perf_counter()
+        self._started = round(1e6 * time.time())
+        self._pids: dict[int, dict[str, int]] = {}  # by rank, which changes in elastic training, and by bucket
+
+    def wants(self, step: int) -> bool:
+        return not self.ended and (self.steps is None or step in self.steps)
+
+    def add(self, rank: int, bucket: str, step: int, phases: list[tuple[str, float, float]]) -> None:
+        """phases: (name, start, end) in seconds of time.perf_counter."""
+        events, goes_on = [], rank in self._pids
+        if not goes_on:
+            events.append({"ph": "M", "name": "process_name", "pid": 0, "args": {_START: self._started}})
+        pids = self._pids.setdefault(rank, {})
+        if bucket not in pids:
+            pids[bucket] = len(pids) + 1
+            events += [_named("process_name", pids[bucket], bucket), _named("thread_name", pids[bucket])]
+        events += [{"ph": "X", "name": name, "ts": round(1e6 * (start - self._origin), 3),
+                    "dur": round(1e6 * (end - start), 3), "pid": pids[bucket], "tid": _THREAD, "args": {"step": step}}
+                   for name, start, end in phases]
+        text = ",\n".join(map(json.dumps, events)).encode() + b"\n]"
+        with open(self.path_of(rank), "rb+" if goes_on else "wb") as file:
+            if goes_on:
+                file.seek(-2, os.SEEK_END)  # over the end of the list
+            file.write((b",\n" if goes_on else b"[\n") + text)
+
+
+def _named(kind: str, pid: int, name: str = "grace_ext") -> dict:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": _THREAD, "args": {"name": name}}
+
+
+class Mark(Transport):
+    """Passes collectives on, and keeps when the first was started, in seconds of time.perf_counter."""
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self.rank, self.size = transport.rank, transport.size
+        self.at: float | None = None
+
+    def allgather(self, name, payload):
+        self.at = self.at or time.perf_counter()
+        return self._transport.allgather(name, payload)
+
+    def allreduce(self, name, array):
+        self.at = self.at or time.perf_counter()
+        return self._transport.allreduce(name, array)
+
+
+def encoding(seconds: dict[str, float], sent: float) -> list[tuple[str, float, float]]:
+    """The phases of what a bucket did before it was sent: "encode", and its stages within."""
+    stages = _back_from(sent, seconds, _ENCODING)
+    return [("encode", stages[0][1], sent), *stages] if stages else []
+
+
+def finishing(seconds: dict[str, float], before: dict[str, float], end: float) -> list[tuple[str, float, float]]:
+    """The phases that made `seconds` of what it was before."""
+    grown = {stage: taken - before.get(stage, 0.0) for stage, taken in seconds.items()}
+    return _back_from(end, {stage: taken for stage, taken in grown.items() if taken > 0}, _FINISHING)
+
+
+def _back_from(end: float, seconds: dict[str, float], order) -> list[tuple[str, float, float]]:
+    phases = []
+    known = [stage for stage in order if stage in seconds]
+    for stage in reversed([*known, *(stage for stage in seconds if stage not in order)]):
+        phases.append((stage, end - seconds[stage], end))
+        end -= seconds[stage]
+    return phases[::-1]
+
+
+def merge_timelines(horovod, ours, merged) -> int:
+    """Write Horovod's trace with our phases in it, on Horovod's clock and in the rows of the collectives they belong to; a
+    bucket that Horovod's trace does not have gets rows of its own. merged may be one of the two files. Returns the number of
+    phases. Raises ConfigError for files that are not such traces."""
+    theirs, own = _load(horovod), _load(ours)
+    shift = _start(own, ours) - _start(theirs, horovod)
+    pids = {event["args"]["name"]: event["pid"] for event in theirs
+            if event.get("name") == "process_name" and "name" in event["args"]}
+    free = 1 + max(event.get("pid", 0) for event in theirs)
+    moved, count = {}, 0
+    for event in own:
+        if event["pid"] == 0:  # when our trace began; Horovod's says it for both
+            continue
+        if event["name"] == "process_name":
+            found = _collective(event["args"]["name"], pids)
+            moved[event["pid"]] = free if found is None else found
+            if found is not None:
+                continue
+            free += 1
+        event["pid"] = moved[event["pid"]]
+        if "ts" in event:
+            event["ts"] = round(event["ts"] + shift, 3)
+            count += 1
+        theirs.append(event)
+    part = f"{os.fspath(merged)}.{os.getpid()}"
+    with open(part, "w", encoding="utf-8") as file:
+        file.write("[\n" + ",\n".join(map(json.dumps, theirs)) + "\n]\n")
+    os.replace(part, merged)
+    return count
+
+
+def _collective(bucket: str, pids: dict[str, int]) -> int | None:
+    """The first collective of that bucket: "allgather.grace_ext.0.bucket1", "grace_ext.0.bucket1", and of those with two
+    "....bucket1.p"."""
+    pattern = re.compile(rf"(^|\W|_){re.escape(bucket)}(\W|$)")
+    return next((pid for name, pid in pids.items() if pattern.search(name)), None)
+
+
+def _load(path) -> list[dict]:
+    with open(path, encoding="utf-8") as file:
+        text = file.read().rstrip().rstrip(",")
+    try:  # a program that was killed leaves its trace without an end
+        events = json.loads(text if text.endswith("]") else text + "]")
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a Chrome trace: {error}") from None
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+        raise ConfigError(f"{path} is not a Chrome trace: a list of events was expected")
+    return events
+
+
+def _start(events: list[dict], path) -> float:
+    for event in events:
+        if _START in event.get("args", {}):
+            return event["args"][_START]
+    raise ConfigError(f"{path} does not say when it began; it has no event with {_START}")

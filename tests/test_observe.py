@@ -1,0 +1,213 @@
+"""Writers see each step's bytes, seconds and norms; observing changes nothing and no failure of it reaches the training."""
+
+import csv
+import importlib.util
+import json
+import sys
+
+import numpy as np
+import pytest
+from test_communicators import gradient, on_all_ranks
+from test_exchange import make, step
+
+from grace_ext import ConfigError
+from grace_ext.capture import Capture
+from grace_ext.exchange import Tensor
+from grace_ext.observe import CsvWriter, JsonlWriter, TensorBoardWriter, Timeline, Writer, observers
+
+STEPS = 6
+
+
+def run(observe=None, poison=None, **options):
+    """Some steps on all ranks: the results, and the residual before each step, of each rank; and rank 0's statistics."""
+    def work(transport):
+        exchange = make(transport, observe=observe, **options)
+        received, states = [], []
+        for i in range(STEPS):
+            given = gradient(10 * transport.rank + i)
+            if i == poison and transport.rank == 1:
+                given[3] = np.nan
+            states.append(exchange.state_dict().get("residual", {"a": np.zeros(3000), "b": np.zeros(2000)}))
+            received.append(step(exchange, given)[0])
+        return received, states, exchange.stats()
+
+    return on_all_ranks(work)
+
+
+def ratios(states, i, rank=0):
+    given = dict(zip("ab", np.split(gradient(10 * rank + i), [3000]), strict=True))
+    return {name: np.linalg.norm(states[i][name]) / np.linalg.norm(given[name]) for name in given}
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_record_holds_what_the_statistics_and_the_memory_say(tmp_path):
+    results = run(JsonlWriter(tmp_path / "new" / "log.jsonl", every=1))
+    records = lines(tmp_path / "new" / "log.jsonl")
+    assert [record["step"] for record in records] == list(range(STEPS))
+    _, states, stats = results[0]
+    for i, record in enumerate(records):
+        assert record["rank"] == 0 and record["finite"] is True and record["time"] > 1.7e9
+        assert record["bytes_in"] == 20_000 and record["ratio"] == 20_000 / record["bytes_out"] > 20
+        assert record["residual_norm_ratio"] == pytest.approx(ratios(states, i), rel=1e-5)
+    assert records[0]["residual_norm_ratio"] == {"a": 0, "b": 0} and records[-1]["residual_norm_ratio"]["a"] > 0.5
+    assert {"select", "index", "value", "exchange", "decode"} <= records[-1]["seconds"].keys()
+    last = {key: records[-1][key] for key in stats["last_step"]}
+    assert last == stats["last_step"]
+    assert sum(record["bytes_out"] for record in records) == stats["bytes_out"]
+    assert stats["residual_norm_ratio"] == records[-1]["residual_norm_ratio"]
+
+
+def test_observing_changes_no_result(tmp_path):
+    observe = [JsonlWriter(tmp_path / "{rank}.jsonl", every=1), Timeline(tmp_path / "{rank}.json")]
+    seen = run(observe, capture=Capture(tmp_path / "capture", [2]))
+    for (ours, *_), (theirs, *_) in zip(seen, run(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert (tmp_path / "capture" / "2.npz").exists() and len(lines(tmp_path / "0.jsonl")) == STEPS
+
+
+def test_norms_are_computed_in_the_steps_of_a_writer_only(tmp_path, monkeypatch):
+    counted = []
+    monkeypatch.setattr("grace_ext.observe.watch._norm", lambda array: counted.append(1) or 1.0)
+    results = run([JsonlWriter(tmp_path / "a.jsonl", every=4), CsvWriter(tmp_path / "b.csv", every=2)])
+    assert [record["step"] for record in lines(tmp_path / "a.jsonl")] == [0, 4]
+    assert [row["step"] for row in table(tmp_path / "b.csv")] == ["0", "2", "4"]
+    assert len(counted) == 3 * 2 * 2, "three steps, two tensors, gradient and residual: on rank 0 only"
+    assert results[0][2]["residual_norm_ratio"] == {"a": 1, "b": 1} and results[1][2]["residual_norm_ratio"] == {}
+    counted.clear()
+    run()
+    assert not counted, "nobody looks"
+
+
+def test_each_rank_writes_where_the_path_says_so(tmp_path):
+    results = run(JsonlWriter(tmp_path / "{rank}" / "log.jsonl", every=5))
+    for rank, (_, states, _) in enumerate(results):
+        records = lines(tmp_path / str(rank) / "log.jsonl")
+        assert [record["rank"] for record in records] == [rank, rank]
+        assert records[1]["residual_norm_ratio"] == pytest.approx(ratios(states, 5, rank), rel=1e-5)
+
+
+def test_a_step_that_is_not_finite_says_so_and_has_no_norms(tmp_path):
+    results = run(JsonlWriter(tmp_path / "log.jsonl", every=1), poison=STEPS - 1)
+    before, last = lines(tmp_path / "log.jsonl")[-2:]
+    assert last["finite"] is False and last["residual_norm_ratio"] == {}
+    assert results[0][2]["residual_norm_ratio"] == before["residual_norm_ratio"], "the last that was seen"
+
+
+def test_a_gradient_of_zeros_gives_valid_json(tmp_path):
+    def work(transport):
+        exchange = make(transport, observe=JsonlWriter(tmp_path / "log.jsonl", every=1))
+        step(exchange, gradient(transport.rank))
+        step(exchange, np.zeros(5000, np.float32))
+
+    on_all_ranks(work)
+    assert lines(tmp_path / "log.jsonl")[1]["residual_norm_ratio"] == {"a": None, "b": None}
+
+
+def test_a_memory_without_residual_has_no_ratio(tmp_path):
+    for memory in ("none", "ef21"):
+        run(JsonlWriter(tmp_path / f"{memory}.jsonl", every=1), memory=memory)
+        assert lines(tmp_path / f"{memory}.jsonl")[-1]["residual_norm_ratio"] == {}
+
+
+def table(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv_has_a_row_a_step(tmp_path):
+    states = run(CsvWriter(tmp_path / "log.csv", every=2))[0][1]
+    rows = table(tmp_path / "log.csv")
+    assert [row["step"] for row in rows] == ["0", "2", "4"]
+    assert float(rows[2]["residual_norm_ratio/b"]) == pytest.approx(ratios(states, 4)["b"], rel=1e-5)
+    assert float(rows[2]["bytes_out"]) > 0 and float(rows[2]["seconds/select"]) > 0 and float(rows[2]["ratio"]) > 20
+
+
+def test_csv_goes_on_with_a_file_and_takes_new_columns(tmp_path):
+    run(CsvWriter(tmp_path / "log.csv"))
+    run(CsvWriter(tmp_path / "log.csv"), spec="randomk:0.1/shared/raw", communicator="allreduce")
+    CsvWriter(tmp_path / "log.csv").write({"step": 7, "rank": 0, "seconds": {"new": 2.5}})
+    rows = table(tmp_path / "log.csv")
+    assert [row["step"] for row in rows] == ["0", "0", "7"]
+    assert [bool(row["seconds/index"]) for row in rows] == [True, False, False]
+    assert [row["seconds/new"] for row in rows] == ["", "", "2.5"]
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
+@pytest.mark.parametrize("library", ["tensorboardX", "tensorflow"])
+def test_tensorboard(tmp_path, monkeypatch, library):
+    pytest.importorskip(library)
+    summaries = pytest.importorskip("tensorflow").compat.v1.train.summary_iterator
+    found = importlib.util.find_spec
+    others = {"tensorboardX", "tensorboard", "tensorflow"} - {library}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in others else found(name, *rest))
+    writer = TensorBoardWriter(tmp_path / "folder", every=5)
+    run(writer, spec="topk:0.1/rice/raw")
+    writer.close()
+    (file,) = (tmp_path / "folder").iterdir()
+    values = {}
+    for event in summaries(str(file)):
+        for value in event.summary.value:
+            number = value.simple_value if value.HasField("simple_value") else value.tensor.float_val[0]
+            values[event.step, value.tag] = number, event.wall_time
+    assert {step for step, _ in values} == {0, 5}
+    for name in ("ratio", "bytes_out", "seconds/select", "residual_norm_ratio/a"):
+        number, time = values[5, f"compression/{name}"]
+        assert number > 0 and time > 1.7e9, name
+    assert (5, "compression/time") not in values
+
+
+def test_without_a_library_for_tensorboard_there_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install tensorboardX"):
+        observers(tmp_path / "folder")
+
+
+def test_what_users_may_write(tmp_path):
+    mine = JsonlWriter(tmp_path / "x.jsonl")
+    assert observers(None) == [] and observers(mine) == [mine]
+    kinds = [type(one) for one in observers([str(tmp_path / "a.jsonl"), tmp_path / "b.csv", mine, Timeline("c.json")])]
+    assert kinds == [JsonlWriter, CsvWriter, JsonlWriter, Timeline]
+    if "tensorboardX" in sys.modules or importlib.util.find_spec("tensorboardX"):
+        assert isinstance(observers(tmp_path / "run")[0], TensorBoardWriter)
+    for wrong, text in ((7, "a path, an observer"), ("log.json", "Timeline"), ([None, 7], "a path, an observer")):
+        with pytest.raises(ConfigError, match=text):
+            observers(wrong)
+    for every in (0, 1.5, "10"):
+        with pytest.raises(ConfigError, match="whole numbers from 1"):
+            CsvWriter("x.csv", every=every)
+    assert not list(tmp_path.iterdir()), "a file is made when there is something to write"
+
+
+class Broken(Writer):
+    def write(self, record):
+        raise OSError(28, "No space left on device")
+
+
+def test_what_cannot_be_written_ends_that_observer_only(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    observe = [JsonlWriter(tmp_path / "file" / "log.jsonl", every=1), Broken("full", every=1),
+               Timeline(tmp_path / "file" / "ours.json"), JsonlWriter(tmp_path / "good.jsonl", every=1)]
+    with pytest.warns(UserWarning, match="observing the compression in .* ends: ") as caught:
+        results = run(observe)
+    assert len([one for one in caught if "ends:" in str(one.message)]) == 3, "one each, not one a step"
+    assert any("No space left" in str(one.message) for one in caught)
+    assert len(lines(tmp_path / "good.jsonl")) == STEPS
+    for (ours, *_), (theirs, *_) in zip(results, run(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_step_that_failed_is_forgotten(tmp_path):
+    def work(transport):
+        exchange = make(transport, observe=JsonlWriter(tmp_path / "log.jsonl", every=1))
+        exchange.start(exchange.buckets[0], lambda out: np.copyto(out, gradient(1)))
+        exchange.pending(exchange.buckets[0]).handle.wait()
+        exchange.abort()
+        step(exchange, gradient(transport.rank))
+        assert exchange.buckets[0].tensors == [Tensor("a", 3000, 2), Tensor("b", 2000, 2)]
+
+    on_all_ranks(work)
+    (record,) = lines(tmp_path / "log.jsonl")
+    assert record["step"] == 0 and record["bytes_in"] == 20_000

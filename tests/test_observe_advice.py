@@ -1,0 +1,187 @@
+"""Warned of, once and not without need: a residual that keeps growing, and codecs that take longer than they save."""
+
+import threading
+import types
+import warnings
+
+import numpy as np
+import pytest
+from test_communicators import on_all_ranks
+from test_exchange import step
+
+import grace_ext
+from grace_ext import ConfigError
+from grace_ext.communicators import InProcessGroup
+from grace_ext.communicators.inprocess import InProcessTransport
+from grace_ext.exchange import Exchange, Tensor
+from grace_ext.observe import advice
+from grace_ext.registry import register
+from grace_ext.sparsifiers.base import Sparsifier
+from grace_ext.spec import parse_stage
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_said(monkeypatch):
+    monkeypatch.setattr(advice, "_given", set())
+
+
+def exchange(transport, spec, memory="residual", d=2000, **options):
+    made = Exchange(transport, memory, 1 / transport.size, **options)
+    made.set_buckets([made.bucket("bucket", [Tensor("layer.weight", d, 2)], grace_ext.compressor(spec),
+                                  parse_stage("communicator", "allgather"))])
+    return made
+
+
+def steady(generator, d):
+    """As in training: a direction that stays, of heavy-tailed elements, and noise of the batches."""
+    mean = generator.standard_normal(d) * np.exp(1.5 * generator.standard_normal(d))
+    return lambda i: mean + 3 * generator.standard_normal(d)
+
+
+def fading(generator, d):
+    """As when training converges: the residual falls behind the gradient."""
+    steadily = steady(generator, d)
+    return lambda i: steadily(i) / (1 + i / 50)
+
+
+def rising(generator, d):
+    return lambda i: generator.standard_normal(d) * (1 + i / 50)
+
+
+def warned(spec, gradients, steps, **options) -> list[str]:
+    def work(transport):
+        made = exchange(transport, spec, **options)
+        given = gradients(np.random.default_rng(transport.rank), 2000)
+        for i in range(steps):
+            step(made, given(i).astype(np.float32))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        on_all_ranks(work, ranks=2)
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("gradients", [steady, fading, rising])
+@pytest.mark.parametrize("spec, steps", [("topk:0.01/rice/qsgd:7", 2100), ("topk:0.1/rice/qsgd:7", 1050)])
+def test_healthy_top_k_is_left_alone(spec, steps, gradients):
+    assert warned(spec, gradients, steps) == []
+
+
+@pytest.mark.parametrize("spec, memory", [
+    ("dense/onebit", "residual"), ("dense/terngrad", "residual"), ("powersgd:2", "residual"), ("randomk:0.1", "residual"),
+    ("dense/qsgd:2:norm=l2", "none"), ("topk:0.1", "dgc")])
+def test_other_healthy_pairings_are_left_alone(spec, memory):
+    assert warned(spec, steady, 520, memory=memory) == []
+
+
+def test_a_codec_whose_error_is_larger_than_its_input_is_warned_of_once_and_at_once():
+    """The error of 2 bits with the L2 norm of 512 values is sqrt(512) times those: fed back, it grows without bound."""
+    (text,) = warned("dense/qsgd:2:norm=l2", steady, 40)
+    assert "keeps growing" in text and "at step 16" in text and "layer.weight" in text
+    assert "memory='none'" in text and "GRACE_EXT_WARN=0" in text
+
+
+def test_elements_that_are_never_sent_are_warned_of(temporary_registry):
+    @register
+    class FirstHalf(Sparsifier):
+        name = "firsthalf"
+
+        def select(self, dense, scope):
+            indices = np.arange(dense.size // 2, dtype=np.uint32)
+            return indices, dense[indices]
+
+    (text,) = warned("firsthalf/raw/raw", steady, 300)
+    assert "keeps growing" in text
+
+
+def test_the_environment_silences_both(monkeypatch):
+    monkeypatch.setenv("GRACE_EXT_WARN", "0")
+    assert warned("dense/qsgd:2:norm=l2", steady, 40) == []
+    assert link(FAST, monkeypatch) == ([], [])
+
+
+# The link
+
+FAST = 1e-12  # seconds a byte
+
+
+class Link(InProcessTransport):
+    """Takes `seconds` for each byte of an allreduce, by a clock of each rank that nothing else moves."""
+
+    clock = threading.local()
+
+    can_probe = True
+
+    def __init__(self, group, rank, seconds, probes):
+        super().__init__(group, rank)
+        self.seconds, self.probes = seconds, probes
+
+    def allreduce(self, name, array):
+        if self.rank == 0 and name.endswith(".probe"):
+            self.probes.append(array.size)
+        self.clock.now = self.now() + self.seconds * array.nbytes
+        return super().allreduce(name, array)
+
+    @classmethod
+    def now(cls):
+        return getattr(cls.clock, "now", 0.0)
+
+
+def link(seconds, monkeypatch, spec="topk:0.01/rice/qsgd:7", steps=25, ranks=2, first=0):
+    """The texts of warnings, and the elements of the probes."""
+    probes = []
+    monkeypatch.setattr(InProcessGroup, "transport", lambda group, rank: Link(group, rank, seconds, probes))
+    monkeypatch.setattr(advice, "time", types.SimpleNamespace(perf_counter=Link.now))
+
+    def work(transport):
+        made = exchange(transport, spec, d=50_000)
+        made.load_state_dict({"step": first})
+        generator = np.random.default_rng(transport.rank)
+        for _ in range(steps):
+            step(made, generator.standard_normal(50_000).astype(np.float32))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        on_all_ranks(work, ranks=ranks)
+    return [str(one.message) for one in caught], probes
+
+
+def test_a_fast_link_is_warned_of(monkeypatch):
+    (text,), probes = link(FAST, monkeypatch)
+    assert "costs more time than it saves" in text and "0.2 MB" in text and "Gbit/s" in text
+    for word in ("hvd.Compression.none", "fp16", "GRACE_EXT_WARN=0"):
+        assert word in text
+    assert probes[-1] == 1 and max(probes) == 2**21, probes
+    assert link(FAST, monkeypatch)[0] == [], "once"
+
+
+def test_a_slow_link_is_not(monkeypatch):
+    texts, probes = link(1e-6, monkeypatch)
+    assert texts == []
+    assert probes == [2**15] * 3 + [1], "a slow link is not burdened with more"
+
+
+def test_probes_follow_the_step_of_the_exchange(monkeypatch):
+    """Which all ranks share, and not how many steps each has seen."""
+    assert not link(FAST, monkeypatch, steps=19)[1]
+    assert link(FAST, monkeypatch, steps=20)[1]
+    assert not link(FAST, monkeypatch, first=20, steps=100)[1]
+    texts, probes = link(FAST, monkeypatch, first=195, steps=10)
+    assert probes, "all take part, but five steps are too few to judge"
+    monkeypatch.setattr(advice, "_given", set())
+    assert len(link(FAST, monkeypatch, first=185, steps=20)[0]) == 1
+
+
+def test_one_rank_and_plain_gradients_are_not_probed(monkeypatch):
+    assert link(FAST, monkeypatch, ranks=1) == ([], [])
+    assert link(FAST, monkeypatch, "dense/raw") == ([], [])
+
+
+def test_ranks_that_disagree_about_warnings_are_told(monkeypatch):
+    group = InProcessGroup(2)
+    made = []
+    for rank, value in enumerate("10"):
+        monkeypatch.setenv("GRACE_EXT_WARN", value)
+        made.append(exchange(Link(group, rank, 0.0, []), "topk:0.1"))
+    with pytest.raises(ConfigError, match=r"ranks \[1\]"):
+        made[0].check_layouts(np.concatenate([one.layout() for one in made]))
