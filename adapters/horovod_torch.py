@@ -4,6 +4,7 @@
 """
 
 import concurrent.futures
+import functools
 import itertools
 import os
 import warnings
@@ -70,7 +71,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
                          op=hvd.Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
                          sparse_as_dense=False, process_set=hvd.global_process_set, *, memory="residual",
                          communicator="allgather", rules=None, bucket_bytes=25 * 2**20, selection="auto", seed=0,
-                         capture=None, schedule=None, on_resize=None, grad_scaler=None, observe=None):
+                         capture=None, schedule=None, on_resize=None, grad_scaler=None, observe=None,
+                         _plain=None, _buckets=None):
     """Wrap a torch.optim.Optimizer so that gradients are compressed, exchanged and averaged before each step.
 
     A drop-in for hvd.DistributedOptimizer: the arguments up to process_set are Horovod's, in its order. The result is
@@ -115,6 +117,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     Raises ConfigError for what cannot be honoured: op=Adasum, complex parameters, gradients that are sparse in another way
     than by rows without sparse_as_dense, an optimizer that Horovod has wrapped, specs that differ between ranks.
     """
+    # _plain, _buckets: the class to derive from and what builds the buckets, for optimizers of our own.
     check_reduction(hvd, op, gradient_predivide_factor)
     if backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}; allowed: 1 and more")
@@ -132,7 +135,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         raise ConfigError(f"grad_scaler={grad_scaler!r}; allowed: a torch.amp.GradScaler")
     named_parameters = named_parameters if named_parameters is None else list(named_parameters)
     parameters = _named(optimizer, named_parameters)
-    plain = getattr(optimizer, "_plain", type(optimizer))
+    plain = _plain or getattr(optimizer, "_plain", type(optimizer))
     # A leaf class with Horovod's module name: hvd.broadcast_optimizer_state knows by it that it must not call our step.
     methods = {name: method for name, method in vars(_Methods).items() if not name.startswith("__")}
     methods["__module__"] = hvd.DistributedOptimizer.__module__
@@ -152,7 +155,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         weight = weight_of(hvd, op, gradient_predivide_factor, process_set.size())
         exchange = Exchange(HorovodTransport(process_set), memory, weight, seed, capture, schedule=schedule,
                             joinable=True, observe=observe)
-        return TorchBuckets(
+        make = functools.partial(_buckets, wrapped) if _buckets else TorchBuckets
+        return make(
             parameters, exchange, Rules(compression, rules, seed), parse_stage("communicator", communicator), prefix=prefix,
             bucket_bytes=bucket_bytes, groups=groups, selection=selection, prescale=1.0 / gradient_predivide_factor,
             passes=wrapped._passes, sparse_as_dense=sparse_as_dense,
@@ -296,8 +300,9 @@ class _Methods:
         Raises ConfigError if the memories do not fit, or for on_resize="redistribute" if some are missing.
         """
         saved = state_dict.get(checkpoint.KEY)
-        self._connection.load(None if saved is None else to_numpy(saved))
+        # The optimizer first: what its memory is may depend on it, as that of 1-bit Adam does.
         self._plain.load_state_dict(self, {key: value for key, value in state_dict.items() if key != checkpoint.KEY})
+        self._connection.load(None if saved is None else to_numpy(saved))
 
     def consolidate_state_dict(self, to=0):
         """A collective: until the next step, state_dict() on rank `to` holds the memories of all ranks."""

@@ -1,0 +1,79 @@
+"""Buckets of 1-bit Adam: gradients as they are during the warm-up, then compressed momenta."""
+
+import torch
+
+from grace_ext import ConfigError
+from grace_ext.communicators.allreduce import Allreduce
+from grace_ext.policy import Rules
+from grace_ext.policy.memories import Memories
+from grace_ext.policy.schedules import Schedules
+
+from ._torch_buckets import TorchBuckets
+
+
+class OneBitBuckets(TorchBuckets):
+    """Are built for the compressed stage, so that what does not fit is refused at once; from the first gradient on they
+    follow the optimizer's stage, which is the same on all ranks.
+
+    optimizer: see onebit_adam. warmup: the spec until then.
+    """
+
+    def __init__(self, optimizer, parameters, exchange, rules, communicator, *, warmup, precondition, **options):
+        self._optimizer, self._precondition = optimizer, precondition
+        self._stages = {True: (rules, communicator, exchange.memories, exchange.schedules),
+                        False: (Rules(warmup, {"*": warmup}), Allreduce(), Memories("none"), Schedules())}
+        self._compressed = True
+        super().__init__(parameters, exchange, rules, communicator, **options)
+        if any("velocity" in bucket.memory.states for bucket in exchange.buckets):
+            raise ConfigError("OneBitAdam: memory 'dgc' has a momentum of its own; use residual, ef21 or none")
+
+    def follow_stage(self) -> None:
+        """Between steps: the buckets become those of the stage."""
+        if self._optimizer.is_frozen != self._compressed:
+            self._compressed = not self._compressed
+            (self._rules, self._communicator, self.exchange.memories,
+             self.exchange.schedules) = self._stages[self._compressed]
+            self._build(*self._built)
+
+    def produced(self, name):
+        self.follow_stage()
+        super().produced(name)
+
+    def synchronize(self):
+        self.follow_stage()
+        super().synchronize()
+
+    def _unit(self, bucket):
+        # The momentum is kept in unscaled units, whether or not there is a residual as well.
+        return self._scale_now if self._compressed else super()._unit(bucket)
+
+    def _pack(self, bucket, factor, out):
+        super()._pack(bucket, factor, out)
+        for group, p, part in self._parts(bucket, torch.as_tensor(out)):
+            self._optimizer.to_momentum(group, p, part, self.exchange.weight * self.exchange.transport.size)
+            if self._precondition:
+                part.div_(self._denominator(group, p, part))
+
+    def _unpack(self, bucket, result, factor):
+        if self._precondition:
+            for group, p, part in self._parts(bucket, result):
+                part.mul_(self._denominator(group, p, part))
+        super()._unpack(bucket, result, factor)
+
+    def _follow_requires_grad(self):
+        before = self.parameters.keys()
+        super()._follow_requires_grad()
+        if self._compressed and (new := self.parameters.keys() - before):
+            raise ConfigError(f"OneBitAdam: {', '.join(sorted(new))} came in after the warm-up")
+
+    def _parts(self, bucket, flat: torch.Tensor):
+        """(param group, parameter, its part of flat) of a bucket of momenta."""
+        if not self._compressed:
+            return
+        groups = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
+        for tensor, part in zip(bucket.tensors, flat.split(bucket.sizes), strict=True):
+            p = self.parameters[tensor.name]
+            yield groups[id(p)], p, part
+
+    def _denominator(self, group, p, like: torch.Tensor) -> torch.Tensor:
+        return self._optimizer.denominator(group, p).reshape(-1).to(like)
