@@ -18,8 +18,8 @@ class OneBitBuckets(TorchBuckets):
     optimizer: see onebit_adam. warmup: the spec until then.
     """
 
-    def __init__(self, optimizer, parameters, exchange, rules, communicator, *, warmup, precondition, **options):
-        self._optimizer, self._precondition = optimizer, precondition
+    def __init__(self, optimizer, parameters, exchange, rules, communicator, *, warmup, **options):
+        self._optimizer = optimizer
         self._stages = {True: (rules, communicator, exchange.memories, exchange.schedules),
                         False: (Rules(warmup, {"*": warmup}), Allreduce(), Memories("none"), Schedules())}
         self._compressed = True
@@ -49,31 +49,14 @@ class OneBitBuckets(TorchBuckets):
 
     def _pack(self, bucket, factor, out):
         super()._pack(bucket, factor, out)
-        for group, p, part in self._parts(bucket, torch.as_tensor(out)):
-            self._optimizer.to_momentum(group, p, part, self.exchange.weight * self.exchange.transport.size)
-            if self._precondition:
-                part.div_(self._denominator(group, p, part))
-
-    def _unpack(self, bucket, result, factor):
-        if self._precondition:
-            for group, p, part in self._parts(bucket, result):
-                part.mul_(self._denominator(group, p, part))
-        super()._unpack(bucket, result, factor)
+        if self._compressed:
+            groups = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
+            for tensor, part in zip(bucket.tensors, torch.as_tensor(out).split(bucket.sizes), strict=True):
+                p = self.parameters[tensor.name]
+                self._optimizer.to_momentum(groups[id(p)], p, part, self.exchange.weight * self.exchange.transport.size)
 
     def _follow_requires_grad(self):
         before = self.parameters.keys()
         super()._follow_requires_grad()
         if self._compressed and (new := self.parameters.keys() - before):
             raise ConfigError(f"OneBitAdam: {', '.join(sorted(new))} came in after the warm-up")
-
-    def _parts(self, bucket, flat: torch.Tensor):
-        """(param group, parameter, its part of flat) of a bucket of momenta."""
-        if not self._compressed:
-            return
-        groups = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
-        for tensor, part in zip(bucket.tensors, flat.split(bucket.sizes), strict=True):
-            p = self.parameters[tensor.name]
-            yield groups[id(p)], p, part
-
-    def _denominator(self, group, p, like: torch.Tensor) -> torch.Tensor:
-        return self._optimizer.denominator(group, p).reshape(-1).to(like)

@@ -7,6 +7,7 @@ Adam's convergence speed, ICML 2021, algorithm 1.
 """
 
 import functools
+import math
 
 import horovod.torch as hvd
 import torch
@@ -21,7 +22,7 @@ _REFUSED = ("fused", "capturable", "differentiable")
 
 
 def OneBitAdam(optimizer, named_parameters=None, compression="dense/onebit", *, warmup_steps, warmup="raw",
-               precondition=True, memory="residual", **options):
+               variance_floor=0.1, memory="residual", **options):
     """Wrap a torch.optim.Adam or AdamW: exact gradients for `warmup_steps` steps, then a frozen variance and compressed
     momentum with error feedback.
 
@@ -39,18 +40,18 @@ def OneBitAdam(optimizer, named_parameters=None, compression="dense/onebit", *, 
     warmup_steps: how many of Adam's steps come before, from 1 on; the paper takes 15 to 25 % of all. What a checkpoint of
         plain Adam has behind it counts. A step that GradScaler skips does not.
     warmup: how gradients travel until then: "raw", or "fp16".
-    precondition: compress m_i / d in the place of m_i, and multiply what is received with d. d is the same on all ranks, so
-        without compression nothing changes. With it, the error is of the order of lr for all elements; in the paper's form
-        (False) those of small variance get the error of their neighbours, divided by their own small d.
+    variance_floor: when the variance is frozen, an element gets at least this share of the mean of its tensor, 0 being the
+        paper's algorithm. Without it training can diverge, however little is lost in compression: the gradient of an element
+        that was nearly always zero in the warm-up may become much larger than its variance then says, and of all elements
+        with a small variance the error of compression, which is that of their neighbours, is divided by it.
     memory: "residual", a mapping of patterns to specs, or another that is error feedback.
     options: all others of DistributedOptimizer.
 
-    After the warm-up `synchronize()` leaves the new momentum in p.grad, the same on all ranks; `step()` takes it from there
-    as exp_avg. What is clipped in between is the momentum, for good. With one rank it stays the gradient until step().
-    exp_avg and exp_avg_sq are up to date at all times, so Adam itself can go on from a checkpoint, and this from Adam's.
-    An element whose gradient was zero throughout the warm-up has no variance to be divided by: it takes the largest one of
-    its tensor (1 if all are zero). weight_decay: Adam's is part of the gradient, so of the momentum too; AdamW's shrinks
-    the parameters in the step, as in torch. lr and beta1 may change at any time, and differ between groups.
+    After the warm-up `synchronize()` leaves the new momentum in p.grad, the same on all ranks, and `step()` takes it from
+    there as exp_avg. What is clipped in between is the momentum, for good. With one rank p.grad stays the gradient until
+    step(). exp_avg is up to date at all times, so Adam itself can go on from a checkpoint, and this from Adam's.
+    weight_decay: Adam's is part of the gradient, so of the momentum too; AdamW's shrinks the parameters in the step, as in
+    torch. lr and betas may differ between groups, and lr may change at any time.
 
     Raises ConfigError for another optimizer, for fused, capturable or differentiable ones, for closures, for parameters
     that come in after the warm-up, and for what DistributedOptimizer refuses.
@@ -67,8 +68,10 @@ def OneBitAdam(optimizer, named_parameters=None, compression="dense/onebit", *, 
         raise ConfigError(f"warmup={warmup!r}; allowed: {', '.join(_EXACT)}")
     if compression in (hvd.Compression.none, hvd.Compression.fp16):
         raise ConfigError("OneBitAdam: compression is a spec, such as 'dense/onebit'")
-    buckets = functools.partial(OneBitBuckets, warmup=_EXACT[warmup], precondition=precondition)
-    plain = type(kind.__name__, (_OneBitStep, kind), {"_warmup_steps": warmup_steps})
+    if not 0 <= variance_floor < math.inf:
+        raise ConfigError(f"variance_floor={variance_floor}; allowed: finite and not negative")
+    buckets = functools.partial(OneBitBuckets, warmup=_EXACT[warmup])
+    plain = type(kind.__name__, (_OneBitStep, kind), {"_warmup_steps": warmup_steps, "_variance_floor": variance_floor})
     wrapped = DistributedOptimizer(optimizer, named_parameters, compression, memory=memory, **options,
                                    _plain=plain, _buckets=buckets)
     wrapped._count()
@@ -99,7 +102,7 @@ class _OneBitStep:
                 if state := self.state.get(p):
                     state["variance_step"] = int(state["step"])
         if self.is_frozen:
-            self._fill_variances()
+            self._freeze()
         return None
 
     @torch.optim.Optimizer.profile_hook_step
@@ -149,25 +152,25 @@ class _OneBitStep:
         return state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
 
     @torch.no_grad()
-    def _fill_variances(self) -> None:
-        """Where the variance is zero, it becomes the largest one of the tensor. A maximum is the same on all machines."""
+    def _freeze(self) -> None:
         for group in self.param_groups:
             for p in group["params"]:
-                if self.state.get(p) and p.numel():
+                if self.state.get(p) and self._variance_floor:
                     variance = self._variance(group, self.state[p])
-                    largest = variance.max()
-                    variance.masked_fill_(variance == 0, largest if largest > 0 else 1.0)
+                    variance.clamp_(min=_power_of_two(self._variance_floor * variance.double().mean().item()))
 
     def _count(self) -> None:
         """Set the counters where there are none: the optimizer, or a checkpoint, is plain Adam's."""
+        if all("warmup_left" in group for group in self.param_groups):
+            return
         states = [state for state in self.state.values() if "step" in state]
         for state in states:
-            state.setdefault("variance_step", int(state["step"]))
-        left = max(0, self._warmup_steps - max((state["variance_step"] for state in states), default=0))
+            state["variance_step"] = int(state["step"])
+        steps = max((state["variance_step"] for state in states), default=0)
         for group in self.param_groups:
-            group.setdefault("warmup_left", left)
+            group["warmup_left"] = max(0, self._warmup_steps - steps)
         if self.is_frozen:
-            self._fill_variances()
+            self._freeze()
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -182,6 +185,11 @@ class _OneBitStep:
         if self.is_frozen:
             raise ConfigError("OneBitAdam: add_param_group after the warm-up; new parameters would have no variance")
         super().add_param_group({**param_group, "warmup_left": self.param_groups[0]["warmup_left"]})
+
+
+def _power_of_two(value: float) -> float:
+    """The largest one that is not above value, so that ranks that add up in another order agree; 1 for zero."""
+    return 2.0 ** math.floor(math.log2(value)) if 0 < value < math.inf else 1.0
 
 
 def _flat(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

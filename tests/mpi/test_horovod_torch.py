@@ -15,7 +15,7 @@ def job(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", checks_in("checks.py", "checks_corners.py", "checks_join.py", "checks_methods.py",
-                                           "checks_observe.py", "checks_rows.py", "checks_state.py"))
+                                           "checks_observe.py", "checks_onebit.py", "checks_rows.py", "checks_state.py"))
 def test_check(job, name):
     assert_ok(job, name)
 

@@ -8,6 +8,7 @@ import checks_corners  # noqa: F401  (importing registers its checks)
 import checks_join  # noqa: F401
 import checks_methods  # noqa: F401
 import checks_observe  # noqa: F401
+import checks_onebit  # noqa: F401
 import checks_rows  # noqa: F401
 import checks_state  # noqa: F401
 import horovod.torch as hvd
