@@ -47,11 +47,14 @@ class OneBitBuckets(TorchBuckets):
         # The momentum is kept in unscaled units, whether or not there is a residual as well.
         return self._scale_now if self._compressed else super()._unit(bucket)
 
-    def _pack(self, bucket, factor, out):
-        super()._pack(bucket, factor, out)
+    def _pack(self, bucket, factor, *out):
+        if not out:
+            raise ConfigError(f"the gradient of {bucket.tensors[0].name!r} is sparse, and Adam's momentum is not: pass "
+                              f"sparse_as_dense=True")
+        super()._pack(bucket, factor, *out)
         if self._compressed:
             groups = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
-            for tensor, part in zip(bucket.tensors, torch.as_tensor(out).split(bucket.sizes), strict=True):
+            for tensor, part in zip(bucket.tensors, torch.as_tensor(out[0]).split(bucket.sizes), strict=True):
                 p = self.parameters[tensor.name]
                 self._optimizer.to_momentum(groups[id(p)], p, part, self.exchange.weight * self.exchange.transport.size)
 
