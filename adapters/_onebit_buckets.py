@@ -43,6 +43,10 @@ class OneBitBuckets(TorchBuckets):
         self.follow_stage()
         super().synchronize()
 
+    def accompany(self):
+        raise ConfigError("OneBitAdam: join() is not supported; a rank without data would have to know the momentum of each "
+                          "step, and when the warm-up ends: give all ranks as many batches")
+
     def _unit(self, bucket):
         # The momentum is kept in unscaled units, whether or not there is a residual as well.
         return self._scale_now if self._compressed else super()._unit(bucket)

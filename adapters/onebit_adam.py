@@ -53,8 +53,8 @@ def OneBitAdam(optimizer, named_parameters=None, compression="dense/onebit", *, 
     weight_decay: Adam's is part of the gradient, so of the momentum too; AdamW's shrinks the parameters in the step, as in
     torch. lr and betas may differ between groups, and lr may change at any time.
 
-    Raises ConfigError for another optimizer, for fused, capturable or differentiable ones, for closures, for parameters
-    that come in after the warm-up, and for what DistributedOptimizer refuses.
+    Raises ConfigError for another optimizer, for fused, capturable or differentiable ones, for closures, for join(), for
+    parameters that come in after the warm-up, and for what DistributedOptimizer refuses.
     """
     kind = next((kind for kind in (torch.optim.AdamW, torch.optim.Adam) if isinstance(optimizer, kind)), None)
     if kind is None:

@@ -362,6 +362,8 @@ def one_bit_adam_refuses_what_it_cannot_do():
         run(optimizer, net, 1)
     with raises(ConfigError, "after the warm-up"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
+    with raises(ConfigError, "join"):
+        onebit(linear()).join()
     embedding = torch.nn.Embedding(50, 40, sparse=True)
     optimizer = onebit(embedding)
     embedding(torch.tensor([1])).sum().backward()
