@@ -166,6 +166,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         parameters, lambda: (process_set.rank(), process_set.size()) if process_set.included() else None, build,
         on_resize)
     if wrapped._grace is not None:
+        _check_momentum(optimizer, wrapped._grace)
         # A worker that elastic Horovod adds must start no collective here: the others are already somewhere else.
         if os.environ.get("HOROVOD_ELASTIC") != "1":
             wrapped._grace.check_layouts()
@@ -190,6 +191,17 @@ def _named(optimizer, named_parameters) -> dict[str, torch.nn.Parameter]:
     if unnamed:
         raise ConfigError(f"named_parameters lacks {unnamed} of the optimizer's parameters")
     return {name: p for name, p in named if id(p) in optimized}
+
+
+def _check_momentum(optimizer, buckets: TorchBuckets) -> None:
+    """Raises ConfigError where a memory and the optimizer would both apply a momentum."""
+    corrected = {id(buckets.parameters[tensor.name]) for bucket in buckets.exchange.buckets
+                 if "velocity" in bucket.memory.states for tensor in bucket.tensors}
+    for group in optimizer.param_groups:
+        momentum = group.get("momentum") or group.get("betas", (0,))[0]
+        if momentum and any(id(p) in corrected for p in group["params"]):
+            raise ConfigError(f"memory 'dgc' has the momentum, and the optimizer's, {momentum}, would be applied once more: "
+                              f"use for example torch.optim.SGD with momentum=0 and memory 'dgc:momentum={momentum}'")
 
 
 def _check_scaler(optimizer) -> None:

@@ -316,6 +316,21 @@ def gradients_that_are_not_contiguous():
     close(run(compressed("dense/raw"), start.clone())[0], run(horovod(), start.clone())[0])
 
 
+@check
+def momentum_is_applied_once():
+    net = small()
+    for kind, options in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {})):
+        with raises(ConfigError, "would be applied once more"):
+            compressed(memory="dgc")(kind(net.parameters(), lr=0.1, **options), net.named_parameters())
+    apart = [{"params": net[1].parameters(), "momentum": 0.9}, {"params": [*net[3].parameters(), *net[5].parameters()]}]
+    compressed(memory={"1.*": "residual", "*": "dgc"})(torch.optim.SGD(apart, lr=0.1), net.named_parameters())
+    # Of tensors that are sent exactly, the mean of the ranks' momenta is the momentum of the mean.
+    ours, _, _ = train(lambda plain, named: compressed("dense/raw", memory="dgc:momentum=0.9")(
+        torch.optim.SGD(plain.param_groups[0]["params"], lr=0.05), named), net=small())
+    theirs, _, _ = train(horovod(), net=small())
+    close(ours, theirs, 1e-5)
+
+
 # Wrapping
 
 @check

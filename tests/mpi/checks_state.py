@@ -31,7 +31,8 @@ class Net(torch.nn.Module):
 
 def setup(spec, seed=1, inner=torch.optim.SGD, **options):
     net = Net(seed)
-    kinds = {torch.optim.SGD: {"lr": 0.05, "momentum": 0.9}, torch.optim.Adam: {"lr": 0.001}}
+    kinds = {torch.optim.SGD: {"lr": 0.05, "momentum": 0.9}, torch.optim.Adam: {"lr": 0.001},
+             torch.optim.Adagrad: {"lr": 0.01}}
     optimizer = compressed(spec, bucket_bytes=50_000, **options)(inner(net.parameters(), **kinds[inner]),
                                                                  net.named_parameters())
     return net, optimizer
@@ -84,7 +85,7 @@ def assert_same(memory, other):
 
 EXACT = [("topk:0.01/rice/qsgd:7", {"inner": torch.optim.Adam, "schedule": {"density": "warmup:steps=3"}}),
          ("randomk:0.05", {"communicator": "allreduce"}), ("powersgd:2", {}), ("topk:0.05", {"memory": "ef21"}),
-         ("topk:0.01", {"memory": "dgc"})]
+         ("topk:0.01", {"memory": "dgc", "inner": torch.optim.Adagrad})]
 
 
 @check
