@@ -7,6 +7,18 @@ from launch import LAUNCHERS, assert_ok, checks_in, run, run_worker
 
 pytestmark = pytest.mark.mpi
 
+CHECKS = checks_in(
+    "checks.py",
+    "checks_batch_norm.py",
+    "checks_corners.py",
+    "checks_join.py",
+    "checks_methods.py",
+    "checks_observe.py",
+    "checks_onebit.py",
+    "checks_rows.py",
+    "checks_state.py",
+)
+
 
 @pytest.fixture(scope="module", params=LAUNCHERS)
 def job(request, tmp_path_factory):
@@ -14,8 +26,7 @@ def job(request, tmp_path_factory):
     return run_worker(request.param, "worker.py", tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("name", checks_in("checks.py", "checks_corners.py", "checks_join.py", "checks_methods.py",
-                                           "checks_observe.py", "checks_onebit.py", "checks_rows.py", "checks_state.py"))
+@pytest.mark.parametrize("name", CHECKS)
 def test_check(job, name):
     assert_ok(job, name)
 
