@@ -41,6 +41,8 @@ class CompressionState:
     process_group: the one that DDP was given; None for all ranks.
     backend: of the group that carries what is sent; None for that of process_group. Whatever the backend, containers are
         made on the host: with "nccl" they travel by way of this rank's accelerator, with "gloo" directly.
+    timeout: a datetime.timedelta after which that group's collectives fail on ranks that wait for others; None for the
+        backend's default, which is long. (torch.distributed does not hand on that of process_group.)
     selection: "host", "device" (top-k with torch operations where the gradients are, only the selected values come to
         the host) or "auto": device for tensors on an accelerator. The bytes are the same.
     seed: of the stochastic codecs; the same on all ranks.
@@ -62,7 +64,7 @@ class CompressionState:
     """
 
     def __init__(self, named_parameters=None, compression=DEFAULT_SPEC, *, memory="residual", communicator="allgather",
-                 rules=None, process_group=None, backend=None, selection="auto", seed=0, capture=None,
+                 rules=None, process_group=None, backend=None, timeout=None, selection="auto", seed=0, capture=None,
                  schedule=None, on_resize=None, grad_scaler=None, observe=None):
         if selection not in ("auto", "host", "device"):
             raise ConfigError(f"selection={selection!r}; allowed: auto, host, device")
@@ -71,7 +73,7 @@ class CompressionState:
             raise ConfigError(f"grad_scaler={grad_scaler!r}; allowed: a torch.amp.GradScaler")
         if not isinstance(capture, Capture | None):
             capture = Capture(capture)
-        transport = GroupTransport(*_own_group(process_group, backend))
+        transport = GroupTransport(*_own_group(process_group, backend, timeout))
         self.rank, self.ranks = transport.rank, transport.size
         if capture and self.ranks == 1:
             warnings.warn("capture: there is one rank, so gradients are neither compressed nor captured", stacklevel=2)
@@ -136,7 +138,7 @@ def _named(named_parameters) -> dict[str, torch.nn.Parameter]:
     return dict(named)
 
 
-def _own_group(process_group, backend: str | None) -> tuple:
+def _own_group(process_group, backend: str | None, timeout) -> tuple:
     """(a group of the same ranks that nobody else uses, where its tensors live)."""
     if not dist.is_initialized():
         raise ConfigError("torch.distributed is not initialized: call torch.distributed.init_process_group() first")
@@ -144,7 +146,7 @@ def _own_group(process_group, backend: str | None) -> tuple:
         raise ConfigError("this rank does not belong to process_group")
     backend = backend or dist.get_backend(process_group)
     if process_group in (None, dist.group.WORLD):
-        group = dist.new_group(backend=backend)
+        group = dist.new_group(backend=backend, timeout=timeout)
     else:  # the other ranks of the job need not know
-        group = dist.new_group(dist.get_process_group_ranks(process_group), backend=backend, use_local_synchronization=True)
+        group = dist.new_group(dist.get_process_group_ranks(process_group), timeout, backend, use_local_synchronization=True)
     return group, torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
