@@ -14,6 +14,7 @@ import torch.distributed as dist
 from grace_ext import ConfigError
 from grace_ext.capture import Capture
 from grace_ext.exchange import Exchange
+from grace_ext.observe import observers
 from grace_ext.policy import DEFAULT_SPEC, Rules
 from grace_ext.spec import parse_stage
 
@@ -75,8 +76,10 @@ class CompressionState:
             capture = Capture(capture)
         transport = GroupTransport(*_own_group(process_group, backend, timeout))
         self.rank, self.ranks = transport.rank, transport.size
-        if capture and self.ranks == 1:
-            warnings.warn("capture: there is one rank, so gradients are neither compressed nor captured", stacklevel=2)
+        observe = observers(observe)
+        if (capture or observe) and self.ranks == 1:
+            warnings.warn("capture, observe: there is one rank, so gradients are not compressed and there is nothing to see",
+                          stacklevel=2)
         worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         exchange = Exchange(transport, memory, 1 / transport.size, seed, capture, worker, schedule, observe=observe)
         self._buckets = DdpBuckets(

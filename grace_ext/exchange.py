@@ -7,7 +7,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import math
-from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -20,6 +19,7 @@ from .compressor import Compressor
 from .errors import ConfigError
 from .lowrank import FactorAllreduce, WarmStarts
 from .memory.base import Memory
+from .observe.counts import Counts
 from .observe.watch import Watch
 from .policy.memories import Memories
 from .policy.schedules import Schedules
@@ -153,7 +153,7 @@ class Exchange:
         self._joinable = joinable
         self._tally: concurrent.futures.Future | None = None  # of the ranks that take part in the step
         self._worker = executor or concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
-        self._total, self._last = _Counts(), _Counts()
+        self._total, self._last = Counts(), Counts()
 
     def bucket(self, name: str, tensors: list[Tensor], compressor: Compressor, communicator: Communicator) -> Bucket:
         """The bucket of these parts. Two kinds go by allreduce whatever the communicator: plain float32, because the result
@@ -323,7 +323,7 @@ class Exchange:
         step, last = self.step, self._last
         self.step += 1
         self._total.merge(last)
-        self._total.last, self._last = last, _Counts()
+        self._total.last, self._last = last, Counts()
         self._watch.end_step(step, finite, last.report, self.buckets)
         return finite
 
@@ -335,7 +335,7 @@ class Exchange:
         self._started.clear()
         self._tally = None
         self._finite = True
-        self._last = _Counts()
+        self._last = Counts()
         for state in (*self._memories, self._warm_starts):
             state.rollback()
         self._watch.forget()
@@ -357,7 +357,7 @@ class Exchange:
         tensor, the L2 norm of its residual over that of this rank's gradient, when somebody last looked (an observer, or
         rank 0 after 8, 16, 32, ... steps); None where that is no number.
         """
-        last = self._total.last.report() if self._total.last else _Counts().report()
+        last = self._total.last.report() if self._total.last else Counts().report()
         return {"steps": self.step, **self._total.report(), "last_step": last,
                 "residual_norm_ratio": self._watch.residual_norm_ratios()}
 
@@ -378,33 +378,3 @@ def _fitting(field: str, tensor: Tensor, state) -> np.ndarray:
     if np.size(state) != tensor.size:
         raise ConfigError(f"{field} of {tensor.name!r} has {np.size(state)} elements, the tensor {tensor.size}")
     return np.asarray(state, np.float32).reshape(-1)
-
-
-class _Counts:
-    def __init__(self):
-        self.bytes = Counter()
-        self.seconds = Counter()
-        self.index_codecs = Counter()
-        self.last: _Counts | None = None
-
-    def add(self, bucket: Bucket, pending: Pending) -> None:
-        kinds = ["all"] if bucket.compressor.exact else ["all", "compressed"]
-        for kind in kinds:
-            self.bytes[kind, "in"] += 4 * bucket.size if pending.gradient_bytes is None else pending.gradient_bytes
-            self.bytes[kind, "out"] += pending.wire_bytes
-        self.seconds.update(pending.seconds)
-        if pending.index_codec:
-            self.index_codecs[pending.index_codec] += 1
-
-    def merge(self, other: "_Counts") -> None:
-        self.bytes.update(other.bytes)
-        self.seconds.update(other.seconds)
-        self.index_codecs.update(other.index_codecs)
-
-    def report(self) -> dict:
-        return {**self._volume("all"), "compressed": self._volume("compressed"), "seconds": dict(self.seconds),
-                "index_codecs": dict(self.index_codecs)}
-
-    def _volume(self, kind: str) -> dict:
-        given, sent = self.bytes[kind, "in"], self.bytes[kind, "out"]
-        return {"bytes_in": given, "bytes_out": sent, "ratio": given / sent if sent else 1.0}

@@ -1,5 +1,6 @@
 """What is checked inside the ranks of one job: the exchange. Every function is one test under every launcher."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import grace_ext
 from grace_ext import ConfigError
 from grace_ext.adapters._ddp_transport import GroupTransport, room_for
 from grace_ext.capture import Capture
+from grace_ext.observe import Timeline
 
 
 @check
@@ -173,6 +175,20 @@ def capture_saves_what_rank_0_compresses():
         sizes = {name: p.numel() for name, p in module().named_parameters()}
         assert all({name: array.size for name, array in arrays.items()} == sizes for arrays in files.values())
         assert not np.array_equal(files["3.npz"]["2.weight"], files["3-compensated.npz"]["2.weight"])
+
+
+@check
+def observers_write_and_change_nothing():
+    with tempfile.TemporaryDirectory() as folder:
+        plainly, _ = train(EACH, steps=22)  # in which the link is probed
+        ours, state = train(EACH, steps=22, observe=[f"{folder}/{{rank}}.jsonl", Timeline(f"{folder}/{{rank}}.json")])
+        assert torch.equal(ours, plainly)
+        records = [json.loads(line) for line in Path(folder, f"{dist.get_rank()}.jsonl").read_text().splitlines()]
+        events = json.loads(Path(folder, f"{dist.get_rank()}.json").read_text())
+    assert [record["step"] for record in records] == [0, 10, 20]
+    assert records[-1]["residual_norm_ratio"] == state.compression_stats()["residual_norm_ratio"]
+    assert 0 < records[-1]["residual_norm_ratio"]["2.weight"] < 50, records[-1]
+    assert {"encode", "exchange", "decode"} <= {event["name"] for event in events}
 
 
 @check
