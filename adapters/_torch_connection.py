@@ -84,6 +84,7 @@ class Connection:
 
     def reconnect(self) -> None:
         """Build the buckets for the ranks there are now. What this rank remembers is its part in what they start with."""
+        self._consolidated = {}
         saved, before = self.save(), self._buckets
         if before is not None:
             before.exchange.close()
@@ -134,11 +135,6 @@ class Connection:
         steps = buckets.gather("joined", joined_at).copy().view("<i8")[:, 0]
         return int(np.flatnonzero(steps == steps.max())[-1])
 
-    def abort(self) -> None:
-        """Forget a step that could not be finished."""
-        if self._buckets is not None:
-            self._buckets.abort()
-
     # State
 
     def save(self) -> dict:
@@ -170,6 +166,19 @@ class Connection:
         self._bring(_CHECKPOINT if loaded.whole else _NOTHING)
         if self._members[0] == 0:  # the others' part is said when the ranks settle
             _LOG.log(logging.WARNING if loaded.lost else logging.INFO, loaded.what)
+
+    def go_back(self, saved: dict) -> None:
+        """To what this rank itself saved earlier, maybe in another membership, from a step that could not be finished. To be
+        followed by `reconnect`."""
+        buckets = self._buckets
+        memory = next(iter(saved["memories"].values()))  # its own is the first
+        if buckets is None:
+            self._kept = checkpoint.pack({"step": saved["step"], **memory}, 0, 1, saved["order"])
+            return
+        buckets.abort()
+        buckets.follow(saved["order"])
+        buckets.exchange.step = saved["step"]
+        self._bring(_EARLIER, memory)
 
     def consolidate(self, to: int) -> None:
         """A collective: until the next step, `save` on rank `to` has the memories of all ranks."""

@@ -8,6 +8,10 @@ import torch
 from horovod.torch import broadcast_optimizer_state
 from horovod.torch.elastic import state as horovods
 
+from grace_ext import checkpoint
+
+from ._torch_state import to_numpy
+
 
 class CompressedOptimizer:
     """A base of all wrapped optimizers: by it Horovod finds their handler."""
@@ -22,8 +26,9 @@ class CompressedOptimizerStateHandler(horovods.OptimizerStateHandler):
         self._synced = False
 
     def restore(self):
-        self.value._connection.abort()
-        super().restore()
+        saved = dict(self._saved_optimizer_state)
+        self.value._connection.go_back(to_numpy(saved.pop(checkpoint.KEY)))
+        self.value._plain.load_state_dict(self.value, saved)
 
     def sync(self):
         if self._synced:  # Horovod was shut down and initialized meanwhile

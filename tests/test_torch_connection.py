@@ -90,6 +90,24 @@ def test_memories_when_ranks_are_removed_and_added(on_resize):
     assert [worker.connection.save()["step"] for worker in everybody] == [5] * 4
 
 
+@pytest.mark.parametrize("on_resize", [None, "redistribute"])
+def test_a_second_failure_before_anything_was_saved_anew(on_resize):
+    workers = start(3, on_resize=on_resize)
+    for _ in range(3):
+        step(workers)
+    saved = [worker.connection.save() for worker in workers]
+    before = sum(worker.memory() for worker in workers[1:])
+    for survivors in (workers, workers[1:]):  # the second time, each is another rank than it was when it saved
+        form(survivors)
+        for worker in survivors:
+            worker.connection.go_back(saved[workers.index(worker)])
+            worker.connection.reconnect()
+        if survivors is workers:
+            step(survivors)
+    assert missing_from_the_sum(survivors, before) < 1e-5
+    assert [worker.connection.save()["step"] for worker in survivors] == [4, 4]
+
+
 @pytest.mark.parametrize("on_resize", [None, "reset"])
 def test_one_rank_alone_keeps_its_memory_for_later(on_resize):
     workers = start(2, on_resize=on_resize)
