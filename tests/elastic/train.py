@@ -34,8 +34,8 @@ teacher = torch.nn.Linear(64, 10)
 def make(options):
     torch.manual_seed(os.getpid())  # a new worker knows nothing
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 20))
-    inner = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
-    return net, DistributedOptimizer(inner, net.named_parameters(), "topk:0.05/rice/raw", bucket_bytes=10_000, **options)
+    inner = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    return net, DistributedOptimizer(inner, net.named_parameters(), "topk:0.2/rice/raw", bucket_bytes=10_000, **options)
 
 
 nets, optimizers = {}, {}
