@@ -8,10 +8,12 @@ checkpoints and LossScaleOptimizers that hold the optimizer already would go on 
 import sys
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 
 from grace_ext import ConfigError
 from grace_ext.policy import DEFAULT_SPEC
+from grace_ext.policy.memories import Memories
 
 from ._keras_accumulator import Accumulator
 from ._tensorflow_reduce import Options, Reducer, check_devices
@@ -48,7 +50,8 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
     experimental_aggregate_gradients=False.
 
     Raises ConfigError for what cannot be honoured: op=Adasum, devices, Keras on another backend, optimizers that are wrapped
-    already, specs that differ between ranks, tf.distribute, float8, and while tracing for jit_compile=True.
+    already, memory "dgc" for an optimizer with a momentum of its own, specs that differ between ranks, tf.distribute,
+    float8, and while tracing for jit_compile=True.
     """
     check_devices(device_dense, device_sparse)
     if backward_passes_per_step < 1:
@@ -66,6 +69,11 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
         raise ConfigError("an optimizer with a DTensor mesh exchanges its gradients itself")
     if name:
         setattr(inner, "_name" if hooks is _TF_KERAS_LEGACY else "name", name)
+    if any(map(_has_momentum, (inner, *getattr(inner, "optimizers", ())))):
+        for memory in Memories(options.memory).all():
+            if memory.name == "dgc":
+                raise ConfigError(f"memory {str(memory)!r} applies the momentum before gradients are compressed; give the "
+                                  f"optimizer momentum=0")
     state = _State(Reducer(options), Accumulator(backward_passes_per_step, average_aggregated_gradients, sparse_as_dense),
                    options.memory != "none")
     if hooks is _KERAS_3 or inner is optimizer:
@@ -119,6 +127,27 @@ class _Common:
     def compression_stats(self):
         """Bytes, ratio and seconds per stage, in total and of the last step: see grace_ext.exchange.Exchange.stats."""
         return self._grace.reducer.stats()
+
+    def compression_state(self) -> dict:
+        """This rank's state: what the memories hold, the number of the step, and what backward_passes_per_step has summed
+        since the last exchange. A dict of numpy arrays, numbers and strings, with "rank" and "ranks" in it. For each rank to
+        save between two steps; the optimizer's own variables are not in it."""
+        state = self._grace.reducer.state_dict()
+        passes = self._grace.accumulator.state_dict()
+        return {**state, "passes": passes} if passes else state
+
+    def load_compression_state(self, state, on_resize=None) -> None:
+        """Go on from what compression_state returned. Call it on all ranks, before the first step or later.
+
+        state: this rank's own; a list of all ranks' if there are as many ranks as there were, or others; None on a rank that
+            has none.
+        on_resize: for states of another number of ranks. "reset": memories start from zero; "redistribute": each rank takes
+            an equal part of the sum of residuals; None: redistribute if the states of all ranks were given. The log
+            "grace_ext" says what was done. Sums of backward passes are dropped then.
+
+        Raises ConfigError, here or in the first step, for states that do not fit together or to the variables.
+        """
+        self._grace.accumulator.load_state_dict(self._grace.reducer.load_state_dict(state, on_resize))
 
     def register_local_var(self, var):
         """The gradient of this variable is not exchanged, as in Horovod."""
@@ -243,6 +272,11 @@ def _aggregate(optimizer, grads_and_vars) -> list:
         return []
     grads, variables = zip(*grads_and_vars, strict=True)
     return list(zip(optimizer._grace.exchange(grads, variables), variables, strict=True))
+
+
+def _has_momentum(optimizer) -> bool:
+    momentum = getattr(optimizer, "momentum", None)
+    return momentum is not None and (callable(momentum) or float(np.asarray(momentum)) != 0)
 
 
 def _accumulates(optimizer) -> bool:

@@ -13,6 +13,7 @@ class Accumulator:
         self._sparse_as_dense = sparse_as_dense
         self._sums: dict[tuple, _Dense | _Rows] = {}
         self._calls: tf.Variable | None = None
+        self._loaded: dict = {"calls": 0, "sums": []}  # for variables that are not made yet
 
     def call(self, gradients, variables, apply, skip) -> None:
         """At every passes-th call apply(sums), a list in the order of the variables; else skip()."""
@@ -37,7 +38,7 @@ class Accumulator:
 
         if self._calls is None:
             with tf.init_scope():
-                self._calls = tf.Variable(0, dtype=tf.int64, trainable=False, name="backward_passes")
+                self._calls = tf.Variable(self._loaded["calls"], dtype=tf.int64, trainable=False, name="backward_passes")
         calls = self._calls.assign_add(1)
         tf.cond(tf.equal(calls % self.passes, 0), apply_sums, add)
 
@@ -47,7 +48,25 @@ class Accumulator:
         if key not in self._sums:
             with tf.init_scope():
                 self._sums[key] = kind(gradient, variable)
+                if self._loaded["sums"]:
+                    self._sums[key].load(self._loaded["sums"].pop(0))
         return self._sums[key]
+
+    def state_dict(self) -> dict | None:
+        """{"calls": since the last sums, "sums": a list of numpy arrays for each, in the order of the variables}; None if
+        there is nothing."""
+        if self._calls is None:
+            return {**self._loaded, "sums": [*self._loaded["sums"]]} if self._loaded["calls"] else None
+        calls = int(self._calls.numpy()) % self.passes
+        return {"calls": calls, "sums": [own.arrays() for own in self._sums.values()]} if calls else None
+
+    def load_state_dict(self, state: dict | None) -> None:
+        """The inverse; None: nothing is summed."""
+        self._loaded = {"calls": state["calls"], "sums": [*state["sums"]]} if state else {"calls": 0, "sums": []}
+        if self._calls is not None:
+            self._calls.assign(self._loaded["calls"])
+        for own in self._sums.values():
+            own.load(self._loaded["sums"].pop(0)) if self._loaded["sums"] else own.clear()
 
 
 class _Dense:
@@ -60,8 +79,17 @@ class _Dense:
 
     def take(self, gradient, scale: float):
         total = (self._sum + gradient) * tf.cast(scale, gradient.dtype)
-        self._sum.assign(tf.zeros_like(self._sum))
+        self.clear()
         return total
+
+    def clear(self) -> None:
+        self._sum.assign(tf.zeros_like(self._sum))
+
+    def arrays(self) -> list:
+        return [_in_numpy(self._sum)]
+
+    def load(self, arrays) -> None:
+        self._sum.assign(tf.cast(arrays[0], self._sum.dtype))
 
 
 class _Rows:
@@ -81,6 +109,21 @@ class _Rows:
 
     def take(self, gradient, scale: float):
         values, indices = self._joined(gradient)
-        self._values.assign(tf.zeros([0, *values.shape[1:]], values.dtype))
-        self._indices.assign(tf.zeros([0], indices.dtype))
+        self.clear()
         return tf.IndexedSlices(values * tf.cast(scale, values.dtype), indices, gradient.dense_shape)
+
+    def clear(self) -> None:
+        self._values.assign(tf.zeros([0, *self._values.shape[1:]], self._values.dtype))
+        self._indices.assign(tf.zeros([0], self._indices.dtype))
+
+    def arrays(self) -> list:
+        return [_in_numpy(self._values), self._indices.numpy()]
+
+    def load(self, arrays) -> None:
+        self._values.assign(tf.cast(arrays[0], self._values.dtype))
+        self._indices.assign(arrays[1])
+
+
+def _in_numpy(variable):
+    """In a type that files of NumPy know; bfloat16 is none."""
+    return tf.cast(variable, tf.float32).numpy() if variable.dtype.size < 4 else variable.numpy()

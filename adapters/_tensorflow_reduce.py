@@ -4,13 +4,14 @@ import dataclasses
 import itertools
 import math
 import os
+import types
 import warnings
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from grace_ext import ConfigError
+from grace_ext import ConfigError, checkpoint
 from grace_ext.capture import Capture
 from grace_ext.compressor import Compressor
 from grace_ext.exchange import Exchange, Tensor, make_buckets
@@ -23,6 +24,7 @@ from grace_ext.spec import parse_stage
 from ._horovod_exit import guard_exit
 from ._horovod_options import check_reduction, group_names, understand_compression, weight_of
 from ._tensorflow_graph import CallersThread, ExchangeGraph, GraphTransport
+from ._tensorflow_state import Restore
 
 _instances = itertools.count()
 
@@ -56,13 +58,20 @@ class Options:
             hvd, self.compression, self.memory, self.communicator)
 
     def key(self) -> tuple:
-        """Equal for equal options. Variables, process sets, captures and observers are told apart, not looked
-        into."""
-        known = str | int | float | dict | os.PathLike | Compressor | Stage | None
+        """Equal for equal options. Variables, process sets, captures and observers are told apart, not looked into;
+        functions by their code, since a loop may make the same one at every step."""
+        known = str | int | float | os.PathLike | Compressor | Stage | None
 
         def part(value):
             if isinstance(value, list | tuple):
                 return tuple(map(part, value))
+            if isinstance(value, dict):
+                return tuple((name, part(option)) for name, option in value.items())
+            if isinstance(value, types.MethodType):
+                return id(value.__self__), part(value.__func__)
+            if isinstance(value, types.FunctionType):
+                cells = [cell.cell_contents for cell in value.__closure__ or ()]
+                return value.__code__, part(value.__defaults__), part(cells)
             return repr(value) if isinstance(value, known) else id(value)
 
         return tuple(part(getattr(self, field.name)) for field in dataclasses.fields(self))
@@ -77,6 +86,7 @@ class Reducer:
         #: Whether there is anybody to exchange with.
         self.active = process_set.included() and process_set.size() > 1
         self._layouts: dict[tuple, _Layout] = {}
+        self._restore: Restore | None = None
         guard_exit()
         #: Shared by the layouts. They are made here and not in Options: a path is known again in another tape's options.
         self._capture = options.capture
@@ -139,14 +149,40 @@ class Reducer:
                 self._layouts[key] = _Layout(self._options, tensors, tables,
                                              {id(variable): name for name, variable in variables.items()},
                                              self._capture, self._observers)
+            self._restored(self._layouts[key])
         return self._layouts[key]
+
+    def _restored(self, layout: "_Layout") -> None:
+        if self._restore is not None:
+            self._restore.into(layout.exchange, layout.names)
+
+    def state_dict(self) -> dict:
+        """This rank's state between two steps: see _tensorflow_state."""
+        if not self.active:
+            return {"rank": 0, "ranks": 1, "layouts": []}
+        process_set = self._options.process_set
+        rank, ranks = process_set.rank(), process_set.size()
+        waiting = self._restore.waiting() if self._restore else []
+        return {"rank": rank, "ranks": ranks, "layouts": [
+            *(checkpoint.pack(layout.exchange.state_dict(), rank, ranks, layout.names) for layout in self._layouts.values()),
+            *waiting]}
+
+    def load_state_dict(self, states, on_resize=None) -> dict | None:
+        """A collective: go on from what state_dict returned, on all ranks, now or in the first step. See Restore. Returns
+        this rank's "passes", if all ranks can go on with theirs."""
+        if not self.active:
+            return states["passes"] if isinstance(states, dict) and states["ranks"] == 1 and "passes" in states else None
+        self._restore = Restore(states, self._options.process_set, on_resize)
+        for layout in self._layouts.values():
+            self._restored(layout)
+        return self._restore.passes
 
     def stats(self) -> dict:
         """See grace_ext.exchange.Exchange.stats; {"steps": 0} before the first exchange and when there is one rank."""
         if not self._layouts:
             return {"steps": 0}
-        *_, last = self._layouts.values()
-        return last.exchange.stats()
+        last, *others = sorted(self._layouts.values(), key=lambda layout: layout.graph.idle_since, reverse=True)
+        return last.exchange.stats(*(layout.exchange for layout in others))
 
 
 class _Layout:
@@ -163,6 +199,7 @@ class _Layout:
                                  capture, CallersThread(), options.schedule, observe=observe)
         rules = Rules(options.compression, options.rules, options.seed)
         communicator = parse_stage("communicator", options.communicator)
+        self.names = [tensor.name for tensor in tensors]
         choices = {tensor.name: rules.choose(tensor.name, tensor.size, tensor.ndim, tensor.name in tables)
                    for tensor in tensors}
         dense = [tensor for tensor in reversed(tensors) if tensor.name not in tables]

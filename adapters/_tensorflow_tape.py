@@ -11,6 +11,7 @@ from grace_ext.policy import DEFAULT_SPEC
 from ._tensorflow_reduce import Options, Reducer, check_devices
 
 _reducers: dict[tuple, Reducer] = {}  # by options and sources
+_loaded: dict[tuple, tuple] = {}  # by sources, arguments of load_state_dict of those that there are not yet
 
 
 def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compression=DEFAULT_SPEC, sparse_as_dense=False,
@@ -73,9 +74,50 @@ class _Methods:
 def compression_stats(sources) -> dict:
     """The statistics of the tapes over these sources, for loops whose tape is inside a tf.function. If there were several
     with different options, of the last one."""
+    reducer = _last_reducer(sources)
+    return {"steps": 0} if reducer is None else reducer.stats()
+
+
+def compression_state(sources) -> dict:
+    """This rank's state of the tapes over these sources: what their memories hold, and the number of the step. A dict of
+    numpy arrays, numbers and strings, with "rank" and "ranks" in it. For each rank to save between two steps; the variables
+    are not in it. If there were tapes with different options, of the last ones.
+
+    Raises ConfigError if no tape over these sources has given gradients yet.
+    """
+    reducer = _last_reducer(sources)
+    if reducer is None:
+        raise ConfigError("compression_state: no DistributedGradientTape has given gradients of these sources yet")
+    return reducer.state_dict()
+
+
+def load_compression_state(sources, state, on_resize=None) -> None:
+    """Let the tapes over these sources go on from what compression_state returned. Call it on all ranks, before the first
+    step or later.
+
+    state: this rank's own; a list of all ranks' if there are as many ranks as there were, or others; None on a rank that has
+        none.
+    on_resize: for states of another number of ranks. "reset": memories start from zero; "redistribute": each rank takes an
+        equal part of the sum of residuals; None: redistribute if the states of all ranks were given. The log "grace_ext"
+        says what was done.
+
+    Raises ConfigError in the first step, or here if there was one, for states that do not fit together or to the sources.
+    """
+    reducer = _last_reducer(sources)
+    if reducer is not None:
+        reducer.load_state_dict(state, on_resize)
+        return
+    flat = tf.nest.flatten(sources)
+    key = _identities(flat)
+    for source in filter(_is_variable, flat) if key not in _loaded else ():
+        weakref.finalize(source, _loaded.pop, key, None)
+    _loaded[key] = state, on_resize
+
+
+def _last_reducer(sources) -> Reducer | None:
     wanted = _identities(tf.nest.flatten(sources))
     found = [reducer for (_, identities), reducer in _reducers.items() if identities == wanted]
-    return found[-1].stats() if found else {"steps": 0}
+    return found[-1] if found else None
 
 
 def _reducer_of(options: Options, sources: list) -> Reducer:
@@ -83,6 +125,9 @@ def _reducer_of(options: Options, sources: list) -> Reducer:
     key = options.key(), _identities(sources)
     if key not in _reducers:
         _reducers[key] = Reducer(options)
+        if key[1] in _loaded:
+            with tf.init_scope():
+                _reducers[key].load_state_dict(*_loaded.pop(key[1]))
         for source in filter(_is_variable, sources):
             weakref.finalize(source, _reducers.pop, key, None)
     return _reducers[key]

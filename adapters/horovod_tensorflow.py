@@ -5,9 +5,10 @@
 """
 
 from ._keras import DistributedOptimizer, load_model
-from ._tensorflow_tape import DistributedGradientTape, compression_stats
+from ._tensorflow_tape import DistributedGradientTape, compression_state, compression_stats, load_compression_state
 from .tensorflow_callbacks import (
     BroadcastGlobalVariablesCallback,
+    CompressionStateCallback,
     CompressionStatsCallback,
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
@@ -16,7 +17,7 @@ from .tensorflow_callbacks import (
 )
 
 __all__ = [
-    "BroadcastGlobalVariablesCallback", "CompressionStatsCallback", "DistributedGradientTape", "DistributedOptimizer",
-    "LearningRateScheduleCallback", "LearningRateWarmupCallback", "MetricAverageCallback", "broadcast_variables",
-    "compression_stats", "load_model",
+    "BroadcastGlobalVariablesCallback", "CompressionStateCallback", "CompressionStatsCallback", "DistributedGradientTape",
+    "DistributedOptimizer", "LearningRateScheduleCallback", "LearningRateWarmupCallback", "MetricAverageCallback",
+    "broadcast_variables", "compression_state", "compression_stats", "load_compression_state", "load_model",
 ]

@@ -6,15 +6,19 @@ Names and arguments are those of horovod.tensorflow.keras.callbacks. A callback 
 order among the others: eager collectives are paired by their order.
 """
 
+import contextlib
 import functools
 import sys
 import zlib
+from pathlib import Path
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
 from grace_ext import ConfigError, ExchangeError
+
+from . import _tensorflow_state
 
 _CHUNK_BYTES = 64 * 2**20
 # What tf.summary.scalar writes too; that one needs the package tensorboard.
@@ -263,11 +267,95 @@ class CompressionStatsCallback(_Callback):
         return stats
 
 
+class CompressionStateCallback(_Callback):
+    """Saves what the optimizer's compression keeps on each rank (Keras' checkpoints hold none of it), and brings it back
+    when a model is fitted that was restored from a checkpoint, so that training goes on as if it had never stopped.
+
+    A file belongs to a number of the optimizer's iterations, folder/ITERATIONS/rankR.npz, and so to the Keras checkpoint of
+    that moment, whoever writes it: BackupAndRestore, ModelCheckpoint, model.save. When `fit` starts, the file of the
+    iterations that the optimizer then has is loaded; if there is none, everything stays as it is. All ranks use this
+    callback; list it before the one that saves the model.
+
+    folder: one that all ranks see if their number may change, else each host may have its own.
+    save_freq: "epoch", or every so many iterations, as in the callback that saves the model.
+    keep: how many saves stay; None: all.
+    on_resize: see DistributedOptimizer's load_compression_state.
+    """
+
+    def __init__(self, folder, save_freq="epoch", keep=2, on_resize=None, *, process_set=hvd.global_process_set):
+        super().__init__()
+        if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
+            raise ConfigError(f"save_freq={save_freq!r}; allowed: 'epoch' and numbers from 1")
+        if keep is not None and keep < 1:
+            raise ConfigError(f"keep={keep}; allowed: from 1, and None")
+        self._folder, self._save_freq, self._keep = Path(folder), save_freq, keep
+        self._on_resize, self._process_set = on_resize, process_set
+        self._is_restored, self._saved = False, 0
+
+    def on_train_begin(self, logs=None):
+        self._is_restored = False
+
+    def on_epoch_begin(self, epoch, logs=None):
+        # Not before: other callbacks restore the model and broadcast its variables when training begins.
+        if not self._is_restored and self._takes_part():
+            self._restore()
+        self._is_restored = True
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._save_freq != "epoch" and self._iterations() // self._save_freq > self._saved // self._save_freq:
+            self._save()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self._save_freq == "epoch":
+            self._save()
+
+    def _takes_part(self) -> bool:
+        return self._process_set.included() and self._process_set.size() > 1
+
+    def _iterations(self) -> int:
+        return int(np.asarray(self.model.optimizer.iterations))
+
+    def _restore(self):
+        # Ranks may get the model from rank 0 only after the first batch.
+        iterations = hvd.allgather(tf.constant([self._iterations()], tf.int64), process_set=self._process_set)
+        self._saved = int(iterations.numpy().max())
+        states = self._states()
+        if hvd.allgather(tf.constant([len(states)]), process_set=self._process_set).numpy().any():
+            _wrapped(self.model.optimizer).load_compression_state(states or None, self._on_resize)
+
+    def _states(self) -> list[dict]:
+        """This rank's, or those of all ranks if there were more or fewer."""
+        folder, rank = self._folder / str(self._saved), self._process_set.rank()
+        own = _tensorflow_state.read(folder / f"rank{rank}.npz") if (folder / f"rank{rank}.npz").exists() else None
+        if own is not None and own["ranks"] == self._process_set.size():
+            return [own]
+        states = [_tensorflow_state.read(path) for path in sorted(folder.glob("rank*.npz"))]
+        return [state for state in states if state["ranks"] == states[0]["ranks"]]
+
+    def _save(self):
+        if not self._takes_part():
+            return
+        self._saved = self._iterations()
+        name = f"rank{self._process_set.rank()}.npz"
+        _tensorflow_state.write(self._folder / str(self._saved) / name, _wrapped(self.model.optimizer).compression_state())
+        saves = sorted((path for path in self._folder.glob(f"*/{name}") if path.parent.name.isdigit()),
+                       key=lambda path: path.stat().st_mtime_ns)
+        for old in saves[:-self._keep] if self._keep else ():
+            old.unlink()
+            with contextlib.suppress(OSError):  # other ranks' are in there
+                old.parent.rmdir()
+
+
 def _stats(optimizer) -> dict:
+    return _wrapped(optimizer).compression_stats()
+
+
+def _wrapped(optimizer):
+    """The one that DistributedOptimizer wrapped. Raises ConfigError if there is none."""
     for wrapped in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         if hasattr(wrapped, "compression_stats"):
-            return wrapped.compression_stats()
-    raise ConfigError("CompressionStatsCallback: the model is not compiled with a DistributedOptimizer")
+            return wrapped
+    raise ConfigError("the model is not compiled with a DistributedOptimizer")
 
 
 def _check_device(device: str) -> None:

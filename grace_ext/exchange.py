@@ -346,8 +346,8 @@ class Exchange:
         if isinstance(self._worker, concurrent.futures.ThreadPoolExecutor):
             self._worker.shutdown()
 
-    def stats(self) -> dict:
-        """Totals since the start, and the same for the last step under "last_step".
+    def stats(self, *others: "Exchange") -> dict:
+        """Totals since the start, those of the others included, and the same for this one's last step under "last_step".
 
         bytes_in: float32 bytes of the gradients; of gradients that come as rows, those of each row as it came, duplicates
         included, and 8 for its index; bytes_out: payload bytes that this rank handed to collectives, headers and padding
@@ -357,9 +357,13 @@ class Exchange:
         tensor, the L2 norm of its residual over that of this rank's gradient, when somebody last looked (an observer, or
         rank 0 after 8, 16, 32, ... steps); None where that is no number.
         """
-        last = self._total.last.report() if self._total.last else Counts().report()
-        return {"steps": self.step, **self._total.report(), "last_step": last,
-                "residual_norm_ratio": self._watch.residual_norm_ratios()}
+        total, ratios = Counts(), {}
+        for exchange in (*others, self):
+            total.merge(exchange._total)
+            ratios.update(exchange._watch.residual_norm_ratios())
+        last = self._total.last or Counts()
+        steps = sum(exchange.step for exchange in (self, *others))
+        return {"steps": steps, **total.report(), "last_step": last.report(), "residual_norm_ratio": ratios}
 
 
 @dataclasses.dataclass

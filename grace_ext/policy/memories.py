@@ -28,3 +28,7 @@ class Memories:
         """The memory of a tensor of that name and element count."""
         found = self._rules.find(name, size)
         return self._default if found is None else found
+
+    def all(self) -> list[Memory]:
+        """Each that some tensor may have."""
+        return [*self._made.values()]

@@ -14,6 +14,11 @@ DTYPES = {"half": "float16", "brain": "bfloat16"}  # the others are float32
 # Kinds that depend on bucketing, on names, steps and ranks, on the memory and on transforms.
 SPECS = ("topk:0.01/rice/qsgd:7", "randomk:0.1/raw/fp16", "topk:0.1/auto/lloyd:0.1", "dct/topk:0.05:per=chunk/rice/minmax:8",
          "topk:0.02/bloom/polyfit", "dense/terngrad")
+CASES = [*((spec, {"memory": "none" if spec.startswith("dense") else "residual"}) for spec in SPECS),
+         ("topk:0.05/rice/qsgd:7", {"memory": "ef21:momentum=0.5"}),
+         ("topk:0.05/rice/qsgd:7", {"memory": "dgc:clip=2"}),
+         ("topk:0.02/rice/qsgd:7", {"memory": {"wide": "dgc", "*": "residual:decay=0.9"},
+                                    "schedule": {"density": "warmup:steps=2", "levels": lambda step: 3 + 4 * step}})]
 STEPS = 3
 
 
@@ -37,9 +42,8 @@ def main(framework: str, out: str) -> None:
         return plain(self, name, payload)
 
     transport.allgather = allgather
-    for number, spec in enumerate(SPECS):  # noqa: B007  (the function above reads the number)
-        memory = "none" if spec.startswith("dense") else "residual"
-        run(spec, memory, [gradients(rank, step) for step in range(STEPS)])
+    for number, (spec, options) in enumerate(CASES):  # noqa: B007  (the function above reads the number)
+        run(spec, options, [gradients(rank, step) for step in range(STEPS)])
 
 
 def in_torch():
@@ -48,11 +52,11 @@ def in_torch():
 
     from grace_ext.adapters.horovod_torch import DistributedOptimizer, HorovodTransport
 
-    def run(spec, memory, steps):
+    def run(spec, options, steps):
         dtypes = {name: getattr(torch, DTYPES.get(name, "float32")) for name in SHAPES}
         parameters = {name: torch.nn.Parameter(torch.zeros(shape, dtype=dtypes[name])) for name, shape in SHAPES.items()}
         optimizer = DistributedOptimizer(torch.optim.SGD(parameters.values(), lr=0.1), parameters.items(), spec,
-                                         memory=memory, bucket_bytes=100_000)
+                                         bucket_bytes=100_000, **options)
         for given in steps:
             optimizer.zero_grad()
             total = torch.zeros(())
@@ -72,10 +76,10 @@ def in_tensorflow():
     from grace_ext.adapters._tensorflow_graph import GraphTransport
     from grace_ext.adapters._tensorflow_reduce import Options, Reducer
 
-    def run(spec, memory, steps):
+    def run(spec, options, steps):
         dtypes = {name: DTYPES.get(name, "float32") for name in SHAPES}
         variables = [tf.Variable(tf.zeros(shape, dtypes[name]), name=name) for name, shape in SHAPES.items()]
-        reducer = Reducer(Options(spec, memory, bucket_bytes=100_000))
+        reducer = Reducer(Options(spec, bucket_bytes=100_000, **options))
         for given in steps:
             reducer.reduce([tf.cast(given[name], dtypes[name]) for name in SHAPES], variables)
 

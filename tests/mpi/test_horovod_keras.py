@@ -1,4 +1,4 @@
-"""Keras under real launchers. The checks themselves are in checks_keras.py and run inside the ranks."""
+"""Keras under real launchers. The checks themselves are in checks_keras*.py and run inside the ranks."""
 
 import pytest
 from launch import assert_ok, checks_in, run_worker
@@ -15,7 +15,7 @@ def job(request, tmp_path_factory):
     return run_worker(request.param, "worker_keras.py", tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("name", checks_in("checks_keras.py"))
+@pytest.mark.parametrize("name", checks_in("checks_keras.py", "checks_keras_memory.py"))
 def test_check(job, name):
     assert_ok(job, name)
 

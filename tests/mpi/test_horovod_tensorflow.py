@@ -6,7 +6,7 @@ from launch import LAUNCHERS, assert_ok, checks_in, run, run_worker
 pytestmark = pytest.mark.mpi
 pytest.importorskip("horovod.tensorflow")
 FILES = ("checks_observe_tensorflow.py", "checks_tensorflow.py", "checks_tensorflow_graphs.py",
-         "checks_tensorflow_rows.py")
+         "checks_tensorflow_memory.py", "checks_tensorflow_rows.py")
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS)

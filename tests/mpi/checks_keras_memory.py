@@ -1,0 +1,177 @@
+"""What is checked inside the ranks of one job: memories, schedules and resumption with Keras optimizers."""
+
+import logging
+import os
+import tempfile
+
+import horovod.tensorflow as hvd
+import numpy as np
+from checking import arrays_of, check, raises
+from checks_keras import BATCH, MODES, SGD, X, Y, _skip_a_step, alone, compiled, fit, flat, part, scaled, state
+from harness_tensorflow import exchange_of, of_all_ranks, same_on_all_ranks
+
+from grace_ext import ConfigError
+from grace_ext.adapters import _tensorflow_state
+from grace_ext.adapters.horovod_tensorflow import (
+    BroadcastGlobalVariablesCallback,
+    CompressionStateCallback,
+    DistributedOptimizer,
+)
+
+RULES = {"*kernel": "topk:0.1/rice/qsgd:7"}
+
+
+def memory_of(optimizer):
+    return arrays_of(exchange_of(optimizer._grace.reducer))
+
+
+@check
+def exact_dgc_is_the_momentum_of_one_process():
+    for kind, (api, sgd) in SGD.items():
+        expected = alone(api, sgd(0.1, momentum=0.9), epochs=2)
+        for mode, options in MODES.items() if kind == "keras" else [("graph", {})]:
+            net = compiled(api, DistributedOptimizer(sgd(0.1), compression="dense/raw", memory="dgc"), **options)
+            fit(net, epochs=2)
+            same_on_all_ranks(flat(net))
+            assert np.abs(flat(net) - expected).max() < 1e-5, (kind, mode)
+        for memory in ("dgc", {"*kernel": "dgc:momentum=0.5", "*": "none"}):
+            with raises(ConfigError, "momentum=0"):
+                DistributedOptimizer(sgd(0.1, momentum=0.9), memory=memory)
+        with raises(ConfigError, "momentum=0"):
+            DistributedOptimizer(scaled(api, sgd(0.1, momentum=0.9)), memory="dgc")
+
+
+@check
+def memories_by_name_and_schedules_in_fit():
+    for kind, (api, sgd) in SGD.items():
+        for mode, options in MODES.items() if kind == "keras" else [("graph", {})]:
+            optimizer = DistributedOptimizer(
+                sgd(0.1), rules={"*kernel*": "topk:0.01/rice/raw"}, memory={"*hidden*": "none", "*kernel*": "ef21"},
+                schedule={"density": lambda step: 0.5 if step < 6 else 0.02})
+            net = compiled(api, optimizer, **options)
+            fit(net, epochs=2)
+            same_on_all_ranks(flat(net))
+            names = {name.removesuffix("/kernel") for name in memory_of(optimizer)}
+            assert names == {"estimate:last", "aggregate:last"}, (kind, mode, names)
+            stats = optimizer.compression_stats()
+            few, many = stats["last_step"]["compressed"]["bytes_out"], stats["compressed"]["bytes_out"] / 8
+            assert many > 5 * few > 0, (kind, mode, stats)
+
+
+@check
+def a_skipped_step_leaves_every_kind_of_memory_alone():
+    for kind, (api, sgd) in SGD.items():
+        for memory in ("dgc", "ef21:momentum=0.5") if kind == "keras" else ("dgc",):
+            optimizer = DistributedOptimizer(scaled(api, sgd(0.1)), rules=RULES, memory=memory)
+            _skip_a_step(compiled(api, optimizer), optimizer, (kind, memory))
+
+
+def stopping(api, at):
+    class Stop(api.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == at:
+                raise KeyboardInterrupt
+
+    return Stop()
+
+
+def run(api, make, passes, folder, stop=None):
+    net = compiled(api, make())
+    callbacks = [BroadcastGlobalVariablesCallback(0), CompressionStateCallback(f"{folder}/state"),
+                 api.callbacks.BackupAndRestore(f"{folder}/keras")]
+    fit(net, passes=passes, epochs=4, callbacks=[*callbacks, stopping(api, stop)])
+    return net
+
+
+@check
+def fit_goes_on_after_an_interruption_bit_by_bit():
+    for kind, (api, sgd) in SGD.items():
+        for memory, passes in (("residual", 1), ("dgc", 2)) if kind == "keras" else (("residual", 1),):
+            def make(sgd=sgd, memory=memory, passes=passes):
+                # Three passes an update and eight batches an epoch: it is interrupted in the middle of an update.
+                return DistributedOptimizer(sgd(0.1, momentum=0.0 if memory == "dgc" else 0.9), rules=RULES, memory=memory,
+                                            backward_passes_per_step=2 * passes - 1)
+
+            with tempfile.TemporaryDirectory() as folder:  # of each rank
+                plain = run(api, make, passes, f"{folder}/plain")
+                with raises(KeyboardInterrupt, ""):
+                    run(api, make, passes, folder, stop=2)
+                again = run(api, make, passes, folder)
+            case = (kind, memory)
+            assert np.array_equal(flat(plain), flat(again)), case
+            assert np.array_equal(state(plain.optimizer), state(again.optimizer)), case
+            memories = memory_of(plain.optimizer), memory_of(again.optimizer)
+            assert memories[0].keys() == memories[1].keys() and memories[0], case
+            assert all(np.array_equal(array, memories[1][name]) for name, array in memories[0].items()), case
+            same_on_all_ranks(flat(again))
+
+
+@check
+def fit_takes_over_from_other_numbers_of_ranks():
+    api, sgd = SGD["keras"]
+    size, lines = BATCH // hvd.size(), []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    log = logging.getLogger("grace_ext")
+    level = log.level
+
+    def make(folder, **options):
+        net = compiled(api, DistributedOptimizer(sgd(0.1), rules=RULES))
+        fit(net, part(X)[:size], part(Y)[:size])
+        callback = CompressionStateCallback(folder, **options)
+        callback.set_model(net)
+        return net, callback
+
+    with tempfile.TemporaryDirectory() as folder:
+        net, callback = make(folder)
+        callback.on_epoch_end(0)
+        mine = _tensorflow_state.read(f"{folder}/1/rank{hvd.rank()}.npz")
+        (layout,), more = mine["layouts"], hvd.size() + 1
+        (memory,) = layout["memories"].values()
+        for rank in range(more):
+            memory = {field: {name: array + np.float32(1) for name, array in kept.items()} for field, kept in memory.items()}
+            _tensorflow_state.write(f"{folder}/1/rank{rank}.npz", {"rank": rank, "ranks": more, "layouts": [
+                {**layout, "ranks": more, "memories": {rank: memory}}]})
+        for on_resize, word, factor in ((None, "redistributed", more / hvd.size()), ("reset", "zero", 0)):
+            net, callback = make(folder, on_resize=on_resize)
+            log.addHandler(handler)
+            log.setLevel(logging.INFO)
+            try:
+                callback.on_train_begin()
+                callback.on_epoch_begin(0)
+            finally:
+                log.removeHandler(handler)
+                log.setLevel(level)
+            assert hvd.rank() or word in lines[-1], lines
+            ours = memory_of(net.optimizer).get("residual:hidden/kernel", 0)
+            mean = memory["residual"]["hidden/kernel"] - np.float32((more - 1) / 2)
+            assert np.allclose(ours, factor * mean, atol=1e-5), on_resize
+
+
+@check
+def saves_that_are_not_needed_any_more_go():
+    api, sgd = SGD["keras"]
+    with tempfile.TemporaryDirectory() as folder:
+        net = compiled(api, DistributedOptimizer(sgd(0.1), rules=RULES))
+        fit(net, epochs=3, callbacks=[CompressionStateCallback(folder, save_freq=3),
+                                      CompressionStateCallback(f"{folder}/all", keep=None)])
+        assert sorted(os.listdir(folder)) == ["12", "9", "all"] and sorted(os.listdir(f"{folder}/all")) == ["12", "4", "8"]
+    for options in ({"save_freq": 0}, {"keep": 0}, {"save_freq": "batch"}):
+        with raises(ConfigError, next(iter(options))):
+            CompressionStateCallback(folder, **options)
+
+
+@check
+def broadcasting_variables_touches_no_memory():
+    for kind, (api, sgd) in SGD.items():
+        net = compiled(api, DistributedOptimizer(sgd(0.1, momentum=0.9), rules={"*kernel*": "topk:0.1"}))
+        fit(net)
+        before = memory_of(net.optimizer)
+        callback = BroadcastGlobalVariablesCallback(0)
+        callback.set_model(net)
+        callback.on_train_begin()
+        after = memory_of(net.optimizer)
+        assert before and all(np.array_equal(array, after[name]) for name, array in before.items()), kind
+        own = np.concatenate(list(after.values()))
+        first, *_, last = of_all_ranks(own)
+        assert not np.array_equal(first, last), kind
