@@ -44,29 +44,25 @@ class Restore:
         if any(outline != outlines[0] for outline in outlines):
             raise ConfigError("the ranks load states of different steps or models: "
                               f"steps {[[saved['step'] for saved in outline] for outline in outlines]}")
-        if outlines and not self._layouts:
+        self._whole = np.array([one["whole"] for one in told])
+        if outlines and (not self._layouts or not same and not self._whole.all()):
             self._layouts = [{**outline, "memories": {}} for outline in outlines[0]]
-        self._whole = all(one["whole"] for one in told)
         #: Of this rank, if all ranks go on in the middle of as many backward passes.
-        self.passes = passes if self._whole and len({one["calls"] for one in told}) == 1 else None
+        self.passes = passes if self._whole.all() and len({one["calls"] for one in told}) == 1 else None
 
     def into(self, exchange, names: list[str]) -> None:
         """Load the part that fits best. names: of the exchange's tensors, in the order of the variables.
 
         Raises ConfigError for tensors of other sizes, and as grace_ext.checkpoint.choose.
         """
-        saved, what = self._take(names), None
-        if saved is not None and not self._whole:
-            keep = saved["ranks"] == exchange.transport.size and checkpoint.owes_only_sums(exchange)
-            memories = {rank: {field: value for field, value in memory.items() if field != "lowrank"}
-                        for rank, memory in saved["memories"].items()} if keep else {}
-            saved = {**saved, "memories": memories}
-            what = ("not all ranks have their states: "
-                    f"{'those of the others' if keep else 'all memories, since these need each other,'} start from zero")
+        saved = self._take(names)
         loaded = checkpoint.choose(saved, exchange, self._on_resize)
         exchange.load_state_dict(loaded.state)
+        # What is needed of the other ranks was gathered before.
+        whole = self._whole if saved else np.zeros_like(self._whole)
+        warning = checkpoint.settle(exchange, whole, np.full(whole.size, exchange.step))
         if self._rank == 0:
-            _LOG.log(logging.INFO if loaded.whole and self._whole else logging.WARNING, what or loaded.what)
+            _LOG.log(logging.INFO if loaded.whole and not warning else logging.WARNING, warning or loaded.what)
 
     def waiting(self) -> list[dict]:
         """What no layout has taken yet."""

@@ -209,8 +209,8 @@ def interrupted(memory, in_graph, through_file):
 
 @check
 def a_saved_state_goes_on_bit_by_bit():
-    for memory in ("residual:decay=0.9", "ef21", "dgc:clip=2", {"embedding": "dgc", "*": "residual"}):
-        for in_graph in (True, False):
+    for memory in ("residual:decay=0.9", "ef21", {"embedding": "dgc:clip=2", "*": "residual"}):
+        for in_graph in (True, False) if memory == "ef21" else (True,):
             (plain, memories), (resumed, again) = interrupted(memory, in_graph, through_file=in_graph)
             assert np.array_equal(plain, resumed), (memory, in_graph)
             assert memories.keys() == again.keys() and memories
@@ -314,7 +314,7 @@ def states_that_only_some_ranks_have():
         again = reducer("topk:0.05/rice/raw", memory)
         words = said(lambda again=again, state=state, of=of: (
             again.load_state_dict(state if hvd.rank() == 0 else None), again.reduce(own(2), of)))
-        assert hvd.rank() or ("all memories" if memory == "ef21" else "of the others") in words[0], (memory, words)
+        assert hvd.rank() or ("all start" if memory == "ef21" else "the others start") in words[0], (memory, words)
         assert exchange_of(again).step == 3
         again.load_state_dict(state if hvd.rank() == 0 else None)
         kept = any(array.any() for array in arrays_of(exchange_of(again)).values())

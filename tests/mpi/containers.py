@@ -18,7 +18,7 @@ CASES = [*((spec, {"memory": "none" if spec.startswith("dense") else "residual"}
          ("topk:0.05/rice/qsgd:7", {"memory": "ef21:momentum=0.5"}),
          ("topk:0.05/rice/qsgd:7", {"memory": "dgc:clip=2"}),
          ("topk:0.02/rice/qsgd:7", {"memory": {"wide": "dgc", "*": "residual:decay=0.9"},
-                                    "schedule": {"density": "warmup:steps=2", "levels": lambda step: 3 + 4 * step}})]
+                                    "schedule": {"density": "warmup:steps=2", "levels": lambda step: 3 + 4 * min(step, 2)}})]
 STEPS = 3
 
 
