@@ -72,8 +72,8 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
     if any(map(_has_momentum, (inner, *getattr(inner, "optimizers", ())))):
         for memory in Memories(options.memory).all():
             if memory.name == "dgc":
-                raise ConfigError(f"memory {str(memory)!r} applies the momentum before gradients are compressed; give the "
-                                  f"optimizer momentum=0")
+                raise ConfigError(f"memory {str(memory)!r} applies the momentum before gradients are compressed: use "
+                                  f"for example keras.optimizers.SGD with momentum=0")
     state = _State(Reducer(options), Accumulator(backward_passes_per_step, average_aggregated_gradients, sparse_as_dense),
                    options.memory != "none")
     if hooks is _KERAS_3 or inner is optimizer:
@@ -275,8 +275,8 @@ def _aggregate(optimizer, grads_and_vars) -> list:
 
 
 def _has_momentum(optimizer) -> bool:
-    momentum = getattr(optimizer, "momentum", None)
-    return momentum is not None and (callable(momentum) or float(np.asarray(momentum)) != 0)
+    found = [getattr(optimizer, name, None) for name in ("momentum", "beta_1")]  # Adam's is one, too
+    return any(callable(one) or float(np.asarray(one)) for one in found if one is not None)
 
 
 def _accumulates(optimizer) -> bool:

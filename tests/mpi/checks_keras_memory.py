@@ -37,8 +37,10 @@ def exact_dgc_is_the_momentum_of_one_process():
         for memory in ("dgc", {"*kernel": "dgc:momentum=0.5", "*": "none"}):
             with raises(ConfigError, "momentum=0"):
                 DistributedOptimizer(sgd(0.1, momentum=0.9), memory=memory)
-        with raises(ConfigError, "momentum=0"):
-            DistributedOptimizer(scaled(api, sgd(0.1, momentum=0.9)), memory="dgc")
+        for other in (scaled(api, sgd(0.1, momentum=0.9)), api.optimizers.Adam(), api.optimizers.RMSprop(momentum=0.5)):
+            with raises(ConfigError, "momentum=0"):
+                DistributedOptimizer(other, memory="dgc")
+        DistributedOptimizer(api.optimizers.RMSprop(), memory="dgc")
 
 
 @check
