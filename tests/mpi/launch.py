@@ -56,7 +56,7 @@ def checks_in(*files: str) -> list[str]:
             and any(getattr(decorator, "id", None) == "check" for decorator in node.decorator_list)]
 
 
-def run_worker(launcher: str, script: str, folder: Path, timeout: float = 400):
+def run_worker(launcher: str, script: str, folder: Path, timeout: float = 1200):
     """Run a script that writes rankN.json: (results by rank, {} where a rank wrote none; the process)."""
     done = run(launcher, script, str(folder), timeout=timeout)
     files = [folder / f"rank{rank}.json" for rank in range(int(launcher.rsplit("-", 1)[1]))]
