@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Tenso
 from tqdm import tqdm
 
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
+from grace_ext.adapters.onebit_adam import OneBitAdam
 from grace_ext.capture import STEPS, Capture
 
 HOROVOD = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}  # what Horovod itself brings
@@ -64,6 +65,17 @@ def cnn():
 
 
 MODELS = {"small": small, "cnn": cnn}
+
+
+def make_optimizer(parameters, args):
+    """SGD with momentum, or Adam."""
+    if args.optimizer in ("adam", "onebit_adam"):
+        return torch.optim.Adam(parameters, args.lr)
+    if args.memory.startswith("dgc"):  # that memory brings the momentum, and the decay outside of it must be the stronger
+        return torch.optim.SGD(parameters, args.lr, weight_decay=5e-4 / (1 - 0.9))
+    if args.memory.startswith("ef21:"):  # so does this one, as an average: the learning rate must be larger instead
+        return torch.optim.SGD(parameters, args.lr, weight_decay=5e-4)
+    return torch.optim.SGD(parameters, args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
 
 
 @torch.inference_mode()
@@ -114,14 +126,17 @@ def main(args):
     sampler = DistributedSampler(train, hvd.size(), hvd.rank(), seed=args.seed)
     loader = DataLoader(train, None, sampler=BatchSampler(sampler, args.batch_size, drop_last=True))
     model = MODELS[args.model]()
-    optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    optimizer = make_optimizer(model.parameters(), args)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    if args.compression in HOROVOD:
+    if args.optimizer == "onebit_adam":
+        optimizer = OneBitAdam(optimizer, model.named_parameters(), args.compression, memory=args.memory,
+                               warmup_steps=args.warmup_steps)
+    elif args.compression in HOROVOD:
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), HOROVOD[args.compression])
     else:
         optimizer = DistributedOptimizer(optimizer, model.named_parameters(), args.compression,
-                                         memory=args.memory,
+                                         memory=args.memory, schedule=dict(args.schedule),
                                          capture=args.capture and Capture(args.capture, args.capture_steps))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, args.lr, args.epochs * len(loader), pct_start=0.2, cycle_momentum=False)
@@ -156,7 +171,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train on Fashion-MNIST with compressed gradients.")
     parser.add_argument("--data", required=True, help="folder of the data set")
     parser.add_argument("--compression", default="topk:0.01/rice/qsgd:7", help="or none, fp16: Horovod's own")
-    parser.add_argument("--memory", default="residual", help="residual or none")
+    parser.add_argument("--memory", default="residual", help="residual, none, ef21, dgc, …")
+    parser.add_argument("--schedule", nargs="+", default=[], metavar="OPTION=SPEC", type=lambda text: text.split("=", 1),
+                        help="options of the spec that change with the step, such as density=warmup:400")
+    parser.add_argument("--optimizer", choices=("sgd", "adam", "onebit_adam"), default="sgd")
+    parser.add_argument("--warmup-steps", type=int, default=400, metavar="N", help="of 1-bit Adam, which are not compressed")
     parser.add_argument("--model", choices=MODELS, default="small")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64, help="per rank")

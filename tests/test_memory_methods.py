@@ -160,8 +160,7 @@ def test_decay_of_the_residual():
 
 
 @pytest.mark.parametrize("memory, spec", [
-    ("ef21", "topk:0.1"), ("ef21:0.9", "topk:0.1"), ("dgc", "topk:0.1"), ("dgc", "dense/raw"), ("residual:0.9", "topk:0.1"),
-    ("adam_momentum", "dense/onebit"), ("adam_momentum", "dense/raw")])
+    ("ef21", "topk:0.1"), ("ef21:0.9", "topk:0.1"), ("dgc", "topk:0.1"), ("dgc", "dense/raw"), ("residual:0.9", "topk:0.1")])
 def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(memory, spec):
     def work(transport):
         exchange = make(transport, memory, spec)
@@ -191,7 +190,7 @@ def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(memory, spec):
 
 
 @pytest.mark.parametrize("memory, spec", [("ef21:0.9", "topk:0.1/rice/qsgd:7"), ("dgc", "topk:0.1"), ("dgc", "dense/raw"),
-                                          ("adam_momentum", "dense/onebit"), ("residual:0.9", "randomk:0.1")])
+                                          ("residual:0.9", "randomk:0.1")])
 def test_a_state_goes_on_where_it_was_saved(memory, spec):
     def work(transport):
         exchange = make(transport, memory, spec)
@@ -232,8 +231,7 @@ def test_pairings_that_make_no_sense():
         with pytest.raises(ConfigError, match=message):
             make(transport, memory, spec, communicator=communicator)
     for spec, message in [("dgc:1", "momentum=1"), ("dgc:clip=-1", "clip=-1"), ("dgc:clip=nan", "clip=nan"),
-                          ("ef21:1", "momentum=1"), ("residual:0", "decay=0"), ("residual:1.5", "decay=1.5"),
-                          ("adam_momentum:1", "beta=1")]:
+                          ("ef21:1", "momentum=1"), ("residual:0", "decay=0"), ("residual:1.5", "decay=1.5")]:
         with pytest.raises(ConfigError, match=message):
             grace_ext.memory(spec)
 

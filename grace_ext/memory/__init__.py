@@ -7,7 +7,7 @@ import sys
 import types
 
 from .. import spec
-from . import adam_momentum, dgc, ef21, none, residual  # noqa: F401  (importing registers them)
+from . import dgc, ef21, none, residual  # noqa: F401  (importing registers them)
 from .base import Memory
 
 __all__ = ["Memory"]
