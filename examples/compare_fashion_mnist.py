@@ -28,8 +28,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 EXAMPLE = os.path.join(HERE, "pytorch_fashion_mnist.py")
 LINKS = {"100 Mbit/s": 100e6, "1 Gbit/s": 1e9, "10 Gbit/s": 10e9}
 MARKERS = "<!-- demo:begin -->", "<!-- demo:end -->"
-#: For more ranks than cores: who waits lets others work.
-SHARED_CORES = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+#: For more ranks than cores: who waits lets others work, and matrix products have no threads of their own.
+SHARED_CORES = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1"}
 _RANK_TAG = re.compile(rb"\[\d+,\d+\]<std(out|err)>: ?")  # put before each line by mpirun
 # TensorFlow's, which no setting keeps out; horovodrun too imports it where it is installed.
 _NOTICE = re.compile(rb"WARNING: All log messages before absl|I0000 .*oneDNN custom operations are on")
