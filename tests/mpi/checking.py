@@ -10,6 +10,8 @@ CHECKS = {}
 
 
 def check(function):
+    """Decorator. Name all collectives of a check: Horovod pairs those without a name by counts, which checks of join and of
+    process sets leave different between ranks."""
     CHECKS[function.__name__] = function
     return function
 

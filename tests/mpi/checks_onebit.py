@@ -295,7 +295,7 @@ def a_checkpoint_of_plain_adam_counts_for_the_warmup():
         plain.zero_grad()
         torch.nn.functional.cross_entropy(net(x), y).backward()
         for p in net.parameters():
-            hvd.allreduce_(p.grad)
+            hvd.allreduce_(p.grad, name="plain")
         plain.step()
     for left in (3, 0):
         again = model()

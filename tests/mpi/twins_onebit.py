@@ -68,7 +68,7 @@ class Reference:
         for group in self.groups:
             (beta1, beta2), lr, decay = group["betas"], group["lr"], group["weight_decay"]
             for p in group["params"]:
-                g = hvd.allreduce(p.grad.double(), op=self.op) * (-1 if group["maximize"] else 1)
+                g = hvd.allreduce(p.grad.double(), op=self.op, name="reference") * (-1 if group["maximize"] else 1)
                 m, v, largest = self.state[p]
                 new = p.double()
                 if group["decoupled_weight_decay"]:
