@@ -3,15 +3,14 @@
 import concurrent.futures
 import functools
 import logging
-import math
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from grace_ext import ConfigError, ExchangeError, checkpoint
-from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
-from grace_ext.rows import row_bucket
+from grace_ext.exchange import Bucket, Exchange, Tensor
+from grace_ext.layout import make_layout
 
 from ._torch_parts import on_device, pack, receive, room_for
 from ._torch_rows import comes_as_rows
@@ -235,16 +234,10 @@ class DdpBuckets:
     def _build(self, layout: list[list[str]]) -> None:
         tensors = {name: Tensor(name, g.numel(), g.dim(), str(g.device), tuple(g.shape))
                    for name, g in self._gradients.items()}
-        tables = [name for name, g in self._gradients.items() if g.is_sparse]
-        choices = {t.name: self._rules.choose(t.name, t.size, t.ndim, t.name in tables) for t in tensors.values()}
-        in_common = {t.name: (choices[t.name], self.exchange.memory_of(t)) for t in tensors.values()}
-        lists = [members for names in layout
-                 for members in make_buckets([tensors[name] for name in names if name not in tables],
-                                             lambda t: in_common[t.name], math.inf)]
-        self.exchange.set_buckets([
-            *(self._bucket(f"{self._prefix}.bucket{i}", members, choices[members[0].name])
-              for i, members in enumerate(lists)),
-            *(row_bucket(f"{self._prefix}.rows{i}", tensors[name], *in_common[name]) for i, name in enumerate(tables))])
+        tables = {name for name, g in self._gradients.items() if g.is_sparse}
+        buckets = make_layout(self.exchange, [[tensors[name] for name in names] for names in layout], tables, self._rules,
+                              self._communicator, self._prefix)
+        self.exchange.set_buckets([on_device(bucket, self._selection) for bucket in buckets])
         self._rooms = {bucket.name: room_for(bucket) for bucket in self.exchange.buckets}
         self._bucket_of = {t.name: b for b in self.exchange.buckets for t in b.tensors}
         self.layout = layout
@@ -253,9 +246,6 @@ class DdpBuckets:
 
     def _gather(self, name: str, payload) -> np.ndarray:
         return self.exchange.transport.allgather(f"{self._prefix}.{name}", payload).wait()
-
-    def _bucket(self, name, tensors, compressor) -> Bucket:
-        return on_device(self.exchange.bucket(name, tensors, compressor, self._communicator), self._selection)
 
     def _pack(self, bucket: Bucket, ready, *out):
         if ready is not None:

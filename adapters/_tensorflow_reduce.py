@@ -14,11 +14,11 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from grace_ext import ConfigError, checkpoint
 from grace_ext.capture import Capture
 from grace_ext.compressor import Compressor
-from grace_ext.exchange import Exchange, Tensor, make_buckets
+from grace_ext.exchange import Exchange, Tensor
+from grace_ext.layout import make_layout
 from grace_ext.observe import observers
 from grace_ext.policy import DEFAULT_SPEC, Rules
 from grace_ext.registry import Stage
-from grace_ext.rows import row_bucket
 from grace_ext.spec import parse_stage
 
 from ._horovod_exit import guard_exit
@@ -200,16 +200,8 @@ class _Layout:
         rules = Rules(options.compression, options.rules, options.seed)
         communicator = parse_stage("communicator", options.communicator)
         self.names = [tensor.name for tensor in tensors]
-        choices = {tensor.name: rules.choose(tensor.name, tensor.size, tensor.ndim, tensor.name in tables)
-                   for tensor in tensors}
-        dense = [tensor for tensor in reversed(tensors) if tensor.name not in tables]
-        lists = make_buckets(dense, lambda tensor: (choices[tensor.name], self.exchange.memory_of(tensor)),
-                             options.bucket_bytes, group_names(options.groups, names))
-        self.exchange.set_buckets([
-            *(self.exchange.bucket(f"{prefix}.bucket{i}", members, choices[members[0].name], communicator)
-              for i, members in enumerate(lists)),
-            *(row_bucket(f"{prefix}.rows{i}", table, choices[table.name], self.exchange.memory_of(table))
-              for i, table in enumerate(tensor for tensor in reversed(tensors) if tensor.name in tables))])
+        self.exchange.set_buckets(make_layout(self.exchange, [tensors[::-1]], tables, rules, communicator, prefix,
+                                              options.bucket_bytes, group_names(options.groups, names)))
         gathered = hvd.allgather(tf.constant(self.exchange.layout()), process_set=process_set)
         self.exchange.check_layouts(gathered.numpy())
         self.graph = ExchangeGraph(self.exchange, process_set, 1.0 / options.gradient_predivide_factor)

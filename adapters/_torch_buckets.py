@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from grace_ext import ConfigError, ExchangeError
-from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
-from grace_ext.rows import row_bucket
+from grace_ext.exchange import Bucket, Exchange, Tensor
+from grace_ext.layout import make_layout
 
 from ._horovod_options import group_names
 from ._torch_parts import on_device, pack, receive, room_for, taken_by
@@ -75,25 +75,15 @@ class TorchBuckets:
         """tables: names of those whose gradients come as rows; each has a bucket of its own."""
         self._built = order, tables
         tensors = [Tensor(name, p.numel(), p.dim(), str(p.device), tuple(p.shape)) for name, p in self._in_order(order)]
-        choices = {tensor.name: self._rules.choose(tensor.name, tensor.size, tensor.ndim, tensor.name in tables)
-                   for tensor in tensors}
-        lists = make_buckets([tensor for tensor in tensors if tensor.name not in tables],
-                             lambda tensor: (choices[tensor.name], self.exchange.memory_of(tensor)),
-                             self._bucket_bytes, self._groups)
-        self.exchange.set_buckets([
-            *(self._bucket(f"{self.prefix}.bucket{i}", members, choices[members[0].name])
-              for i, members in enumerate(lists)),
-            *(row_bucket(f"{self.prefix}.rows{i}", tensor, choices[tensor.name], self.exchange.memory_of(tensor))
-              for i, tensor in enumerate(tensor for tensor in tensors if tensor.name in tables))])
+        buckets = make_layout(self.exchange, [tensors], tables, self._rules, self._communicator, self.prefix,
+                              self._bucket_bytes, self._groups)
+        self.exchange.set_buckets([on_device(bucket, self._selection) for bucket in buckets])
         self._rooms = {b.name: room_for(b) for b in self.exchange.buckets}
         self._bucket_of = {tensor.name: b for b in self.exchange.buckets for tensor in b.tensors}
         self._reset_counts()
 
     def _in_order(self, order):
         return ((name, self.parameters[name]) for name in order)
-
-    def _bucket(self, name, tensors, compressor) -> Bucket:
-        return on_device(self.exchange.bucket(name, tensors, compressor, self._communicator), self._selection)
 
     def gather(self, name: str, payload: np.ndarray) -> np.ndarray:
         """uint8[m], the same m on all ranks -> uint8[ranks, m]."""

@@ -7,7 +7,9 @@ from test_communicators import RANKS, gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError
+from grace_ext.communicators import InProcessGroup
 from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
+from grace_ext.layout import make_layout
 from grace_ext.memory.none import NoMemory
 from grace_ext.policy import DEFAULT_ROWS_SPEC, DEFAULT_SPEC, Rules
 from grace_ext.spec import parse_stage
@@ -169,6 +171,24 @@ def test_buckets_respect_order_size_compressor_device_and_groups():
     assert names() == [["bias"], ["big"], ["gpu"], ["x", "y"], ["z"]]
     assert names(limit=1) == [["bias"], ["big"], ["gpu"], ["x"], ["y"], ["z"]]
     assert names(groups=[["big", "z"]], limit=1) == [["bias"], ["big", "z"], ["gpu"], ["x"], ["y"]]
+
+
+def test_a_layout_keeps_apart_what_has_no_place_in_one_bucket():
+    """Parts, specs, memories and tables."""
+    exchange = Exchange(InProcessGroup(1).transport(0), {"*.kept": "residual", "*": "none"}, 1.0)
+    parts = [[Tensor(name, 5000, 2, shape=(50, 100)) for name in names]
+             for names in (["a", "a.kept", "table", "b"], ["c", "sparse", "d"])]
+    rules = Rules("topk:0.1", {"b": "dense/fp16", "sparse": "dense/raw"})
+    buckets = make_layout(exchange, parts, {"table", "sparse"}, rules, parse_stage("communicator", "allgather"), "first")
+    found = {bucket.name: ([t.name for t in bucket.tensors], str(bucket.compressor), bucket.memory.name)
+             for bucket in buckets}
+    assert found == {
+        "first.bucket0": (["a"], "topk:0.1/auto/raw", "none"),
+        "first.bucket1": (["a.kept"], "topk:0.1/auto/raw", "residual"),
+        "first.bucket2": (["b"], "dense/auto/fp16", "none"),
+        "first.bucket3": (["c", "d"], "topk:0.1/auto/raw", "none"),
+        "first.rows0": (["table"], "topk:0.1/rows:100/raw", "none"),
+        "first.rows1": (["sparse"], "dense/rows:100/raw", "none")}
 
 
 def test_a_bucket_refuses_an_impossible_communicator():
