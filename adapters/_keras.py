@@ -71,7 +71,7 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
         setattr(inner, "_name" if hooks is _TF_KERAS_LEGACY else "name", name)
     if any(map(_has_momentum, (inner, *getattr(inner, "optimizers", ())))):
         for memory in Memories(options.memory).all():
-            if memory.name == "dgc":
+            if memory.applies_momentum:
                 raise ConfigError(f"memory {str(memory)!r} applies the momentum before gradients are compressed: use "
                                   f"for example keras.optimizers.SGD with momentum=0")
     state = _State(Reducer(options), Accumulator(backward_passes_per_step, average_aggregated_gradients, sparse_as_dense),

@@ -24,7 +24,7 @@ class OneBitBuckets(TorchBuckets):
                         False: (Rules(warmup, {"*": warmup}), Allreduce(), Memories("none"), Schedules())}
         self._compressed = True
         super().__init__(parameters, exchange, rules, communicator, **options)
-        if any("velocity" in bucket.memory.states for bucket in exchange.buckets):
+        if any(bucket.memory.applies_momentum for bucket in exchange.buckets):
             raise ConfigError("OneBitAdam: memory 'dgc' has a momentum of its own; use residual, ef21 or none")
 
     def follow_stage(self) -> None:

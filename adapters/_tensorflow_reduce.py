@@ -5,7 +5,6 @@ import itertools
 import math
 import os
 import types
-import warnings
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -16,7 +15,7 @@ from grace_ext.capture import Capture
 from grace_ext.compressor import Compressor
 from grace_ext.exchange import Exchange, Tensor
 from grace_ext.layout import make_layout
-from grace_ext.observe import observers
+from grace_ext.observe import onlookers, warn_of_one_rank
 from grace_ext.policy import DEFAULT_SPEC, Rules
 from grace_ext.registry import Stage
 from grace_ext.spec import parse_stage
@@ -89,13 +88,9 @@ class Reducer:
         self._restore: Restore | None = None
         guard_exit()
         #: Shared by the layouts. They are made here and not in Options: a path is known again in another tape's options.
-        self._capture = options.capture
-        if not isinstance(options.capture, Capture | None):
-            self._capture = Capture(options.capture)
-        self._observers = observers(options.observe)
-        if (self._capture or self._observers) and not self.active:
-            warnings.warn("capture, observe: there is one rank, so gradients are not compressed and there is nothing to see",
-                          stacklevel=3)
+        self._capture, self._observers = onlookers(options.capture, options.observe)
+        if not self.active:
+            warn_of_one_rank(self._capture, self._observers, stacklevel=3)
 
     def reduce(self, gradients: list, variables: list, local=()) -> list:
         """Gradients (tf.Tensor, tf.IndexedSlices or None) of the variables, in their order -> the same, averaged over ranks

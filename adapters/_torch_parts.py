@@ -3,11 +3,31 @@
 import numpy as np
 import torch
 
+from grace_ext import ConfigError
 from grace_ext.exchange import Bucket, Exchange
 from grace_ext.rows import RowBucket, RowGradient
 
 from ._torch_device import TorchBucket
 from ._torch_rows import from_rows, to_rows
+
+
+def check_options(selection, grad_scaler) -> None:
+    """Raises ConfigError for what the arguments of these names do not allow."""
+    if selection not in ("auto", "host", "device"):
+        raise ConfigError(f"selection={selection!r}; allowed: auto, host, device")
+    if not isinstance(grad_scaler, torch.amp.GradScaler | None):
+        raise ConfigError(f"grad_scaler={grad_scaler!r}; allowed: a torch.amp.GradScaler")
+
+
+def named(named_parameters: list) -> dict[str, torch.nn.Parameter]:
+    """Parameters by name. Raises ConfigError for what are no (name, parameter) tuples, and for names that are not unique."""
+    if any(not (isinstance(item, tuple) and len(item) == 2) for item in named_parameters):
+        raise ConfigError("named_parameters should be (name, parameter) tuples, usually model.named_parameters()")
+    names = [name for name, _ in named_parameters]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"named_parameters: names must be unique; found twice: {', '.join(twice)}")
+    return dict(named_parameters)
 
 
 def on_device(bucket: Bucket, selection: str) -> Bucket:

@@ -18,10 +18,9 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from grace_ext import ConfigError, ExchangeError, checkpoint
-from grace_ext.capture import Capture
 from grace_ext.communicators import Transport
 from grace_ext.exchange import Exchange
-from grace_ext.observe import observers
+from grace_ext.observe import onlookers, warn_of_one_rank
 from grace_ext.policy import DEFAULT_SPEC, Rules
 from grace_ext.spec import parse_stage
 
@@ -29,6 +28,7 @@ from ._horovod_exit import guard_exit
 from ._horovod_options import check_reduction, understand_compression, weight_of
 from ._torch_buckets import TorchBuckets
 from ._torch_connection import Connection
+from ._torch_parts import check_options, named
 from ._torch_state import to_numpy, to_torch
 from .horovod_torch_elastic import CompressedOptimizer, register
 
@@ -127,18 +127,13 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     check_reduction(hvd, op, gradient_predivide_factor)
     if backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}; allowed: 1 and more")
-    if not isinstance(capture, Capture | None):
-        capture = Capture(capture)
-    observe = observers(observe)
+    check_options(selection, grad_scaler)
+    capture, observe = onlookers(capture, observe)
     if num_groups:
         groups = num_groups
-    if selection not in ("auto", "host", "device"):
-        raise ConfigError(f"selection={selection!r}; allowed: auto, host, device")
     compression, memory, communicator = understand_compression(hvd, compression, memory, communicator)
     if hasattr(optimizer, "_allreduce_grad_async"):
         raise ConfigError("hvd.DistributedOptimizer has wrapped this optimizer: wrap the plain one instead")
-    if not isinstance(grad_scaler, torch.amp.GradScaler | None):
-        raise ConfigError(f"grad_scaler={grad_scaler!r}; allowed: a torch.amp.GradScaler")
     named_parameters = named_parameters if named_parameters is None else list(named_parameters)
     parameters = _named(optimizer, named_parameters)
     plain = _plain or getattr(optimizer, "_plain", type(optimizer))
@@ -176,33 +171,26 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         # A worker that elastic Horovod adds must start no collective here: the others are already somewhere else.
         if os.environ.get("HOROVOD_ELASTIC") != "1":
             wrapped._grace.check_layouts()
-    elif capture or observe:
-        warnings.warn("capture, observe: there is one rank, so gradients are not compressed and there is nothing to see",
-                      stacklevel=2)
+    else:
+        warn_of_one_rank(capture, observe, stacklevel=2)
     return wrapped
 
 
 def _named(optimizer, named_parameters) -> dict[str, torch.nn.Parameter]:
     """The optimizer's parameters by unique name, in the order of the model."""
     own = [(f"group{i}.{j}", p) for i, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])]
-    named = own if named_parameters is None else list(named_parameters)
-    if any(not (isinstance(item, tuple) and len(item) == 2) for item in named):
-        raise ConfigError("named_parameters should be (name, parameter) tuples, usually model.named_parameters()")
-    names = [name for name, _ in named]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigError(f"named_parameters: names must be unique; found twice: {', '.join(twice)}")
+    by_name = named(own if named_parameters is None else named_parameters)
     optimized = {id(p) for _, p in own}
-    unnamed = len(optimized - {id(p) for _, p in named})
+    unnamed = len(optimized - {id(p) for p in by_name.values()})
     if unnamed:
         raise ConfigError(f"named_parameters lacks {unnamed} of the optimizer's parameters")
-    return {name: p for name, p in named if id(p) in optimized}
+    return {name: p for name, p in by_name.items() if id(p) in optimized}
 
 
 def _check_momentum(optimizer, buckets: TorchBuckets) -> None:
     """Raises ConfigError where a memory and the optimizer would both apply a momentum."""
     corrected = {id(buckets.parameters[tensor.name]) for bucket in buckets.exchange.buckets
-                 if "velocity" in bucket.memory.states for tensor in bucket.tensors}
+                 if bucket.memory.applies_momentum for tensor in bucket.tensors}
     for group in optimizer.param_groups:
         momentum = group.get("momentum") or group.get("betas", (0,))[0]
         if momentum and any(id(p) in corrected for p in group["params"]):

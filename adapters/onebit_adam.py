@@ -120,7 +120,7 @@ class _OneBitStep:
                     gradient = gradient.view(p.shape)
                 state["step"] += 1
                 momentum = state["exp_avg"].copy_(gradient)
-                if group["decoupled_weight_decay"] and group["weight_decay"]:
+                if group["weight_decay"] and self._is_decoupled(group):
                     p.mul_(1 - group["lr"] * group["weight_decay"])
                 rate = float(group["lr"]) / (1 - float(group["betas"][0]) ** int(state["step"]))
                 p.addcdiv_(momentum, self.denominator(group, p), value=-rate)
@@ -144,8 +144,11 @@ class _OneBitStep:
         beta = float(group["betas"][0])
         gradient.mul_((beta - 1) if group["maximize"] else (1 - beta))
         gradient.add_(_flat(self.known(p)["exp_avg"], gradient), alpha=beta / scale)
-        if group["weight_decay"] and not group["decoupled_weight_decay"]:
+        if group["weight_decay"] and not self._is_decoupled(group):
             gradient.add_(_flat(p, gradient), alpha=(1 - beta) * group["weight_decay"] / scale)
+
+    def _is_decoupled(self, group) -> bool:
+        return group.get("decoupled_weight_decay", isinstance(self, torch.optim.AdamW))  # a key of newer torch
 
     @staticmethod
     def _variance(group, state) -> torch.Tensor:

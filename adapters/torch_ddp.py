@@ -6,20 +6,19 @@
 
 import concurrent.futures
 import itertools
-import warnings
 
 import torch
 import torch.distributed as dist
 
 from grace_ext import ConfigError
-from grace_ext.capture import Capture
 from grace_ext.exchange import Exchange
-from grace_ext.observe import observers
+from grace_ext.observe import onlookers, warn_of_one_rank
 from grace_ext.policy import DEFAULT_SPEC, Rules
 from grace_ext.spec import parse_stage
 
 from ._ddp_buckets import DdpBuckets
 from ._ddp_transport import GroupTransport
+from ._torch_parts import check_options, named
 from ._torch_state import to_numpy, to_torch
 
 _instances = itertools.count()
@@ -67,19 +66,13 @@ class CompressionState:
     def __init__(self, named_parameters=None, compression=DEFAULT_SPEC, *, memory="residual", communicator="allgather",
                  rules=None, process_group=None, backend=None, timeout=None, selection="auto", seed=0, capture=None,
                  schedule=None, on_resize=None, grad_scaler=None, observe=None):
-        if selection not in ("auto", "host", "device"):
-            raise ConfigError(f"selection={selection!r}; allowed: auto, host, device")
-        parameters = _named(named_parameters)
-        if not isinstance(grad_scaler, torch.amp.GradScaler | None):
-            raise ConfigError(f"grad_scaler={grad_scaler!r}; allowed: a torch.amp.GradScaler")
-        if not isinstance(capture, Capture | None):
-            capture = Capture(capture)
+        check_options(selection, grad_scaler)
+        parameters = named([] if named_parameters is None else list(named_parameters))
+        capture, observe = onlookers(capture, observe)
         transport = GroupTransport(*_own_group(process_group, backend, timeout))
         self.rank, self.ranks = transport.rank, transport.size
-        observe = observers(observe)
-        if (capture or observe) and self.ranks == 1:
-            warnings.warn("capture, observe: there is one rank, so gradients are not compressed and there is nothing to see",
-                          stacklevel=2)
+        if self.ranks == 1:
+            warn_of_one_rank(capture, observe, stacklevel=2)
         worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         exchange = Exchange(transport, memory, 1 / transport.size, seed, capture, worker, schedule, observe=observe)
         self._buckets = DdpBuckets(
@@ -128,17 +121,6 @@ def comm_hook(state: CompressionState, bucket: dist.GradBucket) -> torch.futures
     ExchangeError: the ranks may be out of step.
     """
     return state._buckets.take(bucket)
-
-
-def _named(named_parameters) -> dict[str, torch.nn.Parameter]:
-    named = [] if named_parameters is None else list(named_parameters)
-    if any(not (isinstance(item, tuple) and len(item) == 2) for item in named):
-        raise ConfigError("named_parameters should be (name, parameter) tuples, usually module.named_parameters()")
-    names = [name for name, _ in named]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigError(f"named_parameters: names must be unique; found twice: {', '.join(twice)}")
-    return dict(named)
 
 
 def _own_group(process_group, backend: str | None, timeout) -> tuple:

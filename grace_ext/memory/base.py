@@ -23,6 +23,8 @@ class Memory(Stage):
     states: dict[str, States] = {}
     #: The fields of which ranks together owe the sum. Of the others the mean over ranks counts.
     summed: frozenset[str] = frozenset({"residual"})
+    #: Whether the momentum is its business: the optimizer must have none.
+    applies_momentum = False
     #: Whether it can keep states by rows of a table.
     by_rows = False
     #: Whether its states can live on an accelerator: only those whose hooks do nothing.

@@ -28,6 +28,7 @@ class Momentum(Memory):
     name = "momentum"
     stateful = True
     on_device = False
+    applies_momentum = True
 
     def __init__(self, momentum: float, nesterov: bool, clip: float):
         self.momentum, self.nesterov, self.clip = momentum, nesterov, clip
@@ -61,6 +62,7 @@ class DGC(Residual):
 
     name = "dgc"
     by_rows = on_device = False
+    applies_momentum = True
 
     def __init__(self, momentum: float = 0.9, clip: float = 0.0, masking: bool = True, nesterov: bool = False):
         if not 0 <= momentum < 1:

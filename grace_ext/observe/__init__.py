@@ -5,8 +5,9 @@
 
 from .base import Observer, Writer
 from .files import CsvWriter, JsonlWriter
-from .parse import observers
+from .parse import observers, onlookers, warn_of_one_rank
 from .tensorboard import TensorBoardWriter
 from .timeline import Timeline, merge_timelines
 
-__all__ = ["CsvWriter", "JsonlWriter", "Observer", "TensorBoardWriter", "Timeline", "Writer", "merge_timelines", "observers"]
+__all__ = ["CsvWriter", "JsonlWriter", "Observer", "TensorBoardWriter", "Timeline", "Writer", "merge_timelines", "observers",
+           "onlookers", "warn_of_one_rank"]

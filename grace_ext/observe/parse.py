@@ -1,7 +1,9 @@
-"""What users write for `observe=`."""
+"""What users write for `observe=` and `capture=`."""
 
 import os
+import warnings
 
+from ..capture import Capture
 from ..errors import ConfigError
 from .base import Observer
 from .files import CsvWriter, JsonlWriter
@@ -31,3 +33,15 @@ def observers(observe) -> list[Observer]:
         raise ConfigError(f"observe={os.fspath(observe)!r}: for records, a line each, let it end in .jsonl; for a timeline "
                           f"write grace_ext.observe.Timeline({os.fspath(observe)!r})")
     return [TensorBoardWriter(observe)]
+
+
+def onlookers(capture, observe) -> tuple[Capture | None, list[Observer]]:
+    """What the adapters' arguments of these names stand for. capture: a folder, a Capture or None. Raises ConfigError."""
+    return capture if isinstance(capture, Capture | None) else Capture(capture), observers(observe)
+
+
+def warn_of_one_rank(capture: Capture | None, observe: list[Observer], stacklevel: int) -> None:
+    """Call it where there are no others to exchange gradients with. stacklevel: of warnings.warn, seen from the caller."""
+    if capture or observe:
+        warnings.warn("capture, observe: there is one rank, so gradients are not compressed and there is nothing to see",
+                      stacklevel=stacklevel + 1)
