@@ -53,20 +53,21 @@ def test_random_rows_depend_on_the_key_and_are_nearly_normal():
                                      (9, 40, 30)])
 def test_expand(r, n, m):
     pt, qt, start = gauss(r * n, 1).reshape(r, n), gauss(r * m, 2).reshape(r, m), gauss(n * m, 3)
-    product = twins.expand(pt, qt).reshape(-1)
-    weight, share = np.float32(1 / 3), np.float32(0.7)
+    own = gauss(r * m, 4).reshape(r, m)
+    product, error = twins.expand(pt, qt).reshape(-1), start - twins.expand(pt, own).reshape(-1)
+    weight = np.float32(1 / 3)
     for keep in (True, False):
         out, matrix = np.full(n * m, np.nan, np.float32), start.copy()
-        largest = expand(pt, qt, weight, out, share, matrix if keep else matrix[:0])
+        largest = expand(pt, qt, weight, out, own, matrix if keep else matrix[:0])
         assert same_bits(out, product * weight)
-        assert same_bits(matrix, start - product * share if keep else start)
+        assert same_bits(matrix, error if keep else start)
         assert largest == np.abs(out).max().view(np.uint32)
 
 
 def test_expand_tells_of_an_overflow_and_keeps_the_residual_finite():
     pt, qt = np.ones((1, 1), np.float32), np.float32([[3e38, 1, 2]])
     out, matrix = np.empty(3, np.float32), np.float32([-3e38, 5, 7])
-    assert expand(pt, qt, np.float32(2), out, np.float32(1), matrix) >= 0x7F800000
+    assert expand(pt, qt, np.float32(2), out, qt, matrix) >= 0x7F800000
     assert np.isinf(out[0]) and matrix.tolist() == [0, 4, 5]
 
 

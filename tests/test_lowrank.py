@@ -331,3 +331,19 @@ def test_seeds_give_other_starts():
     transport = InProcessGroup(1).transport(0)
     outs = [step(make(transport, seed=seed), gradient(0, 0))[0] for seed in (0, 0, 1)]
     assert same_bits(outs[0], outs[1]) and not np.allclose(outs[0], outs[2], atol=1e-3)
+
+
+def test_what_ranks_differ_by_does_not_pile_up():
+    """The mean of the gradients is sent whole, and nothing else is ever left to send."""
+    def work(transport):
+        exchange = make(transport, "powersgd:2", tensors=[Tensor("w", 40 * 30, 2, shape=(40, 30))])
+        rng = np.random.default_rng(5)  # all ranks know what the others have
+        norms = []
+        for _ in range(400):
+            noise = rng.standard_normal((transport.size, 40 * 30)).astype(np.float32)
+            step(exchange, noise[transport.rank] - noise.mean(axis=0) + rng.standard_normal(1200).astype(np.float32))
+            norms.append(np.linalg.norm(arrays_of(exchange)["residual:w"]))
+        return norms
+
+    for norms in on_all_ranks(work):
+        assert 1 < max(norms[200:]) < 1.2 * max(norms[100:200])

@@ -71,5 +71,5 @@ class PowerSGD:
         self.q = sum(m.T @ p for m in given) / len(given)
         average = p @ self.q.T
         if self.feedback:
-            self.residuals = [m - average for m in given]
+            self.residuals = [m - p @ (p.T @ m) for m in given]
         return average

@@ -160,7 +160,7 @@ def our_powersgd(rank: int) -> Callable:
         left = stage.orthonormal(left, stream)
         right, out = np.empty((rank, matrix.shape[1]), np.float32), np.empty(matrix.size, np.float32)
         stage.project_back(left, matrix, right)
-        expand(left, right, np.float32(1), out, np.float32(0), out[:0])
+        expand(left, right, np.float32(1), out, right, out[:0])
         return out.reshape(matrix.shape), right
 
     return step

@@ -108,19 +108,19 @@ def _scaled(tile, weight, out):
 
 
 @helper
-def _subtract(tile, share, matrix):
+def _subtract(tile, matrix):
     """What would overflow becomes 0: a residual that is not finite would stay so for ever."""
     for k in range(tile.size):
-        error = matrix[k] - tile[k] * share
+        error = matrix[k] - tile[k]
         finite = np.uint32(bits_of(error) & np.uint32(0x7FFFFFFF)) < np.uint32(0x7F800000)
         matrix[k] = error if finite else np.float32(0)
 
 
-@kernel("uint32(float32[:, ::1], float32[:, ::1], float32, float32[::1], float32, float32[::1])")
-def expand(pt, qt, weight, out, share, matrix):
-    """out = weight * P·Qᵀ, and matrix -= share * P·Qᵀ unless it is empty; returns the bits of out's largest magnitude.
+@kernel("uint32(float32[:, ::1], float32[:, ::1], float32, float32[::1], float32[:, ::1], float32[::1])")
+def expand(pt, qt, weight, out, own, matrix):
+    """out = weight * P·Qᵀ, and matrix -= P·ownᵀ unless it is empty; returns the bits of out's largest magnitude.
 
-    pt: float32[r, n], qt: float32[r, m], r >= 1; out, matrix: float32[n * m], written.
+    pt: float32[r, n], qt, own: float32[r, m], r >= 1; out, matrix: float32[n * m], written.
     """
     n, m = pt.shape[1], qt.shape[1]
     room = np.empty(TILE, np.float32)
@@ -132,5 +132,6 @@ def expand(pt, qt, weight, out, share, matrix):
             _row(pt, qt, i, start, tile)
             largest = max(largest, _scaled(tile, weight, out[i * m + start:i * m + stop]))
             if matrix.size:
-                _subtract(tile, share, matrix[i * m + start:i * m + stop])
+                _row(pt, own, i, start, tile)
+                _subtract(tile, matrix[i * m + start:i * m + stop])
     return largest

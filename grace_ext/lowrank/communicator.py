@@ -64,7 +64,8 @@ class _Step(Pending):
     """A step under way.
 
     gradient: float32[d], with the residual added, which becomes the next residual if residual is true. first: the first
-    sum once it is there; factors: pt by part, None where the tensor is sent as it is, empty after a NaN.
+    sum once it is there; factors: pt by part, None where the tensor is sent as it is, empty after a NaN; own: this rank's
+    part of the second sum.
     """
 
     name: str
@@ -74,6 +75,7 @@ class _Step(Pending):
     stream: Stream
     first: np.ndarray | None = None
     factors: list[np.ndarray | None] = dataclasses.field(default_factory=list)
+    own: np.ndarray | None = None
 
 
 class FactorAllreduce(Communicator):
@@ -129,6 +131,7 @@ class FactorAllreduce(Communicator):
         message = np.full(step.parts[-1].second.stop, np.nan, np.float32)
         if max_magnitude(step.first) < NON_FINITE:
             step.factors = [self._second(part, step, message[part.second]) for part in step.parts]
+        step.own = message.copy()
         if message.size:  # after a NaN as well, so that no rank can wait in vain
             step.handle = transport.allreduce(f"{step.name}.q", message)
             step.wire_bytes += message.nbytes
@@ -150,8 +153,7 @@ class FactorAllreduce(Communicator):
         started = time.perf_counter()
         finite = bool(step.factors) and max_magnitude(second) < NON_FINITE
         if finite:
-            share = np.float32(1 / transport.size)
-            largest = [self._decode(part, pt, step, second, share, np.float32(weight), out[part.bucket])
+            largest = [self._decode(part, pt, step, second, transport.size, np.float32(weight), out[part.bucket])
                        for part, pt in zip(step.parts, step.factors, strict=True)]
             finite = max(largest) < NON_FINITE
         if not finite:
@@ -159,8 +161,13 @@ class FactorAllreduce(Communicator):
         step.seconds["decode"] = time.perf_counter() - started
         return finite
 
-    def _decode(self, part: _Part, pt, step: _Step, second, share, weight, out) -> int:
-        """Write a tensor's result and residual; returns the bits of the result's largest magnitude."""
+    def _decode(self, part: _Part, pt, step: _Step, second, ranks, weight, out) -> int:
+        """Write a tensor's result and residual; returns the bits of the result's largest magnitude.
+
+        The residual is what this rank's own factors leave out. The mean over ranks, on which all that is sent depends, is
+        that of the usual gradient minus result; but that one also holds how the rank's gradients differ from the mean, which
+        nobody ever sends: a random walk that grows for ever, and is lost with the rank.
+        """
         residual = step.gradient[part.bucket] if step.residual else step.gradient[:0]
         if not part.rank:
             np.multiply(step.first[part.first], weight, out=out)
@@ -168,8 +175,8 @@ class FactorAllreduce(Communicator):
             return max_magnitude(out)
         qt = second[part.second].reshape(part.rank, part.columns)
         if self._method.warm_start:
-            self._warm_starts.put(part.name, qt * share)
-        return expand(pt, qt, weight, out, share, residual)
+            self._warm_starts.put(part.name, qt * np.float32(1 / ranks))
+        return expand(pt, qt, weight, out, step.own[part.second].reshape(qt.shape), residual)
 
 
 def _common(stream: Stream, part: _Part) -> Stream:

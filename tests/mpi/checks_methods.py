@@ -77,8 +77,11 @@ def powersgd_is_the_low_rank_average_with_feedback():
             expected = basis @ (basis.T @ mean)
             assert np.abs(sent - expected).max() < 1e-5 * np.abs(mean).max() + 1e-7, np.abs(sent - expected).max()
         state = arrays_of(optimizer._grace.exchange)
-        error = own - sent - state["residual:5.weight"].reshape(weight.shape)
+        residual = state["residual:5.weight"].reshape(weight.shape)
+        error = hvd.allgather(torch.from_numpy(own - sent - residual)[None], name="errors").numpy().mean(axis=0)
         assert np.abs(error).max() < 1e-6 * np.abs(own).max(), "residual"
+        directions = np.linalg.svd(sent)[0][:, :2]
+        assert np.abs(directions.T @ residual).max() < 1e-5 * np.abs(own).max(), "sent, and kept as well"
         assert np.linalg.matrix_rank(sent, tol=1e-5 * np.linalg.norm(sent, 2)) == 2
         with optimizer.skip_synchronize():
             optimizer.step()
