@@ -33,7 +33,7 @@ _TRAITS = {
     "linear": ("summable as {}", None),
     "shared": ("the same positions on all ranks", None),
     "stateful": ("keeps state", "keeps no state"),
-    "needs_linear": ("needs summable values", "carries every compressor"),
+    "needs_linear": ("needs summable values", None),
 }
 
 

@@ -26,11 +26,11 @@ HOROVOD = """[
 {"ph": "B", "name": "ALLGATHER", "ts": 140, "pid": 2},{"ph": "E", "ts": 150, "pid": 2, "args": {"dtype": "uint8"}}]"""
 
 
-def run(timeline, spec="topk:0.1/rice/qsgd:7", steps=3):
+def run(timeline, spec="topk:0.1/rice/qsgd:7", steps=3, communicator="allgather"):
     def work(transport):
         exchange = Exchange(transport, "residual", 0.5, observe=timeline)
         exchange.set_buckets([exchange.bucket("bucket", [Tensor("a", 5000, 2, shape=(50, 100))],
-                                              grace_ext.compressor(spec), parse_stage("communicator", "allgather"))])
+                                              grace_ext.compressor(spec), parse_stage("communicator", communicator))])
         for i in range(steps):
             exchange.start(exchange.buckets[0], lambda out, i=i: np.copyto(out, gradient(i)))
             exchange.advance()
@@ -66,6 +66,15 @@ def test_two_dependent_collectives(tmp_path):
     assert [event["name"] for event in events] == ["encode", "factor", "exchange", "factor", "exchange", "decode"]
     ends = [event["ts"] for event in events[1:]]
     assert ends == sorted(ends)
+
+
+def test_phases_of_what_is_sharded(tmp_path):
+    run(Timeline(tmp_path / "ours.json"), steps=1, communicator="sharded")
+    events = [event for event in json.loads((tmp_path / "ours.json").read_text()) if event["ph"] == "X"]
+    stages = ["select", "index", "value", "container", "residual"]
+    assert [event["name"] for event in events] == ["encode", *stages, "exchange", "decode", *stages, "exchange", "decode"]
+    starts = [event["ts"] for event in events[1:]]
+    assert starts == sorted(starts)
 
 
 def test_merged_on_one_clock_and_in_the_rows_of_the_collective(tmp_path):

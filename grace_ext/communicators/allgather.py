@@ -24,7 +24,8 @@ class Allgather(Communicator):
         else:
             encoded = compressor.encode_compensated(gradient, *state, stream, sizes=sizes)
         return Pending(transport.allgather(name, encoded.blob), encoded.blob.size, encoded.seconds,
-                       index_codec=encoded.index_codec, container=encoded.blob, support=encoded.support)
+                       index_codecs=[encoded.index_codec] if encoded.index_codec else [], container=encoded.blob,
+                       support=encoded.support)
 
     def start_empty(self, transport, name, compressor, size, stream, sizes=None):
         return Pending(transport.allgather(name, np.empty(0, np.uint8)), 0, {})

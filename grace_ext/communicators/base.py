@@ -30,21 +30,31 @@ class Transport:
         """array: float32[n] or float16[n], may be overwritten -> handle of the sum over ranks, same dtype."""
         raise NotImplementedError
 
+    def alltoall(self, name: str, payload: np.ndarray, splits: list[int]):
+        """payload: uint8[m], splits[r] bytes for each rank r one after the other -> handle of uint8, what the ranks had for
+        this one, joined in the order of ranks."""
+        raise NotImplementedError
+
 
 @dataclasses.dataclass
 class Pending:
     """An exchange under way: the transport's handle, how many payload bytes this rank gave it, seconds per stage, the
-    index codec of this rank's container, None if it has none, and the bytes of its gradient, None where that is dense."""
+    index codecs of this rank's containers, and the bytes of its gradient, None where that is dense."""
 
     handle: object
     wire_bytes: int
     seconds: dict[str, float]
-    index_codec: str | None = dataclasses.field(default=None, kw_only=True)
+    index_codecs: list[str] = dataclasses.field(default_factory=list, kw_only=True)
     gradient_bytes: int | None = dataclasses.field(default=None, kw_only=True)
     #: Of this rank: its container, None if it sent none; and the positions that were sent, uint32[k], None for all. They may
     #: lie in scratch arrays of the thread: valid until its next exchange.
     container: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
     support: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
+
+    def count(self, seconds: dict[str, float]) -> None:
+        """Add the seconds of some stages."""
+        for stage, taken in seconds.items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + taken
 
 
 class Communicator(Stage):
@@ -56,6 +66,8 @@ class Communicator(Stage):
     collectives: tuple[str, ...] = ("allgather",)
     #: Whether what a rank sends is its container.
     sends_containers = False
+    #: Whether `Pending.support` is known, when an exchange has started, for all of the gradient.
+    tells_support = True
     #: Needs a compressor whose values can be summed as they are (`Compressor.linear`).
     needs_linear = False
 
@@ -91,5 +103,5 @@ def wait(pending: Pending):
     started = time.perf_counter()
     result = pending.handle.wait()
     pending.wire_bytes += getattr(pending.handle, "padding", 0)
-    pending.seconds["exchange"] = time.perf_counter() - started + getattr(pending.handle, "waited", 0.0)
+    pending.count({"exchange": time.perf_counter() - started + getattr(pending.handle, "waited", 0.0)})
     return result

@@ -16,25 +16,25 @@ class InProcessGroup:
         self.size = size
         self.timeout = timeout
         self._changed = threading.Condition()
-        self._open: dict[str, list[dict[int, np.ndarray]]] = {}
+        self._open: dict[str, list[dict]] = {}
 
     def transport(self, rank: int) -> "InProcessTransport":
         return InProcessTransport(self, rank)
 
-    def _join(self, name: str, rank: int, array: np.ndarray) -> dict[int, np.ndarray]:
+    def _join(self, name: str, rank: int, given) -> dict:
         with self._changed:
             rounds = self._open.setdefault(name, [])
             parts = next((parts for parts in rounds if rank not in parts), None)
             if parts is None:
                 parts = {}
                 rounds.append(parts)
-            parts[rank] = array.copy()
+            parts[rank] = given
             if len(parts) == self.size:
                 rounds.remove(parts)
                 self._changed.notify_all()
         return parts
 
-    def _wait(self, name: str, parts: dict[int, np.ndarray]) -> list[np.ndarray]:
+    def _wait(self, name: str, parts: dict) -> list:
         with self._changed:
             if not self._changed.wait_for(lambda: len(parts) == self.size, self.timeout):
                 missing = sorted(set(range(self.size)) - set(parts))
@@ -49,10 +49,15 @@ class InProcessTransport(Transport):
         self.size = group.size
 
     def allgather(self, name, payload):
-        return _Handle(self._group, name, self._group._join(name, self.rank, payload), np.concatenate)
+        return _Handle(self._group, name, self._group._join(name, self.rank, payload.copy()), np.concatenate)
 
     def allreduce(self, name, array):
-        return _Handle(self._group, name, self._group._join(name, self.rank, array), _sum_in_rank_order)
+        return _Handle(self._group, name, self._group._join(name, self.rank, array.copy()), _sum_in_rank_order)
+
+    def alltoall(self, name, payload, splits):
+        parts = np.split(payload.copy(), np.cumsum(splits)[:-1])
+        return _Handle(self._group, name, self._group._join(name, self.rank, parts),
+                       lambda rows: np.concatenate([row[self.rank] for row in rows]))
 
 
 class _Handle:

@@ -20,8 +20,7 @@ class Counts:
             self.bytes[kind, "in"] += 4 * bucket.size if pending.gradient_bytes is None else pending.gradient_bytes
             self.bytes[kind, "out"] += pending.wire_bytes
         self.seconds.update(pending.seconds)
-        if pending.index_codec:
-            self.index_codecs[pending.index_codec] += 1
+        self.index_codecs.update(pending.index_codecs)
 
     def merge(self, other: "Counts") -> None:
         self.bytes.update(other.bytes)

@@ -77,6 +77,10 @@ class Mark(Transport):
         self.at = self.at or time.perf_counter()
         return self._transport.allreduce(name, array)
 
+    def alltoall(self, name, payload, splits):
+        self.at = self.at or time.perf_counter()
+        return self._transport.alltoall(name, payload, splits)
+
 
 def encoding(seconds: dict[str, float], sent: float) -> list[tuple[str, float, float]]:
     """The phases of what a bucket did before it was sent: "encode", and its stages within."""

@@ -1,0 +1,177 @@
+"""Every rank owns a slice of the bucket, sums what all have there, and tells the sum: bytes do not grow with the ranks.
+
+The compressed form of a ring allreduce's two halves, reduce-scatter and allgather: Tang et al., DoubleSqueeze: parallel
+stochastic gradient descent with double-pass error-compensated compression, ICML 2019, with a server for every slice as in
+Tang et al., 1-bit Adam, ICML 2021 (its compressed allreduce).
+"""
+
+import dataclasses
+import time
+
+import numpy as np
+
+from .. import container
+from ..compressor import Compressor
+from ..compressor import compressor as compressor_of
+from ..decoder import decode_sum
+from ..errors import ConfigError, ContainerError, ExchangeError
+from ..registry import register
+from ..rng import Stream
+from ..scratch import scratch
+from .base import Communicator, Pending, wait
+
+_NOTHING = np.empty(0, np.uint8)
+#: Instead of a container: the owner could not read what it got. No container begins so.
+_UNREADABLE = np.zeros(1, np.uint8)
+
+
+def slices(d: int, ranks: int) -> list[slice]:
+    """The parts of d elements that the ranks own, in the order of ranks: as equal as possible, empty where d < ranks."""
+    ends = [d * rank // ranks for rank in range(ranks + 1)]
+    return [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+
+
+@dataclasses.dataclass
+class _Step(Pending):
+    """A step under way.
+
+    gradient: float32[d]; None on a rank without one. state: (residual, room for the next one), or None. sizes: of the
+    tensors in the own slice. unreadable: what was wrong with the containers that this rank got.
+    """
+
+    name: str
+    parts: list[slice]
+    compressor: Compressor
+    gradient: np.ndarray | None
+    state: tuple | None
+    stream: Stream
+    sizes: tuple[int, ...]
+    advanced: bool = False
+    unreadable: ContainerError | None = None
+
+
+@register
+class Sharded(Communicator):
+    """Carries what a compressor makes of each slice. Every rank owns an equal slice of a bucket: it gets the others'
+    compressed slices, adds its own, which stays exact, compresses the sum and sends that to all.
+
+    Two collectives, an alltoall and an allgather, which together send 2 (n - 1) / n containers a rank, where allgather sends
+    n - 1. What a rank's containers leave out of other slices is in its residual there; what the sum's container leaves out,
+    the owner keeps in its own residual, at its own slice. So all residuals together are still what all ranks together owe.
+
+    A density counts for each slice, and for the sum as well: after all ranks' containers, the sum's carries that share of
+    the elements, while allgather passes on up to n times as many. It saves bytes with 3 ranks and more, from containers of
+    a hundred bytes on, and time where those bytes, (n - 1) (1 - 2 / n) containers a rank, take longer than one more
+    collective of n ranks: at 4 ranks and 0.2 ms, of 17 kB on at 1 Gbit/s, of 2 kB on at 100 Mbit/s.
+    """
+
+    name = "sharded"
+    collectives = ("alltoall", "allgather")
+    tells_support = False
+
+    def check(self, compressor):
+        super().check(compressor)
+        if compressor.unbiased:
+            raise ConfigError(f"communicator {self.name!r} compresses twice and would scale up twice what "
+                              f"{str(compressor.sparsifier)!r} selects: use unbiased=false, or allgather or allreduce")
+
+    def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
+        parts = slices(gradient.size, transport.size)
+        sizes = (gradient.size,) if sizes is None else sizes
+        step = _Step(None, 0, {}, name, parts, compressor, gradient, state, stream, _within(sizes, parts[transport.rank]))
+        payloads = []
+        for owner, part in enumerate(parts):
+            if owner == transport.rank or part.start == part.stop:
+                payloads.append(_NOTHING)
+                continue
+            residual = state and (state[0][part], state[1][part])
+            payloads.append(_encode(step, gradient[part], residual, _of_slice(stream, owner), _within(sizes, part)))
+        return _send(step, transport, payloads)
+
+    def start_empty(self, transport, name, compressor, size, stream, sizes=None):
+        """This rank still owns its slice. Its memory is to stay as it is, so it passes the sum on without any error."""
+        parts = slices(size, transport.size)
+        own = parts[transport.rank]
+        step = _Step(None, 0, {}, name, parts, compressor_of("nonzero"), None, None, stream, (own.stop - own.start,))
+        return _send(step, transport, [_NOTHING] * transport.size)
+
+    def advance(self, step, transport):
+        if step.advanced:
+            return
+        step.advanced = True
+        received = wait(step)
+        own = step.parts[transport.rank]
+        try:
+            payload = self._sum(step, transport, received, own) if own.stop > own.start else _NOTHING
+        except ContainerError as error:  # the other ranks wait for this one: they have to hear of it
+            step.unreadable, payload = error, _UNREADABLE
+        step.handle = transport.allgather(f"{step.name}.sums", payload)
+        step.wire_bytes += payload.size
+
+    @staticmethod
+    def _sum(step, transport, received, own) -> np.ndarray:
+        """The container of the own slice's sum."""
+        started = time.perf_counter()
+        summed = scratch("sharded", np.float32, own.stop - own.start)
+        decode_sum(container.split(received, transport.size - 1, summed.size), summed)
+        if step.gradient is not None:
+            with np.errstate(over="ignore", invalid="ignore"):  # the container says so
+                summed += step.gradient[own]
+        step.count({"decode": time.perf_counter() - started})
+        residual = step.state and (step.state[0][own], step.state[1][own])
+        # All ranks draw the positions of a slice alike, for the sum as well, but nobody else rounds as this one does.
+        stream = dataclasses.replace(_of_slice(step.stream, transport.rank), rank=-2 - transport.rank)
+        return _encode(step, summed, residual, stream, step.sizes)
+
+    def finish(self, step, transport, out, weight):
+        self.advance(step, transport)
+        data = wait(step)
+        if step.unreadable is not None:
+            raise step.unreadable
+        started = time.perf_counter()
+        finite = True
+        for owner, part in enumerate(step.parts):
+            if part.start == part.stop:
+                continue
+            if data[:1].tobytes() == _UNREADABLE.tobytes():
+                raise ExchangeError(f"{step.name!r}: rank {owner} got something other than the containers of its slice")
+            one = container.parse(data, part.stop - part.start, prefix=True)
+            decode_sum([one], out[part], weight)
+            finite &= not one.non_finite
+            data = data[one.nbytes:]
+        if data.size:
+            raise ContainerError(f"{data.size} bytes follow the containers of the slices")
+        if not finite:
+            out[:] = np.nan
+        step.count({"decode": time.perf_counter() - started})
+        return finite
+
+
+def _send(step: _Step, transport, payloads: list[np.ndarray]) -> _Step:
+    joined = np.concatenate(payloads)
+    step.handle = transport.alltoall(f"{step.name}.slices", joined, [payload.size for payload in payloads])
+    step.wire_bytes = joined.size
+    return step
+
+
+def _encode(step: _Step, gradient, state, stream, sizes) -> np.ndarray:
+    """The container of a slice; state: of that slice."""
+    if state is None:
+        encoded = step.compressor.encode(gradient, stream, sizes=sizes)
+    else:
+        encoded = step.compressor.encode_compensated(gradient, *state, stream, sizes=sizes)
+    step.count(encoded.seconds)
+    if encoded.index_codec:
+        step.index_codecs.append(encoded.index_codec)
+    return encoded.blob
+
+
+def _of_slice(stream: Stream, owner: int) -> Stream:
+    return dataclasses.replace(stream, name=f"{stream.name}[{owner}]")
+
+
+def _within(sizes, part: slice) -> tuple[int, ...]:
+    """The elements that a slice has of each tensor, those that have none left out. sizes: of the tensors."""
+    ends = np.cumsum(sizes)
+    inside = np.clip(ends, part.start, part.stop) - np.clip(ends - sizes, part.start, part.stop)
+    return tuple(inside[inside > 0].tolist())

@@ -1,0 +1,303 @@
+"""The communicator whose ranks own slices, against the same computed in one place with plain loops."""
+
+import numpy as np
+import pytest
+from contract import arrays_of
+from test_communicators import gradient, on_all_ranks
+
+import grace_ext
+from grace_ext import ConfigError, ContainerError, ExchangeError
+from grace_ext.communicators import Transport
+from grace_ext.communicators.sharded import slices
+from grace_ext.exchange import Exchange, Tensor
+from grace_ext.observe.advice import Cost
+from grace_ext.spec import parse_stage
+
+TOPK = "topk:0.1/rice/qsgd:7"
+
+
+class Recorder(Transport):
+    """Passes collectives on; keeps what this rank gave, and changes what it gets as `change` says."""
+
+    def __init__(self, transport, change=None):
+        self._transport, self._change = transport, change
+        self.rank, self.size = transport.rank, transport.size
+        self.given = []
+
+    def allgather(self, name, payload):
+        self.given.append(("allgather", payload.size))
+        return Changed(self._transport.allgather(name, payload), self._change and self._change.get("allgather"))
+
+    def alltoall(self, name, payload, splits):
+        self.given.append(("alltoall", payload.size))
+        assert sum(splits) == payload.size and splits[self.rank] == 0
+        return Changed(self._transport.alltoall(name, payload, splits), self._change and self._change.get("alltoall"))
+
+
+class Changed:
+    def __init__(self, handle, change):
+        self._handle, self._change = handle, change
+
+    def wait(self):
+        return self._change(self._handle.wait()) if self._change else self._handle.wait()
+
+
+def make(transport, spec=TOPK, memory="residual", d=5000, weight=1.0, **options):
+    exchange = Exchange(transport, memory, weight, **options)
+    tensors = [Tensor("a", d - d // 3, 2), Tensor("b", d // 3, 2)]
+    exchange.set_buckets([exchange.bucket("bucket", tensors, grace_ext.compressor(spec, seed=options.get("seed", 0)),
+                                          parse_stage("communicator", "sharded"))])
+    return exchange
+
+
+def step(exchange, given):
+    (bucket,) = exchange.buckets
+    exchange.start(bucket, lambda out: np.copyto(out, given))
+    exchange.advance()
+    out = np.full(bucket.size, 7, np.float32)
+    exchange.finish(bucket, out)
+    return out, exchange.end_step()
+
+
+def residual_of(exchange):
+    state = arrays_of(exchange)
+    return np.concatenate([state["residual:a"], state["residual:b"]])
+
+
+def reference(spec, gradients, weight, memory):
+    """gradients: float32[steps, ranks, d] -> the results of the steps, and the residuals of the ranks after them."""
+    compressor = grace_ext.compressor(spec)
+    steps, ranks, d = gradients.shape
+    residual = np.zeros((ranks, d), np.float32)
+    outs = np.zeros((steps, d), np.float32)
+
+    def sent(array, owner, step, rank):
+        blob = compressor.compress(array, name=f"a[{owner}]", step=step, rank=rank)
+        return grace_ext.decompress(blob, array.size)
+
+    for i in range(steps):
+        before = residual.copy()
+        for owner in range(ranks):
+            part = slice(d * owner // ranks, d * (owner + 1) // ranks)
+            summed = np.zeros(part.stop - part.start, np.float32)
+            for rank in range(ranks):
+                if rank != owner:
+                    array = gradients[i, rank, part] + before[rank, part]
+                    summed += sent(array, owner, i, rank)
+                    residual[rank, part] = array - sent(array, owner, i, rank)
+            summed = summed + gradients[i, owner, part] + before[owner, part]
+            outs[i, part] = np.float32(weight) * sent(summed, owner, i, -2 - owner)
+            residual[owner, part] = summed - sent(summed, owner, i, -2 - owner)
+        if not memory:
+            residual[:] = 0
+    return outs, residual
+
+
+@pytest.mark.parametrize("d", [5000, 4999, 7])
+@pytest.mark.parametrize("spec, memory, ranks", [
+    (TOPK, "residual", 3), (TOPK, "none", 4), ("topk:0.1/rice/raw", "residual", 1), ("topk:0.9/bitmap", "residual", 2),
+    ("dense/qsgd:4", "residual", 4), ("dense/fp16", "none", 3), ("randomk:0.1/fp16", "residual", 3),
+    ("topk:0.05/bloom/raw", "residual", 3), ("threshold:1.5", "residual", 3),
+    ("dense/onebit", "residual", 3)])
+def test_sharded_is_what_plain_loops_give(spec, memory, ranks, d):
+    gradients = np.stack([[gradient(10 * rank + i, d) for rank in range(ranks)] for i in range(4)])
+
+    def work(transport):
+        exchange = make(transport, spec, memory, d, weight=0.3)
+        outs = [step(exchange, given)[0] for given in gradients[:, transport.rank]]
+        return outs, residual_of(exchange) if memory == "residual" else 0
+
+    expected, residuals = reference(spec, gradients, 0.3, memory == "residual")
+    for (outs, residual), own in zip(on_all_ranks(work, ranks), residuals, strict=True):
+        np.testing.assert_array_equal(outs, expected)
+        np.testing.assert_array_equal(residual, own if memory == "residual" else 0)
+
+
+@pytest.mark.parametrize("d", [0, 1, 3])
+def test_fewer_elements_than_ranks(d):
+    def work(transport):
+        exchange = make(transport, "dense/deflate", "none", d)
+        return step(exchange, np.arange(1, d + 1, dtype=np.float32))
+
+    for out, finite in on_all_ranks(work, 4):
+        assert out.tolist() == [4.0 * i for i in range(1, d + 1)] and finite
+
+
+def test_slices_are_equal_parts_of_all():
+    for d in (0, 1, 7, 64, 1001):
+        for ranks in (1, 2, 3, 8, 65):
+            sizes = [part.stop - part.start for part in slices(d, ranks)]
+            assert sum(sizes) == d and max(sizes) - min(sizes) <= 1
+            assert [i for part in slices(d, ranks) for i in range(d)[part]] == list(range(d))
+
+
+@pytest.mark.parametrize("spec, memory", [
+    (TOPK, "residual"), ("topk:0.02:per=tensor/rice/raw", "residual"), ("randomk:0.05", "residual"),
+    ("dense/terngrad", "residual"), ("dct:16/topk:0.1/rice/qsgd:7", "residual"), (TOPK, "dgc:0.0:masking=false")])
+def test_nothing_is_lost(spec, memory):
+    """What all ranks owe together is what was given and did not come yet."""
+    def work(transport):
+        exchange = make(transport, spec, memory)
+        received = sum(step(exchange, gradient(100 * transport.rank + i))[0].astype(np.float64) for i in range(20))
+        return received, residual_of(exchange)
+
+    results = on_all_ranks(work, 4)
+    given = sum(gradient(100 * rank + i).astype(np.float64) for rank in range(4) for i in range(20))
+    owed = sum(residual.astype(np.float64) for _, residual in results)
+    assert np.abs(owed).max() > 0.1
+    for received, _ in results:
+        np.testing.assert_allclose(received + owed, given, atol=1e-3)
+
+
+def test_what_is_owed_outlives_a_change_of_ranks():
+    """By redistribution, as when a job goes on with another number of ranks."""
+    def first(transport):
+        exchange = make(transport)
+        received = sum(step(exchange, gradient(100 * transport.rank + i))[0] for i in range(5))
+        return received, exchange
+
+    before = on_all_ranks(first, 4)
+    states = [exchange.state_dict()["residual"] for _, exchange in before]
+    memory = grace_ext.memory("residual")
+    shares = {name: memory.redistribute([{"residual": state[name]} for state in states], 2) for name in ("a", "b")}
+
+    def second(transport):
+        exchange = make(transport)
+        exchange.load_state_dict({"residual": {name: share["residual"] for name, share in shares.items()}})
+        return sum(step(exchange, np.zeros(5000, np.float32))[0] for _ in range(60))
+
+    given = sum(gradient(100 * rank + i).astype(np.float64) for rank in range(4) for i in range(5))
+    for later in on_all_ranks(second, 2):
+        np.testing.assert_allclose(before[0][0] + later, given, atol=0.02)
+
+
+def test_random_positions_are_those_of_the_sum():
+    """So what a rank sends is in the result of the same step."""
+    gradients = [gradient(rank) for rank in range(4)]
+    expected = gradients[0] + gradients[1] + gradients[2] + gradients[3]
+    for out, _ in on_all_ranks(lambda transport: step(make(transport, "randomk:0.1"), gradients[transport.rank]), 4):
+        assert np.count_nonzero(out) == 4 * 125
+        np.testing.assert_allclose(out[out != 0], expected[out != 0], atol=1e-5)
+
+
+def test_bytes_do_not_grow_with_the_ranks():
+    """Handed to collectives: as much with 8 ranks as with 4. On the links: 2 (n - 1) / n times that."""
+    def work(transport):
+        recorder = Recorder(transport)
+        exchange = make(recorder, "topk:0.01/rice/qsgd:7", d=200_000)
+        step(exchange, gradient(transport.rank, 200_000))
+        assert exchange.stats()["bytes_out"] == sum(size for _, size in recorder.given)
+        times = {"alltoall": 1, "allgather": transport.size - 1}
+        return exchange.stats()["bytes_out"], sum(times[kind] * size for kind, size in recorder.given)
+
+    handed, sent = {}, {}
+    for ranks in (2, 4, 8):
+        handed[ranks], sent[ranks] = np.max(on_all_ranks(work, ranks), axis=0)
+        assert abs(sent[ranks] / handed[ranks] - 2 * (ranks - 1) / ranks) < 0.05
+    container = grace_ext.compressor("topk:0.01/rice/qsgd:7").compress(gradient(0, 200_000)).size
+    assert handed[8] <= 1.05 * handed[4] <= 1.1 * container
+    assert sent[8] <= 1.2 * sent[4] < 0.4 * 7 * container  # an allgather: 7 containers
+
+
+@pytest.mark.parametrize("at", [0, 17, 2600, 4999])
+@pytest.mark.parametrize("memory", ["residual", "none"])
+@pytest.mark.parametrize("spec", [TOPK, "randomk:0.01", "dct/topk:0.1/raw", "threshold:100.0"])
+def test_a_non_finite_gradient_reaches_all_ranks_and_no_memory(spec, memory, at):
+    """Wherever in the gradient of whichever rank: its own slice or another's."""
+    def work(transport):
+        exchange = make(transport, spec, memory)
+        step(exchange, gradient(transport.rank))
+        before = arrays_of(exchange)
+        given = gradient(5 + transport.rank)
+        if transport.rank == 1:
+            given[at] = np.inf if at % 2 else np.nan
+        out, finite = step(exchange, given)
+        assert not finite and np.isnan(out).all()
+        after = arrays_of(exchange)
+        assert before.keys() == after.keys() and all(np.array_equal(before[name], after[name]) for name in before)
+        assert step(exchange, gradient(9))[1]
+
+    on_all_ranks(work, 4)
+
+
+def test_a_sum_that_overflows_is_not_finite():
+    for out, finite in on_all_ranks(lambda transport: step(make(transport), np.full(5000, 3e38, np.float32)), 3):
+        assert not finite and np.isnan(out).all()
+
+
+def test_ranks_that_joined_pass_on_what_they_own():
+    """Rank r gives r gradients. The residuals of those that joined stay, and nothing that the others send gets lost."""
+    def work(transport):
+        exchange = make(transport, "topk:0.02/rice/qsgd:7", joinable=True)
+        received = [step(exchange, gradient(10 * transport.rank + i))[0] for i in range(transport.rank)]
+        before = arrays_of(exchange)
+
+        def room(bucket):
+            received.append(np.empty(bucket.size, np.float32))
+            return received[-1]
+
+        while exchange.accompany(room):
+            pass
+        after = arrays_of(exchange)
+        assert all(np.array_equal(before.get(name, 0 * after[name]), after[name]) for name in after)
+        return np.array(received), residual_of(exchange) if transport.rank else 0, exchange.step
+
+    results = on_all_ranks(work, 4)
+    given = sum(gradient(10 * rank + i).astype(np.float64) for rank in range(4) for i in range(rank))
+    owed = sum(residual for _, residual, _ in results)
+    for received, _, steps in results:
+        assert steps == 3
+        np.testing.assert_array_equal(received, results[0][0])
+        np.testing.assert_allclose(received.sum(axis=0) + owed, given, atol=1e-3)
+
+
+def test_joining_before_any_step():
+    assert on_all_ranks(lambda transport: make(transport, joinable=True).accompany(None), 3) == [False] * 3
+
+
+@pytest.mark.parametrize("what", ["alltoall", "allgather"])
+@pytest.mark.parametrize("damage", [
+    lambda array: array[:-1], lambda array: np.append(array, np.uint8(1)), lambda array: array[::-1].copy(),
+    lambda array: np.append(array, array)])
+def test_damaged_containers_are_told_to_all(what, damage):
+    """Also what only their owner has seen; nobody waits in vain, and no memory changes."""
+    def work(transport):
+        exchange = make(Recorder(transport, {what: damage} if transport.rank == 1 or what == "allgather" else None))
+        error = ContainerError if transport.rank == 1 or what == "allgather" else ExchangeError
+        with pytest.raises(error, match=None if error is ContainerError else "rank 1 got something other"):
+            step(exchange, gradient(transport.rank))
+        exchange.abort()
+        assert not residual_of(exchange).any()
+
+    on_all_ranks(work, 3)
+
+
+def test_what_cannot_be_sharded_is_refused():
+    def bucket(spec, memory):
+        on_all_ranks(lambda transport: make(transport, spec, memory), 1)
+
+    for spec, memory, message in (("randomk:0.1:unbiased=true", "none", "unbiased=false"),
+                                  (TOPK, "ef21", "use communicator allgather"), (TOPK, "dgc", "dgc:masking=false")):
+        with pytest.raises(ConfigError, match=message):
+            bucket(spec, memory)
+    bucket("powersgd:2", "residual")  # goes by allreduce, as with every communicator
+    with pytest.raises(ConfigError, match="factors"):
+        parse_stage("communicator", "sharded").check(grace_ext.compressor("powersgd:2"))
+
+
+def test_statistics_count_all_containers_and_both_collectives():
+    def work(transport):
+        exchange = make(transport)
+        for i in range(3):
+            step(exchange, gradient(i))
+        cost = Cost(transport)
+        exchange.start(exchange.buckets[0], lambda out: np.copyto(out, gradient(3)))
+        exchange.finish(exchange.buckets[0], np.empty(5000, np.float32))
+        cost.add(exchange.buckets[0], pending := exchange.pending(exchange.buckets[0]))
+        assert cost._step[2] == 2 * 3 / 4 * pending.wire_bytes
+        exchange.end_step()
+        return exchange.stats()
+
+    for stats in on_all_ranks(work, 4):
+        assert stats["index_codecs"] == {"rice": 4 * 4}
+        assert {"select", "index", "value", "container", "residual", "exchange", "decode"} <= stats["seconds"].keys()
