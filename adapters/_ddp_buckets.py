@@ -241,7 +241,7 @@ class DdpBuckets:
         self._rooms = {bucket.name: room_for(bucket) for bucket in self.exchange.buckets}
         self._bucket_of = {t.name: b for b in self.exchange.buckets for t in b.tensors}
         self.layout = layout
-        self.exchange.transport.longest.clear()
+        self.exchange.transport.forget_lengths()
         self.exchange.check_layouts(self._gather("layout", self.exchange.layout()))
 
     def _gather(self, name: str, payload) -> np.ndarray:

@@ -39,10 +39,14 @@ class GraphTransport(Transport):
     def allreduce(self, name, array):
         return _Handle(array)
 
+    def alltoall(self, name, payload, splits):
+        return _Handle(payload, np.array(splits, np.int32))
+
 
 class _Handle:
-    def __init__(self, sent: np.ndarray):
-        self.sent = sent
+    def __init__(self, *sent: np.ndarray):
+        """sent: the collective's inputs."""
+        self.sent = list(sent)
         self.received: np.ndarray | None = None
         self.waited = 0.0
 
@@ -135,14 +139,19 @@ class _BucketNodes:
         self._exchange = graph.exchange
         self._is_first = bucket is graph.exchange.buckets[0]
         self._is_last = bucket is graph.exchange.buckets[-1]
-        reduced = bucket.compressor.linear or "float32"
-        self._dtypes = [tf.uint8 if collective == "allgather" else tf.as_dtype(reduced)
-                        for collective in bucket.communicator.collectives]
+        #: Of the inputs of each collective.
+        self._dtypes = {"allgather": [tf.uint8], "alltoall": [tf.uint8, tf.int32],
+                        "allreduce": [tf.as_dtype(bucket.compressor.linear or "float32")]}
 
-    def start(self, gradients, order) -> tf.Tensor:
+    def start(self, gradients, order) -> list[tf.Tensor]:
         """Encode: what goes into the first collective."""
-        (sent,) = self._graph.call(self._encode, self._inputs(gradients), self._dtypes[:1], order)
-        sent.set_shape([None])
+        return self._call(self._encode, self._inputs(gradients), self._bucket.communicator.collectives[0], order)
+
+    def _call(self, function, inputs, collective, order) -> list[tf.Tensor]:
+        """The inputs of that collective, from a node that runs function(*arrays)."""
+        sent = self._graph.call(function, inputs, self._dtypes[collective], order)
+        for tensor in sent:
+            tensor.set_shape([None])
         return sent
 
     def _inputs(self, gradients) -> list[tf.Tensor]:
@@ -150,11 +159,11 @@ class _BucketNodes:
 
     def exchange(self, sent, order, process_set) -> tf.Tensor:
         """The collectives; returns what came out of the last one."""
-        received = _collective(sent, self._bucket.name, process_set)
-        for number, dtype in enumerate(self._dtypes[1:], 1):
-            (sent,) = self._graph.call(self._advance, [received], [dtype], order)
-            sent.set_shape([None])
-            received = _collective(sent, f"{self._bucket.name}.{number}", process_set)
+        first, *others = self._bucket.communicator.collectives
+        received = _collective(first, sent, self._bucket.name, process_set)
+        for number, collective in enumerate(others, 1):
+            sent = self._call(self._advance, [received], collective, order)
+            received = _collective(collective, sent, f"{self._bucket.name}.{number}", process_set)
         return received
 
     def finish(self, received, order, gradients) -> dict[str, tf.Tensor]:
@@ -166,19 +175,19 @@ class _BucketNodes:
 
     # What runs in Python.
 
-    def _encode(self, *arrays) -> np.ndarray:
+    def _encode(self, *arrays) -> list[np.ndarray]:
         if self._is_first:
             self._graph.check_idle()
         self._exchange.start(self._bucket, functools.partial(self._pack, arrays))
         return self._exchange.pending(self._bucket).handle.sent
 
-    def _advance(self, received) -> np.ndarray:
+    def _advance(self, received) -> list[np.ndarray]:
         before = self._exchange.pending(self._bucket).handle
         before.receive(received, self._graph.idle_since)
         self._exchange.advance(self._bucket)
         after = self._exchange.pending(self._bucket).handle
         # A step without a second collective has a node for it all the same.
-        return np.zeros(1, received.dtype) if after is before else after.sent
+        return [np.zeros(1, received.dtype)] if after is before else after.sent
 
     def _decode(self, received) -> list[np.ndarray]:
         out = self._results.take()
@@ -288,8 +297,11 @@ def to_float32(array: np.ndarray, out: np.ndarray) -> None:
             np.copyto(out, array, casting="same_kind")
 
 
-def _collective(sent: tf.Tensor, name: str, process_set) -> tf.Tensor:
+def _collective(kind: str, sent: list[tf.Tensor], name: str, process_set) -> tf.Tensor:
+    options = {"name": name, "ignore_name_scope": True, "process_set": process_set}
     with tf.device("/cpu:0"):  # where the codecs are
-        if sent.dtype == tf.uint8:
-            return hvd.allgather(sent, name=name, ignore_name_scope=True, process_set=process_set)
-        return hvd.allreduce(sent, op=hvd.Sum, name=name, ignore_name_scope=True, process_set=process_set)
+        if kind == "allgather":
+            return hvd.allgather(*sent, **options)
+        if kind == "alltoall":
+            return hvd.alltoall(*sent, **options)[0]
+        return hvd.allreduce(*sent, op=hvd.Sum, **options)

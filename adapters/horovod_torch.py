@@ -53,6 +53,10 @@ class HorovodTransport(Transport):
         return _Handle(hvd.allreduce_async_(torch.from_numpy(array), op=hvd.Sum, name=name,
                                             process_set=self._process_set))
 
+    def alltoall(self, name, payload, splits):
+        return _Handle(hvd.alltoall_async(torch.from_numpy(payload), torch.tensor(splits, dtype=torch.int32), name=name,
+                                          process_set=self._process_set), lambda received: received[0])
+
     def send(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
         """A collective that returns all ranks' payloads, uint8[m], on rank `to` only, an empty list elsewhere."""
         splits = torch.zeros(self.size, dtype=torch.int32)
@@ -62,15 +66,16 @@ class HorovodTransport(Transport):
 
 
 class _Handle:
-    def __init__(self, handle):
-        self._handle = handle
+    def __init__(self, handle, payload=lambda received: received):
+        """payload: what of the collective's results it is."""
+        self._handle, self._payload = handle, payload
 
     def wait(self) -> np.ndarray:
         # synchronize() alone waits in a busy loop, which takes the core from the codecs and from other ranks: with Gloo, 4
         # ranks on 2 cores, a step of 113 ms took 29 when this was added.
         while not hvd.poll(self._handle):
             time.sleep(_PAUSE)
-        return hvd.synchronize(self._handle).numpy()
+        return self._payload(hvd.synchronize(self._handle)).numpy()
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_SPEC, backward_passes_per_step=1,
@@ -89,7 +94,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         Horovod's hvd.Compression.none and .fp16, which mean dense gradients by allreduce without a memory.
     memory: "residual" (error feedback), "none", "ef21", "dgc" or another (`python -m grace_ext codecs`), or specs by name
         pattern or size, as in rules: {"*embedding*": "none", "*": "residual:decay=0.9"}.
-    communicator: "allgather", or "allreduce" for dense raw and fp16 specs, and for randomk.
+    communicator: "allgather", "sharded" for many ranks or slow links (see grace_ext.communicators.sharded), or "allreduce"
+        for dense raw and fp16 specs, and for randomk.
         Dense float32 always goes by allreduce: the result is the same and the bytes are fewer. So do low-rank factors
         ("powersgd:4"), which only sums can carry.
     rules: {"*.bias": "dense/raw", "<=4096": "dense/raw", ...}: specs by name pattern or size, the first that fits. Without

@@ -48,7 +48,7 @@ def ranks_that_join_stay_in_step():
     for spec, options in ((topk, {}), (topk, {"memory": "ef21"}), (topk, {"memory": "dgc"}), (topk, {"selection": "device"}),
                           (topk, {"schedule": {"density": lambda step: 0.1 / (1 + step)}}),
                           ("powersgd:2", {}), ("powersgd:2", {"rules": {"1.*": topk}}),
-                          ("randomk:0.1", {"communicator": "allreduce"}),
+                          ("randomk:0.1", {"communicator": "allreduce"}), (topk, {"communicator": "sharded"}),
                           ("dense/fp16", {"communicator": "allreduce", "memory": "none"})):
         wrap = compressed(spec, **options)
         net, optimizer, last, (before, kept) = uneven(wrap, hvd.rank())

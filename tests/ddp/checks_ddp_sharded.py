@@ -1,0 +1,49 @@
+"""What is checked inside the ranks of one job: slices that ranks own, over torch.distributed."""
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from checking import check
+from harness_ddp import EACH, close, same_on_all_ranks, train
+from sharding import CASES, check_against_one_process
+
+from grace_ext.adapters._ddp_transport import HEAD, GroupTransport, room_for
+
+
+@check
+def sharded_is_what_one_process_gives():
+    check_against_one_process(GroupTransport(dist.new_group(), torch.device("cpu")))
+    halves = [dist.new_group(list(range(odd, dist.get_world_size(), 2))) for odd in (0, 1)]
+    check_against_one_process(GroupTransport(halves[dist.get_rank() % 2], torch.device("cpu")), CASES[:1])
+
+
+@check
+def sharded_trains_alike_on_all_ranks():
+    weights, state = train("topk:0.01/rice/qsgd:7", steps=30, communicator="sharded")
+    same_on_all_ranks(weights)
+    assert torch.isfinite(weights).all()
+    assert len(state._buckets.layout) == 2, "DDP's buckets were not rebuilt"
+    stats = state.compression_stats()
+    assert stats["steps"] == 30 and stats["compressed"]["ratio"] > 100, stats
+    # With all elements sent, nothing but rounding tells it from plain DDP.
+    close(train("dense/deflate", steps=6, memory="none", communicator="sharded")[0], train(steps=6)[0])
+    assert not torch.equal(train(EACH, communicator="sharded")[0], train(EACH)[0])
+
+
+@check
+def payloads_of_any_lengths_go_to_their_ranks():
+    transport = GroupTransport(dist.new_group(), torch.device("cpu"))
+    ranks, own = range(transport.size), transport.rank
+    lengths = np.random.default_rng(0).integers(0, 300, (60, transport.size, transport.size))  # step, sender, receiver
+    lengths[10], lengths[11], lengths[12] = 0, 1, 5000
+    lengths[13, 0] = 20_000
+    lengths[14, :, 1] = 30_000
+    for step, table in enumerate(lengths):
+        parts = [[np.random.default_rng([step, *pair]).integers(0, 256, n, np.uint8) for pair, n in
+                  (((sender, receiver), table[sender, receiver]) for receiver in ranks)] for sender in ranks]
+        handle = transport.alltoall("x", np.concatenate(parts[own]), table[own].tolist())
+        assert np.array_equal(handle.wait(), np.concatenate([row[own] for row in parts])), (step, table)
+        longest = lengths[max(0, step - 8):step, own].max(axis=0) if step else 0 * table[own]
+        rooms = [max(room_for(n) if step else 0, length) for n, length in zip(longest, table[own], strict=True)]
+        sent = sum(HEAD + room for rank, room in enumerate(rooms) if rank != own)
+        assert handle.padding == sent - table[own].sum(), step

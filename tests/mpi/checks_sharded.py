@@ -1,0 +1,73 @@
+"""What is checked inside the ranks of one job: slices that ranks own."""
+
+import checks
+import horovod.torch as hvd
+import numpy as np
+import torch
+from checking import arrays_of, check, raises
+from harness import compressed, same_on_all_ranks, train
+from sharding import CASES, check_against_one_process, gradients, run
+
+from grace_ext import ContainerError, ExchangeError
+from grace_ext.adapters.horovod_torch import HorovodTransport
+from grace_ext.communicators import Transport
+
+SPEC = "topk:0.01/rice/qsgd:7"
+
+
+@check
+def sharded_is_what_one_process_gives():
+    check_against_one_process(HorovodTransport(hvd.global_process_set))
+    check_against_one_process(HorovodTransport(checks.PROCESS_SETS[hvd.rank() % 2]), CASES[:1])
+
+
+@check
+def sharded_trains_alike_on_all_ranks_and_loses_nothing():
+    weights, optimizer, net = train(compressed(communicator="sharded", bucket_bytes=1, rules={"*.bias": "dense/raw", "*": SPEC}), steps=8)
+    same_on_all_ranks(weights)
+    assert torch.isfinite(weights).all()
+    exchange = optimizer._grace.exchange
+    assert sorted({bucket.communicator.name for bucket in exchange.buckets}) == ["allreduce", "sharded"]
+    assert {16, 144, 640} < {bucket.size for bucket in exchange.buckets if bucket.communicator.name == "sharded"}
+    stats = optimizer.compression_stats()["compressed"]
+    assert stats["ratio"] > 100, stats
+    before = arrays_of(exchange)
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(net(torch.ones(4, 1, 28, 28) + hvd.rank()), torch.arange(4)).backward()
+    own = {name: p.grad.clone().flatten() for name, p in net.named_parameters()}
+    optimizer.synchronize()
+    after = arrays_of(exchange)
+    for name, p in net.named_parameters():
+        if f"residual:{name}" in after:
+            given, kept = own[name].numpy() + before[f"residual:{name}"], after[f"residual:{name}"]
+            lost = hvd.allreduce(torch.from_numpy(given - kept), op=hvd.Sum, name=f"lost.{name}") - hvd.size() * p.grad.flatten()
+            assert lost.abs().max() < 1e-5, (name, lost.abs().max())
+
+
+class _Damaging(Transport):
+    """A transport that changes a byte of what one rank gets from the alltoall."""
+
+    def __init__(self, transport):
+        self._transport, self.rank, self.size = transport, transport.rank, transport.size
+
+    def allgather(self, name, payload):
+        return self._transport.allgather(name, payload)
+
+    def alltoall(self, name, payload, splits):
+        self._handle = self._transport.alltoall(name, payload, splits)
+        return self
+
+    def wait(self):
+        received = self._handle.wait().copy()
+        received[received.size // 2] ^= self.rank == 1
+        return received
+
+
+@check
+def a_container_that_its_owner_cannot_read_is_told_to_all():
+    transport = HorovodTransport(hvd.global_process_set)
+    given = gradients(1, hvd.size(), 5000)[:, hvd.rank()]
+    owner = hvd.rank() == 1
+    with raises(ContainerError if owner else ExchangeError, "checksum" if owner else "rank 1 got something other"):
+        run(transport, "topk:0.05/rice/raw", given, wrap=_Damaging)
+    assert np.isfinite(run(transport, "topk:0.05/rice/raw", given)[0]).all()

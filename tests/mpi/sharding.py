@@ -1,0 +1,65 @@
+"""The exchange of slices as one process computes it, and as the ranks of a job do: for the checks of all adapters."""
+
+import threading
+
+import numpy as np
+
+import grace_ext
+from grace_ext.communicators import InProcessGroup
+from grace_ext.exchange import Exchange, Tensor
+from grace_ext.spec import parse_stage
+
+
+def gradients(steps: int, ranks: int, d: int) -> np.ndarray:
+    """float32[steps, ranks, d], the same wherever they are made."""
+    return np.random.default_rng(d).standard_normal((steps, ranks, d)).astype(np.float32)
+
+
+def run(transport, spec: str, given: np.ndarray, memory="residual", wrap=lambda transport: transport):
+    """given: float32[steps, d], of this rank -> the results of all steps, and the residual after them."""
+    exchange = Exchange(wrap(transport), memory, 1 / transport.size)
+    exchange.set_buckets([exchange.bucket("sharding", [Tensor("w", given.shape[1], 2)], grace_ext.compressor(spec),
+                                          parse_stage("communicator", "sharded"))])
+    (bucket,) = exchange.buckets
+    outs = np.empty_like(given)
+    try:
+        for gradient, out in zip(given, outs, strict=True):
+            exchange.start(bucket, lambda room, gradient=gradient: np.copyto(room, gradient))
+            exchange.advance()
+            exchange.finish(bucket, out)
+            exchange.end_step()
+        return outs, exchange.state_dict().get("residual", {}).get("w")
+    finally:
+        exchange.close()
+
+
+def in_one_process(spec: str, given: np.ndarray, memory="residual") -> list:
+    """given: float32[steps, ranks, d] -> what `run` gives on each rank."""
+    ranks = given.shape[1]
+    group, results = InProcessGroup(ranks), [None] * ranks
+
+    def work(rank):
+        results[rank] = run(group.transport(rank), spec, given[:, rank], memory)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+CASES = (("topk:0.05/rice/qsgd:7", "residual", 5001), ("dense/qsgd:4", "none", 600), ("randomk:0.1/fp16", "residual", 700),
+         ("dense/deflate", "residual", 1))
+
+
+def check_against_one_process(transport, cases=CASES) -> None:
+    """Bit for bit, for several specs, memories and sizes, with a gradient that is not finite in between."""
+    for spec, memory, d in cases:
+        given = gradients(3, transport.size, d)
+        given[1, transport.size - 1, d // 2] = np.nan
+        outs, residual = run(transport, spec, given[:, transport.rank], memory)
+        expected, kept = in_one_process(spec, given, memory)[transport.rank]
+        assert np.isnan(outs[1]).all() and np.isfinite(outs[2:]).all(), spec
+        assert np.array_equal(outs, expected, equal_nan=True), spec
+        assert memory == "none" or np.array_equal(residual, kept), spec
