@@ -91,9 +91,10 @@ def evaluate(model, images, labels):
 class Meter:
     """How many bytes this rank sends, and where the time of a step goes."""
 
-    def __init__(self, optimizer, model, compression):
+    def __init__(self, optimizer, model, args):
         self.optimizer, self.parameters = optimizer, sum(p.numel() for p in model.parameters())
-        self.width = {"none": 4, "fp16": 2}.get(compression) if hvd.size() > 1 else 4  # of a number
+        self.gathers = args.communicator == "allgather"
+        self.width = {"none": 4, "fp16": 2}.get(args.compression) if hvd.size() > 1 else 4  # of a number
         self.steps, self.seconds = 0, np.zeros(3)
 
     def lap(self, step, synchronize):
@@ -110,7 +111,8 @@ class Meter:
         numbers = self.steps * self.parameters  # averaged so far
         stats = {"bytes_out": numbers * self.width} if self.width else self.optimizer.compression_stats()
         layers = stats.get("compressed", {"bytes_out": 0})
-        ring, gather = 2 * (hvd.size() - 1) / hvd.size(), hvd.size() - 1  # sent by allreduce, allgather
+        ring = 2 * (hvd.size() - 1) / hvd.size()  # how often an allreduce sends a payload, and what is sharded
+        gather = hvd.size() - 1 if self.gathers else ring
         sent = ring * (stats["bytes_out"] - layers["bytes_out"]) + gather * layers["bytes_out"]
         seconds = dict(zip(STAGES, (self.seconds / max(1, self.steps - WARM_UP)).tolist(), strict=True))
         return {"steps": self.steps, "bytes_sent": round(sent), "ratio": ring * 4 * numbers / (sent or 1),
@@ -136,11 +138,11 @@ def main(args):
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), HOROVOD[args.compression])
     else:
         optimizer = DistributedOptimizer(optimizer, model.named_parameters(), args.compression,
-                                         memory=args.memory, schedule=dict(args.schedule),
+                                         memory=args.memory, communicator=args.communicator, schedule=dict(args.schedule),
                                          capture=args.capture and Capture(args.capture, args.capture_steps))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, args.lr, args.epochs * len(loader), pct_start=0.2, cycle_momentum=False)
-    meter = Meter(optimizer, model, args.compression)
+    meter = Meter(optimizer, model, args)
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
         progress = tqdm(loader, f"epoch {epoch + 1}/{args.epochs}", unit="step", disable=hvd.rank() > 0)
@@ -172,6 +174,7 @@ if __name__ == "__main__":
     parser.add_argument("--data", required=True, help="folder of the data set")
     parser.add_argument("--compression", default="topk:0.01/rice/qsgd:7", help="or none, fp16: Horovod's own")
     parser.add_argument("--memory", default="residual", help="residual, none, ef21, dgc, …")
+    parser.add_argument("--communicator", default="allgather", help="allgather, sharded, …")
     parser.add_argument("--schedule", nargs="+", default=[], metavar="OPTION=SPEC", type=lambda text: text.split("=", 1),
                         help="options of the spec that change with the step, such as density=warmup:400")
     parser.add_argument("--optimizer", choices=("sgd", "adam", "onebit_adam"), default="sgd")
