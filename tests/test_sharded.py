@@ -123,6 +123,23 @@ def test_fewer_elements_than_ranks(d):
         assert out.tolist() == [4.0 * i for i in range(1, d + 1)] and finite
 
 
+def test_tensors_have_their_share_within_slices():
+    """1000 large elements and 500 small ones, in two slices: of each tensor a tenth is sent in each."""
+    parts = slice(0, 750), slice(750, 1000), slice(1000, 1500)
+
+    def work(transport):
+        exchange = make(transport, "topk:0.1:per=tensor/rice/raw", d=1500)
+        given = gradient(transport.rank, 1500)
+        given[1000:] *= 1e-3
+        out, _ = step(exchange, given)
+        return out, residual_of(exchange)
+
+    results = on_all_ranks(work, 2)
+    for out, residual in results:
+        assert [np.count_nonzero(out[part]) for part in parts] == [75, 25, 50]
+        assert [np.count_nonzero(residual[part] == 0) for part in parts] == [75, 25, 50]
+
+
 def test_slices_are_equal_parts_of_all():
     for d in (0, 1, 7, 64, 1001):
         for ranks in (1, 2, 3, 8, 65):
