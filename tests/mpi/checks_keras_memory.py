@@ -44,6 +44,17 @@ def exact_dgc_is_the_momentum_of_one_process():
 
 
 @check
+def what_is_sharded_is_what_one_process_gives_in_fit():
+    for api, sgd in SGD.values():
+        optimizer = DistributedOptimizer(sgd(0.1), compression="dense/deflate", memory="none", communicator="sharded")
+        net = compiled(api, optimizer)
+        fit(net, epochs=1)
+        same_on_all_ranks(flat(net))
+        assert np.abs(flat(net) - alone(api, sgd(0.1), epochs=1)).max() < 1e-5
+        assert "sharded" in {bucket.communicator.name for bucket in exchange_of(optimizer._grace.reducer).buckets}
+
+
+@check
 def memories_by_name_and_schedules_in_fit():
     for kind, (api, sgd) in SGD.items():
         for mode, options in MODES.items() if kind == "keras" else [("graph", {})]:
