@@ -1,6 +1,7 @@
 """The collectives of grace_ext over torch.distributed."""
 
 import collections
+import functools
 
 import numpy as np
 import torch
@@ -48,6 +49,9 @@ class GroupTransport(Transport):
         tensor = torch.from_numpy(array).to(self._device)
         return _Sum(dist.all_reduce(tensor, group=self._group, async_op=True), tensor)
 
+    def broadcast(self, name, payload, root):
+        return _Payloads(self, name, payload, root)
+
     def alltoall(self, name, payload, splits):
         return _Pairs(self, name, np.split(payload, np.cumsum(splits)[:-1]))
 
@@ -58,6 +62,12 @@ class GroupTransport(Transport):
         rows = [torch.empty_like(message) for _ in lengths] if self.rank == to else None
         dist.gather(message, rows, dist.get_global_rank(self._group, to), group=self._group)
         return [row[:length].cpu().numpy() for row, length in zip(rows or [], lengths, strict=False)]
+
+    def spread(self, message: np.ndarray, root: int) -> "_Rows":
+        """uint8[m], the same m on all ranks -> handle of uint8[1, m], the root's."""
+        row = torch.from_numpy(message[None]).to(self._device)
+        source = dist.get_global_rank(self._group, root)
+        return _Rows(dist.broadcast(row, source, self._group, async_op=True), row, row)
 
     def gather(self, message: np.ndarray) -> "_Rows":
         """uint8[m], the same m on all ranks -> handle of uint8[ranks, m]."""
@@ -106,11 +116,14 @@ class _Payloads:
     #: What was sent on top of the payload.
     padding: int
 
-    def __init__(self, transport: GroupTransport, name: str, payload: np.ndarray):
+    def __init__(self, transport: GroupTransport, name: str, payload: np.ndarray, root: int | None = None):
+        """root: whose payload all ranks get; None for those of all."""
         self._transport, self._payload = transport, payload
+        self._collect = transport.gather if root is None else functools.partial(transport.spread, root=root)
+        self._sends = root in (None, transport.rank)
         self._longest = transport.longest.setdefault(name, collections.deque(maxlen=KEPT))
         self._room = room_for(max(self._longest)) if self._longest else 0
-        self._first = transport.gather(_padded([_head(payload), payload[:self._room]], HEAD + self._room))
+        self._first = self._collect(_padded([_head(payload), payload[:self._room]], HEAD + self._room))
 
     def wait(self) -> np.ndarray:
         rows = self._first.wait()
@@ -120,10 +133,10 @@ class _Payloads:
         parts = [row[HEAD:HEAD + min(length, room)] for row, length in zip(rows, lengths, strict=True)]
         if longest > room:
             transport.second_gathers += 1
-            rests = transport.gather(_padded([self._payload[room:]], longest - room)).wait()
+            rests = self._collect(_padded([self._payload[room:]], longest - room)).wait()
             parts = [part for row, length, first in zip(rests, lengths, parts, strict=True)
                      for part in (first, row[:max(0, length - room)])]
-        self.padding = HEAD + max(room, longest) - self._payload.size
+        self.padding = HEAD + max(room, longest) - self._payload.size if self._sends else 0
         return np.concatenate(parts)
 
 

@@ -141,11 +141,13 @@ class _BucketNodes:
         self._is_last = bucket is graph.exchange.buckets[-1]
         #: Of the inputs of each collective.
         self._dtypes = {"allgather": [tf.uint8], "alltoall": [tf.uint8, tf.int32],
+                        "broadcast": [tf.uint8],
                         "allreduce": [tf.as_dtype(bucket.compressor.linear or "float32")]}
+        self._collectives = bucket.communicator.collectives_of(graph.exchange.transport.size)
 
     def start(self, gradients, order) -> list[tf.Tensor]:
         """Encode: what goes into the first collective."""
-        return self._call(self._encode, self._inputs(gradients), self._bucket.communicator.collectives[0], order)
+        return self._call(self._encode, self._inputs(gradients), self._collectives[0], order)
 
     def _call(self, function, inputs, collective, order) -> list[tf.Tensor]:
         """The inputs of that collective, from a node that runs function(*arrays)."""
@@ -159,7 +161,7 @@ class _BucketNodes:
 
     def exchange(self, sent, order, process_set) -> tf.Tensor:
         """The collectives; returns what came out of the last one."""
-        first, *others = self._bucket.communicator.collectives
+        first, *others = self._collectives
         received = _collective(first, sent, self._bucket.name, process_set)
         for number, collective in enumerate(others, 1):
             sent = self._call(self._advance, [received], collective, order)
@@ -300,7 +302,7 @@ def to_float32(array: np.ndarray, out: np.ndarray) -> None:
 def _collective(kind: str, sent: list[tf.Tensor], name: str, process_set) -> tf.Tensor:
     options = {"name": name, "ignore_name_scope": True, "process_set": process_set}
     with tf.device("/cpu:0"):  # where the codecs are
-        if kind == "allgather":
+        if kind in ("allgather", "broadcast"):  # in a broadcast only one rank has something
             return hvd.allgather(*sent, **options)
         if kind == "alltoall":
             return hvd.alltoall(*sent, **options)[0]

@@ -92,7 +92,8 @@ class Bucket:
         return pending
 
     def advance(self, pending: Pending, transport: Transport) -> None:
-        """Start a second collective that needs the first one's result, if there is one. `finish` does it otherwise."""
+        """Start the next collective, if there is one that needs the result of the one before. `finish` does it
+        otherwise."""
         self.communicator.advance(pending, transport)
 
     def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
@@ -291,10 +292,12 @@ class Exchange:
         return self._started[bucket.name].result()
 
     def advance(self, *buckets: Bucket) -> None:
-        """When all buckets are started: let those of two dependent collectives (or the given ones) start the second, so that
-        they overlap."""
-        for bucket in buckets or self.buckets:
-            if len(bucket.communicator.collectives) > 1:
+        """When all buckets are started: let those of several dependent collectives start all but the first, so that they
+        overlap. The given ones start the next."""
+        left = [(bucket, len(bucket.communicator.collectives_of(self.transport.size)) - 1) for bucket in self.buckets]
+        levels = 1 if buckets else max((count for _, count in left), default=0)
+        for level in range(levels):
+            for bucket in buckets or [bucket for bucket, count in left if level < count]:
                 pending = self.pending(bucket)
                 before = self._watch.before(self.step, bucket, pending)
                 bucket.advance(pending, self.transport)

@@ -35,6 +35,10 @@ class Transport:
         this one, joined in the order of ranks."""
         raise NotImplementedError
 
+    def broadcast(self, name: str, payload: np.ndarray, root: int):
+        """payload: uint8[m], empty but on rank `root` -> handle of the root's, on all ranks."""
+        return self.allgather(name, payload)
+
 
 @dataclasses.dataclass
 class Pending:
@@ -80,6 +84,10 @@ class Communicator(Stage):
             raise ConfigError(f"communicator {self.name!r} sums values as they are and cannot carry {str(compressor)!r}: "
                               f"use allgather, or a spec with dense or randomk and raw or fp16 values")
 
+    def collectives_of(self, ranks: int) -> tuple[str, ...]:
+        """The same where their number depends on that of the ranks."""
+        return self.collectives
+
     def start(self, transport: Transport, name: str, compressor, gradient: np.ndarray, state, stream,
               sizes=None) -> Pending:
         """Encode float32[d] and start its exchange. state: what `memory.begin` gave, or None. sizes: the elements of
@@ -91,7 +99,8 @@ class Communicator(Stage):
         return self.start(transport, name, compressor, np.zeros(size, np.float32), None, stream, sizes)
 
     def advance(self, pending: Pending, transport: Transport) -> None:
-        """For exchanges of two collectives of which one needs the other's result: wait for it and start the second."""
+        """For exchanges of several collectives of which each needs the result of the one before: wait for that and start
+        the next. `finish` does what is left."""
 
     def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
         """Wait, and write weight * (sum over ranks) to out (float32[d]). False if some rank's gradient was not finite."""

@@ -11,18 +11,15 @@ import time
 import numpy as np
 
 from .. import container
-from ..compressor import Compressor
-from ..compressor import compressor as compressor_of
 from ..decoder import decode_sum
-from ..errors import ConfigError, ContainerError, ExchangeError
+from ..errors import ContainerError
 from ..registry import register
 from ..rng import Stream
 from ..scratch import scratch
-from .base import Communicator, Pending, wait
+from ._summing import Step, Summing, check_readable, exact, report_unreadable
+from .base import wait
 
 _NOTHING = np.empty(0, np.uint8)
-#: Instead of a container: the owner could not read what it got. No container begins so.
-_UNREADABLE = np.zeros(1, np.uint8)
 
 
 def slices(d: int, ranks: int) -> list[slice]:
@@ -32,26 +29,19 @@ def slices(d: int, ranks: int) -> list[slice]:
 
 
 @dataclasses.dataclass
-class _Step(Pending):
-    """A step under way.
+class _Step(Step):
+    """parts: the slices. gradient: float32[d]; None on a rank without one. state: (residual, room for the next one), or
+    None. sizes: of the tensors in the own slice."""
 
-    gradient: float32[d]; None on a rank without one. state: (residual, room for the next one), or None. sizes: of the
-    tensors in the own slice. unreadable: what was wrong with the containers that this rank got.
-    """
-
-    name: str
     parts: list[slice]
-    compressor: Compressor
     gradient: np.ndarray | None
     state: tuple | None
-    stream: Stream
     sizes: tuple[int, ...]
     advanced: bool = False
-    unreadable: ContainerError | None = None
 
 
 @register
-class Sharded(Communicator):
+class Sharded(Summing):
     """Carries what a compressor makes of each slice. Every rank owns an equal slice of a bucket: it gets the others'
     compressed slices, adds its own, which stays exact, compresses the sum and sends that to all.
 
@@ -67,32 +57,25 @@ class Sharded(Communicator):
 
     name = "sharded"
     collectives = ("alltoall", "allgather")
-    tells_support = False
-
-    def check(self, compressor):
-        super().check(compressor)
-        if compressor.unbiased:
-            raise ConfigError(f"communicator {self.name!r} compresses twice and would scale up twice what "
-                              f"{str(compressor.sparsifier)!r} selects: use unbiased=false, or allgather or allreduce")
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         parts = slices(gradient.size, transport.size)
         sizes = (gradient.size,) if sizes is None else sizes
-        step = _Step(None, 0, {}, name, parts, compressor, gradient, state, stream, _within(sizes, parts[transport.rank]))
+        step = _Step(None, 0, {}, name, compressor, stream, parts, gradient, state, _within(sizes, parts[transport.rank]))
         payloads = []
         for owner, part in enumerate(parts):
             if owner == transport.rank or part.start == part.stop:
                 payloads.append(_NOTHING)
                 continue
             residual = state and (state[0][part], state[1][part])
-            payloads.append(_encode(step, gradient[part], residual, _of_slice(stream, owner), _within(sizes, part)))
+            payloads.append(step.encode(gradient[part], residual, _of_slice(stream, owner), _within(sizes, part)))
         return _send(step, transport, payloads)
 
     def start_empty(self, transport, name, compressor, size, stream, sizes=None):
-        """This rank still owns its slice. Its memory is to stay as it is, so it passes the sum on without any error."""
+        """This rank still owns its slice."""
         parts = slices(size, transport.size)
         own = parts[transport.rank]
-        step = _Step(None, 0, {}, name, parts, compressor_of("nonzero"), None, None, stream, (own.stop - own.start,))
+        step = _Step(None, 0, {}, name, exact(), stream, parts, None, None, (own.stop - own.start,))
         return _send(step, transport, [_NOTHING] * transport.size)
 
     def advance(self, step, transport):
@@ -103,8 +86,8 @@ class Sharded(Communicator):
         own = step.parts[transport.rank]
         try:
             payload = self._sum(step, transport, received, own) if own.stop > own.start else _NOTHING
-        except ContainerError as error:  # the other ranks wait for this one: they have to hear of it
-            step.unreadable, payload = error, _UNREADABLE
+        except ContainerError as error:
+            step.unreadable, payload = error, report_unreadable(transport.rank)
         step.handle = transport.allgather(f"{step.name}.sums", payload)
         step.wire_bytes += payload.size
 
@@ -121,7 +104,7 @@ class Sharded(Communicator):
         residual = step.state and (step.state[0][own], step.state[1][own])
         # All ranks draw the positions of a slice alike, for the sum as well, but nobody else rounds as this one does.
         stream = dataclasses.replace(_of_slice(step.stream, transport.rank), rank=-2 - transport.rank)
-        return _encode(step, summed, residual, stream, step.sizes)
+        return step.encode(summed, residual, stream, step.sizes)
 
     def finish(self, step, transport, out, weight):
         self.advance(step, transport)
@@ -130,11 +113,10 @@ class Sharded(Communicator):
             raise step.unreadable
         started = time.perf_counter()
         finite = True
-        for owner, part in enumerate(step.parts):
+        for part in step.parts:
             if part.start == part.stop:
                 continue
-            if data[:1].tobytes() == _UNREADABLE.tobytes():
-                raise ExchangeError(f"{step.name!r}: rank {owner} got something other than the containers of its slice")
+            check_readable(step.name, data)
             one = container.parse(data, part.stop - part.start, prefix=True)
             decode_sum([one], out[part], weight)
             finite &= not one.non_finite
@@ -152,18 +134,6 @@ def _send(step: _Step, transport, payloads: list[np.ndarray]) -> _Step:
     step.handle = transport.alltoall(f"{step.name}.slices", joined, [payload.size for payload in payloads])
     step.wire_bytes = joined.size
     return step
-
-
-def _encode(step: _Step, gradient, state, stream, sizes) -> np.ndarray:
-    """The container of a slice; state: of that slice."""
-    if state is None:
-        encoded = step.compressor.encode(gradient, stream, sizes=sizes)
-    else:
-        encoded = step.compressor.encode_compensated(gradient, *state, stream, sizes=sizes)
-    step.count(encoded.seconds)
-    if encoded.index_codec:
-        step.index_codecs.append(encoded.index_codec)
-    return encoded.blob
 
 
 def _of_slice(stream: Stream, owner: int) -> Stream:

@@ -14,7 +14,7 @@ def job(request, tmp_path_factory):
     return run_worker(request.param, "../ddp/worker_ddp.py", tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("name", checks_in(*(f"../ddp/checks_ddp{part}.py" for part in ("", "_loop", "_sharded", "_state"))))
+@pytest.mark.parametrize("name", checks_in(*(f"../ddp/checks_ddp{part}.py" for part in ("", "_loop", "_summing", "_state"))))
 def test_check(job, name):
     assert_ok(job, name)
 

@@ -7,8 +7,8 @@ sys.path.append(str(Path(__file__).parents[1] / "mpi"))
 
 import checks_ddp  # noqa: E402, F401  (importing registers the checks)
 import checks_ddp_loop  # noqa: E402, F401
-import checks_ddp_sharded  # noqa: E402, F401
 import checks_ddp_state  # noqa: E402, F401
+import checks_ddp_summing  # noqa: E402, F401
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from checking import run_checks  # noqa: E402

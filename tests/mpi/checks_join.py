@@ -49,6 +49,7 @@ def ranks_that_join_stay_in_step():
                           (topk, {"schedule": {"density": lambda step: 0.1 / (1 + step)}}),
                           ("powersgd:2", {}), ("powersgd:2", {"rules": {"1.*": topk}}),
                           ("randomk:0.1", {"communicator": "allreduce"}), (topk, {"communicator": "sharded"}),
+                          (topk, {"communicator": "tree"}),
                           ("dense/fp16", {"communicator": "allreduce", "memory": "none"})):
         wrap = compressed(spec, **options)
         net, optimizer, last, (before, kept) = uneven(wrap, hvd.rank())

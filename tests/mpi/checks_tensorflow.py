@@ -18,7 +18,7 @@ from harness_tensorflow import (
     train,
     variables,
 )
-from sharding import CASES, gradients, in_one_process
+from summing import CASES, gradients, in_one_process
 
 from grace_ext import ConfigError
 from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, compression_stats
@@ -79,7 +79,7 @@ def sum_and_predivide_match_horovod():
 def every_kind_of_collective_works():
     for spec, communicator in (("randomk:0.1/shared/raw", "allreduce"), ("dct/topk:0.05:per=chunk/rice/qsgd:7", "allgather"),
                                ("topk:0.05/bloom/polyfit", "allgather"), ("powersgd:2", "allgather"),
-                               ("topk:0.02/rice/qsgd:7", "sharded"), ("dense/qsgd:4", "sharded"),
+                               ("topk:0.02/rice/qsgd:7", "sharded"), ("dense/qsgd:4", "tree"),
                                ("powersgd:2:start=3", "allgather")):
         ours, sources = train(compressed(spec, communicator=communicator), steps=6)
         same_on_all_ranks(ours)
@@ -90,14 +90,14 @@ def every_kind_of_collective_works():
 
 
 @check
-def sharded_is_what_one_process_gives():
+def sums_on_the_way_are_what_one_process_gives():
     """Bit for bit, with a gradient that is not finite in between."""
-    for spec, memory, d in CASES:
-        ours = reducer(spec, memory, communicator="sharded", rules={"*": spec})
+    for communicator, spec, memory, d in CASES:
+        ours = reducer(spec, memory, communicator=communicator, rules={"*": spec})
         given = gradients(3, hvd.size(), d)
         given[1, hvd.size() - 1, d // 2] = np.nan
         outs = [ours.reduce([tf.constant(own)], [tf.Variable(own, name="w")])[0] for own in given[:, hvd.rank()]]
-        expected, kept = in_one_process(spec, given, memory)[hvd.rank()]
+        expected, kept = in_one_process(communicator, spec, given, memory)[hvd.rank()]
         assert np.array_equal(outs, expected, equal_nan=True), spec
         assert memory == "none" or np.array_equal(exchange_of(ours).state_dict()["residual"]["w"], kept), spec
 

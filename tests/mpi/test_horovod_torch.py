@@ -16,7 +16,7 @@ CHECKS = checks_in(
     "checks_observe.py",
     "checks_onebit.py",
     "checks_rows.py",
-    "checks_sharded.py",
+    "checks_summing.py",
     "checks_state.py",
 )
 

@@ -11,8 +11,8 @@ import checks_methods  # noqa: F401
 import checks_observe  # noqa: F401
 import checks_onebit  # noqa: F401
 import checks_rows  # noqa: F401
-import checks_sharded  # noqa: F401
 import checks_state  # noqa: F401
+import checks_summing  # noqa: F401
 import horovod.torch as hvd
 import torch
 from checking import CHECKS, run_checks

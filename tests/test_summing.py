@@ -1,4 +1,4 @@
-"""The communicator whose ranks own slices, against the same computed in one place with plain loops."""
+"""Communicators that sum containers on the way, against the same computed in one place with plain loops."""
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from grace_ext.observe.advice import Cost
 from grace_ext.spec import parse_stage
 
 TOPK = "topk:0.1/rice/qsgd:7"
+both = pytest.mark.parametrize("communicator", ["sharded", "tree"])
 
 
 class Recorder(Transport):
@@ -42,11 +43,11 @@ class Changed:
         return self._change(self._handle.wait()) if self._change else self._handle.wait()
 
 
-def make(transport, spec=TOPK, memory="residual", d=5000, weight=1.0, **options):
+def make(transport, communicator, spec=TOPK, memory="residual", d=5000, weight=1.0, **options):
     exchange = Exchange(transport, memory, weight, **options)
     tensors = [Tensor("a", d - d // 3, 2), Tensor("b", d // 3, 2)]
     exchange.set_buckets([exchange.bucket("bucket", tensors, grace_ext.compressor(spec, seed=options.get("seed", 0)),
-                                          parse_stage("communicator", "sharded"))])
+                                          parse_stage("communicator", communicator))])
     return exchange
 
 
@@ -64,59 +65,83 @@ def residual_of(exchange):
     return np.concatenate([state["residual:a"], state["residual:b"]])
 
 
-def reference(spec, gradients, weight, memory):
+def sharded(sent, gradients, residual):
+    """One step in plain loops. sent(array, name, rank) -> what receivers decode; gradients, residual: float32[ranks, d] ->
+    the sum, and the next residuals."""
+    out, following = np.zeros_like(gradients[0]), np.zeros_like(residual)
+    ranks, d = gradients.shape
+    for owner in range(ranks):
+        part = slice(d * owner // ranks, d * (owner + 1) // ranks)
+        summed = np.zeros(part.stop - part.start, np.float32)
+        for rank in range(ranks):
+            if rank != owner:
+                array = gradients[rank, part] + residual[rank, part]
+                arrived = sent(array, f"a[{owner}]", rank)
+                summed += arrived
+                following[rank, part] = array - arrived
+        summed = summed + gradients[owner, part] + residual[owner, part]
+        out[part] = sent(summed, f"a[{owner}]", -2 - owner)
+        following[owner, part] = summed - out[part]
+    return out, following
+
+
+def tree(sent, gradients, residual):
+    """The same along a tree."""
+    sums, following = gradients.copy(), np.zeros_like(residual)
+    ranks, distance = len(gradients), 1
+
+    def send(rank):
+        summed = sums[rank] + residual[rank]
+        arrived = sent(summed, "a", rank)
+        following[rank] = summed - arrived
+        return arrived
+
+    while distance < ranks:
+        for rank in range(distance, ranks, 2 * distance):
+            sums[rank - distance] += send(rank)
+        distance *= 2
+    return send(0), following
+
+
+def reference(communicator, spec, gradients, weight, memory):
     """gradients: float32[steps, ranks, d] -> the results of the steps, and the residuals of the ranks after them."""
-    compressor = grace_ext.compressor(spec)
-    steps, ranks, d = gradients.shape
-    residual = np.zeros((ranks, d), np.float32)
-    outs = np.zeros((steps, d), np.float32)
+    compressor, outs, residual = grace_ext.compressor(spec), [], np.zeros_like(gradients[0])
+    for i, given in enumerate(gradients):
+        def sent(array, name, rank, i=i):
+            return grace_ext.decompress(compressor.compress(array, name=name, step=i, rank=rank), array.size)
 
-    def sent(array, owner, step, rank):
-        blob = compressor.compress(array, name=f"a[{owner}]", step=step, rank=rank)
-        return grace_ext.decompress(blob, array.size)
-
-    for i in range(steps):
-        before = residual.copy()
-        for owner in range(ranks):
-            part = slice(d * owner // ranks, d * (owner + 1) // ranks)
-            summed = np.zeros(part.stop - part.start, np.float32)
-            for rank in range(ranks):
-                if rank != owner:
-                    array = gradients[i, rank, part] + before[rank, part]
-                    summed += sent(array, owner, i, rank)
-                    residual[rank, part] = array - sent(array, owner, i, rank)
-            summed = summed + gradients[i, owner, part] + before[owner, part]
-            outs[i, part] = np.float32(weight) * sent(summed, owner, i, -2 - owner)
-            residual[owner, part] = summed - sent(summed, owner, i, -2 - owner)
-        if not memory:
-            residual[:] = 0
+        out, residual = {"sharded": sharded, "tree": tree}[communicator](sent, given, residual)
+        outs.append(np.float32(weight) * out)
+        residual = residual if memory else 0 * residual
     return outs, residual
 
 
 @pytest.mark.parametrize("d", [5000, 4999, 7])
 @pytest.mark.parametrize("spec, memory, ranks", [
-    (TOPK, "residual", 3), (TOPK, "none", 4), ("topk:0.1/rice/raw", "residual", 1), ("topk:0.9/bitmap", "residual", 2),
+    (TOPK, "residual", 5), (TOPK, "none", 4), ("topk:0.1/rice/raw", "residual", 1), ("topk:0.9/bitmap", "residual", 2),
     ("dense/qsgd:4", "residual", 4), ("dense/fp16", "none", 3), ("randomk:0.1/fp16", "residual", 3),
     ("topk:0.05/bloom/raw", "residual", 3), ("threshold:1.5", "residual", 3),
     ("dense/onebit", "residual", 3)])
-def test_sharded_is_what_plain_loops_give(spec, memory, ranks, d):
+@both
+def test_it_is_what_plain_loops_give(communicator, spec, memory, ranks, d):
     gradients = np.stack([[gradient(10 * rank + i, d) for rank in range(ranks)] for i in range(4)])
 
     def work(transport):
-        exchange = make(transport, spec, memory, d, weight=0.3)
+        exchange = make(transport, communicator, spec, memory, d, weight=0.3)
         outs = [step(exchange, given)[0] for given in gradients[:, transport.rank]]
         return outs, residual_of(exchange) if memory == "residual" else 0
 
-    expected, residuals = reference(spec, gradients, 0.3, memory == "residual")
+    expected, residuals = reference(communicator, spec, gradients, 0.3, memory == "residual")
     for (outs, residual), own in zip(on_all_ranks(work, ranks), residuals, strict=True):
         np.testing.assert_array_equal(outs, expected)
         np.testing.assert_array_equal(residual, own if memory == "residual" else 0)
 
 
 @pytest.mark.parametrize("d", [0, 1, 3])
-def test_fewer_elements_than_ranks(d):
+@both
+def test_fewer_elements_than_ranks(communicator, d):
     def work(transport):
-        exchange = make(transport, "dense/deflate", "none", d)
+        exchange = make(transport, communicator, "dense/deflate", "none", d)
         return step(exchange, np.arange(1, d + 1, dtype=np.float32))
 
     for out, finite in on_all_ranks(work, 4):
@@ -128,7 +153,7 @@ def test_tensors_have_their_share_within_slices():
     parts = slice(0, 750), slice(750, 1000), slice(1000, 1500)
 
     def work(transport):
-        exchange = make(transport, "topk:0.1:per=tensor/rice/raw", d=1500)
+        exchange = make(transport, "sharded", "topk:0.1:per=tensor/rice/raw", d=1500)
         given = gradient(transport.rank, 1500)
         given[1000:] *= 1e-3
         out, _ = step(exchange, given)
@@ -150,11 +175,12 @@ def test_slices_are_equal_parts_of_all():
 
 @pytest.mark.parametrize("spec, memory", [
     (TOPK, "residual"), ("topk:0.02:per=tensor/rice/raw", "residual"), ("randomk:0.05", "residual"),
-    ("dense/terngrad", "residual"), ("dct:16/topk:0.1/rice/qsgd:7", "residual"), (TOPK, "dgc:0.0:masking=false")])
-def test_nothing_is_lost(spec, memory):
+    ("dense/qsgd:4", "residual"), ("dct:16/topk:0.1/rice/qsgd:7", "residual"), (TOPK, "dgc:0.0:masking=false")])
+@both
+def test_nothing_is_lost(communicator, spec, memory):
     """What all ranks owe together is what was given and did not come yet."""
     def work(transport):
-        exchange = make(transport, spec, memory)
+        exchange = make(transport, communicator, spec, memory)
         received = sum(step(exchange, gradient(100 * transport.rank + i))[0].astype(np.float64) for i in range(20))
         return received, residual_of(exchange)
 
@@ -166,10 +192,11 @@ def test_nothing_is_lost(spec, memory):
         np.testing.assert_allclose(received + owed, given, atol=1e-3)
 
 
-def test_what_is_owed_outlives_a_change_of_ranks():
+@both
+def test_what_is_owed_outlives_a_change_of_ranks(communicator):
     """By redistribution, as when a job goes on with another number of ranks."""
     def first(transport):
-        exchange = make(transport)
+        exchange = make(transport, communicator)
         received = sum(step(exchange, gradient(100 * transport.rank + i))[0] for i in range(5))
         return received, exchange
 
@@ -179,7 +206,7 @@ def test_what_is_owed_outlives_a_change_of_ranks():
     shares = {name: memory.redistribute([{"residual": state[name]} for state in states], 2) for name in ("a", "b")}
 
     def second(transport):
-        exchange = make(transport)
+        exchange = make(transport, communicator)
         exchange.load_state_dict({"residual": {name: share["residual"] for name, share in shares.items()}})
         return sum(step(exchange, np.zeros(5000, np.float32))[0] for _ in range(60))
 
@@ -188,20 +215,22 @@ def test_what_is_owed_outlives_a_change_of_ranks():
         np.testing.assert_allclose(before[0][0] + later, given, atol=0.02)
 
 
-def test_random_positions_are_those_of_the_sum():
+@both
+def test_random_positions_are_those_of_the_sum(communicator):
     """So what a rank sends is in the result of the same step."""
     gradients = [gradient(rank) for rank in range(4)]
     expected = gradients[0] + gradients[1] + gradients[2] + gradients[3]
-    for out, _ in on_all_ranks(lambda transport: step(make(transport, "randomk:0.1"), gradients[transport.rank]), 4):
-        assert np.count_nonzero(out) == 4 * 125
+    for out, _ in on_all_ranks(
+            lambda transport: step(make(transport, communicator, "randomk:0.1"), gradients[transport.rank]), 4):
+        assert np.count_nonzero(out) == 500
         np.testing.assert_allclose(out[out != 0], expected[out != 0], atol=1e-5)
 
 
-def test_bytes_do_not_grow_with_the_ranks():
+def test_bytes_of_slices_do_not_grow_with_the_ranks():
     """Handed to collectives: as much with 8 ranks as with 4. On the links: 2 (n - 1) / n times that."""
     def work(transport):
         recorder = Recorder(transport)
-        exchange = make(recorder, "topk:0.01/rice/qsgd:7", d=200_000)
+        exchange = make(recorder, "sharded", "topk:0.01/rice/qsgd:7", d=200_000)
         step(exchange, gradient(transport.rank, 200_000))
         assert exchange.stats()["bytes_out"] == sum(size for _, size in recorder.given)
         times = {"alltoall": 1, "allgather": transport.size - 1}
@@ -216,13 +245,26 @@ def test_bytes_do_not_grow_with_the_ranks():
     assert sent[8] <= 1.2 * sent[4] < 0.4 * 7 * container  # an allgather: 7 containers
 
 
+def test_each_rank_of_a_tree_sends_one_container():
+    def work(transport):
+        recorder = Recorder(transport)
+        step(make(recorder, "tree"), gradient(transport.rank))
+        return recorder.given
+
+    for ranks in (1, 2, 5, 8):
+        for given in on_all_ranks(work, ranks):
+            assert [kind for kind, _ in given] == (ranks - 1).bit_length() * ["alltoall"] + ["allgather"]
+            assert sum(size > 0 for _, size in given) == 1
+
+
 @pytest.mark.parametrize("at", [0, 17, 2600, 4999])
 @pytest.mark.parametrize("memory", ["residual", "none"])
 @pytest.mark.parametrize("spec", [TOPK, "randomk:0.01", "dct/topk:0.1/raw", "threshold:100.0"])
-def test_a_non_finite_gradient_reaches_all_ranks_and_no_memory(spec, memory, at):
+@both
+def test_a_non_finite_gradient_reaches_all_ranks_and_no_memory(communicator, spec, memory, at):
     """Wherever in the gradient of whichever rank: its own slice or another's."""
     def work(transport):
-        exchange = make(transport, spec, memory)
+        exchange = make(transport, communicator, spec, memory)
         step(exchange, gradient(transport.rank))
         before = arrays_of(exchange)
         given = gradient(5 + transport.rank)
@@ -237,15 +279,18 @@ def test_a_non_finite_gradient_reaches_all_ranks_and_no_memory(spec, memory, at)
     on_all_ranks(work, 4)
 
 
-def test_a_sum_that_overflows_is_not_finite():
-    for out, finite in on_all_ranks(lambda transport: step(make(transport), np.full(5000, 3e38, np.float32)), 3):
+@both
+def test_a_sum_that_overflows_is_not_finite(communicator):
+    given = np.full(5000, 3e38, np.float32)
+    for out, finite in on_all_ranks(lambda transport: step(make(transport, communicator), given), 3):
         assert not finite and np.isnan(out).all()
 
 
-def test_ranks_that_joined_pass_on_what_they_own():
+@both
+def test_ranks_that_joined_pass_on_sums(communicator):
     """Rank r gives r gradients. The residuals of those that joined stay, and nothing that the others send gets lost."""
     def work(transport):
-        exchange = make(transport, "topk:0.02/rice/qsgd:7", joinable=True)
+        exchange = make(transport, communicator, "topk:0.02/rice/qsgd:7", joinable=True)
         received = [step(exchange, gradient(10 * transport.rank + i))[0] for i in range(transport.rank)]
         before = arrays_of(exchange)
 
@@ -268,30 +313,34 @@ def test_ranks_that_joined_pass_on_what_they_own():
         np.testing.assert_allclose(received.sum(axis=0) + owed, given, atol=1e-3)
 
 
-def test_joining_before_any_step():
-    assert on_all_ranks(lambda transport: make(transport, joinable=True).accompany(None), 3) == [False] * 3
+@both
+def test_joining_before_any_step(communicator):
+    assert on_all_ranks(lambda transport: make(transport, communicator, joinable=True).accompany(None), 3) == [False] * 3
 
 
 @pytest.mark.parametrize("what", ["alltoall", "allgather"])
 @pytest.mark.parametrize("damage", [
     lambda array: array[:-1], lambda array: np.append(array, np.uint8(1)), lambda array: array[::-1].copy(),
     lambda array: np.append(array, array)])
-def test_damaged_containers_are_told_to_all(what, damage):
-    """Also what only their owner has seen; nobody waits in vain, and no memory changes."""
+@both
+def test_damaged_containers_are_told_to_all(communicator, what, damage):
+    """Also what only one rank has seen; nobody waits in vain, and no memory changes."""
     def work(transport):
-        exchange = make(Recorder(transport, {what: damage} if transport.rank == 1 or what == "allgather" else None))
-        error = ContainerError if transport.rank == 1 or what == "allgather" else ExchangeError
-        with pytest.raises(error, match=None if error is ContainerError else "rank 1 got something other"):
+        hit = transport.rank == 2 or what == "allgather"
+        exchange = make(Recorder(transport, {what: damage} if hit else None), communicator)
+        error = ContainerError if hit else ExchangeError
+        with pytest.raises(error, match=None if hit else "rank 2 got something other"):
             step(exchange, gradient(transport.rank))
         exchange.abort()
         assert not residual_of(exchange).any()
 
-    on_all_ranks(work, 3)
+    on_all_ranks(work, 4)
 
 
-def test_what_cannot_be_sharded_is_refused():
+@both
+def test_what_cannot_be_summed_on_the_way_is_refused(communicator):
     def bucket(spec, memory):
-        on_all_ranks(lambda transport: make(transport, spec, memory), 1)
+        on_all_ranks(lambda transport: make(transport, communicator, spec, memory), 1)
 
     for spec, memory, message in (("randomk:0.1:unbiased=true", "none", "unbiased=false"),
                                   (TOPK, "ef21", "use communicator allgather"), (TOPK, "dgc", "dgc:masking=false")):
@@ -299,12 +348,12 @@ def test_what_cannot_be_sharded_is_refused():
             bucket(spec, memory)
     bucket("powersgd:2", "residual")  # goes by allreduce, as with every communicator
     with pytest.raises(ConfigError, match="factors"):
-        parse_stage("communicator", "sharded").check(grace_ext.compressor("powersgd:2"))
+        parse_stage("communicator", communicator).check(grace_ext.compressor("powersgd:2"))
 
 
 def test_statistics_count_all_containers_and_both_collectives():
     def work(transport):
-        exchange = make(transport)
+        exchange = make(transport, "sharded")
         for i in range(3):
             step(exchange, gradient(i))
         cost = Cost(transport)

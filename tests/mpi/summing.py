@@ -1,4 +1,4 @@
-"""The exchange of slices as one process computes it, and as the ranks of a job do: for the checks of all adapters."""
+"""Sums on the way as one process computes them, and as the ranks of a job do: for the checks of all adapters."""
 
 import threading
 
@@ -15,11 +15,11 @@ def gradients(steps: int, ranks: int, d: int) -> np.ndarray:
     return np.random.default_rng(d).standard_normal((steps, ranks, d)).astype(np.float32)
 
 
-def run(transport, spec: str, given: np.ndarray, memory="residual", wrap=lambda transport: transport):
+def run(transport, communicator: str, spec: str, given: np.ndarray, memory="residual", wrap=lambda transport: transport):
     """given: float32[steps, d], of this rank -> the results of all steps, and the residual after them."""
     exchange = Exchange(wrap(transport), memory, 1 / transport.size)
-    exchange.set_buckets([exchange.bucket("sharding", [Tensor("w", given.shape[1], 2)], grace_ext.compressor(spec),
-                                          parse_stage("communicator", "sharded"))])
+    exchange.set_buckets([exchange.bucket("summing", [Tensor("w", given.shape[1], 2)], grace_ext.compressor(spec),
+                                          parse_stage("communicator", communicator))])
     (bucket,) = exchange.buckets
     outs = np.empty_like(given)
     try:
@@ -33,13 +33,13 @@ def run(transport, spec: str, given: np.ndarray, memory="residual", wrap=lambda 
         exchange.close()
 
 
-def in_one_process(spec: str, given: np.ndarray, memory="residual") -> list:
+def in_one_process(communicator: str, spec: str, given: np.ndarray, memory="residual") -> list:
     """given: float32[steps, ranks, d] -> what `run` gives on each rank."""
     ranks = given.shape[1]
     group, results = InProcessGroup(ranks), [None] * ranks
 
     def work(rank):
-        results[rank] = run(group.transport(rank), spec, given[:, rank], memory)
+        results[rank] = run(group.transport(rank), communicator, spec, given[:, rank], memory)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
     for thread in threads:
@@ -49,17 +49,19 @@ def in_one_process(spec: str, given: np.ndarray, memory="residual") -> list:
     return results
 
 
-CASES = (("topk:0.05/rice/qsgd:7", "residual", 5001), ("dense/qsgd:4", "none", 600), ("randomk:0.1/fp16", "residual", 700),
-         ("dense/deflate", "residual", 1))
+#: (communicator, spec, memory, elements)
+CASES = (("sharded", "topk:0.05/rice/qsgd:7", "residual", 5001), ("tree", "topk:0.05/rice/qsgd:7", "residual", 5001),
+         ("sharded", "dense/qsgd:4", "none", 600), ("tree", "randomk:0.1/fp16", "none", 700),
+         ("sharded", "dense/deflate", "residual", 1))
 
 
 def check_against_one_process(transport, cases=CASES) -> None:
-    """Bit for bit, for several specs, memories and sizes, with a gradient that is not finite in between."""
-    for spec, memory, d in cases:
+    """Bit for bit, with a gradient that is not finite in between."""
+    for communicator, spec, memory, d in cases:
         given = gradients(3, transport.size, d)
         given[1, transport.size - 1, d // 2] = np.nan
-        outs, residual = run(transport, spec, given[:, transport.rank], memory)
-        expected, kept = in_one_process(spec, given, memory)[transport.rank]
-        assert np.isnan(outs[1]).all() and np.isfinite(outs[2:]).all(), spec
-        assert np.array_equal(outs, expected, equal_nan=True), spec
-        assert memory == "none" or np.array_equal(residual, kept), spec
+        outs, residual = run(transport, communicator, spec, given[:, transport.rank], memory)
+        expected, kept = in_one_process(communicator, spec, given, memory)[transport.rank]
+        assert np.isnan(outs[1]).all() and np.isfinite(outs[2:]).all(), (communicator, spec)
+        assert np.array_equal(outs, expected, equal_nan=True), (communicator, spec)
+        assert memory == "none" or np.array_equal(residual, kept), (communicator, spec)

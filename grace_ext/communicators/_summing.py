@@ -1,0 +1,64 @@
+"""What communicators share whose ranks sum containers on the way and send the sum's."""
+
+import dataclasses
+
+import numpy as np
+
+from ..compressor import Compressor
+from ..compressor import compressor as compressor_of
+from ..errors import ConfigError, ContainerError, ExchangeError
+from ..rng import Stream
+from .base import Communicator, Pending
+
+#: The first byte of what goes instead of a container: some rank could not read what it got. No container begins so.
+_UNREADABLE = 0
+
+
+@dataclasses.dataclass
+class Step(Pending):
+    """A step under way. unreadable: what was wrong with the containers that this rank got."""
+
+    name: str
+    compressor: Compressor
+    stream: Stream
+    unreadable: ContainerError | ExchangeError | None = dataclasses.field(default=None, kw_only=True)
+
+    def encode(self, gradient: np.ndarray, state: tuple | None, stream: Stream, sizes) -> np.ndarray:
+        """The container of float32[n], counted. state: (residual, room for the next one), both float32[n], or None."""
+        if state is None:
+            encoded = self.compressor.encode(gradient, stream, sizes=sizes)
+        else:
+            encoded = self.compressor.encode_compensated(gradient, *state, stream, sizes=sizes)
+        self.count(encoded.seconds)
+        if encoded.index_codec:
+            self.index_codecs.append(encoded.index_codec)
+        return encoded.blob
+
+
+class Summing(Communicator):
+    """Compresses sums of what was compressed. A rank that has joined the others passes on a sum without any error, because
+    its memory is to stay as it is."""
+
+    tells_support = False
+
+    def check(self, compressor):
+        super().check(compressor)
+        if compressor.unbiased:
+            raise ConfigError(f"communicator {self.name!r} compresses sums once more and would scale up twice what "
+                              f"{str(compressor.sparsifier)!r} selects: use unbiased=false, or allgather or allreduce")
+
+
+def exact() -> Compressor:
+    return compressor_of("nonzero")
+
+
+def report_unreadable(rank: int) -> np.ndarray:
+    """What a rank sends that could not read what it got: the others wait for it, so they have to hear of it."""
+    return np.frombuffer(bytes([_UNREADABLE]) + rank.to_bytes(4, "little"), np.uint8).copy()
+
+
+def check_readable(name: str, data: np.ndarray) -> None:
+    """Raise ExchangeError if data, uint8[m], is such a report."""
+    if data.size >= 5 and data[0] == _UNREADABLE:
+        rank = int.from_bytes(data[1:5].tobytes(), "little")
+        raise ExchangeError(f"{name!r}: rank {rank} got something other than the containers that it was to sum up")

@@ -1,0 +1,118 @@
+"""Sums go up a binary tree of the ranks, the whole sum comes back to all.
+
+Shi et al., A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth networks, ICDCS 2019,
+merges sparse gradients along such a tree and keeps what a merged one leaves out.
+"""
+
+import dataclasses
+import time
+
+import numpy as np
+
+from .. import container
+from ..decoder import decode_add, decode_sum
+from ..errors import ContainerError, ExchangeError
+from ..registry import register
+from ._summing import Step, Summing, check_readable, exact, report_unreadable
+from .base import wait
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+@dataclasses.dataclass
+class _Step(Step):
+    """gradient: float32[d], to which the sums of the ranks below are added. level: of the collective under way. report: what
+    to send instead of a container, after an error."""
+
+    gradient: np.ndarray
+    state: tuple | None
+    sizes: tuple[int, ...]
+    level: int = -1
+    report: np.ndarray | None = None
+
+
+@register
+class Tree(Summing):
+    """Carries what a compressor makes of sums. Rank r adds what the ranks r + 1, r + 2, r + 4, ... below it send to its own
+    gradient, and sends its one container to the rank above; the root's goes to all.
+
+    ceil(log2 n) alltoalls in which each rank sends to one other at most, and a broadcast: a rank sends one container up, and
+    receives at most ceil(log2 n) + 1. A rank's residual is what its container left out of the sum, so all residuals
+    together are what all ranks together owe. A density counts for each sum, the last one included, as of `sharded`, which
+    sends as little and needs two collectives; a tree's codecs see each bucket whole, and no container is cut in n.
+    """
+
+    name = "tree"
+    collectives = ("alltoall", "broadcast")
+
+    def collectives_of(self, ranks):
+        return ("alltoall",) * _levels(ranks) + ("broadcast",)
+
+    def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
+        return self._started(_Step(None, 0, {}, name, compressor, stream, gradient, state, sizes), transport)
+
+    def start_empty(self, transport, name, compressor, size, stream, sizes=None):
+        return self._started(_Step(None, 0, {}, name, exact(), stream, np.zeros(size, np.float32), None, None), transport)
+
+    def _started(self, step, transport):
+        self._go_on(step, transport)
+        return step
+
+    def advance(self, step, transport):
+        if step.level < _levels(transport.size):
+            self._receive(step, transport, wait(step))
+            self._go_on(step, transport)
+
+    @staticmethod
+    def _receive(step, transport, received) -> None:
+        """Add what the rank below has sent."""
+        if transport.rank % 2 ** (step.level + 1) or transport.rank + 2**step.level >= transport.size:
+            return
+        started = time.perf_counter()
+        try:
+            check_readable(step.name, received)
+            with np.errstate(over="ignore", invalid="ignore"):  # the container says so
+                decode_add(received, step.gradient)
+        except ContainerError as error:
+            step.unreadable, step.report = error, report_unreadable(transport.rank)
+        except ExchangeError as error:
+            step.unreadable, step.report = error, received
+        step.count({"decode": time.perf_counter() - started})
+
+    def _go_on(self, step, transport) -> None:
+        """Start the next collective."""
+        step.level += 1
+        rank, distance, splits = transport.rank, 2**step.level, [0] * transport.size
+        payload = _NOTHING
+        if step.level == _levels(transport.size):
+            payload = self._payload(step) if rank == 0 else payload
+            step.handle = transport.broadcast(f"{step.name}.down", payload, 0)
+        else:
+            if rank % (2 * distance) == distance:
+                payload = self._payload(step)
+                splits[rank - distance] = payload.size
+            step.handle = transport.alltoall(f"{step.name}.up{step.level}", payload, splits)
+        step.wire_bytes += payload.size
+
+    @staticmethod
+    def _payload(step) -> np.ndarray:
+        if step.report is not None:
+            return step.report
+        return step.encode(step.gradient, step.state, step.stream, step.sizes)
+
+    def finish(self, step, transport, out, weight):
+        while step.level < _levels(transport.size):
+            self.advance(step, transport)
+        data = wait(step)
+        if step.unreadable is not None:
+            raise step.unreadable
+        check_readable(step.name, data)
+        started = time.perf_counter()
+        one = container.parse(data, out.size)
+        decode_sum([one], out, weight)
+        step.count({"decode": time.perf_counter() - started})
+        return not one.non_finite
+
+
+def _levels(ranks: int) -> int:
+    return (ranks - 1).bit_length()
