@@ -174,7 +174,7 @@ if __name__ == "__main__":
     parser.add_argument("--data", required=True, help="folder of the data set")
     parser.add_argument("--compression", default="topk:0.01/rice/qsgd:7", help="or none, fp16: Horovod's own")
     parser.add_argument("--memory", default="residual", help="residual, none, ef21, dgc, …")
-    parser.add_argument("--communicator", default="allgather", help="allgather, sharded, …")
+    parser.add_argument("--communicator", default="allgather", help="allgather, sharded, tree, …")
     parser.add_argument("--schedule", nargs="+", default=[], metavar="OPTION=SPEC", type=lambda text: text.split("=", 1),
                         help="options of the spec that change with the step, such as density=warmup:400")
     parser.add_argument("--optimizer", choices=("sgd", "adam", "onebit_adam"), default="sgd")
