@@ -29,8 +29,9 @@ def train(steps: int, progress: Path) -> dict:
             progress.touch()
     weights = torch.cat([p.detach().flatten() for p in net.parameters()])
     gathered = hvd.allgather(weights[None], name="weights")
-    return {"identical": all(torch.equal(gathered[0], row) for row in gathered), "finite": bool(weights.isfinite().all()),
-            "ratio": optimizer.compression_stats()["compressed"]["ratio"], "hosts": hvd.allgather_object(socket.gethostname())}
+    identical = all(torch.equal(gathered[0], row) for row in gathered)
+    return {"identical": identical and bool(weights.isfinite().all()), "hosts": hvd.allgather_object(socket.gethostname()),
+            "ratio": optimizer.compression_stats()["compressed"]["ratio"]}
 
 
 def main() -> None:
