@@ -23,3 +23,9 @@ def test_tests_that_a_document_names_are_there(document):
 def test_files_that_a_document_links_to_are_there(document):
     for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
         assert (document.parent / link).exists(), link
+
+
+def test_files_that_cluster_md_names_are_there():
+    named = set(re.findall(r"(?<![\w./])(?:mpirun|tests|docs)/[\w./]*\w", (ROOT / "docs/cluster.md").read_text()))
+    assert {"mpirun/hosts", "mpirun/env.sh"} < named
+    assert [name for name in named if not (ROOT / name).exists()] == []
