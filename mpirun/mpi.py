@@ -79,9 +79,12 @@ def choose(setting, venv, install, system_path, progress):
 
 
 def _configure_wheel(venv):
-    """Let mpirun start more processes than there are cores, which is normal on a laptop."""
+    """Let mpirun start more processes than there are cores, which is normal on a laptop.
+
+    By slot: by another rule it would then start all on the first of several hosts.
+    """
     with open(os.path.join(venv, "etc", "prte-mca-params.conf"), "w") as out:
-        out.write("# Written by mpirun/setup_env.py.\nrmaps_default_mapping_policy = :oversubscribe\n")
+        out.write("# Written by mpirun/setup_env.py.\nrmaps_default_mapping_policy = slot:oversubscribe\n")
 
 
 def site_packages(venv):
