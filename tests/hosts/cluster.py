@@ -69,7 +69,11 @@ def id_of(name: str) -> str:
     """What the names of namespaces begin with; other checkouts have others."""
     loader = importlib.machinery.SourceFileLoader("mpirun_hosts", str(SCRIPT))
     script = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
-    loader.exec_module(script)
+    sys.path.append(str(SCRIPT.parent))  # it imports from there
+    try:
+        loader.exec_module(script)
+    finally:
+        sys.path.pop()
     return script.Hosts(name).id
 
 
