@@ -13,7 +13,9 @@ import numpy as np
 import xxhash
 
 from .capture import Capture
+from .communicators.allgather import Allgather
 from .communicators.allreduce import Allreduce
+from .communicators.auto import Auto, Switch
 from .communicators.base import Communicator, Pending, Transport
 from .compressor import Compressor
 from .errors import ConfigError
@@ -21,6 +23,7 @@ from .lowrank import FactorAllreduce, WarmStarts
 from .memory.base import Memory
 from .observe.counts import Counts
 from .observe.watch import Watch
+from .policy.choice import Chooser
 from .policy.memories import Memories
 from .policy.schedules import Schedules
 from .rng import Stream
@@ -75,7 +78,7 @@ class Bucket:
               look: Callable | None = None) -> Pending:
         """Encode and send. pack(out) writes the gradient to out (float32[size]). look(gradient, residual or None), if
         given, is called in between."""
-        state = self.memory.begin(self.name, self.size)
+        state = self.memory.begin(self.name, self.size) if self.communicator.needs_memory else None
         gradient = self._gradient if state is None else state[1]
         pack(gradient)
         if look:
@@ -153,6 +156,7 @@ class Exchange:
         self._finite = True
         self._joinable = joinable
         self._tally: concurrent.futures.Future | None = None  # of the ranks that take part in the step
+        self._chooser: Chooser | None = None
         self._worker = executor or concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         self._total, self._last = Counts(), Counts()
 
@@ -167,6 +171,14 @@ class Exchange:
             communicator, memory = Allreduce(), memory.exact()
         elif compressor.lowrank is not None:
             communicator = FactorAllreduce(tensors, compressor, self._warm_starts)
+        elif isinstance(communicator, Auto):
+            if not self.transport.can_probe:
+                raise ConfigError("communicator 'auto' has to measure the link between steps, and cannot do it here: use "
+                                  "allgather or allreduce")
+            if not memory.on_device:
+                raise ConfigError(f"communicator 'auto' sends some steps dense, of which memory {memory.name!r} knows "
+                                  f"nothing: use residual or none")
+            communicator = Switch(Allgather())
         return Bucket(name, tensors, compressor, communicator, memory)
 
     def set_buckets(self, buckets: list[Bucket]) -> None:
@@ -177,6 +189,8 @@ class Exchange:
         self.buckets = buckets
         self._memories = list({id(bucket.memory): bucket.memory for bucket in buckets}.values())
         self.load_state_dict(state)
+        switched = [bucket for bucket in buckets if isinstance(bucket.communicator, Switch)]
+        self._chooser = Chooser(self.transport, switched) if switched and self.transport.size > 1 else None
 
     def memory_of(self, tensor: Tensor) -> Memory:
         """The memory of a tensor that is compressed. Tensors of a bucket have the same one."""
@@ -312,6 +326,8 @@ class Exchange:
         self._watch.after(self.step, bucket, pending, before)
         self._watch.finished(self.step, bucket, pending)
         self._last.add(bucket, pending)
+        if self._chooser:
+            self._chooser.add(bucket, pending)
 
     def end_step(self) -> bool:
         """Close the step after all buckets are finished. If some rank's gradient was not finite, every memory on every
@@ -328,6 +344,8 @@ class Exchange:
         self._total.merge(last)
         self._total.last, self._last = last, Counts()
         self._watch.end_step(step, finite, last.report, self.buckets)
+        if self._chooser:
+            self._chooser.end_step(finite)
         return finite
 
     def abort(self) -> None:

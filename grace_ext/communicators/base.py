@@ -75,6 +75,9 @@ class Communicator(Stage):
     #: Needs a compressor whose values can be summed as they are (`Compressor.linear`).
     needs_linear = False
 
+    #: Whether the next step needs what the memory keeps.
+    needs_memory = True
+
     def check(self, compressor) -> None:
         """Raise ConfigError if this communicator cannot carry what the compressor makes."""
         if compressor.lowrank is not None:

@@ -1,0 +1,174 @@
+"""communicator="auto": the model of the link, the plans, switching between compressed and dense steps."""
+
+import time
+
+import numpy as np
+import pytest
+from contract import arrays_of
+from test_communicators import RANKS, gradient, on_all_ranks
+
+import grace_ext
+from grace_ext import ConfigError, links
+from grace_ext.communicators.auto import Switch
+from grace_ext.communicators.inprocess import InProcessTransport
+from grace_ext.exchange import Exchange, Tensor
+from grace_ext.links import Line
+from grace_ext.policy import choice
+from grace_ext.spec import parse_stage
+
+TENSORS = [Tensor("a", 3000, 2), Tensor("b", 2000, 2)]
+FLOAT32, FP16 = "float32", "fp16"
+
+
+@pytest.fixture(autouse=True)
+def links_can_be_measured(monkeypatch):
+    monkeypatch.setattr(InProcessTransport, "can_probe", True)
+
+
+def make(transport, spec="topk:0.05/rice/raw", memory="residual"):
+    exchange = Exchange(transport, memory, 1 / transport.size)
+    exchange.set_buckets([exchange.bucket(f"bucket.{t.name}", [t], grace_ext.compressor(spec),
+                                          parse_stage("communicator", "auto")) for t in TENSORS])
+    return exchange
+
+
+def step(exchange, given):
+    """(float32[d], whether all was finite)"""
+    parts = np.split(given, np.cumsum([bucket.size for bucket in exchange.buckets])[:-1])
+    for bucket, part in zip(exchange.buckets, parts, strict=True):
+        exchange.start(bucket, lambda out, part=part: np.copyto(out, part))
+    out = [np.empty(bucket.size, np.float32) for bucket in exchange.buckets]
+    for bucket, room in zip(exchange.buckets, out, strict=True):
+        exchange.finish(bucket, room)
+    return np.concatenate(out), exchange.end_step()
+
+
+def take(exchange, *ways):
+    """By hand."""
+    exchange._chooser = None
+    for bucket, way in zip(exchange.buckets, ways, strict=True):
+        bucket.communicator.take(way)
+
+
+def end(exchange, finite=True):
+    for bucket in exchange.buckets:
+        bucket.communicator.end_step(finite)
+
+
+def test_a_line_is_found():
+    line = Line(2e-4, 1e-8)
+    samples = [(10.0**i, line.seconds(10.0**i) * noise) for i, noise in enumerate((1.05, 0.96, 1, 1.03, 0.98), start=3)]
+    found = links.fit(samples)
+    assert found.alpha == pytest.approx(line.alpha, rel=0.1) and found.beta == pytest.approx(line.beta, rel=0.1)
+
+
+def test_no_coefficient_is_negative():
+    assert links.fit([(1e3, 2e-4), (1e6, 1e-4)]).beta == 0
+    falling = links.fit([(1e3, 1e-7), (1e6, 1e-3)])
+    assert falling.alpha == 0 and 1e-10 <= falling.beta <= 1e-9
+
+
+def test_bytes_that_a_rank_sends():
+    assert [links.sent_by_a_rank(one, 4, 100) for one in ("allreduce", "allgather", "alltoall")] == [150, 300, 75]
+
+
+def test_the_model_takes_what_pays():
+    """Two buckets: one whose codec is quick, one for which it takes longer than its bytes on this link."""
+    measured = [{"compressed": (("allgather",), 1e4, 1e-3), "float32": (("allreduce",), 4e6, 0.0)},
+                {"compressed": (("allgather",), 1e4, 1.0), "float32": (("allreduce",), 4e6, 0.0)}]
+    line = Line(1e-4, 8 / 1e9)
+    predicted = choice.predict(measured, {"allreduce": line, "allgather": line}, 4)
+    assert predicted[0]["float32"] == pytest.approx(1e-4 + 6e6 * 8e-9)
+    assert predicted[0]["compressed"] == pytest.approx(1e-3 + 1e-4 + 3e4 * 8e-9)
+    assert choice.plans(predicted, 0.0) == [("compressed", "float32")]
+    assert choice.plans(predicted, 0.06) == [("compressed", "float32"), ("float32", "float32")]
+    assert choice.plans(predicted, 2.0) == [("compressed", "float32"), ("compressed", "compressed"), ("float32", "float32")]
+    assert choice.plans(predicted[:1], 2.0) == [("compressed",), ("float32",)]
+
+
+def test_nothing_is_lost_by_switching():
+    ways = [Switch.COMPRESSED, FLOAT32, FLOAT32, Switch.COMPRESSED, FP16, FP16, Switch.COMPRESSED, FLOAT32]
+
+    def work(transport):
+        exchange = make(transport)
+        received, given = np.zeros(5000), np.zeros(5000)
+        for i in range(3 * len(ways)):
+            take(exchange, ways[i // 3], ways[-1 - i // 3])
+            own = gradient(100 * transport.rank + i)
+            received += step(exchange, own)[0]
+            given += own
+            end(exchange)
+        state = arrays_of(exchange)
+        return received, given, np.concatenate([state["residual:a"], state["residual:b"]]), state["residual:a"]
+
+    results = on_all_ranks(work)
+    given, residual = (np.mean([result[i] for result in results], axis=0) for i in (1, 2))
+    for received, *_, of_a in results:
+        np.testing.assert_array_equal(received, results[0][0])
+        np.testing.assert_allclose(received + residual, given, atol=1e-2)  # fp16 without a memory
+        assert not of_a.any(), "float32 leaves nothing for later"
+
+
+def test_a_step_that_is_not_finite_flushes_nothing():
+    def work(transport):
+        exchange = make(transport)
+        take(exchange, Switch.COMPRESSED, Switch.COMPRESSED)
+        step(exchange, gradient(transport.rank))
+        owed = np.concatenate([arrays_of(exchange)[f"residual:{t.name}"] for t in TENSORS])
+        assert owed.any()
+        take(exchange, FLOAT32, FLOAT32)
+        assert not step(exchange, np.full(5000, np.nan, np.float32))[1]
+        end(exchange, finite=False)
+        received, _ = step(exchange, np.zeros(5000, np.float32))
+        return owed, received
+
+    results = on_all_ranks(work)
+    for _, received in results:
+        np.testing.assert_allclose(received, np.mean([owed for owed, _ in results], axis=0), atol=1e-6)
+
+
+def test_all_ranks_choose_the_same_whatever_they_measured():
+    def work(transport):
+        exchange, seen, out = make(transport), [], []
+        for i in range(60):
+            time.sleep(0.002 * ((i + transport.rank) % 3))
+            out.append(step(exchange, gradient(100 * transport.rank + i))[0])
+            seen.append([bucket.communicator.way for bucket in exchange.buckets])
+        return seen, np.stack(out)
+
+    results = on_all_ranks(work)
+    assert len({tuple(seen) for seen in results[0][0]}) >= 2, "nothing was tried"
+    for seen, out in results[1:]:
+        assert seen == results[0][0]
+        np.testing.assert_array_equal(out, results[0][1])
+
+
+def test_what_auto_cannot_do_is_refused(monkeypatch):
+    on_all_ranks(lambda transport: make(transport, memory="none"), ranks=1)
+    for memory in ("ef21", "dgc"):
+        with pytest.raises(ConfigError, match=f"auto.*{memory}"):
+            on_all_ranks(lambda transport, memory=memory: make(transport, memory=memory), ranks=1)
+    monkeypatch.setattr(InProcessTransport, "can_probe", False)
+    with pytest.raises(ConfigError, match="measure"):
+        on_all_ranks(make, ranks=1)
+
+
+def test_a_choice_is_looked_at_again(monkeypatch):
+    monkeypatch.setattr(choice, "_CHECK", 5)
+    monkeypatch.setattr(choice, "_AGAIN", 10)
+
+    def work(transport):
+        exchange, starts = make(transport), []
+        for i in range(120):
+            step(exchange, gradient(i))
+            if exchange._chooser._left == choice._FIRST:
+                starts.append(i)
+        return starts
+
+    starts, *others = on_all_ranks(work)
+    assert 1 <= len(starts) and all(other == starts for other in others)
+
+
+def test_links_are_the_same_for_all_ranks():
+    probed = on_all_ranks(lambda transport: links.probe(transport, "link", "allgather"))
+    assert len(probed) == RANKS and all(one == probed[0] for one in probed) and len(probed[0]) >= 2
