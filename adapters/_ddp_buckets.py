@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from grace_ext import ConfigError, ExchangeError, checkpoint
-from grace_ext.exchange import Bucket, Exchange, Tensor
+from grace_ext.buckets import Bucket, Tensor
+from grace_ext.exchange import Exchange
 from grace_ext.layout import make_layout
 
 from ._torch_parts import on_device, pack, receive, room_for

@@ -16,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from grace_ext import ExchangeError
+from grace_ext.buckets import Bucket
 from grace_ext.communicators import Transport
-from grace_ext.exchange import Bucket, Exchange
+from grace_ext.exchange import Exchange
 from grace_ext.kernels.half import bf16_decode, fp16_decode
 from grace_ext.rows import RowBucket, RowGradient
 from grace_ext.scratch import scratch_in

@@ -11,9 +11,10 @@ import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from grace_ext import ConfigError, checkpoint
+from grace_ext.buckets import Tensor
 from grace_ext.capture import Capture
 from grace_ext.compressor import Compressor
-from grace_ext.exchange import Exchange, Tensor
+from grace_ext.exchange import Exchange
 from grace_ext.layout import make_layout
 from grace_ext.observe import onlookers, warn_of_one_rank
 from grace_ext.policy import DEFAULT_SPEC, Rules

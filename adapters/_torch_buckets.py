@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from grace_ext import ConfigError, ExchangeError
-from grace_ext.exchange import Bucket, Exchange, Tensor
+from grace_ext.buckets import Bucket, Tensor
+from grace_ext.exchange import Exchange
 from grace_ext.layout import make_layout
 
 from ._horovod_options import group_names

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from grace_ext import container
+from grace_ext.buckets import Bucket
 from grace_ext.communicators.base import Pending, wait
 from grace_ext.decoder import unpack
-from grace_ext.exchange import Bucket
 from grace_ext.scratch import scratch
 
 MAGNITUDE = 0x7FFFFFFF

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 from grace_ext import ConfigError
-from grace_ext.exchange import Bucket, Exchange
+from grace_ext.buckets import Bucket
+from grace_ext.exchange import Exchange
 from grace_ext.rows import RowBucket, RowGradient
 
 from ._torch_device import TorchBucket

@@ -25,8 +25,9 @@ from compare_tensorflow import tensorflow_machine  # noqa: E402
 
 import grace_ext  # noqa: E402
 from grace_ext.adapters import _tensorflow_graph  # noqa: E402
+from grace_ext.buckets import Bucket, Tensor, make_buckets  # noqa: E402
 from grace_ext.communicators.base import Communicator, Pending  # noqa: E402
-from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets  # noqa: E402
+from grace_ext.exchange import Exchange  # noqa: E402
 from grace_ext.policy import Rules  # noqa: E402
 
 MEMCPYS, MILLISECONDS = 1.0, 1.0  # the bar

@@ -2,8 +2,9 @@
 
 import math
 
+from .buckets import Bucket, Tensor, make_buckets
 from .communicators.base import Communicator
-from .exchange import Bucket, Exchange, Tensor, make_buckets
+from .exchange import Exchange
 from .policy import Rules
 from .rows import row_bucket
 

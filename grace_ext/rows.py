@@ -9,12 +9,12 @@ import time
 import numpy as np
 
 from . import container
+from .buckets import Bucket, Tensor
 from .communicators.allgather import Allgather
 from .communicators.base import wait
 from .compressor import Compressor
 from .decoder import decode_rows
 from .errors import ConfigError
-from .exchange import Bucket, Tensor
 from .index.raw import RawIndex
 from .index.rows import Rows
 from .kernels.rows import add_rows, join_rows

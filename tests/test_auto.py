@@ -9,9 +9,10 @@ from test_communicators import RANKS, gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError, links
+from grace_ext.buckets import Tensor
 from grace_ext.communicators.auto import Switch
 from grace_ext.communicators.inprocess import InProcessTransport
-from grace_ext.exchange import Exchange, Tensor
+from grace_ext.exchange import Exchange
 from grace_ext.links import Line
 from grace_ext.policy import choice
 from grace_ext.spec import parse_stage

@@ -9,8 +9,9 @@ from test_exchange import TENSORS, make, step
 
 import grace_ext
 from grace_ext import ConfigError, bench
+from grace_ext.buckets import Bucket, Tensor
 from grace_ext.capture import Capture
-from grace_ext.exchange import Bucket, Exchange, Tensor
+from grace_ext.exchange import Exchange
 from grace_ext.memory.none import NoMemory
 from grace_ext.spec import parse_stage
 

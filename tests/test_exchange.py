@@ -7,8 +7,9 @@ from test_communicators import RANKS, gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError
+from grace_ext.buckets import Bucket, Tensor, make_buckets
 from grace_ext.communicators import InProcessGroup
-from grace_ext.exchange import Bucket, Exchange, Tensor, make_buckets
+from grace_ext.exchange import Exchange
 from grace_ext.layout import make_layout
 from grace_ext.memory.none import NoMemory
 from grace_ext.policy import DEFAULT_ROWS_SPEC, DEFAULT_SPEC, Rules

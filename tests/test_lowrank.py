@@ -8,8 +8,9 @@ from test_communicators import on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError
+from grace_ext.buckets import Bucket, Tensor
 from grace_ext.communicators import InProcessGroup
-from grace_ext.exchange import Bucket, Exchange, Tensor
+from grace_ext.exchange import Exchange
 from grace_ext.kernels.lowrank import orthonormalize
 from grace_ext.lowrank import FactorAllreduce, PowerSGD, WarmStarts
 from grace_ext.memory.none import NoMemory

@@ -8,8 +8,9 @@ from test_communicators import on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError
+from grace_ext.buckets import Tensor, make_buckets
 from grace_ext.communicators import InProcessGroup
-from grace_ext.exchange import Exchange, Tensor, make_buckets
+from grace_ext.exchange import Exchange
 from grace_ext.kernels.momentum import accumulate_momentum, accumulate_nesterov
 from grace_ext.memory.dgc import clipping
 from grace_ext.policy import Memories, Schedules

@@ -11,8 +11,8 @@ from test_communicators import gradient, on_all_ranks
 from test_exchange import make, step
 
 from grace_ext import ConfigError
+from grace_ext.buckets import Tensor
 from grace_ext.capture import Capture
-from grace_ext.exchange import Tensor
 from grace_ext.observe import CsvWriter, JsonlWriter, TensorBoardWriter, Timeline, Writer, observers
 
 STEPS = 6

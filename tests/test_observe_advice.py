@@ -11,9 +11,10 @@ from test_exchange import step
 
 import grace_ext
 from grace_ext import ConfigError
+from grace_ext.buckets import Tensor
 from grace_ext.communicators import InProcessGroup
 from grace_ext.communicators.inprocess import InProcessTransport
-from grace_ext.exchange import Exchange, Tensor
+from grace_ext.exchange import Exchange
 from grace_ext.observe import advice
 from grace_ext.registry import register
 from grace_ext.sparsifiers.base import Sparsifier

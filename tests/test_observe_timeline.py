@@ -10,7 +10,8 @@ from test_communicators import gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError
-from grace_ext.exchange import Exchange, Tensor
+from grace_ext.buckets import Tensor
+from grace_ext.exchange import Exchange
 from grace_ext.observe import Timeline, merge_timelines
 from grace_ext.spec import parse_stage
 

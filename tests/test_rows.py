@@ -13,9 +13,10 @@ from test_kernel_bounds import survives
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError, container, registry
+from grace_ext.buckets import Tensor
 from grace_ext.capture import Capture
 from grace_ext.decoder import decode_rows
-from grace_ext.exchange import Exchange, Tensor
+from grace_ext.exchange import Exchange
 from grace_ext.index.rows import Rows
 from grace_ext.kernels.rows import add_compact, add_rows, join_rows, split_rows, whole_rows
 from grace_ext.rows import RowGradient, row_bucket

@@ -10,8 +10,8 @@ import twins_sparse
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError
+from grace_ext.buckets import Bucket, Tensor
 from grace_ext.container import parse
-from grace_ext.exchange import Bucket, Tensor
 from grace_ext.index.shared import Shared
 from grace_ext.memory.none import NoMemory
 from grace_ext.rng import Stream

@@ -5,8 +5,9 @@ import threading
 import numpy as np
 
 import grace_ext
+from grace_ext.buckets import Tensor
 from grace_ext.communicators import InProcessGroup
-from grace_ext.exchange import Exchange, Tensor
+from grace_ext.exchange import Exchange
 from grace_ext.spec import parse_stage
 
 
