@@ -16,6 +16,7 @@ from grace_ext.layout import make_layout
 
 from ._horovod_options import group_names
 from ._torch_parts import on_device, pack, receive, room_for, taken_by
+from ._torch_passing import Passage
 from ._torch_rows import comes_as_rows
 
 _NONE, _DENSE, _ROWS = 0, 1, 2  # what a rank's first backward pass says of a gradient
@@ -79,6 +80,8 @@ class TorchBuckets:
         buckets = make_layout(self.exchange, [tensors], tables, self._rules, self._communicator, self.prefix,
                               self._bucket_bytes, self._groups)
         self.exchange.set_buckets([on_device(bucket, self._selection) for bucket in buckets])
+        for bucket in self.exchange.buckets:
+            bucket.may_pass = all(self.parameters[tensor.name].dtype == torch.float32 for tensor in bucket.tensors)
         self._rooms = {b.name: room_for(b) for b in self.exchange.buckets}
         self._bucket_of = {tensor.name: b for b in self.exchange.buckets for tensor in b.tensors}
         self._reset_counts()
@@ -124,6 +127,7 @@ class TorchBuckets:
         self._left = dict.fromkeys(self.parameters, self._passes)
         self._missing = {b.name: len(b.tensors) for b in self.exchange.buckets}
         self._scale_now: float | None = None
+        self._passages: dict[str, Passage] = {}  # by bucket
 
     def set_passes(self, passes: int) -> None:
         if passes < 1 or self.under_way():
@@ -133,7 +137,7 @@ class TorchBuckets:
 
     def under_way(self) -> bool:
         """Whether a bucket's gradients have been handed over and not yet been synchronized."""
-        return not all(self._missing.values())
+        return bool(self._passages) or not all(self._missing.values())
 
     def produced(self, name: str) -> None:
         """The parameter has its gradient of one backward pass. Starts the bucket that it completes, except in a first step:
@@ -153,10 +157,31 @@ class TorchBuckets:
                 self._produced.append(name)
             bucket = self._bucket_of[name]
             self._missing[bucket.name] -= 1
+            if self.order is not None and self.exchange.passes(bucket):
+                self._pass(bucket, name)
             if self._missing[bucket.name] == 0 and self.order is not None:
                 self._start(bucket)
 
+    def _pass(self, bucket: Bucket, *names: str) -> Passage:
+        """Send these gradients past the exchange. Those that this rank lacks become zero."""
+        passage = self._passages.get(bucket.name)
+        if passage is None:
+            passage = Passage(self.exchange, bucket, self.exchange.passes(bucket), self._prescale)
+            self._passages[bucket.name] = passage
+        for number, tensor in enumerate(bucket.tensors):
+            if tensor.name in names:
+                p = self.parameters[tensor.name]
+                if p.requires_grad and p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                elif p.requires_grad and p.grad.layout != torch.strided:
+                    p.grad = p.grad.to_dense()
+                passage.add(number, p.grad.detach() if p.requires_grad else torch.zeros_like(p))
+        return passage
+
     def _start(self, bucket: Bucket) -> None:
+        if self.exchange.passes(bucket):
+            self.exchange.pass_on(bucket, self._pass(bucket, *(tensor.name for tensor in bucket.tensors)).pending())
+            return
         if self._scale_now is None:
             self._scale_now = float(self._scale())
         self.exchange.start(bucket, functools.partial(self._pack, bucket, self._prescale / self._unit(bucket)))
@@ -198,10 +223,16 @@ class TorchBuckets:
         try:
             if self.order is None and not self._agree(joined=True):
                 return False
-            return self.exchange.accompany(lambda bucket: taken_by(bucket, room_for(bucket)))
+            return self.exchange.accompany(lambda bucket: taken_by(bucket, room_for(bucket)), self._pass_nothing)
         except BaseException:
             self.exchange.abort()
             raise
+
+    def _pass_nothing(self, bucket: Bucket):
+        passage = Passage(self.exchange, bucket, self.exchange.passes(bucket), self._prescale)
+        for number, size in enumerate(bucket.sizes):
+            passage.add(number, torch.zeros(size, device=bucket.device))
+        return passage.pending()
 
     def abort(self) -> None:
         """Forget a step that cannot be finished."""
@@ -211,6 +242,9 @@ class TorchBuckets:
 
     def _receive(self, bucket: Bucket) -> None:
         """Make the gradients views of the result, or copies where dtype or device differ."""
+        if bucket.name in self._passages:
+            self.exchange.finish(bucket, None)
+            return
         parameters = [self.parameters[tensor.name] for tensor in bucket.tensors]
         results = receive(self.exchange, bucket, self._rooms[bucket.name], parameters, self._unit(bucket))
         for p, result in zip(parameters, results, strict=True):

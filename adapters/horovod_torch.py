@@ -53,9 +53,14 @@ class HorovodTransport(Transport):
         return _Handle(hvd.allreduce_async_(torch.from_numpy(array), op=hvd.Sum, name=name,
                                             process_set=self._process_set))
 
+    def sum_tensor(self, name: str, tensor: torch.Tensor, prescale: float, postscale: float):
+        """A tensor, on any device, as Horovod reduces it: in place -> handle."""
+        return _Handle(hvd.allreduce_async_(tensor, op=hvd.Sum, name=name, prescale_factor=prescale,
+                                            postscale_factor=postscale, process_set=self._process_set), lambda _: None)
+
     def alltoall(self, name, payload, splits):
         return _Handle(hvd.alltoall_async(torch.from_numpy(payload), torch.tensor(splits, dtype=torch.int32), name=name,
-                                          process_set=self._process_set), lambda received: received[0])
+                                          process_set=self._process_set), lambda received: received[0].numpy())
 
     def send(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
         """A collective that returns all ranks' payloads, uint8[m], on rank `to` only, an empty list elsewhere."""
@@ -66,8 +71,8 @@ class HorovodTransport(Transport):
 
 
 class _Handle:
-    def __init__(self, handle, payload=lambda received: received):
-        """payload: what of the collective's results it is."""
+    def __init__(self, handle, payload=torch.Tensor.numpy):
+        """payload: what `wait` makes of the collective's results."""
         self._handle, self._payload = handle, payload
 
     def wait(self) -> np.ndarray:
@@ -80,7 +85,7 @@ class _Handle:
                 os.sched_yield()
             else:
                 time.sleep(_PAUSE)
-        return self._payload(hvd.synchronize(self._handle)).numpy()
+        return self._payload(hvd.synchronize(self._handle))
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_SPEC, backward_passes_per_step=1,
@@ -99,8 +104,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         Horovod's hvd.Compression.none and .fp16, which mean dense gradients by allreduce without a memory.
     memory: "residual" (error feedback), "none", "ef21", "dgc" or another (`python -m grace_ext codecs`), or specs by name
         pattern or size, as in rules: {"*embedding*": "none", "*": "residual:decay=0.9"}.
-    communicator: "allgather"; "sharded" or "tree" for many ranks or slow links (see docs/training.md); or "allreduce" for
-        dense raw and fp16 specs, and for randomk.
+    communicator: "allgather"; "sharded" or "tree" for many ranks or slow links (see docs/training.md); "allreduce" for
+        dense raw and fp16 specs, and for randomk; or "auto", which measures them in the first steps, float16 and float32
+        without compression as well, and takes the fastest for each bucket.
         Dense float32 always goes by allreduce: the result is the same and the bytes are fewer. So do low-rank factors
         ("powersgd:4"), which only sums can carry.
     rules: {"*.bias": "dense/raw", "<=4096": "dense/raw", ...}: specs by name pattern or size, the first that fits. Without

@@ -42,6 +42,8 @@ class Bucket:
     compressor: Compressor
     communicator: Communicator
     memory: Memory
+    #: Whether the adapter could reduce the tensors as they are; see Exchange.passes.
+    may_pass: bool = dataclasses.field(default=False, kw_only=True)
 
     def __post_init__(self):
         self.sizes = tuple(tensor.size for tensor in self.tensors)

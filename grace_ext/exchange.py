@@ -12,9 +12,8 @@ import xxhash
 
 from .buckets import Bucket, Tensor
 from .capture import Capture
-from .communicators.allgather import Allgather
 from .communicators.allreduce import Allreduce
-from .communicators.auto import Auto, Switch
+from .communicators.auto import Auto, Passed, Switch
 from .communicators.base import Communicator, Pending, Transport
 from .compressor import Compressor
 from .errors import ConfigError
@@ -68,18 +67,22 @@ class Exchange:
         """
         memory = self.memory_of(tensors[0])
         if compressor.exact:
-            communicator, memory = Allreduce(), memory.exact()
-        elif compressor.lowrank is not None:
-            communicator = FactorAllreduce(tensors, compressor, self._warm_starts)
-        elif isinstance(communicator, Auto):
-            if not self.transport.can_probe:
-                raise ConfigError("communicator 'auto' has to measure the link between steps, and cannot do it here: use "
-                                  "allgather or allreduce")
-            if not memory.on_device:
-                raise ConfigError(f"communicator 'auto' sends some steps dense, of which memory {memory.name!r} knows "
-                                  f"nothing: use residual or none")
-            communicator = Switch(Allgather())
+            return Bucket(name, tensors, compressor, Allreduce(), memory.exact())
+        factors = FactorAllreduce(tensors, compressor, self._warm_starts) if compressor.lowrank is not None else None
+        if isinstance(communicator, Auto):
+            communicator = self._switch(compressor, memory, factors)
+        else:
+            communicator = factors or communicator
         return Bucket(name, tensors, compressor, communicator, memory)
+
+    def _switch(self, compressor: Compressor, memory: Memory, factors: FactorAllreduce | None) -> Switch:
+        if not self.transport.can_probe:
+            raise ConfigError("communicator 'auto' has to measure the link between steps, and cannot do it here: use "
+                              "allgather, sharded or allreduce")
+        if not memory.on_device:
+            raise ConfigError(f"communicator 'auto' sends some steps dense, of which memory {memory.name!r} knows nothing: "
+                              f"use residual or none")
+        return Switch({"factors": factors}) if factors else Switch.of(compressor, self.transport.size)
 
     def set_buckets(self, buckets: list[Bucket]) -> None:
         """Replace the buckets; the memory's state follows its tensors into the new ones."""
@@ -146,11 +149,30 @@ class Exchange:
     def start(self, bucket: Bucket, pack: Callable[[np.ndarray], None]) -> None:
         """Queue the bucket: the worker thread packs, encodes and sends it. pack must not need the caller's thread. It is
         called as the bucket's own `start` says."""
-        if not self._started:
-            self._count_ranks(1)
+        self._begin()
         stream = self._stream_of(bucket)
         look, transport = self._watch.look(self.step, bucket), self._watch.timed(self.step, bucket)
         self._started[bucket.name] = self._worker.submit(bucket.start, transport, pack, stream, look)
+
+    def passes(self, bucket: Bucket) -> str | None:
+        """The dense way, "float32" or "fp16", by which the adapter may reduce the bucket's tensors in this step itself, and
+        tell it by `pass_on`; the same on all ranks. None if the bucket has to `start`."""
+        switch = bucket.communicator
+        return switch.way if bucket.may_pass and isinstance(switch, Switch) and switch.flushed else None
+
+    def look(self, bucket: Bucket) -> Callable | None:
+        """What wants to see the gradient of a bucket that passes: called with (float32[size], None). Or None."""
+        return self._watch.look(self.step, bucket)
+
+    def pass_on(self, bucket: Bucket, pending: Passed) -> None:
+        """In the place of `start`. `finish` waits for it, and writes nothing."""
+        self._begin()
+        self._started[bucket.name] = future = concurrent.futures.Future()
+        future.set_result(pending)
+
+    def _begin(self) -> None:
+        if not self._started:
+            self._count_ranks(1)
 
     def _stream_of(self, bucket: Bucket) -> Stream:
         """This step's. The compressor becomes this step's, too."""
@@ -164,11 +186,11 @@ class Exchange:
             self._tally = self._worker.submit(self.transport.allreduce, f"{self.buckets[0].name}.ranks",
                                               np.full(1, own, np.float32))
 
-    def accompany(self, room: Callable) -> bool:
+    def accompany(self, room: Callable, passed: Callable | None = None) -> bool:
         """For a rank that has nothing more to give: take part in a step of the others, so that they can finish it and this
         rank's exchange stays in step. False, without a step, when no rank has anything to give.
 
-        room(bucket) -> what `finish` may write to.
+        room(bucket) -> what `finish` may write to. passed(bucket) -> what to `pass_on`, with zeros, for one that passes.
         """
         if not self.buckets:
             return False
@@ -186,7 +208,9 @@ class Exchange:
             self._started.clear()
             return False
         for bucket in self.buckets:
-            if not self.is_started(bucket):
+            if self.passes(bucket):
+                self.pass_on(bucket, passed(bucket))
+            elif not self.is_started(bucket):
                 self._start_empty(bucket)
         self.advance()
         for bucket in self.buckets:
@@ -276,7 +300,8 @@ class Exchange:
         stage, those of the worker thread included ("exchange" is what was not hidden behind other work); index_codecs: how
         many containers each index codec wrote, the ones that `auto` chose under their own names; residual_norm_ratio: by
         tensor, the L2 norm of its residual over that of this rank's gradient, when somebody last looked (an observer, or
-        rank 0 after 8, 16, 32, ... steps); None where that is no number.
+        rank 0 after 8, 16, 32, ... steps); None where that is no number; ways: with communicator "auto", the next step's
+        way of each tensor.
         """
         total, ratios = Counts(), {}
         for exchange in (*others, self):
@@ -284,7 +309,9 @@ class Exchange:
             ratios.update(exchange._watch.residual_norm_ratios())
         last = self._total.last or Counts()
         steps = sum(exchange.step for exchange in (self, *others))
-        return {"steps": steps, **total.report(), "last_step": last.report(), "residual_norm_ratio": ratios}
+        ways = {tensor.name: bucket.communicator.way for exchange in (*others, self) for bucket in exchange.buckets
+                if isinstance(bucket.communicator, Switch) for tensor in bucket.tensors}
+        return {"steps": steps, **total.report(), "last_step": last.report(), "residual_norm_ratio": ratios, "ways": ways}
 
 
 @dataclasses.dataclass

@@ -58,16 +58,22 @@ def probe(transport: Transport, name: str, collective: str = "allreduce") -> lis
         for _ in range(_TIMES):
             array = np.ones(payload // 4, np.float32)
             started = time.perf_counter()
-            if collective == "allreduce":
-                transport.allreduce(f"{name}.allreduce", array).wait()
-            else:
-                transport.allgather(f"{name}.allgather", array.view(np.uint8)).wait()
+            _start(transport, f"{name}.{collective}.{payload}", collective, array).wait()
             best = min(best, time.perf_counter() - started)
         mean = float(agreed(transport, name, np.array([best])).mean())
         samples.append((sent_by_a_rank(collective, transport.size, payload), mean))
         if mean >= _LONG_ENOUGH or payload >= _LARGEST:
             return samples
         payload *= 8
+
+
+def _start(transport: Transport, name: str, collective: str, array: np.ndarray):
+    if collective == "allreduce":
+        return transport.allreduce(name, array)
+    payload = array.view(np.uint8)
+    if collective == "alltoall":
+        return transport.alltoall(name, payload, [part.size for part in np.array_split(payload, transport.size)])
+    return transport.allgather(name, payload)
 
 
 def agreed(transport: Transport, name: str, own: np.ndarray) -> np.ndarray:

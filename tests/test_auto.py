@@ -10,7 +10,6 @@ from test_communicators import RANKS, gradient, on_all_ranks
 import grace_ext
 from grace_ext import ConfigError, links
 from grace_ext.buckets import Tensor
-from grace_ext.communicators.auto import Switch
 from grace_ext.communicators.inprocess import InProcessTransport
 from grace_ext.exchange import Exchange
 from grace_ext.links import Line
@@ -18,7 +17,7 @@ from grace_ext.policy import choice
 from grace_ext.spec import parse_stage
 
 TENSORS = [Tensor("a", 3000, 2), Tensor("b", 2000, 2)]
-FLOAT32, FP16 = "float32", "fp16"
+COMPRESSED, FLOAT32, FP16 = "allgather", "float32", "fp16"
 
 
 @pytest.fixture(autouse=True)
@@ -75,20 +74,20 @@ def test_bytes_that_a_rank_sends():
 
 def test_the_model_takes_what_pays():
     """Two buckets: one whose codec is quick, one for which it takes longer than its bytes on this link."""
-    measured = [{"compressed": (("allgather",), 1e4, 1e-3), "float32": (("allreduce",), 4e6, 0.0)},
-                {"compressed": (("allgather",), 1e4, 1.0), "float32": (("allreduce",), 4e6, 0.0)}]
+    dense = [("allreduce", 4e6)], 0.0
+    measured = [{"allgather": ([("allgather", 1e4)], codec), "float32": dense} for codec in (1e-3, 1.0)]
     line = Line(1e-4, 8 / 1e9)
     predicted = choice.predict(measured, {"allreduce": line, "allgather": line}, 4)
     assert predicted[0]["float32"] == pytest.approx(1e-4 + 6e6 * 8e-9)
-    assert predicted[0]["compressed"] == pytest.approx(1e-3 + 1e-4 + 3e4 * 8e-9)
-    assert choice.plans(predicted, 0.0) == [("compressed", "float32")]
-    assert choice.plans(predicted, 0.06) == [("compressed", "float32"), ("float32", "float32")]
-    assert choice.plans(predicted, 2.0) == [("compressed", "float32"), ("compressed", "compressed"), ("float32", "float32")]
-    assert choice.plans(predicted[:1], 2.0) == [("compressed",), ("float32",)]
+    assert predicted[0]["allgather"] == pytest.approx(1e-3 + 1e-4 + 3e4 * 8e-9)
+    assert choice.plans(predicted, 0.0) == [("allgather", "float32")]
+    assert choice.plans(predicted, 0.06) == [("allgather", "float32"), ("float32", "float32")]
+    assert choice.plans(predicted, 2.0) == [("allgather", "float32"), ("allgather", "allgather"), ("float32", "float32")]
+    assert choice.plans(predicted[:1], 2.0) == [("allgather",), ("float32",)]
 
 
 def test_nothing_is_lost_by_switching():
-    ways = [Switch.COMPRESSED, FLOAT32, FLOAT32, Switch.COMPRESSED, FP16, FP16, Switch.COMPRESSED, FLOAT32]
+    ways = [COMPRESSED, FLOAT32, FLOAT32, COMPRESSED, FP16, FP16, COMPRESSED, FLOAT32]
 
     def work(transport):
         exchange = make(transport)
@@ -113,7 +112,7 @@ def test_nothing_is_lost_by_switching():
 def test_a_step_that_is_not_finite_flushes_nothing():
     def work(transport):
         exchange = make(transport)
-        take(exchange, Switch.COMPRESSED, Switch.COMPRESSED)
+        take(exchange, COMPRESSED, COMPRESSED)
         step(exchange, gradient(transport.rank))
         owed = np.concatenate([arrays_of(exchange)[f"residual:{t.name}"] for t in TENSORS])
         assert owed.any()

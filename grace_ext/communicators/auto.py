@@ -1,22 +1,26 @@
 """One bucket by the way that is the fastest here and now: compressed, or dense through the library's own allreduce."""
 
-import functools
-
 import numpy as np
 
-from ..compressor import compressor
+from ..compressor import compressor as compressor_of
+from ..errors import ConfigError
 from ..registry import register
+from .allgather import Allgather
 from .allreduce import Allreduce
-from .base import Communicator
+from .base import Communicator, Pending, wait
+from .sharded import Sharded
 
-#: Ways without containers.
-DENSE = {"fp16": "dense/fp16", "float32": "dense/raw"}
+#: Ways without containers, the more exact first.
+DENSE = {"float32": "dense/raw", "fp16": "dense/fp16"}
+_FEWEST = {"sharded": 3}  # ranks from which on a way can save anything
 
 
 @register
 class Auto(Communicator):
-    """What users name. The exchange makes a Switch of it for each bucket, and a Chooser for all of them."""
+    """Measures in the first steps which way is the fastest for each bucket, and looks again later: containers by allgather
+    or by sharded, or dense float16 or float32 by the library's own allreduce, as without grace_ext. See policy.choice."""
 
+    # The exchange makes a Switch of it for each bucket, and a Chooser for all of them.
     name = "auto"
     collectives = ()
 
@@ -25,22 +29,36 @@ class Auto(Communicator):
 
 
 class Switch(Communicator):
-    """A bucket's ways. `way` changes between steps only, on all ranks.
-
-    compressed: the communicator of the containers.
-    """
+    """A bucket's ways. `way` changes between steps only, on all ranks."""
 
     name = "auto"
-    COMPRESSED = "compressed"
+    chooses = True
 
-    def __init__(self, compressed: Communicator):
-        self._compressed, self._allreduce = compressed, Allreduce()
-        self._dense = {way: compressor(spec) for way, spec in DENSE.items()}
+    def __init__(self, ways: dict[str, Communicator]):
+        """ways: those of containers, by name; the first is where it begins."""
+        self._compressed, self._allreduce = ways, Allreduce()
+        self._dense = {way: compressor_of(spec) for way, spec in DENSE.items()}
         #: Names of all ways.
-        self.ways = (self.COMPRESSED, *DENSE)
-        self.way = self.COMPRESSED
+        self.ways = (*ways, *DENSE)
+        self.way = self.ways[0]
         #: Whether the residual has been sent since the way became a dense one: then nobody has to look at it.
         self.flushed = False
+
+    @classmethod
+    def of(cls, compressor, ranks: int) -> "Switch":
+        """With all ways that can carry what the compressor makes."""
+        ways: dict[str, Communicator] = {}
+        for kind in (Allreduce, Allgather, Sharded):
+            if ranks >= _FEWEST.get(kind.name, 1) and can_carry(kind(), compressor):
+                ways[kind.name] = kind()
+        return cls(ways)
+
+    @property
+    def is_dense(self) -> bool:
+        return self.way in DENSE
+
+    def check(self, compressor):
+        """All ways were asked."""
 
     def payload(self, way: str, size: int) -> int:
         """Bytes of a dense way."""
@@ -49,26 +67,30 @@ class Switch(Communicator):
     def take(self, way: str) -> None:
         """Between steps."""
         if way != self.way:
-            self.way, self.flushed = way, False
+            self.flushed = self.flushed and way in DENSE
+            self.way = way
 
     @property
     def _inner(self) -> Communicator:
-        return self._compressed if self.way == self.COMPRESSED else self._allreduce
+        return self._allreduce if self.is_dense else self._compressed[self.way]
 
     @property
-    def collectives(self):
-        return self._inner.collectives
+    def sends_containers(self):
+        return self._inner.sends_containers
+
+    @property
+    def tells_support(self):
+        return self._inner.tells_support
 
     @property
     def needs_memory(self) -> bool:
         return not self.flushed
 
-    def check(self, compressor):
-        self._compressed.check(compressor)
+    def collectives_of(self, ranks):
+        return self._inner.collectives_of(ranks)
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
-        inner = functools.partial(self._inner.start, transport, name, self._dense.get(self.way, compressor))
-        return inner(gradient, state, stream, sizes)
+        return self._inner.start(transport, name, self._dense.get(self.way, compressor), gradient, state, stream, sizes)
 
     def start_empty(self, transport, name, compressor, size, stream, sizes=None):
         return self._inner.start_empty(transport, name, self._dense.get(self.way, compressor), size, stream, sizes)
@@ -77,7 +99,23 @@ class Switch(Communicator):
         self._inner.advance(pending, transport)
 
     def finish(self, pending, transport, out, weight):
+        if isinstance(pending, Passed):
+            wait(pending)
+            return True
         return self._inner.finish(pending, transport, out, weight)
 
     def end_step(self, finite: bool) -> None:
-        self.flushed = self.way != self.COMPRESSED and (self.flushed or finite)
+        self.flushed = self.is_dense and (self.flushed or finite)
+
+
+class Passed(Pending):
+    """Of a bucket whose tensors the adapter gave to its library as they were. The handle's `wait` puts the results where
+    the adapter wants them."""
+
+
+def can_carry(communicator: Communicator, compressor) -> bool:
+    try:
+        communicator.check(compressor)
+    except ConfigError:
+        return False
+    return True

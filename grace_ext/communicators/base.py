@@ -74,9 +74,10 @@ class Communicator(Stage):
     tells_support = True
     #: Needs a compressor whose values can be summed as they are (`Compressor.linear`).
     needs_linear = False
-
     #: Whether the next step needs what the memory keeps.
     needs_memory = True
+    #: Whether it goes another way where compression does not pay.
+    chooses = False
 
     def check(self, compressor) -> None:
         """Raise ConfigError if this communicator cannot carry what the compressor makes."""

@@ -94,7 +94,8 @@ class Watch:
         if self._capture:
             self._capture.end_step(step, finite)
         self._forget_step()
-        if self._cost and self._cost.counts(step) and not all(bucket.compressor.exact for bucket in buckets):
+        if self._cost and self._cost.counts(step) and not all(
+                bucket.compressor.exact or bucket.communicator.chooses for bucket in buckets):
             self._cost.end_step(step, finite, f"{buckets[0].name}.probe")
 
     def forget(self) -> None:

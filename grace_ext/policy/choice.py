@@ -1,39 +1,54 @@
 """Chooses each bucket's way for `communicator="auto"`: from a model of this run's links and codecs, then by trial.
 
 A schedule of steps, the same on all ranks: some compressed steps, which show how long the codecs take and how much they
-send; a fit of the link; then a few steps of each plan that the model does not rule out, and the fastest of them stays.
-After 200, 2000, ... steps it starts again, and whenever steps have become much slower than those that led to the choice.
+send; a fit of the link; then some steps of each plan that the model does not rule out, and the fastest of them stays. After
+1000, 10000, ... steps it starts again, and whenever steps have become much slower than those that led to the choice.
 """
 
 import logging
+import math
 import statistics
 import time
 
 import numpy as np
 
-from ..communicators.auto import Switch
+from ..communicators.auto import DENSE
 from ..communicators.base import Transport
 from ..links import Line, agreed, fit, probe, sent_by_a_rank
 
 _LOG = logging.getLogger("grace_ext")
 _FIRST = 4  # compressed steps, of which the last two count: kernels compile in the first, buckets change after it
-_TRIAL = 6  # steps of a trial, of which the first does not count
-_AGAIN = 200  # steps until the first new look; ten times as many until the next
+_SETTLES = 3  # steps of a trial that do not count: one sends the residual, and names are new to the library
+_TRIAL, _LONGEST_TRIAL, _SECONDS = 5, 20, 1.0  # steps of a trial that do count, and how long they should take in all
+_AGAIN = 1000  # steps until the first new look; ten times as many until the next
 _CHECK = 50  # steps between two looks at how long they take
 _SLOWER = 1.5
+_SAME = 1.02  # plans whose times differ by less are taken for equally fast
+
+#: A way's collectives, each with the bytes that a rank brings to it.
+Volumes = list[tuple[str, float]]
 
 
-def predict(ways: list[dict[str, tuple]], links: dict[str, Line], ranks: int) -> list[dict[str, float]]:
-    """Seconds of each bucket by each of its ways. ways: name -> (collectives, payload bytes, seconds of the codecs)."""
-    return [{name: codec + sum(links[one].seconds(sent_by_a_rank(one, ranks, payload)) for one in collectives)
-             for name, (collectives, payload, codec) in bucket.items()} for bucket in ways]
+def volumes(way: str, container: float, ranks: int) -> Volumes:
+    """Of a way of containers. container: its bytes."""
+    return {"sharded": [("alltoall", container), ("allgather", container / ranks)],
+            "allreduce": [("allreduce", container)],
+            "factors": [("allreduce", container)]}.get(way, [("allgather", container)])
+
+
+def predict(buckets: list[dict[str, tuple[Volumes, float]]], links: dict[str, Line], ranks: int) -> list[dict[str, float]]:
+    """Seconds of each bucket by each of its ways, by name. buckets: way -> (volumes, seconds of the codecs)."""
+    return [{way: codec + sum(links[one].seconds(sent_by_a_rank(one, ranks, payload)) for one, payload in collectives)
+             for way, (collectives, codec) in bucket.items()} for bucket in buckets]
 
 
 def plans(predicted: list[dict[str, float]], slack: float) -> list[tuple[str, ...]]:
     """Ways, one a bucket, that are worth a trial, without repetition: the model's best for each bucket, and each way for all
-    buckets; those left out are predicted to take `slack` seconds more than the best."""
+    buckets that have it; those left out are predicted to take `slack` seconds more than the best."""
     best = tuple(min(bucket, key=bucket.get) for bucket in predicted)
-    found = [best, *((way,) * len(predicted) for way in predicted[0])]
+    names = dict.fromkeys(way for bucket in predicted for way in bucket)
+    found = [best, *(tuple(way if way in bucket else chosen for bucket, chosen in zip(predicted, best, strict=True))
+                     for way in names)]
 
     def seconds(plan):
         return sum(bucket[way] for bucket, way in zip(predicted, plan, strict=True))
@@ -49,14 +64,14 @@ class Chooser:
         self._name = f"{buckets[0].name}.choice"
         self._ended_at: float | None = None
         self._seconds: list[float] = []  # of the steps of the phase
-        self._codecs: dict[str, list[tuple[float, float]]] = {bucket.name: [] for bucket in buckets}
+        self._seen: dict[str, list[tuple[float, float]]] = {bucket.name: [] for bucket in buckets}
         self._trials: list[tuple[str, ...]] = []
         self._results: list[tuple[float, tuple[str, ...]]] = []
         self._wait = _AGAIN
         self._start()
 
     def _start(self) -> None:
-        self._take((Switch.COMPRESSED,) * len(self._buckets))
+        self._take(tuple(bucket.communicator.ways[0] for bucket in self._buckets))
         self._left, self._next = _FIRST, self._model
         self._results = []
 
@@ -71,9 +86,9 @@ class Chooser:
 
     def add(self, bucket, pending) -> None:
         """A bucket that is finished."""
-        if bucket.name in self._codecs and bucket.communicator.way == Switch.COMPRESSED:
+        if bucket.name in self._seen and self._next == self._model:
             codec = sum(taken for stage, taken in pending.seconds.items() if stage != "exchange")
-            self._codecs[bucket.name].append((pending.wire_bytes, codec))
+            self._seen[bucket.name].append((pending.wire_bytes, codec))
 
     def end_step(self, finite: bool) -> None:
         """When nothing is under way."""
@@ -90,48 +105,65 @@ class Chooser:
 
     def _model(self) -> None:
         """The compressed steps are over."""
-        links = {one: fit(probe(self._transport, self._name, one)) for one in ("allreduce", "allgather")}
-        measured = [np.median(seen[-2:], axis=0) for seen in self._codecs.values()]
+        ranks = self._transport.size
+        measured = [np.median(seen[-2:], axis=0) for seen in self._seen.values()]
         step = statistics.median(self._seconds[-2:])
-        joined = agreed(self._transport, self._name, np.array([*np.ravel(measured), step])).mean(axis=0)
-        ways = [{Switch.COMPRESSED: (bucket.communicator.collectives, *seen),
-                 **{way: (("allreduce",), bucket.communicator.payload(way, bucket.size), 0.0)
-                    for way in bucket.communicator.ways if way != Switch.COMPRESSED}}
-                for bucket, seen in zip(self._buckets, joined[:-1].reshape(-1, 2), strict=True)]
-        for seen in self._codecs.values():
+        mean = agreed(self._transport, self._name, np.array([*np.ravel(measured), step])).mean(axis=0)
+        buckets = []
+        for bucket, (sent, codec) in zip(self._buckets, mean[:-1].reshape(-1, 2), strict=True):
+            switch = bucket.communicator
+            compressed = {way: (volumes(way, sent, ranks), codec) for way in switch.ways if way not in DENSE}
+            dense = {way: ([("allreduce", switch.payload(way, bucket.size))], 0.0) for way in DENSE}
+            buckets.append({**compressed, **dense})
+        kinds = {kind for bucket in buckets for collectives, _ in bucket.values() for kind, _ in collectives}
+        links = {kind: fit(probe(self._transport, self._name, kind)) for kind in sorted(kinds)}
+        for seen in self._seen.values():
             seen.clear()
-        self._trials = plans(predict(ways, links, self._transport.size), slack=joined[-1])
+        step = float(mean[-1])
+        self._length = min(max(math.ceil(_SECONDS / step), _TRIAL), _LONGEST_TRIAL)
+        self._trials = plans(predict(buckets, links, ranks), slack=step)
         self._try()
 
     def _try(self) -> None:
         """The next trial, or the choice."""
         if self._trials:
             self._take(self._trials.pop(0))
-            self._left, self._next = _TRIAL, self._tried
-            return
-        means = agreed(self._transport, self._name, np.array([seconds for seconds, _ in self._results])).mean(axis=0)
-        chosen = int(np.argmin(means))
-        self._expected = float(means[chosen])
-        self._take(self._results[chosen][1])
-        if self._transport.rank == 0:
-            _LOG.info("auto: %s", "; ".join(f"{1e3 * seconds:.3g} ms a step with {_described(plan)}" for seconds, (_, plan)
-                                            in sorted(zip(means, self._results, strict=True), key=lambda one: one[0])))
-        self._steps, self._left, self._next = 0, _CHECK, self._look
+            self._left, self._next = _SETTLES + self._length, self._tried
+        else:
+            self._choose()
 
     def _tried(self) -> None:
-        self._results.append((statistics.median(self._seconds[1:]), self.plan))
+        self._results.append((statistics.median(self._seconds[_SETTLES:]), self.plan))
         self._try()
+
+    def _choose(self) -> None:
+        """The fastest; of those that are as fast, the most exact one."""
+        means = agreed(self._transport, self._name, np.array([seconds for seconds, _ in self._results])).mean(axis=0)
+        tried = [(float(seconds), plan) for seconds, (_, plan) in zip(means, self._results, strict=True)]
+        fast = _SAME * min(seconds for seconds, _ in tried)
+        self._expected, chosen = max((one for one in tried if one[0] <= fast), key=lambda one: self._exactness(one[1]))
+        self._take(chosen)
+        if self._transport.rank == 0:
+            _LOG.info("auto: %s", "; ".join(f"{1e3 * seconds:.3g} ms a step with {_described(plan)}"
+                                            for seconds, plan in sorted(tried)))
+        self._steps, self._left, self._next = 0, _CHECK, self._look
+
+    def _exactness(self, plan: tuple[str, ...]) -> int:
+        """Bytes that each plan sends dense."""
+        return sum(bucket.communicator.payload(way, bucket.size) for bucket, way in zip(self._buckets, plan, strict=True)
+                   if way in DENSE)
 
     def _look(self) -> None:
         """Is the choice still good?"""
         self._steps += _CHECK
         taken = float(agreed(self._transport, self._name, np.array([statistics.median(self._seconds)])).mean())
         self._seconds.clear()
-        if self._steps >= self._wait or taken > _SLOWER * self._expected:
-            self._wait *= 10 if self._steps >= self._wait else 1
-            self._start()
-            return
         self._left = _CHECK
+        if self._steps >= self._wait:
+            self._wait *= 10
+            self._start()
+        elif taken > _SLOWER * self._expected:
+            self._start()
 
 
 def _described(plan: tuple[str, ...]) -> str:

@@ -4,6 +4,7 @@ import os
 import sys
 
 import checks
+import checks_auto  # noqa: F401  (importing registers its checks)
 import checks_batch_norm  # noqa: F401  (importing registers its checks)
 import checks_corners  # noqa: F401  (importing registers its checks)
 import checks_join  # noqa: F401

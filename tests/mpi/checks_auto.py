@@ -1,0 +1,155 @@
+"""What is checked inside the ranks of one job: communicator="auto"."""
+
+import contextlib
+from unittest import mock
+
+import horovod.torch as hvd
+import torch
+from checking import arrays_of, check
+from checks_corners import close, loss_of, small
+from checks_join import uneven
+from forced import always
+from harness import batches, compressed, flat, horovod, same_on_all_ranks, train
+
+from grace_ext.policy import choice
+
+DENSE = {"float32": 5e-6, "fp16": 3e-3}
+
+
+def gradients(loss, net):
+    """Those of this rank: after backward() they may already be those of all."""
+    return torch.autograd.grad(loss, list(net.parameters()), retain_graph=True, allow_unused=True)
+
+
+@check
+def auto_measures_chooses_and_looks_again():
+    with contextlib.ExitStack() as stack:
+        # A wide slack, so that every plan gets its trial.
+        plans_of = choice.plans
+        stack.enter_context(mock.patch.object(choice, "plans", lambda predicted, slack: plans_of(predicted, 1e9)))
+        for name, value in {"_SECONDS": 0.01, "_CHECK": 5, "_AGAIN": 10, "_SLOWER": 1e9}.items():
+            stack.enter_context(mock.patch.object(choice, name, value))
+        plans = []
+        tried = choice.Chooser._tried
+        stack.enter_context(mock.patch.object(choice.Chooser, "_tried", lambda self: (plans.append(self.plan), tried(self))))
+        weights, optimizer, _ = train(compressed(communicator="auto", bucket_bytes=1), steps=90)
+    same_on_all_ranks(weights)
+    assert torch.isfinite(weights).all()
+    same_on_all_ranks(torch.tensor(len(plans)))
+    assert len(set(plans)) < len(plans), "it did not look again"
+    assert {way for plan in plans for way in plan} >= {"allgather", "fp16", "float32"}, plans
+    ways = optimizer.compression_stats()["ways"]
+    assert sorted(ways) == ["5.weight"], ways
+    assert len(plans[0]) == len(ways)
+
+
+@check
+def a_dense_way_gives_what_horovod_gives():
+    for way, tolerance in DENSE.items():
+        with always(way):
+            for options in ({}, {"gradient_predivide_factor": 2.0}, {"op": hvd.Sum}, {"backward_passes_per_step": 2}):
+                passes = options.get("backward_passes_per_step", 1)
+                fp16 = {"compression": hvd.Compression.fp16} if way == "fp16" else {}
+                ours, optimizer, _ = train(compressed(communicator="auto", **options), steps=4, passes=passes)
+                theirs, *_ = train(horovod(**fp16, **options), steps=4, passes=passes)
+                assert set(optimizer.compression_stats()["ways"].values()) == {way}
+                off = (ours - theirs).abs().max()
+                assert off < tolerance, (way, options, off)
+                last = optimizer.compression_stats()["last_step"]["compressed"]
+                assert last["ratio"] == (2 if way == "fp16" else 1), last
+                assert not any(array.any() for name, array in arrays_of(optimizer._grace.exchange).items()
+                               if name.startswith("residual")) or way == "fp16"
+
+
+class _Odd(torch.nn.Module):
+    """Gradients of all kinds: one in channels_last, one sparse, one of float64, one that some ranks lack."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.image = torch.nn.Conv2d(4, 40, 3).to(memory_format=torch.channels_last)
+        self.table = torch.nn.Embedding(50, 40, sparse=True)
+        self.wide = torch.nn.Linear(40, 40).double()
+        self.some = torch.nn.Linear(40, 40)
+
+    def forward(self, image, words, some):
+        hidden = self.image(image).mean((2, 3)) + self.table(words)
+        hidden = self.wide(hidden.double()).float()
+        return (self.some(hidden) if some else hidden).square().mean()
+
+
+@check
+def gradients_of_all_kinds_go_a_dense_way():
+    generator = torch.Generator().manual_seed(hvd.rank())
+    for way, tolerance in DENSE.items():
+        with always(way):
+            net = _Odd()
+            optimizer = compressed(communicator="auto", sparse_as_dense=True, rules={"*": "topk:0.1/rice/raw"})(
+                torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters())
+            for step in range(4):
+                optimizer.zero_grad()
+                image = torch.randn(2, 4, 5, 5, generator=generator).to(memory_format=torch.channels_last)
+                loss = net(image, torch.randint(50, (2,), generator=generator), step != 2 or hvd.rank() == 0)
+                own = gradients(loss, net)
+                loss.backward()
+                optimizer.synchronize()
+                for (name, p), given in zip(net.named_parameters(), own, strict=True):
+                    given = torch.zeros(p.shape, dtype=p.dtype) if given is None else given.to_dense().contiguous()
+                    mean = hvd.allreduce(given, name=f"mean.{name}")
+                    off = (p.grad - mean).abs().max() / mean.abs().max().clamp(min=1e-3)
+                    assert off < tolerance, (way, step, name, off)
+                    same_on_all_ranks(p.grad)
+
+
+@check
+def what_is_owed_is_paid_before_the_first_dense_step_ends():
+    """Three compressed steps, three dense ones: the ranks' gradients and what they got have the same sum."""
+    given, got, net = 0, 0, small()
+    with always("allgather"):
+        optimizer = compressed("topk:0.05/rice/raw", communicator="auto")(torch.optim.SGD(net.parameters(), lr=0.0),
+                                                                         net.named_parameters())
+        for step, (x, y) in enumerate(batches(6)):
+            if step == 3:
+                for bucket in optimizer._grace.exchange.buckets:
+                    if bucket.communicator.chooses:
+                        bucket.communicator.take("float32")
+            optimizer.zero_grad()
+            loss = loss_of(net, x, y)
+            given = given + torch.cat([gradient.flatten() for gradient in gradients(loss, net)])
+            loss.backward()
+            optimizer.synchronize()
+            got = got + torch.cat([p.grad.flatten() for p in net.parameters()])
+    close(got, hvd.allreduce(given, name="given"))
+
+
+@check
+def ranks_that_join_go_a_dense_way_as_well():
+    for way in DENSE:
+        with always(way):
+            ours, optimizer, last, _ = uneven(compressed(communicator="auto"), 2 + 2 * hvd.rank())
+        assert last == hvd.size() - 1
+        assert optimizer.compression_stats()["steps"] == 2 * hvd.size()
+        if way == "float32":
+            theirs, _, _, _ = uneven(horovod(), 2 + 2 * hvd.rank(), join=hvd.join)
+            close(flat(ours), flat(theirs))
+
+
+@check
+def who_looks_on_sees_gradients_that_pass():
+    """Here on one rank only."""
+    seen, wants = [], hvd.rank() == 0
+    with always("float32"), mock.patch("grace_ext.observe.watch.Watch.look", lambda self, step, bucket: (
+            (lambda gradient, residual: seen.append((bucket.sizes, gradient.copy()))) if wants else None)):
+        net = small()
+        optimizer = compressed(communicator="auto", rules={"*": "topk:0.1/rice/raw"})(
+            torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters())
+        for x, y in batches(3):
+            seen.clear()
+            optimizer.zero_grad()
+            loss_of(net, x, y).backward()
+            optimizer.synchronize()
+    assert not wants or sorted(size for sizes, _ in seen for size in sizes) == sorted(p.numel() for p in net.parameters())
+    own = {p.numel(): p.grad for p in net.parameters()}
+    for sizes, gradient in seen:
+        assert not torch.equal(torch.from_numpy(gradient), torch.cat([own[size].flatten() for size in sizes]))
+        assert gradient.any()
