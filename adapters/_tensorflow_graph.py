@@ -31,6 +31,8 @@ class GraphTransport(Transport):
     """What a bucket gives to a collective is left in the handle, for the graph to take it from there and to bring the
     result."""
 
+    can_fuse = False  # its nodes are there before the first step
+
     def __init__(self, process_set):
         self.rank, self.size = process_set.rank(), process_set.size()
 

@@ -184,7 +184,8 @@ class TorchBuckets:
             return
         if self._scale_now is None:
             self._scale_now = float(self._scale())
-        self.exchange.start(bucket, functools.partial(self._pack, bucket, self._prescale / self._unit(bucket)))
+        room = taken_by(bucket, self._rooms[bucket.name]) if bucket.device == "cpu" else None
+        self.exchange.start(bucket, functools.partial(self._pack, bucket, self._prescale / self._unit(bucket)), room)
 
     def _unit(self, bucket: Bucket) -> float:
         """What a bucket's gradients are divided by on their way: a memory keeps what is left of them beyond this step, and

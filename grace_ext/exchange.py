@@ -5,6 +5,8 @@ Frameworks differ in how gradients get in and out; everything between is here, s
 
 import concurrent.futures
 import dataclasses
+import functools
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +17,9 @@ from .capture import Capture
 from .communicators.allreduce import Allreduce
 from .communicators.auto import Auto, Passed, Switch
 from .communicators.base import Communicator, Pending, Transport
+from .communicators.fusion import Fusion
 from .compressor import Compressor
+from .early import Early
 from .errors import ConfigError
 from .lowrank import FactorAllreduce, WarmStarts
 from .memory.base import Memory
@@ -52,10 +56,12 @@ class Exchange:
         self._memories: list[Memory] = []  # of the buckets, each once
         self._warm_starts = WarmStarts()
         self._started: dict[str, concurrent.futures.Future] = {}
+        self._early: Early = Early()
         self._finite = True
         self._joinable = joinable
         self._tally: concurrent.futures.Future | None = None  # of the ranks that take part in the step
         self._chooser: Chooser | None = None
+        self._fusion: Fusion | None = None
         self._worker = executor or concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         self._total, self._last = Counts(), Counts()
 
@@ -92,6 +98,7 @@ class Exchange:
         self.buckets = buckets
         self._memories = list({id(bucket.memory): bucket.memory for bucket in buckets}.values())
         self.load_state_dict(state)
+        self._fusion = Fusion(self.transport) if self.transport.can_fuse and len(buckets) > 1 else None
         switched = [bucket for bucket in buckets if isinstance(bucket.communicator, Switch)]
         self._chooser = Chooser(self.transport, switched) if switched and self.transport.size > 1 else None
 
@@ -146,13 +153,27 @@ class Exchange:
             raise ConfigError(f"ranks {other} have other parameters, specs or options than rank 0: all ranks must wrap the "
                               f"same model in the same way")
 
-    def start(self, bucket: Bucket, pack: Callable[[np.ndarray], None]) -> None:
+    def start(self, bucket: Bucket, pack: Callable[[np.ndarray], None], out=None) -> None:
         """Queue the bucket: the worker thread packs, encodes and sends it. pack must not need the caller's thread. It is
-        called as the bucket's own `start` says."""
+        called as the bucket's own `start` says. out: what `finish` will be given, if it may be written to from now on: then
+        the worker decodes the bucket as soon as it has arrived and there is nothing to encode."""
         self._begin()
-        stream = self._stream_of(bucket)
-        look, transport = self._watch.look(self.step, bucket), self._watch.timed(self.step, bucket)
-        self._started[bucket.name] = self._worker.submit(bucket.start, transport, pack, stream, look)
+        look, transport = self._watch.look(self.step, bucket), self._transport_of(bucket)
+        transport = self._watch.timed(self.step, bucket, transport)
+        start = functools.partial(bucket.start, transport, pack, self._stream_of(bucket), look)
+        self._started[bucket.name] = self._worker.submit(self._work, bucket, start, out)
+
+    def _work(self, bucket: Bucket, start: Callable, out) -> Pending:
+        """In the worker thread."""
+        pending = start()
+        if out is not None:
+            self._early.add(bucket, pending, out, len(bucket.communicator.collectives_of(self.transport.size)))
+        if len(self._started) < len(self.buckets):  # the caller has more to do than to wait
+            self._early.work(self._advance, self._receive)
+        return pending
+
+    def _transport_of(self, bucket: Bucket) -> Transport:
+        return self._fusion.transport_of(bucket) if self._fusion else self.transport
 
     def passes(self, bucket: Bucket) -> str | None:
         """The dense way, "float32" or "fp16", by which the adapter may reduce the bucket's tensors in this step itself, and
@@ -167,8 +188,7 @@ class Exchange:
     def pass_on(self, bucket: Bucket, pending: Passed) -> None:
         """In the place of `start`. `finish` waits for it, and writes nothing."""
         self._begin()
-        self._started[bucket.name] = future = concurrent.futures.Future()
-        future.set_result(pending)
+        self._started[bucket.name] = _done(pending)
 
     def _begin(self) -> None:
         if not self._started:
@@ -181,7 +201,9 @@ class Exchange:
         return Stream(self.seed, bucket.tensors[0].name, self.step, self.transport.rank)
 
     def _count_ranks(self, own: int) -> None:
-        """Where no bucket says by its length how many ranks have a gradient, ask."""
+        """A step begins. Where no bucket says by its length how many ranks have a gradient, ask."""
+        if self._fusion:
+            self._fusion.begin()
         if self._joinable and not any(bucket.communicator.sends_containers for bucket in self.buckets):
             self._tally = self._worker.submit(self.transport.allreduce, f"{self.buckets[0].name}.ranks",
                                               np.full(1, own, np.float32))
@@ -200,16 +222,19 @@ class Exchange:
             others = bool(self._tally.result().wait()[0])
             self._tally = None
         else:
-            self._start_empty(first)
+            together = self._fusion.together(first) if self._fusion else [first.name]
+            for bucket in self.buckets:
+                if bucket.name in together:
+                    self._start_empty(bucket)
             pending = self.pending(first)
             pending.handle = _Received(pending.handle.wait())
             others = pending.handle.result.size > 0
         if not others:
-            self._started.clear()
+            self._forget_step()
             return False
         for bucket in self.buckets:
             if self.passes(bucket):
-                self.pass_on(bucket, passed(bucket))
+                self._started[bucket.name] = _done(passed(bucket))
             elif not self.is_started(bucket):
                 self._start_empty(bucket)
         self.advance()
@@ -220,38 +245,62 @@ class Exchange:
 
     def _start_empty(self, bucket: Bucket) -> None:
         stream = self._stream_of(bucket)
-        self._started[bucket.name] = self._worker.submit(bucket.start_empty, self.transport, stream)
+        self._started[bucket.name] = self._worker.submit(bucket.start_empty, self._transport_of(bucket), stream)
 
     def is_started(self, bucket: Bucket) -> bool:
         return bucket.name in self._started
 
     def pending(self, bucket: Bucket) -> Pending:
         """What the started bucket waits for. Returns when the worker thread has encoded and sent it."""
-        return self._started[bucket.name].result()
+        started = time.perf_counter()
+        pending = self._started[bucket.name].result()
+        self._last.exposed += time.perf_counter() - started
+        return pending
 
     def advance(self, *buckets: Bucket) -> None:
         """When all buckets are started: let those of several dependent collectives start all but the first, so that they
         overlap. The given ones start the next."""
         left = [(bucket, len(bucket.communicator.collectives_of(self.transport.size)) - 1) for bucket in self.buckets]
         levels = 1 if buckets else max((count for _, count in left), default=0)
+        if levels and not buckets:
+            concurrent.futures.wait(self._started.values())  # the worker may be about to do the same
         for level in range(levels):
-            for bucket in buckets or [bucket for bucket, count in left if level < count]:
-                pending = self.pending(bucket)
-                before = self._watch.before(self.step, bucket, pending)
-                bucket.advance(pending, self.transport)
-                self._watch.after(self.step, bucket, pending, before)
+            for bucket in buckets or [bucket for bucket, count in left if self._early.levels(bucket) <= level < count]:
+                self._exposed(self._advance, bucket, self.pending(bucket))
+
+    def _advance(self, bucket: Bucket, pending: Pending) -> None:
+        before = self._watch.before(self.step, bucket, pending)
+        bucket.advance(pending, self.transport)
+        self._watch.after(self.step, bucket, pending, before)
 
     def finish(self, bucket: Bucket, out) -> None:
         """Wait for the bucket and write the weighted sum over ranks to out (float32[size], or what the bucket's own `finish`
         says). Errors of the worker thread surface here."""
         pending = self.pending(bucket)
-        before = self._watch.before(self.step, bucket, pending)
-        self._finite &= bucket.finish(pending, self.transport, out, self.weight)
-        self._watch.after(self.step, bucket, pending, before)
+        if early := self._early.result(bucket):
+            finite = early.result()
+        else:
+            finite = self._exposed(self._receive, bucket, pending, out)
+        self._finite &= finite
         self._watch.finished(self.step, bucket, pending)
         self._last.add(bucket, pending)
+        if self._fusion and pending.received is not None:
+            self._fusion.received(bucket, pending.received)
         if self._chooser:
             self._chooser.add(bucket, pending)
+
+    def _receive(self, bucket: Bucket, pending: Pending, out) -> bool:
+        before = self._watch.before(self.step, bucket, pending)
+        finite = bucket.finish(pending, self.transport, out, self.weight)
+        self._watch.after(self.step, bucket, pending, before)
+        return finite
+
+    def _exposed(self, do: Callable, bucket: Bucket, pending: Pending, *args):
+        """Do it now, while the step waits."""
+        before = pending.codec_seconds
+        result = do(bucket, pending, *args)
+        self._last.exposed += pending.codec_seconds - before
+        return result
 
     def end_step(self) -> bool:
         """Close the step after all buckets are finished. If some rank's gradient was not finite, every memory on every
@@ -262,22 +311,30 @@ class Exchange:
             self._tally = None
         for state in (*self._memories, self._warm_starts):
             state.commit() if finite else state.rollback()
-        self._started.clear()
+        self._forget_step()
         step, last = self.step, self._last
         self.step += 1
         self._total.merge(last)
         self._total.last, self._last = last, Counts()
         self._watch.end_step(step, finite, last.report, self.buckets)
+        if self._fusion:
+            self._fusion.end_step(finite, self.buckets)
         if self._chooser:
             self._chooser.end_step(finite)
         return finite
+
+    def _forget_step(self) -> None:
+        self._started.clear()
+        self._early = Early()
 
     def abort(self) -> None:
         """Forget a step that failed; the memory stays as it was."""
         for future in self._started.values():
             future.cancel()
         concurrent.futures.wait(self._started.values())  # the one that runs would still begin a memory's step
-        self._started.clear()
+        self._forget_step()
+        if self._fusion:
+            self._fusion.abort()
         self._tally = None
         self._finite = True
         self._last = Counts()
@@ -297,7 +354,8 @@ class Exchange:
         bytes_in: float32 bytes of the gradients; of gradients that come as rows, those of each row as it came, duplicates
         included, and 8 for its index; bytes_out: payload bytes that this rank handed to collectives, headers and padding
         included; ratio: one by the other; compressed: the same for the buckets that are not plain float32; seconds: per
-        stage, those of the worker thread included ("exchange" is what was not hidden behind other work); index_codecs: how
+        stage, those of the worker thread included ("exchange" is what was not hidden behind other work); exposed_seconds:
+        how long steps waited for codecs, which otherwise work beside backward; index_codecs: how
         many containers each index codec wrote, the ones that `auto` chose under their own names; residual_norm_ratio: by
         tensor, the L2 norm of its residual over that of this rank's gradient, when somebody last looked (an observer, or
         rank 0 after 8, 16, 32, ... steps); None where that is no number; ways: with communicator "auto", the next step's
@@ -312,6 +370,12 @@ class Exchange:
         ways = {tensor.name: bucket.communicator.way for exchange in (*others, self) for bucket in exchange.buckets
                 if isinstance(bucket.communicator, Switch) for tensor in bucket.tensors}
         return {"steps": steps, **total.report(), "last_step": last.report(), "residual_norm_ratio": ratios, "ways": ways}
+
+
+def _done(result) -> concurrent.futures.Future:
+    future = concurrent.futures.Future()
+    future.set_result(result)
+    return future
 
 
 @dataclasses.dataclass

@@ -71,6 +71,7 @@ class RowBucket(Bucket):
         """Receive the weighted sum in out: the rows that some rank sent something of, ascending. False if some rank's
         gradient was not finite; then these rows are NaN, and row 0 if there are none."""
         joined = wait(pending)
+        pending.received = joined.size
         started = time.perf_counter()
         containers = container.split(joined, transport.size, self.size)
         out.indices, out.values = decode_rows(containers, self.width, weight)

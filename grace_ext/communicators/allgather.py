@@ -32,6 +32,7 @@ class Allgather(Communicator):
 
     def finish(self, pending, transport, out, weight):
         joined = wait(pending)
+        pending.received = joined.size
         started = time.perf_counter()
         containers = container.split(joined, transport.size, out.size)
         decode_sum(containers, out, weight)

@@ -13,7 +13,8 @@ class Transport:
     """The few collectives that communicators are made of. An adapter wraps its library in one.
 
     Calls return at once with a handle; `handle.wait()` blocks for the result (`handle.waited`, if there is one: the seconds
-    that were spent waiting before; `handle.padding`: the bytes that this rank sent on top of the payload). A name identifies
+    that were spent waiting before; `handle.padding`: the bytes that this rank sent on top of the payload; `handle.poll()`:
+    whether the result is there, for libraries in which ranks may wait and start collectives in any order). A name identifies
     a collective: all ranks must start it, in any order. Failures raise ExchangeError or the library's own error.
     """
 
@@ -21,6 +22,8 @@ class Transport:
     size: int
     #: Whether a collective can be started and waited for at any time between steps, so that the link can be measured.
     can_probe = False
+    #: Whether a bucket's collective may start together with that of another.
+    can_fuse = True
 
     def allgather(self, name: str, payload: np.ndarray):
         """payload: uint8[m], m may differ between ranks -> handle of uint8, the payloads joined in the order of ranks."""
@@ -50,10 +53,17 @@ class Pending:
     seconds: dict[str, float]
     index_codecs: list[str] = dataclasses.field(default_factory=list, kw_only=True)
     gradient_bytes: int | None = dataclasses.field(default=None, kw_only=True)
+    #: Bytes of all ranks' containers, once they are there; the same on all ranks. None where others go.
+    received: int | None = dataclasses.field(default=None, kw_only=True)
     #: Of this rank: its container, None if it sent none; and the positions that were sent, uint32[k], None for all. They may
     #: lie in scratch arrays of the thread: valid until its next exchange.
     container: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
     support: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
+
+    @property
+    def codec_seconds(self) -> float:
+        """All but waiting."""
+        return sum(taken for stage, taken in self.seconds.items() if stage != "exchange")
 
     def count(self, seconds: dict[str, float]) -> None:
         """Add the seconds of some stages."""

@@ -64,6 +64,9 @@ class _Handle:
     def __init__(self, group, name, parts, combine):
         self._group, self._name, self._parts, self._combine = group, name, parts, combine
 
+    def poll(self):
+        return len(self._parts) == self._group.size
+
     def wait(self):
         return self._combine(self._group._wait(self._name, self._parts))
 

@@ -114,7 +114,7 @@ class Cost:
         ring, gather = 2 * (ranks - 1) / ranks, ranks - 1
         # Of what is sharded, a part of 1 / n goes to n - 1 ranks, and the rest to one: together as much as in a ring.
         sent = gather if bucket.communicator.collectives == ("allgather",) else ring
-        self._step[0] += sum(taken for stage, taken in pending.seconds.items() if stage != "exchange")
+        self._step[0] += pending.codec_seconds
         # What would be sent without compression: dense gradients by a ring, rows by an allgather.
         self._step[1] += ring * 4 * bucket.size if pending.gradient_bytes is None else gather * pending.gradient_bytes
         self._step[2] += sent * pending.wire_bytes

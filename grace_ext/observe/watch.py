@@ -51,11 +51,11 @@ class Watch:
             return None
         return lambda gradient, residual: [look(gradient, residual) for look in looks]
 
-    def timed(self, step: int, bucket) -> Transport:
+    def timed(self, step: int, bucket, transport: Transport) -> Transport:
         """The transport that the bucket is to start with."""
         if not any(timeline.wants(step) for timeline in self._timelines):
-            return self._transport
-        self._marks[bucket.name] = Mark(self._transport)
+            return transport
+        self._marks[bucket.name] = Mark(transport)
         return self._marks[bucket.name]
 
     def before(self, step: int, bucket, pending: Pending) -> dict[str, float] | None:

@@ -87,8 +87,7 @@ class Chooser:
     def add(self, bucket, pending) -> None:
         """A bucket that is finished."""
         if bucket.name in self._seen and self._next == self._model:
-            codec = sum(taken for stage, taken in pending.seconds.items() if stage != "exchange")
-            self._seen[bucket.name].append((pending.wire_bytes, codec))
+            self._seen[bucket.name].append((pending.wire_bytes, pending.codec_seconds))
 
     def end_step(self, finite: bool) -> None:
         """When nothing is under way."""

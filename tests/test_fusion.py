@@ -1,0 +1,237 @@
+"""Small buckets that share a collective, and buckets that are decoded while others are still to come."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from test_communicators import RANKS, gradient, on_all_ranks
+
+import grace_ext
+from grace_ext import ContainerError, ExchangeError
+from grace_ext.buckets import Tensor
+from grace_ext.communicators import Transport, fusion
+from grace_ext.communicators.fusion import Fusion
+from grace_ext.exchange import Exchange
+from grace_ext.spec import parse_stage
+
+SIZES = (3000, 2000, 40_000, 10, 500)
+TOPK = "topk:0.1/rice/raw"
+ALL_TOPK = (TOPK,) * len(SIZES)
+
+
+class Counting(Transport):
+    """Keeps the names of all collectives. wrap(handle) -> what the exchange gets."""
+
+    def __init__(self, transport, wrap=lambda handle: handle):
+        self._transport, self._wrap = transport, wrap
+        self.rank, self.size = transport.rank, transport.size
+        self.names = []
+
+    def __getattribute__(self, kind):
+        if kind not in ("allgather", "allreduce", "alltoall", "broadcast"):
+            return super().__getattribute__(kind)
+
+        def start(name, *args):
+            self.names.append(name)
+            return self._wrap(getattr(self._transport, kind)(name, *args))
+
+        return start
+
+
+def make(transport, specs=ALL_TOPK, communicator="allgather", **options):
+    exchange = Exchange(transport, "residual", 1 / transport.size, **options)
+    exchange.set_buckets([exchange.bucket(f"bucket{i}", [Tensor(f"t{i}", size, 2)], grace_ext.compressor(spec),
+                                          parse_stage("communicator", communicator))
+                          for i, (size, spec) in enumerate(zip(SIZES, specs, strict=True))])
+    return exchange
+
+
+def parts_of(seed):
+    return np.split(gradient(seed, sum(SIZES)), np.cumsum(SIZES)[:-1])
+
+
+def start(exchange, given, early=False):
+    out = [np.full(bucket.size, 7, np.float32) for bucket in exchange.buckets]
+    for bucket, part, room in zip(exchange.buckets, given, out, strict=True):
+        exchange.start(bucket, lambda to, part=part: np.copyto(to, part), room if early else None)
+    return out
+
+
+def step(exchange, given, early=False):
+    out = start(exchange, given, early)
+    exchange.advance()
+    for bucket, room in zip(exchange.buckets, out, strict=True):
+        exchange.finish(bucket, room)
+    assert exchange.end_step()
+    return np.concatenate(out)
+
+
+def train(transport, fuse, steps=4, early=False, **options):
+    transport = Counting(transport)
+    transport.can_fuse = fuse
+    exchange, received = make(transport, **options), []
+    for i in range(steps):
+        transport.names.clear()
+        received.append(step(exchange, parts_of(100 * transport.rank + i), early))
+    return np.stack(received), transport.names, exchange.stats()
+
+
+@pytest.mark.parametrize("specs", [ALL_TOPK, (TOPK, "topk:0.01/rice/qsgd:7", "dense/raw", TOPK, "randomk:0.1")])
+def test_containers_of_small_buckets_go_together_and_nothing_else_changes(specs, monkeypatch):
+    monkeypatch.setattr(fusion, "MOST", 4096)
+    apart = on_all_ranks(lambda transport: train(transport, False, specs=specs))
+    together = on_all_ranks(lambda transport: train(transport, True, specs=specs))
+    for (received, names, stats), (plain, all_names, plain_stats) in zip(together, apart, strict=True):
+        np.testing.assert_array_equal(received, plain)
+        assert sorted(all_names) == [f"bucket{i}" for i in range(5)]
+        assert len(names) < 5 and any(name.endswith(".fused") for name in names), names
+        beside = stats["last_step"]["bytes_out"] - plain_stats["last_step"]["bytes_out"]
+        assert beside == 4 * (5 - len(names) + sum(name.endswith(".fused") for name in names)), "lengths are counted"
+
+
+def test_large_containers_go_alone():
+    (_, names, _), *_ = on_all_ranks(lambda transport: train(transport, True, specs=("dense/deflate",) * 5))
+    assert sorted(names) == ["bucket0.fused", "bucket2", "bucket3.fused"], names
+
+
+def test_other_communicators_go_alone():
+    (_, names, _), *_ = on_all_ranks(lambda transport: train(transport, True, communicator="sharded"))
+    assert not any(name.endswith(".fused") for name in names)
+
+
+def test_ranks_that_have_joined_take_part():
+    def work(transport):
+        exchange = make(transport, joinable=True)
+        received = [step(exchange, parts_of(10 * transport.rank + i)) for i in range(2 * transport.rank)]
+        rooms = []
+
+        def room(bucket):
+            rooms.append(np.empty(bucket.size, np.float32))
+            return rooms[-1]
+
+        while exchange.accompany(room):
+            received.append(np.concatenate(rooms))
+            rooms.clear()
+        return np.stack(received), exchange._fusion._groups
+
+    results = on_all_ranks(work)
+    for received, groups in results:
+        np.testing.assert_array_equal(received, results[0][0])
+        assert max(map(len, groups)) > 1
+
+
+@pytest.mark.parametrize("data", [np.zeros(3, np.uint8), np.array([2**31, 0], "<u4").view(np.uint8),
+                                  np.zeros(8 * RANKS + 1, np.uint8)])
+def test_what_is_no_fused_message_is_an_error(data):
+    class Wrong(Transport):
+        rank, size = 0, RANKS
+
+        def allgather(self, name, payload):
+            return type("Handle", (), {"wait": lambda self: data})()
+
+    group = fusion._Group(Wrong(), ["a", "b"])
+    for name in "ab":
+        group.add(name, np.empty(0, np.uint8))
+    with pytest.raises(ContainerError, match="'a'"):
+        group.part("a")
+
+
+def test_a_step_that_is_given_up_leaves_nobody_waiting():
+    def work(transport):
+        exchange = make(transport)
+        for i in range(2):
+            step(exchange, parts_of(i))
+        waiting = []
+        exchange.start(exchange.buckets[0], lambda out: np.copyto(out, parts_of(3)[0]))
+        handle = exchange.pending(exchange.buckets[0]).handle
+        thread = threading.Thread(target=lambda: waiting.append(pytest.raises(ExchangeError, handle.wait)))
+        thread.start()
+        exchange.abort()
+        thread.join(10)
+        assert len(waiting) == 1
+        return step(exchange, parts_of(4))
+
+    first, *others = on_all_ranks(work)
+    assert all(np.array_equal(first, other) for other in others)
+
+
+def test_groups_follow_the_sizes_of_containers(monkeypatch):
+    monkeypatch.setattr(fusion, "_AGAIN", 2)
+    fused = Fusion(type("T", (), {"size": 1})())
+    buckets = [type("B", (), {"name": name})() for name in "abcd"]
+    for sizes, groups in (((1000, 1000, 40_000, 10), ["ab", "c", "d"]), ((1,) * 4, None),
+                          ((20_000, 20_000, 10, 10), ["a", "bcd"])):
+        for bucket, size in zip(buckets, sizes, strict=True):
+            fused.received(bucket, size)
+        fused.end_step(True, buckets)
+        if groups:
+            assert ["".join(bucket.name for bucket in group) for group in fused._groups] == groups
+
+
+# Decoding in between
+
+
+@pytest.mark.parametrize("communicator", ["allgather", "sharded", "tree"])
+def test_what_has_arrived_is_decoded_while_others_are_to_come(communicator):
+    """The last bucket is held back until the others' results are there, which only the worker can bring about."""
+    def work(transport):
+        exchange = make(transport, communicator=communicator)
+        exchange._fusion = None
+        step(exchange, parts_of(transport.rank))
+        out = [np.full(bucket.size, 7, np.float32) for bucket in exchange.buckets]
+        *others, last = zip(exchange.buckets, parts_of(10 + transport.rank), out, strict=True)
+        deadline = time.monotonic() + 30
+        while not all((room != 7).any() for _, _, room in others[:1]):
+            assert time.monotonic() < deadline, "nothing was decoded"
+            for bucket, part, room in others:
+                if not exchange.is_started(bucket):
+                    exchange.start(bucket, lambda to, part=part: np.copyto(to, part), room)
+            exchange._worker.submit(exchange._early.work, exchange._advance, exchange._receive).result()
+        bucket, part, room = last
+        exchange.start(bucket, lambda to: np.copyto(to, part), room)
+        exchange.advance()
+        for bucket, room in zip(exchange.buckets, out, strict=True):
+            exchange.finish(bucket, room)
+        assert exchange.end_step()
+        return np.concatenate(out)
+
+    def plain(transport):
+        exchange = make(transport, communicator=communicator)
+        step(exchange, parts_of(transport.rank))
+        return step(exchange, parts_of(10 + transport.rank))
+
+    for early, late in zip(on_all_ranks(work), on_all_ranks(plain), strict=True):
+        np.testing.assert_array_equal(early, late)
+
+
+@pytest.mark.parametrize("communicator", ["allgather", "sharded", "tree"])
+def test_many_steps_with_early_decoding_give_the_same(communicator):
+    early = on_all_ranks(lambda transport: train(transport, True, 30, early=True, communicator=communicator))
+    late = on_all_ranks(lambda transport: train(transport, False, 30, communicator=communicator))
+    for (received, _, stats), (plain, _, _) in zip(early, late, strict=True):
+        np.testing.assert_array_equal(received, plain)
+        codecs = sum(taken for stage, taken in stats["seconds"].items() if stage != "exchange")
+        assert 0 < stats["exposed_seconds"] and 0 < codecs
+
+
+def test_an_error_while_decoding_early_surfaces_in_finish():
+    class Broken:
+        def __init__(self, handle):
+            self._handle = handle
+
+        def poll(self):
+            return self._handle.poll()
+
+        def wait(self):
+            data = self._handle.wait().copy()
+            data[data.size // 2] ^= 1
+            return data
+
+    def work(transport):
+        exchange = make(Counting(transport, Broken))
+        with pytest.raises(ContainerError):
+            step(exchange, parts_of(transport.rank), early=True)
+        exchange.abort()
+
+    on_all_ranks(work)
