@@ -6,6 +6,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "mpi"))
 
 import checks_ddp  # noqa: E402, F401  (importing registers the checks)
+import checks_ddp_auto  # noqa: E402, F401
 import checks_ddp_loop  # noqa: E402, F401
 import checks_ddp_state  # noqa: E402, F401
 import checks_ddp_summing  # noqa: E402, F401

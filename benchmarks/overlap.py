@@ -1,0 +1,157 @@
+"""How much of the codecs' work is hidden behind backward? Writes a section of docs/benchmarks.md and docs/overlap.png.
+
+    python benchmarks/overlap.py
+
+Ends with status 1 if steps wait for more than a fifth of it. About a minute.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import sys
+import time
+
+from _page import write_section
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "examples"))
+
+from compare_fashion_mnist import SHARED_CORES, Run, RunFailed, as_markdown, machine, train  # noqa: E402
+
+COMMUNICATORS = ("allgather", "sharded")
+WIDTHS = (256, *[1024] * 9, 10)
+BUCKET_BYTES = 4 * 2**20
+STEPS, WARM_UP, DRAWN = 40, 10, 30
+BAR = 0.2
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of the page and the plot")
+    parser.add_argument("--logs", default=os.path.join(ROOT, "build", "overlap"), help="folder for the runs' logs")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=128, help="of a rank")
+    parser.add_argument("--worker", metavar="COMMUNICATOR", help=argparse.SUPPRESS)
+    parser.add_argument("--log-file", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        return work(args)
+    os.makedirs(args.logs, exist_ok=True)
+    runs = {}
+    for communicator in COMMUNICATORS:
+        options = ["--ranks", str(args.ranks), "--batch", str(args.batch), "--worker", communicator]
+        log = os.path.join(args.logs, f"{communicator}.jsonl")
+        runs[communicator] = train(communicator, options, log, args.ranks, 600, example=__file__, env=SHARED_CORES)
+    drawn = COMMUNICATORS[0]
+    draw(runs[drawn], os.path.join(args.logs, f"{drawn}.jsonl.trace.json"), os.path.join(args.out, "overlap.png"))
+    text = document(runs, args)
+    write_section(args.out, "overlap", "Codecs beside backward", text)
+    print(text)
+    return 0 if all(share(run) <= BAR for run in runs.values()) else 1
+
+
+def work(args) -> int:
+    """One rank of a run."""
+    import horovod.torch as hvd
+    import torch
+    from tqdm import trange
+
+    from grace_ext.adapters.horovod_torch import DistributedOptimizer
+    from grace_ext.observe import Timeline
+
+    hvd.init()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = [layer for inputs, outputs in zip(WIDTHS, WIDTHS[1:], strict=False)
+              for layer in (torch.nn.Linear(inputs, outputs), torch.nn.ReLU())]
+    net = torch.nn.Sequential(*layers[:-1])
+    trace = Timeline(f"{args.log_file}.trace.json", steps=[DRAWN]) if hvd.rank() == 0 else None
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.01), net.named_parameters(), observe=trace,
+                                     communicator=args.worker, bucket_bytes=BUCKET_BYTES)
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    torch.manual_seed(hvd.rank())
+    x, y = torch.randn(args.batch, WIDTHS[0]), torch.randint(0, WIDTHS[-1], (args.batch,))
+    for step in trange(STEPS, disable=hvd.rank() > 0):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(net(x), y)
+        started, at = time.perf_counter(), time.time()
+        loss.backward()
+        backward = time.perf_counter() - started
+        optimizer.step()
+        last = optimizer.compression_stats()["last_step"]
+        if hvd.rank() == 0:
+            codec = sum(taken for stage, taken in last["seconds"].items() if stage != "exchange")
+            with open(args.log_file, "a") as log:
+                print(json.dumps({"step": step, "backward": backward, "backward_at": at, "codec": codec,
+                                  "exposed": last["exposed_seconds"], "waiting": last["seconds"]["exchange"]}), file=log)
+    return 0
+
+
+def median(run: Run, field: str) -> float:
+    return statistics.median(entry[field] for entry in run.history[WARM_UP:])
+
+
+def share(run: Run) -> float:
+    return statistics.median(entry["exposed"] / entry["codec"] for entry in run.history[WARM_UP:])
+
+
+def document(runs: dict[str, Run], args) -> str:
+    table = [["communicator", "backward", "codecs in all", "of it exposed", "share"]]
+    for communicator, run in runs.items():
+        times = (f"{1e3 * median(run, field):.1f} ms" for field in ("backward", "codec", "exposed"))
+        table.append([f"`{communicator}`", *times, f"{share(run):.0%}"])
+    met = all(share(run) <= BAR for run in runs.values())
+    options = "".join(f" --{name} {getattr(args, name)}" for name, usual in (("ranks", 2), ("batch", 128))
+                      if getattr(args, name) != usual)
+    parameters = sum((inputs + 1) * outputs for inputs, outputs in zip(WIDTHS, WIDTHS[1:], strict=False))
+    return "\n\n".join([
+        f"A network of {len(WIDTHS) - 1} layers and {parameters / 1e6:.1f} million parameters in buckets of "
+        f"{BUCKET_BYTES // 2**20} MiB, the default spec, {args.ranks} ranks. Exposed is what a step waits for: encoding and "
+        f"decoding that is left when backward has ended. A worker thread encodes each bucket as soon as its gradients are "
+        f"there, and decodes in between what has come from the others.",
+        as_markdown(table),
+        "![one step: backward, and the phases of each bucket](overlap.png)",
+        f"- The bar: where backward takes longer than the codecs, at most {BAR:.0%} of them are exposed. It is "
+        f"{'met' if met else '**missed**'}.",
+        f"Medians of {STEPS - WARM_UP} steps on rank 0, measured on {datetime.date.today().isoformat()} on {machine()}, by "
+        f"`python benchmarks/overlap.py{options}`."]) + "\n"
+
+
+def draw(run: Run, trace: str, file: str) -> None:
+    """The traced step: rows are buckets, in the order in which they are sent."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with open(trace) as file_of_events:
+        events = json.load(file_of_events)
+    origin = events[0]["args"]["start_time_since_epoch_in_micros"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event.get("name") == "process_name" and event["pid"]}
+    phases = [event for event in events if event.get("name") in ("encode", "exchange", "decode") and "ts" in event]
+    entry = run.history[DRAWN]
+    start = 1e6 * entry["backward_at"] - origin
+    rows = sorted(names, key=lambda pid: min((event["ts"] for event in phases if event["pid"] == pid), default=0))
+    figure, ax = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    ax.broken_barh([(0, 1e3 * entry["backward"])], (-0.4, 0.8), color="0.75", label="backward")
+    for kind, colour in (("encode", "tab:blue"), ("exchange", "tab:orange"), ("decode", "tab:green")):
+        for number, pid in enumerate(rows, start=1):
+            bars = [((event["ts"] - start) / 1e3, event["dur"] / 1e3) for event in phases
+                    if event["pid"] == pid and event["name"] == kind]
+            label = {"exchange": "waiting for others"}.get(kind, kind) if number == 1 else None
+            ax.broken_barh(bars, (number - 0.4, 0.8), color=colour, label=label)
+    ax.set(xlabel="milliseconds since backward began", yticks=range(len(rows) + 1),
+           yticklabels=["backward", *(names[pid].rsplit(".", 1)[-1] for pid in rows)], title="One step on rank 0")
+    ax.invert_yaxis()
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except RunFailed as error:
+        sys.exit(f"[overlap] error: {error}")

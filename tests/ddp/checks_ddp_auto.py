@@ -1,0 +1,32 @@
+"""What is checked inside the ranks of one job: communicator="auto" behind DistributedDataParallel."""
+
+from unittest import mock
+
+import torch
+from checking import check
+from forced import always
+from harness_ddp import close, same_on_all_ranks, train
+
+from grace_ext.policy import choice
+
+
+@check
+def a_dense_way_gives_what_plain_ddp_gives():
+    plain = train(steps=4)[0]
+    for way, tolerance in (("float32", 1e-6), ("fp16", 1e-3)):
+        with always(way):
+            ours, state = train("topk:0.01/rice/qsgd:7", steps=4, communicator="auto")
+        close(ours, plain, tolerance)
+        assert set(state.compression_stats()["ways"].values()) == {way}
+
+
+@check
+def auto_measures_and_chooses_alike_on_all_ranks():
+    chosen = []
+    choose = choice.Chooser._choose
+    with mock.patch.object(choice, "_SECONDS", 0.01), mock.patch.object(
+            choice.Chooser, "_choose", lambda self: (choose(self), chosen.append(self.plan))):
+        weights, state = train("topk:0.01/rice/qsgd:7", steps=60, communicator="auto")
+    same_on_all_ranks(weights)
+    assert torch.isfinite(weights).all()
+    assert chosen and set(state.compression_stats()["ways"].values()) == set(chosen[-1])
