@@ -32,7 +32,7 @@ def auto_measures_chooses_and_looks_again():
         plans = []
         tried = choice.Chooser._tried
         stack.enter_context(mock.patch.object(choice.Chooser, "_tried", lambda self: (plans.append(self.plan), tried(self))))
-        weights, optimizer, _ = train(compressed(communicator="auto", bucket_bytes=1), steps=90)
+        weights, optimizer, _ = train(compressed(communicator="auto", bucket_bytes=1), steps=70)
     same_on_all_ranks(weights)
     assert torch.isfinite(weights).all()
     same_on_all_ranks(torch.tensor(len(plans)))
@@ -45,20 +45,20 @@ def auto_measures_chooses_and_looks_again():
 
 @check
 def a_dense_way_gives_what_horovod_gives():
-    for way, tolerance in DENSE.items():
+    for way, options in (("float32", {"gradient_predivide_factor": 2.0, "backward_passes_per_step": 2}),
+                         ("float32", {"op": hvd.Sum}), ("fp16", {})):
+        passes = options.get("backward_passes_per_step", 1)
         with always(way):
-            for options in ({}, {"gradient_predivide_factor": 2.0}, {"op": hvd.Sum}, {"backward_passes_per_step": 2}):
-                passes = options.get("backward_passes_per_step", 1)
-                fp16 = {"compression": hvd.Compression.fp16} if way == "fp16" else {}
-                ours, optimizer, _ = train(compressed(communicator="auto", **options), steps=4, passes=passes)
-                theirs, *_ = train(horovod(**fp16, **options), steps=4, passes=passes)
-                assert set(optimizer.compression_stats()["ways"].values()) == {way}
-                off = (ours - theirs).abs().max()
-                assert off < tolerance, (way, options, off)
-                last = optimizer.compression_stats()["last_step"]["compressed"]
-                assert last["ratio"] == (2 if way == "fp16" else 1), last
-                assert not any(array.any() for name, array in arrays_of(optimizer._grace.exchange).items()
-                               if name.startswith("residual")) or way == "fp16"
+            ours, optimizer, _ = train(compressed(communicator="auto", **options), steps=4, passes=passes)
+        fp16 = {"compression": hvd.Compression.fp16} if way == "fp16" else {}
+        theirs, *_ = train(horovod(**fp16, **options), steps=4, passes=passes)
+        stats = optimizer.compression_stats()
+        assert set(stats["ways"].values()) == {way}
+        off = (ours - theirs).abs().max()
+        assert off < DENSE[way], (way, options, off)
+        assert stats["last_step"]["compressed"]["ratio"] == (2 if way == "fp16" else 1), stats
+        assert way == "fp16" or not any(array.any() for name, array in arrays_of(optimizer._grace.exchange).items()
+                                        if name.startswith("residual"))
 
 
 class _Odd(torch.nn.Module):
