@@ -8,7 +8,7 @@ from ..compressor import Compressor
 from ..compressor import compressor as compressor_of
 from ..errors import ConfigError, ContainerError, ExchangeError
 from ..rng import Stream
-from .base import Communicator, Pending
+from .base import Communicator, Pending, encode
 
 #: The first byte of what goes instead of a container: some rank could not read what it got. No container begins so.
 _UNREADABLE = 0
@@ -25,10 +25,7 @@ class Step(Pending):
 
     def encode(self, gradient: np.ndarray, state: tuple | None, stream: Stream, sizes) -> np.ndarray:
         """The container of float32[n], counted. state: (residual, room for the next one), both float32[n], or None."""
-        if state is None:
-            encoded = self.compressor.encode(gradient, stream, sizes=sizes)
-        else:
-            encoded = self.compressor.encode_compensated(gradient, *state, stream, sizes=sizes)
+        encoded = encode(self.compressor, gradient, state, stream, sizes)
         self.count(encoded.seconds)
         if encoded.index_codec:
             self.index_codecs.append(encoded.index_codec)

@@ -10,7 +10,7 @@ import numpy as np
 from .. import container
 from ..decoder import decode_sum
 from ..registry import register
-from .base import Communicator, Pending, wait
+from .base import Communicator, Pending, encode, wait
 
 
 @register
@@ -19,10 +19,7 @@ class Allgather(Communicator):
     sends_containers = True
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
-        if state is None:
-            encoded = compressor.encode(gradient, stream, sizes=sizes)
-        else:
-            encoded = compressor.encode_compensated(gradient, *state, stream, sizes=sizes)
+        encoded = encode(compressor, gradient, state, stream, sizes)
         return Pending(transport.allgather(name, encoded.blob), encoded.blob.size, encoded.seconds,
                        index_codecs=[encoded.index_codec] if encoded.index_codec else [], container=encoded.blob,
                        support=encoded.support)

@@ -121,6 +121,14 @@ class Communicator(Stage):
         raise NotImplementedError
 
 
+def encode(compressor, gradient: np.ndarray, state: tuple | None, stream, sizes=None):
+    """What `compressor` makes of float32[d], as its Encoded. state: (residual, room for the next one), both float32[d], for
+    error feedback, or None. sizes: see Communicator.start."""
+    if state is None:
+        return compressor.encode(gradient, stream, sizes=sizes)
+    return compressor.encode_compensated(gradient, *state, stream, sizes=sizes)
+
+
 def wait(pending: Pending):
     """The result of the exchange; the time spent waiting is counted as exchange."""
     started = time.perf_counter()
