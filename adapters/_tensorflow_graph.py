@@ -145,8 +145,8 @@ class _BucketNodes:
         #: Of the inputs of each collective.
         self._dtypes = {"allgather": [tf.uint8], "alltoall": [tf.uint8, tf.int32],
                         "broadcast": [tf.uint8],
-                        "allreduce": [tf.as_dtype(bucket.compressor.linear or "float32")]}
-        self._collectives = bucket.communicator.collectives_of(graph.exchange.transport.size)
+                        "allreduce": [tf.as_dtype(bucket.communicator.allreduced(bucket.compressor))]}
+        self._collectives = bucket.communicator.collectives_of(graph.exchange.transport)
 
     def start(self, gradients, order) -> list[tf.Tensor]:
         """Encode: what goes into the first collective."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import xxhash
 
+from . import hosts
 from .buckets import Bucket, Tensor
 from .capture import Capture
 from .communicators.allreduce import Allreduce
@@ -136,22 +137,25 @@ class Exchange:
         self.step = state.get(_STEP, self.step)
 
     def layout(self) -> np.ndarray:
-        """A digest, uint8[8], of all that must be the same on all ranks before the first step. Raises ConfigError for a
-        schedule of an option that there is not."""
+        """uint8[16]: a digest of all that must be the same on all ranks before the first step, and one of this rank's host.
+        Raises ConfigError for a schedule of an option that there is not."""
         compressors = [bucket.declared for bucket in self.buckets]
         self.schedules.check(compressors)
         parts = [(b.name, str(b.declared), b.communicator.name, repr(b.memory), [(t.name, t.shape) for t in b.tensors])
                  for b in self.buckets]
         parts += [*self.schedules.signature(compressors), self._watch.signature()]
-        return np.frombuffer(xxhash.xxh64_digest(repr((parts, self.seed, self.weight)).encode()), np.uint8).copy()
+        digest = xxhash.xxh64_digest(repr((parts, self.seed, self.weight)).encode())
+        return np.concatenate([np.frombuffer(digest, np.uint8), hosts.own()])
 
     def check_layouts(self, gathered: np.ndarray) -> None:
-        """gathered: every rank's `layout`, in the order of ranks. Raises ConfigError if they are not all the same."""
-        layouts = gathered.reshape(self.transport.size, -1)
+        """gathered: every rank's `layout`, in the order of ranks. Raises ConfigError if ranks were not built alike. Then the
+        transport knows the hosts."""
+        layouts, names = np.split(gathered.reshape(self.transport.size, -1), [-hosts.SIZE], axis=1)
         other = [rank for rank, theirs in enumerate(layouts) if theirs.tobytes() != layouts[0].tobytes()]
         if other:
             raise ConfigError(f"ranks {other} have other parameters, specs or options than rank 0: all ranks must wrap the "
                               f"same model in the same way")
+        self.transport.hosts = hosts.numbered(names)
 
     def start(self, bucket: Bucket, pack: Callable[[np.ndarray], None], out=None) -> None:
         """Queue the bucket: the worker thread packs, encodes and sends it. pack must not need the caller's thread. It is
@@ -167,7 +171,7 @@ class Exchange:
         """In the worker thread."""
         pending = start()
         if out is not None:
-            self._early.add(bucket, pending, out, len(bucket.communicator.collectives_of(self.transport.size)))
+            self._early.add(bucket, pending, out, len(bucket.communicator.collectives_of(self.transport)))
         if len(self._started) < len(self.buckets):  # the caller has more to do than to wait
             self._early.work(self._advance, self._receive)
         return pending
@@ -260,7 +264,7 @@ class Exchange:
     def advance(self, *buckets: Bucket) -> None:
         """When all buckets are started: let those of several dependent collectives start all but the first, so that they
         overlap. The given ones start the next."""
-        left = [(bucket, len(bucket.communicator.collectives_of(self.transport.size)) - 1) for bucket in self.buckets]
+        left = [(bucket, len(bucket.communicator.collectives_of(self.transport)) - 1) for bucket in self.buckets]
         levels = 1 if buckets else max((count for _, count in left), default=0)
         if levels and not buckets:
             concurrent.futures.wait(self._started.values())  # the worker may be about to do the same

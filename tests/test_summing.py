@@ -15,6 +15,7 @@ from grace_ext.observe.advice import Cost
 from grace_ext.spec import parse_stage
 
 TOPK = "topk:0.1/rice/qsgd:7"
+all_of_them = pytest.mark.parametrize("communicator", ["sharded", "tree", "hierarchical"])
 both = pytest.mark.parametrize("communicator", ["sharded", "tree"])
 
 
@@ -23,16 +24,20 @@ class Recorder(Transport):
 
     def __init__(self, transport, change=None):
         self._transport, self._change = transport, change
-        self.rank, self.size = transport.rank, transport.size
+        self.rank, self.size, self.hosts = transport.rank, transport.size, transport.hosts
         self.given = []
 
     def allgather(self, name, payload):
         self.given.append(("allgather", payload.size))
         return Changed(self._transport.allgather(name, payload), self._change and self._change.get("allgather"))
 
+    def allreduce(self, name, array):
+        self.given.append(("allreduce", array.nbytes))
+        return self._transport.allreduce(name, array)
+
     def alltoall(self, name, payload, splits):
         self.given.append(("alltoall", payload.size))
-        assert sum(splits) == payload.size and splits[self.rank] == 0
+        assert sum(splits) == payload.size
         return Changed(self._transport.alltoall(name, payload, splits), self._change and self._change.get("alltoall"))
 
 
@@ -139,7 +144,7 @@ def test_it_is_what_plain_loops_give(communicator, spec, memory, ranks, d):
 
 
 @pytest.mark.parametrize("d", [0, 1, 3])
-@both
+@all_of_them
 def test_fewer_elements_than_ranks(communicator, d):
     def work(transport):
         exchange = make(transport, communicator, "dense/deflate", "none", d)
@@ -177,7 +182,7 @@ def test_slices_are_equal_parts_of_all():
 @pytest.mark.parametrize("spec, memory", [
     (TOPK, "residual"), ("topk:0.02:per=tensor/rice/raw", "residual"), ("randomk:0.05", "residual"),
     ("dense/qsgd:4", "residual"), ("dct:16/topk:0.1/rice/qsgd:7", "residual"), (TOPK, "dgc:0.0:masking=false")])
-@both
+@all_of_them
 def test_nothing_is_lost(communicator, spec, memory):
     """What all ranks owe together is what was given and did not come yet."""
     def work(transport):
@@ -193,7 +198,7 @@ def test_nothing_is_lost(communicator, spec, memory):
         np.testing.assert_allclose(received + owed, given, atol=1e-3)
 
 
-@both
+@all_of_them
 def test_what_is_owed_outlives_a_change_of_ranks(communicator):
     """By redistribution, as when a job goes on with another number of ranks."""
     def first(transport):
@@ -216,7 +221,7 @@ def test_what_is_owed_outlives_a_change_of_ranks(communicator):
         np.testing.assert_allclose(before[0][0] + later, given, atol=0.02)
 
 
-@both
+@all_of_them
 def test_random_positions_are_those_of_the_sum(communicator):
     """So what a rank sends is in the result of the same step."""
     gradients = [gradient(rank) for rank in range(4)]
@@ -261,7 +266,7 @@ def test_each_rank_of_a_tree_sends_one_container():
 @pytest.mark.parametrize("at", [0, 17, 2600, 4999])
 @pytest.mark.parametrize("memory", ["residual", "none"])
 @pytest.mark.parametrize("spec", [TOPK, "randomk:0.01", "dct/topk:0.1/raw", "threshold:100.0"])
-@both
+@all_of_them
 def test_a_non_finite_gradient_reaches_all_ranks_and_no_memory(communicator, spec, memory, at):
     """Wherever in the gradient of whichever rank: its own slice or another's."""
     def work(transport):
@@ -280,14 +285,14 @@ def test_a_non_finite_gradient_reaches_all_ranks_and_no_memory(communicator, spe
     on_all_ranks(work, 4)
 
 
-@both
+@all_of_them
 def test_a_sum_that_overflows_is_not_finite(communicator):
     given = np.full(5000, 3e38, np.float32)
     for out, finite in on_all_ranks(lambda transport: step(make(transport, communicator), given), 3):
         assert not finite and np.isnan(out).all()
 
 
-@both
+@all_of_them
 def test_ranks_that_joined_pass_on_sums(communicator):
     """Rank r gives r gradients. The residuals of those that joined stay, and nothing that the others send gets lost."""
     def work(transport):
@@ -314,7 +319,7 @@ def test_ranks_that_joined_pass_on_sums(communicator):
         np.testing.assert_allclose(received.sum(axis=0) + owed, given, atol=1e-3)
 
 
-@both
+@all_of_them
 def test_joining_before_any_step(communicator):
     assert on_all_ranks(lambda transport: make(transport, communicator, joinable=True).accompany(None), 3) == [False] * 3
 

@@ -4,8 +4,10 @@ import dataclasses
 
 import numpy as np
 
+from .. import container
 from ..compressor import Compressor
 from ..compressor import compressor as compressor_of
+from ..container import Container
 from ..errors import ConfigError, ContainerError, ExchangeError
 from ..rng import Stream
 from .base import Communicator, Pending, encode
@@ -54,8 +56,29 @@ def report_unreadable(rank: int) -> np.ndarray:
     return np.frombuffer(bytes([_UNREADABLE]) + rank.to_bytes(4, "little"), np.uint8).copy()
 
 
+class Unreadable(ExchangeError):
+    """What a report tells of a rank."""
+
+    def __init__(self, name: str, rank: int):
+        super().__init__(f"{name!r}: rank {rank} got something other than the containers that it was to sum up")
+        self.rank = rank
+
+
 def check_readable(name: str, data: np.ndarray) -> None:
-    """Raise ExchangeError if data, uint8[m], is such a report."""
+    """Raise Unreadable if data, uint8[m], begins with such a report."""
     if data.size >= 5 and data[0] == _UNREADABLE:
-        rank = int.from_bytes(data[1:5].tobytes(), "little")
-        raise ExchangeError(f"{name!r}: rank {rank} got something other than the containers that it was to sum up")
+        raise Unreadable(name, int.from_bytes(data[1:5].tobytes(), "little"))
+
+
+def readable(name: str, data: np.ndarray, sizes: list[int]) -> list[Container]:
+    """The containers of so many elements each that stand one after the other in uint8[m]. Raises ContainerError, and
+    Unreadable if a report stands in their place or behind them."""
+    found = []
+    for size in sizes:
+        check_readable(name, data)
+        found.append(container.parse(data, size, prefix=True))
+        data = data[found[-1].nbytes:]
+    check_readable(name, data)
+    if data.size:
+        raise ContainerError(f"{data.size} bytes follow the {len(sizes)} containers")
+    return found

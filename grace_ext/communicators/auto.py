@@ -86,8 +86,8 @@ class Switch(Communicator):
     def needs_memory(self) -> bool:
         return not self.flushed
 
-    def collectives_of(self, ranks):
-        return self._inner.collectives_of(ranks)
+    def collectives_of(self, transport):
+        return self._inner.collectives_of(transport)
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         return self._inner.start(transport, name, self._dense.get(self.way, compressor), gradient, state, stream, sizes)

@@ -20,6 +20,9 @@ class Transport:
 
     rank: int
     size: int
+    #: Of each rank the number of its host; hosts are numbered in the order of their first ranks. None before the ranks have
+    #: told each other, in Exchange.check_layouts.
+    hosts: tuple[int, ...] | None = None
     #: Whether a collective can be started and waited for at any time between steps, so that the link can be measured.
     can_probe = False
     #: Whether a bucket's collective may start together with that of another.
@@ -98,9 +101,13 @@ class Communicator(Stage):
             raise ConfigError(f"communicator {self.name!r} sums values as they are and cannot carry {str(compressor)!r}: "
                               f"use allgather, or a spec with dense or randomk and raw or fp16 values")
 
-    def collectives_of(self, ranks: int) -> tuple[str, ...]:
-        """The same where their number depends on that of the ranks."""
+    def collectives_of(self, transport: Transport) -> tuple[str, ...]:
+        """The same where they depend on the number of ranks or on their hosts."""
         return self.collectives
+
+    def allreduced(self, compressor) -> str:
+        """The dtype of what goes into its allreduces."""
+        return compressor.linear or "float32"
 
     def start(self, transport: Transport, name: str, compressor, gradient: np.ndarray, state, stream,
               sizes=None) -> Pending:

@@ -12,8 +12,10 @@ class InProcessGroup:
     """`group.transport(rank)` is for one thread each. A collective that not all ranks join within `timeout` seconds
     raises ExchangeError in those that wait."""
 
-    def __init__(self, size: int, timeout: float = 60.0):
+    def __init__(self, size: int, timeout: float = 60.0, hosts=None):
+        """hosts: that each rank counts as being on, numbered from 0; see Transport.hosts. None: all on one."""
         self.size = size
+        self.hosts = tuple(hosts or (0,) * size)
         self.timeout = timeout
         self._changed = threading.Condition()
         self._open: dict[str, list[dict]] = {}
@@ -47,6 +49,7 @@ class InProcessTransport(Transport):
         self._group = group
         self.rank = rank
         self.size = group.size
+        self.hosts = group.hosts
 
     def allgather(self, name, payload):
         return _Handle(self._group, name, self._group._join(name, self.rank, payload.copy()), np.concatenate)

@@ -14,18 +14,12 @@ from .. import container
 from ..decoder import decode_sum
 from ..errors import ContainerError
 from ..registry import register
-from ..rng import Stream
 from ..scratch import scratch
-from ._summing import Step, Summing, check_readable, exact, report_unreadable
+from ._slices import slices, stream_of_slice, within
+from ._summing import Step, Summing, exact, readable, report_unreadable
 from .base import wait
 
 _NOTHING = np.empty(0, np.uint8)
-
-
-def slices(d: int, ranks: int) -> list[slice]:
-    """The parts of d elements that the ranks own, in the order of ranks: as equal as possible, empty where d < ranks."""
-    ends = [d * rank // ranks for rank in range(ranks + 1)]
-    return [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
 
 
 @dataclasses.dataclass
@@ -61,14 +55,14 @@ class Sharded(Summing):
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         parts = slices(gradient.size, transport.size)
         sizes = (gradient.size,) if sizes is None else sizes
-        step = _Step(None, 0, {}, name, compressor, stream, parts, gradient, state, _within(sizes, parts[transport.rank]))
+        step = _Step(None, 0, {}, name, compressor, stream, parts, gradient, state, within(sizes, parts[transport.rank]))
         payloads = []
         for owner, part in enumerate(parts):
             if owner == transport.rank or part.start == part.stop:
                 payloads.append(_NOTHING)
                 continue
             residual = state and (state[0][part], state[1][part])
-            payloads.append(step.encode(gradient[part], residual, _of_slice(stream, owner), _within(sizes, part)))
+            payloads.append(step.encode(gradient[part], residual, stream_of_slice(stream, owner), within(sizes, part)))
         return _send(step, transport, payloads)
 
     def start_empty(self, transport, name, compressor, size, stream, sizes=None):
@@ -103,7 +97,7 @@ class Sharded(Summing):
         step.count({"decode": time.perf_counter() - started})
         residual = step.state and (step.state[0][own], step.state[1][own])
         # All ranks draw the positions of a slice alike, for the sum as well, but nobody else rounds as this one does.
-        stream = dataclasses.replace(_of_slice(step.stream, transport.rank), rank=-2 - transport.rank)
+        stream = dataclasses.replace(stream_of_slice(step.stream, transport.rank), rank=-2 - transport.rank)
         return step.encode(summed, residual, stream, step.sizes)
 
     def finish(self, step, transport, out, weight):
@@ -112,17 +106,11 @@ class Sharded(Summing):
         if step.unreadable is not None:
             raise step.unreadable
         started = time.perf_counter()
-        finite = True
-        for part in step.parts:
-            if part.start == part.stop:
-                continue
-            check_readable(step.name, data)
-            one = container.parse(data, part.stop - part.start, prefix=True)
+        parts = [part for part in step.parts if part.stop > part.start]
+        containers = readable(step.name, data, [part.stop - part.start for part in parts])
+        for part, one in zip(parts, containers, strict=True):
             decode_sum([one], out[part], weight)
-            finite &= not one.non_finite
-            data = data[one.nbytes:]
-        if data.size:
-            raise ContainerError(f"{data.size} bytes follow the containers of the slices")
+        finite = not any(one.non_finite for one in containers)
         if not finite:
             out[:] = np.nan
         step.count({"decode": time.perf_counter() - started})
@@ -134,14 +122,3 @@ def _send(step: _Step, transport, payloads: list[np.ndarray]) -> _Step:
     step.handle = transport.alltoall(f"{step.name}.slices", joined, [payload.size for payload in payloads])
     step.wire_bytes = joined.size
     return step
-
-
-def _of_slice(stream: Stream, owner: int) -> Stream:
-    return dataclasses.replace(stream, name=f"{stream.name}[{owner}]")
-
-
-def _within(sizes, part: slice) -> tuple[int, ...]:
-    """The elements that a slice has of each tensor, those that have none left out. sizes: of the tensors."""
-    ends = np.cumsum(sizes)
-    inside = np.clip(ends, part.start, part.stop) - np.clip(ends - sizes, part.start, part.stop)
-    return tuple(inside[inside > 0].tolist())

@@ -45,8 +45,8 @@ class Tree(Summing):
     name = "tree"
     collectives = ("alltoall", "broadcast")
 
-    def collectives_of(self, ranks):
-        return ("alltoall",) * _levels(ranks) + ("broadcast",)
+    def collectives_of(self, transport):
+        return ("alltoall",) * _levels(transport.size) + ("broadcast",)
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         return self._started(_Step(None, 0, {}, name, compressor, stream, gradient, state, sizes), transport)

@@ -66,7 +66,7 @@ class Mark(Transport):
 
     def __init__(self, transport: Transport):
         self._transport = transport
-        self.rank, self.size = transport.rank, transport.size
+        self.rank, self.size, self.hosts = transport.rank, transport.size, transport.hosts
         self.at: float | None = None
 
     def allgather(self, name, payload):

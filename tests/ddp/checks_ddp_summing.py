@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from checking import check
 from harness_ddp import close, same_on_all_ranks, train
-from summing import CASES, check_against_one_process
+from summing import CASES, check_against_one_process, on_two_hosts
 
 from grace_ext.adapters._ddp_transport import HEAD, GroupTransport, room_for
 
@@ -14,21 +14,23 @@ from grace_ext.adapters._ddp_transport import HEAD, GroupTransport, room_for
 def sums_on_the_way_are_what_one_process_gives():
     check_against_one_process(GroupTransport(dist.new_group(), torch.device("cpu")))
     halves = [dist.new_group(list(range(odd, dist.get_world_size(), 2))) for odd in (0, 1)]
-    check_against_one_process(GroupTransport(halves[dist.get_rank() % 2], torch.device("cpu")), CASES[:2])
+    check_against_one_process(GroupTransport(halves[dist.get_rank() % 2], torch.device("cpu")), CASES[:3])
 
 
 @check
 def sums_on_the_way_train_alike_on_all_ranks():
     plain = train(steps=4)[0]
-    for communicator in ("sharded", "tree"):
-        weights, state = train("topk:0.01/rice/qsgd:7", steps=12, communicator=communicator)
+    for communicator in ("sharded", "tree", "hierarchical"):
+        with on_two_hosts(dist.get_rank()):
+            weights, state = train("topk:0.01/rice/qsgd:7", steps=12, communicator=communicator)
+            every = train("dense/deflate", steps=4, memory="none", communicator=communicator)[0]
         same_on_all_ranks(weights)
         assert torch.isfinite(weights).all()
         assert len(state._buckets.layout) == 2, "DDP's buckets were not rebuilt"
         stats = state.compression_stats()
         assert stats["steps"] == 12 and stats["compressed"]["ratio"] > 100, stats
         # With all elements sent, nothing but rounding tells it from plain DDP.
-        close(train("dense/deflate", steps=4, memory="none", communicator=communicator)[0], plain)
+        close(every, plain)
 
 
 @check

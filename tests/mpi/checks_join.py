@@ -8,6 +8,7 @@ from checking import arrays_of, check, raises
 from checks_corners import close, loss_of, small
 from checks_rows import Words, sentences
 from harness import batches, compressed, flat, horovod, same_on_all_ranks
+from summing import on_two_hosts
 
 from grace_ext import ExchangeError
 
@@ -49,10 +50,11 @@ def ranks_that_join_stay_in_step():
                           (topk, {"schedule": {"density": lambda step: 0.1 / (1 + step)}}),
                           ("powersgd:2", {}), ("powersgd:2", {"rules": {"1.*": topk}}),
                           ("randomk:0.1", {"communicator": "allreduce"}), (topk, {"communicator": "sharded"}),
-                          (topk, {"communicator": "tree"}),
+                          (topk, {"communicator": "tree"}), (topk, {"communicator": "hierarchical"}),
                           ("dense/fp16", {"communicator": "allreduce", "memory": "none"})):
         wrap = compressed(spec, **options)
-        net, optimizer, last, (before, kept) = uneven(wrap, hvd.rank())
+        with on_two_hosts(hvd.rank()):
+            net, optimizer, last, (before, kept) = uneven(wrap, hvd.rank())
         assert last == hvd.size() - 1
         assert optimizer._grace.exchange.step == hvd.size() - 1, (spec, options)
         for name in before:

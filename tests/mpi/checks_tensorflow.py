@@ -18,7 +18,7 @@ from harness_tensorflow import (
     train,
     variables,
 )
-from summing import CASES, gradients, in_one_process
+from summing import CASES, gradients, in_one_process, on_two_hosts
 
 from grace_ext import ConfigError
 from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, compression_stats
@@ -80,8 +80,10 @@ def every_kind_of_collective_works():
     for spec, communicator in (("randomk:0.1/shared/raw", "allreduce"), ("dct/topk:0.05:per=chunk/rice/qsgd:7", "allgather"),
                                ("topk:0.05/bloom/polyfit", "allgather"), ("powersgd:2", "allgather"),
                                ("topk:0.02/rice/qsgd:7", "sharded"), ("dense/qsgd:4", "tree"),
+                               ("topk:0.02/rice/qsgd:7", "hierarchical"),
                                ("powersgd:2:start=3", "allgather")):
-        ours, sources = train(compressed(spec, communicator=communicator), steps=6)
+        with on_two_hosts(hvd.rank()):
+            ours, sources = train(compressed(spec, communicator=communicator), steps=6)
         same_on_all_ranks(ours)
         start, _ = train(Plain, steps=0)
         assert np.abs(ours - start).max() > 1e-3, spec
@@ -96,10 +98,21 @@ def sums_on_the_way_are_what_one_process_gives():
         ours = reducer(spec, memory, communicator=communicator, rules={"*": spec})
         given = gradients(3, hvd.size(), d)
         given[1, hvd.size() - 1, d // 2] = np.nan
-        outs = [ours.reduce([tf.constant(own)], [tf.Variable(own, name="w")])[0] for own in given[:, hvd.rank()]]
+        with on_two_hosts(hvd.rank()):
+            outs = [ours.reduce([tf.constant(own)], [tf.Variable(own, name="w")])[0] for own in given[:, hvd.rank()]]
         expected, kept = in_one_process(communicator, spec, given, memory)[hvd.rank()]
         assert np.array_equal(outs, expected, equal_nan=True), spec
         assert memory == "none" or np.array_equal(exchange_of(ours).state_dict()["residual"]["w"], kept), spec
+
+
+@check
+def on_one_host_the_sum_is_exact():
+    """In float32, also for a spec that goes by allreduce in float16 otherwise."""
+    for spec in ("dense/fp16", "topk:0.02/rice/qsgd:7"):
+        ours = reducer(spec, communicator="hierarchical", rules={"*": spec})
+        own = gradients(1, hvd.size(), 500)[0]
+        result = ours.reduce([tf.constant(own[hvd.rank()])], [tf.Variable(own[0], name="w")])[0]
+        assert np.abs(result.numpy() - own.mean(axis=0)).max() < 1e-6, spec
 
 
 @check

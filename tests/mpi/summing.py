@@ -1,10 +1,13 @@
 """Sums on the way as one process computes them, and as the ranks of a job do: for the checks of all adapters."""
 
+import contextlib
+import os
 import threading
 
 import numpy as np
 
 import grace_ext
+from grace_ext import hosts
 from grace_ext.buckets import Tensor
 from grace_ext.communicators import InProcessGroup
 from grace_ext.exchange import Exchange
@@ -16,12 +19,28 @@ def gradients(steps: int, ranks: int, d: int) -> np.ndarray:
     return np.random.default_rng(d).standard_normal((steps, ranks, d)).astype(np.float32)
 
 
+@contextlib.contextmanager
+def on_two_hosts(rank: int):
+    """Inside, even ranks count as being on one host, odd ones on another."""
+    before = os.environ.get(hosts.VARIABLE)
+    os.environ[hosts.VARIABLE] = f"host{rank % 2}"
+    try:
+        yield
+    finally:
+        os.environ.pop(hosts.VARIABLE)
+        if before is not None:
+            os.environ[hosts.VARIABLE] = before
+
+
 def run(transport, communicator: str, spec: str, given: np.ndarray, memory="residual", wrap=lambda transport: transport):
     """given: float32[steps, d], of this rank -> the results of all steps, and the residual after them."""
-    exchange = Exchange(wrap(transport), memory, 1 / transport.size)
+    transport = wrap(transport)
+    exchange = Exchange(transport, memory, 1 / transport.size)
     exchange.set_buckets([exchange.bucket("summing", [Tensor("w", given.shape[1], 2)], grace_ext.compressor(spec),
                                           parse_stage("communicator", communicator))])
     (bucket,) = exchange.buckets
+    if transport.hosts is None:
+        exchange.check_layouts(transport.allgather("summing.layout", exchange.layout()).wait())
     outs = np.empty_like(given)
     try:
         for gradient, out in zip(given, outs, strict=True):
@@ -35,9 +54,9 @@ def run(transport, communicator: str, spec: str, given: np.ndarray, memory="resi
 
 
 def in_one_process(communicator: str, spec: str, given: np.ndarray, memory="residual") -> list:
-    """given: float32[steps, ranks, d] -> what `run` gives on each rank."""
+    """given: float32[steps, ranks, d] -> what `run` gives on each rank, on two hosts."""
     ranks = given.shape[1]
-    group, results = InProcessGroup(ranks), [None] * ranks
+    group, results = InProcessGroup(ranks, hosts=[rank % 2 for rank in range(ranks)]), [None] * ranks
 
     def work(rank):
         results[rank] = run(group.transport(rank), communicator, spec, given[:, rank], memory)
@@ -52,7 +71,8 @@ def in_one_process(communicator: str, spec: str, given: np.ndarray, memory="resi
 
 #: (communicator, spec, memory, elements)
 CASES = (("sharded", "topk:0.05/rice/qsgd:7", "residual", 5001), ("tree", "topk:0.05/rice/qsgd:7", "residual", 5001),
-         ("sharded", "dense/qsgd:4", "none", 600), ("tree", "randomk:0.1/fp16", "none", 700),
+         ("hierarchical", "topk:0.05/rice/qsgd:7", "residual", 5001), ("sharded", "dense/qsgd:4", "none", 600),
+         ("tree", "randomk:0.1/fp16", "none", 700), ("hierarchical", "dense/qsgd:4", "none", 7),
          ("sharded", "dense/deflate", "residual", 1))
 
 
@@ -61,8 +81,9 @@ def check_against_one_process(transport, cases=CASES) -> None:
     for communicator, spec, memory, d in cases:
         given = gradients(3, transport.size, d)
         given[1, transport.size - 1, d // 2] = np.nan
-        outs, residual = run(transport, communicator, spec, given[:, transport.rank], memory)
+        with on_two_hosts(transport.rank):
+            outs, residual = run(transport, communicator, spec, given[:, transport.rank], memory)
         expected, kept = in_one_process(communicator, spec, given, memory)[transport.rank]
-        assert np.isnan(outs[1]).all() and np.isfinite(outs[2:]).all(), (communicator, spec)
+        assert not np.isfinite(outs[1]).all() and np.isfinite(outs[2:]).all(), (communicator, spec)
         assert np.array_equal(outs, expected, equal_nan=True), (communicator, spec)
         assert memory == "none" or np.array_equal(residual, kept), (communicator, spec)
