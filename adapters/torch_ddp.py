@@ -33,9 +33,10 @@ class CompressionState:
     compression: a spec ("topk:0.01/rice/qsgd:7", see `python -m grace_ext codecs`), its dict form, or a Compressor.
     memory: "residual" (error feedback), "none", "ef21", "dgc" or another (`python -m grace_ext codecs`), or specs by name
         pattern or size, as in rules: {"*embedding*": "none", "*": "residual:decay=0.9"}.
-    communicator: "allgather"; "sharded" or "tree" for many ranks or slow links (see docs/training.md); or "allreduce" for
-        dense raw and fp16 specs, and for randomk. Dense float32 always goes by allreduce: the result is the same and
-        the bytes are fewer. So do low-rank factors ("powersgd:4"), which only sums can carry.
+    communicator: "allgather"; "sharded" or "tree" for many ranks or slow links, "hierarchical" for several ranks a host (see
+        docs/training.md); or "allreduce" for dense raw and fp16 specs, and for randomk. Dense float32 always goes by
+        allreduce: the result is the same and the bytes are fewer. So do low-rank factors ("powersgd:4"), which only sums can
+        carry.
     rules: {"*.bias": "dense/raw", "<=4096": "dense/raw", ...}: specs by name pattern or size, the first that fits. Without
         one, tensors of at most 1024 elements or fewer than two dimensions ride in a dense float32 bucket.
     process_group: the one that DDP was given; None for all ranks.

@@ -93,7 +93,7 @@ class Meter:
 
     def __init__(self, optimizer, model, args):
         self.optimizer, self.parameters = optimizer, sum(p.numel() for p in model.parameters())
-        self.gathers = args.communicator == "allgather"
+        self.communicator = args.communicator
         self.width = {"none": 4, "fp16": 2}.get(args.compression) if hvd.size() > 1 else 4  # of a number
         self.steps, self.seconds = 0, np.zeros(3)
 
@@ -112,8 +112,8 @@ class Meter:
         stats = {"bytes_out": numbers * self.width} if self.width else self.optimizer.compression_stats()
         layers = stats.get("compressed", {"bytes_out": 0})
         ring = 2 * (hvd.size() - 1) / hvd.size()  # how often an allreduce sends a payload, and what is sharded
-        gather = hvd.size() - 1 if self.gathers else ring
-        sent = ring * (stats["bytes_out"] - layers["bytes_out"]) + gather * layers["bytes_out"]
+        copies = {"allgather": hvd.size() - 1, "hierarchical": 1}.get(self.communicator, ring)
+        sent = ring * (stats["bytes_out"] - layers["bytes_out"]) + copies * layers["bytes_out"]
         seconds = dict(zip(STAGES, (self.seconds / max(1, self.steps - WARM_UP)).tolist(), strict=True))
         return {"steps": self.steps, "bytes_sent": round(sent), "ratio": ring * 4 * numbers / (sent or 1),
                 "compressed_layers_ratio": layers.get("ratio"), "seconds_per_step": seconds}
@@ -174,7 +174,7 @@ if __name__ == "__main__":
     parser.add_argument("--data", required=True, help="folder of the data set")
     parser.add_argument("--compression", default="topk:0.01/rice/qsgd:7", help="or none, fp16: Horovod's own")
     parser.add_argument("--memory", default="residual", help="residual, none, ef21, dgc, …")
-    parser.add_argument("--communicator", default="allgather", help="allgather, sharded, tree, …")
+    parser.add_argument("--communicator", default="allgather", help="allgather, sharded, hierarchical, tree, …")
     parser.add_argument("--schedule", nargs="+", default=[], metavar="OPTION=SPEC", type=lambda text: text.split("=", 1),
                         help="options of the spec that change with the step, such as density=warmup:400")
     parser.add_argument("--optimizer", choices=("sgd", "adam", "onebit_adam"), default="sgd")

@@ -10,7 +10,8 @@ from test_summing import TOPK, Recorder, make, residual_of, step
 import grace_ext
 from grace_ext import ConfigError, ContainerError, ExchangeError, hosts
 from grace_ext.communicators import InProcessGroup
-from grace_ext.exchange import Exchange, Tensor
+from grace_ext.buckets import Tensor
+from grace_ext.exchange import Exchange
 from grace_ext.spec import parse_stage
 
 TWO_BY_TWO, ROUND_ROBIN, UNEVEN, THREE = (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0, 0, 0), (0, 0, 1, 1, 2, 2, 0)
@@ -130,16 +131,18 @@ class Splits(Recorder):
 
 
 @pytest.mark.parametrize("placement, kinds", [
-    (TWO_BY_TWO, 3 * ["alltoall"]), ((0, 1, 2), ["allgather"]), ((0, 0, 0), ["allreduce"])])
+    (TWO_BY_TWO, 3 * ["alltoall"]), ((0, 1, 2), ["allgather"]), ((0, 0, 0, 0), ["allreduce"])])
 def test_it_takes_no_more_collectives_than_the_places_need(placement, kinds):
     def work(transport):
         recorder = Recorder(transport)
         exchange = make(recorder, "hierarchical")
         step(exchange, gradient(transport.rank))
-        assert list(exchange.buckets[0].communicator.collectives_of(transport)) == kinds
-        return [kind for kind, _ in recorder.given]
+        communicator = exchange.buckets[0].communicator
+        assert list(communicator.collectives_of(transport)) == kinds
+        return [kind for kind, _ in recorder.given], communicator.copies(transport)
 
-    assert on_all_ranks(work, len(placement), hosts=placement) == [kinds] * len(placement)
+    copies = {"allgather": 2, "allreduce": 1.5, "alltoall": 1}[kinds[0]]
+    assert on_all_ranks(work, len(placement), hosts=placement) == [(kinds, copies)] * len(placement)
 
 
 def test_one_host_sums_exactly_whatever_the_spec():

@@ -105,6 +105,12 @@ class Communicator(Stage):
         """The same where they depend on the number of ranks or on their hosts."""
         return self.collectives
 
+    def copies(self, transport: Transport) -> float:
+        """How many times what a rank gives to collectives (`Pending.wire_bytes`) leaves it, on average: to all others, or
+        along a ring. What is sharded goes to n - 1 ranks in a part of 1 / n, the rest to one: as in a ring."""
+        ranks = transport.size
+        return ranks - 1 if self.collectives_of(transport) == ("allgather",) else 2 * (ranks - 1) / ranks
+
     def allreduced(self, compressor) -> str:
         """The dtype of what goes into its allreduces."""
         return compressor.linear or "float32"

@@ -96,6 +96,9 @@ class Hierarchical(Communicator):
         flat = _flat(transport)
         return flat.collectives if flat else self.collectives
 
+    def copies(self, transport):
+        return super().copies(transport) if _flat(transport) else 1
+
     def allreduced(self, compressor):
         return "float32"
 

@@ -9,6 +9,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from cluster import CANNOT, Hosts, hosts  # noqa: E402
+from jobs import Job  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +34,26 @@ def three(machine):
     """host1 to host3, without a limit."""
     with Hosts("tests", 3, "none") as up:
         yield up
+
+
+@pytest.fixture
+def start(three, tmp_path):
+    """Start a job and wait until it trains."""
+    jobs = []
+
+    def start(launcher, ranks, steps, **options):
+        # A second time, because the prterun of Open MPI 5.0 stands still once in a while when it starts or ends programs on
+        # several hosts, whatever they are (github.com/open-mpi/ompi/issues/12939).
+        for attempt in ("first", "second"):
+            folder = tmp_path / f"{len(jobs)}.{attempt}"
+            folder.mkdir()
+            jobs.append(Job(three, launcher, ranks, steps, folder, **options))
+            if jobs[-1].has_started():
+                return jobs[-1]
+        raise AssertionError(jobs[-1].output[-8000:])
+
+    yield start
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.terminate()
+            job.end(30)

@@ -1,4 +1,5 @@
-"""A training job for tests: job.py OUT_FOLDER STEPS. Each rank writes rankN.json: its host, what the job came to."""
+"""A training job for tests: job.py OUT_FOLDER STEPS [SPEC COMMUNICATOR WIDTH]. Each rank writes rankN.json: its host, what
+the job came to."""
 
 import json
 import socket
@@ -12,11 +13,11 @@ import torch
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
 
 
-def train(steps: int, progress: Path) -> dict:
+def train(steps: int, progress: Path, spec="topk:0.01/rice/qsgd:7", communicator="allgather", width="400") -> dict:
     torch.manual_seed(1)
-    net = torch.nn.Sequential(torch.nn.Linear(100, 400), torch.nn.ReLU(), torch.nn.Linear(400, 10))
+    net = torch.nn.Sequential(torch.nn.Linear(100, int(width)), torch.nn.ReLU(), torch.nn.Linear(int(width), 10))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    optimizer = DistributedOptimizer(optimizer, net.named_parameters(), "topk:0.01/rice/qsgd:7")
+    optimizer = DistributedOptimizer(optimizer, net.named_parameters(), spec, communicator=communicator)
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     data = torch.Generator().manual_seed(100 + hvd.rank())
     for step in range(steps):
@@ -41,7 +42,7 @@ def main() -> None:
     result = folder / f"rank{hvd.rank()}.json"
     host = socket.gethostname()
     try:
-        came_to = train(int(sys.argv[2]), folder / f"progress{hvd.rank()}")
+        came_to = train(int(sys.argv[2]), folder / f"progress{hvd.rank()}", *sys.argv[3:])
     except BaseException as error:
         result.write_text(json.dumps({"host": host, "error": repr(error), "at": time.time()}))
         raise
