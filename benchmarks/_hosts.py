@@ -1,0 +1,76 @@
+"""Hosts on this machine for benchmarks, called as the tests call them, and jobs of one rank on each."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_spec = importlib.util.spec_from_file_location("hosts_of_tests", os.path.join(ROOT, "tests", "hosts", "cluster.py"))
+_module = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+Hosts, wait_until = _module.Hosts, _module.wait_until
+
+#: More ranks than cores; the allreduces by which grace_ext measures the link for a warning are not counted.
+ENVIRONMENT = {**_module.ENVIRONMENT, "OMPI_MCA_mpi_yield_when_idle": "1", "GRACE_EXT_WARN": "0", "PYTHONUNBUFFERED": "1",
+               "MASTER_ADDR": "host1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
+_PASSED_ON = [name for name in ("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "GRACE_EXT_CACHE", "GRACE_EXT_WARN",
+                                "OMP_NUM_THREADS", "TF_CPP_MIN_LOG_LEVEL") if name in ENVIRONMENT]
+_GLOO = ["horovodrun", "--gloo", "--network-interfaces", "eth0", "--start-timeout", "120"]
+_MPIRUN = ["mpirun", "--map-by", "slot", "--bind-to", "none", "--mca", "btl_tcp_if_include", "eth0"]
+_RING = ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4"]
+_NAMES = [word for name in _PASSED_ON for word in ("-x", name)]
+LAUNCHERS = {"horovodrun --gloo": _GLOO, "mpirun": [*_MPIRUN, *_NAMES], "mpirun, ring": [*_MPIRUN, *_RING, *_NAMES]}
+
+
+class JobFailed(Exception):
+    """The message has the end of the job's output."""
+
+
+class Job:
+    """A Python program, one rank on each of the first hosts. launcher: one of LAUNCHERS, or "torchrun": each rank started on
+    its host with the variables that torchrun sets. env: variables on top of ENVIRONMENT, for all ranks."""
+
+    def __init__(self, up: Hosts, launcher: str, ranks: int, program: list[str], env: dict | None = None):
+        passed_on = [word for name in env or {} for word in ("-x", name)] if launcher.startswith("mpirun") else []
+        env = {**ENVIRONMENT, **(env or {})}
+        program = [sys.executable, *program]
+        if launcher == "torchrun":
+            commands = [(rank + 1, ["env", f"RANK={rank}", f"WORLD_SIZE={ranks}", *program]) for rank in range(ranks)]
+        else:
+            names = ",".join(f"host{host}:1" for host in range(1, ranks + 1))
+            commands = [(1, [*LAUNCHERS[launcher], *passed_on, "-np", ranks, "-H", names, *program])]
+        self.started = time.time()
+        self.processes = [up.start("exec", host, *command, env=env) for host, command in commands]
+
+    def end(self, timeout: float) -> str:
+        """Its output. Raises JobFailed if it does not end in time, or not with status 0."""
+        deadline = time.monotonic() + timeout
+        output, late = "", False
+        for process in self.processes:
+            try:
+                output += process.communicate(timeout=max(1.0, deadline - time.monotonic()))[0]
+            except subprocess.TimeoutExpired:
+                late = True
+                break
+        if late or any(process.returncode for process in self.processes):
+            output += self.stop()
+            how = f"did not end within {timeout:.0f} s" if late else "failed"
+            raise JobFailed(f"the job {how}; the end of its output:\n{output[-4000:]}")
+        return output
+
+    def stop(self) -> str:
+        """End it; the rest of its output."""
+        output = ""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in self.processes:
+                if process.poll() is None:
+                    process.send_signal(number)
+            for process in self.processes:
+                try:
+                    output += process.communicate(timeout=10)[0] if not process.stdout.closed else ""
+                except subprocess.TimeoutExpired:
+                    continue
+        return output
