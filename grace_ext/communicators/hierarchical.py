@@ -26,9 +26,9 @@ _NOTHING = np.empty(0, np.uint8)
 
 @dataclasses.dataclass(frozen=True)
 class _Places:
-    """What a rank is to the others, all in ascending order of ranks. local: those on its host; owners: of the slices, on its
-    host; own: the number of its own slice, None if it has none; peers: the owners of the same slice on all hosts, itself
-    included; hosts: how many there are."""
+    """What a rank is to the others. local: those on its host; owners: of the slices, on its host, in their order; own: the
+    number of its own slice, None if it has none; peers: the owners of the same slice on all hosts, itself included; hosts:
+    how many there are."""
 
     local: tuple[int, ...]
     owners: tuple[int, ...]
@@ -46,8 +46,8 @@ def places(hosts: tuple[int, ...], rank: int) -> _Places:
     count = min(map(len, members.values()))
     local = members[hosts[rank]]
     own = local.index(rank) if rank in local[:count] else None
-    peers = () if own is None else sorted(ranks[own] for ranks in members.values())
-    return _Places(tuple(local), tuple(local[:count]), own, tuple(peers), len(members))
+    peers = () if own is None else tuple(ranks[own] for ranks in members.values())
+    return _Places(tuple(local), tuple(local[:count]), own, peers, len(members))
 
 
 @dataclasses.dataclass
