@@ -132,6 +132,8 @@ def train(communicator: str, args) -> dict:
             digests = hvd.allgather(torch.from_numpy(digest(net)), name=f"digests.{communicator}").view(hvd.size(), -1)
             compared += 1
             identical += int((digests == digests[0]).all()) and all(p.isfinite().all() for p in net.parameters())
+            if hvd.rank() == 0:
+                print(f"[delays] {communicator}: {step} steps", flush=True)  # where a job stood that did not end
     return {"communicator": communicator, "steps": args.steps, "seconds": time.perf_counter() - started,
             "paused": pauses.total, "longest": pauses.longest, "compared": compared, "identical": int(identical),
             "buckets": len(optimizer._grace.exchange.buckets)}
