@@ -9,8 +9,8 @@ from test_summing import TOPK, Recorder, make, residual_of, step
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError, ExchangeError, hosts
-from grace_ext.communicators import InProcessGroup
 from grace_ext.buckets import Tensor
+from grace_ext.communicators import InProcessGroup
 from grace_ext.exchange import Exchange
 from grace_ext.spec import parse_stage
 

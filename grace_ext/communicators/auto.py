@@ -7,18 +7,19 @@ from ..errors import ConfigError
 from ..registry import register
 from .allgather import Allgather
 from .allreduce import Allreduce
-from .base import Communicator, Pending, wait
+from .base import Communicator, Pending, Transport, wait
+from .hierarchical import Hierarchical
 from .sharded import Sharded
 
 #: Ways without containers, the more exact first.
 DENSE = {"float32": "dense/raw", "fp16": "dense/fp16"}
-_FEWEST = {"sharded": 3}  # ranks from which on a way can save anything
+_FEWEST = {"sharded": 3, "hierarchical": 3}  # ranks from which on a way can save anything
 
 
 @register
 class Auto(Communicator):
-    """Measures in the first steps which way is the fastest for each bucket, and looks again later: containers by allgather
-    or by sharded, or dense float16 or float32 by the library's own allreduce, as without grace_ext. See policy.choice."""
+    """Measures in the first steps which way is the fastest for each bucket, and looks again later: containers by allgather,
+    sharded or hierarchical, or dense float16 or float32 by the library's own allreduce, as without grace_ext (policy.choice).
 
     # The exchange makes a Switch of it for each bucket, and a Chooser for all of them.
     name = "auto"
@@ -48,7 +49,7 @@ class Switch(Communicator):
     def of(cls, compressor, ranks: int) -> "Switch":
         """With all ways that can carry what the compressor makes."""
         ways: dict[str, Communicator] = {}
-        for kind in (Allreduce, Allgather, Sharded):
+        for kind in (Allreduce, Allgather, Sharded, Hierarchical):
             if ranks >= _FEWEST.get(kind.name, 1) and can_carry(kind(), compressor):
                 ways[kind.name] = kind()
         return cls(ways)
@@ -56,6 +57,11 @@ class Switch(Communicator):
     @property
     def is_dense(self) -> bool:
         return self.way in DENSE
+
+    def ways_over(self, transport: Transport) -> list[str]:
+        """Those that differ from others, now that the hosts are known."""
+        levels = max(transport.hosts) + 1 not in (1, transport.size)
+        return [way for way in self.ways if way != "hierarchical" or levels]
 
     def check(self, compressor):
         """All ways were asked."""

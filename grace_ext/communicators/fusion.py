@@ -78,7 +78,7 @@ class Member(Transport):
 
     def __init__(self, transport: Transport, group: "_Group"):
         self._transport, self._group = transport, group
-        self.rank, self.size = transport.rank, transport.size
+        self.rank, self.size, self.hosts = transport.rank, transport.size, transport.hosts
 
     def allgather(self, name, payload):
         self._group.add(name, payload)

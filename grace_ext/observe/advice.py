@@ -112,13 +112,7 @@ class Cost:
         """Count a bucket of such a step."""
         ranks = self._transport.size
         ring, gather = 2 * (ranks - 1) / ranks, ranks - 1
-<<<<<<< HEAD
-        # Of what is sharded, a part of 1 / n goes to n - 1 ranks, and the rest to one: together as much as in a ring.
-        sent = gather if bucket.communicator.collectives == ("allgather",) else ring
         self._step[0] += pending.codec_seconds
-=======
-        self._step[0] += sum(taken for stage, taken in pending.seconds.items() if stage != "exchange")
->>>>>>> 9b951a5 (hierarchical: documents, how often bytes leave a rank, a job of two ranks a host)
         # What would be sent without compression: dense gradients by a ring, rows by an allgather.
         self._step[1] += ring * 4 * bucket.size if pending.gradient_bytes is None else gather * pending.gradient_bytes
         self._step[2] += bucket.communicator.copies(self._transport) * pending.wire_bytes

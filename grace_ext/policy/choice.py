@@ -29,9 +29,12 @@ _SAME = 1.02  # plans whose times differ by less are taken for equally fast
 Volumes = list[tuple[str, float]]
 
 
-def volumes(way: str, container: float, ranks: int) -> Volumes:
-    """Of a way of containers. container: its bytes."""
+def volumes(way: str, container: float, hosts: tuple[int, ...]) -> Volumes:
+    """Of a way of containers. container: its bytes. hosts: see Transport.hosts; what stays inside one is taken as free."""
+    ranks, count = len(hosts), max(hosts) + 1
+    between = container * count / ranks * (count - 1) / (ranks - 1)  # of what an owner has for the other hosts
     return {"sharded": [("alltoall", container), ("allgather", container / ranks)],
+            "hierarchical": [("alltoall", 0), ("allgather", between), ("alltoall", 0)],
             "allreduce": [("allreduce", container)],
             "factors": [("allreduce", container)]}.get(way, [("allgather", container)])
 
@@ -111,7 +114,8 @@ class Chooser:
         buckets = []
         for bucket, (sent, codec) in zip(self._buckets, mean[:-1].reshape(-1, 2), strict=True):
             switch = bucket.communicator
-            compressed = {way: (volumes(way, sent, ranks), codec) for way in switch.ways if way not in DENSE}
+            compressed = {way: (volumes(way, sent, self._transport.hosts), codec)
+                          for way in switch.ways_over(self._transport) if way not in DENSE}
             dense = {way: ([("allreduce", switch.payload(way, bucket.size))], 0.0) for way in DENSE}
             buckets.append({**compressed, **dense})
         kinds = {kind for bucket in buckets for collectives, _ in bucket.values() for kind, _ in collectives}
