@@ -1,0 +1,127 @@
+"""The section of benchmarks/cluster.py in docs/benchmarks.md, and its plot."""
+
+import os
+import sys
+
+from _cluster_results import BASELINE, CONFIGURATIONS, MODELS, OURS, POINTS, RATES, Results
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "examples"))
+
+from compare_fashion_mnist import as_markdown, machine, size  # noqa: E402
+
+CUT = " †"
+LABELS = {config: label for config, (label, *_) in CONFIGURATIONS.items()}
+
+
+def document(results: Results) -> str:
+    any_run = next(results.get(model, rate, config) for model in results.models() for rate in results.rates(model)
+                   for config in results.configs(model, rate))
+    options = any_run["options"]
+    parts = [
+        f"Written by `benchmarks/cluster.py`; do not edit. {options['hosts']} hosts, namespaces on one machine "
+        f"(`mpirun/hosts`, [cluster.md](cluster.md)) with links of 100 Mbit/s, of 1 Gbit/s, and without a limit; a rank on "
+        "each; 16 samples a rank and step; the same initial weights, order of data and learning rates in all runs. "
+        f"Horovod and grace_ext were started with `{options['launcher']}`, and torch DDP uses Gloo.",
+        "![accuracy against time](cluster.png)",
+        bars(results)]
+    for model in results.models():
+        target = results.target(model)
+        parts.append(f"### {MODELS[model]}")
+        parts += [f"{RATES[rate]}:\n\n{as_markdown(table(results, model, rate, target))}" for rate in results.rates(model)]
+        parts += [neighbours(results, model)] if any(results.side_by_side(model, r) for r in RATES) else []
+    parts.append(NOTES)
+    dates = results.dates()
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    parts.append(f"Measured on {when} on {machine()}, by `python benchmarks/cluster.py --data DIR`.")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+NOTES = f"""\
+- All ranks share the machine's cores, so what one computes takes the time of the others. *Compute* is the median step
+  without any exchange, while all ranks compute; one number for each model. *Codec* is what grace_ext's stages take
+  (selecting, encoding, residual, decoding), some of it beside backward. *Wire* is the rest of the step: the links, waiting
+  for other ranks, Horovod's or DDP's own work, and conversion to fp16 or factors by those.
+- *Core* is how long a rank kept a core busy in a step, its waiting loops included.
+- Bytes are those that the interface counted, headers and Horovod's own coordination included, sent by a rank per step.
+  The allreduces by which grace_ext measures the link for a warning were turned off (`GRACE_EXT_WARN=0`).
+- † would have taken too long: the step is the median of some tens of steps, and the accuracies are those of the
+  same steps without a limit of the links, where the mathematics is the same.
+- *Seconds to accuracy*: until the best accuracy of Horovod fp16 without a limit, less {100 * POINTS:.1f} points. Evaluations
+  are not counted.
+- *Side by side*: one job in which the configurations take turns, a few steps each, by which small differences are judged;
+  those that were much slower are left out.
+- The text model's embedding has a dense gradient in all configurations. Its accuracy is how often the likeliest of the 1,000
+  most frequent words is the next one."""
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f}" if seconds >= 0.1 else f"{1000 * seconds:.1f}"
+
+
+def table(results: Results, model: str, rate: str, target: float | None) -> list[list[str]]:
+    reached = f"seconds to {target:.1%}" if target else "seconds to accuracy"
+    rows = [["", "ms a step", "compute", "codec", "wire", "core", "bytes a step", "accuracy", reached,
+             "step against Horovod fp16"]]
+    compute = results.compute(model)
+    base = results.step(model, rate, BASELINE) if results.get(model, rate, BASELINE) else None
+    for config in results.configs(model, rate):
+        key = (model, rate, config)
+        run, step, codec = results.get(*key), results.step(*key), results.codec(*key)
+        curve, until = results.curve(*key), results.seconds_to(*key)
+        rows.append([LABELS[config] + CUT * results.is_cut(*key), milliseconds(step), milliseconds(compute),
+                     milliseconds(codec) if config in OURS else "", milliseconds(max(0.0, step - compute - codec)),
+                     milliseconds(run["core"]), size(run["sent"]), f"{curve[-1][1]:.2%}" if curve else "",
+                     f"{until:.1f}" if until else "not reached" if target and curve else "",
+                     f"1/{base / step:.1f}" if base and step < base else f"{step / base:.2f}" if base else ""])
+    return rows
+
+
+def neighbours(results: Results, model: str) -> str:
+    rates = [rate for rate in results.rates(model) if results.side_by_side(model, rate)]
+    rows = [["side by side, ms a step", *(RATES[rate] for rate in rates)]]
+    for config in CONFIGURATIONS:
+        steps = [results.side_by_side(model, rate).get(config) for rate in rates]
+        if any(steps):
+            rows.append([LABELS[config], *(milliseconds(step) if step else "" for step in steps)])
+    return as_markdown(rows)
+
+
+def bars(results: Results) -> str:
+    """A table: what is asked for, and what was measured."""
+    rows = [["", "against", "at most", *(LABELS[config] for config in OURS)]]
+    for what, against, most, measured in results.verdicts():
+        cells = [f"{value:.3f}, {'met' if value <= most else '**missed**'}" if (value := measured.get(config)) else ""
+                 for config in OURS]
+        rows.append([what, against, f"{most:.3f}", *cells])
+    return as_markdown(rows) if len(rows) > 1 else ""
+
+
+def plot(results: Results, file: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    models = results.models()
+    rates = [rate for rate in RATES if any(rate in results.rates(model) for model in models)]
+    figure, axes = plt.subplots(len(models), len(rates), figsize=(4.2 * len(rates), 3.2 * len(models) + 0.8),
+                                layout="constrained", squeeze=False)
+    handles = {}
+    for row, model in zip(axes, models, strict=True):
+        for ax, rate in zip(row, rates, strict=True):
+            for number, config in enumerate(CONFIGURATIONS):
+                if results.get(model, rate, config) and (curve := results.curve(model, rate, config)):
+                    style = ":" if results.is_cut(model, rate, config) else "-"
+                    seconds, scores = zip(*curve, strict=True)
+                    [handles[LABELS[config]]] = ax.plot(seconds, [100 * score for score in scores], style,
+                                                        color=f"C{number}", marker=".")
+            if target := results.target(model):
+                ax.axhline(100 * target, color="grey", linewidth=0.8)
+            ax.set(xscale="log", title=f"{MODELS[model].split(',')[0]}, {RATES[rate]}", xlabel="seconds",
+                   ylabel="test accuracy (%)")
+            ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            ax.grid(True, alpha=0.3, which="both")
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(file, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,128 @@
+"""What benchmarks/cluster.py measured, and what follows from it."""
+
+import glob
+import json
+import os
+import statistics
+
+#: name -> label, library, arguments
+CONFIGURATIONS = {
+    "horovod-fp32": ("Horovod fp32", "horovod", {"compression": "none"}),
+    "horovod-fp16": ("Horovod fp16", "horovod", {"compression": "fp16"}),
+    "ddp-powersgd": ("DDP, PowerSGD rank 4", "ddp", {"hook": "powersgd"}),
+    "ddp-fp16": ("DDP, fp16", "ddp", {"hook": "fp16"}),
+    "allgather": ("grace_ext, default (allgather)", "horovod", {"communicator": "allgather"}),
+    "sharded": ("grace_ext, sharded", "horovod", {"communicator": "sharded"}),
+    "auto": ("grace_ext, auto", "horovod", {"communicator": "auto"}),
+}
+OURS = ("allgather", "sharded", "auto")
+BASELINE = "horovod-fp16"
+SIDE_BY_SIDE = "side-by-side"
+#: In the order in which they run: the curves of the first are those of all.
+RATES = {"none": "unlimited", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
+MODELS = {"mlp": "MLP, 5.8 M parameters, Fashion-MNIST", "cnn": "CNN, 6.5 M parameters, Fashion-MNIST",
+          "text": "Embedding and LSTM, 7.3 M parameters, text"}
+POINTS = 0.005  # below the best accuracy of the baseline
+
+
+def path_of(folder: str, model: str, rate: str, config: str) -> str:
+    return os.path.join(folder, f"{model}_{rate}_{config}.json")
+
+
+class Results:
+    """All results in a folder."""
+
+    def __init__(self, folder: str):
+        self._runs = {}
+        for path in glob.glob(os.path.join(folder, "*_*_*.json")):
+            with open(path) as file:
+                self._runs[tuple(os.path.basename(path)[:-len(".json")].split("_"))] = json.load(file)
+
+    def get(self, model: str, rate: str, config: str) -> dict | None:
+        return self._runs.get((model, rate, config))
+
+    def models(self) -> list[str]:
+        return [model for model in MODELS if any(key[0] == model for key in self._runs)]
+
+    def rates(self, model: str) -> list[str]:
+        return [rate for rate in RATES if any(key[:2] == (model, rate) for key in self._runs)]
+
+    def configs(self, model: str, rate: str) -> list[str]:
+        return [config for config in CONFIGURATIONS if (model, rate, config) in self._runs]
+
+    def dates(self) -> list[str]:
+        return sorted({run["date"] for run in self._runs.values()})
+
+    def step(self, model: str, rate: str, config: str) -> float:
+        """Seconds, the median of rank 0."""
+        return statistics.median(self._runs[model, rate, config]["laps"])
+
+    def compute(self, model: str) -> float:
+        """Seconds of a step without exchange, the median of all runs of a model."""
+        return statistics.median(run["compute"] for key, run in self._runs.items() if key[0] == model and "compute" in run)
+
+    def codec(self, model: str, rate: str, config: str) -> float:
+        """Seconds of grace_ext's stages, all but the waiting."""
+        stages = self._runs[model, rate, config]["stages"]
+        return sum(seconds for stage, seconds in stages.items() if stage != "exchange")
+
+    def is_cut(self, model: str, rate: str, config: str) -> bool:
+        return not self._runs[model, rate, config]["curve"]
+
+    def curve(self, model: str, rate: str, config: str) -> list[tuple[float, float]]:
+        """(seconds, accuracy) of each evaluation. Of a run that was cut: the accuracies without limit of the links, at the
+        median step of this one. Empty where that is not there."""
+        own = self.get(model, rate, config)
+        if own and own["curve"]:
+            return [(seconds, accuracy) for _, seconds, accuracy in own["curve"]]
+        free = self.get(model, "none", config)
+        step = self.step(model, rate, config)
+        return [(number * step, accuracy) for number, _, accuracy in free["curve"]] if free else []
+
+    def target(self, model: str) -> float | None:
+        """The accuracy that all have to reach."""
+        baseline = self.get(model, "none", BASELINE)
+        return max(accuracy for *_, accuracy in baseline["curve"]) - POINTS if baseline and baseline["curve"] else None
+
+    def seconds_to(self, model: str, rate: str, config: str) -> float | None:
+        """Until the target, between two evaluations on a straight line; None if it is not reached or not known."""
+        target, before = self.target(model), (0.0, 0.0)
+        if target is None:
+            return None
+        for seconds, accuracy in self.curve(model, rate, config):
+            if accuracy >= target:
+                return before[0] + (seconds - before[0]) * (target - before[1]) / (accuracy - before[1])
+            before = seconds, accuracy
+        return None
+
+    def side_by_side(self, model: str, rate: str) -> dict[str, float]:
+        """Seconds of a step by configuration."""
+        run = self.get(model, rate, SIDE_BY_SIDE) or {}
+        return {config: run[config] for config in CONFIGURATIONS if config in run}
+
+    def verdicts(self) -> list[tuple[str, str, float, dict[str, float]]]:
+        """(what, of what, the most allowed, what was measured by configuration) of each bar that can be judged."""
+        found = []
+        for rate, step, whole in (("100mbit", 1 / 15, 1 / 10), ("1gbit", 1 / 3, 1 / 2.5)):
+            if self.get("mlp", rate, BASELINE):
+                ours = [config for config in OURS if self.get("mlp", rate, config)]
+                base = self.step("mlp", rate, BASELINE)
+                found.append((f"MLP, {RATES[rate]}: seconds per step", "Horovod fp16", step,
+                              {config: self.step("mlp", rate, config) / base for config in ours}))
+                base = self.seconds_to("mlp", rate, BASELINE)
+                times = {config: self.seconds_to("mlp", rate, config) for config in ours}
+                if base:
+                    found.append((f"MLP, {RATES[rate]}: time to the same accuracy", "Horovod fp16", whole,
+                                  {config: time / base if time else float("inf") for config, time in times.items()}))
+        for model in self.models():
+            for rate in self.rates(model):
+                steps = self.side_by_side(model, rate)
+                auto = steps.pop("auto", None)
+                dense = [steps[config] for config in ("horovod-fp32", "horovod-fp16") if config in steps]
+                if auto and rate == "none" and dense:
+                    found.append((f"{MODELS[model].split(',')[0]}, unlimited: step of auto", "Horovod's best", 1.05,
+                                  {"auto": auto / min(dense)}))
+                if auto and steps:
+                    found.append((f"{MODELS[model].split(',')[0]}, {RATES[rate]}: step of auto", "best fixed choice", 1.05,
+                                  {"auto": auto / min(steps.values())}))
+        return found

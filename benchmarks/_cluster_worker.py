@@ -1,0 +1,223 @@
+"""One rank of a run of benchmarks/cluster.py, which starts it: _cluster_worker.py OPTIONS as JSON.
+
+Rank 0 writes what was measured, a JSON object, to options["out"].
+"""
+
+import copy
+import datetime
+import json
+import os
+import statistics
+import sys
+import time
+
+import torch
+from _cluster_tasks import TASKS
+
+WARM_UP = 5  # steps that are not measured: first buckets, compiled kernels, DDP's rebuild
+TRIED = 10  # steps after those, from which the time of a full run is estimated
+CUT = (10, 40)  # steps, at least and at most, that a run goes on which would take too long
+CUT_SECONDS = 30  # aimed at for those
+COMPUTE = 20  # steps without exchange
+BLOCKS, BLOCK = 6, 6  # of a comparison side by side
+
+
+class Horovod:
+    """Horovod's own optimizer, or grace_ext's in its place."""
+
+    def __init__(self, compression=None, **grace):
+        """compression: the name of one of hvd.Compression. grace: keyword arguments of grace_ext's DistributedOptimizer."""
+        import horovod.torch as hvd
+
+        self._hvd, self._compression, self._grace = hvd, compression, grace
+        hvd.init()
+        self.rank, self.ranks = hvd.rank(), hvd.size()
+
+    def wrap(self, model, optimizer):
+        if self._compression:
+            compression = getattr(self._hvd.Compression, self._compression)
+            return model, self._hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression)
+        from grace_ext.adapters.horovod_torch import DistributedOptimizer
+
+        self._optimizer = DistributedOptimizer(optimizer, model.named_parameters(), **self._grace)
+        return model, self._optimizer
+
+    def sum(self, numbers: list[float]) -> list[float]:
+        return self._hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=self._hvd.Sum, name="numbers").tolist()
+
+    def stages(self) -> dict[str, float]:
+        """Seconds of grace_ext's stages so far."""
+        return {} if self._compression else self._optimizer.compression_stats()["seconds"]
+
+
+class Ddp:
+    """torch's DistributedDataParallel with one of its hooks, over Gloo. hook: "fp16" or "powersgd"."""
+
+    def __init__(self, hook: str, rank: int = 0):
+        import torch.distributed as dist
+
+        self._dist, self._hook = dist, hook
+        dist.init_process_group("gloo")
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+
+    def wrap(self, model, optimizer):
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+        model = torch.nn.parallel.DistributedDataParallel(model)
+        if self._hook == "fp16":
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        else:  # from the second step on, the earliest that it allows
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return model, optimizer
+
+    def sum(self, numbers):
+        total = torch.tensor(numbers, dtype=torch.float64)
+        self._dist.all_reduce(total)
+        return total.tolist()
+
+    def stages(self):
+        return {}
+
+
+class Clock:
+    """Counts what the parts of a run take that count."""
+
+    def __init__(self):
+        self.total = [0.0] * 4
+
+    def go(self):
+        self._before = self._now()
+
+    def stop(self):
+        self.total = [total + now - before for total, now, before in zip(self.total, self._now(), self._before, strict=True)]
+
+    @property
+    def seconds(self) -> float:
+        return self.total[0]
+
+    @staticmethod
+    def _now() -> list[float]:
+        """Seconds, seconds of a core, bytes sent, bytes received."""
+        return [time.perf_counter(), time.process_time(), *link_bytes()]
+
+
+def link_bytes() -> tuple[int, int]:
+    """Bytes sent and received by this host's link, all headers included: what `mpirun/hosts bytes` shows."""
+    with open("/proc/net/dev") as file:
+        counters = next(line.split(":")[1].split() for line in file if line.split(":")[0].strip() == "eth0")
+    return int(counters[8]), int(counters[0])
+
+
+def compute_seconds(group, task, model, optimizer, generator) -> list[float]:
+    """The median step without any exchange, while all ranks compute: seconds, and seconds of a core."""
+    group.sum([0.0])
+    laps = []
+    for _ in range(COMPUTE):
+        core = time.process_time()
+        seconds = one_step(task, model, optimizer, generator)
+        laps.append((seconds, time.process_time() - core))
+    return [statistics.median(column) for column in zip(*laps[COMPUTE // 4:], strict=True)]
+
+
+def train(group, task, options: dict) -> dict:
+    torch.manual_seed(options["seed"])
+    model = task.build()
+    generator = torch.Generator().manual_seed(1000 * options["seed"] + group.rank)
+    alone = copy.deepcopy(model)
+    compute = compute_seconds(group, task, alone, task.optimizer(alone.parameters()), torch.Generator().manual_seed(1))
+    del alone
+    plain = model
+    optimizer = task.optimizer(model.parameters())
+    model, optimizer = group.wrap(model, optimizer)
+    planned = last = options["steps"]
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, task.lr, planned, pct_start=0.15, cycle_momentum=False)
+    evaluated = {round(planned * (i + 1) / options["evaluations"]) for i in range(options["evaluations"])}
+    laps, curve, clock = [], [], Clock()
+    group.sum([0.0])
+    clock.go()
+    step = 0
+    while step < last:
+        step += 1
+        laps.append(one_step(task, model, optimizer, generator))
+        schedule.step()
+        if step == WARM_UP:
+            clock.stop()
+            early, stages = clock.total, group.stages()
+            clock.go()
+        elif step == WARM_UP + TRIED:
+            clock.stop()
+            typical = group.sum([statistics.median(laps[WARM_UP:])])[0] / group.ranks  # the same on all ranks
+            if typical * planned > options["limit"]:
+                last = min(planned, step + min(CUT[1], max(CUT[0], int(CUT_SECONDS / typical))))
+            clock.go()
+        if step in evaluated and last == planned:
+            clock.stop()
+            right, count = group.sum(list(task.right(plain, group.rank, group.ranks)))
+            curve.append([step, clock.seconds, right / count])
+            if group.rank == 0:
+                print(f"[cluster] step {step}/{planned}, {clock.seconds:.1f} s: accuracy {right / count:.2%}", flush=True)
+            group.sum([0.0])
+            clock.go()
+    clock.stop()
+    measured = step - WARM_UP
+    seconds = {name: (value - stages.get(name, 0.0)) / measured for name, value in group.stages().items()}
+    names = sorted(seconds)
+    mean = [number / group.ranks for number in group.sum([
+        *compute, *((late - start) / measured for late, start in zip(clock.total, early, strict=True)),
+        *(seconds[name] for name in names)])]
+    keys = ("compute", "compute_core", "mean", "core", "sent", "received")
+    seconds = dict(zip(names, mean[len(keys):], strict=True))
+    weights = sum(float(p.detach().double().abs().sum()) for p in plain.parameters())
+    return {"steps": step, "planned": planned, "laps": laps[WARM_UP:], **dict(zip(keys, mean, strict=False)),
+            "stages": seconds, "curve": curve, "seconds": clock.seconds,
+            "identical": group.sum([weights])[0] == group.ranks * weights}
+
+
+def compare(options: dict) -> dict:
+    """Several configurations of Horovod in turn, a block of steps each, so that all see the same machine: label -> the
+    median step, mean of the ranks. Each has a model of its own."""
+    task = TASKS[options["model"]]
+    tried = {}
+    for label, configuration in options["side_by_side"].items():
+        group = Horovod(**configuration["arguments"])
+        torch.manual_seed(options["seed"])
+        model = task.build()
+        model, optimizer = group.wrap(model, task.optimizer(model.parameters()))
+        generator = torch.Generator().manual_seed(1000 * options["seed"] + group.rank)
+        tried[label] = (group, model, optimizer, generator, [])
+        for _ in range(configuration["settles"]):
+            one_step(task, model, optimizer, generator)
+    for _ in range(BLOCKS):
+        for group, model, optimizer, generator, laps in tried.values():
+            group.sum([0.0])
+            one_step(task, model, optimizer, generator)  # the caches are those of the one before
+            laps += [one_step(task, model, optimizer, generator) for _ in range(BLOCK)]
+    return {label: group.sum([statistics.median(laps)])[0] / group.ranks for label, (group, *_, laps) in tried.items()}
+
+
+def one_step(task, model, optimizer, generator) -> float:
+    """Its seconds."""
+    started = time.perf_counter()
+    optimizer.zero_grad()
+    task.loss(model, task.batch(generator)).backward()
+    optimizer.step()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    task = TASKS[options["model"]]
+    task.load(options["data"])
+    group = {"horovod": Horovod, "ddp": Ddp}[options["library"]](**options["arguments"])
+    result = compare(options) if "side_by_side" in options else train(group, task, options)
+    if group.rank == 0:
+        with open(options["out"] + ".new", "w") as file:
+            json.dump({**result, "options": options, "date": datetime.date.today().isoformat()}, file)
+        os.replace(options["out"] + ".new", options["out"])
+    group.sum([0.0])  # the file is there before any rank ends
+
+
+if __name__ == "__main__":
+    main()

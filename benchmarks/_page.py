@@ -1,0 +1,30 @@
+"""docs/benchmarks.md, of which each benchmark writes a section of its own."""
+
+import os
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "examples"))
+
+from compare_fashion_mnist import around_markers  # noqa: E402
+
+PAGE = "benchmarks.md"
+
+
+def write_section(folder: str, name: str, title: str, text: str) -> str:
+    """Replace what stands between the markers of section `name`, or begin it at the end of the page. Returns the path."""
+    path = os.path.join(folder, PAGE)
+    markers = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    if not os.path.exists(path):
+        os.makedirs(folder, exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("# Benchmarks\n")
+    with open(path, encoding="utf-8") as file:
+        begun = markers[0] in file.read()
+    if not begun:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"\n## {title}\n\n{markers[0]}\n{markers[1]}\n")
+    before, after = around_markers(path, markers)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f"{before}\n{text}{after}")
+    return path

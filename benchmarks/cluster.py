@@ -1,0 +1,160 @@
+"""Time to accuracy on four hosts with limited links: Horovod, torch DDP's hooks and grace_ext; writes docs/benchmarks.md.
+
+    python benchmarks/cluster.py --data DIR
+
+In parts, and going on after a stop: --models mlp --rates 100mbit 1gbit --configs horovod-fp16 sharded --resume. What was
+measured is kept in build/benchmarks/cluster, and the page is written from all that is there. Needs root, for mpirun/hosts.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+
+from _cluster_page import document, plot
+from _cluster_results import CONFIGURATIONS, MODELS, RATES, SIDE_BY_SIDE, Results, path_of
+from _cluster_tasks import TASKS, write_words
+from _hosts import LAUNCHERS, ROOT, Hosts, Job, JobFailed
+from _page import write_section
+
+WORKER = os.path.join(ROOT, "benchmarks", "_cluster_worker.py")
+HOSTS = 4
+START = 150  # seconds that a job may take besides its steps
+SETTLES = {"auto": 110}  # steps until a configuration has made its choices
+NEAR = 2.5  # times the fastest: configurations that are slower are not compared side by side
+
+
+class Benchmark:
+    def __init__(self, args, up: Hosts):
+        self.args, self.up, self.failed, self.started, self.done = args, up, [], time.monotonic(), 0
+        self.total = len(args.models) * len(args.rates) * (len(args.configs) + 1)
+
+    def all(self) -> None:
+        for model in self.args.models:
+            for rate in self.args.rates:
+                self.up("rate", rate)
+                for config in self.args.configs:
+                    self.run(model, rate, config, self.options(model, rate, config))
+                self.side_by_side(model, rate)
+
+    def options(self, model: str, rate: str, config: str) -> dict:
+        _, library, arguments = CONFIGURATIONS[config]
+        steps = self.args.steps or TASKS[model].steps
+        return {"model": model, "seed": self.args.seed, "steps": steps, "evaluations": self.args.evaluations,
+                # Where the links are not limited, accuracy by step is measured for all rates.
+                "limit": self.args.limit if rate != "none" else 10**6,
+                "library": library, "arguments": arguments, "launcher": self.args.launcher, "hosts": self.up.count}
+
+    def run(self, model: str, rate: str, config: str, options: dict) -> None:
+        """One job; a second attempt if it fails, for mpirun now and then stands still (docs/cluster.md)."""
+        self.done += 1
+        title = f"{self.done}/{self.total} {model}, {rate}, {config}"
+        out = path_of(self.args.raw, model, rate, config)
+        if self.args.resume and os.path.exists(out) and self.is_same(out, options):
+            say(f"{title}: was measured before")
+            return
+        if os.path.exists(out):
+            os.remove(out)
+        given = {**options, "out": out, "data": self.args.raw if model == "text" else self.args.data}
+        launcher = "torchrun" if options["library"] == "ddp" else self.args.launcher
+        for attempt in (1, 2):
+            began = time.monotonic()
+            try:
+                Job(self.up, launcher, self.up.count, [WORKER, json.dumps(given)]).end(self.timeout(options))
+            except JobFailed as error:
+                say(f"{title}: attempt {attempt}: {error}")
+                self.restart()
+                continue
+            say(f"{title}: {self.summary(out)}; {time.monotonic() - began:.0f} s, "
+                f"{(time.monotonic() - self.started) / 60:.1f} minutes in all")
+            return
+        self.failed.append(f"{model}, {rate}, {config}")
+
+    def restart(self) -> None:
+        """All hosts, so that nothing of a failed job is left on them."""
+        for host in range(1, self.up.count + 1):
+            self.up("crash", host)
+            self.up("boot", host)
+
+    def timeout(self, options: dict) -> float:
+        return START + (3 * self.args.limit if options["limit"] <= self.args.limit else max(900, 3 * self.args.limit))
+
+    @staticmethod
+    def is_same(out: str, options: dict) -> bool:
+        with open(out) as file:
+            before = json.load(file)["options"]
+        return all(before.get(key) == value for key, value in options.items())
+
+    @staticmethod
+    def summary(out: str) -> str:
+        with open(out) as file:
+            result = json.load(file)
+        if "laps" not in result:
+            return ", ".join(f"{label} {1000 * value:.1f} ms" for label, value in result.items() if isinstance(value, float))
+        accuracy = f", accuracy {result['curve'][-1][2]:.2%}" if result["curve"] else ", stopped early"
+        return f"{1000 * statistics.median(result['laps']):.1f} ms a step, {result['steps']} steps{accuracy}"
+
+    def side_by_side(self, model: str, rate: str) -> None:
+        results = Results(self.args.raw)
+        steps = {config: results.step(model, rate, config) for config in self.args.configs
+                 if CONFIGURATIONS[config][1] == "horovod" and results.get(model, rate, config)}
+        tried = [config for config, seconds in steps.items() if seconds <= NEAR * min(steps.values())]
+        if len(tried) < 2:
+            self.done += 1
+            return
+        options = self.options(model, rate, tried[0])
+        options["side_by_side"] = {config: {"arguments": CONFIGURATIONS[config][2], "settles": SETTLES.get(config, 8)}
+                                   for config in tried}
+        self.run(model, rate, SIDE_BY_SIDE, options)
+
+
+def say(text: str) -> None:
+    print(f"[cluster] {text}", flush=True)
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
+    parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of benchmarks.md and the plot")
+    parser.add_argument("--raw", default=os.path.join(ROOT, "build", "benchmarks", "cluster"), help="folder of measurements")
+    parser.add_argument("--resume", action="store_true", help="leave out what was measured before with the same options")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--rates", nargs="+", default=list(RATES), help="as mpirun/hosts takes them")
+    parser.add_argument("--configs", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS))
+    parser.add_argument("--limit", type=float, default=100, help="seconds of steps; runs that would take longer on limited "
+                        "links are cut (default: %(default)s)")
+    parser.add_argument("--steps", type=int, help="of a full run (default: those of the model)")
+    parser.add_argument("--evaluations", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--launcher", choices=LAUNCHERS, default="mpirun, ring", help="of what runs with Horovod")
+    parser.add_argument("--hosts", type=int, default=HOSTS)
+    parser.add_argument("--name", default="bench-cluster", help="of the hosts (mpirun/hosts --name)")
+    args = parser.parse_args()
+    args.data, args.raw = os.path.abspath(args.data), os.path.abspath(args.raw)
+    return args
+
+
+def main() -> int:
+    args = parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are taken down
+    for folder in (args.raw, args.out):
+        os.makedirs(folder, exist_ok=True)
+    if "text" in args.models:
+        write_words(args.raw)
+    with Hosts(args.name, args.hosts, "none") as up:
+        benchmark = Benchmark(args, up)
+        benchmark.all()
+    results = Results(args.raw)
+    plot(results, os.path.join(args.out, "cluster.png"))
+    path = write_section(args.out, "cluster", "Time to accuracy", document(results))
+    say(f"written: {path}; all in {(time.monotonic() - benchmark.started) / 60:.1f} minutes")
+    for what in benchmark.failed:
+        say(f"failed: {what}")
+    return 1 if benchmark.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

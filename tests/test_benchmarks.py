@@ -1,0 +1,71 @@
+"""What the benchmarks on hosts make of their measurements."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from _cluster_results import POINTS, Results, path_of  # noqa: E402
+from _page import write_section  # noqa: E402
+
+CURVE = [[10, 2.0, 0.5], [20, 4.0, 0.7], [30, 6.0, 0.8]]  # step, seconds, accuracy
+
+
+def put(folder, rate, config, step, curve=(), **more):
+    run = {"laps": [step], "curve": list(curve), "compute": 0.01, "stages": {"select": 0.002, "exchange": 0.5}, "core": 0.02,
+           "sent": 1e6, "date": "2026-01-01", "options": {"hosts": 4, "launcher": "mpirun"}, **more}
+    Path(path_of(str(folder), "mlp", rate, config)).write_text(json.dumps(run))
+
+
+@pytest.fixture
+def results(tmp_path):
+    put(tmp_path, "none", "horovod-fp16", 0.2, CURVE)
+    put(tmp_path, "100mbit", "horovod-fp16", 1.5)
+    put(tmp_path, "none", "sharded", 0.1, [[10, 1.0, 0.4], [20, 2.0, 0.6], [30, 3.0, 0.81]])
+    put(tmp_path, "100mbit", "sharded", 0.11, [[10, 1.1, 0.4], [20, 2.2, 0.6], [30, 3.3, 0.81]])
+    put(tmp_path, "100mbit", "ddp-fp16", 1.6)
+    put(tmp_path, "none", "auto", 0.1)
+    Path(path_of(str(tmp_path), "mlp", "none", "side-by-side")).write_text(
+        json.dumps({"horovod-fp16": 0.2, "sharded": 0.1, "auto": 0.11, "date": "2026-01-02"}))
+    return Results(str(tmp_path))
+
+
+def test_a_run_that_was_cut_takes_the_accuracies_of_unlimited_links_at_its_own_pace(results):
+    assert results.is_cut("mlp", "100mbit", "horovod-fp16") and not results.is_cut("mlp", "100mbit", "sharded")
+    assert results.curve("mlp", "100mbit", "horovod-fp16") == [(15.0, 0.5), (30.0, 0.7), (45.0, 0.8)]
+    assert results.curve("mlp", "100mbit", "sharded")[0] == (1.1, 0.4)
+    assert results.curve("mlp", "100mbit", "ddp-fp16") == []
+
+
+def test_the_target_is_reached_between_two_evaluations(results):
+    assert results.target("mlp") == pytest.approx(0.8 - POINTS)
+    assert results.seconds_to("mlp", "none", "horovod-fp16") == pytest.approx(4 + 2 * 0.095 / 0.1)
+    assert results.seconds_to("mlp", "100mbit", "horovod-fp16") == pytest.approx(30 + 15 * 0.95)
+    assert results.seconds_to("mlp", "100mbit", "ddp-fp16") is None
+
+
+def test_bars_compare_with_the_baseline_and_auto_with_the_best_side_by_side(results):
+    verdicts = {what: (most, measured) for what, _, most, measured in results.verdicts()}
+    most, measured = verdicts["MLP, 100 Mbit/s: seconds per step"]
+    assert most == pytest.approx(1 / 15) and measured == {"sharded": pytest.approx(0.11 / 1.5)}
+    _, measured = verdicts["MLP, 100 Mbit/s: time to the same accuracy"]
+    assert measured["sharded"] == pytest.approx((2.2 + 1.1 * (0.195 / 0.21)) / 44.25)
+    bars = [(against, measured["auto"]) for what, against, _, measured in results.verdicts() if "unlimited" in what]
+    assert bars == [("Horovod's best", pytest.approx(0.55)), ("best fixed choice", pytest.approx(1.1))]
+
+
+def test_codec_time_leaves_the_waiting_out(results):
+    assert results.codec("mlp", "none", "sharded") == pytest.approx(0.002)
+
+
+def test_a_section_is_replaced_and_the_others_stay(tmp_path):
+    write_section(str(tmp_path), "one", "First", "old\n")
+    write_section(str(tmp_path), "two", "Second", "kept\n")
+    path = Path(write_section(str(tmp_path), "one", "First", "new\n"))
+    text = path.read_text()
+    assert text.startswith("# Benchmarks\n") and "old" not in text
+    assert text.index("## First") < text.index("new") < text.index("## Second") < text.index("kept")
+    assert text.count("one:begin") == text.count("two:end") == 1
