@@ -128,7 +128,7 @@ def cnn() -> nn.Module:
         nn.Flatten(), nn.Linear(64 * 7 * 7, 2048), nn.ReLU(), nn.Linear(2048, 10))
 
 
-TASKS = {"mlp": Images(mlp, steps=600), "cnn": Images(cnn, steps=600), "text": Text(steps=600)}
+TASKS = {"mlp": Images(mlp, steps=500), "cnn": Images(cnn, steps=400), "text": Text(steps=400)}
 
 
 def write_words(folder: str) -> None:

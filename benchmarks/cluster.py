@@ -24,7 +24,6 @@ WORKER = os.path.join(ROOT, "benchmarks", "_cluster_worker.py")
 HOSTS = 4
 START = 150  # seconds that a job may take besides its steps
 SETTLES = {"auto": 110}  # steps until a configuration has made its choices
-NEAR = 2.5  # times the fastest: configurations that are slower are not compared side by side
 
 
 class Benchmark:
@@ -101,7 +100,7 @@ class Benchmark:
         results = Results(self.args.raw)
         steps = {config: results.step(model, rate, config) for config in self.args.configs
                  if CONFIGURATIONS[config][1] == "horovod" and results.get(model, rate, config)}
-        tried = [config for config, seconds in steps.items() if seconds <= NEAR * min(steps.values())]
+        tried = [config for config, seconds in steps.items() if seconds <= self.args.near * min(steps.values())]
         if len(tried) < 2:
             self.done += 1
             return
@@ -126,6 +125,8 @@ def parse_args():
     parser.add_argument("--configs", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS))
     parser.add_argument("--limit", type=float, default=100, help="seconds of steps; runs that would take longer on limited "
                         "links are cut (default: %(default)s)")
+    parser.add_argument("--near", type=float, default=2.5, help="times the fastest step: configurations that are slower are "
+                        "not compared side by side (default: %(default)s)")
     parser.add_argument("--steps", type=int, help="of a full run (default: those of the model)")
     parser.add_argument("--evaluations", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)

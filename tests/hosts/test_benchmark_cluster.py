@@ -32,7 +32,7 @@ def data(tmp_path_factory):
 def test_the_benchmark_runs_resumes_and_writes_its_section(machine, data, tmp_path):
     command = [sys.executable, str(BENCHMARK), "--data", str(data), "--raw", str(tmp_path / "raw"), "--out", str(tmp_path),
                "--hosts", "2", "--models", "mlp", "--rates", "none", "--configs", "horovod-fp16", "sharded", "--steps", "30",
-               "--evaluations", "2", "--name", "tests"]
+               "--evaluations", "2", "--near", "1000", "--name", "tests"]
     for _ in range(2):
         done = subprocess.run([*command, "--resume"], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, timeout=300)
