@@ -104,7 +104,9 @@ class LanguageModel(nn.Module):
 
     def forward(self, words):
         """int64[batch, length + 1] -> the loss of predicting each next word."""
-        return self.output(self._states(words), words[:, 1:].flatten()).loss
+        # A batch without rare words would leave their parameters without a gradient, which DDP does not take.
+        nothing = 0.0 * sum(p.sum() for p in self.output.tail.parameters())
+        return self.output(self._states(words), words[:, 1:].flatten()).loss + nothing
 
     def predict(self, words):
         """int64[batch, length + 1] -> int64[batch * length]"""
