@@ -19,7 +19,7 @@ _FEWEST = {"sharded": 3, "hierarchical": 3}  # ranks from which on a way can sav
 @register
 class Auto(Communicator):
     """Measures in the first steps which way is the fastest for each bucket, and looks again later: containers by allgather,
-    sharded or hierarchical, or dense float16 or float32 by the library's own allreduce, as without grace_ext (policy.choice).
+    sharded or hierarchical, or dense float16 or float32 by the library's own allreduce, as without us. See policy.choice."""
 
     # The exchange makes a Switch of it for each bucket, and a Chooser for all of them.
     name = "auto"
