@@ -1,0 +1,176 @@
+"""What a step of a communicator costs with any number of ranks: bytes, and seconds by the α–β model.
+
+A step is a list of parts, one after the other: codec work, and collectives. Each collective is taken as the algorithm that
+Gloo has for it, one port a rank, both directions at a time: rings for allreduce and allgather, for alltoall a message to
+each (Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19, 2005, has
+their costs). Nothing of it overlaps: it is the step of one bucket, or of the last one.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from .communicators.sharded import slices
+from .errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec:
+    """What a compressor makes of a bucket, and how long it takes, with a core to itself.
+
+    size(elements, summed): bytes of the container of a sum of that many ranks' gradients. encode(elements): seconds of one
+    container. decode(elements, containers): seconds to decode and sum so many.
+    """
+
+    size: Callable[[int, int], float]
+    encode: Callable[[int], float]
+    decode: Callable[[int, int], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Codec work on the way to the step's end, which `busy` ranks have at a time. seconds: of the slowest of them."""
+
+    seconds: float
+    busy: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """payload: bytes that each rank hands over. sent, received: bytes on each rank's link. path: bytes that go over links
+    one after the other, in `rounds` messages. The first three: float64[ranks]."""
+
+    name: str
+    payload: np.ndarray
+    sent: np.ndarray
+    received: np.ndarray
+    path: float
+    rounds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """Seconds of one kind of collective: setup, whatever the ranks (the library's negotiation, say), alpha a round, beta a
+    byte."""
+
+    setup: float
+    alpha: float
+    beta: float
+
+    def seconds(self, rounds: int, path: float) -> float:
+        return self.setup + self.alpha * rounds + self.beta * path
+
+
+def fit(samples: list[tuple[int, float, float]]) -> Link:
+    """The Link through (rounds, path, seconds) with the least sum of squared relative errors and no negative coefficient.
+    To tell setup from alpha it takes two numbers of ranks."""
+    columns, seconds = np.array(samples, np.float64)[:, :2], np.array(samples, np.float64)[:, 2]
+    scaled = np.column_stack([np.ones(len(samples)), columns]) / seconds[:, None]
+    best, least = np.zeros(3), math.inf
+    # The best with no negative coefficient has some that are zero, and is the best of the others alone.
+    for count in (1, 2, 3):
+        for used in itertools.combinations(range(3), count):
+            found = np.zeros(3)
+            found[list(used)] = np.linalg.lstsq(scaled[:, used], np.ones(len(samples)), rcond=None)[0]
+            error = np.square(scaled @ found - 1).sum()
+            if found.min() >= 0 and error < least * (1 - 1e-9):
+                best, least = found, error
+    return Link(*best.tolist())
+
+
+def ring_allreduce(ranks: int, payload: float) -> Collective:
+    """Two rounds of the ring, each with a part of 1 / n in every message."""
+    sent = np.full(ranks, 2 * (ranks - 1) / ranks * payload)
+    return Collective("allreduce", np.full(ranks, float(payload)), sent, sent, sent[0], 2 * (ranks - 1))
+
+
+def ring_allgather(payloads) -> Collective:
+    """Each rank sends on, to the next, all payloads but that one's own. The largest makes its way in n - 1 messages, each
+    after the one before."""
+    payloads = np.asarray(payloads, np.float64)
+    rounds = payloads.size - 1
+    received = payloads.sum() - payloads
+    sent = payloads.sum() - np.roll(payloads, -1)
+    return Collective("allgather", payloads, sent, received, max(rounds * payloads.max(), sent.max()), rounds)
+
+
+def alltoall(splits) -> Collective:
+    """All messages at a time: what takes the longest is the link with the most bytes. splits: [ranks, ranks], bytes from
+    each to each."""
+    splits = np.asarray(splits, np.float64)
+    others = splits - np.diag(np.diag(splits))
+    sent, received = others.sum(axis=1), others.sum(axis=0)
+    return Collective("alltoall", splits.sum(axis=1), sent, received, max(sent.max(), received.max()), len(splits) - 1)
+
+
+def _allgather(ranks, elements, codec):
+    return [Work(codec.encode(elements), ranks), ring_allgather([codec.size(elements, 1)] * ranks),
+            Work(codec.decode(elements, ranks), ranks)]
+
+
+def _allreduce(ranks, elements, codec):
+    return [Work(codec.encode(elements), ranks), ring_allreduce(ranks, codec.size(elements, 1)),
+            Work(codec.decode(elements, 1), ranks)]
+
+
+def _sharded(ranks, elements, codec):
+    parts = np.array([part.stop - part.start for part in slices(elements, ranks)])
+    # Slices differ by an element, so there are two kinds of them at most.
+    kinds = [int(size) for size in np.unique(parts[parts > 0])]
+    one, summed, encode, decode, decode_sum = (np.zeros(ranks) for _ in range(5))
+    for size in kinds:
+        of_kind = parts == size
+        one[of_kind], summed[of_kind] = codec.size(size, 1), codec.size(size, ranks)
+        encode[of_kind], decode[of_kind] = codec.encode(size), codec.decode(size, 1)
+        decode_sum[of_kind] = codec.decode(size, ranks - 1)
+    splits = np.tile(one, (ranks, 1))
+    np.fill_diagonal(splits, 0)
+    return [Work((encode.sum() - encode).max(), ranks), alltoall(splits),
+            Work((decode_sum + encode).max(), ranks), ring_allgather(summed), Work(decode.sum(), ranks)]
+
+
+def _tree(ranks, elements, codec):
+    step, below = [], np.ones(ranks, int)  # how many gradients each rank has summed up
+    for level in range((ranks - 1).bit_length()):
+        splits = np.zeros((ranks, ranks))
+        senders = range(2**level, ranks, 2 ** (level + 1))
+        for sender in senders:
+            splits[sender, sender - 2**level] = codec.size(elements, below[sender])
+            below[sender - 2**level] += below[sender]
+        step += [Work(codec.encode(elements), len(senders)), alltoall(splits), Work(codec.decode(elements, 1), len(senders))]
+    root = np.zeros(ranks)
+    root[0] = codec.size(elements, ranks)
+    # A transport without a broadcast of its own, as Horovod's (which would have to know the length), gathers.
+    return [*step, Work(codec.encode(elements), 1), ring_allgather(root), Work(codec.decode(elements, 1), ranks)]
+
+
+#: f(ranks, elements, codec) -> the parts of a bucket's step, by communicator.
+STEPS: dict[str, Callable[[int, int, Codec], list]] = {
+    "allgather": _allgather, "allreduce": _allreduce, "sharded": _sharded, "tree": _tree}
+
+
+def step_of(communicator: str, ranks: int, elements: int, codec: Codec) -> list[Work | Collective]:
+    """The parts of a step of a bucket of so many float32 elements. Raises ConfigError."""
+    if communicator not in STEPS:
+        raise ConfigError(f"there is no cost model of communicator {communicator!r}; there are {', '.join(STEPS)}")
+    if ranks < 2 or elements < 1:
+        raise ConfigError(f"{ranks} ranks and {elements} elements: at least 2 and 1 are needed")
+    return STEPS[communicator](ranks, elements, codec)
+
+
+def codec_seconds(step: list[Work | Collective], cores: float = math.inf) -> float:
+    """cores: that all ranks together have; they take turns on them."""
+    return sum(part.seconds * max(1.0, part.busy / cores) for part in step if isinstance(part, Work))
+
+
+def wire_seconds(step: list[Work | Collective], links: dict[str, Link]) -> float:
+    """links: by collective."""
+    return sum(links[part.name].seconds(part.rounds, part.path) for part in step if isinstance(part, Collective))
+
+
+def bytes_of(step: list[Work | Collective], kind: str) -> np.ndarray:
+    """float64[ranks]; kind: payload, sent or received."""
+    return np.sum([getattr(part, kind) for part in step if isinstance(part, Collective)], axis=0)
