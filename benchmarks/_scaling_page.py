@@ -1,0 +1,194 @@
+"""The section of benchmarks/scaling.py and its plot."""
+
+import datetime
+import os
+import statistics
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "examples"))
+
+from compare_fashion_mnist import as_markdown, machine, size  # noqa: E402
+
+SIMULATED = [2**i for i in range(1, 11)]  # workers
+SHOWN = 16, 64, 256, 1024  # of these, in the tables
+FITTED = 2, 4  # numbers of ranks whose probes the links are fitted to
+STYLES = "o-", "s--", "^-.", "D:", "v-"
+
+
+def cell(measured: float, predicted: float, form) -> str:
+    return f"{form(measured)} / {form(predicted)}"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g}" if seconds < 1 else f"{1000 * seconds:,.0f}"
+
+
+def rate_of(name: str) -> str:
+    return name.replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
+
+
+def bytes_table(rate) -> list[list[str]]:
+    ranks = [point.ranks for point in next(iter(rate.points.values()))]
+    rows = [["bytes a rank and step", "handed over, 2 ranks", f"{ranks[-1]} ranks",
+             *(f"link, {n} ranks" for n in ranks), *(f"{n:,}" for n in SHOWN)]]
+    for label, points in rate.points.items():
+        rows.append([label, size(points[0].payload), size(points[-1].payload),
+                     *(cell(point.sent, rate.shared.sent(label, point.ranks), size) for point in points),
+                     *(size(rate.own.sent(label, n)) for n in SHOWN)])
+    return rows
+
+
+def time_table(rate) -> list[list[str]]:
+    ranks = [point.ranks for point in next(iter(rate.points.values()))]
+    rows = [["ms a step", *(f"{n} ranks" for n in ranks), "wire alone, " + f"{ranks[-1]} ranks", "codecs alone",
+             *(f"{n:,}" for n in SHOWN)]]
+    for label, points in rate.points.items():
+        last = points[-1]
+        steps = ((point.seconds, rate.shared.seconds(label, point.ranks)) for point in points)
+        rows.append([label, *(cell(*pair, milliseconds) for pair in steps),
+                     cell(last.wire, rate.shared.wire(label, last.ranks), milliseconds),
+                     milliseconds(rate.own.codec(label, last.ranks)),
+                     *(milliseconds(rate.own.seconds(label, n)) for n in SHOWN)])
+    return rows
+
+
+def errors(rate) -> dict[str, list[tuple[float, str, int]]]:
+    """What was predicted -> (predicted / measured - 1, method, ranks) for points that nothing was fitted to."""
+    found = {"step": [], "wire": [], "bytes": []}
+    for label, points in rate.points.items():
+        for point in points:
+            if point.ranks not in FITTED:
+                pairs = {"step": (rate.shared.seconds(label, point.ranks), point.seconds),
+                         "wire": (rate.shared.wire(label, point.ranks), point.wire),
+                         "bytes": (rate.shared.sent(label, point.ranks), point.sent - point.coordination)}
+                for what, (predicted, measured) in pairs.items():
+                    found[what].append((predicted / measured - 1, label, point.ranks))
+    return found
+
+
+def error_table(rates) -> list[list[str]]:
+    rows = [["predicted, for " + " and ".join(map(str, checked(rates))) + " ranks", "median error", "largest error", "at",
+             "above 20 %"]]
+    titles = {"step": "seconds of a step", "wire": "seconds of its collectives",
+              "bytes": "bytes on the link, less coordination"}
+    for rate in rates:
+        for what, found in errors(rate).items():
+            if not found:
+                continue
+            largest, label, ranks = max(found, key=lambda one: abs(one[0]))
+            rows.append([f"{titles[what]}, {rate_of(rate.name)}", f"{statistics.median(abs(one[0]) for one in found):.0%}",
+                         f"{largest:+.0%}", f"{label}, {ranks} ranks",
+                         f"{sum(abs(one[0]) > 0.2 for one in found)} of {len(found)}"])
+    return rows
+
+
+def checked(rates) -> list[int]:
+    return sorted({point.ranks for points in rates[0].points.values() for point in points} - set(FITTED))
+
+
+def link_table(rates) -> list[list[str]]:
+    rows = [["seconds = setup + α · rounds + β · bytes", "this machine: setup", "α", "β", "own cores: setup", "α", "β"]]
+    for rate in rates:
+        for collective, link in rate.shared.links.items():
+            own = rate.own.links[collective]
+            rows.append([f"{collective}, {rate_of(rate.name)}",
+                         *(text for one in (link, own) for text in (
+                             f"{1e3 * one.setup:.2f} ms", f"{1e3 * one.alpha:.2f} ms", f"{1e9 * one.beta:.1f} ns"))])
+    return rows
+
+
+def growth(rates) -> str:
+    """Of the bytes of `sharded` from 4 ranks to 8."""
+    found = []
+    for rate in rates:
+        points = {point.ranks: point for point in rate.points["sharded"]}
+        if 4 in points and 8 in points:
+            handed, sent = (getattr(points[8], kind) / getattr(points[4], kind) for kind in ("payload", "sent"))
+            found.append(f"{handed:.3f} times those handed to collectives and {sent:.3f} times those on the link at "
+                         f"{rate_of(rate.name)}")
+    return ("- `sharded` at 8 ranks against 4: " + ", ".join(found) + ". A rank sends 2 (n − 1) / n containers, whatever is "
+            "done: from 4 ranks to 8 that is 7 / 6 = 1.167 times as much, and at any number less than 2 containers."
+            if found else "")
+
+
+def coordination(rates) -> str:
+    rows = [", ".join(f"{size(point.coordination / point.seconds)}/s with {point.ranks}" for point in points)
+            + f" at {rate_of(rate.name)}" for rate in rates for points in [next(iter(rate.points.values()))]]
+    return (f"- Horovod's ranks coordinate themselves all the time. What a rank sends when there is nothing to do: "
+            f"{'; '.join(rows)}. The error of bytes is against what is left without it; the rest of it is headers.")
+
+
+def document(rates, args) -> str:
+    cores = len(os.sched_getaffinity(0))
+    links = " and ".join(rate_of(rate.name) for rate in rates)
+    defaults = {"rates": ["100mbit", "1gbit"], "ranks": [2, 3, 4, 6, 8], "elements": 4_000_000, "steps": 20,
+                "launcher": "horovodrun --gloo"}
+    options = "".join(f" --{name} {' '.join(map(str, given)) if isinstance(given, list) else given}"
+                      for name, default in defaults.items() if (given := getattr(args, name)) != default)
+    tables = [text for rate in rates for text in (
+        f"### {rate_of(rate.name)}", as_markdown(bytes_table(rate)), as_markdown(time_table(rate)))]
+    return "\n\n".join(filter(None, [
+        f"Written by `benchmarks/scaling.py`; do not edit. Exchange alone, without a model: a made-up gradient of "
+        f"{args.elements:,} float32, one rank on each of 2 to {max(args.ranks)} hosts ({links}; `{args.launcher}`), with "
+        "`dense/fp16` and `topk:0.01/rice/qsgd:7`. All ranks have the scales of the elements in common, and half of their "
+        "values' variance.",
+        "![bytes and time against workers](scaling.png)",
+        "Cells with a slash are measured / predicted; columns from 16 on are simulated. Bytes: handed over to collectives, "
+        "as `compression_stats()` counts, and sent on the link, mean over ranks; measured with packet headers, "
+        "acknowledgements and Horovod's coordination, which the model leaves out. Time: median of a step; nothing hides "
+        "behind a backward pass.",
+        *tables,
+        "### How far to trust the simulation",
+        as_markdown(error_table(rates)),
+        "- Collectives are taken as Gloo has them: rings for allreduce, 2 (n − 1) rounds, and allgather, n − 1 rounds, all "
+        "messages at a time for alltoall. Other libraries take fewer rounds for short messages: with many workers the times "
+        "of the compressed ones are an upper bound.",
+        f"- The ranks share {cores} cores. Codecs were measured in one process alone, and the model lets as many ranks take "
+        "turns as have work at a time, so it predicts the measured step as it is; nothing was subtracted from that. \"Wire "
+        "alone\" is measured in other steps, in which each collective starts when all ranks have come to it, so that it "
+        "waits for nobody's codec; messages of Horovod and the kernel still take turns on the cores.",
+        "- The links were fitted to timed collectives of "
+        f"{' and '.join(map(str, FITTED))} ranks; the steps of none. For the check, α holds what sharing the cores adds. "
+        "For the simulation each worker has cores of its own: setup and β from two ranks, which do, and α from a message of "
+        "one byte between two hosts, without Horovod. Its coordination is taken to be that of two ranks.",
+        as_markdown(link_table(rates)),
+        growth(rates),
+        coordination(rates),
+        "- `tree` ends with an allgather in which only the root has something, because Horovod's broadcast has to know the "
+        "length before: a ring takes n − 1 rounds for it, each with all of the container.",
+        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
+        f"`python benchmarks/scaling.py{options}`."])) + "\n"
+
+
+def plot(rates, file: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 1 + len(rates), figsize=(5.5 * (1 + len(rates)), 5), layout="constrained", squeeze=False)
+    volume, *times = axes[0]
+    for number, (label, style) in enumerate(zip(rates[0].points, STYLES, strict=False)):
+        points, model = rates[0].points[label], rates[0].own
+        look = {"color": f"C{number}", "marker": style[0]}
+        volume.plot(SIMULATED, [model.sent(label, n) for n in SIMULATED], style[1:], color=f"C{number}", label=label)
+        volume.plot([point.ranks for point in points], [point.sent for point in points], linestyle="", **look)
+        for ax, rate in zip(times, rates, strict=True):
+            ranks = [point.ranks for point in rate.points[label]]
+            ax.plot(SIMULATED, [rate.own.seconds(label, n) for n in SIMULATED], style[1:], color=f"C{number}")
+            ax.plot(ranks, [rate.shared.seconds(label, n) for n in ranks], "-", color=f"C{number}", alpha=0.35, linewidth=4)
+            ax.plot(ranks, [point.seconds for point in rate.points[label]], linestyle="", **look)
+    volume.set(title=f"sent on a rank's link, {rate_of(rates[0].name)}", ylabel="bytes a step")
+    for ax, rate in zip(times, rates, strict=True):
+        ax.set(title=f"time, {rate_of(rate.name)}", ylabel="seconds a step")
+    for ax in axes[0]:
+        ax.set(xlabel="workers", xscale="log", yscale="log")
+        ax.set_xticks(SIMULATED, [f"{n:,}" for n in SIMULATED], fontsize=8)
+        ax.minorticks_off()
+        ax.grid(True, alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=len(STYLES), frameon=False)
+    figure.suptitle("Points: measured; broad lines: predicted for this machine's shared cores; lines: each worker has "
+                    "its own")
+    figure.savefig(file, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,229 @@
+"""One rank of a run of benchmarks/scaling.py, which starts it: _scaling_worker.py OPTIONS as JSON.
+
+It exchanges made-up gradients, without a model, and times collectives. Rank 0 writes what was measured on all ranks, a
+JSON object, to options["out"].
+"""
+
+import contextlib
+import json
+import socket
+import statistics
+import sys
+import time
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from scaling import METHODS, gradient_of
+
+import grace_ext
+from grace_ext.adapters.horovod_torch import HorovodTransport
+from grace_ext.communicators import Transport
+from grace_ext.exchange import Exchange, Tensor
+from grace_ext.spec import parse_stage
+
+WARM_UP = 3
+GRADIENTS = 3  # in turns, so that the residual is not always that of the same one
+PROBES = [2**10, 2**13, 2**16, 2**19, 2**22]  # bytes
+PROBED = 9  # times
+LONGEST_PROBE = 0.5  # seconds; no longer payload after that
+AT_LEAST = 5  # steps
+IDLE = 1.0  # seconds of Horovod's coordination alone
+ROUND_TRIPS = 300
+
+
+def barrier() -> None:
+    hvd.allreduce(torch.zeros(1), name="barrier", op=hvd.Sum)
+
+
+class Clocked(Transport):
+    """Passes collectives on. If `apart`, each starts when all ranks have come to it, so that its seconds, which are kept,
+    have no codec work of other ranks in them."""
+
+    def __init__(self, transport):
+        self._transport, self.rank, self.size = transport, transport.rank, transport.size
+        self.apart, self.seconds = False, []
+
+    def _start(self, start, *arguments):
+        if self.apart:
+            barrier()
+        started = time.perf_counter()
+        return _Handle(start(*arguments), started, self)
+
+    def allgather(self, name, payload):
+        return self._start(self._transport.allgather, name, payload)
+
+    def allreduce(self, name, array):
+        return self._start(self._transport.allreduce, name, array)
+
+    def alltoall(self, name, payload, splits):
+        return self._start(self._transport.alltoall, name, payload, splits)
+
+
+class _Handle:
+    def __init__(self, handle, started, clock):
+        self._handle, self._started, self._clock = handle, started, clock
+
+    def wait(self):
+        result = self._handle.wait()
+        if self._clock.apart:
+            self._clock.seconds.append(time.perf_counter() - self._started)
+        return result
+
+
+class Compressed:
+    """A method of grace_ext. Everything is one bucket."""
+
+    def __init__(self, label: str, elements: int):
+        spec, communicator, memory = METHODS[label]
+        self.clock = Clocked(HorovodTransport(hvd.global_process_set))
+        self._exchange = Exchange(self.clock, memory, 1 / hvd.size())
+        self._bucket = self._exchange.bucket(label, [Tensor(label, elements, 2)], grace_ext.compressor(spec),
+                                             parse_stage("communicator", communicator))
+        self._exchange.set_buckets([self._bucket])
+        self._out = np.empty(elements, np.float32)
+
+    def step(self, gradient):
+        self._exchange.start(self._bucket, lambda out: np.copyto(out, gradient))
+        self._exchange.advance()
+        self._exchange.finish(self._bucket, self._out)
+        self._exchange.end_step()
+
+    def payload(self) -> int:
+        """Bytes so far."""
+        return self._exchange.stats()["bytes_out"]
+
+    def close(self):
+        self._exchange.close()
+
+
+class Plain:
+    """Horovod's own allreduce of float16."""
+
+    def __init__(self, label: str, elements: int):
+        self.clock = Clocked(HorovodTransport(hvd.global_process_set))
+        self._label, self._sent = label, 0
+
+    def step(self, gradient):
+        tensor = torch.from_numpy(gradient)
+        self._sent += 2 * gradient.size
+        if self.clock.apart:
+            half, context = hvd.Compression.fp16.compress(tensor)
+            half = self.clock.allreduce(self._label, half.numpy()).wait()
+            hvd.Compression.fp16.decompress(torch.from_numpy(half), context)
+        else:
+            hvd.allreduce(tensor, name=self._label, compression=hvd.Compression.fp16)
+
+    def payload(self):
+        return self._sent
+
+    def close(self):
+        pass
+
+
+def measure(method, gradients, steps: int, seconds: float) -> dict:
+    """Of this rank: "steps", seconds each; "apart", seconds of the collectives of each of other steps; bytes a step."""
+    def step(number):
+        started = time.perf_counter()
+        method.step(gradients[number % len(gradients)])
+        return time.perf_counter() - started
+
+    warm = [step(number) for number in range(WARM_UP)]
+    longest = float(hvd.allreduce(torch.tensor(warm[-1]), name="longest", op=hvd.Max))
+    steps = min(steps, max(AT_LEAST, round(seconds / longest)))
+    barrier()
+    payload, sent = method.payload(), bytes_sent()
+    taken = [step(number) for number in range(steps)]
+    barrier()
+    payload, sent = method.payload() - payload, bytes_sent() - sent
+    method.clock.apart, apart = True, []
+    for number in range(steps):
+        method.clock.seconds.clear()
+        step(number)
+        apart.append(list(method.clock.seconds))
+    method.close()
+    return {"steps": taken, "apart": apart, "payload": payload / steps, "sent": sent / steps}
+
+
+def probe() -> list[tuple[str, int, float]]:
+    """(collective, payload bytes of a rank, seconds of the slowest rank)."""
+    clock, found = Clocked(HorovodTransport(hvd.global_process_set)), []
+    clock.apart = True
+    for collective in ("allreduce", "allgather", "alltoall"):
+        for payload in PROBES:
+            clock.seconds.clear()
+            for number in range(PROBED):
+                name = f"probe.{collective}"
+                if collective == "allreduce":
+                    clock.allreduce(name, np.ones(payload // 2, np.float16)).wait()
+                    continue
+                # Containers are never of the same length, of which Horovod would take notice.
+                data = np.ones(payload - number, np.uint8)
+                if collective == "allgather":
+                    clock.allgather(name, data).wait()
+                else:
+                    splits = np.full(clock.size, data.size // clock.size)
+                    splits[clock.rank] = 0
+                    clock.alltoall(name, data[:splits.sum()], splits.tolist()).wait()
+            slowest = statistics.median(hvd.allreduce(torch.tensor(clock.seconds), name="slowest", op=hvd.Max).tolist())
+            found.append((collective, payload, slowest))
+            if slowest > LONGEST_PROBE / 4:
+                break
+    return found
+
+
+def bytes_sent() -> int:
+    """What this host has sent on its link, as `mpirun/hosts bytes` counts."""
+    with open("/proc/self/net/dev") as file:
+        [counts] = (line.split(":")[1].split() for line in file if line.strip().startswith("eth0:"))
+    return int(counts[8])
+
+
+def idle() -> float:
+    """Bytes a second that a rank sends while all do nothing."""
+    barrier()
+    before = bytes_sent()
+    time.sleep(IDLE)
+    return (bytes_sent() - before) / IDLE
+
+
+def message_seconds() -> float:
+    """A message of a byte from the first host to the second one: half of a round trip, without Horovod."""
+    taken = 0.0
+    with contextlib.ExitStack() as opened:
+        if hvd.rank() == 0:
+            listener = opened.enter_context(socket.create_server((socket.gethostbyname(socket.gethostname()), 0)))
+        address = hvd.broadcast_object(listener.getsockname() if hvd.rank() == 0 else None, name="address")
+        if hvd.rank() < 2:
+            connection = listener.accept()[0] if hvd.rank() == 0 else socket.create_connection(address)
+            opened.enter_context(connection).setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            trips = []
+            for _ in range(ROUND_TRIPS):
+                started = time.perf_counter()
+                if hvd.rank() == 0:
+                    connection.sendall(b"x")
+                connection.recv(1)
+                if hvd.rank() == 1:
+                    connection.sendall(b"x")
+                trips.append(time.perf_counter() - started)
+            taken = statistics.median(trips) / 2
+        barrier()
+    return taken
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    hvd.init()
+    torch.set_num_threads(1)
+    result = {"idle": idle(), "probes": probe(), "message": message_seconds(), "methods": {}}
+    gradients = [gradient_of(options["elements"], hvd.rank(), step) for step in range(GRADIENTS)]
+    for label, (_, communicator, _) in METHODS.items():
+        method = (Compressed if communicator else Plain)(label, options["elements"])
+        result["methods"][label] = measure(method, gradients, options["steps"], options["seconds"])
+    everything = hvd.allgather_object(result)
+    if hvd.rank() == 0:
+        with open(options["out"], "w") as file:
+            json.dump(everything, file)
+
+
+main()

@@ -1,0 +1,225 @@
+"""Bytes and time of a step against the number of workers, by communicator: measured, and simulated to 1,024 of them.
+
+    python benchmarks/scaling.py
+
+Writes the section "Scaling" of docs/benchmarks.md and docs/scaling.png. Needs root, for hosts on this machine
+(mpirun/hosts). Takes about 10 minutes.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+
+import numpy as np
+from _hosts import ROOT, Hosts, Job, JobFailed
+from _page import write_section
+from _scaling_page import FITTED, document, plot
+
+from grace_ext import compressor, cost, links
+
+WORKER = os.path.join(ROOT, "benchmarks", "_scaling_worker.py")
+TOPK = "topk:0.01/rice/qsgd:7"
+#: label -> spec, communicator (None: Horovod's own allreduce), memory
+METHODS = {
+    "Horovod fp16": ("dense/fp16", None, "none"),
+    "allreduce, fp16": ("dense/fp16", "allreduce", "none"),
+    "allgather": (TOPK, "allgather", "residual"),
+    "sharded": (TOPK, "sharded", "residual"),
+    "tree": (TOPK, "tree", "residual"),
+}
+CLUSTER = 256  # elements that have a scale in common
+SOURCES = 8  # gradients that codecs are measured on
+
+
+def gradient_of(elements: int, rank: int, step: int) -> np.ndarray:
+    """float32[elements]: scales that all ranks and steps have in common, for the largest elements are not anywhere, and
+    values half of whose variance is common to the ranks."""
+    scales = np.exp(np.random.default_rng(0).standard_normal(-(-elements // CLUSTER), np.float32))
+    values = sum(np.random.default_rng(seed).standard_normal(elements, np.float32) for seed in ([1, step], [2, step, rank]))
+    return np.repeat(scales, CLUSTER)[:elements] * values
+
+
+@dataclasses.dataclass
+class Point:
+    """What was measured of a method: seconds of a step and of its collectives, without waiting for other ranks' codecs;
+    bytes of a step, means over ranks: handed to collectives, sent by the interface, and what it sends in the time of a step
+    when there is nothing to do."""
+
+    ranks: int
+    seconds: float
+    wire: float
+    payload: float
+    sent: float
+    coordination: float
+
+
+def point_of(results: list[dict], label: str) -> Point:
+    """results: of all ranks."""
+    own = [result["methods"][label] for result in results]
+    steps = np.array([one["steps"] for one in own]).mean(axis=0)
+    wire = np.array([one["apart"] for one in own]).max(axis=0).sum(axis=1)  # of the slowest rank, collective by collective
+    seconds = float(np.median(steps))
+    payload, sent = (statistics.mean(one[kind] for one in own) for kind in ("payload", "sent"))
+    return Point(len(own), seconds, float(np.median(wire)), payload, sent,
+                 seconds * statistics.mean(result["idle"] for result in results))
+
+
+class Model:
+    """Predicts at one rate. codecs: by label; links: by collective; cores: of all ranks together."""
+
+    def __init__(self, elements: int, codecs: dict[str, cost.Codec], links: dict[str, cost.Link], cores: float):
+        self.links = links
+        self._elements, self._codecs, self._cores = elements, codecs, cores
+
+    def step(self, label: str, ranks: int) -> list:
+        return cost.step_of(METHODS[label][1] or "allreduce", ranks, self._elements, self._codecs[label])
+
+    def wire(self, label, ranks) -> float:
+        return cost.wire_seconds(self.step(label, ranks), self.links)
+
+    def codec(self, label, ranks) -> float:
+        return cost.codec_seconds(self.step(label, ranks), self._cores)
+
+    def seconds(self, label, ranks) -> float:
+        return self.wire(label, ranks) + self.codec(label, ranks)
+
+    def sent(self, label, ranks) -> float:
+        return float(cost.bytes_of(self.step(label, ranks), "sent").mean())
+
+
+@dataclasses.dataclass
+class Rate:
+    """All of a rate: points by method; the model of this machine, and of one whose ranks have cores of their own."""
+
+    name: str
+    points: dict[str, list[Point]]
+    shared: Model
+    own: Model
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def probes(runs: dict[int, list[dict]]) -> dict[str, list[tuple[int, float, float]]]:
+    """(rounds, path, seconds) by collective. runs: results of all ranks, by number of ranks."""
+    samples = {}
+    for ranks, results in runs.items():
+        for collective, payload, seconds in results[0]["probes"]:
+            splits = np.full((ranks, ranks), payload // ranks)
+            part = {"allreduce": lambda p=payload, n=ranks: cost.ring_allreduce(n, p),
+                    "allgather": lambda p=payload, n=ranks: cost.ring_allgather([p] * n),
+                    "alltoall": lambda s=splits: cost.alltoall(s)}[collective]()
+            samples.setdefault(collective, []).append((part.rounds, part.path, seconds))
+    return samples
+
+
+def fit_shared(runs) -> dict[str, cost.Link]:
+    """Links of this machine, on whose cores ranks take turns: what that adds to a collective grows with the ranks, as its
+    rounds do, and gets into alpha."""
+    return {collective: cost.fit(samples) for collective, samples in probes(runs).items()}
+
+
+def fit_own(two: list[dict]) -> dict[str, cost.Link]:
+    """Links of two ranks, each of which has a core. alpha is a message's own time, measured without Horovod; of two ranks'
+    probes it could not be told from the rest."""
+    alpha, fitted = two[0]["message"], {}
+    for collective, samples in probes({2: two}).items():
+        line = links.fit([(path, max(seconds - alpha * rounds, 0.1 * seconds)) for rounds, path, seconds in samples])
+        fitted[collective] = cost.Link(line.alpha, alpha, line.beta)
+    return fitted
+
+
+def measure_codecs(elements: int) -> dict[str, cost.Codec]:
+    """In this process alone, one thread."""
+    gradients = [gradient_of(elements, rank, 0) for rank in range(SOURCES)]
+    topk = cost.measure(compressor(TOPK), gradients)
+    return {"Horovod fp16": measure_casts(gradients[0]),
+            "allreduce, fp16": cost.measure_linear(compressor("dense/fp16"), gradients[0]),
+            "allgather": topk, "sharded": topk, "tree": topk}
+
+
+def measure_casts(gradient: np.ndarray, times=9) -> cost.Codec:
+    """What Horovod's fp16 does beside its allreduce."""
+    import torch
+
+    torch.set_num_threads(1)
+    tensor, taken = torch.from_numpy(gradient), []
+    for _ in range(times):
+        started = time.thread_time()
+        half = tensor.half()
+        cast = time.thread_time()
+        half.float()
+        taken.append((cast - started, time.thread_time() - cast))
+    there, back = map(statistics.median, zip(*taken, strict=True))
+    return cost.Codec(lambda elements, summed: 2 * elements, lambda elements: there, lambda elements, containers: back)
+
+
+def run(up: Hosts, rate: str, ranks: int, args) -> list[dict]:
+    """The results of all ranks of a job, or what an earlier one left. Raises JobFailed."""
+    out = os.path.join(args.logs, f"{rate}-{ranks}.json")
+    if not (args.resume and os.path.exists(out)):
+        print(f"{rate}, {ranks} ranks", file=sys.stderr, flush=True)
+        _start(up, ranks, out, args)
+    with open(out) as file:
+        return json.load(file)
+
+
+def _start(up: Hosts, ranks: int, out: str, args) -> None:
+    options = {"out": out, "elements": args.elements, "steps": args.steps, "seconds": args.seconds}
+    for attempt in (1, 2):  # Open MPI's mpirun stands still once in a while (see docs/cluster.md)
+        try:
+            Job(up, args.launcher, ranks, [WORKER, json.dumps(options)]).end(args.timeout)
+            return
+        except JobFailed:
+            if attempt == 2:
+                raise
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of benchmarks.md and the plot")
+    parser.add_argument("--logs", default=os.path.join(ROOT, "build", "scaling"), help="folder for the ranks' results")
+    parser.add_argument("--resume", action="store_true", help="do not repeat the jobs that have left results there")
+    parser.add_argument("--rates", nargs="+", default=["100mbit", "1gbit"])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4, 6, 8])
+    parser.add_argument("--elements", type=int, default=4_000_000, help="of the gradient, float32")
+    parser.add_argument("--steps", type=int, default=20, help="measured, of each method")
+    parser.add_argument("--seconds", type=float, default=6.0, help="after which a slow method takes fewer steps")
+    parser.add_argument("--launcher", default="horovodrun --gloo")
+    parser.add_argument("--name", default="scaling", help="of the hosts")
+    parser.add_argument("--timeout", type=float, default=600, help="of a job, seconds")
+    args = parser.parse_args()
+    args.logs = os.path.abspath(args.logs)
+    os.makedirs(args.logs, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts go
+    started = time.perf_counter()
+    print("codecs", file=sys.stderr, flush=True)
+    codecs, rates = measure_codecs(args.elements), []
+    with Hosts(args.name, max(args.ranks), args.rates[0]) as up:
+        for rate in args.rates:
+            up("rate", rate)
+            runs = {}
+            for ranks in args.ranks:
+                runs[ranks] = run(up, rate, ranks, args)
+            rates.append(Rate(
+                rate, {label: [point_of(one, label) for one in runs.values()] for label in METHODS},
+                Model(args.elements, codecs, fit_shared({ranks: runs[ranks] for ranks in FITTED if ranks in runs}), cores()),
+                Model(args.elements, codecs, fit_own(runs[2]), float("inf"))))
+    text = document(rates, args)
+    plot(rates, os.path.join(args.out, "scaling.png"))
+    write_section(args.out, "scaling", "Scaling", text)
+    print(f"\n{text}\nwritten in {args.out}; all in {(time.perf_counter() - started) / 60:.1f} minutes")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except JobFailed as error:
+        sys.exit(f"[scaling] error: {error}")
