@@ -140,15 +140,24 @@ def test_time_grows_with_ranks_and_latency(communicator):
 
 
 def test_the_way_through_a_tree_takes_each_level_after_the_other():
-    step = cost.step_of("tree", 6, 1000, cost.Codec(lambda elements, summed: 100.0 * summed, lambda elements: 1.0,
+    step = cost.step_of("tree", 8, 1000, cost.Codec(lambda elements, summed: 100.0 * summed, lambda elements: 1.0,
                                                     lambda elements, containers: 0.25))
     collectives = [part for part in step if isinstance(part, cost.Collective)]
     assert [part.sent.tolist() for part in collectives[:3]] == [
-        [0, 100, 0, 100, 0, 100], [0, 0, 200, 0, 0, 0], [0, 0, 0, 0, 200, 0]]
-    assert [part.path for part in collectives] == [100, 200, 200, 5 * 600]
+        [0, 100, 0, 100, 0, 100, 0, 100], [0, 0, 200, 0, 0, 0, 200, 0], [0, 0, 0, 0, 400, 0, 0, 0]]
+    assert [part.path for part in collectives] == [100, 200, 400, 7 * 800]
     assert cost.codec_seconds(step) == 4 * 1.0 + 4 * 0.25
-    # Three ranks encode at a time, then one, one, one; all decode the last container.
-    assert cost.codec_seconds(step, cores=2) == (1.5 + 1 + 1 + 1) + 0.25 * (1.5 + 1 + 1 + 3)
+    # Four ranks encode at a time, then two, one, one; all decode the last container.
+    assert cost.codec_seconds(step, cores=2) == (2 + 1 + 1 + 1) + 0.25 * (2 + 1 + 1 + 4)
+
+
+def test_a_rank_of_sharded_encodes_each_slice_once_and_the_others_are_what_it_sums():
+    step = cost.step_of("sharded", 4, 1001, cost.Codec(lambda elements, summed: elements, lambda elements: elements,
+                                                       lambda elements, containers: 1e4 * elements + 1e7 * containers))
+    sending, summing, all_sums = (part.seconds for part in step if isinstance(part, cost.Work))
+    assert sending == 1001 - 250
+    assert summing == 1e4 * 251 + 1e7 * 3 + 251
+    assert all_sums == 1e4 * 1001 + 1e7 * 4
 
 
 def test_ranks_take_turns_on_cores():
