@@ -20,7 +20,7 @@ from _hosts import ROOT, Hosts, Job, JobFailed
 from _page import write_section
 from _scaling_page import FITTED, document, plot
 
-from grace_ext import compressor, cost, links
+from grace_ext import compressor, cost
 
 WORKER = os.path.join(ROOT, "benchmarks", "_scaling_worker.py")
 TOPK = "topk:0.01/rice/qsgd:7"
@@ -130,8 +130,8 @@ def fit_own(two: list[dict]) -> dict[str, cost.Link]:
     probes it could not be told from the rest."""
     alpha, fitted = two[0]["message"], {}
     for collective, samples in probes({2: two}).items():
-        line = links.fit([(path, max(seconds - alpha * rounds, 0.1 * seconds)) for rounds, path, seconds in samples])
-        fitted[collective] = cost.Link(line.alpha, alpha, line.beta)
+        link = cost.fit([(0, path, max(seconds - alpha * rounds, 0.1 * seconds)) for rounds, path, seconds in samples])
+        fitted[collective] = dataclasses.replace(link, alpha=alpha)
     return fitted
 
 
