@@ -47,8 +47,8 @@ def gradient_of(elements: int, rank: int, step: int) -> np.ndarray:
 @dataclasses.dataclass
 class Point:
     """What was measured of a method: seconds of a step and of its collectives, without waiting for other ranks' codecs;
-    bytes of a step, means over ranks: handed to collectives, sent by the interface, and what it sends in the time of a step
-    when there is nothing to do."""
+    bytes of a step, means over ranks: handed to collectives, and sent by the interface; bytes a second that it sends when
+    there is nothing to do."""
 
     ranks: int
     seconds: float
@@ -65,8 +65,8 @@ def point_of(results: list[dict], label: str) -> Point:
     wire = np.array([one["apart"] for one in own]).max(axis=0).sum(axis=1)  # of the slowest rank, collective by collective
     seconds = float(np.median(steps))
     payload, sent = (statistics.mean(one[kind] for one in own) for kind in ("payload", "sent"))
-    return Point(len(own), seconds, float(np.median(wire)), payload, sent,
-                 seconds * statistics.mean(result["idle"] for result in results))
+    coordination = statistics.mean(result["idle"] for result in results)
+    return Point(len(own), seconds, float(np.median(wire)), payload, sent, coordination)
 
 
 class Model:
@@ -127,12 +127,13 @@ def fit_shared(runs) -> dict[str, cost.Link]:
 
 def fit_own(two: list[dict]) -> dict[str, cost.Link]:
     """Links of two ranks, each of which has a core. alpha is a message's own time, measured without Horovod; of two ranks'
-    probes it could not be told from the rest."""
-    alpha, fitted = two[0]["message"], {}
-    for collective, samples in probes({2: two}).items():
-        link = cost.fit([(0, path, max(seconds - alpha * rounds, 0.1 * seconds)) for rounds, path, seconds in samples])
-        fitted[collective] = dataclasses.replace(link, alpha=alpha)
-    return fitted
+    probes it could not be told from the rest. beta is the link's, so the least that a collective gets by with."""
+    alpha = two[0]["message"]
+    fitted = {collective: cost.fit([(0, path, max(seconds - alpha * rounds, 0.1 * seconds))
+                                    for rounds, path, seconds in samples])
+              for collective, samples in probes({2: two}).items()}
+    beta = min(link.beta for link in fitted.values())
+    return {collective: cost.Link(link.setup, alpha, beta) for collective, link in fitted.items()}
 
 
 def measure_codecs(elements: int) -> dict[str, cost.Codec]:
