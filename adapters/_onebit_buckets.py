@@ -18,6 +18,8 @@ class OneBitBuckets(TorchBuckets):
     optimizer: see onebit_adam. warmup: the spec until then.
     """
 
+    sends_gradients = False
+
     def __init__(self, optimizer, parameters, exchange, rules, communicator, *, warmup, **options):
         self._optimizer = optimizer
         self._stages = {True: (rules, communicator, exchange.memories, exchange.schedules),

@@ -32,6 +32,9 @@ class TorchBuckets:
     scale: returns the loss scale in force. See horovod_torch.DistributedOptimizer for the other options.
     """
 
+    #: Whether what is exchanged are the gradients, and nothing that `_pack` makes of them.
+    sends_gradients = True
+
     def __init__(self, parameters: dict[str, torch.nn.Parameter], exchange: Exchange, rules, communicator, *, prefix,
                  bucket_bytes, groups, selection, prescale, passes, sparse_as_dense, scale: Callable[[], float]):
         self.exchange = exchange
@@ -81,7 +84,8 @@ class TorchBuckets:
                               self._bucket_bytes, self._groups)
         self.exchange.set_buckets([on_device(bucket, self._selection) for bucket in buckets])
         for bucket in self.exchange.buckets:
-            bucket.may_pass = all(self.parameters[tensor.name].dtype == torch.float32 for tensor in bucket.tensors)
+            bucket.may_pass = self.sends_gradients and all(self.parameters[tensor.name].dtype == torch.float32
+                                                           for tensor in bucket.tensors)
         self._rooms = {b.name: room_for(b) for b in self.exchange.buckets}
         self._bucket_of = {tensor.name: b for b in self.exchange.buckets for tensor in b.tensors}
         self._reset_counts()

@@ -11,6 +11,7 @@ from checks_join import uneven
 from forced import always
 from harness import batches, compressed, flat, horovod, same_on_all_ranks, train
 
+from grace_ext.adapters.onebit_adam import OneBitAdam
 from grace_ext.policy import choice
 
 DENSE = {"float32": 5e-6, "fp16": 3e-3}
@@ -132,6 +133,24 @@ def ranks_that_join_go_a_dense_way_as_well():
         if way == "float32":
             theirs, _, _, _ = uneven(horovod(), 2 + 2 * hvd.rank(), join=hvd.join)
             close(flat(ours), flat(theirs))
+
+
+@check
+def momenta_do_not_pass_for_gradients():
+    """The compressed stage of 1-bit Adam exchanges something else."""
+    with always("float32"):
+        results = []
+        for options in ({"compression": "topk:0.1/rice/raw", "communicator": "auto"}, {"compression": "dense/raw"}):
+            net = small()
+            optimizer = OneBitAdam(torch.optim.Adam(net.parameters(), lr=1e-3), net.named_parameters(), warmup_steps=2,
+                                   **options)
+            for x, y in batches(6):
+                optimizer.zero_grad()
+                loss_of(net, x, y).backward()
+                optimizer.step()
+            results.append(flat(net))
+    assert optimizer.compression_stats()["ways"] == {}
+    close(*results, atol=1e-5)
 
 
 @check
