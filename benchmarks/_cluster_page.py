@@ -51,6 +51,7 @@ NOTES = f"""\
   are not counted.
 - *Side by side*: one job in which the configurations take turns, a few steps each, by which small differences are judged;
   those that were much slower are left out.
+- DDP's PowerSGD has one bucket: over Gloo its hook fails with several. It compresses from the second step on.
 - The text model's embedding has a dense gradient in all configurations. Its accuracy is how often the likeliest of the 1,000
   most frequent words is the next one."""
 

@@ -63,7 +63,9 @@ class Ddp:
     def wrap(self, model, optimizer):
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-        model = torch.nn.parallel.DistributedDataParallel(model)
+        # Over Gloo, the collectives that PowerSGD's hook starts from callbacks get mixed up between ranks if there are
+        # several buckets, and the job dies.
+        model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=100 if self._hook == "powersgd" else None)
         if self._hook == "fp16":
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         else:  # from the second step on, the earliest that it allows
