@@ -1,6 +1,7 @@
 """All that an exchange tells to those who look on: captures, writers, timelines, warnings."""
 
 import math
+import threading
 import time
 from collections.abc import Callable
 
@@ -32,6 +33,7 @@ class Watch:
         self.norms: dict[str, tuple[float, float]] = {}
         self._seen: dict[str, tuple[float, float]] = {}  # in this step
         self._marks: dict[str, Mark] = {}
+        self._drawing = threading.Lock()  # the worker may receive a bucket while the caller does
 
     def signature(self) -> tuple:
         """What has to be the same on all ranks."""
@@ -128,9 +130,10 @@ class Watch:
         return look
 
     def _draw(self, bucket, step, phases) -> None:
-        for timeline in self._timelines:
-            if phases and timeline.wants(step):
-                timeline.attempt(timeline.add, self._transport.rank, bucket.name, step, phases)
+        with self._drawing:
+            for timeline in self._timelines:
+                if phases and timeline.wants(step):
+                    timeline.attempt(timeline.add, self._transport.rank, bucket.name, step, phases)
 
 
 def _norm(array) -> float:
