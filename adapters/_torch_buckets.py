@@ -88,6 +88,7 @@ class TorchBuckets:
                                                            for tensor in bucket.tensors)
         self._rooms = {b.name: room_for(b) for b in self.exchange.buckets}
         self._bucket_of = {tensor.name: b for b in self.exchange.buckets for tensor in b.tensors}
+        self._number_of = {tensor.name: i for b in self.exchange.buckets for i, tensor in enumerate(b.tensors)}
         self._reset_counts()
 
     def _in_order(self, order):
@@ -162,29 +163,28 @@ class TorchBuckets:
             bucket = self._bucket_of[name]
             self._missing[bucket.name] -= 1
             if self.order is not None and self.exchange.passes(bucket):
-                self._pass(bucket, name)
+                self._pass(bucket, [self._number_of[name]])
             if self._missing[bucket.name] == 0 and self.order is not None:
                 self._start(bucket)
 
-    def _pass(self, bucket: Bucket, *names: str) -> Passage:
-        """Send these gradients past the exchange. Those that this rank lacks become zero."""
+    def _pass(self, bucket: Bucket, numbers) -> Passage:
+        """Send the gradients of these numbers in the bucket past the exchange. Those that this rank lacks become zero."""
         passage = self._passages.get(bucket.name)
         if passage is None:
             passage = Passage(self.exchange, bucket, self.exchange.passes(bucket), self._prescale)
             self._passages[bucket.name] = passage
-        for number, tensor in enumerate(bucket.tensors):
-            if tensor.name in names:
-                p = self.parameters[tensor.name]
-                if p.requires_grad and p.grad is None:
-                    p.grad = torch.zeros_like(p)
-                elif p.requires_grad and p.grad.layout != torch.strided:
-                    p.grad = p.grad.to_dense()
-                passage.add(number, p.grad.detach() if p.requires_grad else torch.zeros_like(p))
+        for number in numbers:
+            p = self.parameters[bucket.tensors[number].name]
+            if p.requires_grad and p.grad is None:
+                p.grad = torch.zeros_like(p)
+            elif p.requires_grad and p.grad.layout != torch.strided:
+                p.grad = p.grad.to_dense()
+            passage.add(number, p.grad.detach() if p.requires_grad else torch.zeros_like(p))
         return passage
 
     def _start(self, bucket: Bucket) -> None:
         if self.exchange.passes(bucket):
-            self.exchange.pass_on(bucket, self._pass(bucket, *(tensor.name for tensor in bucket.tensors)).pending())
+            self.exchange.pass_on(bucket, self._pass(bucket, range(len(bucket.tensors))).pending())
             return
         if self._scale_now is None:
             self._scale_now = float(self._scale())
