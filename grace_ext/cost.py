@@ -154,15 +154,33 @@ def _tree(ranks, elements, codec):
     return [*step, Work(codec.encode(elements), 1), ring_allgather(root), Work(codec.decode(elements, 1), ranks)]
 
 
+def _hierarchical(ranks, elements, codec, hosts):
+    """What stays inside a host is taken as free. Owners, of equal slices, compress and send; every rank decodes all."""
+    members = np.bincount(hosts)
+    if len(members) in (1, ranks):
+        return _allgather(ranks, elements, codec) if len(members) == ranks else [ring_allreduce(ranks, 4 * elements)]
+    owners = members.min()
+    part = max(1, elements // owners)
+    nothing = alltoall(np.zeros((ranks, ranks)))
+    number = np.array([list(hosts[:rank]).count(host) for rank, host in enumerate(hosts)])  # of each rank on its host
+    peers = (number[:, None] == number) & (number < owners) & (np.not_equal.outer(hosts, hosts))
+    return [nothing, Work(codec.encode(part), owners * len(members)), alltoall(peers * codec.size(part, members.max())),
+            nothing, Work(owners * codec.decode(part, len(members)), ranks)]
+
+
 #: f(ranks, elements, codec) -> the parts of a bucket's step, by communicator.
 STEPS: dict[str, Callable[[int, int, Codec], list]] = {
     "allgather": _allgather, "allreduce": _allreduce, "sharded": _sharded, "tree": _tree}
 
 
-def step_of(communicator: str, ranks: int, elements: int, codec: Codec) -> list[Work | Collective]:
-    """The parts of a step of a bucket of so many float32 elements. Raises ConfigError."""
+def step_of(communicator: str, ranks: int, elements: int, codec: Codec, hosts=None) -> list[Work | Collective]:
+    """The parts of a step of a bucket of so many float32 elements. hosts: see Transport.hosts; None: one rank on each.
+    Raises ConfigError."""
+    if communicator == "hierarchical":
+        return _hierarchical(ranks, elements, codec, range(ranks) if hosts is None else hosts)
     if communicator not in STEPS:
-        raise ConfigError(f"there is no cost model of communicator {communicator!r}; there are {', '.join(STEPS)}")
+        raise ConfigError(f"there is no cost model of communicator {communicator!r}; there are {', '.join(STEPS)}, "
+                          f"hierarchical")
     if ranks < 2 or elements < 1:
         raise ConfigError(f"{ranks} ranks and {elements} elements: at least 2 and 1 are needed")
     return STEPS[communicator](ranks, elements, codec)

@@ -11,8 +11,8 @@ import grace_ext
 from grace_ext import ConfigError, links
 from grace_ext.buckets import Tensor
 from grace_ext.communicators.inprocess import InProcessTransport
+from grace_ext.cost import Link
 from grace_ext.exchange import Exchange
-from grace_ext.links import Line
 from grace_ext.policy import choice
 from grace_ext.spec import parse_stage
 
@@ -55,35 +55,26 @@ def end(exchange, finite=True):
         bucket.communicator.end_step(finite)
 
 
-def test_a_line_is_found():
-    line = Line(2e-4, 1e-8)
-    samples = [(10.0**i, line.seconds(10.0**i) * noise) for i, noise in enumerate((1.05, 0.96, 1, 1.03, 0.98), start=3)]
-    found = links.fit(samples)
-    assert found.alpha == pytest.approx(line.alpha, rel=0.1) and found.beta == pytest.approx(line.beta, rel=0.1)
-
-
-def test_no_coefficient_is_negative():
-    assert links.fit([(1e3, 2e-4), (1e6, 1e-4)]).beta == 0
-    falling = links.fit([(1e3, 1e-7), (1e6, 1e-3)])
-    assert falling.alpha == 0 and 1e-10 <= falling.beta <= 1e-9
-
-
-def test_bytes_that_a_rank_sends():
-    assert [links.sent_by_a_rank(one, 4, 100) for one in ("allreduce", "allgather", "alltoall")] == [150, 300, 75]
-
-
 def test_the_model_takes_what_pays():
-    """Two buckets: one whose codec is quick, one for which it takes longer than its bytes on this link."""
-    dense = [("allreduce", 4e6)], 0.0
-    measured = [{"allgather": ([("allgather", 1e4)], codec), "float32": dense} for codec in (1e-3, 1.0)]
-    line = Line(1e-4, 8 / 1e9)
-    predicted = choice.predict(measured, {"allreduce": line, "allgather": line}, 4)
+    """Two buckets of a million elements: one whose codec is quick, one for which it takes longer than its bytes here."""
+    link, hosts = Link(1e-4, 0.0, 8 / 1e9), (0, 1, 2, 3)
+    links = dict.fromkeys(("allgather", "allreduce", "alltoall"), link)
+    predicted = [{way: choice.seconds_of(way, 10**6, choice.codec_of(10**6, *given), links, hosts)
+                  for way, given in (("allgather", (1e4, codec)), ("float32", (4e6, 0.0)))} for codec in (1e-3, 1.0)]
     assert predicted[0]["float32"] == pytest.approx(1e-4 + 6e6 * 8e-9)
     assert predicted[0]["allgather"] == pytest.approx(1e-3 + 1e-4 + 3e4 * 8e-9)
     assert choice.plans(predicted, 0.0) == [("allgather", "float32")]
     assert choice.plans(predicted, 0.06) == [("allgather", "float32"), ("float32", "float32")]
     assert choice.plans(predicted, 2.0) == [("allgather", "float32"), ("allgather", "allgather"), ("float32", "float32")]
     assert choice.plans(predicted[:1], 2.0) == [("allgather",), ("float32",)]
+
+
+def test_the_model_knows_how_containers_travel():
+    link = Link(0.0, 0.0, 1.0)
+    links = dict.fromkeys(("allgather", "allreduce", "alltoall"), link)
+    seconds = {way: choice.seconds_of(way, 1000, choice.codec_of(1000, 120, 0.0), links, (0, 0, 1, 1, 2, 2))
+               for way in ("allgather", "sharded", "hierarchical", "factors")}
+    assert seconds == pytest.approx({"allgather": 600, "sharded": 200, "hierarchical": 120, "factors": 200}, rel=0.01)
 
 
 def test_nothing_is_lost_by_switching():

@@ -14,7 +14,8 @@ import numpy as np
 
 from ..communicators.auto import DENSE
 from ..communicators.base import Transport
-from ..links import Line, agreed, fit, probe, sent_by_a_rank
+from ..cost import Codec, Link, codec_seconds, fit, step_of, wire_seconds
+from ..links import agreed, probe
 
 _LOG = logging.getLogger("grace_ext")
 _FIRST = 4  # compressed steps, of which the last two count: kernels compile in the first, buckets change after it
@@ -25,24 +26,16 @@ _CHECK = 50  # steps between two looks at how long they take
 _SLOWER = 1.5
 _SAME = 1.02  # plans whose times differ by less are taken for equally fast
 
-#: A way's collectives, each with the bytes that a rank brings to it.
-Volumes = list[tuple[str, float]]
+
+def codec_of(elements: int, container: float, seconds: float) -> Codec:
+    """Of a bucket whose container had so many bytes and took so many seconds in all; slices cost their share."""
+    return Codec(lambda part, _: container * part / elements, lambda part: seconds * part / elements, lambda *_: 0.0)
 
 
-def volumes(way: str, container: float, hosts: tuple[int, ...]) -> Volumes:
-    """Of a way of containers. container: its bytes. hosts: see Transport.hosts; what stays inside one is taken as free."""
-    ranks, count = len(hosts), max(hosts) + 1
-    between = container * count / ranks * (count - 1) / (ranks - 1)  # of what an owner has for the other hosts
-    return {"sharded": [("alltoall", container), ("allgather", container / ranks)],
-            "hierarchical": [("alltoall", 0), ("allgather", between), ("alltoall", 0)],
-            "allreduce": [("allreduce", container)],
-            "factors": [("allreduce", container)]}.get(way, [("allgather", container)])
-
-
-def predict(buckets: list[dict[str, tuple[Volumes, float]]], links: dict[str, Line], ranks: int) -> list[dict[str, float]]:
-    """Seconds of each bucket by each of its ways, by name. buckets: way -> (volumes, seconds of the codecs)."""
-    return [{way: codec + sum(links[one].seconds(sent_by_a_rank(one, ranks, payload)) for one, payload in collectives)
-             for way, (collectives, codec) in bucket.items()} for bucket in buckets]
+def seconds_of(way: str, elements: int, codec: Codec, links: dict[str, Link], hosts: tuple[int, ...]) -> float:
+    """Of one bucket's step by a way of containers, of factors or of dense values, predicted."""
+    step = step_of("allreduce" if way in (*DENSE, "factors") else way, len(hosts), elements, codec, hosts)
+    return codec_seconds(step) + wire_seconds(step, links)
 
 
 def plans(predicted: list[dict[str, float]], slack: float) -> list[tuple[str, ...]]:
@@ -107,24 +100,22 @@ class Chooser:
 
     def _model(self) -> None:
         """The compressed steps are over."""
-        ranks = self._transport.size
         measured = [np.median(seen[-2:], axis=0) for seen in self._seen.values()]
         step = statistics.median(self._seconds[-2:])
         mean = agreed(self._transport, self._name, np.array([*np.ravel(measured), step])).mean(axis=0)
-        buckets = []
-        for bucket, (sent, codec) in zip(self._buckets, mean[:-1].reshape(-1, 2), strict=True):
-            switch = bucket.communicator
-            compressed = {way: (volumes(way, sent, self._transport.hosts), codec)
-                          for way in switch.ways_over(self._transport) if way not in DENSE}
-            dense = {way: ([("allreduce", switch.payload(way, bucket.size))], 0.0) for way in DENSE}
-            buckets.append({**compressed, **dense})
-        kinds = {kind for bucket in buckets for collectives, _ in bucket.values() for kind, _ in collectives}
-        links = {kind: fit(probe(self._transport, self._name, kind)) for kind in sorted(kinds)}
+        links = {kind: fit(probe(self._transport, self._name, kind)) for kind in ("allgather", "allreduce", "alltoall")}
+        predicted = []
+        for bucket, seen in zip(self._buckets, mean[:-1].reshape(-1, 2), strict=True):
+            switch, size = bucket.communicator, bucket.size
+            codecs = {way: codec_of(size, *((switch.payload(way, size), 0.0) if way in DENSE else seen))
+                      for way in switch.ways_over(self._transport)}
+            predicted.append({way: seconds_of(way, size, codec, links, self._transport.hosts)
+                              for way, codec in codecs.items()})
         for seen in self._seen.values():
             seen.clear()
         step = float(mean[-1])
         self._length = min(max(math.ceil(_SECONDS / step), _TRIAL), _LONGEST_TRIAL)
-        self._trials = plans(predict(buckets, links, ranks), slack=step)
+        self._trials = plans(predicted, slack=step)
         self._try()
 
     def _try(self) -> None:
