@@ -34,6 +34,7 @@ from .horovod_torch_elastic import CompressedOptimizer, register
 
 _instances = itertools.count()
 _AWAKE, _PAUSE = 5e-3, 5e-5  # seconds of waiting for a collective before the first nap, and of a nap
+_CROWD = 1.5  # running threads a core
 register()
 
 
@@ -70,6 +71,13 @@ class HorovodTransport(Transport):
         return np.split(joined.numpy(), np.cumsum(lengths.numpy())[:-1]) if self.rank == to else []
 
 
+@functools.lru_cache(maxsize=1)
+def _is_crowded(second: int) -> bool:
+    """Whether others want this rank's core: its host has too few for its ranks, or for all that has run of late on this
+    machine, other containers and namespaces included, which may be hosts of the same job. Asked once a second."""
+    return hvd.local_size() > os.cpu_count() or os.getloadavg()[0] > _CROWD * os.cpu_count()
+
+
 class _Handle:
     def __init__(self, handle, payload=torch.Tensor.numpy):
         """payload: what `wait` makes of the collective's results."""
@@ -82,7 +90,7 @@ class _Handle:
         # synchronize() alone waits in a loop that takes the core from the codecs and from other ranks: with Gloo, 4 ranks on
         # 2 cores, a step of 113 ms took 29 when this was added. Where each rank has a core, a nap makes the next step's
         # computation slower (41 ms a step against 35), so naps are for long waits there.
-        nap_from = time.perf_counter() + (_AWAKE if hvd.local_size() <= os.cpu_count() else 0)
+        nap_from = time.perf_counter() + (0 if _is_crowded(int(time.monotonic())) else _AWAKE)
         while not hvd.poll(self._handle):
             if time.perf_counter() < nap_from:
                 os.sched_yield()

@@ -22,7 +22,12 @@ class Early:
             self._open[bucket.name] = bucket, pending, out, collectives
 
     def work(self, advance: Callable, receive: Callable) -> None:
-        """In the worker thread: advance(bucket, pending) or receive(bucket, pending, out) what has arrived."""
+        """In the worker thread: advance(bucket, pending) or receive(bucket, pending, out) what has arrived, until nothing
+        has."""
+        while self._round(advance, receive):
+            pass
+
+    def _round(self, advance: Callable, receive: Callable) -> int:
         with self._lock:
             arrived = [one for one in self._open.values() if _has_arrived(one[1].handle)]
         for bucket, pending, out, collectives in arrived:
@@ -38,6 +43,7 @@ class Early:
                 future.set_result(receive(bucket, pending, out))
             except BaseException as error:
                 future.set_exception(error)
+        return len(arrived)
 
     def levels(self, bucket: Bucket) -> int:
         """How many times the worker has advanced it. Of use when the worker rests."""
