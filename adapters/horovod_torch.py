@@ -33,8 +33,9 @@ from ._torch_state import to_numpy, to_torch
 from .horovod_torch_elastic import CompressedOptimizer, register
 
 _instances = itertools.count()
-_AWAKE, _PAUSE = 5e-3, 5e-5  # seconds of waiting for a collective before the first nap, and of a nap
-_CROWD = 1.5  # running threads a core
+_AWAKE = 5e-3  # seconds of waiting for a collective before the first nap
+_NAP, _SHORTEST, _LONGEST = 0.1, 5e-5, 1e-3  # the next nap's share of the wait so far, and its seconds
+_LOOK, _CROWD = 1.0, 0.2  # seconds between two looks at it, and the share of its time that a thread waits for a core
 register()
 
 
@@ -71,11 +72,34 @@ class HorovodTransport(Transport):
         return np.split(joined.numpy(), np.cumsum(lengths.numpy())[:-1]) if self.rank == to else []
 
 
-@functools.lru_cache(maxsize=1)
-def _is_crowded(second: int) -> bool:
-    """Whether others want this rank's core: its host has too few for its ranks, or for all that has run of late on this
-    machine, other containers and namespaces included, which may be hosts of the same job. Asked once a second."""
-    return hvd.local_size() > os.cpu_count() or os.getloadavg()[0] > _CROWD * os.cpu_count()
+class _Core:
+    """Whether others want this rank's core: other ranks, other programs, other containers, which may be hosts of this job.
+    Told by how long Linux lets the rank's main thread wait for a core, in the last second or so."""
+
+    def __init__(self):
+        self._crowded, self._looked, self._before = hvd.local_size() > os.cpu_count(), time.monotonic(), self._now()
+
+    def is_crowded(self) -> bool:
+        if (now := time.monotonic()) - self._looked > _LOOK:
+            after, self._looked = self._now(), now
+            ran, waited = after[0] - self._before[0], after[1] - self._before[1]
+            self._before, self._crowded = after, hvd.local_size() > os.cpu_count() or waited > _CROWD * (ran + waited)
+        return self._crowded
+
+    @staticmethod
+    def _now() -> tuple[int, int]:
+        """Nanoseconds that the main thread ran so far, and that it could have run if there had been a core."""
+        try:
+            with open("/proc/self/schedstat", encoding="ascii") as file:
+                ran, waited, _ = file.read().split()
+        except OSError:  # a kernel without it
+            return 0, 0
+        return int(ran), int(waited)
+
+
+@functools.cache
+def _core() -> _Core:
+    return _Core()
 
 
 class _Handle:
@@ -90,12 +114,14 @@ class _Handle:
         # synchronize() alone waits in a loop that takes the core from the codecs and from other ranks: with Gloo, 4 ranks on
         # 2 cores, a step of 113 ms took 29 when this was added. Where each rank has a core, a nap makes the next step's
         # computation slower (41 ms a step against 35), so naps are for long waits there.
-        nap_from = time.perf_counter() + (0 if _is_crowded(int(time.monotonic())) else _AWAKE)
+        awake = 0 if _core().is_crowded() else _AWAKE
+        began = time.perf_counter()
         while not hvd.poll(self._handle):
-            if time.perf_counter() < nap_from:
+            waited = time.perf_counter() - began
+            if waited < awake:
                 os.sched_yield()
             else:
-                time.sleep(_PAUSE)
+                time.sleep(min(max(_NAP * waited, _SHORTEST), _LONGEST))
         return self._payload(hvd.synchronize(self._handle))
 
 

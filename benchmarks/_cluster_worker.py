@@ -19,7 +19,7 @@ TRIED = 10  # steps after those, from which the time of a full run is estimated
 CUT = (10, 40)  # steps, at least and at most, that a run goes on which would take too long
 CUT_SECONDS = 30  # aimed at for those
 COMPUTE = 20  # steps without exchange
-BLOCKS, BLOCK = 6, 6  # of a comparison side by side
+BLOCKS, BLOCK = 16, 6  # of a comparison side by side
 
 
 class Horovod:
@@ -48,6 +48,10 @@ class Horovod:
     def stages(self) -> dict[str, float]:
         """Seconds of grace_ext's stages so far."""
         return {} if self._compression else self._optimizer.compression_stats()["seconds"]
+
+    def ways(self) -> dict[str, str]:
+        """What `auto` took, by tensor."""
+        return {} if self._compression else self._optimizer.compression_stats()["ways"]
 
 
 class Ddp:
@@ -80,6 +84,8 @@ class Ddp:
 
     def stages(self):
         return {}
+
+    ways = stages
 
 
 class Clock:
@@ -172,7 +178,7 @@ def train(group, task, options: dict) -> dict:
     seconds = dict(zip(names, mean[len(keys):], strict=True))
     weights = sum(float(p.detach().double().abs().sum()) for p in plain.parameters())
     return {"steps": step, "planned": planned, "laps": laps[WARM_UP:], **dict(zip(keys, mean, strict=False)),
-            "stages": seconds, "curve": curve, "seconds": clock.seconds,
+            "stages": seconds, "ways": group.ways(), "curve": curve, "seconds": clock.seconds,
             "identical": group.sum([weights])[0] == group.ranks * weights}
 
 

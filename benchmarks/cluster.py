@@ -15,7 +15,7 @@ import sys
 import time
 
 from _cluster_page import document, plot
-from _cluster_results import CONFIGURATIONS, MODELS, RATES, SIDE_BY_SIDE, Results, path_of
+from _cluster_results import CONFIGURATIONS, MODELS, OURS, RATES, SIDE_BY_SIDE, Results, path_of
 from _cluster_tasks import TASKS, write_words
 from _hosts import LAUNCHERS, ROOT, Hosts, Job, JobFailed
 from _page import write_section
@@ -45,7 +45,13 @@ class Benchmark:
         return {"model": model, "seed": self.args.seed, "steps": steps, "evaluations": self.args.evaluations,
                 # Where the links are not limited, accuracy by step is measured for all rates.
                 "limit": self.args.limit if rate != "none" else 10**6,
-                "library": library, "arguments": arguments, "launcher": self.args.launcher, "hosts": self.up.count}
+                "library": library, "arguments": arguments, "launcher": self.launcher(config, library),
+                "hosts": self.up.count}
+
+    def launcher(self, config: str, library: str) -> str:
+        if library == "ddp":
+            return "torchrun"
+        return self.args.our_launcher if config in OURS else self.args.launcher
 
     def run(self, model: str, rate: str, config: str, options: dict) -> None:
         """One job; a second attempt if it fails, for mpirun now and then stands still (docs/cluster.md)."""
@@ -58,11 +64,10 @@ class Benchmark:
         if os.path.exists(out):
             os.remove(out)
         given = {**options, "out": out, "data": self.args.raw if model == "text" else self.args.data}
-        launcher = "torchrun" if options["library"] == "ddp" else self.args.launcher
         for attempt in (1, 2):
             began = time.monotonic()
             try:
-                Job(self.up, launcher, self.up.count, [WORKER, json.dumps(given)]).end(self.timeout(options))
+                Job(self.up, options["launcher"], self.up.count, [WORKER, json.dumps(given)]).end(self.timeout(options))
             except JobFailed as error:
                 say(f"{title}: attempt {attempt}: {error}")
                 self.restart()
@@ -104,7 +109,7 @@ class Benchmark:
         if len(tried) < 2:
             self.done += 1
             return
-        options = self.options(model, rate, tried[0])
+        options = {**self.options(model, rate, tried[0]), "launcher": self.args.launcher}
         options["side_by_side"] = {config: {"arguments": CONFIGURATIONS[config][2], "settles": SETTLES.get(config, 8)}
                                    for config in tried}
         self.run(model, rate, SIDE_BY_SIDE, options)
@@ -130,7 +135,10 @@ def parse_args():
     parser.add_argument("--steps", type=int, help="of a full run (default: those of the model)")
     parser.add_argument("--evaluations", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--launcher", choices=LAUNCHERS, default="mpirun, ring", help="of what runs with Horovod")
+    parser.add_argument("--launcher", choices=LAUNCHERS, default="mpirun, ring", help="of Horovod, and of all that is "
+                        "compared side by side (default: %(default)s, with which Horovod is the fastest here)")
+    parser.add_argument("--our-launcher", choices=LAUNCHERS, default="horovodrun --gloo", help="of grace_ext "
+                        "(default: %(default)s, with which it is the fastest here)")
     parser.add_argument("--hosts", type=int, default=HOSTS)
     parser.add_argument("--name", default="bench-cluster", help="of the hosts (mpirun/hosts --name)")
     args = parser.parse_args()
