@@ -34,9 +34,7 @@ def document(results: Results) -> str:
         parts += [f"{RATES[rate]}:\n\n{as_markdown(table(results, model, rate, target))}" for rate in results.rates(model)]
         parts += [neighbours(results, model)] if any(results.side_by_side(model, r) for r in RATES) else []
     parts.append(NOTES)
-    dates = results.dates()
-    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    parts.append(f"Measured on {when} on {machine()}, by `python benchmarks/cluster.py --data DIR`.")
+    parts.append(f"{measured(results)}, by `python benchmarks/cluster.py --data DIR`.")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -57,6 +55,32 @@ NOTES = f"""\
 - DDP's PowerSGD has one bucket: over Gloo its hook fails with several. It compresses from the second step on.
 - The text model's embedding has a dense gradient in all configurations. Its accuracy is how often the likeliest of the 1,000
   most frequent words is the next one."""
+
+
+def summary(results: Results) -> str:
+    """For the README."""
+    shown = ("horovod-fp16", "ddp-powersgd", "allgather", "auto")
+    rows = [["ms a step", "links", *(LABELS[config] for config in shown), "seconds to the same accuracy: Horovod fp16",
+             LABELS["allgather"]]]
+    for model in results.models():
+        for rate in results.rates(model):
+            steps = [milliseconds(results.step(model, rate, config)) + CUT * results.is_cut(model, rate, config)
+                     if results.get(model, rate, config) else "" for config in shown]
+            until = [results.seconds_to(model, rate, config) if results.get(model, rate, config) else None
+                     for config in (BASELINE, "allgather")]
+            rows.append([MODELS[model], RATES[rate], *steps, *(f"{seconds:,.0f}" if seconds else "" for seconds in until)])
+    return "\n\n".join([
+        as_markdown(rows),
+        "Four hosts (network namespaces, links limited by `tc`) share two cores, so without a limit, too, what "
+        "copies less is faster here; with cores of their own the gain is smaller on fast links. Horovod and grace_ext are "
+        "started each with the launcher that makes it the fastest. †: the median of some tens of steps, and the accuracies "
+        "of the same steps without a limit. All configurations, bytes and curves: [docs/benchmarks.md](docs/benchmarks.md).",
+        f"{measured(results)}, by `python benchmarks/cluster.py --data DIR --readme README.md`."])
+
+
+def measured(results: Results) -> str:
+    dates = results.dates()
+    return f"Measured on {dates[0] if len(dates) == 1 else f'{dates[0]} to {dates[-1]}'} on {machine()}"
 
 
 def milliseconds(seconds: float) -> str:

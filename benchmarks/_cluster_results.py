@@ -23,6 +23,7 @@ RATES = {"none": "unlimited", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 MODELS = {"mlp": "MLP, 5.8 M parameters, Fashion-MNIST", "cnn": "CNN, 6.5 M parameters, Fashion-MNIST",
           "text": "Embedding and LSTM, 7.3 M parameters, text"}
 POINTS = 0.005  # below the best accuracy of the baseline
+SHARDED_LOSES = 0.5  # points, at most
 
 
 def path_of(folder: str, model: str, rate: str, config: str) -> str:
@@ -115,6 +116,11 @@ class Results:
                     found.append((f"MLP, {RATES[rate]}: time to the same accuracy", "Horovod fp16", whole,
                                   {config: time / base if time else float("inf") for config, time in times.items()}))
         for model in self.models():
+            free = {config: run["curve"] for config in OURS if (run := self.get(model, "none", config))}
+            if "sharded" in free and "allgather" in free:
+                best = {config: 100 * max(accuracy for *_, accuracy in curve) for config, curve in free.items()}
+                found.append((f"{MODELS[model].split(',')[0]}: points of accuracy lost by sharded", "allgather",
+                              SHARDED_LOSES, {"sharded": best["allgather"] - best["sharded"]}))
             for rate in self.rates(model):
                 steps = self.side_by_side(model, rate)
                 auto = steps.pop("auto", None)

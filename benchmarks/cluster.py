@@ -14,14 +14,15 @@ import statistics
 import sys
 import time
 
-from _cluster_page import document, plot
+from _cluster_page import document, plot, summary
 from _cluster_results import CONFIGURATIONS, MODELS, OURS, RATES, SIDE_BY_SIDE, Results, path_of
 from _cluster_tasks import TASKS, write_words
 from _hosts import LAUNCHERS, ROOT, Hosts, Job, JobFailed
-from _page import write_section
+from _page import around_markers, write_section
 
 WORKER = os.path.join(ROOT, "benchmarks", "_cluster_worker.py")
 HOSTS = 4
+README = ("<!-- cluster:begin -->", "<!-- cluster:end -->")
 START = 150  # seconds that a job may take besides its steps
 SETTLES = {"auto": 110}  # steps until a configuration has made its choices
 
@@ -123,6 +124,7 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of benchmarks.md and the plot")
+    parser.add_argument("--readme", metavar="FILE", help="renew the table in this file, too")
     parser.add_argument("--raw", default=os.path.join(ROOT, "build", "benchmarks", "cluster"), help="folder of measurements")
     parser.add_argument("--resume", action="store_true", help="leave out what was measured before with the same options")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
@@ -159,6 +161,10 @@ def main() -> int:
     results = Results(args.raw)
     plot(results, os.path.join(args.out, "cluster.png"))
     path = write_section(args.out, "cluster", "Time to accuracy", document(results))
+    if args.readme:
+        before, after = around_markers(args.readme, README)
+        with open(args.readme, "w", encoding="utf-8") as file:
+            file.write(f"{before}\n{summary(results)}\n{after}")
     say(f"written: {path}; all in {(time.monotonic() - benchmark.started) / 60:.1f} minutes")
     for what in benchmark.failed:
         say(f"failed: {what}")

@@ -1,0 +1,50 @@
+"""benchmarks/cluster.py from the start to its page, in small."""
+
+import gzip
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cluster import ENVIRONMENT, hosts
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "cluster.py"
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Images of two kinds, bright and dark, in the files of Fashion-MNIST."""
+    folder = tmp_path_factory.mktemp("data")
+    random = np.random.default_rng(0)
+    for part, count in (("train", 400), ("t10k", 100)):
+        labels = random.integers(0, 2, count).astype(np.uint8)
+        images = random.integers(0, 128, (count, 28, 28)).astype(np.uint8) + 127 * labels[:, None, None]
+        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+            (folder / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes(), 1))
+    return folder
+
+
+def test_the_benchmark_runs_resumes_and_writes_its_section(machine, data, tmp_path):
+    command = [sys.executable, str(BENCHMARK), "--data", str(data), "--raw", str(tmp_path / "raw"), "--out", str(tmp_path),
+               "--hosts", "2", "--models", "mlp", "--rates", "none", "--configs", "horovod-fp16", "sharded", "--steps", "30",
+               "--evaluations", "2", "--near", "1000", "--name", "tests"]
+    try:
+        for _ in range(2):
+            done = subprocess.run([*command, "--resume"], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  text=True, timeout=900)
+            assert done.returncode == 0, done.stdout[-6000:]
+    finally:
+        hosts("--name", "tests", "down")
+    assert done.stdout.count("was measured before") == 3
+    page = (tmp_path / "benchmarks.md").read_text()
+    rows = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]]
+            for cells in (line.split("|") for line in page.splitlines()) if len(cells) > 9}
+    assert {"Horovod fp16", "grace_ext, sharded"} <= set(rows)
+    assert float(rows["Horovod fp16"][6].rstrip("%")) > 90 and float(rows["grace_ext, sharded"][6].rstrip("%")) > 90
+    assert rows["Horovod fp16"][5].endswith(" MB") and rows["grace_ext, sharded"][5].endswith(" kB")
+    assert "side by side" in page and os.path.getsize(tmp_path / "cluster.png") > 1000
