@@ -30,17 +30,18 @@ class JobFailed(Exception):
 
 
 class Job:
-    """A Python program, one rank on each of the first hosts. launcher: one of LAUNCHERS, or "torchrun": each rank started on
-    its host with the variables that torchrun sets. env: variables on top of ENVIRONMENT, for all ranks."""
+    """A Python program, per_host ranks on each of the first hosts. launcher: one of LAUNCHERS, or "torchrun": each rank
+    started on its host, one on each, with the variables that torchrun sets. env: variables on top of ENVIRONMENT, for all
+    ranks."""
 
-    def __init__(self, up: Hosts, launcher: str, ranks: int, program: list[str], env: dict | None = None):
+    def __init__(self, up: Hosts, launcher: str, ranks: int, program: list[str], env: dict | None = None, per_host: int = 1):
         passed_on = [word for name in env or {} for word in ("-x", name)] if launcher.startswith("mpirun") else []
         env = {**ENVIRONMENT, **(env or {})}
         program = [sys.executable, *program]
         if launcher == "torchrun":
             commands = [(rank + 1, ["env", f"RANK={rank}", f"WORLD_SIZE={ranks}", *program]) for rank in range(ranks)]
         else:
-            names = ",".join(f"host{host}:1" for host in range(1, ranks + 1))
+            names = ",".join(f"host{host}:{per_host}" for host in range(1, ranks // per_host + 1))
             commands = [(1, [*LAUNCHERS[launcher], *passed_on, "-np", ranks, "-H", names, *program])]
         self.started = time.time()
         self.processes = [up.start("exec", host, *command, env=env) for host, command in commands]

@@ -13,7 +13,7 @@ from compare_fashion_mnist import as_markdown, machine, size  # noqa: E402
 SIMULATED = [2**i for i in range(1, 11)]  # workers
 SHOWN = 16, 64, 256, 1024  # of these, in the tables
 FITTED = 2, 4  # numbers of ranks whose probes the links are fitted to
-STYLES = "o-", "s--", "^-.", "D:", "v-"
+STYLES = "o-", "s--", "^-.", "D:", "v-", "P-"
 
 
 def cell(measured: float, predicted: float, form) -> str:
@@ -28,25 +28,29 @@ def rate_of(name: str) -> str:
     return name.replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
 
 
+def ranks_of(rate) -> list[int]:
+    return sorted(next(iter(rate.points.values())))
+
+
 def bytes_table(rate) -> list[list[str]]:
-    ranks = [point.ranks for point in next(iter(rate.points.values()))]
-    rows = [["bytes a rank and step", "handed over, 2 ranks", f"{ranks[-1]} ranks",
+    ranks = ranks_of(rate)
+    rows = [["bytes a rank and step", f"handed over, {ranks[0]} ranks", f"{ranks[-1]} ranks",
              *(f"link, {n} ranks" for n in ranks), *(f"{n:,}" for n in SHOWN)]]
     for label, points in rate.points.items():
-        rows.append([label, size(points[0].payload), size(points[-1].payload),
-                     *(cell(point.sent, rate.shared.sent(label, point.ranks), size) for point in points),
+        rows.append([label, *(size(points[n].payload) if n in points else "" for n in (ranks[0], ranks[-1])),
+                     *(cell(points[n].sent, rate.shared.sent(label, n), size) if n in points else "" for n in ranks),
                      *(size(rate.own.sent(label, n)) for n in SHOWN)])
     return rows
 
 
 def time_table(rate) -> list[list[str]]:
-    ranks = [point.ranks for point in next(iter(rate.points.values()))]
+    ranks = ranks_of(rate)
     rows = [["ms a step", *(f"{n} ranks" for n in ranks), "wire alone, " + f"{ranks[-1]} ranks", "codecs alone",
              *(f"{n:,}" for n in SHOWN)]]
     for label, points in rate.points.items():
-        last = points[-1]
-        steps = ((point.seconds, rate.shared.seconds(label, point.ranks)) for point in points)
-        rows.append([label, *(cell(*pair, milliseconds) for pair in steps),
+        last = points[max(points)]
+        rows.append([label, *(cell(points[n].seconds, rate.shared.seconds(label, n), milliseconds) if n in points else ""
+                              for n in ranks),
                      cell(last.wire, rate.shared.wire(label, last.ranks), milliseconds),
                      milliseconds(rate.own.codec(label, last.ranks)),
                      *(milliseconds(rate.own.seconds(label, n)) for n in SHOWN)])
@@ -57,7 +61,7 @@ def errors(rate) -> dict[str, list[tuple[float, str, int]]]:
     """What was predicted -> (predicted / measured - 1, method, ranks) for points that nothing was fitted to."""
     found = {"step": [], "wire": [], "bytes": []}
     for label, points in rate.points.items():
-        for point in points:
+        for point in points.values():
             if point.ranks not in FITTED:
                 pairs = {"step": (rate.shared.seconds(label, point.ranks), point.seconds),
                          "wire": (rate.shared.wire(label, point.ranks), point.wire),
@@ -83,7 +87,7 @@ def error_table(rates) -> list[list[str]]:
 
 
 def checked(rates) -> list[int]:
-    return sorted({point.ranks for points in rates[0].points.values() for point in points} - set(FITTED))
+    return sorted(set(ranks_of(rates[0])) - set(FITTED))
 
 
 def link_table(rates) -> list[list[str]]:
@@ -98,10 +102,10 @@ def link_table(rates) -> list[list[str]]:
 
 
 def growth(rates) -> str:
-    """Of the bytes of `sharded` from 4 ranks to 8."""
+    """Of the bytes of `sharded` from 4 ranks to 8: the bar is 1.15."""
     found = []
     for rate in rates:
-        points = {point.ranks: point for point in rate.points["sharded"]}
+        points = rate.points["sharded"]
         if 4 in points and 8 in points:
             handed, sent = (getattr(points[8], kind) / getattr(points[4], kind) for kind in ("payload", "sent"))
             found.append(f"{handed:.3f} times those handed to collectives and {sent:.3f} times those on the link at "
@@ -112,7 +116,7 @@ def growth(rates) -> str:
 
 
 def coordination(rates) -> str:
-    rows = [", ".join(f"{size(point.coordination)}/s with {point.ranks} ranks" for point in points)
+    rows = [", ".join(f"{size(point.coordination)}/s with {ranks} ranks" for ranks, point in points.items())
             + f" at {rate_of(rate.name)}" for rate in rates for points in [next(iter(rate.points.values()))]]
     return ("- The error of bytes is that of headers and of Horovod's coordination, which goes on all the time between "
             f"collectives. When there is nothing else to do, it sends {'; '.join(rows)}.")
@@ -129,7 +133,8 @@ def document(rates, args) -> str:
         f"### {rate_of(rate.name)}", as_markdown(bytes_table(rate)), as_markdown(time_table(rate)))]
     return "\n\n".join(filter(None, [
         f"Written by `benchmarks/scaling.py`; do not edit. Exchange alone, without a model: a made-up gradient of "
-        f"{args.elements:,} float32, one rank on each of 2 to {max(args.ranks)} hosts ({links}; `{args.launcher}`), with "
+        f"{args.elements:,} float32, one rank on each of 2 to {max(args.ranks)} hosts, two on each for `hierarchical` "
+        f"({links}; `{args.launcher}`), with "
         "`dense/fp16` and `topk:0.01/rice/qsgd:7`. All ranks have the scales of the elements in common, and half of their "
         "values' variance.",
         "![bytes and time against workers](scaling.png)",
@@ -175,13 +180,14 @@ def plot(rates, file: str) -> None:
     for number, (label, style) in enumerate(zip(rates[0].points, STYLES, strict=False)):
         points, model = rates[0].points[label], rates[0].own
         look = {"color": f"C{number}", "marker": style[0]}
-        volume.plot(SIMULATED, [model.sent(label, n) for n in SIMULATED], style[1:], color=f"C{number}", label=label)
-        volume.plot([point.ranks for point in points], [point.sent for point in points], linestyle="", **look)
+        simulated = [n for n in SIMULATED if n >= min(points)]
+        volume.plot(simulated, [model.sent(label, n) for n in simulated], style[1:], color=f"C{number}", label=label)
+        volume.plot(list(points), [point.sent for point in points.values()], linestyle="", **look)
         for ax, rate in zip(times, rates, strict=True):
-            ranks = [point.ranks for point in rate.points[label]]
-            ax.plot(SIMULATED, [rate.own.seconds(label, n) for n in SIMULATED], style[1:], color=f"C{number}")
+            ranks = sorted(rate.points[label])
+            ax.plot(simulated, [rate.own.seconds(label, n) for n in simulated], style[1:], color=f"C{number}")
             ax.plot(ranks, [rate.shared.seconds(label, n) for n in ranks], "-", color=f"C{number}", alpha=0.35, linewidth=4)
-            ax.plot(ranks, [point.seconds for point in rate.points[label]], linestyle="", **look)
+            ax.plot(ranks, [rate.points[label][n].seconds for n in ranks], linestyle="", **look)
     volume.set(title=f"sent on a rank's link, {rate_of(rates[0].name)}", ylabel="bytes a step")
     for ax, rate in zip(times, rates, strict=True):
         ax.set(title=f"time, {rate_of(rate.name)}", ylabel="seconds a step")

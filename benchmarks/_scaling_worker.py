@@ -75,7 +75,7 @@ class Compressed:
     """A method of grace_ext. Everything is one bucket."""
 
     def __init__(self, label: str, elements: int):
-        spec, communicator, memory = METHODS[label]
+        spec, communicator, memory, _ = METHODS[label]
         self.clock = Clocked(HorovodTransport(hvd.global_process_set))
         self._exchange = Exchange(self.clock, memory, 1 / hvd.size())
         self._bucket = self._exchange.bucket(label, [Tensor(label, elements, 2)], grace_ext.compressor(spec),
@@ -173,10 +173,10 @@ def probe() -> list[tuple[str, int, float]]:
 
 
 def bytes_sent() -> int:
-    """What this host has sent on its link, as `mpirun/hosts bytes` counts."""
+    """What this host has sent on its link, as `mpirun/hosts bytes` counts: a rank's share."""
     with open("/proc/self/net/dev") as file:
         [counts] = (line.split(":")[1].split() for line in file if line.strip().startswith("eth0:"))
-    return int(counts[8])
+    return int(counts[8]) // hvd.local_size()
 
 
 def idle() -> float:
@@ -217,8 +217,8 @@ def main() -> None:
     torch.set_num_threads(1)
     result = {"idle": idle(), "probes": probe(), "message": message_seconds(), "methods": {}}
     gradients = [gradient_of(options["elements"], hvd.rank(), step) for step in range(GRADIENTS)]
-    for label, (_, communicator, _) in METHODS.items():
-        method = (Compressed if communicator else Plain)(label, options["elements"])
+    for label in options["methods"]:
+        method = (Compressed if METHODS[label][1] else Plain)(label, options["elements"])
         result["methods"][label] = measure(method, gradients, options["steps"], options["seconds"])
     everything = hvd.allgather_object(result)
     if hvd.rank() == 0:

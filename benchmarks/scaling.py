@@ -24,14 +24,16 @@ from grace_ext import compressor, cost
 
 WORKER = os.path.join(ROOT, "benchmarks", "_scaling_worker.py")
 TOPK = "topk:0.01/rice/qsgd:7"
-#: label -> spec, communicator (None: Horovod's own allreduce), memory
+#: label -> spec, communicator (None: Horovod's own allreduce), memory, ranks on a host
 METHODS = {
-    "Horovod fp16": ("dense/fp16", None, "none"),
-    "allreduce, fp16": ("dense/fp16", "allreduce", "none"),
-    "allgather": (TOPK, "allgather", "residual"),
-    "sharded": (TOPK, "sharded", "residual"),
-    "tree": (TOPK, "tree", "residual"),
+    "Horovod fp16": ("dense/fp16", None, "none", 1),
+    "allreduce, fp16": ("dense/fp16", "allreduce", "none", 1),
+    "allgather": (TOPK, "allgather", "residual", 1),
+    "sharded": (TOPK, "sharded", "residual", 1),
+    "tree": (TOPK, "tree", "residual", 1),
+    "hierarchical, 2 ranks a host": (TOPK, "hierarchical", "residual", 2),
 }
+LAYOUTS = sorted({per_host for *_, per_host in METHODS.values()})  # ranks on a host
 CLUSTER = 256  # elements that have a scale in common
 SOURCES = 8  # gradients that codecs are measured on
 
@@ -77,7 +79,9 @@ class Model:
         self._elements, self._codecs, self._cores = elements, codecs, cores
 
     def step(self, label: str, ranks: int) -> list:
-        return cost.step_of(METHODS[label][1] or "allreduce", ranks, self._elements, self._codecs[label])
+        _, communicator, _, per_host = METHODS[label]
+        hosts = [rank // per_host for rank in range(ranks)]
+        return cost.step_of(communicator or "allreduce", ranks, self._elements, self._codecs[label], hosts)
 
     def wire(self, label, ranks) -> float:
         return cost.wire_seconds(self.step(label, ranks), self.links)
@@ -94,10 +98,10 @@ class Model:
 
 @dataclasses.dataclass
 class Rate:
-    """All of a rate: points by method; the model of this machine, and of one whose ranks have cores of their own."""
+    """All of a rate: points by method and ranks; the model of this machine, and of one whose ranks have their own cores."""
 
     name: str
-    points: dict[str, list[Point]]
+    points: dict[str, dict[int, Point]]
     shared: Model
     own: Model
 
@@ -142,7 +146,7 @@ def measure_codecs(elements: int) -> dict[str, cost.Codec]:
     topk = cost.measure(compressor(TOPK), gradients)
     return {"Horovod fp16": measure_casts(gradients[0]),
             "allreduce, fp16": cost.measure_linear(compressor("dense/fp16"), gradients[0]),
-            "allgather": topk, "sharded": topk, "tree": topk}
+            **{label: topk for label, (spec, *_) in METHODS.items() if spec == TOPK}}
 
 
 def measure_casts(gradient: np.ndarray, times=9) -> cost.Codec:
@@ -161,21 +165,22 @@ def measure_casts(gradient: np.ndarray, times=9) -> cost.Codec:
     return cost.Codec(lambda elements, summed: 2 * elements, lambda elements: there, lambda elements, containers: back)
 
 
-def run(up: Hosts, rate: str, ranks: int, args) -> list[dict]:
+def run(up: Hosts, rate: str, ranks: int, per_host: int, args) -> list[dict]:
     """The results of all ranks of a job, or what an earlier one left. Raises JobFailed."""
-    out = os.path.join(args.logs, f"{rate}-{ranks}.json")
+    out = os.path.join(args.logs, f"{rate}-{ranks}-{per_host}.json")
     if not (args.resume and os.path.exists(out)):
-        print(f"{rate}, {ranks} ranks", file=sys.stderr, flush=True)
-        _start(up, ranks, out, args)
+        print(f"{rate}, {ranks} ranks, {per_host} on a host", file=sys.stderr, flush=True)
+        _start(up, ranks, per_host, out, args)
     with open(out) as file:
         return json.load(file)
 
 
-def _start(up: Hosts, ranks: int, out: str, args) -> None:
-    options = {"out": out, "elements": args.elements, "steps": args.steps, "seconds": args.seconds}
+def _start(up: Hosts, ranks: int, per_host: int, out: str, args) -> None:
+    options = {"out": out, "elements": args.elements, "steps": args.steps, "seconds": args.seconds,
+               "methods": [label for label, (*_, on_host) in METHODS.items() if on_host == per_host]}
     for attempt in (1, 2):  # Open MPI's mpirun stands still once in a while (see docs/cluster.md)
         try:
-            Job(up, args.launcher, ranks, [WORKER, json.dumps(options)]).end(args.timeout)
+            Job(up, args.launcher, ranks, [WORKER, json.dumps(options)], per_host=per_host).end(args.timeout)
             return
         except JobFailed:
             if attempt == 2:
@@ -205,11 +210,12 @@ def main():
     with Hosts(args.name, max(args.ranks), args.rates[0]) as up:
         for rate in args.rates:
             up("rate", rate)
-            runs = {}
-            for ranks in args.ranks:
-                runs[ranks] = run(up, rate, ranks, args)
+            jobs = {per_host: {ranks: run(up, rate, ranks, per_host, args) for ranks in args.ranks
+                               if ranks % per_host == 0 and (per_host == 1 or ranks > per_host)} for per_host in LAYOUTS}
+            runs = jobs[1]
             rates.append(Rate(
-                rate, {label: [point_of(one, label) for one in runs.values()] for label in METHODS},
+                rate, {label: {ranks: point_of(one, label) for ranks, one in jobs[per_host].items()}
+                       for label, (*_, per_host) in METHODS.items() if jobs[per_host]},
                 Model(args.elements, codecs, fit_shared({ranks: runs[ranks] for ranks in FITTED if ranks in runs}), cores()),
                 Model(args.elements, codecs, fit_own(runs[2]), float("inf"))))
     text = document(rates, args)
