@@ -1,8 +1,9 @@
 """Do ranks stay in step, to the bit, when each of them stops at random times? On four hosts, for each communicator.
 
-    python benchmarks/delays.py [--markdown FILE]
+    python benchmarks/delays.py
 
-Needs root, for mpirun/hosts. Ends with status 1 if a run stands still or ranks differ. About 6 minutes on two idle cores.
+Writes the section "Random delays" of docs/benchmarks.md. Needs root, for mpirun/hosts. Ends with status 1 if a run stands
+still or ranks differ. About 8 minutes on two idle cores.
 """
 
 import argparse
@@ -20,6 +21,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "examples"))
 
 from _hosts import Hosts, Job, JobFailed  # noqa: E402
+from _page import write_section  # noqa: E402
 from compare_fashion_mnist import as_markdown, machine  # noqa: E402
 
 HOSTS = 4
@@ -38,7 +40,7 @@ def main():
     parser.add_argument("--communicators", nargs="+", default=COMMUNICATORS)
     parser.add_argument("--name", default="delays", help="of the set of hosts")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for all runs of a launcher")
-    parser.add_argument("--markdown", metavar="FILE", help="where to write the results")
+    parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of benchmarks.md")
     parser.add_argument("--log-file", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.log_file:
@@ -47,9 +49,7 @@ def main():
     with Hosts(args.name, HOSTS, "none") as up, tempfile.TemporaryDirectory() as folder:
         for launcher in args.launchers:
             rows += [(launcher, record) for record in run(up, launcher, os.path.join(folder, launcher), args)]
-    if args.markdown:
-        with open(args.markdown, "w", encoding="utf-8") as file:
-            file.write(document(rows, args))
+    write_section(args.out, "delays", "Random delays", document(rows, args))
     return 0 if all(is_good(record, args) for _, record in rows) else 1
 
 
@@ -172,7 +172,6 @@ def document(rows: list[tuple[str, dict]], args) -> str:
     verdict = "met" if all(is_good(record, args) for _, record in rows) else "**missed**"
     buckets = max(record.get("buckets", 0) for _, record in rows)
     return "\n\n".join([
-        "# Random delays",
         f"Written by `benchmarks/delays.py`; do not edit. {HOSTS} hosts with a rank each (namespaces, see "
         f"[cluster.md](cluster.md)), {args.steps:,} steps of a network of 92,000 parameters in {buckets} buckets, {SPEC}, "
         f"memory residual. Each rank pauses {PLACES} times in a step, {args.delay:g} ms in all on average, for times that "
@@ -182,7 +181,7 @@ def document(rows: list[tuple[str, dict]], args) -> str:
         "being on one host.",
         as_markdown(table),
         f"- The bar: no run stands still, and ranks are bit-identical in every comparison. It is {verdict}.",
-        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by `python benchmarks/delays.py --markdown FILE`. "
+        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by `python benchmarks/delays.py`. "
         "The ranks share its cores, so seconds say nothing about speed."]) + "\n"
 
 
