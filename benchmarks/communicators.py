@@ -1,0 +1,73 @@
+"""Do communicators that compress sums on the way cost accuracy? Over three seeds, against allgather.
+
+    python benchmarks/communicators.py --data DIR
+
+Writes the section "Convergence of communicators" of docs/benchmarks.md. Ends with status 1 if one misses the bar. About 15
+minutes on two idle cores.
+"""
+
+import argparse
+import datetime
+import os
+import statistics
+import sys
+import time
+
+from _page import ROOT, write_section
+from accuracy import MOST_POINTS_LOST, differences, score_rows
+from compare_fashion_mnist import RunFailed, as_markdown, machine, train
+
+from grace_ext.policy import DEFAULT_SPEC
+
+BASELINE = "allgather"
+
+
+def document(results: dict, args, met: bool) -> str:
+    """results: communicator -> list of runs, one per seed; allgather first."""
+    return "\n\n".join([
+        f"Written by `benchmarks/communicators.py`; do not edit. Test accuracy on Fashion-MNIST after {args.epochs} epochs, "
+        f"{args.ranks} ranks, `{DEFAULT_SPEC}`, memory residual (`examples/pytorch_fashion_mnist.py`). `sharded` and `tree` "
+        "compress sums once more on their way, with error feedback of their own. Differences are to `allgather`; the factor "
+        "beside their mean is that of the bytes against float32, biases included.",
+        as_markdown(score_rows(results, args.seeds)),
+        f"- The bar: the mean at most {MOST_POINTS_LOST} points below that of `allgather`. It is "
+        f"{'met' if met else '**missed**'}.",
+        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
+        "`python benchmarks/communicators.py --data DIR`."]) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
+    parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of benchmarks.md")
+    parser.add_argument("--logs", default=os.path.join(ROOT, "build", "communicators"), help="folder for the runs' logs")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--communicators", nargs="+", default=["sharded", "tree"])
+    parser.add_argument("--train-samples", type=int, default=60000)
+    args = parser.parse_args()
+    os.makedirs(args.logs, exist_ok=True)
+    started = time.perf_counter()
+    results = {communicator: [] for communicator in (BASELINE, *args.communicators)}
+    for seed in args.seeds:
+        for communicator, runs in results.items():
+            label = f"{communicator}, seed {seed}"
+            print(f"\n{label}", file=sys.stderr, flush=True)
+            options = ["--data", os.path.abspath(args.data), "--communicator", communicator, "--epochs", str(args.epochs),
+                       "--seed", str(seed), "--train-samples", str(args.train_samples)]
+            log_file = os.path.join(args.logs, f"{communicator}-{seed}.jsonl")
+            runs.append(train(label, options, log_file, args.ranks, timeout=1800))
+    baseline, *others = results.values()
+    met = all(statistics.mean(differences(baseline, runs)) >= -MOST_POINTS_LOST for runs in others)
+    text = document(results, args, met)
+    path = write_section(args.out, "communicators", "Convergence of communicators", text)
+    print(f"\n{text}\nwritten: {path}; all in {(time.perf_counter() - started) / 60:.1f} minutes")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except RunFailed as error:
+        sys.exit(f"[communicators] error: {error}")
