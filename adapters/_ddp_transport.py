@@ -23,8 +23,6 @@ class GroupTransport(Transport):
     sends the rest from one to the other.
     """
 
-    can_probe = True  # a step ends in the thread that issues all collectives
-
     def __init__(self, group, device: torch.device):
         """device: where the group's backend wants tensors to be."""
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
@@ -36,6 +34,9 @@ class GroupTransport(Transport):
         #: How many payloads did not fit.
         self.second_gathers = 0
         self._group, self._device = group, device
+
+    def between_steps(self):
+        return self  # a step ends in the thread that issues all collectives
 
     def forget_lengths(self) -> None:
         """On all ranks in the same step: for names that now mean something else."""

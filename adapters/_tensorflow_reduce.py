@@ -23,8 +23,9 @@ from grace_ext.spec import parse_stage
 
 from ._horovod_exit import guard_exit
 from ._horovod_options import check_reduction, group_names, understand_compression, weight_of
-from ._tensorflow_graph import CallersThread, ExchangeGraph, GraphTransport
+from ._tensorflow_graph import CallersThread, ExchangeGraph
 from ._tensorflow_state import Restore
+from ._tensorflow_transport import GraphTransport
 
 _instances = itertools.count()
 
@@ -142,7 +143,8 @@ class Reducer:
         if key not in self._layouts:
             tensors = [_tensor(name, gradient, variables[name]) for name, gradient in given.items()]
             with tf.init_scope():
-                self._layouts[key] = _Layout(self._options, tensors, tables,
+                float32 = {name for name, gradient in given.items() if gradient.dtype == tf.float32}
+                self._layouts[key] = _Layout(self._options, tensors, tables, float32,
                                              {id(variable): name for name, variable in variables.items()},
                                              self._capture, self._observers)
             self._restored(self._layouts[key])
@@ -184,10 +186,10 @@ class Reducer:
 class _Layout:
     """The buckets of certain gradients, in the reverse order of their variables: about that in which backward makes them."""
 
-    def __init__(self, options: Options, tensors: list[Tensor], tables: set[str], names: dict[int, str],
+    def __init__(self, options: Options, tensors: list[Tensor], tables: set[str], float32: set[str], names: dict[int, str],
                  capture: Capture | None, observe: list):
-        """tables: the names of those whose gradients come as rows; each has a bucket of its own. names: by id of the
-        variable."""
+        """tables: the names of those whose gradients come as rows; each has a bucket of its own. float32: of those with
+        gradients of that dtype. names: by id of the variable."""
         process_set = options.process_set
         prefix = f"grace_ext.{next(_instances)}"
         weight = weight_of(hvd, options.op, options.gradient_predivide_factor, process_set.size())
@@ -198,6 +200,8 @@ class _Layout:
         self.names = [tensor.name for tensor in tensors]
         self.exchange.set_buckets(make_layout(self.exchange, [tensors[::-1]], tables, rules, communicator, prefix,
                                               options.bucket_bytes, group_names(options.groups, names)))
+        for bucket in self.exchange.buckets:
+            bucket.may_pass = float32.issuperset(tensor.name for tensor in bucket.tensors)
         gathered = hvd.allgather(tf.constant(self.exchange.layout()), process_set=process_set)
         self.exchange.check_layouts(gathered.numpy())
         self.graph = ExchangeGraph(self.exchange, process_set, 1.0 / options.gradient_predivide_factor)

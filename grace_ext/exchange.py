@@ -83,7 +83,7 @@ class Exchange:
         return Bucket(name, tensors, compressor, communicator, memory)
 
     def _switch(self, compressor: Compressor, memory: Memory, factors: FactorAllreduce | None) -> Switch:
-        if not self.transport.can_probe:
+        if self.transport.between_steps() is None:
             raise ConfigError("communicator 'auto' has to measure the link between steps, and cannot do it here: use "
                               "allgather, sharded or allreduce")
         if not memory.on_device:

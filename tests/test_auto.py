@@ -22,7 +22,7 @@ COMPRESSED, FLOAT32, FP16 = "allgather", "float32", "fp16"
 
 @pytest.fixture(autouse=True)
 def links_can_be_measured(monkeypatch):
-    monkeypatch.setattr(InProcessTransport, "can_probe", True)
+    monkeypatch.setattr(InProcessTransport, "between_steps", lambda self: self)
 
 
 def make(transport, spec="topk:0.05/rice/raw", memory="residual"):
@@ -139,7 +139,7 @@ def test_what_auto_cannot_do_is_refused(monkeypatch):
     for memory in ("ef21", "dgc"):
         with pytest.raises(ConfigError, match=f"auto.*{memory}"):
             on_all_ranks(lambda transport, memory=memory: make(transport, memory=memory), ranks=1)
-    monkeypatch.setattr(InProcessTransport, "can_probe", False)
+    monkeypatch.setattr(InProcessTransport, "between_steps", lambda self: None)
     with pytest.raises(ConfigError, match="measure"):
         on_all_ranks(make, ranks=1)
 

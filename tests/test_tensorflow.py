@@ -1,5 +1,7 @@
 """What the TensorFlow adapter does in one process: arrays in and out, names, options. The rest is in tests/mpi."""
 
+import concurrent.futures
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horovod.tensorflow")
 
 from grace_ext import ConfigError  # noqa: E402
-from grace_ext.adapters import _tensorflow_graph as graph  # noqa: E402
+from grace_ext.adapters import _tensorflow_nodes as module  # noqa: E402
 from grace_ext.adapters import _tensorflow_reduce as reduce  # noqa: E402
 from grace_ext.adapters._horovod_options import group_names  # noqa: E402
 from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, compression_stats  # noqa: E402
@@ -23,7 +25,7 @@ def address(array):
 
 
 def test_results_are_not_written_while_somebody_looks_at_them():
-    results = graph.Results([100, 60])
+    results = module.Results([100, 60])
     held = [results.take(), results.take(), results.take()]
     assert not any(np.shares_memory(held[i], held[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
     at = {address(array) for array in held}
@@ -35,7 +37,7 @@ def test_results_are_not_written_while_somebody_looks_at_them():
 
 @pytest.mark.parametrize("sizes", [(64, 32), (5, 64, 640), (3, 1000, 16)])
 def test_tensorflow_reads_the_larger_part_of_the_results_without_a_copy(sizes):
-    array = graph.Results(sizes).take()
+    array = module.Results(sizes).take()
     assert array.shape == (sum(sizes),) and array.dtype == np.float32
     starts = np.cumsum([0, *sizes[:-1]])
     aligned = [size for start, size in zip(starts, sizes, strict=True) if (address(array) + 4 * start) % 64 == 0]
@@ -43,7 +45,7 @@ def test_tensorflow_reads_the_larger_part_of_the_results_without_a_copy(sizes):
 
 
 def test_a_result_comes_out_where_numpy_wrote_it():
-    array = graph.Results([1000]).take()
+    array = module.Results([1000]).take()
     array[:] = 7
     tensor = tf.function(lambda: tf.numpy_function(lambda: array, [], tf.float32))()
     assert address(np.asarray(memoryview(tensor))) == address(array)
@@ -53,16 +55,16 @@ def test_a_result_comes_out_where_numpy_wrote_it():
 def test_floats_of_every_width_become_float32(dtype):
     values = tf.cast(tf.constant([0.0, -0.0, 1.5, -2.25, 3e-5, np.inf, -np.inf, 1e300], tf.float64), dtype)
     out = np.full(8, 5, np.float32)
-    graph.to_float32(values.numpy(), out)
+    module.to_float32(values.numpy(), out)
     assert out.tobytes() == tf.cast(values, tf.float32).numpy().tobytes()
 
 
-@pytest.mark.parametrize("size", [10, graph._PART, 3 * graph._PART + 5])
+@pytest.mark.parametrize("size", [10, module._PART, 3 * module._PART + 5])
 def test_packing_joins_scales_and_copies_in_parts(size):
     class Graph:
-        helper = graph.concurrent.futures.ThreadPoolExecutor(1)
+        helper = concurrent.futures.ThreadPoolExecutor(1)
 
-    nodes = graph._BucketNodes.__new__(graph._BucketNodes)
+    nodes = module.BucketNodes.__new__(module.BucketNodes)
     nodes._graph, nodes._prescale = Graph, 0.5
     arrays = np.arange(size, dtype=np.float32), np.ones((3, 4), np.float16), np.float32(9)
     out = np.zeros(size + 13, np.float32)

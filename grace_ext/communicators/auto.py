@@ -95,6 +95,10 @@ class Switch(Communicator):
     def collectives_of(self, transport):
         return self._inner.collectives_of(transport)
 
+    def most_collectives(self, transport: Transport) -> int:
+        """Of any way."""
+        return max(len(way.collectives_of(transport)) for way in (*self._compressed.values(), self._allreduce))
+
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         return self._inner.start(transport, name, self._dense.get(self.way, compressor), gradient, state, stream, sizes)
 

@@ -23,8 +23,6 @@ class Transport:
     #: Of each rank the number of its host; hosts are numbered in the order of their first ranks. None before the ranks have
     #: told each other, in Exchange.check_layouts.
     hosts: tuple[int, ...] | None = None
-    #: Whether a collective can be started and waited for at any time between steps, so that the link can be measured.
-    can_probe = False
     #: Whether a bucket's collective may start together with that of another.
     can_fuse = True
 
@@ -44,6 +42,11 @@ class Transport:
     def broadcast(self, name: str, payload: np.ndarray, root: int):
         """payload: uint8[m], empty but on rank `root` -> handle of the root's, on all ranks."""
         return self.allgather(name, payload)
+
+    def between_steps(self) -> "Transport | None":
+        """What can start collectives, and wait for them, at any time between steps, so that the link can be measured; None
+        if nothing can."""
+        return None
 
 
 @dataclasses.dataclass

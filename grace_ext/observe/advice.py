@@ -137,16 +137,16 @@ class Cost:
 
     def _probe(self, name: str) -> float:
         """Bytes per second that a rank can send."""
-        ranks, elements = self._transport.size, self._SMALLEST
+        transport, ranks, elements = self._transport.between_steps(), self._transport.size, self._SMALLEST
         while True:
             best = math.inf
             for _ in range(3):
                 array = np.ones(elements, np.float32)
                 started = time.perf_counter()
-                self._transport.allreduce(name, array).wait()
+                transport.allreduce(name, array).wait()
                 best = min(best, time.perf_counter() - started)
             # Ranks measure different times and have to agree on whether to go on.
-            mean = float(self._transport.allreduce(name, np.full(1, best, np.float32)).wait()[0]) / ranks
+            mean = float(transport.allreduce(name, np.full(1, best, np.float32)).wait()[0]) / ranks
             if mean >= self._LONG_ENOUGH or elements >= self._LARGEST:
                 return 2 * (ranks - 1) / ranks * 4 * elements / mean
             elements *= 8

@@ -56,7 +56,7 @@ class Chooser:
     """Of an exchange's buckets that have a Switch. The calls are the same on all ranks, since step numbers are."""
 
     def __init__(self, transport: Transport, buckets: list):
-        self._transport, self._buckets = transport, buckets
+        self._transport, self._between, self._buckets = transport, transport.between_steps(), buckets
         self._name = f"{buckets[0].name}.choice"
         self._ended_at: float | None = None
         self._seconds: list[float] = []  # of the steps of the phase
@@ -102,8 +102,8 @@ class Chooser:
         """The compressed steps are over."""
         measured = [np.median(seen[-2:], axis=0) for seen in self._seen.values()]
         step = statistics.median(self._seconds[-2:])
-        mean = agreed(self._transport, self._name, np.array([*np.ravel(measured), step])).mean(axis=0)
-        links = {kind: fit(probe(self._transport, self._name, kind)) for kind in ("allgather", "allreduce", "alltoall")}
+        mean = agreed(self._between, self._name, np.array([*np.ravel(measured), step])).mean(axis=0)
+        links = {kind: fit(probe(self._between, self._name, kind)) for kind in ("allgather", "allreduce", "alltoall")}
         predicted = []
         for bucket, seen in zip(self._buckets, mean[:-1].reshape(-1, 2), strict=True):
             switch, size = bucket.communicator, bucket.size
@@ -132,7 +132,7 @@ class Chooser:
 
     def _choose(self) -> None:
         """The fastest; of those that are as fast, the most exact one."""
-        means = agreed(self._transport, self._name, np.array([seconds for seconds, _ in self._results])).mean(axis=0)
+        means = agreed(self._between, self._name, np.array([seconds for seconds, _ in self._results])).mean(axis=0)
         tried = [(float(seconds), plan) for seconds, (_, plan) in zip(means, self._results, strict=True)]
         fast = _SAME * min(seconds for seconds, _ in tried)
         self._expected, chosen = max((one for one in tried if one[0] <= fast), key=lambda one: self._exactness(one[1]))
@@ -150,7 +150,7 @@ class Chooser:
     def _look(self) -> None:
         """Is the choice still good?"""
         self._steps += _CHECK
-        taken = float(agreed(self._transport, self._name, np.array([statistics.median(self._seconds)])).mean())
+        taken = float(agreed(self._between, self._name, np.array([statistics.median(self._seconds)])).mean())
         self._seconds.clear()
         self._left = _CHECK
         if self._steps >= self._wait:

@@ -1,6 +1,5 @@
 """What is checked inside the ranks of one job: communicator="auto"."""
 
-import contextlib
 from unittest import mock
 
 import horovod.torch as hvd
@@ -8,11 +7,10 @@ import torch
 from checking import arrays_of, check
 from checks_corners import close, loss_of, small
 from checks_join import uneven
-from forced import always
+from forced import always, hurried
 from harness import batches, compressed, flat, horovod, same_on_all_ranks, train
 
 from grace_ext.adapters.onebit_adam import OneBitAdam
-from grace_ext.policy import choice
 
 DENSE = {"float32": 5e-6, "fp16": 3e-3}
 
@@ -24,15 +22,7 @@ def gradients(loss, net):
 
 @check
 def auto_measures_chooses_and_looks_again():
-    with contextlib.ExitStack() as stack:
-        # A wide slack, so that every plan gets its trial.
-        plans_of = choice.plans
-        stack.enter_context(mock.patch.object(choice, "plans", lambda predicted, slack: plans_of(predicted, 1e9)))
-        for name, value in {"_SECONDS": 0.01, "_CHECK": 5, "_AGAIN": 10, "_SLOWER": 1e9}.items():
-            stack.enter_context(mock.patch.object(choice, name, value))
-        plans = []
-        tried = choice.Chooser._tried
-        stack.enter_context(mock.patch.object(choice.Chooser, "_tried", lambda self: (plans.append(self.plan), tried(self))))
+    with hurried() as plans:
         weights, optimizer, _ = train(compressed(communicator="auto", bucket_bytes=1), steps=70)
     same_on_all_ranks(weights)
     assert torch.isfinite(weights).all()

@@ -5,8 +5,8 @@ from launch import LAUNCHERS, assert_ok, checks_in, run, run_worker
 
 pytestmark = pytest.mark.mpi
 pytest.importorskip("horovod.tensorflow")
-FILES = ("checks_observe_tensorflow.py", "checks_tensorflow.py", "checks_tensorflow_graphs.py",
-         "checks_tensorflow_memory.py", "checks_tensorflow_rows.py")
+FILES = ("checks_observe_tensorflow.py", "checks_tensorflow.py", "checks_tensorflow_auto.py",
+         "checks_tensorflow_graphs.py", "checks_tensorflow_memory.py", "checks_tensorflow_rows.py")
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS)

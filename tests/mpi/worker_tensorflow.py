@@ -4,6 +4,7 @@ import sys
 
 import checks_observe_tensorflow  # noqa: F401  (importing registers its checks)
 import checks_tensorflow
+import checks_tensorflow_auto  # noqa: F401
 import checks_tensorflow_graphs  # noqa: F401
 import checks_tensorflow_memory  # noqa: F401
 import checks_tensorflow_rows  # noqa: F401
