@@ -1,8 +1,9 @@
 """Chooses each bucket's way for `communicator="auto"`: from a model of this run's links and codecs, then by trial.
 
 A schedule of steps, the same on all ranks: some compressed steps, which show how long the codecs take and how much they
-send; a fit of the link; then some steps of each plan that the model does not rule out, and the fastest of them stays. After
-1000, 10000, ... steps it starts again, and whenever steps have become much slower than those that led to the choice.
+send; a fit of the link; then some steps of each plan that the model does not rule out, twice, the second time in the
+opposite order, for machines get slower and faster; and the fastest of them stays. After 1000, 10000, ... steps it starts
+again, and whenever steps have become much slower than those that led to the choice.
 """
 
 import logging
@@ -20,7 +21,7 @@ from ..links import agreed, probe
 _LOG = logging.getLogger("grace_ext")
 _FIRST = 4  # compressed steps, of which the last two count: kernels compile in the first, buckets change after it
 _SETTLES = 3  # steps of a trial that do not count: one sends the residual, and names are new to the library
-_TRIAL, _LONGEST_TRIAL, _SECONDS = 5, 20, 1.0  # steps of a trial that do count, and how long they should take in all
+_TRIAL, _LONGEST_TRIAL, _SECONDS = 5, 10, 0.5  # steps of a trial that do count, and how long they should take in all
 _AGAIN = 1000  # steps until the first new look; ten times as many until the next
 _CHECK = 50  # steps between two looks at how long they take
 _SLOWER = 1.5
@@ -115,7 +116,8 @@ class Chooser:
             seen.clear()
         step = float(mean[-1])
         self._length = min(max(math.ceil(_SECONDS / step), _TRIAL), _LONGEST_TRIAL)
-        self._trials = plans(predicted, slack=step)
+        found = plans(predicted, slack=step)
+        self._trials = [*found, *reversed(found)]
         self._try()
 
     def _try(self) -> None:
@@ -133,7 +135,10 @@ class Chooser:
     def _choose(self) -> None:
         """The fastest; of those that are as fast, the most exact one."""
         means = agreed(self._between, self._name, np.array([seconds for seconds, _ in self._results])).mean(axis=0)
-        tried = [(float(seconds), plan) for seconds, (_, plan) in zip(means, self._results, strict=True)]
+        of_plan: dict[tuple[str, ...], list[float]] = {}
+        for seconds, (_, plan) in zip(means, self._results, strict=True):
+            of_plan.setdefault(plan, []).append(float(seconds))
+        tried = [(statistics.mean(seconds), plan) for plan, seconds in of_plan.items()]
         fast = _SAME * min(seconds for seconds, _ in tried)
         self._expected, chosen = max((one for one in tried if one[0] <= fast), key=lambda one: self._exactness(one[1]))
         self._take(chosen)

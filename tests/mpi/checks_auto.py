@@ -23,11 +23,11 @@ def gradients(loss, net):
 @check
 def auto_measures_chooses_and_looks_again():
     with hurried() as plans:
-        weights, optimizer, _ = train(compressed(communicator="auto", bucket_bytes=1), steps=70)
+        weights, optimizer, _ = train(compressed(communicator="auto", bucket_bytes=1), steps=130)
     same_on_all_ranks(weights)
     assert torch.isfinite(weights).all()
     same_on_all_ranks(torch.tensor(len(plans)))
-    assert len(set(plans)) < len(plans), "it did not look again"
+    assert plans.count(plans[0]) > 2, "it did not look again"
     assert {way for plan in plans for way in plan} >= {"allgather", "fp16", "float32"}, plans
     ways = optimizer.compression_stats()["ways"]
     assert sorted(ways) == ["5.weight"], ways

@@ -29,10 +29,10 @@ SHAPES = [(64, 48), (48,), (48, 40)]
 def auto_measures_chooses_and_looks_again():
     for in_graph in (True, False):
         with hurried() as plans:
-            weights, sources = train(compressed(communicator="auto", seed=int(in_graph)), 80, in_graph)
+            weights, sources = train(compressed(communicator="auto", seed=int(in_graph)), 130, in_graph)
         same_on_all_ranks(weights)
         assert np.isfinite(weights).all()
-        assert len(set(plans)) < len(plans), "it did not look again"
+        assert plans.count(plans[0]) > 2, "it did not look again"
         assert {way for plan in plans for way in plan} >= {"allgather", "fp16", "float32"}, plans
         counts = of_all_ranks(tf.constant(len(plans)))
         assert len(set(counts.tolist())) == 1, counts
