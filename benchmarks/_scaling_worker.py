@@ -81,6 +81,7 @@ class Compressed:
         self._bucket = self._exchange.bucket(label, [Tensor(label, elements, 2)], grace_ext.compressor(spec),
                                              parse_stage("communicator", communicator))
         self._exchange.set_buckets([self._bucket])
+        self._exchange.check_layouts(self.clock.allgather(f"{label}.layout", self._exchange.layout()).wait())
         self._out = np.empty(elements, np.float32)
 
     def step(self, gradient):
