@@ -1,5 +1,6 @@
 """Buckets of 1-bit Adam: gradients as they are during the warm-up, then compressed momenta."""
 
+import numpy as np
 import torch
 
 from grace_ext import ConfigError
@@ -57,7 +58,9 @@ class OneBitBuckets(TorchBuckets):
         if not out:
             raise ConfigError(f"the gradient of {bucket.tensors[0].name!r} is sparse, and Adam's momentum is not: pass "
                               f"sparse_as_dense=True")
-        super()._pack(bucket, factor, *out)
+        lent = super()._pack(bucket, factor, *out)
+        if lent is not None:
+            np.copyto(out[0], lent)
         if self._compressed:
             groups = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
             for tensor, part in zip(bucket.tensors, torch.as_tensor(out[0]).split(bucket.sizes), strict=True):

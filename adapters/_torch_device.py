@@ -46,7 +46,7 @@ class TorchBucket(Bucket):
     @staticmethod
     def fits(compressor, communicator, memory) -> bool:
         """Whether this road exists for these parts; otherwise the whole gradient goes to the host."""
-        return (communicator.name == "allgather" and memory.on_device and compressor.transform is None
+        return (communicator.name == "allgather" and not memory.has_hooks and compressor.transform is None
                 and compressor.sparsifier.name == "topk" and compressor.sparsifier.per == "bucket")
 
     def start(self, transport, pack, stream, look=None):

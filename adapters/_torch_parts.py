@@ -54,10 +54,13 @@ def taken_by(bucket: Bucket, room: torch.Tensor | RowGradient):
 def pack(bucket: Bucket, gradients: list, factor: float, *out):
     """For Exchange.start: the bucket's gradients, times factor, in the way that it takes them. One that is None is zero.
 
-    out: float32[size], numpy or torch, which they are copied to; buckets of rows take none and get a RowGradient.
+    out: float32[size], numpy or torch, which they are copied to; but one gradient that is numpy's float32[size] as it is,
+    is returned. Buckets of rows take no out and get a RowGradient.
     """
     if isinstance(bucket, RowBucket):
         return to_rows(gradients[0], bucket.tensors[0].shape, factor)
+    if len(gradients) == 1 and factor == 1.0 and isinstance(out[0], np.ndarray) and _is_flat(gradients[0]):
+        return gradients[0].view(-1).numpy()
     flat = torch.from_numpy(out[0]) if isinstance(out[0], np.ndarray) else out[0]
     for gradient, part in zip(gradients, flat.split(bucket.sizes), strict=True):
         if gradient is None:
@@ -67,6 +70,12 @@ def pack(bucket: Bucket, gradients: list, factor: float, *out):
     if factor != 1.0:
         flat.mul_(factor)
     return None
+
+
+def _is_flat(gradient: torch.Tensor | None) -> bool:
+    """Whether its elements lie in memory as in a bucket."""
+    return (gradient is not None and gradient.layout == torch.strided and gradient.dtype == torch.float32
+            and gradient.device.type == "cpu" and gradient.is_contiguous())
 
 
 def receive(exchange: Exchange, bucket: Bucket, room, parameters: list, factor: float) -> list[torch.Tensor]:

@@ -7,8 +7,8 @@ import statistics
 
 #: name -> label, library, arguments
 CONFIGURATIONS = {
-    "horovod-fp32": ("Horovod fp32", "horovod", {"compression": "none"}),
-    "horovod-fp16": ("Horovod fp16", "horovod", {"compression": "fp16"}),
+    "horovod-fp32": ("Horovod fp32", "horovod", {"own": "none"}),
+    "horovod-fp16": ("Horovod fp16", "horovod", {"own": "fp16"}),
     "ddp-powersgd": ("DDP, PowerSGD rank 4", "ddp", {"hook": "powersgd"}),
     "ddp-fp16": ("DDP, fp16", "ddp", {"hook": "fp16"}),
     "allgather": ("grace_ext, default (allgather)", "horovod", {"communicator": "allgather"}),

@@ -25,17 +25,17 @@ BLOCKS, BLOCK = 16, 6  # of a comparison side by side
 class Horovod:
     """Horovod's own optimizer, or grace_ext's in its place."""
 
-    def __init__(self, compression=None, **grace):
-        """compression: the name of one of hvd.Compression. grace: keyword arguments of grace_ext's DistributedOptimizer."""
+    def __init__(self, own: str | None = None, **grace):
+        """own: the name of one of hvd.Compression. grace: keyword arguments of grace_ext's DistributedOptimizer."""
         import horovod.torch as hvd
 
-        self._hvd, self._compression, self._grace = hvd, compression, grace
+        self._hvd, self._own, self._grace = hvd, own, grace
         hvd.init()
         self.rank, self.ranks = hvd.rank(), hvd.size()
 
     def wrap(self, model, optimizer):
-        if self._compression:
-            compression = getattr(self._hvd.Compression, self._compression)
+        if self._own:
+            compression = getattr(self._hvd.Compression, self._own)
             return model, self._hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression)
         from grace_ext.adapters.horovod_torch import DistributedOptimizer
 
@@ -47,11 +47,11 @@ class Horovod:
 
     def stages(self) -> dict[str, float]:
         """Seconds of grace_ext's stages so far."""
-        return {} if self._compression else self._optimizer.compression_stats()["seconds"]
+        return {} if self._own else self._optimizer.compression_stats()["seconds"]
 
     def ways(self) -> dict[str, str]:
         """What `auto` took, by tensor."""
-        return {} if self._compression else self._optimizer.compression_stats()["ways"]
+        return {} if self._own else self._optimizer.compression_stats()["ways"]
 
 
 class Ddp:

@@ -59,13 +59,18 @@ class Bucket:
         """Where pack writes to if the memory has no room for it."""
         return np.empty(self.size, np.float32)
 
-    def start(self, transport: Transport, pack: Callable[[np.ndarray], None], stream: Stream,
+    def start(self, transport: Transport, pack: Callable[[np.ndarray], np.ndarray | None], stream: Stream,
               look: Callable | None = None) -> Pending:
-        """Encode and send. pack(out) writes the gradient to out (float32[size]). look(gradient, residual or None), if
-        given, is called in between."""
+        """Encode and send. pack(out) writes the gradient to out (float32[size]), or returns it, float32[size], in an array
+        that stays as it is until `finish`, which spares a copy. look(gradient, residual or None), if given, is called in
+        between."""
         state = self.memory.begin(self.name, self.size) if self.communicator.needs_memory else None
         gradient = self._gradient if state is None else state[1]
-        pack(gradient)
+        lent = pack(gradient)
+        if lent is not None and self.communicator.only_reads and not self.memory.has_hooks:
+            gradient = lent
+        elif lent is not None:
+            np.copyto(gradient, lent)
         if look:
             look(gradient, state and state[0])
         self.memory.correct(self.name, gradient, self.sizes, transport.size)

@@ -86,7 +86,7 @@ class Exchange:
         if self.transport.between_steps() is None:
             raise ConfigError("communicator 'auto' has to measure the link between steps, and cannot do it here: use "
                               "allgather, sharded or allreduce")
-        if not memory.on_device:
+        if memory.has_hooks:
             raise ConfigError(f"communicator 'auto' sends some steps dense, of which memory {memory.name!r} knows nothing: "
                               f"use residual or none")
         return Switch({"factors": factors}) if factors else Switch.of(compressor, self.transport.size)

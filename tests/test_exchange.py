@@ -52,6 +52,38 @@ def test_nothing_is_lost_over_many_steps(spec, communicator):
         np.testing.assert_allclose(received + residual, given, atol=1e-4)
 
 
+@pytest.mark.parametrize("spec, communicator, memory", [
+    *[("topk:0.05/rice/qsgd:7", way, memory) for way in ("allgather", "sharded", "tree", "hierarchical")
+      for memory in ("residual", "none")],
+    *[("topk:0.05/rice/qsgd:7", "allgather", memory) for memory in ("ef21", "dgc:0.9")],
+    ("dct:8/topk:0.1/raw/raw", "allgather", "residual"), ("dense/fp16", "allgather", "residual"),
+    ("dense/fp16", "allreduce", "residual"), ("dense/raw", "allreduce", "none"), ("randomk:0.05", "allreduce", "residual")])
+def test_a_gradient_may_stay_where_it_is(spec, communicator, memory):
+    """Given in an array of the caller's, which stays as it is, or copied: the same results and states."""
+    def work(transport, lends):
+        exchange = Exchange(transport, memory, 1 / transport.size)
+        exchange.set_buckets([exchange.bucket("bucket", TENSORS, grace_ext.compressor(spec),
+                                              parse_stage("communicator", communicator))])
+        (bucket,) = exchange.buckets
+        results = []
+        for i in range(3):
+            given = gradient(10 * transport.rank + i)
+            exchange.start(bucket, (lambda _: given) if lends else lambda out: np.copyto(out, given))
+            exchange.advance()
+            results.append(np.empty(bucket.size, np.float32))
+            exchange.finish(bucket, results[-1])
+            assert exchange.end_step()
+            np.testing.assert_array_equal(given, gradient(10 * transport.rank + i))
+        return results, arrays_of(exchange)
+
+    lent, copied = (on_all_ranks(lambda transport, lends=lends: work(transport, lends)) for lends in (True, False))
+    for (results, states), (others, their_states) in zip(lent, copied, strict=True):
+        np.testing.assert_array_equal(results, others)
+        assert states.keys() == their_states.keys()
+        for name, state in states.items():
+            np.testing.assert_array_equal(state, their_states[name])
+
+
 @pytest.mark.parametrize("parts", [(), ("randomk:0.01", "allreduce"), ("randomk:0.01/fp16", "allreduce")])
 def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(parts):
     def work(transport):

@@ -89,6 +89,10 @@ class Switch(Communicator):
         return self._inner.tells_support
 
     @property
+    def only_reads(self):
+        return self._inner.only_reads
+
+    @property
     def needs_memory(self) -> bool:
         return not self.flushed
 

@@ -92,6 +92,8 @@ class Communicator(Stage):
     needs_linear = False
     #: Whether the next step needs what the memory keeps.
     needs_memory = True
+    #: Whether the gradient that `start` is given stays as it is.
+    only_reads = False
     #: Whether it goes another way where compression does not pay.
     chooses = False
 
@@ -121,7 +123,8 @@ class Communicator(Stage):
     def start(self, transport: Transport, name: str, compressor, gradient: np.ndarray, state, stream,
               sizes=None) -> Pending:
         """Encode float32[d] and start its exchange. state: what `memory.begin` gave, or None. sizes: the elements of
-        the tensors in it, None for one. The gradient may be the memory's room itself, and may be overwritten."""
+        the tensors in it, None for one. The gradient may be the memory's room itself, and may be overwritten unless the
+        communicator `only_reads` it."""
         raise NotImplementedError
 
     def start_empty(self, transport: Transport, name: str, compressor, size: int, stream, sizes=None) -> Pending:

@@ -51,6 +51,7 @@ class Sharded(Summing):
 
     name = "sharded"
     collectives = ("alltoall", "allgather")
+    only_reads = True
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         parts = slices(gradient.size, transport.size)

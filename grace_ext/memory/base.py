@@ -27,8 +27,9 @@ class Memory(Stage):
     applies_momentum = False
     #: Whether it can keep states by rows of a table.
     by_rows = False
-    #: Whether its states can live on an accelerator: only those whose hooks do nothing.
-    on_device = True
+    #: Whether `correct`, `sent` or `received` do anything. Only without can states live on an accelerator, and gradients
+    #: stay where they are.
+    has_hooks = False
 
     def check(self, compressor, communicator) -> None:
         """Raise ConfigError if this memory is of no use with that compressor or way."""

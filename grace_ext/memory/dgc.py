@@ -27,7 +27,7 @@ class Momentum(Memory):
 
     name = "momentum"
     stateful = True
-    on_device = False
+    has_hooks = True
     applies_momentum = True
 
     def __init__(self, momentum: float, nesterov: bool, clip: float):
@@ -61,7 +61,8 @@ class DGC(Residual):
     """
 
     name = "dgc"
-    by_rows = on_device = False
+    by_rows = False
+    has_hooks = True
     applies_momentum = True
 
     def __init__(self, momentum: float = 0.9, clip: float = 0.0, masking: bool = True, nesterov: bool = False):

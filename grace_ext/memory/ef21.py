@@ -25,7 +25,7 @@ class EF21(Memory):
 
     name = "ef21"
     stateful = True
-    on_device = False
+    has_hooks = True
     summed = frozenset()
 
     def __init__(self, momentum: float = 0.0):
