@@ -24,7 +24,7 @@ WORKER = os.path.join(ROOT, "benchmarks", "_cluster_worker.py")
 HOSTS = 4
 README = ("<!-- cluster:begin -->", "<!-- cluster:end -->")
 START = 150  # seconds that a job may take besides its steps
-SETTLES = {"auto": 150}  # steps until a configuration has made its choices
+SETTLES = {"auto": 300}  # steps until a configuration has made its choices
 
 
 class Benchmark:

@@ -2,8 +2,9 @@
 
 A schedule of steps, the same on all ranks: some compressed steps, which show how long the codecs take and how much they
 send; a fit of the link; then some steps of each plan that the model does not rule out, twice, the second time in the
-opposite order, for machines get slower and faster; and the fastest of them stays. After 1000, 10000, ... steps it starts
-again, and whenever steps have become much slower than those that led to the choice.
+opposite order, for machines get slower and faster; those that come close to the fastest are tried again, twice; and the
+fastest stays. After 1000, 10000, ... steps it starts again, and whenever steps have become much slower than those that led
+to the choice.
 """
 
 import logging
@@ -22,6 +23,7 @@ _LOG = logging.getLogger("grace_ext")
 _FIRST = 4  # compressed steps, of which the last two count: kernels compile in the first, buckets change after it
 _SETTLES = 3  # steps of a trial that do not count: one sends the residual, and names are new to the library
 _TRIAL, _LONGEST_TRIAL, _SECONDS = 5, 10, 0.5  # steps of a trial that do count, and how long they should take in all
+_ROUNDS, _CLOSE = 3, 1.1  # of trials; plans that may take so many times as long as the fastest are in the next round
 _AGAIN = 1000  # steps until the first new look; ten times as many until the next
 _CHECK = 50  # steps between two looks at how long they take
 _SLOWER = 1.5
@@ -116,29 +118,41 @@ class Chooser:
             seen.clear()
         step = float(mean[-1])
         self._length = min(max(math.ceil(_SECONDS / step), _TRIAL), _LONGEST_TRIAL)
-        found = plans(predicted, slack=step)
-        self._trials = [*found, *reversed(found)]
+        self._begin(plans(predicted, slack=step), 1)
+
+    def _begin(self, found: list[tuple[str, ...]], number: int) -> None:
+        """A round of trials of these plans."""
+        self._round, self._trials = number, [*found, *reversed(found)]
         self._try()
 
     def _try(self) -> None:
-        """The next trial, or the choice."""
+        """The next trial, or what follows from them."""
         if self._trials:
             self._take(self._trials.pop(0))
             self._left, self._next = _SETTLES + self._length, self._tried
         else:
-            self._choose()
+            self._judge()
 
     def _tried(self) -> None:
         self._results.append((statistics.median(self._seconds[_SETTLES:]), self.plan))
         self._try()
 
-    def _choose(self) -> None:
-        """The fastest; of those that are as fast, the most exact one."""
+    def _judge(self) -> None:
+        """Of the plans of this round, those that are close to the fastest are tried again, or one of them is chosen."""
         means = agreed(self._between, self._name, np.array([seconds for seconds, _ in self._results])).mean(axis=0)
         of_plan: dict[tuple[str, ...], list[float]] = {}
         for seconds, (_, plan) in zip(means, self._results, strict=True):
             of_plan.setdefault(plan, []).append(float(seconds))
-        tried = [(statistics.mean(seconds), plan) for plan, seconds in of_plan.items()]
+        most = max(map(len, of_plan.values()))
+        tried = [(statistics.mean(seconds), plan) for plan, seconds in of_plan.items() if len(seconds) == most]
+        close = [plan for seconds, plan in tried if seconds <= _CLOSE * min(tried)[0]]
+        if self._round < _ROUNDS and len(close) > 1:
+            self._begin(close, self._round + 1)
+        else:
+            self._choose(tried)
+
+    def _choose(self, tried: list[tuple[float, tuple[str, ...]]]) -> None:
+        """The fastest; of those that are as fast, the most exact one. tried: seconds of a step, and the plan."""
         fast = _SAME * min(seconds for seconds, _ in tried)
         self._expected, chosen = max((one for one in tried if one[0] <= fast), key=lambda one: self._exactness(one[1]))
         self._take(chosen)

@@ -33,7 +33,7 @@ def hurried():
     plans_of, tried, plans = choice.plans, choice.Chooser._tried, []
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(choice, "plans", lambda predicted, slack: plans_of(predicted, 1e9)))
-        for name, value in {"_SECONDS": 0.01, "_CHECK": 5, "_AGAIN": 10, "_SLOWER": 1e9}.items():
+        for name, value in {"_SECONDS": 0.01, "_ROUNDS": 1, "_CHECK": 5, "_AGAIN": 10, "_SLOWER": 1e9}.items():
             stack.enter_context(mock.patch.object(choice, name, value))
         stack.enter_context(mock.patch.object(choice.Chooser, "_tried", lambda self: (plans.append(self.plan), tried(self))))
         yield plans
