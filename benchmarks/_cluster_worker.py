@@ -201,7 +201,8 @@ def compare(options: dict) -> dict:
             group.sum([0.0])
             one_step(task, model, optimizer, generator)  # the caches are those of the one before
             laps += [one_step(task, model, optimizer, generator) for _ in range(BLOCK)]
-    return {label: group.sum([statistics.median(laps)])[0] / group.ranks for label, (group, *_, laps) in tried.items()}
+    medians = {label: group.sum([statistics.median(laps)])[0] / group.ranks for label, (group, *_, laps) in tried.items()}
+    return {**medians, "ways": {label: ways for label, (group, *_) in tried.items() if (ways := group.ways())}}
 
 
 def one_step(task, model, optimizer, generator) -> float:
