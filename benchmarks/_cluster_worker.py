@@ -5,8 +5,10 @@ Rank 0 writes what was measured, a JSON object, to options["out"].
 
 import copy
 import datetime
+import itertools
 import json
 import os
+import random
 import statistics
 import sys
 import time
@@ -19,7 +21,8 @@ TRIED = 10  # steps after those, from which the time of a full run is estimated
 CUT = (10, 40)  # steps, at least and at most, that a run goes on which would take too long
 CUT_SECONDS = 30  # aimed at for those
 COMPUTE = 20  # steps without exchange
-BLOCKS, BLOCK = 16, 6  # of a comparison side by side
+BLOCKS, BLOCK = 8, 6  # of a comparison side by side
+INSTANCES = 2  # of each configuration there: where its arrays lie makes up to a tenth
 
 
 class Horovod:
@@ -184,25 +187,30 @@ def train(group, task, options: dict) -> dict:
 
 def compare(options: dict) -> dict:
     """Several configurations of Horovod in turn, a block of steps each, so that all see the same machine: label -> the
-    median step, mean of the ranks. Each has a model of its own."""
+    median step, mean of the ranks and of INSTANCES. Each has a model of its own."""
     task = TASKS[options["model"]]
     tried = {}
-    for label, configuration in options["side_by_side"].items():
+    for label, number in itertools.product(options["side_by_side"], range(INSTANCES)):
+        configuration = options["side_by_side"][label]
         group = Horovod(**configuration["arguments"])
         torch.manual_seed(options["seed"])
         model = task.build()
         model, optimizer = group.wrap(model, task.optimizer(model.parameters()))
         generator = torch.Generator().manual_seed(1000 * options["seed"] + group.rank)
-        tried[label] = (group, model, optimizer, generator, [])
+        tried[label, number] = (group, model, optimizer, generator, [])
         for _ in range(configuration["settles"]):
             one_step(task, model, optimizer, generator)
-    for _ in range(BLOCKS):
-        for group, model, optimizer, generator, laps in tried.values():
+    for block in range(BLOCKS):
+        # In another order each time: what runs before leaves its traces.
+        for group, model, optimizer, generator, laps in random.Random(block).sample(list(tried.values()), len(tried)):
             group.sum([0.0])
             one_step(task, model, optimizer, generator)  # the caches are those of the one before
             laps += [one_step(task, model, optimizer, generator) for _ in range(BLOCK)]
-    medians = {label: group.sum([statistics.median(laps)])[0] / group.ranks for label, (group, *_, laps) in tried.items()}
-    return {**medians, "ways": {label: ways for label, (group, *_) in tried.items() if (ways := group.ways())}}
+    medians = {key: group.sum([statistics.median(laps)])[0] / group.ranks for key, (group, *_, laps) in tried.items()}
+    found = {label: statistics.mean(medians[label, number] for number in range(INSTANCES))
+             for label in options["side_by_side"]}
+    return {**found, "instances": {f"{label}, {number}": seconds for (label, number), seconds in medians.items()},
+            "ways": {f"{label}, {number}": ways for (label, number), (group, *_) in tried.items() if (ways := group.ways())}}
 
 
 def one_step(task, model, optimizer, generator) -> float:
@@ -214,6 +222,15 @@ def one_step(task, model, optimizer, generator) -> float:
     return time.perf_counter() - started
 
 
+def rounded(result):
+    """Its floats to six digits, which keeps the files small."""
+    if isinstance(result, float):
+        return float(f"{result:.6g}")
+    if isinstance(result, dict):
+        return {key: rounded(value) for key, value in result.items()}
+    return [rounded(value) for value in result] if isinstance(result, list | tuple) else result
+
+
 def main() -> None:
     options = json.loads(sys.argv[1])
     torch.set_num_threads(1)
@@ -222,9 +239,11 @@ def main() -> None:
     group = {"horovod": Horovod, "ddp": Ddp}[options["library"]](**options["arguments"])
     result = compare(options) if "side_by_side" in options else train(group, task, options)
     if group.rank == 0:
-        with open(options["out"] + ".new", "w") as file:
-            json.dump({**result, "options": options, "date": datetime.date.today().isoformat()}, file)
-        os.replace(options["out"] + ".new", options["out"])
+        out = options.pop("out")
+        del options["data"]  # neither is the measurement's business
+        with open(out + ".new", "w") as file:
+            json.dump(rounded({**result, "options": options, "date": datetime.date.today().isoformat()}), file)
+        os.replace(out + ".new", out)
     group.sum([0.0])  # the file is there before any rank ends
 
 

@@ -3,7 +3,7 @@
     python benchmarks/cluster.py --data DIR
 
 In parts, and going on after a stop: --models mlp --rates 100mbit 1gbit --configs horovod-fp16 sharded --resume. What was
-measured is kept in build/benchmarks/cluster, and the page is written from all that is there. Needs root, for mpirun/hosts.
+measured is kept in benchmarks/results, and the page is written from all that is there. Needs root, for mpirun/hosts.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from _hosts import LAUNCHERS, ROOT, Hosts, Job, JobFailed
 from _page import around_markers, write_section
 
 WORKER = os.path.join(ROOT, "benchmarks", "_cluster_worker.py")
+WORDS = os.path.join(ROOT, "build", "benchmarks")  # folder of the text as numbers
 HOSTS = 4
 README = ("<!-- cluster:begin -->", "<!-- cluster:end -->")
 START = 150  # seconds that a job may take besides its steps
@@ -64,7 +65,7 @@ class Benchmark:
             return
         if os.path.exists(out):
             os.remove(out)
-        given = {**options, "out": out, "data": self.args.raw if model == "text" else self.args.data}
+        given = {**options, "out": out, "data": WORDS if model == "text" else self.args.data}
         for attempt in (1, 2):
             began = time.monotonic()
             try:
@@ -91,7 +92,7 @@ class Benchmark:
     def is_same(out: str, options: dict) -> bool:
         with open(out) as file:
             before = json.load(file)["options"]
-        return all(before.get(key) == value for key, value in options.items())
+        return all(before.get(key) == value for key, value in options.items() if key != "limit")
 
     @staticmethod
     def summary(out: str) -> str:
@@ -125,7 +126,7 @@ def parse_args():
     parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of benchmarks.md and the plot")
     parser.add_argument("--readme", metavar="FILE", help="renew the table in this file, too")
-    parser.add_argument("--raw", default=os.path.join(ROOT, "build", "benchmarks", "cluster"), help="folder of measurements")
+    parser.add_argument("--raw", default=os.path.join(ROOT, "benchmarks", "results"), help="folder of measurements")
     parser.add_argument("--resume", action="store_true", help="leave out what was measured before with the same options")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rates", nargs="+", default=list(RATES), help="as mpirun/hosts takes them")
@@ -154,7 +155,7 @@ def main() -> int:
     for folder in (args.raw, args.out):
         os.makedirs(folder, exist_ok=True)
     if "text" in args.models:
-        write_words(args.raw)
+        write_words(WORDS)
     with Hosts(args.name, args.hosts, "none") as up:
         benchmark = Benchmark(args, up)
         benchmark.all()
