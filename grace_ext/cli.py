@@ -1,4 +1,4 @@
-"""The command line: `python -m grace_ext warmup | codecs | inspect | bench | timeline`.
+"""The command line: `python -m grace_ext warmup | codecs | inspect | bench | advise | timeline`.
 
 Results go to stdout, progress and errors to stderr. Exit status: 0, 1 for a file that is not what it should be, 2
 for arguments that cannot work.
@@ -24,6 +24,7 @@ from .container import Container, parse
 from .decoder import unpack
 from .errors import ConfigError, ContainerError, GraceError
 from .observe import merge_timelines
+from .policy import advisor
 from .presets import PRESETS
 
 _YEAR = re.compile(r"\b(19|20)\d\d\b")
@@ -245,6 +246,13 @@ def run_bench(arguments) -> int:
     return 0
 
 
+def advise(arguments) -> int:
+    """Predict the step with and without compression, with this machine's codecs; say what to use, if anything."""
+    keys = ("params", "step_time", "bandwidth", "workers", "per_host", "latency", "overlap", "strict")
+    print(advisor.report(advisor.advise(**{key: getattr(arguments, key) for key in keys})))
+    return 0
+
+
 def timeline(arguments) -> int:
     """Put the phases of compression into Horovod's timeline."""
     count = merge_timelines(arguments.horovod, arguments.ours, arguments.output)
@@ -261,7 +269,22 @@ def _count(text: str) -> int:
     return round(number)
 
 
+def _quantity(name: str, units: dict[str, float]):
+    """For argparse: a positive number, with one of these units or without."""
+    def parse_one(text: str) -> float:
+        unit = next((unit for unit in sorted(units, key=len, reverse=True) if text.endswith(unit)), "")
+        number = float(text.removesuffix(unit)) * units.get(unit, 1)
+        if not (math.isfinite(number) and number > 0):
+            raise ValueError
+        return number
+
+    parse_one.__name__ = f"{name} (units: {', '.join(units)})"
+    return parse_one
+
+
 _count.__name__ = "count"  # argparse names it in its message: "invalid count value"
+_seconds = _quantity("time", {"s": 1, "ms": 1e-3, "us": 1e-6})
+_bits_per_second = _quantity("rate", {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9})
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -280,11 +303,25 @@ def _parser() -> argparse.ArgumentParser:
     command("codecs", codecs).add_argument("--json", action="store_true", help="machine-readable")
     command("inspect", inspect).add_argument("file", help="one container, or several one after the other")
     _add_bench_arguments(command("bench", run_bench))
+    _add_advise_arguments(command("advise", advise))
     added = command("timeline", timeline)
     added.add_argument("horovod", help="what Horovod wrote: HOROVOD_TIMELINE, or hvd.start_timeline")
     added.add_argument("ours", help="what grace_ext.observe.Timeline wrote in the same run")
     added.add_argument("-o", "--output", required=True, metavar="FILE", help="may be one of the two")
     return parser
+
+
+def _add_advise_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--params", type=_count, required=True, metavar="N", help="of the model, such as 25.6M")
+    add("--step-time", type=_seconds, required=True, metavar="T", help="of a step without any exchange, such as 120ms")
+    add("--bandwidth", type=_bits_per_second, required=True, metavar="RATE", help="of a host's link, such as 1gbit")
+    add("--workers", type=_count, required=True, metavar="N", help="in all")
+    add("--per-host", type=_count, default=1, metavar="N", help="workers that share a host's link (default: %(default)s)")
+    add("--latency", type=_seconds, default=1e-4, metavar="T", help="of a message (default: 100us)")
+    add("--overlap", type=float, default=0.5, metavar="X", help="share of the step that the exchange can hide behind "
+        "(default: %(default)s)")
+    add("--strict", action="store_true", help="recommend only what leaves the training as it is")
 
 
 def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:

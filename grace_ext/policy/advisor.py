@@ -1,0 +1,164 @@
+"""Whether compression pays, and which: predicted steps from the link, the workers and this machine's measured codecs.
+
+The rule of thumb is that of compute time against communication time (a survey's advisor: compute-bound from a ratio of two
+on); here the times of every way come from the model of grace_ext.cost, codecs included, so that "do not compress" is an
+answer where they cost more than they save.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from .. import cost
+from ..compressor import compressor as compressor_of
+from ..errors import ConfigError
+from .rules import DEFAULT_SPEC
+
+_MEASURED = 2**21  # elements of the gradients that codecs are measured with
+_GRADIENTS = 3
+_NEAR = 1.05  # times the fastest: of such ways, the most exact is recommended
+_LINEAR = "allreduce"
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """spec: what is sent; None: float32 by the library's own allreduce. strict: whether it is offered where training must go
+    on as it does without compression."""
+
+    label: str
+    spec: str | None
+    strict: bool
+
+
+#: The more exact first.
+WAYS = (Way("none", None, True), Way("fp16", "dense/fp16", True), Way("8 bits", "dense/qsgd:8", True),
+        Way("default", DEFAULT_SPEC, False), Way("top 0.1 %", "topk:0.001/rice/qsgd:7", False))
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Seconds and bytes of a step of each worker. codec and wire: before any of them hides behind backward."""
+
+    way: Way
+    communicator: str
+    step_seconds: float
+    codec_seconds: float
+    wire_seconds: float
+    sent_bytes: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """predictions: of all ways, each by its fastest communicator, in the order of WAYS. reason: a sentence."""
+
+    predictions: list[Prediction]
+    recommended: Prediction
+    reason: str
+
+
+def advise(params: int, step_time: float, bandwidth: float, workers: int, *, per_host: int = 1, latency: float = 1e-4,
+           overlap: float = 0.5, strict: bool = False, codecs: dict | None = None) -> Advice:
+    """What a step will take with each way of exchanging gradients.
+
+    params: float32 elements of the gradient. step_time: seconds of a step without any exchange. bandwidth: of a host's link,
+    bits per second in each direction. workers: in all, of which per_host share a host and its link. latency: seconds of a
+    message. overlap: the share of step_time that codecs and the exchange can hide behind, 0 to 1. strict: recommend only
+    what leaves the training as it is. codecs: spec -> grace_ext.cost.Codec; those that are missing are measured here, on one
+    core. Raises ConfigError for numbers that make no sense.
+    """
+    _check(params, step_time, bandwidth, workers, per_host, latency, overlap)
+    codecs = {**(codecs or {})}
+    links = dict.fromkeys(("allgather", "alltoall", "allreduce"), cost.Link(latency, latency, 8 / bandwidth))
+    predictions = []
+    for way in WAYS:
+        if way.spec is not None and way.spec not in codecs:
+            codecs[way.spec] = measured(way.spec)
+        codec = _FREE if way.spec is None else codecs[way.spec]
+        ways = [_predict(way, communicator, codec, params, step_time, workers, per_host, links, overlap)
+                for communicator in _communicators(way, workers, per_host)]
+        predictions.append(min(ways, key=lambda one: one.step_seconds))
+    allowed = [one for one in predictions if one.way.strict or not strict]
+    fastest = min(one.step_seconds for one in allowed)
+    chosen = next(one for one in allowed if one.step_seconds <= _NEAR * fastest)
+    return Advice(predictions, chosen, _reason(predictions, chosen, step_time, overlap, strict))
+
+
+def measured(spec: str) -> cost.Codec:
+    """The codec of a spec on this machine, by synthetic gradients with heavy tails."""
+    made = compressor_of(spec)
+    gradients = [np.random.default_rng(seed).standard_t(3, _MEASURED).astype(np.float32) for seed in range(_GRADIENTS)]
+    if made.linear is not None:
+        one = cost.measure_linear(made, gradients[0])
+        scaled = np.dtype(made.linear).itemsize
+        return cost.Codec(lambda elements, summed: scaled * elements, lambda elements: one.encode(0) * elements / _MEASURED,
+                          lambda elements, containers: one.decode(0, 1) * elements / _MEASURED)
+    return cost.measure(made, gradients)
+
+
+#: Of what the library sends as if we were not there.
+_FREE = cost.Codec(lambda elements, summed: 4 * elements, lambda elements: 0.0, lambda elements, containers: 0.0)
+
+
+def _communicators(way: Way, workers: int, per_host: int) -> list[str]:
+    if way.spec is None or compressor_of(way.spec).linear is not None:
+        return [_LINEAR]
+    found = ["allgather", *(["sharded"] if workers > 2 else [])]
+    return [*found, "hierarchical"] if 1 < per_host < workers else found
+
+
+def _predict(way, communicator, codec, params, step_time, workers, per_host, links, overlap) -> Prediction:
+    hosts = [rank // per_host for rank in range(workers)]
+    step = cost.step_of(communicator, workers, params, codec, hosts)
+    codec_seconds = cost.codec_seconds(step)
+    # A ring through the hosts crosses each link once. In an alltoall, all workers of a host send at a time.
+    wire = sum(links[part.name].seconds(part.rounds, part.path * (per_host if part.name == "alltoall" else 1))
+               for part in step if isinstance(part, cost.Collective))
+    exposed = max(0.0, codec_seconds + wire - overlap * step_time)
+    sent = float(cost.bytes_of(step, "sent").mean())
+    return Prediction(way, communicator, step_time + exposed, codec_seconds, wire, sent)
+
+
+def _reason(predictions: list[Prediction], chosen: Prediction, step_time: float, overlap: float, strict: bool) -> str:
+    none = next(one for one in predictions if one.way.spec is None)
+    others = [one for one in predictions if one.way.spec is not None and (one.way.strict or not strict)]
+    best = min(others, key=lambda one: one.step_seconds)
+    if chosen is none:
+        if none.wire_seconds <= overlap * step_time:
+            return "do not compress: sending float32 takes no longer than what it can hide behind"
+        how = "its codecs take as long as the bytes that they save" if best.codec_seconds > best.wire_seconds else (
+            "too little of the step is spent on the link")
+        return (f"do not compress: {best.way.label!r}, the fastest other way, would be "
+                f"{none.step_seconds / best.step_seconds:.2f} times as fast, for {how}")
+    speed = none.step_seconds / chosen.step_seconds
+    text = f"{chosen.way.label!r} by {chosen.communicator}: {speed:.1f} times as fast as none"
+    faster = min(predictions, key=lambda one: one.step_seconds)
+    if strict and faster.step_seconds * _NEAR < chosen.step_seconds:
+        text += (f"; {faster.way.label!r} would be {none.step_seconds / faster.step_seconds:.1f} times as fast, but is not "
+                 f"what strict allows")
+    return text
+
+
+def _check(params, step_time, bandwidth, workers, per_host, latency, overlap) -> None:
+    for name, value, least in (("params", params, 1), ("workers", workers, 2), ("per_host", per_host, 1)):
+        if not (isinstance(value, int | np.integer) and value >= least):
+            raise ConfigError(f"{name}={value}; allowed: whole numbers from {least} on")
+    for name, value, zero in (("step_time", step_time, False), ("bandwidth", bandwidth, False), ("latency", latency, True)):
+        if not (math.isfinite(value) and (value > 0 or zero and value == 0)):
+            raise ConfigError(f"{name}={value}; allowed: finite, {'from 0 on' if zero else 'above 0'}")
+    if not 0 <= overlap <= 1:
+        raise ConfigError(f"overlap={overlap}; allowed: 0 to 1")
+    if workers % per_host:
+        raise ConfigError(f"workers={workers}, per_host={per_host}: hosts would have different numbers of workers")
+
+
+def report(advice: Advice) -> str:
+    """A table, and the recommendation."""
+    rows = [("way", "spec", "communicator", "ms a step", "codecs", "wire", "bytes sent")]
+    rows += [(one.way.label + ("  *" if one is advice.recommended else ""), one.way.spec or "", one.communicator,
+              f"{1e3 * one.step_seconds:,.1f}", f"{1e3 * one.codec_seconds:,.1f}", f"{1e3 * one.wire_seconds:,.1f}",
+              f"{one.sent_bytes:,.0f}") for one in advice.predictions]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) if number < 3 else cell.rjust(width)
+                       for number, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
+    return "\n".join([*lines, "", advice.reason])

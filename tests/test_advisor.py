@@ -1,0 +1,130 @@
+"""The advisor: its predictions against the model worked out by hand, the survey's exercises, and its command."""
+
+import pytest
+
+from grace_ext import ConfigError, cost
+from grace_ext.cli import main
+from grace_ext.policy import advisor
+from grace_ext.policy.advisor import WAYS, advise
+
+#: Bytes an element of each way.
+RATES = {"dense/fp16": 2, "dense/qsgd:8": 1.01, WAYS[3].spec: 0.02, WAYS[4].spec: 0.002}
+
+
+def codecs(nanoseconds):
+    """Of this cost an element, to encode and to decode a container."""
+    each = 1e-9 * nanoseconds
+    return {spec: cost.Codec(lambda elements, summed, rate=rate: rate * elements, lambda elements: each * elements,
+                             lambda elements, containers: each * elements * containers) for spec, rate in RATES.items()}
+
+
+FREE, FAST, SLOW = codecs(0), codecs(0.01), codecs(1)
+
+
+def by_label(advice):
+    return {one.way.label: one for one in advice.predictions}
+
+
+def test_steps_are_those_of_the_model_by_hand():
+    """4 workers, 1 Gbit/s, 10 M parameters, no latency: a ring allreduce sends 1.5 gradients, an allgather 3 containers."""
+    found = by_label(advise(10_000_000, 0.1, 1e9, 4, latency=0, overlap=0, codecs=SLOW))
+    assert found["none"].step_seconds == pytest.approx(0.1 + 1.5 * 40e6 * 8 / 1e9)
+    assert found["none"].sent_bytes == pytest.approx(60e6)
+    assert found["fp16"].step_seconds == pytest.approx(0.1 + 1.5 * 20e6 * 8 / 1e9 + 2 * 0.01)
+    default = found["default"]
+    assert default.communicator == "sharded"
+    # Three slices encoded, three decoded and one encoded, four decoded, each of 2.5 M elements and 1 ns.
+    assert default.codec_seconds == pytest.approx(11 * 0.0025)
+    assert default.wire_seconds == pytest.approx(1.5 * 0.2e6 * 8 / 1e9)
+
+
+def test_what_hides_behind_the_step_costs_nothing():
+    hidden = by_label(advise(1_000_000, 1.0, 1e9, 4, overlap=0.5, codecs=SLOW))
+    assert all(one.step_seconds == 1.0 for one in hidden.values())
+
+
+@pytest.mark.parametrize("params, step_time, bandwidth, workers, per_host, strict, label", [
+    # Computation takes more than twice as long as communication: nothing.
+    (25_000_000, 0.1, 400e9, 8, 8, False, "none"), (25_000_000, 0.1, 100e9, 8, 1, True, "none"),
+    # In between: fp16 or 8 bits where the training must stay as it is, top-k otherwise.
+    (100_000_000, 0.1, 64e9, 8, 1, True, "fp16"), (100_000_000, 0.1, 20e9, 8, 1, True, "8 bits"),
+    (100_000_000, 0.1, 20e9, 8, 1, False, "default"),
+    # Exercise 3: 64 hosts of 8 GPUs, 100 Gbit/s, 10**9 parameters, 100 ms.
+    (10**9, 0.1, 100e9, 512, 8, False, "default"), (10**9, 0.1, 100e9, 512, 8, True, "fp16"),
+    # GPT-3 at 400 Gbit/s.
+    (175 * 10**9 // 8, 1.0, 400e9, 64, 8, False, "default")])
+def test_the_exercises_of_the_survey(params, step_time, bandwidth, workers, per_host, strict, label):
+    """With codecs and a network as fast as an accelerator's."""
+    advice = advise(params, step_time, bandwidth, workers, per_host=per_host, latency=1e-6, strict=strict, codecs=FREE)
+    assert advice.recommended.way.label == label, advisor.report(advice)
+
+
+def test_communication_of_gpt_3_takes_28_seconds():
+    """The survey's figure: twice the gradient, at 400 Gbit/s."""
+    none = by_label(advise(175 * 10**9, 1.0, 400e9, 1000, latency=0, codecs=FREE))["none"]
+    assert none.wire_seconds == pytest.approx(28, rel=0.01)
+
+
+def test_slow_codecs_are_no_help():
+    """The same job, with codecs that a fast link leaves no time for."""
+    job = dict(params=100_000_000, step_time=0.1, bandwidth=100e9, workers=8)
+    assert advise(**job, overlap=0.2, codecs=FAST).recommended.way.label != "none"
+    advice = advise(**job, overlap=0.2, codecs=SLOW)
+    assert advice.recommended.way.label == "none"
+    assert "do not compress" in advice.reason and "codecs take as long" in advice.reason
+
+
+def test_of_ways_that_are_as_fast_the_most_exact_is_recommended():
+    advice = advise(10_000_000, 1.0, 1e9, 2, overlap=0.15, codecs=FREE)
+    found = by_label(advice)
+    assert found["default"].step_seconds <= found["fp16"].step_seconds <= 1.05 * found["default"].step_seconds
+    assert advice.recommended is found["fp16"]
+
+
+def test_strict_says_what_it_leaves_out():
+    advice = advise(10_000_000, 0.1, 1e8, 4, strict=True, codecs=FREE)
+    assert advice.recommended.way.strict
+    assert "strict" in advice.reason
+
+
+def test_the_hosts_link_is_shared_in_an_alltoall():
+    job = dict(params=10_000_000, step_time=0.1, bandwidth=1e9, workers=16, latency=0, overlap=0, codecs=FREE)
+    alone, together = (by_label(advise(**job, per_host=count))["default"] for count in (1, 4))
+    assert alone.communicator == "sharded" and together.communicator == "hierarchical"
+    assert alone.wire_seconds == pytest.approx(2 * 15 / 16 * 0.2e6 * 8 / 1e9)
+    assert together.wire_seconds == pytest.approx(4 * 3 * 0.05e6 * 8 / 1e9)  # four owners, to three hosts each
+
+
+@pytest.mark.parametrize("wrong", [
+    {"params": 0}, {"params": 1.5}, {"step_time": 0}, {"step_time": float("nan")}, {"bandwidth": -1},
+    {"bandwidth": float("inf")}, {"workers": 1}, {"per_host": 0}, {"per_host": 3}, {"latency": -1}, {"overlap": 1.5}])
+def test_numbers_that_make_no_sense(wrong):
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=name):
+        advise(**{"params": 1000, "step_time": 0.1, "bandwidth": 1e9, "workers": 4, **wrong}, codecs=FREE)
+
+
+def test_codecs_are_measured_here(monkeypatch):
+    monkeypatch.setattr(advisor, "_MEASURED", 2**16)
+    advice = advise(1_000_000, 0.01, 1e8, 4)
+    assert advice.recommended.way.label in ("default", "top 0.1 %")
+    for one in advice.predictions[1:]:
+        assert 0 < one.codec_seconds < 1
+    sent = [one.sent_bytes for one in advice.predictions]
+    assert sent == sorted(sent, reverse=True)
+
+
+def test_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(advisor, "measured", SLOW.get)
+    arguments = ["advise", "--params", "25.6M", "--step-time", "120ms", "--workers", "4"]
+    assert main([*arguments, "--bandwidth", "100mbit"]) == 0
+    table = capsys.readouterr().out
+    assert all(way.label in table for way in WAYS)
+    assert "times as fast as none" in table
+    assert main([*arguments, "--bandwidth", "400gbit"]) == 0
+    assert "do not compress" in capsys.readouterr().out
+    assert main([*arguments, "--bandwidth", "1gbit", "--overlap", "2"]) == 2
+    assert "overlap" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*arguments, "--bandwidth", "fast"])
+    assert "rate" in capsys.readouterr().err
