@@ -1,0 +1,172 @@
+"""Federated training over MPI: rank 0 is the server, every other rank a client.
+
+    from grace_ext.adapters.mpi import FederatedClient, FederatedServer
+
+    if comm.rank == 0:
+        server = FederatedServer(Server(start, clients=comm.size - 1), comm, timeout=60)
+        for _ in range(rounds):
+            report = server.round()
+        server.stop()
+    else:
+        FederatedClient(Client(start, number=comm.rank - 1), comm).run(train)
+"""
+
+import logging
+import struct
+import time
+from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from grace_ext import ConfigError, ContainerError
+from grace_ext.federated import Client, Rejected, Report, Server
+from grace_ext.federated.messages import largest
+
+_LOG = logging.getLogger("grace_ext")
+_MODEL, _UPDATE, _HELLO, _LEAVE, _STOP, _BYE = range(1, 7)  # tags
+_ROUND = struct.Struct("<q")
+_NAP = 0.0005  # seconds
+
+
+class FederatedServer:
+    """Runs rounds of a grace_ext.federated.Server. Client number i is the rank i + 1.
+
+    timeout: seconds that a round waits for updates; who is late is left out of the round, and asked again in later ones.
+    Raises ConfigError if the ranks are not the server and its clients.
+    """
+
+    def __init__(self, server: Server, comm: MPI.Comm = MPI.COMM_WORLD, *, timeout: float = 60.0):
+        if comm.size != server.clients + 1:
+            raise ConfigError(f"{comm.size} ranks; a server of {server.clients} clients needs {server.clients + 1}")
+        if comm.rank != 0:
+            raise ConfigError(f"rank {comm.rank} is a client; rank 0 is the server")
+        if not timeout > 0:
+            raise ConfigError(f"timeout={timeout}; allowed: seconds, above 0")
+        self.server, self._comm, self._timeout = server, comm, timeout
+        self._room = np.empty(largest(server.model.size), np.uint8)
+        self._sent: list[tuple[MPI.Request, np.ndarray]] = []
+        self._waiting: set[int] = set()  # clients of the round that nothing has come from yet
+        self._silent: set[int] = set()  # clients that have not yet heard of the end
+
+    def round(self, compression=None) -> Report:
+        """One round, with whoever answers in time. compression: of this round's way down."""
+        self._drain()
+        chosen = self.server.begin_round(compression)
+        for client in chosen:
+            self._send(client, self.server.message_for(client), _MODEL)
+        self._waiting = set(chosen)
+        self._receive_until(lambda: not self._waiting, self._timeout)
+        self._waiting = set()
+        return self.server.end_round()
+
+    def stop(self, timeout: float = 10.0) -> list[int]:
+        """Tell all clients that training is over; returns the numbers of those that did not answer in time."""
+        self._silent = set(self.server.present)
+        for client in self._silent:
+            self._send(client, np.empty(0, np.uint8), _STOP)
+        self._receive_until(lambda: not self._silent, timeout)
+        return sorted(self._silent)
+
+    def _send(self, client: int, message: np.ndarray, tag: int) -> None:
+        self._sent = [(request, kept) for request, kept in self._sent if not request.Test()]
+        self._sent.append((self._comm.Isend([message, MPI.BYTE], client + 1, tag), message))
+
+    def _receive_until(self, done: Callable, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not done() and time.monotonic() < deadline:
+            if not self._receive():
+                time.sleep(_NAP)
+
+    def _drain(self) -> None:
+        """What came between rounds."""
+        while self._receive():
+            pass
+
+    def _receive(self) -> bool:
+        """One message, if there is one."""
+        status = MPI.Status()
+        message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        if message is None:
+            return False
+        client, tag, size = status.Get_source() - 1, status.Get_tag(), status.Get_count(MPI.BYTE)
+        fits = size <= self._room.size
+        try:
+            message.Recv([self._room, MPI.BYTE])
+        except MPI.Exception:
+            if fits:
+                raise
+        self._take(client, tag, self._room[:size] if fits else None, size)
+        return True
+
+    def _take(self, client: int, tag: int, data: np.ndarray | None, size: int) -> None:
+        """data: None: more than any message has."""
+        if tag == _LEAVE:
+            self.server.leave(client)
+            self._waiting.discard(client)
+        elif tag == _HELLO:
+            known = _ROUND.unpack(data.tobytes())[0] if data is not None and size == _ROUND.size else -1
+            self.server.join(client, known if known >= 0 else None)
+            self._waiting.discard(client)
+        elif tag == _BYE:
+            self._silent.discard(client)
+        else:
+            try:
+                if data is None:
+                    self.server.refuse(client, "oversized", f"{size} bytes; at most {self._room.size} are taken")
+                self.server.receive(client, data)
+                self._waiting.discard(client)
+            except Rejected as error:
+                _LOG.warning("federated: client %d: %s", client, error)
+                if error.reason != "late":  # then this round's is still to come
+                    self._waiting.discard(client)
+
+
+class FederatedClient:
+    """Answers the server of rank 0 until it stops, or this client leaves."""
+
+    def __init__(self, client: Client, comm: MPI.Comm = MPI.COMM_WORLD):
+        if comm.rank == 0:
+            raise ConfigError("rank 0 is the server, not a client")
+        self.client, self._comm = client, comm
+
+    def run(self, train: Callable[[np.ndarray, int], tuple[np.ndarray, float] | None]) -> None:
+        """train(model, round) -> (the model after local training, samples), or None to leave. model: float32[d]."""
+        while True:
+            tag, message = self._next()
+            if tag == _STOP:
+                self._say(np.empty(0, np.uint8), _BYE)
+                return
+            try:
+                model = self.client.receive(message)
+            except ContainerError as error:
+                _LOG.warning("federated: %s: asking for the whole model", error)
+                self._say(np.frombuffer(_ROUND.pack(-1), np.uint8), _HELLO)
+                continue
+            result = train(model, self.client.round)
+            if result is None:
+                self.leave()
+                return
+            self._say(self.client.update(*result), _UPDATE)
+
+    def leave(self) -> None:
+        """This client takes part no more."""
+        self._say(np.empty(0, np.uint8), _LEAVE)
+
+    def join(self) -> None:
+        """Back after `leave`, with the model as it was then."""
+        self._say(np.frombuffer(_ROUND.pack(self.client.round), np.uint8), _HELLO)
+
+    def _next(self) -> tuple[int, np.ndarray]:
+        """The tag and the data of what the server sends next."""
+        status = MPI.Status()
+        while (message := self._comm.Improbe(0, MPI.ANY_TAG, status)) is None:
+            time.sleep(_NAP)
+        data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+        message.Recv([data, MPI.BYTE])
+        return status.Get_tag(), data
+
+    def _say(self, data: np.ndarray, tag: int) -> None:
+        request = self._comm.Isend([data, MPI.BYTE], 0, tag)
+        while not request.Test():
+            time.sleep(_NAP)

@@ -1,0 +1,10 @@
+"""Federated training: a server that aggregates what sampled clients send, containers in both directions.
+
+Nothing here moves bytes: grace_ext.adapters.mpi and the simulator do.
+"""
+
+from .client import Client
+from .messages import Rejected
+from .server import Report, Server
+
+__all__ = ["Client", "Rejected", "Report", "Server"]

@@ -1,0 +1,97 @@
+"""A federated client: the model from containers, its own update into one.
+
+Algorithm 2 of DeepReduce (Xu, Kostopoulou, Dutta et al., NeurIPS 2021, appendix), with error feedback on this side.
+"""
+
+import numpy as np
+
+from ..compressor import Compressor
+from ..compressor import compressor as compressor_of
+from ..errors import ConfigError, ContainerError
+from ..rng import Stream
+from .estimate import Estimate
+from .messages import FRESH, Up, read_down
+
+MEMORIES = ("residual", "ef21", "none")
+
+
+class Client:
+    """Keeps what the server has told of the model, and what its own updates still owe.
+
+    start: float32[d], the model at the beginning, the same on the server and on all clients. memory: "residual" (what an
+    update leaves out is added to the next), "ef21" (the server keeps an estimate of this client's update, and containers
+    correct it), or "none". An update counts as sent only when the server says that it has taken it; otherwise all of it is
+    owed.
+    """
+
+    def __init__(self, start: np.ndarray, compression="topk:0.1/rice/qsgd:7", *, memory: str = "residual", number: int = 0,
+                 seed: int = 0):
+        if memory not in MEMORIES:
+            raise ConfigError(f"memory={memory!r}; allowed: {', '.join(MEMORIES)}")
+        self.compressor: Compressor = compressor_of(compression)
+        if self.compressor.unbiased and memory == "residual":
+            raise ConfigError(f"{str(self.compressor)!r} is right on average by itself: use memory 'none'")
+        start = np.array(start, np.float32).reshape(-1)
+        self.model = Estimate(start.size, start)
+        self.round = 0  # after which the model is as it is
+        self._memory, self._number, self._seed = memory, number, seed
+        self._owed = np.zeros(start.size, np.float32)  # the residual, or with ef21 the estimate
+        self._open: tuple[int, np.ndarray, np.ndarray] | None = None  # round, owed if it was taken, owed if not
+
+    @property
+    def size(self) -> int:
+        return self.model.known.size
+
+    def receive(self, message: np.ndarray) -> np.ndarray:
+        """The model to train on, float32[d], a copy. Raises ContainerError for what is no such message, and for one that
+        goes on from a round that this client has not seen; the model stays as it was."""
+        down, containers = read_down(np.asarray(message), self.size)
+        if down.base not in (FRESH, self.round):
+            raise ContainerError(f"a message of round {down.round} that goes on from round {down.base}; this client is at "
+                                 f"round {self.round}")
+        if any(parsed.non_finite for parsed in containers):
+            raise ContainerError("the server's model is not finite")
+        following = Estimate(self.size, None if down.base == FRESH else self.model.known)
+        for blob in down.containers:
+            following.hear(blob)
+        self.model, self.round = following, down.round
+        if self._open is not None:
+            sent_in, if_taken, otherwise = self._open
+            self._owed = if_taken if down.taken == sent_in else otherwise
+            self._open = None
+        return self.model.known.copy()
+
+    def update(self, trained: np.ndarray, samples: float, compression=None) -> np.ndarray:
+        """The message, uint8[m], for the model as it is after training, float32[d], on so many samples. compression: for
+        this update only. Raises ConfigError for a model that is not finite or of another size."""
+        made = self.compressor if compression is None else compressor_of(compression)
+        change = self.model.known - np.asarray(trained, np.float32).reshape(-1)
+        return Up(self.round, float(samples), self._encode(change, made)).pack()
+
+    def _encode(self, change: np.ndarray, made: Compressor) -> np.ndarray:
+        if not np.isfinite(change).all():
+            raise ConfigError("the trained model holds a NaN or an Inf")
+        stream = Stream(self._seed, "up", self.round, self._number)
+        if self._memory == "ef21":
+            estimate = Estimate(self.size, self._owed)
+            blob = estimate.tell(change, made, stream)
+            self._open = self.round, estimate.known, self._owed
+            return blob
+        owed = change + self._owed if self._memory == "residual" else change
+        sent = Estimate(self.size)
+        blob = sent.tell(owed, made, stream)
+        left = owed - sent.known if self._memory == "residual" else self._owed
+        self._open = self.round, left, owed if self._memory == "residual" else self._owed
+        return blob
+
+    def state_dict(self) -> dict:
+        """For numpy.savez or torch.save; an update under way counts as not taken."""
+        owed = self._owed if self._open is None else self._open[2]
+        return {"model": self.model.known.copy(), "round": self.round, "owed": owed.copy()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Raises ConfigError for a state of another size."""
+        model, owed = (np.array(state[key], np.float32).reshape(-1) for key in ("model", "owed"))
+        if {model.size, owed.size} != {self.size}:
+            raise ConfigError(f"the state is of {model.size} elements, this client of {self.size}")
+        self.model, self.round, self._owed, self._open = Estimate(model.size, model), int(state["round"]), owed, None

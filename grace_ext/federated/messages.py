@@ -1,0 +1,114 @@
+"""What goes between server and clients: a header, and containers one after the other.
+
+Both directions begin with the magic, a byte for the kind and uint32 fields, little-endian. Down: the round; the round after
+which this client's model is as the containers expect it, or FRESH: they expect zeros; the last round whose update of this
+client was taken (0: none); and how many containers follow. Up: the round and float64 samples; one container follows. The
+header ends with its checksum, which is that of containers.
+"""
+
+import dataclasses
+import math
+import struct
+
+import numpy as np
+
+from .. import container
+from ..container import Container
+from ..errors import ContainerError, GraceError
+
+_MAGIC = b"GXF1"
+_DOWN, _UP = struct.Struct("<4sBIIII"), struct.Struct("<4sBId")
+_KINDS = {"down": 1, "up": 2}
+FRESH = 2**32 - 1  # a base
+_CHECKSUM = len(container.checksum(np.empty(0, np.uint8)))
+_HEADER = 64  # bytes that a container may have beside its sections
+
+
+class Rejected(GraceError, ValueError):
+    """An update that the server does not take. reason: one of REASONS; the message has the numbers."""
+
+    def __init__(self, reason: str, text: str):
+        super().__init__(f"{reason}: {text}")
+        self.reason = reason
+
+
+#: malformed: no such message, or no container of the model's size; oversized: more bytes than any container needs; late: of
+#: another round; samples: no count above 0; not finite: a NaN or an Inf; norm: much larger than those of others.
+REASONS = ("malformed", "oversized", "late", "samples", "not finite", "norm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Down:
+    round: int
+    base: int
+    taken: int
+    containers: list[np.ndarray]
+
+    def pack(self) -> np.ndarray:
+        """uint8[m]"""
+        head = _DOWN.pack(_MAGIC, _KINDS["down"], self.round, self.base, self.taken, len(self.containers))
+        return _joined(head, *self.containers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Up:
+    round: int
+    samples: float
+    container: np.ndarray
+
+    def pack(self) -> np.ndarray:
+        """uint8[m]"""
+        return _joined(_UP.pack(_MAGIC, _KINDS["up"], self.round, self.samples), self.container)
+
+
+def _joined(head: bytes, *containers: np.ndarray) -> np.ndarray:
+    head = np.frombuffer(head, np.uint8)
+    return np.concatenate([head, np.frombuffer(container.checksum(head), np.uint8), *containers])
+
+
+def largest(size: int) -> int:
+    """Bytes of an update of so many elements that no container has to go beyond: positions and values as they are."""
+    return _UP.size + _CHECKSUM + 8 * size + _HEADER
+
+
+def read_down(data: np.ndarray, size: int) -> tuple[Down, list[Container]]:
+    """data: uint8[m]. Raises ContainerError."""
+    head, rest = _head(_DOWN, "down", data)
+    round_, base, taken, count = head
+    if count != (1 if base == FRESH else round_ - base) or taken >= max(round_, 1):
+        raise ContainerError(f"a message of round {round_} with {count} containers on top of round {base}, "
+                             f"after an update of round {taken}")
+    parsed, blobs = [], []
+    for _ in range(count):
+        parsed.append(container.parse(rest, size, prefix=True))
+        blobs.append(rest[:parsed[-1].nbytes])
+        rest = rest[parsed[-1].nbytes:]
+    if rest.size:
+        raise ContainerError(f"{rest.size} bytes follow the {count} containers")
+    return Down(round_, base, taken, blobs), parsed
+
+
+def read_up(data: np.ndarray, size: int) -> tuple[Up, Container]:
+    """data: uint8[m]. Raises Rejected."""
+    if data.size > largest(size):
+        raise Rejected("oversized", f"{data.size} bytes; an update of {size} elements has at most {largest(size)}")
+    try:
+        (round_, samples), rest = _head(_UP, "up", data)
+        parsed = container.parse(rest, size)
+    except ContainerError as error:
+        raise Rejected("malformed", str(error)) from error
+    if not (math.isfinite(samples) and samples > 0):
+        raise Rejected("samples", f"{samples}; allowed: finite and above 0")
+    return Up(round_, samples, rest), parsed
+
+
+def _head(layout: struct.Struct, kind: str, data: np.ndarray) -> tuple[tuple, np.ndarray]:
+    end = layout.size + _CHECKSUM
+    if data.size < end:
+        raise ContainerError(f"{data.size} bytes; a message has at least {end}")
+    magic, number, *fields = layout.unpack(data[:layout.size].tobytes())
+    if magic != _MAGIC or number != _KINDS[kind]:
+        raise ContainerError(f"this is no message of the kind {kind!r}")
+    if data[layout.size:end].tobytes() != container.checksum(data[:layout.size]):
+        raise ContainerError("the header's checksum is wrong")
+    return tuple(fields), data[end:]

@@ -1,0 +1,259 @@
+"""The federated server: FedAvg with containers in both directions, for one vector of parameters.
+
+FedAvg: McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017; with
+compression both ways and error feedback on both sides: Algorithm 2 of DeepReduce (Xu, Kostopoulou, Dutta et al., NeurIPS
+2021, appendix). With memory "ef21" it is the parameter server of Kimad (Xin et al., DistributedML 2023, Algorithm 3).
+"""
+
+import collections
+import dataclasses
+import math
+import os
+import statistics
+from collections.abc import Callable
+
+import numpy as np
+
+from ..compressor import Compressor
+from ..compressor import compressor as compressor_of
+from ..container import Container
+from ..decoder import decode_sum
+from ..errors import ConfigError, ContainerError
+from ..rng import Stream
+from .client import MEMORIES
+from .estimate import Estimate
+from .messages import FRESH, Down, Rejected, read_up
+
+_EXACT = "dense/raw"
+_FEWEST = 3  # norms from which on a median says anything
+_NORMS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Of a round, by the numbers of clients. missing: asked, but nothing came. rejected: why. norm: of the step that the
+    model took, the L2 norm of the weighted mean of all updates. sent, received: bytes of messages."""
+
+    round: int
+    taken: list[int]
+    missing: list[int]
+    rejected: dict[int, str]
+    norm: float
+    sent: int
+    received: int
+
+
+class Server:
+    """Holds the model, and what clients know of it.
+
+    start: float32[d], the same as on all clients. clients: how many there are, numbered from 0. sampled: of them in a round;
+    None: all. optimizer(model, change): changes the model in place by the weighted mean of the updates, float32[d] both;
+    None: model -= change, which is FedAvg. memory: that of the clients. norm_limit: how many times the median norm of the
+    last updates one may have. keep: rounds whose containers are kept for clients that have missed them; who missed more gets
+    the model whole.
+    """
+
+    def __init__(self, start: np.ndarray, clients: int, compression="topk:0.1/rice/qsgd:7", *, sampled: int | None = None,
+                 optimizer: Callable | None = None, memory: str = "residual", norm_limit: float = 10.0, keep: int = 16,
+                 seed: int = 0):
+        sampled = clients if sampled is None else sampled
+        if not 1 <= sampled <= clients:
+            raise ConfigError(f"sampled={sampled} of clients={clients}; allowed: 1 to all of them")
+        if memory not in MEMORIES:
+            raise ConfigError(f"memory={memory!r}; allowed: {', '.join(MEMORIES)}")
+        if not norm_limit > 1:
+            raise ConfigError(f"norm_limit={norm_limit}; allowed: above 1")
+        if keep < 1:
+            raise ConfigError(f"keep={keep}; allowed: from 1 on")
+        self.compressor: Compressor = compressor_of(compression)
+        self.model = np.array(start, np.float32).reshape(-1)
+        self.told = Estimate(self.model.size, self.model)
+        self.round, self.clients, self.sampled = 0, clients, sampled
+        #: How many updates were rejected, by reason.
+        self.rejections: collections.Counter[str] = collections.Counter()
+        self._optimizer, self._memory, self._limit, self._seed = optimizer or _fedavg, memory, norm_limit, seed
+        self._history: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
+        self._keep = keep
+        self._at = dict.fromkeys(range(clients), 0)  # the round that each client's model is of; FRESH: not known
+        self._taken = dict.fromkeys(range(clients), 0)
+        self._gone: set[int] = set()
+        self._norms: collections.deque[float] = collections.deque(maxlen=_NORMS)
+        self._estimates: dict[int, Estimate] = {}  # with ef21, of each client's update
+        self._samples: dict[int, float] = {}
+        self._open: dict[int, tuple[float, Container, float] | None] | None = None  # samples, update, norm
+        self._rejected: dict[int, str] = {}
+        self._sent = self._received = 0
+
+    # Who takes part
+
+    def leave(self, client: int) -> None:
+        """It is not asked any more."""
+        self._gone.add(client)
+
+    def join(self, client: int, round_: int | None = None) -> None:
+        """It is there (again), with the model of that round; None: with nothing, and gets it whole."""
+        self._gone.discard(client)
+        self._at[client] = FRESH if round_ is None or not 0 <= round_ <= self.round else round_
+
+    @property
+    def present(self) -> list[int]:
+        return [client for client in range(self.clients) if client not in self._gone]
+
+    # A round, in the order of its calls
+
+    def begin_round(self, compression=None) -> list[int]:
+        """The clients to ask, ascending. compression: of this round's way down. Raises ExchangeError if the model is not
+        finite, and ConfigError within a round."""
+        if self._open is not None:
+            raise ConfigError(f"round {self.round} has not ended")
+        made = self.compressor if compression is None else compressor_of(compression)
+        blob = self.told.tell(self.model, made, Stream(self._seed, "down", self.round + 1, -1))
+        self.round += 1
+        self._history[self.round] = blob
+        while len(self._history) > self._keep:
+            self._history.popitem(last=False)
+        count = min(self.sampled, len(self.present))
+        chosen = np.random.default_rng((self._seed, self.round)).choice(self.present, count, replace=False) if count else []
+        self._open = {int(client): None for client in sorted(chosen)}
+        self._rejected, self._sent, self._received = {}, 0, 0
+        return list(self._open)
+
+    def message_for(self, client: int) -> np.ndarray:
+        """uint8[m]: what this client has missed of the model, up to this round's."""
+        at = self._at[client]
+        missed = range(at + 1, self.round + 1) if at != FRESH else None
+        if missed is not None and all(number in self._history for number in missed):
+            blobs = [self._history[number] for number in missed]
+        else:
+            at, blobs = FRESH, [compressor_of(_EXACT).compress(self.told.known)]
+        self._at[client] = self.round
+        message = Down(self.round, at, self._taken[client], blobs).pack()
+        self._sent += message.size
+        return message
+
+    def receive(self, client: int, message: np.ndarray) -> None:
+        """An update of this round. Raises Rejected, and counts it."""
+        message = np.asarray(message)
+        try:
+            if self._open is None or self._open.get(client, self) is not None:
+                raise Rejected("late", f"client {client} is not expected to send anything now")
+            self._received += message.size
+            up, parsed = read_up(message, self.model.size)
+            if up.round != self.round:
+                raise Rejected("late", f"an update of round {up.round} in round {self.round}")
+            if parsed.non_finite:
+                raise Rejected("not finite", "the gradient of the sender held a NaN or an Inf")
+            change = self._decoded(parsed)
+            norm = float(np.linalg.norm(change.astype(np.float64)))
+            if not math.isfinite(norm):
+                raise Rejected("not finite", "the update holds a NaN or an Inf")
+        except Rejected as error:
+            self._reject(client, error)
+            raise
+        self._open[client] = up.samples, parsed, norm
+
+    def refuse(self, client: int, reason: str, text: str) -> None:
+        """Count an update that is not even looked at. Raises Rejected."""
+        error = Rejected(reason, text)
+        self._reject(client, error)
+        raise error
+
+    def _reject(self, client: int, error: Rejected) -> None:
+        self.rejections[error.reason] += 1
+        self._rejected.setdefault(client, str(error))
+
+    def _decoded(self, parsed: Container) -> np.ndarray:
+        """float32[d]. Raises Rejected."""
+        change = np.empty(self.model.size, np.float32)
+        try:
+            decode_sum([parsed], change)
+        except ContainerError as error:
+            raise Rejected("malformed", str(error)) from error
+        return change
+
+    def end_round(self) -> Report:
+        """Aggregate what has come, and take a step. Raises ConfigError outside a round."""
+        if self._open is None:
+            raise ConfigError("no round has begun")
+        came = {client: update for client, update in self._open.items() if update is not None}
+        missing = [client for client, update in self._open.items() if update is None and client not in self._rejected]
+        norms = [*self._norms, *(norm for *_, norm in came.values())]
+        most = self._limit * statistics.median(norms) if len(norms) >= _FEWEST else math.inf
+        for client, (*_, norm) in list(came.items()):
+            if norm > most > 0:
+                del came[client]
+                self._reject(client, Rejected("norm", f"{norm:.4g}, where at most {most:.4g} is allowed"))
+        for client, (samples, parsed, norm) in came.items():
+            self._taken[client], self._samples[client] = self.round, samples
+            self._norms.append(norm)
+            if self._memory == "ef21":
+                estimate = self._estimates.setdefault(client, Estimate(self.model.size))
+                estimate.known += self._decoded(parsed)
+        mean = self._mean(came)
+        if mean is not None:
+            self._optimizer(self.model, mean)
+        self._open = None
+        return Report(self.round, list(came), missing, dict(self._rejected),
+                      0.0 if mean is None else float(np.linalg.norm(mean)), self._sent, self._received)
+
+    def _mean(self, came: dict) -> np.ndarray | None:
+        """Of all updates, weighted by samples: those of this round, or what is known of all clients."""
+        if self._memory == "ef21":
+            updates = {client: (self._samples[client], estimate.known) for client, estimate in self._estimates.items()
+                       if client not in self._gone}
+        else:
+            updates = {client: (samples, self._decoded(parsed)) for client, (samples, parsed, _) in came.items()}
+        if not updates or not came:
+            return None
+        total = sum(samples for samples, _ in updates.values())
+        mean = np.zeros(self.model.size, np.float32)
+        for samples, change in updates.values():
+            mean += np.float32(samples / total) * change
+        return mean
+
+    # State
+
+    def save(self, path) -> None:
+        """All that the next round needs, between rounds; the file is there whole or not at all. An optimizer's own state is
+        not in it."""
+        if self._open is not None:
+            raise ConfigError(f"round {self.round} has not ended")
+        clients = range(self.clients)
+        state = {"model": self.model, "told": self.told.known, "round": self.round, "norms": np.array(self._norms),
+                 "at": np.array([self._at[client] for client in clients], np.int64),
+                 "taken": np.array([self._taken[client] for client in clients], np.int64),
+                 "gone": np.array(sorted(self._gone), np.int64), "history": np.array(list(self._history), np.int64),
+                 "reasons": np.array(list(self.rejections), np.str_),
+                 "counts": np.array(list(self.rejections.values()), np.int64),
+                 **{f"blob.{number}": blob for number, blob in self._history.items()},
+                 **{f"estimate.{client}": estimate.known for client, estimate in self._estimates.items()},
+                 **{f"samples.{client}": samples for client, samples in self._samples.items()}}
+        with open(f"{path}.new", "wb") as file:
+            np.savez(file, **state)
+        os.replace(f"{path}.new", path)
+
+    def load(self, path) -> None:
+        """The inverse. Raises ConfigError for a state of another size or number of clients."""
+        with np.load(path, allow_pickle=False) as state:
+            if state["model"].size != self.model.size or state["at"].size != self.clients:
+                raise ConfigError(f"{path} is of {state['model'].size} elements and {state['at'].size} clients, this server "
+                                  f"has {self.model.size} and {self.clients}")
+            self.model[:] = state["model"]
+            self.told = Estimate(self.model.size, state["told"])
+            self.round = int(state["round"])
+            self._norms.clear()
+            self._norms.extend(state["norms"].tolist())
+            self._at, self._taken = (dict(enumerate(state[key].tolist())) for key in ("at", "taken"))
+            self._gone = set(state["gone"].tolist())
+            history = state["history"].tolist()
+            self._history = collections.OrderedDict((number, state[f"blob.{number}"]) for number in history)
+            counted = zip(state["reasons"].tolist(), state["counts"].tolist(), strict=True)
+            self.rejections = collections.Counter(dict(counted))
+            named = [(*key.split("."), state[key]) for key in state.files if key.startswith(("estimate.", "samples."))]
+            self._estimates = {int(client): Estimate(self.model.size, one) for kind, client, one in named
+                               if kind == "estimate"}
+            self._samples = {int(client): float(one) for kind, client, one in named if kind == "samples"}
+
+
+def _fedavg(model: np.ndarray, change: np.ndarray) -> None:
+    model -= change

@@ -1,0 +1,50 @@
+"""Federated training over MPI: a server and four clients, one late, one that leaves, one hostile."""
+
+import json
+
+import launch
+import pytest
+from federated_worker import HOSTILE, LATE, LEAVING, ROUNDS, TIMEOUT
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("federated")
+    launch.LAUNCHERS.setdefault("mpirun-5", ["mpirun", "-np", "5", "--oversubscribe"])
+    done = launch.run("mpirun-5", "federated_worker.py", str(folder), timeout=300)
+    assert done.returncode == 0, done.stdout[-4000:]
+    return json.loads((folder / "server.json").read_text())
+
+
+def test_rounds_go_on_with_those_who_answer(server):
+    assert len(server["taken"]) == ROUNDS
+    others = [client for client in range(4) if client not in (LATE, LEAVING, HOSTILE)]
+    assert all(set(others) <= set(taken) for taken in server["taken"])
+    assert server["silent"] == []
+
+
+def test_who_is_late_is_left_out_of_the_round_and_asked_again(server):
+    assert server["missing"][7] == [LATE]
+    assert TIMEOUT <= server["seconds"][7] < 2 * TIMEOUT
+    assert LATE in server["taken"][-1]
+    assert all(LATE in taken for number, taken in enumerate(server["taken"], 1) if not 8 <= number <= 9)
+
+
+def test_who_leaves_is_not_asked_any_more(server):
+    assert all(LEAVING in taken for taken in server["taken"][:7])
+    assert all(LEAVING not in taken and LEAVING not in missing
+               for taken, missing in zip(server["taken"][12:], server["missing"][12:], strict=True))
+    assert max(server["seconds"][12:]) < TIMEOUT
+
+
+def test_who_is_hostile_is_not_believed(server):
+    reasons = {number: server["rejected"][number - 1][str(HOSTILE)].split(":")[0] for number in range(3, 7)}
+    assert reasons == {3: "oversized", 4: "malformed", 5: "not finite", 6: "norm"}
+    assert all(HOSTILE in taken for number, taken in enumerate(server["taken"], 1) if not 3 <= number <= 6)
+    assert server["rejections"]["late"] == 1  # the late client's update came in the next round
+
+
+def test_the_model_goes_where_the_weighted_mean_is(server):
+    assert server["distance"] < 5  # it begins at more than 50
+    whole = 4 * 2000 * 4
+    assert max(server["sent"][1:7]) < 0.2 * whole and max(server["received"][10:]) < 0.2 * whole

@@ -1,0 +1,306 @@
+"""Federated server and clients without a network: what they know of each other, what is owed, who is not believed."""
+
+import copy
+
+import numpy as np
+import pytest
+
+import grace_ext
+from grace_ext import ConfigError, ContainerError
+from grace_ext.federated import Client, Rejected, Server
+from grace_ext.federated.messages import FRESH, Down, Up, largest
+
+D, CLIENTS = 400, 6
+SPEC = "topk:0.1/rice/qsgd:8"
+
+
+def target(client):
+    return np.random.default_rng(100 + client).standard_normal(D).astype(np.float32)
+
+
+def samples(client):
+    return 10.0 * (client + 1)
+
+
+def train(client, model, rate=0.05):
+    """Local training: some steps towards this client's own optimum."""
+    return model - np.float32(rate) * (model - target(client))
+
+
+def start():
+    return np.random.default_rng(1).standard_normal(D).astype(np.float32)
+
+
+def make(memory="residual", spec=SPEC, sampled=None, **options):
+    server = Server(start(), CLIENTS, spec, sampled=sampled, memory=memory, **options)
+    return server, [Client(start(), spec, memory=memory, number=number) for number in range(CLIENTS)]
+
+
+def play(server, clients, change=None):
+    """A round. change(client, message) -> what arrives, or None."""
+    for number in server.begin_round():
+        client = clients[number]
+        model = client.receive(server.message_for(number))
+        assert model.tobytes() == server.told.known.tobytes()
+        message = client.update(train(number, model), samples(number))
+        message = change(number, message) if change else message
+        if message is not None:
+            try:
+                server.receive(number, message)
+            except Rejected:
+                continue
+    return server.end_round()
+
+
+@pytest.mark.parametrize("memory, sampled", [("residual", None), ("residual", 3), ("ef21", None), ("ef21", 3)])
+def test_the_model_goes_where_the_weighted_mean_is(memory, sampled):
+    server, clients = make(memory, sampled=sampled)
+    for _ in range(200):
+        report = play(server, clients)
+        assert len(report.taken) == (sampled or CLIENTS) and not report.missing and not report.rejected
+    weights = np.array([samples(client) for client in range(CLIENTS)])
+    optimum = np.average([target(client) for client in range(CLIENTS)], axis=0, weights=weights)
+    distance = np.linalg.norm(server.model - optimum) / np.linalg.norm(start() - optimum)
+    assert distance < (0.1 if sampled is None else 0.5), distance
+
+
+def test_without_compression_it_is_fedavg():
+    server, clients = make("none", spec="dense/raw", sampled=4)
+    model = start()
+    for _ in range(5):
+        chosen = server.begin_round()
+        for number in chosen:
+            server.receive(number, clients[number].update(train(number, clients[number].receive(server.message_for(number))),
+                                                          samples(number)))
+        total = sum(samples(number) for number in chosen)
+        model = sum(np.float32(samples(number) / total) * train(number, model) for number in chosen)
+        server.end_round()
+        np.testing.assert_allclose(server.model, model, atol=1e-5)
+
+
+def test_nothing_is_lost_on_the_way_up():
+    """What a client has trained is what the server got, and what is still owed."""
+    server, (client, *_) = make()
+    given, got = np.zeros(D), np.zeros(D)
+    for _ in range(20):
+        server.begin_round()
+        model = client.receive(server.message_for(0))
+        trained = train(0, model)
+        message = client.update(trained, 1)
+        given += model - trained
+        got += grace_ext.decompress(message[_up_header():], D)
+        server.receive(0, message)
+        server.end_round()
+    server.begin_round()
+    client.receive(server.message_for(0))
+    np.testing.assert_allclose(got + client.state_dict()["owed"], given, atol=1e-3)
+
+
+def _up_header():
+    return Up(1, 1.0, np.empty(0, np.uint8)).pack().size
+
+
+@pytest.mark.parametrize("memory", ["residual", "ef21"])
+def test_an_update_that_was_not_taken_is_still_owed(memory):
+    server, clients = make(memory)
+    play(server, clients)
+    play(server, clients, lambda number, message: message if number else None)  # that of client 0 does not arrive
+    client = clients[0]
+    before = client.state_dict()["owed"]
+    server.begin_round()
+    client.receive(server.message_for(0))
+    owed = client.state_dict()["owed"]
+    np.testing.assert_array_equal(owed, before)
+    if memory == "residual":  # all of the change as well, not only what the container left out
+        assert np.count_nonzero(owed) > 0.99 * D
+    else:
+        np.testing.assert_array_equal(owed, server._estimates[0].known)
+
+
+def test_the_server_and_a_client_agree_on_its_estimate():
+    server, clients = make("ef21", sampled=3)
+    for _ in range(12):
+        play(server, clients)
+    for number in server.begin_round():
+        clients[number].receive(server.message_for(number))
+        if number in server._estimates:
+            assert clients[number].state_dict()["owed"].tobytes() == server._estimates[number].known.tobytes()
+
+
+def test_who_has_missed_rounds_catches_up():
+    server, clients = make(sampled=CLIENTS, keep=4)
+    play(server, clients)
+    sizes = []
+    for away in (2, 3, 7):
+        server.leave(5)
+        for _ in range(away):
+            report = play(server, clients)
+            assert 5 not in report.taken and 5 not in report.missing
+        server.join(5, clients[5].round)
+        server.begin_round()
+        message = server.message_for(5)
+        sizes.append(message.size)
+        assert clients[5].receive(message).tobytes() == server.told.known.tobytes()
+        server.end_round()
+    assert sizes[0] < sizes[1] < 4 * D < sizes[2]  # the last one is the whole model
+
+
+def test_who_comes_with_nothing_gets_the_model():
+    server, clients = make()
+    for _ in range(3):
+        play(server, clients)
+    server.join(2)
+    clients[2] = Client(start(), SPEC, number=2)
+    assert set(play(server, clients).taken) == set(range(CLIENTS))
+
+
+def forged(what, honest):
+    """A broken or hostile client's message."""
+    round_ = int(honest[5:9].copy().view("<u4")[0])
+    blob = honest[_up_header():]
+
+    def compressed(values):
+        return grace_ext.compressor(SPEC).compress(values.astype(np.float32))
+
+    return {
+        "malformed": lambda: np.random.default_rng(0).integers(0, 256, 300).astype(np.uint8),
+        "empty": lambda: np.empty(0, np.uint8),
+        "cut": lambda: honest[:-3],
+        "bit": lambda: honest ^ (np.arange(honest.size) == 40).astype(np.uint8),
+        "other size": lambda: Up(round_, 1.0, compressed(np.ones(D + 1))).pack(),
+        "huge": lambda: Up(round_, 1.0, compressed(np.ones(10_000_000))).pack(),
+        "oversized": lambda: np.zeros(largest(D) + 1, np.uint8),
+        "late": lambda: Up(round_ - 1, 1.0, blob).pack(),
+        "no samples": lambda: Up(round_, 0.0, blob).pack(),
+        "endless samples": lambda: Up(round_, float("inf"), blob).pack(),
+        "not finite": lambda: Up(round_, 1.0, compressed(np.full(D, np.nan))).pack(),
+        "norm": lambda: Up(round_, 1.0, compressed(1e6 * np.ones(D))).pack(),
+    }[what]()
+
+
+@pytest.mark.parametrize("what, reason", [
+    ("malformed", "malformed"), ("empty", "malformed"), ("cut", "malformed"), ("bit", "malformed"),
+    ("other size", "malformed"), ("huge", "oversized"), ("oversized", "oversized"), ("late", "late"),
+    ("no samples", "samples"), ("endless samples", "samples"), ("not finite", "not finite"), ("norm", "norm")])
+def test_a_broken_client_is_not_believed_and_training_goes_on(what, reason):
+    server, clients = make()
+    for _ in range(3):
+        play(server, clients)
+    report = play(server, clients, lambda number, message: forged(what, message) if number == 1 else message)
+    assert set(report.rejected) == {1} and report.rejected[1].startswith(reason)
+    assert report.taken == [0, 2, 3, 4, 5]
+    assert server.rejections == {reason: 1}
+    assert np.isfinite(server.model).all() and np.abs(server.model).max() < 10
+    assert set(play(server, clients).taken) == set(range(CLIENTS))
+
+
+def test_no_flipped_bit_is_taken():
+    server, clients = make()
+    server.begin_round()
+    message = clients[0].update(train(0, clients[0].receive(server.message_for(0))), 5)
+    for at in range(message.size):
+        wrong = message.copy()
+        wrong[at] ^= 1 << at % 8
+        with pytest.raises(Rejected):
+            server.receive(0, wrong)
+    server.receive(0, message)
+    with pytest.raises(Rejected, match="late"):
+        server.receive(0, message)
+    with pytest.raises(Rejected, match="late"):
+        server.receive(99, message)
+    assert server.end_round().taken == [0]
+
+
+def test_no_flipped_bit_reaches_a_client():
+    server, clients = make()
+    play(server, clients)
+    server.begin_round()
+    message = server.message_for(0)
+    before = clients[0].state_dict()
+    for at in range(message.size):
+        wrong = message.copy()
+        wrong[at] ^= 1 << at % 8
+        with pytest.raises(ContainerError):
+            clients[0].receive(wrong)
+    np.testing.assert_array_equal(clients[0].state_dict()["model"], before["model"])
+    clients[0].receive(message)
+
+
+def test_rounds_that_a_client_cannot_follow():
+    client = Client(start(), SPEC)
+    blob = grace_ext.compressor(SPEC).compress(start())
+    for wrong in (Down(3, 2, 0, [blob]), Down(1, 0, 0, [blob, blob]), Down(1, 0, 1, [blob]), Down(1, FRESH, 0, [])):
+        with pytest.raises(ContainerError, match="round|containers"):
+            client.receive(wrong.pack())
+    nothing = grace_ext.compressor("dense/raw").compress(np.full(D, np.inf, np.float32))
+    with pytest.raises(ContainerError, match="finite"):
+        client.receive(Down(1, 0, 0, [nothing]).pack())
+
+
+def test_a_client_whose_training_failed_says_so():
+    client = Client(start(), SPEC)
+    with pytest.raises(ConfigError, match="NaN"):
+        client.update(np.full(D, np.nan), 1)
+
+
+def test_a_round_without_updates_changes_nothing():
+    server, clients = make()
+    play(server, clients)
+    before = server.model.copy()
+    report = play(server, clients, lambda number, message: None)
+    assert report.missing == list(range(CLIENTS)) and not report.taken
+    np.testing.assert_array_equal(server.model, before)
+    for client in range(CLIENTS):
+        server.leave(client)
+    assert server.begin_round() == []
+    assert server.end_round().taken == []
+
+
+@pytest.mark.parametrize("memory", ["residual", "ef21"])
+def test_a_saved_server_goes_on_as_if_nothing_had_happened(tmp_path, memory):
+    server, clients = make(memory, sampled=4, keep=3)
+    for _ in range(4):
+        play(server, clients, lambda number, message: forged("cut", message) if number == 3 else message)
+    server.save(tmp_path / "server.npz")
+    saved = copy.deepcopy(clients)
+    reports = [play(server, clients) for _ in range(4)]
+    other, _ = make(memory, sampled=4, keep=3)
+    other.load(tmp_path / "server.npz")
+    assert [play(other, saved) for _ in range(4)] == reports
+    assert other.model.tobytes() == server.model.tobytes() and other.rejections == server.rejections
+    with pytest.raises(ConfigError, match="clients"):
+        Server(start(), CLIENTS + 1).load(tmp_path / "server.npz")
+
+
+def test_a_saved_client_goes_on():
+    server, clients = make()
+    for _ in range(3):
+        play(server, clients)
+    state = clients[0].state_dict()
+    play(server, clients, lambda number, message: message if number else None)
+    again = Client(start(), SPEC, number=0)
+    again.load_state_dict(state)
+    server.join(0, again.round)
+    server.begin_round()
+    assert again.receive(server.message_for(0)).tobytes() == server.told.known.tobytes()
+    with pytest.raises(ConfigError, match="elements"):
+        Client(np.zeros(3)).load_state_dict(state)
+
+
+@pytest.mark.parametrize("wrong", [{"sampled": 0}, {"sampled": 7}, {"memory": "dgc"}, {"norm_limit": 1}, {"keep": 0}])
+def test_options_that_make_no_sense(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Server(start(), CLIENTS, **wrong)
+
+
+def test_rounds_begin_and_end_in_turn():
+    server, _ = make()
+    with pytest.raises(ConfigError, match="begun"):
+        server.end_round()
+    server.begin_round()
+    with pytest.raises(ConfigError, match="ended"):
+        server.begin_round()
+    with pytest.raises(ConfigError, match="ended"):
+        server.save("nowhere")
+    with pytest.raises(ConfigError, match="memory"):
+        Client(start(), "randomk:0.1:unbiased=true")
