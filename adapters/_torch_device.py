@@ -49,7 +49,8 @@ class TorchBucket(Bucket):
         return (communicator.name == "allgather" and not memory.has_hooks and compressor.transform is None
                 and compressor.sparsifier.name == "topk" and compressor.sparsifier.per == "bucket")
 
-    def start(self, transport, pack, stream, look=None):
+    def start(self, transport, pack, stream, look=None, weigh=None):
+        """weigh is not called."""
         started = time.perf_counter()
         state = self.memory.begin(self.name, self.size, self._arrays)
         dense = self._gradient if state is None else state[1]

@@ -163,7 +163,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         A full disk and the like end the capture with a warning, never the training. With one rank nothing is compressed,
         so there is nothing to capture either: a warning says so.
     schedule: options of the spec that change from step to step: {"density": "warmup:steps=2000"}, or a function of the step
-        that gives the same on all ranks; see grace_ext.policy.Schedules.
+        that gives the same on all ranks; see grace_ext.policy.Schedules. {"density": "kimad:0.2"}: what fits into steps of
+        0.2 s, on each rank by what its link gives; "kimad+:0.2": with a density for each bucket.
     observe: where rank 0 writes bytes, ratio, seconds and residual norms of every tenth step: a path in .jsonl or .csv, a
         folder for TensorBoard, an object of grace_ext.observe (which knows other steps, and a Timeline), or a list of these.
     on_resize: what becomes of the memories when a checkpoint of another number of ranks is loaded, or elastic Horovod adds

@@ -60,10 +60,10 @@ class Bucket:
         return np.empty(self.size, np.float32)
 
     def start(self, transport: Transport, pack: Callable[[np.ndarray], np.ndarray | None], stream: Stream,
-              look: Callable | None = None) -> Pending:
+              look: Callable | None = None, weigh: Callable | None = None) -> Pending:
         """Encode and send. pack(out) writes the gradient to out (float32[size]), or returns it, float32[size], in an array
         that stays as it is until `finish`, which spares a copy. look(gradient, residual or None), if given, is called in
-        between."""
+        between; weigh, the same with what the memory has made of the gradient."""
         state = self.memory.begin(self.name, self.size) if self.communicator.needs_memory else None
         gradient = self._gradient if state is None else state[1]
         lent = pack(gradient)
@@ -74,6 +74,8 @@ class Bucket:
         if look:
             look(gradient, state and state[0])
         self.memory.correct(self.name, gradient, self.sizes, transport.size)
+        if weigh:
+            weigh(gradient, state and state[0])
         pending = self.communicator.start(transport, self.name, self.compressor, gradient, state, stream, self.sizes)
         self.memory.sent(self.name, pending)
         return pending

@@ -19,6 +19,7 @@ from .communicators.allreduce import Allreduce
 from .communicators.auto import Auto, Passed, Switch
 from .communicators.base import Communicator, Pending, Transport
 from .communicators.fusion import Fusion
+from .communicators.metered import Metered
 from .compressor import Compressor
 from .early import Early
 from .errors import ConfigError
@@ -27,6 +28,7 @@ from .memory.base import Memory
 from .observe.counts import Counts
 from .observe.watch import Watch
 from .policy.choice import Chooser
+from .policy.kimad import Controller
 from .policy.memories import Memories
 from .policy.schedules import Schedules
 from .rng import Stream
@@ -46,9 +48,10 @@ class Exchange:
     def __init__(self, transport: Transport, memory, weight: float, seed: int = 0,
                  capture: Capture | None = None, executor: concurrent.futures.Executor | None = None,
                  schedule: dict | None = None, joinable: bool = False, observe=None):
-        self.transport = transport
         self.memories = Memories(memory)
         self.schedules = Schedules(schedule)
+        self._kimad = Controller(self.schedules.adaptive, transport) if self.schedules.adaptive else None
+        self.transport = Metered(transport, self._kimad.monitor.add) if self._kimad else transport
         self.weight = weight
         self.seed = seed
         self._watch = Watch(transport, observe, capture)
@@ -102,6 +105,8 @@ class Exchange:
         self._fusion = Fusion(self.transport) if self.transport.can_fuse and len(buckets) > 1 else None
         switched = [bucket for bucket in buckets if isinstance(bucket.communicator, Switch)]
         self._chooser = Chooser(self.transport, switched) if switched and self.transport.size > 1 else None
+        if self._kimad:
+            self._kimad.set_buckets(buckets)
 
     def memory_of(self, tensor: Tensor) -> Memory:
         """The memory of a tensor that is compressed. Tensors of a bucket have the same one."""
@@ -164,7 +169,8 @@ class Exchange:
         self._begin()
         look, transport = self._watch.look(self.step, bucket), self._transport_of(bucket)
         transport = self._watch.timed(self.step, bucket, transport)
-        start = functools.partial(bucket.start, transport, pack, self._stream_of(bucket), look)
+        weigh = self._kimad.weigh_of(bucket) if self._kimad else None
+        start = functools.partial(bucket.start, transport, pack, self._stream_of(bucket), look, weigh)
         self._started[bucket.name] = self._worker.submit(self._work, bucket, start, out)
 
     def _work(self, bucket: Bucket, start: Callable, out) -> Pending:
@@ -201,7 +207,8 @@ class Exchange:
     def _stream_of(self, bucket: Bucket) -> Stream:
         """This step's. The compressor becomes this step's, too."""
         if self.schedules:
-            bucket.compressor = self.schedules.at(bucket.declared, self.step)
+            density = self._kimad.densities.get(bucket.name) if self._kimad else None
+            bucket.compressor = self.schedules.at(bucket.declared, self.step, density)
         return Stream(self.seed, bucket.tensors[0].name, self.step, self.transport.rank)
 
     def _count_ranks(self, own: int) -> None:
@@ -290,8 +297,8 @@ class Exchange:
         self._last.add(bucket, pending)
         if self._fusion and pending.received is not None:
             self._fusion.received(bucket, pending.received)
-        if self._chooser:
-            self._chooser.add(bucket, pending)
+        for policy in filter(None, (self._chooser, self._kimad)):
+            policy.add(bucket, pending)
 
     def _receive(self, bucket: Bucket, pending: Pending, out) -> bool:
         before = self._watch.before(self.step, bucket, pending)
@@ -323,8 +330,8 @@ class Exchange:
         self._watch.end_step(step, finite, last.report, self.buckets)
         if self._fusion:
             self._fusion.end_step(finite, self.buckets)
-        if self._chooser:
-            self._chooser.end_step(finite)
+        for policy in filter(None, (self._chooser, self._kimad)):
+            policy.end_step(finite)
         return finite
 
     def _forget_step(self) -> None:
@@ -345,6 +352,8 @@ class Exchange:
         for state in (*self._memories, self._warm_starts):
             state.rollback()
         self._watch.forget()
+        if self._kimad:
+            self._kimad.abort()
 
     def close(self) -> None:
         """Forget a step under way and end the worker thread: for an exchange that another one takes the place of."""
@@ -363,7 +372,9 @@ class Exchange:
         many containers each index codec wrote, the ones that `auto` chose under their own names; residual_norm_ratio: by
         tensor, the L2 norm of its residual over that of this rank's gradient, when somebody last looked (an observer, or
         rank 0 after 8, 16, 32, ... steps); None where that is no number; ways: with communicator "auto", the next step's
-        way of each tensor.
+        way of each tensor;
+        bandwidth: with schedule "kimad", the bytes per second that this rank's link gives, None before anything is known;
+        densities: of its next step, by tensor.
         """
         total, ratios = Counts(), {}
         for exchange in (*others, self):
@@ -373,7 +384,10 @@ class Exchange:
         steps = sum(exchange.step for exchange in (self, *others))
         ways = {tensor.name: bucket.communicator.way for exchange in (*others, self) for bucket in exchange.buckets
                 if isinstance(bucket.communicator, Switch) for tensor in bucket.tensors}
-        return {"steps": steps, **total.report(), "last_step": last.report(), "residual_norm_ratio": ratios, "ways": ways}
+        densities = {tensor.name: exchange._kimad.densities[bucket.name] for exchange in (*others, self) if exchange._kimad
+                     for bucket in exchange.buckets if bucket.name in exchange._kimad.densities for tensor in bucket.tensors}
+        return {"steps": steps, **total.report(), "last_step": last.report(), "residual_norm_ratio": ratios, "ways": ways,
+                "bandwidth": self._kimad and self._kimad.monitor.estimate, "densities": densities}
 
 
 def _done(result) -> concurrent.futures.Future:

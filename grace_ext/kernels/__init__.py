@@ -5,6 +5,7 @@ from . import (  # noqa: F401  (so that warmup knows them)
     bloom,
     byte_huffman,
     chunks,
+    curves,
     dct,
     dexp,
     elias_fano,

@@ -1,7 +1,12 @@
 """Policies: what is decided per tensor or per step."""
 
+from .advisor import advise
+from .allocation import ErrorCurve, least_bytes, least_error
+from .bandwidth import BandwidthMonitor
+from .kimad import Kimad, KimadPlus
 from .memories import DEFAULT_MEMORY, Memories
 from .rules import DEFAULT_ROWS_SPEC, DEFAULT_SPEC, Rules
 from .schedules import Schedule, Schedules
 
-__all__ = ["DEFAULT_MEMORY", "DEFAULT_ROWS_SPEC", "DEFAULT_SPEC", "Memories", "Rules", "Schedule", "Schedules"]
+__all__ = ["BandwidthMonitor", "DEFAULT_MEMORY", "DEFAULT_ROWS_SPEC", "DEFAULT_SPEC", "ErrorCurve", "Kimad", "KimadPlus",
+           "Memories", "Rules", "Schedule", "Schedules", "advise", "least_bytes", "least_error"]

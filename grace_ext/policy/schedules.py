@@ -20,6 +20,8 @@ class Schedule(Stage):
     """The value of an option in a step."""
 
     kind = "schedule"
+    #: Whether the exchange decides on the value, from what it measures.
+    adaptive = False
 
     def at(self, step: int, final: float) -> float:
         """step: from 0. final: what stands in the spec."""
@@ -80,9 +82,18 @@ class Schedules:
     def __bool__(self):
         return bool(self._schedules)
 
-    def at(self, compressor: Compressor, step: int) -> Compressor:
-        """The compressor with the values of a step. Raises ConfigError for a value that the option does not allow."""
-        changed = [(kind, option, self._value(option, step, current))
+    @property
+    def adaptive(self) -> Schedule | None:
+        """The one that is. Raises ConfigError for one of another option than the density."""
+        found = {option: one for option, one in self._schedules.items() if getattr(one, "adaptive", False)}
+        if wrong := [option for option in found if option != "density"]:
+            raise ConfigError(f"schedule {found[wrong[0]].name!r} is for the density, not for {', '.join(wrong)}")
+        return found.get("density")
+
+    def at(self, compressor: Compressor, step: int, density: float | None = None) -> Compressor:
+        """The compressor with the values of a step. density: that of an adaptive schedule, once there is one. Raises
+        ConfigError for a value that the option does not allow."""
+        changed = [(kind, option, self._value(option, step, current, density))
                    for option in self._schedules for kind, current in _options(compressor, option)]
         if not changed:
             return compressor
@@ -97,8 +108,10 @@ class Schedules:
             self._made[key] = type(compressor)(stages, compressor.seed)
         return self._made[key]
 
-    def _value(self, option, step, current):
+    def _value(self, option, step, current, density):
         schedule = self._schedules[option]
+        if density is not None and getattr(schedule, "adaptive", False):
+            return density
         value = schedule(step) if option in self._functions else schedule.at(step, current)
         return round(value) if isinstance(current, int) else value
 

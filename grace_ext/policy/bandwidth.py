@@ -1,0 +1,76 @@
+"""What the link gives, from the exchange's own collectives.
+
+Xin et al., Kimad, DistributedML 2023, section 3, needs an estimate at the start of each step. Here it is the median of the
+last steps', which one that was disturbed does not move. What it tells is the rate at which this rank's bytes came through,
+waiting for other ranks included: a budget of bytes that follows from it is the one that fits the time, for if half of the
+time is waiting, the rate is half of the link's.
+"""
+
+import collections
+import math
+import statistics
+
+from ..errors import ConfigError
+
+_GROWTH = 1.25
+
+
+class BandwidthMonitor:
+    """Of one rank. A step's sample is the bytes of its collectives by the time in which at least one of them was under way.
+
+    A step in which all were over before anybody waited for them tells that the link gives more than it was asked for: its
+    sample is a quarter above the estimate, or what came through if that is more.
+
+    window: steps whose median is the estimate. prior: bytes per second, until there is a sample; None: unknown.
+    """
+
+    def __init__(self, window: int = 5, prior: float | None = None):
+        if window < 1:
+            raise ConfigError(f"window={window}; allowed: from 1 on")
+        if prior is not None and not (math.isfinite(prior) and prior > 0):
+            raise ConfigError(f"prior={prior}; allowed: bytes per second, finite and above 0, or None")
+        self._samples: collections.deque[float] = collections.deque(maxlen=window)
+        self._prior = prior
+        self._spans: list[tuple[float, float, bool]] = []
+        self._bytes = 0
+
+    @property
+    def estimate(self) -> float | None:
+        """Bytes per second; None if nothing is known."""
+        return statistics.median(self._samples) if self._samples else self._prior
+
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """Of the last steps, in their order."""
+        return tuple(self._samples)
+
+    def add(self, sent: float, started: float, ended: float, late: bool = False) -> None:
+        """A collective of this step: bytes that left this rank, and when it was under way. late: it may have ended long
+        before, but nobody looked."""
+        if ended > started:
+            self._bytes += sent
+            self._spans.append((started, ended, late))
+
+    def end_step(self) -> None:
+        busy = union([(start, end) for start, end, _ in self._spans])
+        if self._bytes and busy > 0:
+            sample = self._bytes / busy
+            _, _, late = max(self._spans, key=lambda span: span[1])
+            if late and self.estimate is not None:
+                sample = max(sample, _GROWTH * self.estimate)
+            self._samples.append(sample)
+        self.abort()
+
+    def abort(self) -> None:
+        """Forget a step that failed."""
+        self._spans.clear()
+        self._bytes = 0
+
+
+def union(spans: list[tuple[float, float]]) -> float:
+    """The time that is in at least one of the spans (start, end)."""
+    total, until = 0.0, -math.inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total

@@ -1,0 +1,167 @@
+"""The density that a step's time leaves room for: Kimad, and Kimad+ with a density for each bucket.
+
+Xin et al., Kimad: adaptive gradient compression with bandwidth awareness, DistributedML 2023, section 3: a budget
+c = B (t - T_comp) / 2 of bytes each way. Here ranks send to each other, both directions at a time, and what a container
+costs on the link is as many copies of it as the communicator sends.
+"""
+
+import contextlib
+import functools
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from ..communicators.auto import Switch
+from ..communicators.base import Pending, Transport
+from ..errors import ConfigError
+from ..registry import register
+from .allocation import DENSITIES, ErrorCurve, least_error
+from .bandwidth import BandwidthMonitor
+from .schedules import Schedule
+
+_CURVES = 10  # steps from one look at the gradients to the next
+_LEAST_BITS = 1.5  # of an element in a container; from there on, more elements always take more bytes
+
+
+@register
+class Kimad(Schedule):
+    """Of a density. seconds: that a step is to take, computation included. prior: bytes per second that the link gives, as
+    far as is known before the first step; 0: begin with the spec's density. window: steps whose median is the bandwidth."""
+
+    name = "kimad"
+    adaptive = True
+    #: Whether buckets get densities of their own.
+    by_bucket = False
+
+    def __init__(self, seconds: float = 1.0, prior: float = 0.0, window: int = 5):
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ConfigError(f"{self.name}: seconds={seconds}; allowed: finite and above 0")
+        if not (math.isfinite(prior) and prior >= 0):
+            raise ConfigError(f"{self.name}: prior={prior}; allowed: bytes per second, or 0")
+        if window < 1:
+            raise ConfigError(f"{self.name}: window={window}; allowed: from 1 on")
+        self.seconds, self.prior, self.window = seconds, prior, window
+
+    def at(self, step, final):
+        return final  # before anything is known
+
+
+@register
+class KimadPlus(Kimad):
+    """The same budget, spread over the buckets so that the squared error of all of them is the least."""
+
+    name = "kimad+"
+    by_bucket = True
+
+
+class Controller:
+    """Of one exchange and rank: containers describe themselves, so ranks may differ. Decides between steps."""
+
+    def __init__(self, schedule: Kimad, transport: Transport):
+        self._schedule, self._transport = schedule, transport
+        self.monitor = BandwidthMonitor(schedule.window, schedule.prior or None)
+        self._buckets: list = []
+        self._ended_at: float | None = None
+        self._computing: deque[float] = deque(maxlen=schedule.window)
+        self._waited = 0.0
+        self._step = 0
+        #: By bucket: link bytes of the last step, and the density that they belong to.
+        self._sent: dict[str, tuple[float, float]] = {}
+        self._fixed: dict[str, float] = {}
+        self._curves: dict[str, ErrorCurve] = {}
+        self.densities: dict[str, float] = {}
+
+    def set_buckets(self, buckets: list) -> None:
+        """Raises ConfigError for what cannot have a density of its own on each rank."""
+        for bucket in buckets:
+            if isinstance(bucket.communicator, Switch):
+                raise ConfigError(f"schedule {self._schedule.name!r} adapts the density, communicator 'auto' the way of "
+                                  f"each bucket: use one of them")
+            if self._adapts(bucket) and bucket.declared.sparsifier.shared:
+                raise ConfigError(f"schedule {self._schedule.name!r}: with {str(bucket.declared.sparsifier)!r} all ranks "
+                                  f"draw the same positions, so that they cannot differ in density")
+        self._buckets = buckets
+        for kept in (self._sent, self._fixed, self._curves, self.densities):
+            kept.clear()
+
+    @staticmethod
+    def _adapts(bucket) -> bool:
+        return bucket.declared.lowrank is None and "density" in bucket.declared.sparsifier.options()
+
+    def weigh_of(self, bucket) -> Callable | None:
+        """What wants to see what the bucket compresses in this step: called with (gradient, residual or None)."""
+        wanted = self._schedule.by_bucket and self._step % _CURVES == 0 and self._adapts(bucket)
+        return functools.partial(self._weigh, bucket.name) if wanted else None
+
+    def _weigh(self, name: str, gradient: np.ndarray, residual: np.ndarray | None) -> None:
+        """In the worker's thread."""
+        with contextlib.suppress(ConfigError):  # not finite: all ranks will hear of it
+            self._curves[name] = ErrorCurve(gradient, residual)
+
+    def add(self, bucket, pending: Pending) -> None:
+        """A bucket that is finished."""
+        self._waited += pending.seconds.get("exchange", 0.0)
+        sent = pending.wire_bytes * bucket.communicator.copies(self._transport)
+        if not self._adapts(bucket):
+            self._fixed[bucket.name] = sent
+        elif sent:
+            self._sent[bucket.name] = sent, bucket.compressor.sparsifier.density
+
+    def end_step(self, finite: bool) -> None:
+        now = time.perf_counter()
+        if self._ended_at is not None:
+            self._computing.append(now - self._ended_at - self._waited)
+        self.monitor.end_step()
+        self._step += 1
+        if finite:
+            self._decide()
+        self._waited, self._ended_at = 0.0, time.perf_counter()
+
+    def abort(self) -> None:
+        self.monitor.abort()
+        self._waited, self._ended_at = 0.0, None
+
+    @property
+    def budget(self) -> float | None:
+        """Bytes on the link for the next step; None before anything is known."""
+        if self.monitor.estimate is None or not self._computing:
+            return None
+        left = self._schedule.seconds - statistics.median(self._computing)
+        return self.monitor.estimate * max(0.0, left)
+
+    def _decide(self) -> None:
+        adapting = [bucket for bucket in self._buckets if bucket.name in self._sent]
+        if self.budget is None or not adapting:
+            return
+        budget = max(0.0, self.budget - sum(self._fixed.values()))
+        sizes = {bucket.name: self._sizes(bucket) for bucket in adapting}
+        everywhere = uniform(sum(sizes.values()), budget)
+        self.densities = dict.fromkeys(sizes, everywhere)
+        weighed = [name for name in sizes if name in self._curves] if self._schedule.by_bucket else []
+        if len(weighed) > 1:
+            at = np.searchsorted(DENSITIES, everywhere)
+            budget -= sum(size[at] for name, size in sizes.items() if name not in weighed)
+            curves, bytes_ = zip(*((self._curves[name], sizes[name]) for name in weighed), strict=True)
+            chosen = least_error(curves, bytes_, max(0.0, budget))
+            self.densities.update({name: DENSITIES[choice] for name, choice in zip(weighed, chosen, strict=True)})
+
+    def _sizes(self, bucket) -> np.ndarray:
+        """Link bytes of a bucket with each of DENSITIES: positions of half as many elements take a bit more each."""
+        sent, density = self._sent[bucket.name]
+        densities, copies = np.array(DENSITIES), bucket.communicator.copies(self._transport)
+        bits = 8 * sent / (copies * density * bucket.size)
+        if bits > _LEAST_BITS:  # fewer tell that only some rows of a table were touched
+            bits = np.maximum(bits + np.log2(density / densities), _LEAST_BITS)
+        return copies * bits * densities * bucket.size / 8
+
+
+def uniform(sizes: np.ndarray, budget: float) -> float:
+    """The density whose size is the budget. sizes: bytes with each of DENSITIES, ascending."""
+    if budget <= sizes[0]:
+        return DENSITIES[0]
+    exponent = np.interp(math.log(budget), np.log(sizes), np.log(DENSITIES))
+    return min(1.0, float(f"{math.exp(exponent):.3g}"))
