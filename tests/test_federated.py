@@ -211,6 +211,18 @@ def test_no_flipped_bit_is_taken():
     assert server.end_round().taken == [0]
 
 
+def test_a_message_may_be_overwritten_once_it_has_been_taken():
+    (server, clients), (other, others) = make(), make()
+    room = np.empty(10_000, np.uint8)
+
+    def through_the_room(number, message):
+        room[:message.size] = message
+        return room[:message.size]
+
+    for _ in range(3):
+        assert play(server, clients, through_the_room) == play(other, others)
+
+
 def test_no_flipped_bit_reaches_a_client():
     server, clients = make()
     play(server, clients)

@@ -89,11 +89,11 @@ def read_down(data: np.ndarray, size: int) -> tuple[Down, list[Container]]:
 
 
 def read_up(data: np.ndarray, size: int) -> tuple[Up, Container]:
-    """data: uint8[m]. Raises Rejected."""
+    """data: uint8[m], of which a copy is kept. Raises Rejected."""
     if data.size > largest(size):
         raise Rejected("oversized", f"{data.size} bytes; an update of {size} elements has at most {largest(size)}")
     try:
-        (round_, samples), rest = _head(_UP, "up", data)
+        (round_, samples), rest = _head(_UP, "up", data.copy())
         parsed = container.parse(rest, size)
     except ContainerError as error:
         raise Rejected("malformed", str(error)) from error

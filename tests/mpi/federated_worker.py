@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from grace_ext.federated import Client, Server
 from grace_ext.federated.messages import Up, largest
 
 D, SPEC = 2000, "topk:0.1/rice/qsgd:8"
-ROUNDS, TIMEOUT = 40, 2.0
+ROUNDS, TIMEOUT = 100, 2.0
 LATE, LEAVING, HOSTILE = 0, 1, 2  # clients
 
 
@@ -28,6 +29,7 @@ def serve(comm, folder):
     from grace_ext.adapters.mpi import FederatedServer
 
     core = Server(start(), comm.size - 1, SPEC)
+    comm.Barrier()  # all have loaded and compiled
     server = FederatedServer(core, comm, timeout=TIMEOUT)
     reports, seconds = [], []
     for _ in range(ROUNDS):
@@ -71,9 +73,10 @@ def take_part(comm):
         if number == LEAVING and round_ == 12:
             return None
         weight = 1e-6 if number in (LEAVING, HOSTILE) else 10.0
-        return model - np.float32(0.1) * (model - target(number)), weight
+        return model - np.float32(0.04) * (model - target(number)), weight
 
     kind = Hostile if number == HOSTILE else Client
+    comm.Barrier()
     FederatedClient(kind(start(), SPEC, number=number), comm).run(train)
 
 
@@ -81,4 +84,8 @@ if __name__ == "__main__":  # the test imports this file, too, and is no rank
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    serve(world, Path(sys.argv[1])) if world.rank == 0 else take_part(world)
+    try:
+        serve(world, Path(sys.argv[1])) if world.rank == 0 else take_part(world)
+    except BaseException:
+        traceback.print_exc()
+        world.Abort(1)
