@@ -1,7 +1,8 @@
 """One rank of torch's own PowerSGD under DistributedDataParallel: torch_powersgd.py FOLDER RANK RANKS.
 
 Reads FOLDER/given.npz ({run}.{step}.{rank}.{name} gradients and {run}.q.{name}: what Q starts from, [m, r]; run is
-RANK-OF-FACTORS_FEEDBACK) and writes FOLDER/torch{RANK}.npz with the averages and the errors kept, under the same keys.
+RANK-OF-FACTORS_FEEDBACK) and writes FOLDER/torch{RANK}.npz with the averages ({run}.{step}.{name}), and with the errors and
+the factors kept ({run}.{step}.error.{name}, {run}.{step}.q.{name}: [m, r]).
 """
 
 import sys
@@ -43,8 +44,8 @@ def main(folder: Path, rank: int, ranks: int) -> None:
 
 
 def train(run, gradients, starts):
-    factors, feedback = run.split("_")
-    state = PowerSGDState(None, int(factors), start_powerSGD_iter=WARM_UP, use_error_feedback=feedback == "residual")
+    rank_of_factors, feedback = run.split("_")
+    state = PowerSGDState(None, int(rank_of_factors), start_powerSGD_iter=WARM_UP, use_error_feedback=feedback == "residual")
     shapes = {name: g.shape for name, g in gradients[0].items()}
     name_of = {shape: name for name, shape in shapes.items()}
     order = []
@@ -73,6 +74,10 @@ def train(run, gradients, starts):
             errors = torch.split(state.error_dict[0], [shapes[name].numel() for name in order])
             for name, error in zip(order, errors, strict=True):
                 found[f"{run}.{i}.error.{name}"] = error.reshape(shapes[name]).numpy().copy()
+        compressed = [name for name in order if name in starts]
+        factors = torch.split(state.q_memory_dict[0], [starts[name].numel() for name in compressed])
+        for name, q in zip(compressed, factors, strict=True):
+            found[f"{run}.{i}.q.{name}"] = q.reshape(starts[name].shape).numpy().copy()
     return found
 
 
