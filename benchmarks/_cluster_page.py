@@ -1,6 +1,7 @@
 """The section of benchmarks/cluster.py in docs/benchmarks.md, and its plot."""
 
 import os
+import statistics
 import sys
 
 from _cluster_results import BASELINE, CONFIGURATIONS, MODELS, OURS, POINTS, RATES, Results
@@ -51,7 +52,8 @@ NOTES = f"""\
 - *Seconds to accuracy*: until the best accuracy of Horovod fp16 without a limit, less {100 * POINTS:.1f} points. Evaluations
   are not counted.
 - *Side by side*: one job in which the configurations take turns, a few steps each, by which small differences are judged;
-  those that were much slower are left out.
+  those that were much slower are left out. The mean of several instances of each, and from where to where those go. Which
+  choice is the best for one instance, the others say.
 - DDP's PowerSGD has one bucket: over Gloo its hook fails with several. It compresses from the second step on.
 - The text model's embedding has a dense gradient in all configurations. Its accuracy is how often the likeliest of the 1,000
   most frequent words is the next one."""
@@ -111,8 +113,14 @@ def neighbours(results: Results, model: str) -> str:
     for config in CONFIGURATIONS:
         steps = [results.side_by_side(model, rate).get(config) for rate in rates]
         if any(steps):
-            rows.append([LABELS[config], *(milliseconds(step) if step else "" for step in steps)])
+            rows.append([LABELS[config], *(spread(instances) if instances else "" for instances in steps)])
     return as_markdown(rows)
+
+
+def spread(instances: list[float]) -> str:
+    """The mean, and from where to where."""
+    least, most = milliseconds(min(instances)), milliseconds(max(instances))
+    return milliseconds(statistics.mean(instances)) + (f" ({least} to {most})" if least != most else "")
 
 
 def bars(results: Results) -> str:

@@ -21,8 +21,8 @@ TRIED = 10  # steps after those, from which the time of a full run is estimated
 CUT = (10, 40)  # steps, at least and at most, that a run goes on which would take too long
 CUT_SECONDS = 30  # aimed at for those
 COMPUTE = 20  # steps without exchange
-BLOCKS, BLOCK = 8, 6  # of a comparison side by side
-INSTANCES = 2  # of each configuration there: where its arrays lie makes up to a tenth
+BLOCKS, BLOCK = 16, 4  # of a comparison side by side
+INSTANCES = 3  # of each configuration there: they differ by up to a tenth
 
 
 class Horovod:
@@ -186,8 +186,8 @@ def train(group, task, options: dict) -> dict:
 
 
 def compare(options: dict) -> dict:
-    """Several configurations of Horovod in turn, a block of steps each, so that all see the same machine: label -> the
-    median step, mean of the ranks and of INSTANCES. Each has a model of its own."""
+    """Several configurations of Horovod in turn, a block of steps each, so that all see the same machine: the median step of
+    each of INSTANCES, mean of the ranks, by label. Each has a model of its own."""
     task = TASKS[options["model"]]
     tried = {}
     for label, number in itertools.product(options["side_by_side"], range(INSTANCES)):
@@ -207,9 +207,8 @@ def compare(options: dict) -> dict:
             one_step(task, model, optimizer, generator)  # the caches are those of the one before
             laps += [one_step(task, model, optimizer, generator) for _ in range(BLOCK)]
     medians = {key: group.sum([statistics.median(laps)])[0] / group.ranks for key, (group, *_, laps) in tried.items()}
-    found = {label: statistics.mean(medians[label, number] for number in range(INSTANCES))
-             for label in options["side_by_side"]}
-    return {**found, "instances": {f"{label}, {number}": seconds for (label, number), seconds in medians.items()},
+    instances = {label: [medians[label, number] for number in range(INSTANCES)] for label in options["side_by_side"]}
+    return {"instances": instances,
             "ways": {f"{label}, {number}": ways for (label, number), (group, *_) in tried.items() if (ways := group.ways())}}
 
 

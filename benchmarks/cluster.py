@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 
-from _cluster_page import document, plot, summary
+from _cluster_page import document, plot, spread, summary
 from _cluster_results import CONFIGURATIONS, MODELS, OURS, RATES, SIDE_BY_SIDE, Results, path_of
 from _cluster_tasks import TASKS, write_words
 from _hosts import LAUNCHERS, ROOT, Hosts, Job, JobFailed
@@ -98,8 +98,8 @@ class Benchmark:
     def summary(out: str) -> str:
         with open(out) as file:
             result = json.load(file)
-        if "laps" not in result:
-            return ", ".join(f"{label} {1000 * value:.1f} ms" for label, value in result.items() if isinstance(value, float))
+        if "instances" in result:
+            return ", ".join(f"{label} {spread(steps)} ms" for label, steps in result["instances"].items())
         accuracy = f", accuracy {result['curve'][-1][2]:.2%}" if result["curve"] else ", stopped early"
         return f"{1000 * statistics.median(result['laps']):.1f} ms a step, {result['steps']} steps{accuracy}"
 
