@@ -23,7 +23,7 @@ from .allocation import DENSITIES, ErrorCurve, least_error
 from .bandwidth import BandwidthMonitor
 from .schedules import Schedule
 
-_CURVES = 10  # steps from one look at the gradients to the next
+CURVES = 10  # steps from one look at the gradients to the next
 #: Of an element in a container: from the least on, more elements always take more bytes; the most is a position and a value
 #: as they are.
 _BITS = 1.5, 64.0
@@ -97,7 +97,7 @@ class Controller:
 
     def weigh_of(self, bucket) -> Callable | None:
         """What wants to see what the bucket compresses in this step: called with (gradient, residual or None)."""
-        wanted = self._schedule.by_bucket and self._step % _CURVES == 0 and self._adapts(bucket)
+        wanted = self._schedule.by_bucket and self._step % CURVES == 0 and self._adapts(bucket)
         return functools.partial(self._weigh, bucket.name) if wanted else None
 
     def _weigh(self, name: str, gradient: np.ndarray, residual: np.ndarray | None) -> None:
