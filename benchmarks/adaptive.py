@@ -105,7 +105,7 @@ def phases(lines: list[list[float]], rates: list[str], began: list[float]) -> li
     """began: when each phase did, and when the last one ended."""
     found = []
     sent = [after[2] - before[2] for before, after in zip(lines, lines[1:], strict=False)]
-    for rate, start, end in zip(rates, began, began[1:], strict=True):
+    for rate, start, end in zip(rates, began[:-1], began[1:], strict=True):
         inside = [(line, nbytes) for line, nbytes in zip(lines[1:], sent, strict=True) if start <= line[0] - line[1] < end]
         found.append(Phase(rate, [line[0] - began[0] for line, _ in inside], [line[1] for line, _ in inside],
                            [nbytes for _, nbytes in inside]))
