@@ -1,4 +1,4 @@
-"""The command line: `python -m grace_ext warmup | codecs | inspect | bench | advise | timeline`.
+"""The command line: `python -m grace_ext warmup | codecs | inspect | bench | advise | simulate | timeline`.
 
 Results go to stdout, progress and errors to stderr. Exit status: 0, 1 for a file that is not what it should be, 2
 for arguments that cannot work.
@@ -7,7 +7,6 @@ for arguments that cannot work.
 import argparse
 import importlib.util
 import json
-import math
 import os
 import re
 import shlex
@@ -26,6 +25,8 @@ from .errors import ConfigError, ContainerError, GraceError
 from .observe import merge_timelines
 from .policy import advisor
 from .presets import PRESETS
+from .quantities import bits_per_second, count, seconds
+from .simulate import command as simulation
 
 _YEAR = re.compile(r"\b(19|20)\d\d\b")
 #: What a class may say about itself: attribute -> text for a true value, text for a false one.
@@ -253,38 +254,16 @@ def advise(arguments) -> int:
     return 0
 
 
+def run_simulation(arguments) -> int:
+    """Train in virtual time over links whose bandwidth changes, with a fixed density, Kimad and Kimad+."""
+    return simulation.run(arguments, Progress())
+
+
 def timeline(arguments) -> int:
     """Put the phases of compression into Horovod's timeline."""
     count = merge_timelines(arguments.horovod, arguments.ours, arguments.output)
     print(f"{count} phases are now in {arguments.output}; open it in https://ui.perfetto.dev or chrome://tracing")
     return 0
-
-
-def _count(text: str) -> int:
-    """25600000, 25.6e6 or 25.6M."""
-    factor = {"k": 1e3, "M": 1e6, "G": 1e9}.get(text[-1:], 1)
-    number = float(text[:-1] if factor > 1 else text) * factor
-    if not (math.isfinite(number) and number == round(number) and number >= 1):
-        raise ValueError
-    return round(number)
-
-
-def _quantity(name: str, units: dict[str, float]):
-    """For argparse: a positive number, with one of these units or without."""
-    def parse_one(text: str) -> float:
-        unit = next((unit for unit in sorted(units, key=len, reverse=True) if text.endswith(unit)), "")
-        number = float(text.removesuffix(unit)) * units.get(unit, 1)
-        if not (math.isfinite(number) and number > 0):
-            raise ValueError
-        return number
-
-    parse_one.__name__ = f"{name} (units: {', '.join(units)})"
-    return parse_one
-
-
-_count.__name__ = "count"  # argparse names it in its message: "invalid count value"
-_seconds = _quantity("time", {"s": 1, "ms": 1e-3, "us": 1e-6})
-_bits_per_second = _quantity("rate", {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9})
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -294,17 +273,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"grace_ext {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    def command(name, run):
+    def add(name, run):
         added = commands.add_parser(name, help=run.__doc__.split("\n")[0], description=run.__doc__)
         added.set_defaults(run=run)
         return added
 
-    command("warmup", warmup)
-    command("codecs", codecs).add_argument("--json", action="store_true", help="machine-readable")
-    command("inspect", inspect).add_argument("file", help="one container, or several one after the other")
-    _add_bench_arguments(command("bench", run_bench))
-    _add_advise_arguments(command("advise", advise))
-    added = command("timeline", timeline)
+    add("warmup", warmup)
+    add("codecs", codecs).add_argument("--json", action="store_true", help="machine-readable")
+    add("inspect", inspect).add_argument("file", help="one container, or several one after the other")
+    _add_bench_arguments(add("bench", run_bench))
+    _add_advise_arguments(add("advise", advise))
+    simulation.add_arguments(add("simulate", run_simulation))
+    added = add("timeline", timeline)
     added.add_argument("horovod", help="what Horovod wrote: HOROVOD_TIMELINE, or hvd.start_timeline")
     added.add_argument("ours", help="what grace_ext.observe.Timeline wrote in the same run")
     added.add_argument("-o", "--output", required=True, metavar="FILE", help="may be one of the two")
@@ -313,12 +293,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_advise_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--params", type=_count, required=True, metavar="N", help="of the model, such as 25.6M")
-    add("--step-time", type=_seconds, required=True, metavar="T", help="of a step without any exchange, such as 120ms")
-    add("--bandwidth", type=_bits_per_second, required=True, metavar="RATE", help="of a host's link, such as 1gbit")
-    add("--workers", type=_count, required=True, metavar="N", help="in all")
-    add("--per-host", type=_count, default=1, metavar="N", help="workers that share a host's link (default: %(default)s)")
-    add("--latency", type=_seconds, default=1e-4, metavar="T", help="of a message (default: 100us)")
+    add("--params", type=count, required=True, metavar="N", help="of the model, such as 25.6M")
+    add("--step-time", type=seconds, required=True, metavar="T", help="of a step without any exchange, such as 120ms")
+    add("--bandwidth", type=bits_per_second, required=True, metavar="RATE", help="of a host's link, such as 1gbit")
+    add("--workers", type=count, required=True, metavar="N", help="in all")
+    add("--per-host", type=count, default=1, metavar="N", help="workers that share a host's link (default: %(default)s)")
+    add("--latency", type=seconds, default=1e-4, metavar="T", help="of a message (default: 100us)")
     add("--overlap", type=float, default=0.5, metavar="X", help="share of the step that the exchange can hide behind "
         "(default: %(default)s)")
     add("--strict", action="store_true", help="recommend only what leaves the training as it is")
@@ -328,13 +308,13 @@ def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--input", nargs="+", default=["heavy"], metavar="INPUT",
         help=f"{', '.join(bench.SYNTHETIC)}, or a .npy or .npz file of saved gradients (default: heavy)")
-    add("--size", type=_count, nargs="+", metavar="N",
+    add("--size", type=count, nargs="+", metavar="N",
         help="elements of a synthetic gradient, such as 1M (default: 25.6M)")
     add("--density", type=float, nargs="+", metavar="X",
         help="shares of the elements that are selected (default: 0.001 0.01 0.1)")
     add("--spec", nargs="+", help=f"whole roads (default: {' '.join(bench.SPECS)} and all presets)")
-    add("--ranks", type=_count, default=8, metavar="N", help="containers to add up (default: %(default)s)")
-    add("--repetitions", type=_count, metavar="N", help="of each measurement (default: 9)")
+    add("--ranks", type=count, default=8, metavar="N", help="containers to add up (default: %(default)s)")
+    add("--repetitions", type=count, metavar="N", help="of each measurement (default: 9)")
     add("--seed", type=int, default=0, help="of the synthetic gradient (default: %(default)s)")
     add("--quick", action="store_true", help="small size and few repetitions, unless they are given")
     add("--no-peers", dest="peers", action="store_false", help="leave other libraries out (torch.topk, pyroaring, ...)")

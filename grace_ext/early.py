@@ -7,32 +7,68 @@ from collections.abc import Callable
 from .buckets import Bucket
 from .communicators.base import Pending
 
+_NAP = 0.0005  # seconds between two looks at what has arrived
+
 
 class Early:
-    """Of one step. Nothing here waits for other ranks: only a collective that is known to be over is received."""
+    """Of one step. Nothing here waits for other ranks: only a collective that is known to be over is received.
 
-    def __init__(self):
+    worker: the executor that encodes, one bucket at a time. advance(bucket, pending) and receive(bucket, pending, out): what
+    to do with those that have arrived. is_last(): whether the caller has nothing more to do than to wait.
+    """
+
+    def __init__(self, worker: concurrent.futures.Executor, advance: Callable, receive: Callable, is_last: Callable):
+        self._worker, self._advance, self._receive, self._is_last = worker, advance, receive, is_last
         self._lock = threading.Lock()
         self._open: dict[str, tuple] = {}
         self._levels: dict[str, int] = {}
         self._results: dict[str, concurrent.futures.Future] = {}
+        self._call = threading.Event()
+        self._looks: list[concurrent.futures.Future] = []
+        self._ended = False
 
     def add(self, bucket: Bucket, pending: Pending, out, collectives: int) -> None:
+        """In the worker thread: this one was sent."""
         with self._lock:
             self._open[bucket.name] = bucket, pending, out, collectives
 
-    def work(self, advance: Callable, receive: Callable) -> None:
-        """In the worker thread: advance(bucket, pending) or receive(bucket, pending, out) what has arrived, until nothing
-        has."""
-        while self._round(advance, receive):
-            pass
+    def look(self) -> None:
+        """In the worker thread: when it has nothing to encode, let it look for what has arrived."""
+        if self._open and not self._is_last():
+            self._call.clear()  # buckets that were started before come before the look
+            self._looks.append(self._worker.submit(self._watch))
 
-    def _round(self, advance: Callable, receive: Callable) -> int:
+    def call(self) -> None:
+        """There is something to encode."""
+        self._call.set()
+
+    def rest(self) -> None:
+        """When it returns, the worker thread looks no more. Its errors surface here."""
+        self._call.set()
+        while self._looks:
+            self._looks.pop().result()
+
+    def end(self) -> None:
+        """With the step: nothing of it is looked for any more. Errors are forgotten."""
+        self._ended = True
+        self._call.set()
+        concurrent.futures.wait(list(self._looks))
+
+    def _watch(self) -> None:
+        while self._open and not (self._ended or self._is_last()):
+            found = self._work()
+            if self._call.is_set():
+                return
+            if not found:
+                self._call.wait(_NAP)
+
+    def _work(self) -> int:
+        """On what has arrived; returns how many have."""
         with self._lock:
             arrived = [one for one in self._open.values() if _has_arrived(one[1].handle)]
         for bucket, pending, out, collectives in arrived:
             if self.levels(bucket) < collectives - 1:
-                advance(bucket, pending)
+                self._advance(bucket, pending)
                 self._levels[bucket.name] = self.levels(bucket) + 1
                 continue
             with self._lock:
@@ -40,7 +76,7 @@ class Early:
                     continue  # the caller is at it
                 self._results[bucket.name] = future = concurrent.futures.Future()
             try:
-                future.set_result(receive(bucket, pending, out))
+                future.set_result(self._receive(bucket, pending, out))
             except BaseException as error:
                 future.set_exception(error)
         return len(arrived)

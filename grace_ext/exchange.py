@@ -60,13 +60,13 @@ class Exchange:
         self._memories: list[Memory] = []  # of the buckets, each once
         self._warm_starts = WarmStarts()
         self._started: dict[str, concurrent.futures.Future] = {}
-        self._early: Early = Early()
         self._finite = True
         self._joinable = joinable
         self._tally: concurrent.futures.Future | None = None  # of the ranks that take part in the step
         self._chooser: Chooser | None = None
         self._fusion: Fusion | None = None
         self._worker = executor or concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
+        self._early = self._new_early()
         self._total, self._last = Counts(), Counts()
 
     def bucket(self, name: str, tensors: list[Tensor], compressor: Compressor, communicator: Communicator) -> Bucket:
@@ -172,15 +172,18 @@ class Exchange:
         weigh = self._kimad.weigh_of(bucket) if self._kimad else None
         start = functools.partial(bucket.start, transport, pack, self._stream_of(bucket), look, weigh)
         self._started[bucket.name] = self._worker.submit(self._work, bucket, start, out)
+        self._early.call()
 
     def _work(self, bucket: Bucket, start: Callable, out) -> Pending:
         """In the worker thread."""
         pending = start()
         if out is not None:
             self._early.add(bucket, pending, out, len(bucket.communicator.collectives_of(self.transport)))
-        if len(self._started) < len(self.buckets):  # the caller has more to do than to wait
-            self._early.work(self._advance, self._receive)
+        self._early.look()
         return pending
+
+    def _new_early(self) -> Early:
+        return Early(self._worker, self._advance, self._receive, lambda: len(self._started) >= len(self.buckets))
 
     def _transport_of(self, bucket: Bucket) -> Transport:
         return self._fusion.transport_of(bucket) if self._fusion else self.transport
@@ -271,6 +274,7 @@ class Exchange:
     def advance(self, *buckets: Bucket) -> None:
         """When all buckets are started: let those of several dependent collectives start all but the first, so that they
         overlap. The given ones start the next."""
+        self._early.rest()
         left = [(bucket, len(bucket.communicator.collectives_of(self.transport)) - 1) for bucket in self.buckets]
         levels = 1 if buckets else max((count for _, count in left), default=0)
         if levels and not buckets:
@@ -288,6 +292,7 @@ class Exchange:
         """Wait for the bucket and write the weighted sum over ranks to out (float32[size], or what the bucket's own `finish`
         says). Errors of the worker thread surface here."""
         pending = self.pending(bucket)
+        self._early.rest()
         if early := self._early.result(bucket):
             finite = early.result()
         else:
@@ -335,8 +340,9 @@ class Exchange:
         return finite
 
     def _forget_step(self) -> None:
+        self._early.end()
         self._started.clear()
-        self._early = Early()
+        self._early = self._new_early()
 
     def abort(self) -> None:
         """Forget a step that failed; the memory stays as it was."""

@@ -174,20 +174,19 @@ def test_groups_follow_the_sizes_of_containers(monkeypatch):
 
 @pytest.mark.parametrize("communicator", ["allgather", "sharded", "tree"])
 def test_what_has_arrived_is_decoded_while_others_are_to_come(communicator):
-    """The last bucket is held back until the others' results are there, which only the worker can bring about."""
+    """The last bucket is held back until the others' results are there, which the worker brings about by itself."""
     def work(transport):
         exchange = make(transport, communicator=communicator)
         exchange._fusion = None
         step(exchange, parts_of(transport.rank))
         out = [np.full(bucket.size, 7, np.float32) for bucket in exchange.buckets]
         *others, last = zip(exchange.buckets, parts_of(10 + transport.rank), out, strict=True)
+        for bucket, part, room in others:
+            exchange.start(bucket, lambda to, part=part: np.copyto(to, part), room)
         deadline = time.monotonic() + 30
-        while not all((room != 7).any() for _, _, room in others[:1]):
+        while not all((room != 7).any() for _, _, room in others):
             assert time.monotonic() < deadline, "nothing was decoded"
-            for bucket, part, room in others:
-                if not exchange.is_started(bucket):
-                    exchange.start(bucket, lambda to, part=part: np.copyto(to, part), room)
-            exchange._worker.submit(exchange._early.work, exchange._advance, exchange._receive).result()
+            time.sleep(0.01)
         bucket, part, room = last
         exchange.start(bucket, lambda to: np.copyto(to, part), room)
         exchange.advance()
@@ -213,6 +212,24 @@ def test_many_steps_with_early_decoding_give_the_same(communicator):
         np.testing.assert_array_equal(received, plain)
         codecs = sum(taken for stage, taken in stats["seconds"].items() if stage != "exchange")
         assert 0 < stats["exposed_seconds"] and 0 < codecs
+
+
+@pytest.mark.parametrize("communicator", ["allgather", "sharded"])
+def test_a_step_that_is_given_up_is_not_looked_for_any_more(communicator):
+    def work(transport):
+        exchange = make(transport, communicator=communicator)
+        exchange._fusion = None
+        step(exchange, parts_of(0))
+        out = [np.full(bucket.size, 7, np.float32) for bucket in exchange.buckets]
+        bucket = exchange.buckets[0]
+        if transport.rank == 0:  # the others never send theirs
+            exchange.start(bucket, lambda to: np.copyto(to, parts_of(1)[0]), out[0])
+            exchange.pending(bucket)
+        exchange.abort()
+        assert exchange._worker.submit(lambda: "free").result(5) == "free"
+        assert all((room == 7).all() for room in out)
+
+    on_all_ranks(work)
 
 
 def test_an_error_while_decoding_early_surfaces_in_finish():

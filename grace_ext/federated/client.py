@@ -64,9 +64,18 @@ class Client:
     def update(self, trained: np.ndarray, samples: float, compression=None) -> np.ndarray:
         """The message, uint8[m], for the model as it is after training, float32[d], on so many samples. compression: for
         this update only. Raises ConfigError for a model that is not finite or of another size."""
+        return self.update_by(self.model.known - np.asarray(trained, np.float32).reshape(-1), samples, compression)
+
+    def update_by(self, change: np.ndarray, samples: float, compression=None) -> np.ndarray:
+        """The message for what the server is to take for an update, float32[d]: the model before training less that after
+        it, or a gradient. Otherwise as `update`."""
         made = self.compressor if compression is None else compressor_of(compression)
-        change = self.model.known - np.asarray(trained, np.float32).reshape(-1)
         return Up(self.round, float(samples), self._encode(change, made)).pack()
+
+    @property
+    def told(self) -> np.ndarray:
+        """With memory "ef21": what the server knows of this client's update, float32[d], the last one included."""
+        return self._owed if self._open is None else self._open[1]
 
     def _encode(self, change: np.ndarray, made: Compressor) -> np.ndarray:
         if not np.isfinite(change).all():

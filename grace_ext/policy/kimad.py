@@ -23,8 +23,11 @@ from .allocation import DENSITIES, ErrorCurve, least_error
 from .bandwidth import BandwidthMonitor
 from .schedules import Schedule
 
-_CURVES = 10  # steps from one look at the gradients to the next
-_LEAST_BITS = 1.5  # of an element in a container; from there on, more elements always take more bytes
+CURVES = 10  # steps from one look at the gradients to the next
+#: Of an element in a container: from the least on, more elements always take more bytes; the most is a position and a value
+#: as they are.
+_BITS = 1.5, 64.0
+_OVERHEAD = 40  # bytes of a container besides
 
 
 @register
@@ -94,7 +97,7 @@ class Controller:
 
     def weigh_of(self, bucket) -> Callable | None:
         """What wants to see what the bucket compresses in this step: called with (gradient, residual or None)."""
-        wanted = self._schedule.by_bucket and self._step % _CURVES == 0 and self._adapts(bucket)
+        wanted = self._schedule.by_bucket and self._step % CURVES == 0 and self._adapts(bucket)
         return functools.partial(self._weigh, bucket.name) if wanted else None
 
     def _weigh(self, name: str, gradient: np.ndarray, residual: np.ndarray | None) -> None:
@@ -150,13 +153,19 @@ class Controller:
             self.densities.update({name: DENSITIES[choice] for name, choice in zip(weighed, chosen, strict=True)})
 
     def _sizes(self, bucket) -> np.ndarray:
-        """Link bytes of a bucket with each of DENSITIES: positions of half as many elements take a bit more each."""
-        sent, density = self._sent[bucket.name]
-        densities, copies = np.array(DENSITIES), bucket.communicator.copies(self._transport)
-        bits = 8 * sent / (copies * density * bucket.size)
-        if bits > _LEAST_BITS:  # fewer tell that only some rows of a table were touched
-            bits = np.maximum(bits + np.log2(density / densities), _LEAST_BITS)
-        return copies * bits * densities * bucket.size / 8
+        """Link bytes of a bucket with each of DENSITIES."""
+        (sent, density), copies = self._sent[bucket.name], bucket.communicator.copies(self._transport)
+        return copies * sizes_like(sent / copies, density, bucket.size)
+
+
+def sizes_like(nbytes: float, density: float, elements: int) -> np.ndarray:
+    """Bytes of a container with each of DENSITIES, from those of one: positions of half as many take a bit more each."""
+    densities = np.array(DENSITIES)
+    sent = max(density * elements, 1.0)
+    bits = 8 * (nbytes - _OVERHEAD) / sent
+    if bits > _BITS[0]:  # fewer tell that only some rows of a table were touched
+        bits = np.clip(min(bits, _BITS[1]) + np.log2(density / densities), *_BITS)
+    return _OVERHEAD + np.maximum(bits, 0.0) * densities * elements / 8
 
 
 def uniform(sizes: np.ndarray, budget: float) -> float:

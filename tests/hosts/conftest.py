@@ -1,8 +1,10 @@
 import fcntl
+import gzip
 import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
@@ -57,3 +59,17 @@ def start(three, tmp_path):
         if job.process.poll() is None:
             job.process.terminate()
             job.end(30)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Images of two kinds, bright and dark, in the files of Fashion-MNIST."""
+    folder = tmp_path_factory.mktemp("data")
+    random = np.random.default_rng(0)
+    for part, count in (("train", 400), ("t10k", 100)):
+        labels = random.integers(0, 2, count).astype(np.uint8)
+        images = random.integers(0, 128, (count, 28, 28)).astype(np.uint8) + 127 * labels[:, None, None]
+        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+            (folder / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes(), 1))
+    return folder

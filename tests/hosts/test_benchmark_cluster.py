@@ -1,32 +1,16 @@
 """benchmarks/cluster.py from the start to its page, in small."""
 
-import gzip
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from cluster import ENVIRONMENT, hosts
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "cluster.py"
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Images of two kinds, bright and dark, in the files of Fashion-MNIST."""
-    folder = tmp_path_factory.mktemp("data")
-    random = np.random.default_rng(0)
-    for part, count in (("train", 400), ("t10k", 100)):
-        labels = random.integers(0, 2, count).astype(np.uint8)
-        images = random.integers(0, 128, (count, 28, 28)).astype(np.uint8) + 127 * labels[:, None, None]
-        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
-            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
-            (folder / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes(), 1))
-    return folder
 
 
 def test_the_benchmark_runs_resumes_and_writes_its_section(machine, data, tmp_path):

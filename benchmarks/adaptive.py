@@ -1,0 +1,218 @@
+"""Kimad and Kimad+ on four hosts whose links change while training runs, beside a fixed density; writes docs/benchmarks.md.
+
+    python benchmarks/adaptive.py --data DIR
+
+Needs root, for hosts on this machine (mpirun/hosts). About 6 minutes.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import shutil
+import signal
+import statistics
+import sys
+import time
+
+import numpy as np
+from _hosts import LAUNCHERS, ROOT, Hosts, Job, JobFailed, wait_until
+from _page import write_section
+
+from grace_ext.policy.allocation import ErrorCurve, least_error
+from grace_ext.policy.kimad import CURVES, sizes_like
+
+sys.path.insert(0, os.path.join(ROOT, "examples"))
+
+from compare_fashion_mnist import as_markdown, machine, size  # noqa: E402
+
+WORKER = os.path.join(ROOT, "benchmarks", "_adaptive_worker.py")
+HOSTS = 4
+FIRST = 15  # steps before the rates begin to change
+NEAR = 0.25  # of the time aimed at
+SETTLED = 0.25  # of a phase, after which steps are judged
+PARAMETERS, LAYERS = 25_000_000, 60  # of the gradient that deciding is measured with
+SPEC = "topk:{density}/rice/qsgd:7"
+
+
+@dataclasses.dataclass
+class Phase:
+    """Steps of rank 0: seconds of each since the beginning, seconds of each step, bytes handed to collectives."""
+
+    rate: str
+    times: list[float]
+    steps: list[float]
+    sent: list[float]
+
+    @property
+    def settled(self) -> list[int]:
+        begin, end = self.times[0], self.times[-1]
+        return [number for number, at in enumerate(self.times) if at >= begin + SETTLED * (end - begin)]
+
+    def median(self) -> float:
+        return statistics.median(self.steps[number] for number in self.settled)
+
+    def bytes(self) -> float:
+        return statistics.median(self.sent[number] for number in self.settled)
+
+    def share(self, seconds: float) -> float:
+        """Of the steps that took as long, or up to NEAR more or less."""
+        return statistics.mean(abs(self.steps[number] - seconds) <= NEAR * seconds for number in self.settled)
+
+
+def configurations(args) -> dict[str, dict]:
+    """label -> keyword arguments of DistributedOptimizer."""
+    spec = SPEC.format(density=args.density)
+    return {f"fixed, {100 * args.density:g}%": {"compression": spec},
+            **{label: {"compression": spec, "schedule": {"density": f"{name}:{args.time}"}}
+               for label, name in (("Kimad", "kimad"), ("Kimad+", "kimad+"))}}
+
+
+def run(up: Hosts, arguments: dict, args, folder: str) -> list[Phase]:
+    """Raises JobFailed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    up("rate", args.rates[0])
+    options = {"data": args.data, "out": folder, "arguments": arguments}
+    job = Job(up, args.launcher, args.hosts, [WORKER, json.dumps(options)])
+    try:
+        if not wait_until(lambda: job.processes[0].poll() is not None or len(read(folder)) >= FIRST, 300):
+            raise JobFailed(f"it does not train:\n{job.stop()[-4000:]}")
+        began = [time.time()]
+        for rate in args.rates:
+            up("rate", rate)
+            began[-1] = time.time()
+            wait_until(lambda: job.processes[0].poll() is not None, args.seconds)
+            began.append(time.time())
+        if job.processes[0].poll() is not None:
+            raise JobFailed(f"it ended:\n{job.stop()[-4000:]}")
+    finally:
+        job.stop()
+    return phases(read(folder), args.rates, began)
+
+
+def read(folder: str) -> list[list[float]]:
+    """[when a step of rank 0 ended, how long it took, bytes so far]"""
+    try:
+        with open(os.path.join(folder, "rank0.steps")) as file:
+            return [[float(number) for number in line.split()] for line in file if line.endswith("\n")]
+    except OSError:
+        return []
+
+
+def phases(lines: list[list[float]], rates: list[str], began: list[float]) -> list[Phase]:
+    """began: when each phase did, and when the last one ended."""
+    found = []
+    sent = [after[2] - before[2] for before, after in zip(lines, lines[1:], strict=False)]
+    for rate, start, end in zip(rates, began[:-1], began[1:], strict=True):
+        inside = [(line, nbytes) for line, nbytes in zip(lines[1:], sent, strict=True) if start <= line[0] - line[1] < end]
+        found.append(Phase(rate, [line[0] - began[0] for line, _ in inside], [line[1] for line, _ in inside],
+                           [nbytes for _, nbytes in inside]))
+    return found
+
+
+def decision() -> tuple[float, float]:
+    """Seconds that Kimad+ decides, a mean of all steps, and of one memcpy of the gradient, measured in turns."""
+    random = np.random.default_rng(0)
+    share = random.dirichlet(np.ones(LAYERS))
+    layers = [random.standard_t(3, max(1, int(PARAMETERS * one))).astype(np.float32) for one in share]
+    copies = [np.empty_like(one) for one in layers]
+    sizes = [sizes_like(0.02 * one.size, 0.01, one.size) for one in layers]
+    decided, copied = [], []
+    for _ in range(9):
+        started = time.perf_counter()
+        for one, copy in zip(layers, copies, strict=True):
+            np.copyto(copy, one)
+        copied.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        curves = [ErrorCurve(one, copy) for one, copy in zip(layers, copies, strict=True)]
+        looked = time.perf_counter() - started
+        started = time.perf_counter()
+        least_error(curves, sizes, 0.05 * PARAMETERS)
+        decided.append(looked / CURVES + time.perf_counter() - started)
+    return statistics.median(decided[2:]), statistics.median(copied[2:])
+
+
+def document(found: dict[str, list[Phase]], cost: tuple[float, float], args) -> str:
+    rows = [["", *args.rates, f"within {NEAR:.0%} of {1000 * args.time:.0f} ms"]]
+    for label, run_of in found.items():
+        cells = [f"{1000 * phase.median():.0f} ms, {phase.share(args.time):.0%} of steps near, {size(phase.bytes())}"
+                 for phase in run_of]
+        near = all(abs(phase.median() - args.time) <= NEAR * args.time for phase in run_of)
+        rows.append([label, *cells, "met" if near else "**missed**"])
+    return "\n\n".join([
+        f"{args.hosts} hosts (`mpirun/hosts`) train the MLP of 5.8 M parameters while the rate of all links changes every "
+        f"{args.seconds:g} s. Kimad aims at {1000 * args.time:.0f} ms a step. Of each phase, the first {SETTLED:.0%} left "
+        f"out: the median step of rank 0, how many steps are within {NEAR:.0%} of the time, and bytes that a rank hands to "
+        f"its collective.",
+        as_markdown(rows), "![steps over time](adaptive.png)",
+        f"To decide for {PARAMETERS / 1e6:g} M parameters in {LAYERS} layers takes Kimad+ {1000 * cost[0]:.1f} ms a step "
+        f"on one core, where one memcpy of the gradient takes {1000 * cost[1]:.1f} ms: {cost[0] / cost[1]:.2f} memcpy; at "
+        f"most 1 is asked for, {'met' if cost[0] <= cost[1] else '**missed**'}. Gradients are looked at in every {CURVES}th "
+        f"step, in the thread that compresses them.",
+        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
+        f"`python benchmarks/adaptive.py --data DIR`."]) + "\n"
+
+
+def plot(found: dict[str, list[Phase]], args, path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(11, 4), layout="constrained")
+    for label, run_of in found.items():
+        axis.plot([at for phase in run_of for at in phase.times], [1000 * one for phase in run_of for one in phase.steps],
+                  label=label, alpha=0.8)
+    axis.axhspan(1000 * (1 - NEAR) * args.time, 1000 * (1 + NEAR) * args.time, color="grey", alpha=0.2)
+    for number, rate in enumerate(args.rates):
+        axis.axvline(number * args.seconds, color="grey", linestyle=":")
+        axis.annotate(rate, (number * args.seconds, 1), xycoords=("data", "axes fraction"), va="top")
+    axis.set(xlabel="seconds", ylabel="ms a step", yscale="log")
+    axis.legend(loc="lower right")
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
+    parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of benchmarks.md and the plot")
+    parser.add_argument("--raw", default=os.path.join(ROOT, "build", "benchmarks", "adaptive"), help="for files of ranks")
+    parser.add_argument("--hosts", type=int, default=HOSTS)
+    parser.add_argument("--rates", nargs="+", default=["100mbit", "20mbit", "300mbit", "50mbit"])
+    parser.add_argument("--seconds", type=float, default=20, help="of each rate (default: %(default)s)")
+    parser.add_argument("--time", type=float, default=0.25, help="of a step, aimed at (default: %(default)s)")
+    parser.add_argument("--density", type=float, default=0.05, help="the fixed one (default: %(default)s)")
+    parser.add_argument("--launcher", choices=LAUNCHERS, default="horovodrun --gloo")
+    parser.add_argument("--name", default="bench-adaptive", help="of the hosts (mpirun/hosts --name)")
+    args = parser.parse_args()
+    args.data, args.raw = os.path.abspath(args.data), os.path.abspath(args.raw)
+    return args
+
+
+def main() -> int:
+    args = parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are taken down
+    found, cost = {}, decision()
+    with Hosts(args.name, args.hosts, args.rates[0]) as up:
+        for label, arguments in configurations(args).items():
+            for attempt in (1, 2):  # mpirun now and then stands still (docs/cluster.md)
+                try:
+                    found[label] = run(up, arguments, args, args.raw)
+                    break
+                except JobFailed as error:
+                    print(f"[adaptive] {label}, attempt {attempt}: {error}", flush=True)
+            else:
+                return 1
+            print(f"[adaptive] {label}: " + ", ".join(
+                f"{phase.rate} {1000 * phase.median():.0f} ms" for phase in found[label]), flush=True)
+    os.makedirs(args.out, exist_ok=True)
+    plot(found, args, os.path.join(args.out, "adaptive.png"))
+    write_section(args.out, "adaptive", "Adaptive compression on hosts", document(found, cost, args))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,11 @@
+"""Federated training in virtual time: links whose bandwidth changes, the real compressors, memories and policies.
+
+`python -m grace_ext simulate` is its command. After section 4 of Kimad (Xin et al., DistributedML 2023).
+"""
+
+from .policies import EF21, Kimad, KimadPlus
+from .run import Round, Setting, simulate
+from .tasks import FashionMnist, Quadratic
+from .traces import Trace
+
+__all__ = ["EF21", "FashionMnist", "Kimad", "KimadPlus", "Quadratic", "Round", "Setting", "Trace", "simulate"]

@@ -1,0 +1,181 @@
+"""Rounds of a federated server and its workers in virtual time: the parameter server of Kimad, Algorithm 3.
+
+Server and clients are those of grace_ext.federated with EF21 in both directions, one pair for each layer; links are traces.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..compressor import compressor as compressor_of
+from ..errors import ConfigError
+from ..federated import Client, Server
+from ..policy.bandwidth import BandwidthMonitor
+from .policies import Sender
+from .traces import Trace
+
+_ANY_NORM = 1e30  # workers of a simulation are believed
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What all policies that are compared have in common.
+
+    up, down: a trace for each worker. compute: seconds of a worker's gradient. rate: of learning; it decays to 0 on a
+    straight line, or not. compression: a spec with a density, which the policy replaces. measured: budgets come from the
+    last transfers as the workers see them; otherwise from what the trace is at that time. evaluations: how often accuracy
+    is measured, the last step included.
+    """
+
+    up: Sequence[Trace]
+    down: Sequence[Trace]
+    compute: float
+    steps: int
+    rate: float
+    decays: bool = False
+    compression: str = "topk:0.1/rice/qsgd:8"
+    measured: bool = True
+    evaluations: int = 20
+    seed: int = 0
+
+    def __post_init__(self):
+        if not self.up or len(self.up) != len(self.down):
+            raise ConfigError(f"{len(self.up)} traces up, {len(self.down)} down; allowed: one of each for every worker")
+        for name, least in (("steps", 1), ("evaluations", 1), ("compute", 0)):
+            if not getattr(self, name) >= least:
+                raise ConfigError(f"{name}={getattr(self, name)}; allowed: from {least} on")
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """One step. start, seconds: virtual. loss: mean of the workers, before the step. accuracy: after it, None where it was
+    not measured. up, down: bytes of a worker's message, means. error: squared, of what the server knows of a worker's
+    update, mean. bandwidth, sent, density: of worker 0 on its way up: bytes per second at the step's start; bytes; the share
+    of all elements that it was to send."""
+
+    step: int
+    start: float
+    seconds: float
+    loss: float
+    accuracy: float | None
+    up: float
+    down: float
+    error: float
+    bandwidth: float
+    sent: int
+    density: float
+
+
+def simulate(task, policy, setting: Setting, progress: Callable[[Round], None] = lambda record: None) -> list[Round]:
+    """task: with start, layers, gradient and accuracy (tasks.py). policy: of policies.py. The same arguments give the same
+    records, to the bit."""
+    simulation = _Simulation(task, policy, setting)
+    records = []
+    for step in range(setting.steps):
+        records.append(simulation.step(step))
+        progress(records[-1])
+    return records
+
+
+class _Link:
+    """A worker's, in one direction."""
+
+    def __init__(self, trace: Trace, measured: bool):
+        self._trace, self._measured = trace, measured
+        self._monitor = BandwidthMonitor(window=1)
+
+    def estimate(self, time: float) -> float:
+        """Bytes per second."""
+        known = self._monitor.estimate if self._measured else None
+        return self._trace.rate(time) if known is None else known
+
+    def send(self, start: float, nbytes: int) -> float:
+        """When all of it is through."""
+        end = self._trace.end(start, nbytes)
+        self._monitor.add(nbytes, start, end)
+        self._monitor.end_step()
+        return end
+
+
+class _Simulation:
+    def __init__(self, task, policy, setting: Setting):
+        self._task, self._policy, self._setting = task, policy, setting
+        self._now, self._rate = 0.0, setting.rate
+        made = compressor_of(setting.compression)
+        workers = range(len(setting.up))
+        ends = np.cumsum(task.layers)[:-1]
+        self._split = lambda vector: np.split(vector, ends)
+        options = {"memory": "ef21", "seed": setting.seed}
+        self._servers = [Server(start, len(workers), made, norm_limit=_ANY_NORM, optimizer=self._descend, **options)
+                         for start in self._split(task.start)]
+        self._clients = [[Client(start, made, number=worker, **options) for start in self._split(task.start)]
+                         for worker in workers]
+        self._down, self._up = Sender(made, task.layers, "down"), [Sender(made, task.layers, "up") for _ in workers]
+        self._links_up, self._links_down = ([_Link(trace, setting.measured) for trace in traces]
+                                            for traces in (setting.up, setting.down))
+
+    def _descend(self, model: np.ndarray, mean: np.ndarray) -> None:
+        model -= np.float32(self._rate) * mean
+
+    def step(self, step: int) -> Round:
+        self._rate = self._setting.rate * (1 - step / self._setting.steps if self._setting.decays else 1)
+        start, losses, errors, sizes, ended = self._now, [], [], [], []
+        record = {"bandwidth": self._setting.up[0].rate(start)}
+        messages = self._tell(start)
+        for worker, parts in enumerate(messages):
+            arrived = self._links_down[worker].send(start, _bytes(parts))
+            model = np.concatenate([client.receive(part) for client, part in zip(self._clients[worker], parts, strict=True)])
+            update, loss = self._task.gradient(model, worker, step)
+            ready = arrived + self._setting.compute
+            size, density, error = self._update(worker, self._split(update), ready)
+            ended.append(self._links_up[worker].send(ready, size))
+            losses.append(loss)
+            errors.append(error)
+            sizes.append(size)
+            if worker == 0:
+                record.update(sent=size, density=density)
+        for server in self._servers:
+            server.end_round()
+        self._now = float(max(ended))
+        every = max(1, self._setting.steps // self._setting.evaluations)
+        evaluated = (self._setting.steps - 1 - step) % every == 0
+        accuracy = self._task.accuracy(np.concatenate([server.model for server in self._servers])) if evaluated else None
+        return Round(step=step, start=start, seconds=self._now - start, loss=float(np.mean(losses)), accuracy=accuracy,
+                     up=float(np.mean(sizes)), down=float(np.mean([_bytes(parts) for parts in messages])),
+                     error=float(np.mean(errors)), **record)
+
+    def _tell(self, now: float) -> list[list[np.ndarray]]:
+        """A round begins: for each worker, a message of each layer."""
+        differences = [server.model - server.told.known for server in self._servers]
+        budget = self._budget(min(link.estimate(now) for link in self._links_down))
+        densities, made = self._down.choose(self._policy, differences, budget)
+        for server, one in zip(self._servers, made, strict=True):
+            server.begin_round(one)
+        messages = [[server.message_for(worker) for server in self._servers] for worker in range(len(self._clients))]
+        self._down.sent([part.size for part in messages[0]], densities)
+        return messages
+
+    def _update(self, worker: int, update: list[np.ndarray], now: float) -> tuple[int, float, float]:
+        """Its messages reach the server: bytes, the share of elements, and the squared error of what the server knows."""
+        clients = self._clients[worker]
+        differences = [one - client.told for one, client in zip(update, clients, strict=True)]
+        budget = self._budget(self._links_up[worker].estimate(now))
+        densities, made = self._up[worker].choose(self._policy, differences, budget)
+        messages = [client.update_by(one, 1.0, compressor)
+                    for client, one, compressor in zip(clients, update, made, strict=True)]
+        for server, message in zip(self._servers, messages, strict=True):
+            server.receive(worker, message)
+        sizes = [message.size for message in messages]
+        self._up[worker].sent(sizes, densities)
+        error = sum(float(np.sum(np.square(one - client.told, dtype=np.float64)))
+                    for one, client in zip(update, clients, strict=True))
+        return sum(sizes), float(np.average(densities, weights=self._task.layers)), error
+
+    def _budget(self, rate: float) -> float:
+        """Bytes one way: c = B (t - T_comp) / 2."""
+        return rate * max(0.0, self._policy.seconds - self._setting.compute) / 2 if self._policy.adaptive else 0.0
+
+
+def _bytes(messages: Sequence[np.ndarray]) -> int:
+    return sum(message.size for message in messages)
