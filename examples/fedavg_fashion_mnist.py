@@ -37,6 +37,13 @@ def timed(seconds: dict[str, float], what: str):
     seconds[what] += time.thread_time() - began
 
 
+def meet(comm: MPI.Comm) -> None:
+    """A barrier that leaves the cores to the ranks that still work: MPI's own waiting does not."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(0.01)
+
+
 class State:
     """What a rank keeps: the file PATH.RANK.npz, and the one before, since a job that is killed within a round goes on after
     the server's last one. path None: nothing is kept."""
@@ -108,7 +115,7 @@ class Serving:
 
     def __init__(self, start: np.ndarray, net: torch.nn.Module, args, comm: MPI.Comm):
         self.args, self.comm, self.net, self.test = args, comm, net, load(args.data, "t10k")
-        self.adamw = AdamW(start.size, args.lr, args.weight_decay) if args.method == "panthalia" else None
+        self.adamw = AdamW(start.size, args.lr, args.weight_decay, args.lr_rounds) if args.method == "panthalia" else None
         self.core = MeasuredServer(start, comm.size - 1, args.compression, sampled=args.sampled, optimizer=self.adamw,
                                    memory=args.memory, seed=args.seed)
         self.options = {key: value for key, value in vars(args).items() if key not in NOT_KEPT} | {"clients": comm.size - 1}
@@ -147,10 +154,11 @@ class Serving:
                 self.log[key].append(value)
             if report.round % self.args.evaluate_every == 0 or report.round == self.args.rounds:
                 self.evaluate()
-                progress.set_postfix_str(self.summary(), refresh=False)
+                progress.write(f"round {report.round}: {self.summary()}")
             self.keep()
         if silent := server.stop(self.args.timeout):
             raise RuntimeError(f"clients {silent} did not answer in the end")
+        meet(self.comm)
         self.write(self.core.round - done, self.comm.gather(None))
 
     def evaluate(self) -> None:
@@ -201,6 +209,7 @@ def take_part(start: np.ndarray, net: torch.nn.Module, args, comm: MPI.Comm, res
     if kept := state.load(resumed):
         client.load_state_dict(kept)
     FederatedClient(client, comm).run(train)
+    meet(comm)
     comm.gather((client.seconds, client.updates))
 
 
@@ -218,6 +227,7 @@ def parse_args():
     parser.add_argument("--local-batches", type=int, default=1, help="of panthalia, in a gradient")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.001, help="of Adam on the clients, or of AdamW on the server")
+    parser.add_argument("--lr-rounds", type=int, metavar="N", help="over which AdamW's falls to 0 (default: it does not)")
     parser.add_argument("--weight-decay", type=float, default=0.01, help="of AdamW")
     parser.add_argument("--alpha", type=float, default=0.5, help="of the split: the smaller, the less alike are clients")
     parser.add_argument("--model", choices=MODELS, default="mlp")
@@ -248,9 +258,12 @@ def main() -> None:
     start = vector_of(net)
     if comm.rank == 0:
         serving = Serving(start, net, args, comm)
-        comm.bcast(serving.resume())
+        resumed = serving.resume()
+        meet(comm)
+        comm.bcast(resumed)
         serving.run()
     else:
+        meet(comm)
         take_part(start, net, args, comm, comm.bcast(None))
 
 

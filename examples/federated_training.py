@@ -1,5 +1,7 @@
 """What servers and clients of fedavg_fashion_mnist.py do besides talking: the split of the data, local training, AdamW."""
 
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -117,9 +119,11 @@ class Gradient(LocalTraining):
 
 
 class AdamW:
-    """The server's step, for grace_ext.federated.Server(optimizer=...)."""
+    """The server's step, for grace_ext.federated.Server(optimizer=...). steps: over so many, the learning rate falls to 0 as
+    a cosine; None: it stays."""
 
-    def __init__(self, size: int, lr: float, weight_decay: float):
+    def __init__(self, size: int, lr: float, weight_decay: float, steps: int | None = None):
+        self._lr, self._steps = lr, steps
         self._weights = nn.Parameter(torch.zeros(size))
         self._optimizer = torch.optim.AdamW([self._weights], lr, weight_decay=weight_decay, fused=True)
 
@@ -128,6 +132,9 @@ class AdamW:
         kept = torch.from_numpy(model)
         self._weights.data.copy_(kept)
         self._weights.grad = torch.from_numpy(change)
+        if self._steps:
+            done = min(1.0, float(self._optimizer.state[self._weights].get("step", 0)) / self._steps)
+            self._optimizer.param_groups[0]["lr"] = self._lr * (1 + math.cos(math.pi * done)) / 2
         self._optimizer.step()
         kept.copy_(self._weights.data)
 

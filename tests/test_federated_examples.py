@@ -116,6 +116,16 @@ def test_panthalia_learns_through_dct_both_ways(training):
     assert training.evaluate(net, images, labels) > 0.95
 
 
+def test_adamw_learns_less_and_less(training):
+    model, adamw = np.zeros(10, np.float32), training.AdamW(10, 0.1, 0.0, steps=4)
+    steps = []
+    for _ in range(5):
+        before = model.copy()
+        adamw(model, np.ones(10, np.float32))
+        steps.append(float(np.abs(model - before).mean()))
+    np.testing.assert_allclose(steps, [0.1, 0.0853553, 0.05, 0.0146447, 0], atol=1e-5)
+
+
 def test_a_saved_adamw_goes_on_as_if_nothing_had_happened(training):
     random = np.random.default_rng(0)
     changes = random.standard_normal((6, 50)).astype(np.float32)
