@@ -9,6 +9,8 @@
         server.stop()
     else:
         FederatedClient(Client(start, number=comm.rank - 1), comm).run(train)
+
+A rank that ends by an exception that nobody caught, or before its part is over, ends all ranks.
 """
 
 import logging
@@ -22,6 +24,8 @@ from mpi4py import MPI
 from grace_ext import ConfigError, ContainerError
 from grace_ext.federated import Client, Rejected, Report, Server
 from grace_ext.federated.messages import largest
+
+from . import _mpi_exit
 
 _LOG = logging.getLogger("grace_ext")
 _MODEL, _UPDATE, _HELLO, _LEAVE, _STOP, _BYE = range(1, 7)  # tags
@@ -48,6 +52,7 @@ class FederatedServer:
         self._sent: list[tuple[MPI.Request, np.ndarray]] = []
         self._waiting: set[int] = set()  # clients of the round that nothing has come from yet
         self._silent: set[int] = set()  # clients that have not yet heard of the end
+        _mpi_exit.begin(self, "before FederatedServer.stop()")
 
     def round(self, compression=None) -> Report:
         """One round, with whoever answers in time. compression: of this round's way down."""
@@ -66,6 +71,7 @@ class FederatedServer:
         for client in self._silent:
             self._send(client, np.empty(0, np.uint8), _STOP)
         self._receive_until(lambda: not self._silent, timeout)
+        _mpi_exit.end(self)
         return sorted(self._silent)
 
     def _send(self, client: int, message: np.ndarray, tag: int) -> None:
@@ -128,10 +134,12 @@ class FederatedClient:
 
     def run(self, train: Callable[[np.ndarray, int], tuple[np.ndarray, float] | None]) -> None:
         """train(model, round) -> (the model after local training, samples), or None to leave. model: float32[d]."""
+        _mpi_exit.begin(self, "within FederatedClient.run()")
         while True:
             tag, message = self._next()
             if tag == _STOP:
                 self._say(np.empty(0, np.uint8), _BYE)
+                _mpi_exit.end(self)
                 return
             try:
                 model = self.client.receive(message)
@@ -148,6 +156,7 @@ class FederatedClient:
     def leave(self) -> None:
         """This client takes part no more."""
         self._say(np.empty(0, np.uint8), _LEAVE)
+        _mpi_exit.end(self)
 
     def join(self) -> None:
         """Back after `leave`, with the model as it was then."""

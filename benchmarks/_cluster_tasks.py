@@ -32,7 +32,7 @@ class Images:
         return torch.optim.SGD(parameters, self.lr, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True)
 
     def load(self, folder: str) -> None:
-        from pytorch_fashion_mnist import read_idx
+        from fashion_mnist import read_idx
 
         self._train, self._test = ((read_idx(folder, f"{part}-images-idx3-ubyte").unsqueeze(1),
                                     read_idx(folder, f"{part}-labels-idx1-ubyte").long()) for part in ("train", "t10k"))

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, of which each benchmark writes a section of its own."""
+"""docs/benchmarks.md, of which each benchmark writes a section of its own; and such sections of other pages."""
 
 import os
 import sys
@@ -11,9 +11,9 @@ from compare_fashion_mnist import around_markers  # noqa: E402
 PAGE = "benchmarks.md"
 
 
-def write_section(folder: str, name: str, title: str, text: str) -> str:
+def write_section(folder: str, name: str, title: str, text: str, page: str = PAGE) -> str:
     """Replace what stands between the markers of section `name`, or begin it at the end of the page. Returns the path."""
-    path = os.path.join(folder, PAGE)
+    path = os.path.join(folder, page)
     markers = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     if not os.path.exists(path):
         os.makedirs(folder, exist_ok=True)

@@ -61,7 +61,7 @@ def work(args) -> int:
     """One rank of a run: a small network whose learning rate stays as it is, so that gradients never die out."""
     import horovod.torch as hvd
     import torch
-    from pytorch_fashion_mnist import load
+    from fashion_mnist import load
     from tqdm import trange
 
     from grace_ext.adapters.horovod_torch import DistributedOptimizer

@@ -76,7 +76,11 @@ def launch(label: str, script: str, options: list[str], ranks: int, timeout: flo
     launcher = shutil.which("horovodrun", path=os.path.dirname(sys.executable)) or shutil.which("horovodrun")
     if launcher is None:
         raise RunFailed("horovodrun was not found; `make setup` installs it, then `. mpirun/env.sh` finds it")
-    command = [launcher, "-np", str(ranks), "--start-timeout", "120", sys.executable, script, *options]
+    finish(label, [launcher, "-np", str(ranks), "--start-timeout", "120", sys.executable, script, *options], timeout, env)
+
+
+def finish(label: str, command: list[str], timeout: float, env: dict[str, str] | None = None) -> None:
+    """Run a command to its end; its progress goes to this terminal. env: set on top. Raises RunFailed."""
     status, lines = _run(command, timeout, env or {})
     if status != 0:
         how = f"did not end within {timeout:.0f} seconds" if status is None else f"ended with status {status}"

@@ -6,16 +6,15 @@ A script for plain Horovod becomes this one by grace_ext's DistributedOptimizer 
 """
 
 import argparse
-import gzip
 import json
 import os
-import sys
 import time
 
 import horovod.torch as hvd
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fashion_mnist import load, small
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
@@ -27,30 +26,6 @@ from grace_ext.capture import STEPS, Capture
 HOROVOD = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}  # what Horovod itself brings
 STAGES = ("compute", "codec", "exchange")
 WARM_UP = 10  # steps whose time is not counted
-
-
-def read_idx(folder, name):
-    """A file of the data set, NAME or NAME.gz, as a tensor uint8[n, ...]."""
-    path = os.path.join(folder, name)
-    opener, path = (open, path) if os.path.exists(path) else (gzip.open, path + ".gz")
-    if not os.path.exists(path):
-        sys.exit(f"there is no {path}; fetch it with: python mpirun/fetch_fashion_mnist.py {folder}")
-    content = opener(path, "rb").read()
-    shape = np.frombuffer(content, ">i4", count=content[3], offset=4)
-    return torch.from_numpy(np.frombuffer(content, "u1", offset=4 + 4 * len(shape)).reshape(shape).copy())
-
-
-def load(folder, part):
-    images = read_idx(folder, f"{part}-images-idx3-ubyte").float() / 255
-    return ((images - 0.286) / 0.353).unsqueeze(1), read_idx(folder, f"{part}-labels-idx1-ubyte").long()
-
-
-def small():
-    """1.2 million parameters, nearly all of them in the first fully connected layer."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 4, stride=2, padding=1), nn.ReLU(),
-        nn.Conv2d(16, 48, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Flatten(), nn.Linear(48 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
 def cnn():

@@ -145,6 +145,13 @@ def test_who_has_missed_rounds_catches_up():
     assert sizes[0] < sizes[1] < 4 * D < sizes[2]  # the last one is the whole model
 
 
+def test_what_was_missed_is_never_more_than_the_model():
+    server, clients = make("none", spec="dense/raw", sampled=2)
+    for _ in range(12):
+        report = play(server, clients)
+        assert len(report.taken) == 2 and report.sent < 2 * (4 * D + 100)
+
+
 def test_who_comes_with_nothing_gets_the_model():
     server, clients = make()
     for _ in range(3):
@@ -284,7 +291,23 @@ def test_a_saved_server_goes_on_as_if_nothing_had_happened(tmp_path, memory):
         Server(start(), CLIENTS + 1).load(tmp_path / "server.npz")
 
 
-def test_a_saved_client_goes_on():
+@pytest.mark.parametrize("memory", ["residual", "ef21", "none"])
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_client_saved_with_an_update_under_way_goes_on_as_if_nothing_had_happened(memory, arrives):
+    server, clients = make(memory)
+    for _ in range(3):
+        play(server, clients, lambda number, message: message if number or arrives else None)
+    again = Client(start(), SPEC, memory=memory, number=0)
+    again.load_state_dict(clients[0].state_dict())
+    for number in server.begin_round():
+        message = server.message_for(number)
+        if number == 0:
+            assert again.receive(message).tobytes() == clients[0].receive(message).tobytes()
+            trained = train(0, again.model.known)
+            assert again.update(trained, 1).tobytes() == clients[0].update(trained, 1).tobytes()
+
+
+def test_a_saved_client_that_has_missed_a_round_goes_on():
     server, clients = make()
     for _ in range(3):
         play(server, clients)

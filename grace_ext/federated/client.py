@@ -94,13 +94,16 @@ class Client:
         return blob
 
     def state_dict(self) -> dict:
-        """For numpy.savez or torch.save; an update under way counts as not taken."""
-        owed = self._owed if self._open is None else self._open[2]
-        return {"model": self.model.known.copy(), "round": self.round, "owed": owed.copy()}
+        """For numpy.savez or torch.save. Of an update under way it has both ends: the server's next message tells which."""
+        sent_in, if_taken, owed = self._open or (0, self._owed, self._owed)
+        return {"model": self.model.known.copy(), "round": self.round, "owed": owed.copy(), "sent_in": sent_in,
+                "if_taken": if_taken.copy()}
 
     def load_state_dict(self, state: dict) -> None:
         """Raises ConfigError for a state of another size."""
-        model, owed = (np.array(state[key], np.float32).reshape(-1) for key in ("model", "owed"))
-        if {model.size, owed.size} != {self.size}:
+        model, owed, if_taken = (np.array(state[key], np.float32).reshape(-1) for key in ("model", "owed", "if_taken"))
+        if {model.size, owed.size, if_taken.size} != {self.size}:
             raise ConfigError(f"the state is of {model.size} elements, this client of {self.size}")
-        self.model, self.round, self._owed, self._open = Estimate(model.size, model), int(state["round"]), owed, None
+        self.model, self.round, self._owed = Estimate(model.size, model), int(state["round"]), owed
+        sent_in = int(state["sent_in"])
+        self._open = (sent_in, if_taken, owed) if sent_in else None

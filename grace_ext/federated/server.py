@@ -49,8 +49,8 @@ class Server:
     start: float32[d], the same as on all clients. clients: how many there are, numbered from 0. sampled: of them in a round;
     None: all. optimizer(model, change): changes the model in place by the weighted mean of the updates, float32[d] both;
     None: model -= change, which is FedAvg. memory: that of the clients. norm_limit: how many times the median norm of the
-    last updates one may have. keep: rounds whose containers are kept for clients that have missed them; who missed more gets
-    the model whole.
+    last updates one may have. keep: rounds whose containers are kept for clients that have missed them; who missed more
+    rounds, or more bytes than the model has, gets the model whole.
     """
 
     def __init__(self, start: np.ndarray, clients: int, compression="topk:0.1/rice/qsgd:7", *, sampled: int | None = None,
@@ -122,9 +122,10 @@ class Server:
         """uint8[m]: what this client has missed of the model, up to this round's."""
         at = self._at[client]
         missed = range(at + 1, self.round + 1) if at != FRESH else None
+        blobs = None
         if missed is not None and all(number in self._history for number in missed):
             blobs = [self._history[number] for number in missed]
-        else:
+        if blobs is None or len(blobs) > 1 and sum(blob.size for blob in blobs) > self.told.known.nbytes:
             at, blobs = FRESH, [compressor_of(_EXACT).compress(self.told.known)]
         self._at[client] = self.round
         message = Down(self.round, at, self._taken[client], blobs).pack()

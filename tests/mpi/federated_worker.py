@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-import traceback
 from pathlib import Path
 
 import numpy as np
@@ -94,8 +93,4 @@ if __name__ == "__main__":  # the test imports this file, too, and is no rank
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    try:
-        serve(world, Path(sys.argv[1])) if world.rank == 0 else take_part(world)
-    except BaseException:
-        traceback.print_exc()
-        world.Abort(1)
+    serve(world, Path(sys.argv[1])) if world.rank == 0 else take_part(world)

@@ -1,10 +1,12 @@
-"""Federated training over MPI: a server and four clients, one late, one that leaves, one hostile."""
+"""Federated training over MPI: a server and four clients, one late, one that leaves, one hostile; and ranks that fail."""
 
 import json
 
 import launch
 import pytest
 from federated_worker import HOSTILE, LATE, LEAVING, ROUNDS, TIMEOUT
+
+pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +50,16 @@ def test_the_model_goes_where_the_weighted_mean_is(server):
     assert server["distance"] < 5  # it begins at more than 50
     whole = 4 * 2000 * 4
     assert max(server["sent"][1:7]) < 0.2 * whole and max(server["received"][10:]) < 0.2 * whole
+
+
+@pytest.mark.parametrize("where, says", [
+    ("server", "RuntimeError: rank 0 gives up"), ("train", "RuntimeError: rank 1 gives up"),
+    ("stop", "rank 0 ends before FederatedServer.stop()"), ("exit", "rank 1 ends within FederatedClient.run()")])
+def test_no_rank_is_left_hanging_when_one_fails(where, says):
+    done = launch.run("mpirun-4", "failing_federated.py", where, timeout=120)
+    assert done.returncode != 0 and says in done.stdout and "all rounds were played" not in done.stdout
+
+
+def test_a_job_without_a_failure_ends_in_order():
+    done = launch.run("mpirun-4", "failing_federated.py", "nowhere", timeout=120)
+    assert done.returncode == 0 and "all rounds were played" in done.stdout, done.stdout[-4000:]

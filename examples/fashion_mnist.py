@@ -1,0 +1,37 @@
+"""Fashion-MNIST as tensors, for the examples."""
+
+import gzip
+import os
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def read_idx(folder, name):
+    """A file of the data set, NAME or NAME.gz, as a tensor uint8[n, ...]."""
+    path = os.path.join(folder, name)
+    opener, path = (open, path) if os.path.exists(path) else (gzip.open, path + ".gz")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"there is no {path}; fetch it with: python mpirun/fetch_fashion_mnist.py {folder}")
+    content = opener(path, "rb").read()
+    shape = np.frombuffer(content, ">i4", count=content[3], offset=4)
+    return torch.from_numpy(np.frombuffer(content, "u1", offset=4 + 4 * len(shape)).reshape(shape).copy())
+
+
+def scaled(images):
+    """uint8[n, 28, 28] -> float32[n, 1, 28, 28], of mean 0 and variance 1 over the training set."""
+    return ((images.float() / 255 - 0.286) / 0.353).unsqueeze(1)
+
+
+def load(folder, part):
+    """part: train or t10k -> images float32[n, 1, 28, 28], labels int64[n]."""
+    return scaled(read_idx(folder, f"{part}-images-idx3-ubyte")), read_idx(folder, f"{part}-labels-idx1-ubyte").long()
+
+
+def small():
+    """1.2 million parameters, nearly all of them in the first fully connected layer."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 4, stride=2, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 48, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(48 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, 10))

@@ -1,0 +1,34 @@
+"""A federated job in which a rank fails: failing_federated.py WHERE, by an exception on the server between rounds or in a
+client's training, or by an end without a word: the server's before stop(), a client's by sys.exit()."""
+
+import sys
+
+import numpy as np
+from mpi4py import MPI
+
+from grace_ext.adapters.mpi import FederatedClient, FederatedServer
+from grace_ext.federated import Client, Server
+
+where, comm, start = sys.argv[1], MPI.COMM_WORLD, np.zeros(1000, np.float32)
+
+
+def train(model, round_):
+    if comm.rank == 1 and round_ == 3:
+        if where == "train":
+            raise RuntimeError("rank 1 gives up")
+        if where == "exit":
+            sys.exit(3)
+    return model - 1, 1
+
+
+if comm.rank:
+    FederatedClient(Client(start, "dense/fp16", number=comm.rank - 1), comm).run(train)
+else:
+    server = FederatedServer(Server(start, comm.size - 1, "dense/fp16"), comm, timeout=3600)
+    for number in range(5):
+        server.round()
+        if number == 3 and where == "server":
+            raise RuntimeError("rank 0 gives up")
+    if where != "stop":
+        server.stop()
+        print("all rounds were played")
