@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import grace_ext
-from grace_ext import bench, cli, container, registry
+from grace_ext import bench, cli, container, quantities, registry
 from grace_ext.errors import GraceError
 from grace_ext.value.base import ValueCodec
 
@@ -91,7 +91,7 @@ def test_usage_errors():
 
 @pytest.mark.parametrize("text, count", [("25.6M", 25_600_000), ("25.6e6", 25_600_000), ("17", 17), ("2k", 2000)])
 def test_counts(text, count):
-    assert cli._count(text) == count
+    assert quantities.count(text) == count
 
 
 # codecs
