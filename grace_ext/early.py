@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .buckets import Bucket
 from .communicators.base import Pending
 
-_NAP = 0.0005  # seconds between two looks at what has arrived
+_NAP = 0.001  # seconds between two looks at what has arrived
 
 
 class Early:
