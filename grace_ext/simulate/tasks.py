@@ -71,7 +71,7 @@ class FashionMnist:
             self._net.zero_grad()
             loss = self._torch.nn.functional.cross_entropy(self._net(images[chosen]), labels[chosen])
             loss.backward()
-        return self._flat([one.grad for one in self._parameters]), float(loss)
+        return self._flat([one.grad for one in self._parameters]), loss.item()
 
     def accuracy(self, model: np.ndarray) -> float:
         """Of the test images, 0 to 1."""
