@@ -274,11 +274,11 @@ class Exchange:
     def advance(self, *buckets: Bucket) -> None:
         """When all buckets are started: let those of several dependent collectives start all but the first, so that they
         overlap. The given ones start the next."""
-        self._early.rest()
         left = [(bucket, len(bucket.communicator.collectives_of(self.transport)) - 1) for bucket in self.buckets]
         levels = 1 if buckets else max((count for _, count in left), default=0)
         if levels and not buckets:
             concurrent.futures.wait(self._started.values())  # the worker may be about to do the same
+        self._early.rest()
         for level in range(levels):
             for bucket in buckets or [bucket for bucket, count in left if self._early.levels(bucket) <= level < count]:
                 self._exposed(self._advance, bucket, self.pending(bucket))
