@@ -212,6 +212,14 @@ def test_the_command_writes_the_same_table_file_and_plot_each_time(tmp_path, cap
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("more", [[], ["--density", "0.1"]])
+def test_what_is_compared_is_what_was_asked_for(more, capsys):
+    assert main([*COMMAND, "--policies", "ef21", *more]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split()[:2] for line in out.splitlines()[1:]] == [["1", "EF21"], ["2", "EF21"]]
+    assert [line for line in err.splitlines() if line.startswith("[12/12]")] == err.splitlines()[11::12]
+
+
 @pytest.mark.parametrize("more, message", [
     (["--task", "cnn"], "needs --data"), (["--up", "nothing"], "allowed: constant"),
     (["--csv", "/nowhere/a.csv"], "no folder"), (["--noise", "-1"], "noise=-1.0; allowed"),

@@ -108,17 +108,15 @@ def setting_of(workers: int, arguments) -> Setting:
 def compare(task, setting: Setting, policies: Sequence[str], time: float, density: float | None = None,
             progress: Callable[[Round], None] = lambda record: None) -> dict[str, list[Round]]:
     """Records by label. policies: of POLICIES; a fixed density that is not given is the one with which as many bytes go as
-    with the first adaptive policy, or with kimad where there is none."""
-    adaptive = [name for name in policies if name in ADAPTIVE]
+    with the first adaptive policy, or as with kimad where there is none. progress: of what is compared."""
     found = {}
-    if "ef21" in policies and density is None and not adaptive:
-        adaptive = ["kimad"]
-    for name in adaptive:
+    for name in (name for name in policies if name in ADAPTIVE):
         policy = ADAPTIVE[name](time)
         found[policy.label] = simulate(task, policy, setting, progress)
     if "ef21" in policies:
         if density is None:
-            fixed = equal_bytes(task, setting, *_bytes_of(next(iter(found.values()))))
+            alike = next(iter(found.values()), None) or simulate(task, Kimad(time), setting)
+            fixed = equal_bytes(task, setting, *_bytes_of(alike))
         else:
             fixed = EF21(density, density)
         found[EF21.label] = simulate(task, fixed, setting, progress)
