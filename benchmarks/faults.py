@@ -160,7 +160,7 @@ def row(fault: Fault, launcher: str, seen: Seen) -> list[str]:
         seconds = f"a step took {before} before, {during} meanwhile, {after} after; the longest {longest}"
         return [fault.title, launcher, f"{'training goes on' if seen.status is None else 'the job ends'}; {seconds}", "",
                 "" if seen.status is None else str(seen.status)]
-    texts = [f"ranks raise `{abridged(text)}`" for text in dict.fromkeys(seen.errors)]
+    texts = [f"ranks raise `{text}`" for text in dict.fromkeys(map(abridged, seen.errors))]
     if seen.said:
         texts.append(f"the launcher's output: `{abridged(seen.said)}`")
     settings = ", ".join(f"`{name}={value}`" for name, value in fault.env.items()
@@ -172,6 +172,7 @@ def row(fault: Fault, launcher: str, seen: Seen) -> list[str]:
 
 def abridged(text: str, most: int = 160) -> str:
     text = re.sub(r"\s+", " ", text).replace("|", "/").replace("`", "'")
+    text = re.sub(r"/\S*/third_party/", "", text)  # where Horovod was built
     return text if len(text) <= most else text[:most - 1] + "…"
 
 

@@ -2,8 +2,8 @@
 
 A schedule of steps, the same on all ranks: some compressed steps, which show how long the codecs take and how much they
 send; a fit of the link; then some steps of each plan that the model does not rule out, twice, the second time in the
-opposite order, for machines get slower and faster; those that come close to the fastest are tried again, twice; and the
-fastest stays. After 1000, 10000, ... steps it starts again, and whenever steps have become much slower than those that led
+opposite order, for machines get slower and faster; those that come close to the fastest are tried again, twice, and the
+more trials there were the closer they have to come; and the fastest stays. After 1000, 10000, ... steps it starts again, and whenever steps have become much slower than those that led
 to the choice.
 """
 
@@ -23,7 +23,8 @@ _LOG = logging.getLogger("grace_ext")
 _FIRST = 4  # compressed steps, of which the last two count: kernels compile in the first, buckets change after it
 _SETTLES = 3  # steps of a trial that do not count: one sends the residual, and names are new to the library
 _TRIAL, _LONGEST_TRIAL, _SECONDS = 5, 10, 0.5  # steps of a trial that do count, and how long they should take in all
-_ROUNDS, _CLOSE = 3, 1.1  # of trials; plans that may take so many times as long as the fastest are in the next round
+_ROUNDS = 6  # of trials
+_CLOSE = 0.2  # by the root of the round's number: how much slower than the fastest plans may be that are tried again
 _AGAIN = 1000  # steps until the first new look; ten times as many until the next
 _CHECK = 50  # steps between two looks at how long they take
 _SLOWER = 1.5
@@ -143,9 +144,9 @@ class Chooser:
         of_plan: dict[tuple[str, ...], list[float]] = {}
         for seconds, (_, plan) in zip(means, self._results, strict=True):
             of_plan.setdefault(plan, []).append(float(seconds))
-        most = max(map(len, of_plan.values()))
-        tried = [(statistics.mean(seconds), plan) for plan, seconds in of_plan.items() if len(seconds) == most]
-        close = [plan for seconds, plan in tried if seconds <= _CLOSE * min(tried)[0]]
+        tried = [(statistics.mean(seconds), plan) for plan, seconds in of_plan.items() if len(seconds) == 2 * self._round]
+        most = (1 + _CLOSE / math.sqrt(self._round)) * min(tried)[0]
+        close = [plan for seconds, plan in tried if seconds <= most]
         if self._round < _ROUNDS and len(close) > 1:
             self._begin(close, self._round + 1)
         else:
