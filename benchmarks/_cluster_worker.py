@@ -21,7 +21,7 @@ TRIED = 10  # steps after those, from which the time of a full run is estimated
 CUT = (10, 40)  # steps, at least and at most, that a run goes on which would take too long
 CUT_SECONDS = 30  # aimed at for those
 COMPUTE = 20  # steps without exchange
-BLOCKS, BLOCK = 16, 4  # of a comparison side by side
+BLOCKS, BEFORE, BLOCK = 10, 3, 10  # of a comparison side by side: blocks, and steps of each that don't and that do count
 INSTANCES = 3  # of each configuration there: they differ by up to a tenth
 
 
@@ -204,7 +204,8 @@ def compare(options: dict) -> dict:
         # In another order each time: what runs before leaves its traces.
         for group, model, optimizer, generator, laps in random.Random(block).sample(list(tried.values()), len(tried)):
             group.sum([0.0])
-            one_step(task, model, optimizer, generator)  # the caches are those of the one before
+            for _ in range(BEFORE):  # the caches are those of the one before, and ranks fall into step
+                one_step(task, model, optimizer, generator)
             laps += [one_step(task, model, optimizer, generator) for _ in range(BLOCK)]
     medians = {key: group.sum([statistics.median(laps)])[0] / group.ranks for key, (group, *_, laps) in tried.items()}
     instances = {label: [medians[label, number] for number in range(INSTANCES)] for label in options["side_by_side"]}

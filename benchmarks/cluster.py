@@ -25,7 +25,7 @@ WORDS = os.path.join(ROOT, "build", "benchmarks")  # folder of the text as numbe
 HOSTS = 4
 README = ("<!-- cluster:begin -->", "<!-- cluster:end -->")
 START = 150  # seconds that a job may take besides its steps
-SETTLES = {"auto": 330}  # steps until a configuration has made its choices
+SETTLES = {"auto": 400}  # steps until a configuration has made its choices
 
 
 class Benchmark:

@@ -177,7 +177,7 @@ def test_plans_that_are_close_are_tried_again(monkeypatch):
 
 
 def test_the_more_trials_the_closer_a_plan_has_to_come(monkeypatch):
-    """float32 takes a tenth longer, which one round could not tell from noise."""
+    """float32 takes 11 % longer, which one round could not tell from noise."""
     clock = threading.local()
     monkeypatch.setattr(choice, "time", types.SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
     monkeypatch.setattr(choice, "plans", lambda *_, **__: [(COMPRESSED, COMPRESSED), (FLOAT32, FLOAT32)])
@@ -221,6 +221,32 @@ def test_a_choice_is_looked_at_again(monkeypatch):
 
     starts, *others = on_all_ranks(work)
     assert 1 <= len(starts) and all(other == starts for other in others)
+
+
+@pytest.mark.parametrize("later, again", [((1.6, 1.6, 1.6), False), ((1.0, 1.4, 1.0), False), ((1.6, 5.0, 1.0), True),
+                                          ((5.0, 5.0, 5.0), True)])
+def test_a_choice_is_made_again_when_steps_become_slower_than_they_were_with_it(monkeypatch, later, again):
+    """later: seconds of a step in the 50 steps after the choice, whose trials took 1 s a step, the 50 after that, ..."""
+    clock = threading.local()
+    monkeypatch.setattr(choice, "time", types.SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
+    monkeypatch.setattr(choice, "plans", lambda *_, **__: [(COMPRESSED, COMPRESSED)])
+
+    def work(transport):
+        exchange, looked = make(transport), 0
+        clock.now = 0.0
+        while looked < 3 * choice._CHECK:
+            chooser = exchange._chooser
+            if chooser._next == chooser._look:
+                clock.now += later[looked // choice._CHECK]
+                looked += 1
+            elif looked:
+                return True
+            else:
+                clock.now += 1.0
+            step(exchange, np.zeros(5000, np.float32))
+        return False
+
+    assert set(on_all_ranks(work)) == {again}
 
 
 def test_links_are_the_same_for_all_ranks():

@@ -3,8 +3,8 @@
 A schedule of steps, the same on all ranks: some compressed steps, which show how long the codecs take and how much they
 send; a fit of the link; then some steps of each plan that the model does not rule out, twice, the second time in the
 opposite order, for machines get slower and faster; those that come close to the fastest are tried again, twice, and the
-more trials there were the closer they have to come; and the fastest stays. After 1000, 10000, ... steps it starts again, and whenever steps have become much slower than those that led
-to the choice.
+more trials there were the closer they have to come; and the fastest stays. After 1000, 10000, ... steps it starts again, and
+whenever steps have become much slower than they were when the choice was new.
 """
 
 import logging
@@ -24,7 +24,7 @@ _FIRST = 4  # compressed steps, of which the last two count: kernels compile in 
 _SETTLES = 3  # steps of a trial that do not count: one sends the residual, and names are new to the library
 _TRIAL, _LONGEST_TRIAL, _SECONDS = 5, 10, 0.5  # steps of a trial that do count, and how long they should take in all
 _ROUNDS = 6  # of trials
-_CLOSE = 0.2  # by the root of the round's number: how much slower than the fastest plans may be that are tried again
+_CLOSE = 0.4  # by the round's number: how much slower than the fastest plans may be that are tried again
 _AGAIN = 1000  # steps until the first new look; ten times as many until the next
 _CHECK = 50  # steps between two looks at how long they take
 _SLOWER = 1.5
@@ -145,7 +145,7 @@ class Chooser:
         for seconds, (_, plan) in zip(means, self._results, strict=True):
             of_plan.setdefault(plan, []).append(float(seconds))
         tried = [(statistics.mean(seconds), plan) for plan, seconds in of_plan.items() if len(seconds) == 2 * self._round]
-        most = (1 + _CLOSE / math.sqrt(self._round)) * min(tried)[0]
+        most = (1 + _CLOSE / self._round) * min(tried)[0]
         close = [plan for seconds, plan in tried if seconds <= most]
         if self._round < _ROUNDS and len(close) > 1:
             self._begin(close, self._round + 1)
@@ -173,6 +173,8 @@ class Chooser:
         taken = float(agreed(self._between, self._name, np.array([statistics.median(self._seconds)])).mean())
         self._seconds.clear()
         self._left = _CHECK
+        if self._steps == _CHECK:  # what won its trials may have been lucky there
+            self._expected = min(max(self._expected, taken), _SLOWER * self._expected)
         if self._steps >= self._wait:
             self._wait *= 10
             self._start()
