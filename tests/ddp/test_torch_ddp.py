@@ -3,9 +3,11 @@
 import re
 
 import pytest
-from launch import TORCHRUN, assert_ok, checks_in, run, run_worker
+from launch import TORCHRUN, assert_ended_well, assert_ok, checks_in, run, run_worker
 
 pytestmark = pytest.mark.mpi
+
+CHECKS = checks_in(*(f"../ddp/checks_ddp{part}.py" for part in ("", "_auto", "_loop", "_summing", "_state")))
 
 
 @pytest.fixture(scope="module", params=TORCHRUN)
@@ -14,14 +16,13 @@ def job(request, tmp_path_factory):
     return run_worker(request.param, "../ddp/worker_ddp.py", tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("name", checks_in(*(f"../ddp/checks_ddp{part}.py" for part in ("", "_loop", "_summing", "_state"))))
+@pytest.mark.parametrize("name", CHECKS)
 def test_check(job, name):
     assert_ok(job, name)
 
 
 def test_job_ends_well(job):
-    _, done = job
-    assert done.returncode == 0, done.stdout[-4000:]
+    assert_ended_well(job, CHECKS)
 
 
 @pytest.mark.parametrize("launcher, where, text", [

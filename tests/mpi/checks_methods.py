@@ -11,6 +11,7 @@ from harness import batches, compressed, flat, horovod, model, same_on_all_ranks
 
 from grace_ext import ConfigError
 from grace_ext.capture import Capture
+from grace_ext.policy.allocation import DENSITIES
 from grace_ext.presets import PRESETS
 
 
@@ -22,6 +23,17 @@ def every_preset_trains_alike_on_all_ranks():
         assert torch.isfinite(weights).all(), spec
         stats = optimizer.compression_stats()["compressed"]
         assert stats["ratio"] > 2 and stats["bytes_out"], (spec, stats)
+
+
+@check
+def kimad_sends_what_there_is_time_for():
+    """Next to nothing if a step's time is over before it begins, everything if it may take a minute."""
+    for schedule in ("kimad", "kimad+"):
+        for seconds, density in ((1e-6, DENSITIES[0]), (60, 1.0)):
+            weights, optimizer, _ = train(compressed("topk:0.04/rice/raw", schedule={"density": f"{schedule}:{seconds}"}))
+            same_on_all_ranks(weights)
+            stats = optimizer.compression_stats()
+            assert stats["bandwidth"] > 0 and set(stats["densities"].values()) == {density}, (schedule, stats)
 
 
 @check

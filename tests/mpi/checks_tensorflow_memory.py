@@ -18,6 +18,7 @@ from grace_ext.adapters.horovod_tensorflow import (
     compression_stats,
     load_compression_state,
 )
+from grace_ext.policy.allocation import DENSITIES
 
 SHAPES = {"kernel": (60, 50), "bias": (50,), "embedding": (40, 30)}
 
@@ -162,6 +163,20 @@ def a_schedule_is_as_if_each_step_had_its_own_spec():
     with raises(ConfigError, "than rank 0"):
         different = 0.1 + 0.1 * hvd.rank()
         reducer(schedule={"density": lambda step: different}).reduce(own(0), weights())
+
+
+@check
+def kimad_sends_what_there_is_time_for():
+    """Next to nothing if a step's time is over before it begins, everything if it may take a minute."""
+    for schedule in ("kimad", "kimad+"):
+        for seconds, density in ((1e-6, DENSITIES[0]), (60, 1.0)):
+            of = weights()
+            ours = reducer("topk:0.04/rice/raw", schedule={"density": f"{schedule}:{seconds}"})
+            reduce = reduce_in(ours, of, in_graph=True)
+            for step in range(4):
+                same_on_all_ranks(flat(reduce(own(step))))
+            stats = exchange_of(ours).stats()
+            assert stats["bandwidth"] > 0 and set(stats["densities"].values()) == {density}, (schedule, stats)
 
 
 @check

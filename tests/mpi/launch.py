@@ -63,6 +63,13 @@ def run_worker(launcher: str, script: str, folder: Path, timeout: float = 1200):
     return [json.loads(file.read_text()) if file.exists() else {} for file in files], done
 
 
+def assert_ended_well(job, checks: list[str]) -> None:
+    """The job of run_worker ended with status 0, and these are all the checks that it ran."""
+    results, done = job
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert all(sorted(result) == sorted(checks) for result in results)
+
+
 def assert_ok(job, name: str) -> None:
     """The check of that name went well in every rank of what run_worker gave."""
     results, done = job

@@ -1,12 +1,13 @@
 """The TensorFlow adapter under real launchers. The checks themselves are in checks_*.py and run inside the ranks."""
 
 import pytest
-from launch import LAUNCHERS, assert_ok, checks_in, run, run_worker
+from launch import LAUNCHERS, assert_ended_well, assert_ok, checks_in, run, run_worker
 
 pytestmark = pytest.mark.mpi
 pytest.importorskip("horovod.tensorflow")
-FILES = ("checks_observe_tensorflow.py", "checks_tensorflow.py", "checks_tensorflow_auto.py",
-         "checks_tensorflow_graphs.py", "checks_tensorflow_memory.py", "checks_tensorflow_rows.py")
+
+CHECKS = checks_in("checks_observe_tensorflow.py", "checks_tensorflow.py", "checks_tensorflow_auto.py",
+                   "checks_tensorflow_graphs.py", "checks_tensorflow_memory.py", "checks_tensorflow_rows.py")
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS)
@@ -15,14 +16,13 @@ def job(request, tmp_path_factory):
     return run_worker(request.param, "worker_tensorflow.py", tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("name", checks_in(*FILES))
+@pytest.mark.parametrize("name", CHECKS)
 def test_check(job, name):
     assert_ok(job, name)
 
 
 def test_job_ends_well(job):
-    _, done = job
-    assert done.returncode == 0, done.stdout[-4000:]
+    assert_ended_well(job, CHECKS)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -3,12 +3,13 @@
 import json
 
 import pytest
-from launch import LAUNCHERS, assert_ok, checks_in, run, run_worker
+from launch import LAUNCHERS, assert_ended_well, assert_ok, checks_in, run, run_worker
 
 pytestmark = pytest.mark.mpi
 
 CHECKS = checks_in(
     "checks.py",
+    "checks_auto.py",
     "checks_batch_norm.py",
     "checks_corners.py",
     "checks_join.py",
@@ -33,8 +34,7 @@ def test_check(job, name):
 
 
 def test_job_ends_well(job):
-    _, done = job
-    assert done.returncode == 0, done.stdout[-4000:]
+    assert_ended_well(job, CHECKS)
 
 
 @pytest.mark.parametrize("where", ["user", "worker", "stuck"])
