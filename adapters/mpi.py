@@ -14,6 +14,7 @@ A rank that ends by an exception that nobody caught, or before its part is over,
 """
 
 import logging
+import math
 import struct
 import time
 from collections.abc import Callable
@@ -22,14 +23,14 @@ import numpy as np
 from mpi4py import MPI
 
 from grace_ext import ConfigError, ContainerError
-from grace_ext.federated import Client, Rejected, Report, Server
+from grace_ext.federated import Client, Fitted, Pace, Rejected, Report, Server
 from grace_ext.federated.messages import largest
 
 from . import _mpi_exit
 
 _LOG = logging.getLogger("grace_ext")
-_MODEL, _UPDATE, _HELLO, _LEAVE, _STOP, _BYE = range(1, 7)  # tags
-_ROUND = struct.Struct("<q")
+_MODEL, _UPDATE, _HELLO, _LEAVE, _STOP, _BYE, _BUDGET, _TOOK = range(1, 9)  # tags
+_ROUND, _NUMBER = struct.Struct("<q"), struct.Struct("<d")
 _NAP = 0.0005  # seconds
 
 
@@ -37,10 +38,12 @@ class FederatedServer:
     """Runs rounds of a grace_ext.federated.Server. Client number i is the rank i + 1.
 
     timeout: seconds that a round waits for updates; who is late is left out of the round, and asked again in later ones.
-    Raises ConfigError if the ranks are not the server and its clients.
+    pace: seconds that a round is to take; the densities of both ways then follow what the links give, those of each client's
+    updates its own (Kimad), that of the model, which is told to all alike, the least of those who have time left. None:
+    densities stay. Raises ConfigError if the ranks are not the server and its clients, and for a pace without a density.
     """
 
-    def __init__(self, server: Server, comm: MPI.Comm = MPI.COMM_WORLD, *, timeout: float = 60.0):
+    def __init__(self, server: Server, comm: MPI.Comm = MPI.COMM_WORLD, *, timeout: float = 60.0, pace: float | None = None):
         if comm.size != server.clients + 1:
             raise ConfigError(f"{comm.size} ranks; a server of {server.clients} clients needs {server.clients + 1}")
         if comm.rank != 0:
@@ -52,14 +55,29 @@ class FederatedServer:
         self._sent: list[tuple[MPI.Request, np.ndarray]] = []
         self._waiting: set[int] = set()  # clients of the round that nothing has come from yet
         self._silent: set[int] = set()  # clients that have not yet heard of the end
+        #: By client, with a pace: what is known of its link and of how long it computes.
+        self.paces = {client: Pace(pace) for client in range(server.clients)} if pace is not None else {}
+        self._down = Fitted(server.compressor, server.model.size) if self.paces else None
+        self._asked: dict[int, tuple[float, int]] = {}  # when, and in how many bytes
+        self._computed: dict[int, float] = {}  # seconds, as clients say
         _mpi_exit.begin(self, "before FederatedServer.stop()")
 
     def round(self, compression=None) -> Report:
-        """One round, with whoever answers in time. compression: of this round's way down."""
+        """One round, with whoever answers in time. compression: of this round's way down, whatever the pace says."""
         self._drain()
-        chosen = self.server.begin_round(compression)
+        self._computed.clear()
+        if self._down and compression is None:
+            chosen = self.server.begin_round(self._down.at(self._budget_down()))
+            self._down.sent(self.server.told_bytes)
+        else:
+            chosen = self.server.begin_round(compression)
         for client in chosen:
-            self._send(client, self.server.message_for(client), _MODEL)
+            message = self.server.message_for(client)
+            if self.paces:
+                budget = self.paces[client].budget
+                self._send(client, _bytes(_NUMBER.pack(math.nan if budget is None else budget)), _BUDGET)
+            self._asked[client] = time.monotonic(), message.size
+            self._send(client, message, _MODEL)
         self._waiting = set(chosen)
         self._receive_until(lambda: not self._waiting, self._timeout)
         self._waiting = set()
@@ -112,16 +130,31 @@ class FederatedServer:
             self._waiting.discard(client)
         elif tag == _BYE:
             self._silent.discard(client)
+        elif tag == _TOOK:
+            if data is not None and size == _NUMBER.size:
+                self._computed[client] = _NUMBER.unpack(data.tobytes())[0]
         else:
             try:
                 if data is None:
                     self.server.refuse(client, "oversized", f"{size} bytes; at most {self._room.size} are taken")
                 self.server.receive(client, data)
                 self._waiting.discard(client)
+                self._keep_pace(client, size)
             except Rejected as error:
                 _LOG.warning("federated: client %d: %s", client, error)
                 if error.reason != "late":  # then this round's is still to come
                     self._waiting.discard(client)
+
+
+    def _budget_down(self) -> float | None:
+        known = [budget for client in self.server.present if (budget := self.paces[client].budget) is not None]
+        return min(filter(None, known), default=0.0 if known else None)
+
+    def _keep_pace(self, client: int, received: int) -> None:
+        """Its update of this round has come."""
+        if self.paces and client in self._computed:
+            at, sent = self._asked[client]
+            self.paces[client].add(sent + received, time.monotonic() - at, self._computed[client])
 
 
 class FederatedClient:
@@ -135,8 +168,14 @@ class FederatedClient:
     def run(self, train: Callable[[np.ndarray, int], tuple[np.ndarray, float] | None]) -> None:
         """train(model, round) -> (the model after local training, samples), or None to leave. model: float32[d]."""
         _mpi_exit.begin(self, "within FederatedClient.run()")
+        fitted = budget = None
         while True:
             tag, message = self._next()
+            if tag == _BUDGET:
+                fitted = fitted or Fitted(self.client.compressor, self.client.size)
+                budget = _NUMBER.unpack(message.tobytes())[0]
+                continue
+            started = time.perf_counter()
             if tag == _STOP:
                 self._say(np.empty(0, np.uint8), _BYE)
                 _mpi_exit.end(self)
@@ -145,13 +184,19 @@ class FederatedClient:
                 model = self.client.receive(message)
             except ContainerError as error:
                 _LOG.warning("federated: %s: asking for the whole model", error)
-                self._say(np.frombuffer(_ROUND.pack(-1), np.uint8), _HELLO)
+                self._say(_bytes(_ROUND.pack(-1)), _HELLO)
                 continue
             result = train(model, self.client.round)
             if result is None:
                 self.leave()
                 return
-            self._say(self.client.update(*result), _UPDATE)
+            if fitted is None:
+                self._say(self.client.update(*result), _UPDATE)
+                continue
+            update = self.client.update(*result, fitted.at(None if math.isnan(budget) else budget))
+            fitted.sent(update.size)
+            self._say(_bytes(_NUMBER.pack(time.perf_counter() - started)), _TOOK)
+            self._say(update, _UPDATE)
 
     def leave(self) -> None:
         """This client takes part no more."""
@@ -160,7 +205,7 @@ class FederatedClient:
 
     def join(self) -> None:
         """Back after `leave`, with the model as it was then."""
-        self._say(np.frombuffer(_ROUND.pack(self.client.round), np.uint8), _HELLO)
+        self._say(_bytes(_ROUND.pack(self.client.round)), _HELLO)
 
     def _next(self) -> tuple[int, np.ndarray]:
         """The tag and the data of what the server sends next."""
@@ -175,3 +220,7 @@ class FederatedClient:
         request = self._comm.Isend([data, MPI.BYTE], 0, tag)
         while not request.Test():
             time.sleep(_NAP)
+
+
+def _bytes(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.uint8)

@@ -26,7 +26,7 @@ from grace_ext.federated import Client, Server
 
 #: Of each method: compression, rounds.
 DEFAULTS = {"fedavg": ("topk:0.1/rice/lloyd:0.05", 40), "panthalia": ("panthalia", 1000)}
-NOT_KEPT = ("data", "state", "out", "rounds", "timeout")  # options that may change when a job is resumed
+NOT_KEPT = ("data", "state", "out", "rounds", "timeout", "pace")  # options that may change when a job is resumed
 
 
 @contextlib.contextmanager
@@ -142,7 +142,7 @@ class Serving:
             self.core.save(self.args.state)
 
     def run(self) -> None:
-        server = FederatedServer(self.core, self.comm, timeout=self.args.timeout)
+        server = FederatedServer(self.core, self.comm, timeout=self.args.timeout, pace=self.args.pace)
         progress = tqdm(range(self.core.round, self.args.rounds), initial=self.core.round, total=self.args.rounds,
                         unit="round")
         done = self.core.round
@@ -234,6 +234,8 @@ def parse_args():
     parser.add_argument("--train-samples", type=int, metavar="N", help="use only so many, of all clients")
     parser.add_argument("--evaluate-every", type=int, default=1, metavar="ROUNDS")
     parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="that a round waits for updates")
+    parser.add_argument("--pace", type=float, metavar="SECONDS", help="that a round is to take: densities follow what the "
+                        "links give (Kimad; default: they stay)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--state", metavar="FILE", help="keep the state there, and in files beside it, after each round; go "
                         "on from it if it is there")

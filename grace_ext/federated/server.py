@@ -69,6 +69,7 @@ class Server:
         self.model = np.array(start, np.float32).reshape(-1)
         self.told = Estimate(self.model.size, self.model)
         self.round, self.clients, self.sampled = 0, clients, sampled
+        self.told_bytes = 0  # of the container that tells this round's model
         #: How many updates were rejected, by reason.
         self.rejections: collections.Counter[str] = collections.Counter()
         self._optimizer, self._memory, self._limit, self._seed = optimizer or _fedavg, memory, norm_limit, seed
@@ -108,6 +109,7 @@ class Server:
             raise ConfigError(f"round {self.round} has not ended")
         made = self.compressor if compression is None else compressor_of(compression)
         blob = self.told.tell(self.model, made, Stream(self._seed, "down", self.round + 1, -1))
+        self.told_bytes = blob.size
         self.round += 1
         self._history[self.round] = blob
         while len(self._history) > self._keep:

@@ -161,11 +161,21 @@ class Controller:
 def sizes_like(nbytes: float, density: float, elements: int) -> np.ndarray:
     """Bytes of a container with each of DENSITIES, from those of one: positions of half as many take a bit more each."""
     densities = np.array(DENSITIES)
-    sent = max(density * elements, 1.0)
-    bits = 8 * (nbytes - _OVERHEAD) / sent
-    if bits > _BITS[0]:  # fewer tell that only some rows of a table were touched
+    bits = _bits(nbytes, density, elements)
+    if is_full(nbytes, density, elements):
         bits = np.clip(min(bits, _BITS[1]) + np.log2(density / densities), *_BITS)
     return _OVERHEAD + np.maximum(bits, 0.0) * densities * elements / 8
+
+
+def is_full(nbytes: float, density: float, elements: int) -> bool:
+    """Whether a container of so many bytes holds as many elements as its density allows: not if there was nothing to say, or
+    only some rows of a table were touched."""
+    return _bits(nbytes, density, elements) > _BITS[0]
+
+
+def _bits(nbytes: float, density: float, elements: int) -> float:
+    """Of an element."""
+    return 8 * (nbytes - _OVERHEAD) / max(density * elements, 1.0)
 
 
 def uniform(sizes: np.ndarray, budget: float) -> float:

@@ -63,3 +63,17 @@ def test_no_rank_is_left_hanging_when_one_fails(where, says):
 def test_a_job_without_a_failure_ends_in_order():
     done = launch.run("mpirun-4", "failing_federated.py", "nowhere", timeout=120)
     assert done.returncode == 0 and "all rounds were played" in done.stdout, done.stdout[-4000:]
+
+
+def test_with_a_pace_messages_are_as_long_as_there_is_time_for(tmp_path):
+    """Densities as they are without a pace; next to nothing if the time is over before it begins; all if it is long."""
+    done = launch.run("mpirun-4", "paced_federated.py", str(tmp_path), timeout=200)
+    assert done.returncode == 0, done.stdout[-4000:]
+    found = json.loads((tmp_path / "paced.json").read_text())
+    d, clients, density = 20_000, 3, 0.05
+    assert all(one["taken"] == clients and one["silent"] == [] for one in found.values())
+    assert found["None"]["bandwidths"] == [] and all(rate > 0 for rate in found["60.0"]["bandwidths"])
+    for way in ("sent", "received"):
+        elements = {pace: one[way] / clients / 4 for pace, one in found.items()}  # at least, for positions take bytes, too
+        assert density * d < elements["None"] < 2 * density * d
+        assert elements["1e-06"] < 0.01 * d and elements["60.0"] > d
