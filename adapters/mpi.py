@@ -80,6 +80,9 @@ class FederatedServer:
             self._send(client, message, _MODEL)
         self._waiting = set(chosen)
         self._receive_until(lambda: not self._waiting, self._timeout)
+        for client in self._waiting if self.paces else ():
+            at, sent = self._asked[client]
+            self.paces[client].missed(sent, time.monotonic() - at)
         self._waiting = set()
         return self.server.end_round()
 

@@ -34,6 +34,20 @@ def test_who_says_that_all_was_computing_has_told_nothing_of_the_link():
     assert pace.budget == 0
 
 
+def test_who_misses_rounds_gets_less_and_less_until_it_comes():
+    pace = Pace(1.0)
+    pace.missed(300, 3.0)
+    assert pace.budget == 50
+    for _ in range(5):
+        pace.add(1000, 1.5, 0.5)
+    assert pace.budget == 250
+    for expected in (125, 62.5):
+        pace.missed(300, 3.0)
+        assert pace.budget == expected
+    pace.add(40, 0.9, 0.5)
+    assert pace.budget == pytest.approx(25)
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
 def test_a_pace_is_a_time(seconds):
     with pytest.raises(ConfigError, match="seconds"):

@@ -23,7 +23,8 @@ class Pace:
     def __init__(self, seconds: float, window: int = 5):
         if not (math.isfinite(seconds) and seconds > 0):
             raise ConfigError(f"seconds={seconds}; allowed: finite and above 0")
-        self._seconds, self._monitor, self._computing = seconds, BandwidthMonitor(window), deque(maxlen=window)
+        self._seconds, self._window, self._computing = seconds, window, deque(maxlen=window)
+        self._monitor = BandwidthMonitor(window)
 
     def add(self, nbytes: int, elapsed: float, computing: float) -> None:
         """A round of this client: bytes both ways, seconds from the model's sending to the update's coming, and those that
@@ -32,6 +33,12 @@ class Pace:
         self._computing.append(computing)
         self._monitor.add(nbytes, computing, elapsed)
         self._monitor.end_step()
+
+    def missed(self, nbytes: int, elapsed: float) -> None:
+        """A round in which nothing came from this client in so many seconds, after so many bytes to it: what was known of its
+        link is no longer true, and half of that is tried."""
+        known = nbytes / elapsed if self.bandwidth is None else self.bandwidth / 2
+        self._monitor = BandwidthMonitor(self._window, prior=known)
 
     @property
     def bandwidth(self) -> float | None:
@@ -43,7 +50,7 @@ class Pace:
         """Bytes of a message in each direction; None before anything is known."""
         if self.bandwidth is None:
             return None
-        return self.bandwidth * max(0.0, self._seconds - statistics.median(self._computing)) / 2
+        return self.bandwidth * max(0.0, self._seconds - statistics.median(self._computing or [0.0])) / 2
 
 
 class Fitted:
