@@ -58,6 +58,7 @@ class FederatedServer:
         #: By client, with a pace: what is known of its link and of how long it computes.
         self.paces = {client: Pace(pace) for client in range(server.clients)} if pace is not None else {}
         self._down = Fitted(server.compressor, server.model.size) if self.paces else None
+        server.own_densities = bool(self.paces)
         self._asked: dict[int, tuple[float, int]] = {}  # when, and in how many bytes
         self._computed: dict[int, float] = {}  # seconds, as clients say
         _mpi_exit.begin(self, "before FederatedServer.stop()")

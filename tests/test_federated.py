@@ -322,6 +322,24 @@ def test_a_saved_client_that_has_missed_a_round_goes_on():
         Client(np.zeros(3)).load_state_dict(state)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_where_clients_choose_their_densities_norms_are_judged_by_how_many_values_there_are(own):
+    """After rounds of one value each, one client sends all 400, which have 20 times the norm. Another one sends one value as
+    before, of 25 times the norm."""
+    random = np.random.default_rng(0)
+    server = Server(start(), 3, "topk:0.1/rice/raw")
+    server.own_densities = own
+    clients = [Client(start(), "topk:0.001/raw/raw", memory="none", number=number) for number in range(3)]
+    for last in (False, False, True):
+        for client, density in zip(server.begin_round(), (0.001, 1.0 if last else 0.001, 0.001), strict=True):
+            clients[client].receive(server.message_for(client))
+            change = random.choice([-1.0, 1.0], D).astype(np.float32) * (25 if last and client == 2 else 1)
+            server.receive(client, clients[client].update_by(change, 1.0, f"topk:{density}/raw/raw"))
+        report = server.end_round()
+        assert report.taken == (([0, 1] if own else [0]) if last else [0, 1, 2])
+    assert server.rejections == {"norm": 1 if own else 2}
+
+
 @pytest.mark.parametrize("wrong", [{"sampled": 0}, {"sampled": 7}, {"memory": "dgc"}, {"norm_limit": 1}, {"keep": 0}])
 def test_options_that_make_no_sense(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):

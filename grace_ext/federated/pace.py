@@ -35,8 +35,8 @@ class Pace:
         self._monitor.end_step()
 
     def missed(self, nbytes: int, elapsed: float) -> None:
-        """A round in which nothing came from this client in so many seconds, after so many bytes to it: what was known of its
-        link is no longer true, and half of that is tried."""
+        """A round in which nothing came from this client in so many seconds, after so many bytes to it: its link gives less
+        than what was known, and half of that is tried."""
         known = nbytes / elapsed if self.bandwidth is None else self.bandwidth / 2
         self._monitor = BandwidthMonitor(self._window, prior=known)
 

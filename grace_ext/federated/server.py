@@ -78,7 +78,10 @@ class Server:
         self._at = dict.fromkeys(range(clients), 0)  # the round that each client's model is of; FRESH: not known
         self._taken = dict.fromkeys(range(clients), 0)
         self._gone: set[int] = set()
-        self._norms: collections.deque[float] = collections.deque(maxlen=_NORMS)
+        #: Whether clients choose their densities. Then an update with m times the values of another may have sqrt(m) times
+        #: its norm, which is the most that smaller values add.
+        self.own_densities = False
+        self._norms: collections.deque[tuple[int, float]] = collections.deque(maxlen=_NORMS)  # values of an update, its norm
         self._estimates: dict[int, Estimate] = {}  # with ef21, of each client's update
         self._samples: dict[int, float] = {}
         self._open: dict[int, tuple[float, Container, float] | None] | None = None  # samples, update, norm
@@ -180,15 +183,15 @@ class Server:
             raise ConfigError("no round has begun")
         came = {client: update for client, update in self._open.items() if update is not None}
         missing = [client for client, update in self._open.items() if update is None and client not in self._rejected]
-        norms = [*self._norms, *(norm for *_, norm in came.values())]
-        most = self._limit * statistics.median(norms) if len(norms) >= _FEWEST else math.inf
-        for client, (*_, norm) in list(came.items()):
+        seen = [*self._norms, *((parsed.k, norm) for _, parsed, norm in came.values())]
+        for client, (_, parsed, norm) in list(came.items()):
+            most = self._largest_norm(parsed.k, seen)
             if norm > most > 0:
                 del came[client]
                 self._reject(client, Rejected("norm", f"{norm:.4g}, where at most {most:.4g} is allowed"))
         for client, (samples, parsed, norm) in came.items():
             self._taken[client], self._samples[client] = self.round, samples
-            self._norms.append(norm)
+            self._norms.append((parsed.k, norm))
             if self._memory == "ef21":
                 estimate = self._estimates.setdefault(client, Estimate(self.model.size))
                 estimate.known += self._decoded(parsed)
@@ -198,6 +201,13 @@ class Server:
         self._open = None
         return Report(self.round, list(came), missing, dict(self._rejected),
                       0.0 if mean is None else float(np.linalg.norm(mean)), self._sent, self._received)
+
+    def _largest_norm(self, k: int, seen: list[tuple[int, float]]) -> float:
+        """That an update of k values may have. seen: values and norms of others."""
+        if len(seen) < _FEWEST:
+            return math.inf
+        grown = (norm * math.sqrt(max(1.0, k / max(count, 1))) if self.own_densities else norm for count, norm in seen)
+        return self._limit * statistics.median(grown)
 
     def _mean(self, came: dict) -> np.ndarray | None:
         """Of all updates, weighted by samples: those of this round, or what is known of all clients."""
@@ -222,7 +232,8 @@ class Server:
         if self._open is not None:
             raise ConfigError(f"round {self.round} has not ended")
         clients = range(self.clients)
-        state = {"model": self.model, "told": self.told.known, "round": self.round, "norms": np.array(self._norms),
+        state = {"model": self.model, "told": self.told.known, "round": self.round,
+                 "norms": np.array(self._norms).reshape(-1, 2),
                  "at": np.array([self._at[client] for client in clients], np.int64),
                  "taken": np.array([self._taken[client] for client in clients], np.int64),
                  "gone": np.array(sorted(self._gone), np.int64), "history": np.array(list(self._history), np.int64),
@@ -245,7 +256,7 @@ class Server:
             self.told = Estimate(self.model.size, state["told"])
             self.round = int(state["round"])
             self._norms.clear()
-            self._norms.extend(state["norms"].tolist())
+            self._norms.extend((int(k), norm) for k, norm in state["norms"].tolist())
             self._at, self._taken = (dict(enumerate(state[key].tolist())) for key in ("at", "taken"))
             self._gone = set(state["gone"].tolist())
             history = state["history"].tolist()
