@@ -52,9 +52,9 @@ NOTES = f"""\
 - *Seconds to accuracy*: until the best accuracy of Horovod fp16 without a limit, less {100 * POINTS:.1f} points. Evaluations
   are not counted.
 - *Side by side*: one job in which the configurations take turns, some steps each, by which small differences are judged;
-  those that were much slower are left out. Where Horovod's own optimizer takes part, it is started as that is, otherwise with
-  `horovodrun --gloo`, under which instances of one configuration differ less. The mean of several instances of each, and from
-  where to where those go. Which choice is the best for one instance, the others say.
+  those that were much slower are left out. Where Horovod's own optimizer takes part, it is started as that is, otherwise
+  with `horovodrun --gloo`, under which instances of one configuration differ less. The mean of several instances of each,
+  and from where to where those go. Which choice is the best for one instance, the others say.
 - DDP's PowerSGD has one bucket: over Gloo its hook fails with several. It compresses from the second step on.
 - The text model's embedding has a dense gradient in all configurations. Its accuracy is how often the likeliest of the 1,000
   most frequent words is the next one."""
