@@ -58,7 +58,7 @@ class FederatedServer:
         #: By client, with a pace: what is known of its link and of how long it computes.
         self.paces = {client: Pace(pace) for client in range(server.clients)} if pace is not None else {}
         self._down = Fitted(server.compressor, server.model.size) if self.paces else None
-        server.own_densities = bool(self.paces)
+        server.own_densities |= bool(self.paces)
         self._asked: dict[int, tuple[float, int]] = {}  # when, and in how many bytes
         self._computed: dict[int, float] = {}  # seconds, as clients say
         _mpi_exit.begin(self, "before FederatedServer.stop()")
@@ -149,8 +149,8 @@ class FederatedServer:
                 if error.reason != "late":  # then this round's is still to come
                     self._waiting.discard(client)
 
-
     def _budget_down(self) -> float | None:
+        """Bytes, 0 if nobody has time left; None before anything is known."""
         known = [budget for client in self.server.present if (budget := self.paces[client].budget) is not None]
         return min(filter(None, known), default=0.0 if known else None)
 

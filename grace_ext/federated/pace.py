@@ -22,7 +22,7 @@ class Pace:
 
     def __init__(self, seconds: float, window: int = 5):
         if not (math.isfinite(seconds) and seconds > 0):
-            raise ConfigError(f"seconds={seconds}; allowed: finite and above 0")
+            raise ConfigError(f"pace: seconds={seconds}; allowed: finite and above 0")
         self._seconds, self._window, self._computing = seconds, window, deque(maxlen=window)
         self._monitor = BandwidthMonitor(window)
 
