@@ -6,7 +6,6 @@ Frameworks differ in how gradients get in and out; everything between is here, s
 import concurrent.futures
 import dataclasses
 import functools
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -26,6 +25,7 @@ from .errors import ConfigError
 from .lowrank import FactorAllreduce, WarmStarts
 from .memory.base import Memory
 from .observe.counts import Counts
+from .observe.late import Late
 from .observe.watch import Watch
 from .policy.choice import Chooser
 from .policy.kimad import Controller
@@ -66,7 +66,7 @@ class Exchange:
         self._chooser: Chooser | None = None
         self._fusion: Fusion | None = None
         self._worker = executor or concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
-        self._early = self._new_early()
+        self._early, self._late = self._new_early(), Late(self._started)
         self._total, self._last = Counts(), Counts()
 
     def bucket(self, name: str, tensors: list[Tensor], compressor: Compressor, communicator: Communicator) -> Bucket:
@@ -266,10 +266,7 @@ class Exchange:
 
     def pending(self, bucket: Bucket) -> Pending:
         """What the started bucket waits for. Returns when the worker thread has encoded and sent it."""
-        started = time.perf_counter()
-        pending = self._started[bucket.name].result()
-        self._last.exposed += time.perf_counter() - started
-        return pending
+        return self._late.wait(self._started[bucket.name].result)
 
     def advance(self, *buckets: Bucket) -> None:
         """When all buckets are started: let those of several dependent collectives start all but the first, so that they
@@ -277,11 +274,13 @@ class Exchange:
         left = [(bucket, len(bucket.communicator.collectives_of(self.transport)) - 1) for bucket in self.buckets]
         levels = 1 if buckets else max((count for _, count in left), default=0)
         if levels and not buckets:
-            concurrent.futures.wait(self._started.values())  # the worker may be about to do the same
-        self._early.rest()
+            for bucket in self.buckets:
+                self.pending(bucket)  # the worker may be about to do the same
+        self._late.wait(self._early.rest)
         for level in range(levels):
-            for bucket in buckets or [bucket for bucket, count in left if self._early.levels(bucket) <= level < count]:
-                self._exposed(self._advance, bucket, self.pending(bucket))
+            todo = buckets or [bucket for bucket, count in left if self._early.levels(bucket) <= level < count]
+            for number, bucket in enumerate(todo, start=1):
+                self._late.do(self._advance, bucket, self.pending(bucket), others=todo[number:])
 
     def _advance(self, bucket: Bucket, pending: Pending) -> None:
         before = self._watch.before(self.step, bucket, pending)
@@ -292,11 +291,11 @@ class Exchange:
         """Wait for the bucket and write the weighted sum over ranks to out (float32[size], or what the bucket's own `finish`
         says). Errors of the worker thread surface here."""
         pending = self.pending(bucket)
-        self._early.rest()
+        self._late.wait(self._early.rest)
         if early := self._early.result(bucket):
             finite = early.result()
         else:
-            finite = self._exposed(self._receive, bucket, pending, out)
+            finite = self._late.do(self._receive, bucket, pending, out, others=self.buckets)
         self._finite &= finite
         self._watch.finished(self.step, bucket, pending)
         self._last.add(bucket, pending)
@@ -311,13 +310,6 @@ class Exchange:
         self._watch.after(self.step, bucket, pending, before)
         return finite
 
-    def _exposed(self, do: Callable, bucket: Bucket, pending: Pending, *args):
-        """Do it now, while the step waits."""
-        before = pending.codec_seconds
-        result = do(bucket, pending, *args)
-        self._last.exposed += pending.codec_seconds - before
-        return result
-
     def end_step(self) -> bool:
         """Close the step after all buckets are finished. If some rank's gradient was not finite, every memory on every
         rank stays as it was, and False is returned."""
@@ -327,8 +319,9 @@ class Exchange:
             self._tally = None
         for state in (*self._memories, self._warm_starts):
             state.commit() if finite else state.rollback()
-        self._forget_step()
         step, last = self.step, self._last
+        last.late, last.exposed = self._late.seconds, self._late.exposed
+        self._forget_step()
         self.step += 1
         self._total.merge(last)
         self._total.last, self._last = last, Counts()
@@ -342,7 +335,7 @@ class Exchange:
     def _forget_step(self) -> None:
         self._early.end()
         self._started.clear()
-        self._early = self._new_early()
+        self._early, self._late = self._new_early(), Late(self._started)
 
     def abort(self) -> None:
         """Forget a step that failed; the memory stays as it was."""
@@ -373,8 +366,9 @@ class Exchange:
         bytes_in: float32 bytes of the gradients; of gradients that come as rows, those of each row as it came, duplicates
         included, and 8 for its index; bytes_out: payload bytes that this rank handed to collectives, headers and padding
         included; ratio: one by the other; compressed: the same for the buckets that are not plain float32; seconds: per
-        stage, those of the worker thread included ("exchange" is what was not hidden behind other work); exposed_seconds:
-        how long steps waited for codecs, which otherwise work beside backward; index_codecs: how
+        stage, those of the worker thread included ("exchange" is what was not hidden behind other work); late_seconds: how
+        long codecs worked while steps waited, and not beside backward; exposed_seconds: of these, those in which steps
+        waited for nothing else, decoding while another bucket was still on its way left out; index_codecs: how
         many containers each index codec wrote, the ones that `auto` chose under their own names; residual_norm_ratio: by
         tensor, the L2 norm of its residual over that of this rank's gradient, when somebody last looked (an observer, or
         rank 0 after 8, 16, 32, ... steps); None where that is no number; ways: with communicator "auto", the next step's

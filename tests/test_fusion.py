@@ -137,6 +137,21 @@ def test_what_is_no_fused_message_is_an_error(data):
         group.part("a")
 
 
+def test_a_collective_that_cannot_be_started_is_an_error_of_all_its_buckets():
+    class Gone(Transport):
+        rank, size = 0, RANKS
+
+        def allgather(self, name, payload):
+            raise ExchangeError("the others are gone")
+
+    group = fusion._Group(Gone(), ["a", "b"])
+    group.add("a", np.empty(0, np.uint8))
+    with pytest.raises(ExchangeError, match="gone"):
+        group.add("b", np.empty(0, np.uint8))
+    with pytest.raises(ExchangeError, match="gone"):
+        group.part("a")
+
+
 def test_a_step_that_is_given_up_leaves_nobody_waiting():
     def work(transport):
         exchange = make(transport)

@@ -14,8 +14,9 @@ class Transport:
 
     Calls return at once with a handle; `handle.wait()` blocks for the result (`handle.waited`, if there is one: the seconds
     that were spent waiting before; `handle.padding`: the bytes that this rank sent on top of the payload; `handle.poll()`:
-    whether the result is there, for libraries in which ranks may wait and start collectives in any order). A name identifies
-    a collective: all ranks must start it, in any order. Failures raise ExchangeError or the library's own error.
+    whether the result is there, for libraries in which ranks may wait and start collectives in any order; `handle.sent`,
+    False as long as it waits for others of this rank to go with). A name identifies a collective: all ranks must start it,
+    in any order. Failures raise ExchangeError or the library's own error.
     """
 
     rank: int
@@ -65,6 +66,14 @@ class Pending:
     #: lie in scratch arrays of the thread: valid until its next exchange.
     container: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
     support: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
+
+    #: The handle that was waited for last.
+    over: object = dataclasses.field(default=None, kw_only=True, repr=False)
+
+    def is_on_its_way(self) -> bool:
+        """Whether a collective is known to be under way: sent, and not there yet."""
+        poll = getattr(self.handle, "poll", None)
+        return poll is not None and self.handle is not self.over and getattr(self.handle, "sent", True) and not poll()
 
     @property
     def codec_seconds(self) -> float:
@@ -151,7 +160,7 @@ def encode(compressor, gradient: np.ndarray, state: tuple | None, stream, sizes=
 def wait(pending: Pending):
     """The result of the exchange; the time spent waiting is counted as exchange."""
     started = time.perf_counter()
-    result = pending.handle.wait()
+    result, pending.over = pending.handle.wait(), pending.handle
     pending.wire_bytes += getattr(pending.handle, "padding", 0)
     pending.count({"exchange": time.perf_counter() - started + getattr(pending.handle, "waited", 0.0)})
     return result

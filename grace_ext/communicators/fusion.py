@@ -99,11 +99,19 @@ class _Group:
         if len(self._payloads) == len(self.names):
             payloads = [self._payloads[name] for name in self.names]
             lengths = np.array([one.size for one in payloads], "<u4").view(np.uint8)
-            self._sent.set_result(self._transport.allgather(f"{self.names[0]}.fused", np.concatenate([lengths, *payloads])))
+            try:
+                handle = self._transport.allgather(f"{self.names[0]}.fused", np.concatenate([lengths, *payloads]))
+            except BaseException as error:
+                self.fail(error)  # the other buckets would wait for it
+                raise
+            self._sent.set_result(handle)
 
-    def fail(self, error: ExchangeError) -> None:
+    def fail(self, error: BaseException) -> None:
         if not self._sent.done():
             self._sent.set_exception(error)
+
+    def sent(self) -> bool:
+        return self._sent.done() and not self._sent.exception()
 
     def arrived(self) -> bool:
         if self._parts is not None:
@@ -142,6 +150,10 @@ class _Part:
     def __init__(self, group: _Group, name: str):
         self._group, self._name = group, name
         self.padding = 0
+
+    @property
+    def sent(self) -> bool:
+        return self._group.sent()
 
     def poll(self) -> bool:
         return self._group.arrived()

@@ -12,7 +12,7 @@ class Counts:
         self.bytes = Counter()
         self.seconds = Counter()
         self.index_codecs = Counter()
-        self.exposed = 0.0
+        self.late = self.exposed = 0.0
         self.last: Counts | None = None
 
     def add(self, bucket, pending: Pending) -> None:
@@ -26,12 +26,13 @@ class Counts:
     def merge(self, other: "Counts") -> None:
         self.bytes.update(other.bytes)
         self.seconds.update(other.seconds)
+        self.late += other.late
         self.exposed += other.exposed
         self.index_codecs.update(other.index_codecs)
 
     def report(self) -> dict:
         return {**self._volume("all"), "compressed": self._volume("compressed"), "seconds": dict(self.seconds),
-                "exposed_seconds": self.exposed, "index_codecs": dict(self.index_codecs)}
+                "late_seconds": self.late, "exposed_seconds": self.exposed, "index_codecs": dict(self.index_codecs)}
 
     def _volume(self, kind: str) -> dict:
         given, sent = self.bytes[kind, "in"], self.bytes[kind, "out"]

@@ -1,0 +1,40 @@
+"""Codecs' work that a step waits for, because nothing hides it."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+
+class Late:
+    """Of one step. started: the Pendings of its buckets, by name, as the exchange keeps them.
+
+    seconds: of codecs that worked while the step waited. exposed: of these, in which it waited for nothing else: decoding
+    while another bucket is still on its way, which has the same before it, makes no step longer.
+    """
+
+    def __init__(self, started: dict[str, Future]):
+        self.seconds = self.exposed = 0.0
+        self._started = started
+
+    def wait(self, done: Callable):
+        """The result of done(), which returns when the worker thread is through."""
+        started = time.perf_counter()
+        result = done()
+        self._add(time.perf_counter() - started)
+        return result
+
+    def do(self, decode: Callable, bucket, pending, *args, others):
+        """The result of decode(bucket, pending, *args). others: buckets that have it yet to come."""
+        before = pending.codec_seconds
+        result = decode(bucket, pending, *args)
+        self._add(pending.codec_seconds - before, others)
+        return result
+
+    def _add(self, seconds: float, others=()) -> None:
+        self.seconds += seconds
+        if not any(self._is_on_its_way(bucket.name) for bucket in others):
+            self.exposed += seconds
+
+    def _is_on_its_way(self, name: str) -> bool:
+        future = self._started.get(name)
+        return bool(future and future.done() and not future.exception() and future.result().is_on_its_way())
