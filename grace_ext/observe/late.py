@@ -8,8 +8,8 @@ from concurrent.futures import Future
 class Late:
     """Of one step. started: the Pendings of its buckets, by name, as the exchange keeps them.
 
-    seconds: of codecs that worked while the step waited. exposed: of these, in which it waited for nothing else: decoding
-    while another bucket is still on its way, which has the same before it, makes no step longer.
+    seconds: of codecs that worked while the step waited. exposed: the same without what makes no step longer: decoding one
+    bucket while another, which has to be decoded as well, is still on its way.
     """
 
     def __init__(self, started: dict[str, Future]):
