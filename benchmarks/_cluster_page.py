@@ -4,7 +4,7 @@ import os
 import statistics
 import sys
 
-from _cluster_results import BASELINE, CONFIGURATIONS, MODELS, OURS, POINTS, RATES, Results
+from _cluster_results import BASELINE, CONFIGURATIONS, MODELS, OURS, POINTS, RATES, SIDE_BY_SIDE, WITH_HOROVOD, Results
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "examples"))
@@ -33,7 +33,7 @@ def document(results: Results) -> str:
         target = results.target(model)
         parts.append(f"### {MODELS[model]}")
         parts += [f"{RATES[rate]}:\n\n{as_markdown(table(results, model, rate, target))}" for rate in results.rates(model)]
-        parts += [neighbours(results, model)] if any(results.side_by_side(model, r) for r in RATES) else []
+        parts += [neighbours(results, model)]
     parts.append(NOTES)
     parts.append(f"{measured(results)}, by `python benchmarks/cluster.py --data DIR`.")
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -52,9 +52,10 @@ NOTES = f"""\
 - *Seconds to accuracy*: until the best accuracy of Horovod fp16 without a limit, less {100 * POINTS:.1f} points. Evaluations
   are not counted.
 - *Side by side*: one job in which the configurations take turns, some steps each, by which small differences are judged;
-  those that were much slower are left out. Where Horovod's own optimizer takes part, it is started as that is, otherwise
-  with `horovodrun --gloo`, under which instances of one configuration differ less. The mean of several instances of each,
-  and from where to where those go. Which choice is the best for one instance, the others say.
+  those that were much slower are left out. *With Horovod*: all are started as its own optimizer is, with which auto is
+  compared there. With grace_ext's other choices it is compared under `horovodrun --gloo`, where instances of one
+  configuration differ less; the bar takes the worse of both. The mean of several instances of each, and from where to where
+  those go. Which choice is the best for one instance, the others say.
 - DDP's PowerSGD has one bucket: over Gloo its hook fails with several. It compresses from the second step on.
 - The text model's embedding has a dense gradient in all configurations. Its accuracy is how often the likeliest of the 1,000
   most frequent words is the next one."""
@@ -109,13 +110,15 @@ def table(results: Results, model: str, rate: str, target: float | None) -> list
 
 
 def neighbours(results: Results, model: str) -> str:
-    rates = [rate for rate in results.rates(model) if results.side_by_side(model, rate)]
-    rows = [["side by side, ms a step", *(RATES[rate] for rate in rates)]]
+    columns = [(RATES[rate] + title, steps) for rate in results.rates(model)
+               for title, comparison in ((", with Horovod", WITH_HOROVOD), ("", SIDE_BY_SIDE))
+               if (steps := results.side_by_side(model, rate, comparison))]
+    rows = [["side by side, ms a step", *(title for title, _ in columns)]]
     for config in CONFIGURATIONS:
-        steps = [results.side_by_side(model, rate).get(config) for rate in rates]
+        steps = [of.get(config) for _, of in columns]
         if any(steps):
             rows.append([LABELS[config], *(spread(instances) if instances else "" for instances in steps)])
-    return as_markdown(rows)
+    return as_markdown(rows) if columns else ""
 
 
 def spread(instances: list[float]) -> str:

@@ -15,7 +15,7 @@ import sys
 import time
 
 from _cluster_page import document, plot, spread, summary
-from _cluster_results import CONFIGURATIONS, MODELS, OURS, RATES, SIDE_BY_SIDE, Results, path_of
+from _cluster_results import CONFIGURATIONS, MODELS, OURS, RATES, SIDE_BY_SIDE, WITH_HOROVOD, Results, path_of
 from _cluster_tasks import TASKS, write_words
 from _hosts import LAUNCHERS, ROOT, Hosts, Job, JobFailed
 from _page import around_markers, write_section
@@ -31,7 +31,7 @@ SETTLES = {"auto": 400}  # steps until a configuration has made its choices
 class Benchmark:
     def __init__(self, args, up: Hosts):
         self.args, self.up, self.failed, self.started, self.done = args, up, [], time.monotonic(), 0
-        self.total = len(args.models) * len(args.rates) * (len(args.configs) + 1)
+        self.total = len(args.models) * len(args.rates) * (len(args.configs) + 2)
 
     def all(self) -> None:
         for model in self.args.models:
@@ -107,15 +107,17 @@ class Benchmark:
         results = Results(self.args.raw)
         steps = {config: results.step(model, rate, config) for config in self.args.configs
                  if CONFIGURATIONS[config][1] == "horovod" and results.get(model, rate, config)}
-        tried = [config for config, seconds in steps.items() if seconds <= self.args.near * min(steps.values())]
-        if len(tried) < 2:
-            self.done += 1
-            return
-        launcher = self.args.our_launcher if set(tried) <= set(OURS) else self.args.launcher
-        options = {**self.options(model, rate, tried[0]), "launcher": launcher}
-        options["side_by_side"] = {config: {"arguments": CONFIGURATIONS[config][2], "settles": SETTLES.get(config, 8)}
-                                   for config in tried}
-        self.run(model, rate, SIDE_BY_SIDE, options)
+        near = [config for config, seconds in steps.items() if seconds <= self.args.near * min(steps.values())]
+        ours = [config for config in near if config in OURS]
+        for comparison, tried, launcher in ((SIDE_BY_SIDE, ours, self.args.our_launcher),
+                                            (WITH_HOROVOD, near if near != ours else [], self.args.launcher)):
+            if len(tried) < 2:
+                self.done += 1
+                continue
+            options = {**self.options(model, rate, tried[0]), "launcher": launcher}
+            options["side_by_side"] = {config: {"arguments": CONFIGURATIONS[config][2], "settles": SETTLES.get(config, 8)}
+                                       for config in tried}
+            self.run(model, rate, comparison, options)
 
 
 def say(text: str) -> None:
