@@ -135,7 +135,8 @@ def document(runs: dict[tuple[str, str], Run], args) -> str:
         f"{BUCKET_BYTES // 2**20} MiB, the default spec, {args.ranks} ranks. A worker thread encodes each bucket as soon as "
         f"its gradients are there, and decodes in between what has come from the others. Late is what is left of encoding "
         f"and decoding when backward has ended. The exchange hides some of that: decoding a bucket while another is still "
-        f"on its way that has the same before it makes the step no longer. The rest is exposed.",
+        f"on its way that has the same before it makes the step no longer. The rest is exposed, encoding always: with "
+        f"`sharded`, that of sums, too, for which other ranks wait.",
         as_markdown(table).replace("|---|--:|--:|", "|---|---|--:|"),
         "![one step: backward, and the phases of each bucket](overlap.png)",
         f"- The bar: where backward takes longer than the codecs, at most {BAR:.0%} of them are exposed. It is "

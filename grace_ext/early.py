@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from .buckets import Bucket
-from .communicators.base import Pending
+from .communicators.base import Pending, has_arrived
 
 _NAP = 0.001  # seconds between two looks at what has arrived
 
@@ -65,7 +65,7 @@ class Early:
     def _work(self) -> int:
         """On what has arrived; returns how many have."""
         with self._lock:
-            arrived = [one for one in self._open.values() if _has_arrived(one[1].handle)]
+            arrived = [one for one in self._open.values() if has_arrived(one[1].handle)]
         for bucket, pending, out, collectives in arrived:
             if self.levels(bucket) < collectives - 1:
                 self._advance(bucket, pending)
@@ -90,8 +90,3 @@ class Early:
         with self._lock:
             self._open.pop(bucket.name, None)
             return self._results.get(bucket.name)
-
-
-def _has_arrived(handle) -> bool:
-    poll = getattr(handle, "poll", None)
-    return poll is not None and poll()

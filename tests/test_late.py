@@ -4,27 +4,42 @@ import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from test_communicators import gradient, on_all_ranks
 
 import grace_ext
 from grace_ext.buckets import Tensor
-from grace_ext.communicators.base import Pending, wait
+from grace_ext.communicators import fusion
+from grace_ext.communicators.base import Pending, Transport, wait
+from grace_ext.communicators.metered import Metered
 from grace_ext.exchange import Exchange
 from grace_ext.observe.late import Late
 from grace_ext.spec import parse_stage
 
 
 class Handle:
-    """arrived: None for a library that does not tell."""
+    """arrived: what poll() says."""
 
-    def __init__(self, arrived, sent=True):
-        self.sent = sent
-        if arrived is not None:
-            self.poll = lambda: arrived
+    def __init__(self, arrived):
+        self.poll = lambda: arrived
 
     def wait(self):
         return self
+
+
+class Silent(Transport):
+    """Of a library that does not tell what has arrived."""
+
+    rank, size = 0, 2
+
+    def allgather(self, name, payload):
+        return object()
+
+
+def silent_and_fused():
+    group = fusion._Group(Silent(), ["a"])
+    return fusion.Member(Silent(), group).allgather("a", np.empty(0, np.uint8))
 
 
 def decode(bucket, pending, seconds):
@@ -51,10 +66,23 @@ def test_decoding_is_hidden_by_a_bucket_that_is_still_on_its_way():
     assert late_beside(done(Pending(Handle(arrived=False), 0, {}))) == 0
 
 
-@pytest.mark.parametrize("handle", [Handle(arrived=True), Handle(arrived=None), Handle(arrived=False, sent=False)],
-                         ids=["arrived", "nobody knows", "not sent yet"])
+@pytest.mark.parametrize("handle", [
+    pytest.param(Handle(arrived=True), id="arrived"),
+    pytest.param(fusion._Part(fusion._Group(Silent(), ["a"]), "a"), id="not sent yet"),
+    pytest.param(Silent().allgather("a", None), id="nobody knows"),
+    pytest.param(Metered(Silent(), None).allgather("a", np.empty(0)), id="nobody knows, metered"),
+    pytest.param(silent_and_fused(), id="nobody knows, fused")])
 def test_decoding_is_exposed_when_nothing_else_is_under_way(handle):
     assert late_beside(done(Pending(handle, 0, {}))) == 2
+
+
+def test_encoding_is_always_exposed():
+    """A sum, say, that goes on to the other ranks."""
+    late = Late({"other": done(Pending(Handle(arrived=False), 0, {}))})
+    pending = Pending(Handle(True), 0, {"decode": 1.0, "index": 1.0})
+    late.do(lambda _, pending: pending.count({"decode": 2.0, "index": 4.0}), SimpleNamespace(name="own"), pending,
+            others=[SimpleNamespace(name="other")])
+    assert late.seconds == 6 and late.exposed == 4
 
 
 def test_a_bucket_that_was_waited_for_is_not_asked_again():

@@ -14,9 +14,8 @@ class Transport:
 
     Calls return at once with a handle; `handle.wait()` blocks for the result (`handle.waited`, if there is one: the seconds
     that were spent waiting before; `handle.padding`: the bytes that this rank sent on top of the payload; `handle.poll()`:
-    whether the result is there, for libraries in which ranks may wait and start collectives in any order; `handle.sent`,
-    False as long as it waits for others of this rank to go with). A name identifies a collective: all ranks must start it,
-    in any order. Failures raise ExchangeError or the library's own error.
+    whether the result is there, for libraries in which ranks may wait and start collectives in any order). A name identifies
+    a collective: all ranks must start it, in any order. Failures raise ExchangeError or the library's own error.
     """
 
     rank: int
@@ -72,8 +71,7 @@ class Pending:
 
     def is_on_its_way(self) -> bool:
         """Whether a collective is known to be under way: sent, and not there yet."""
-        poll = getattr(self.handle, "poll", None)
-        return poll is not None and self.handle is not self.over and getattr(self.handle, "sent", True) and not poll()
+        return self.handle is not self.over and has_arrived(self.handle) is False
 
     @property
     def codec_seconds(self) -> float:
@@ -155,6 +153,13 @@ def encode(compressor, gradient: np.ndarray, state: tuple | None, stream, sizes=
     if state is None:
         return compressor.encode(gradient, stream, sizes=sizes)
     return compressor.encode_compensated(gradient, *state, stream, sizes=sizes)
+
+
+def has_arrived(handle) -> bool | None:
+    """Whether the result of a collective is there; None if the library does not tell, or it waits for others of this rank to
+    go with."""
+    poll = getattr(handle, "poll", None)
+    return poll() if poll else None
 
 
 def wait(pending: Pending):

@@ -9,7 +9,7 @@ import concurrent.futures
 import numpy as np
 
 from ..errors import ContainerError, ExchangeError
-from .base import Transport
+from .base import Transport, has_arrived
 
 MOST = 32 * 1024  # bytes of a rank's containers that go together
 _AGAIN = 100  # steps after which groups are made once more
@@ -110,14 +110,10 @@ class _Group:
         if not self._sent.done():
             self._sent.set_exception(error)
 
-    def sent(self) -> bool:
-        return self._sent.done() and not self._sent.exception()
-
-    def arrived(self) -> bool:
+    def arrived(self) -> bool | None:
         if self._parts is not None:
             return True
-        poll = getattr(self._sent.result(), "poll", None) if self._sent.done() else None
-        return bool(poll and poll())
+        return has_arrived(self._sent.result()) if self._sent.done() and not self._sent.exception() else None
 
     def part(self, name: str) -> tuple[np.ndarray, int]:
         """The payloads of that name, joined in the order of ranks; and how many bytes this rank sent beside payloads, said
@@ -151,11 +147,7 @@ class _Part:
         self._group, self._name = group, name
         self.padding = 0
 
-    @property
-    def sent(self) -> bool:
-        return self._group.sent()
-
-    def poll(self) -> bool:
+    def poll(self) -> bool | None:
         return self._group.arrived()
 
     def wait(self) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .base import Transport
+from .base import Transport, has_arrived
 
 
 class Metered(Transport):
@@ -67,16 +67,14 @@ class _Handle:
             raise AttributeError(name)
         return getattr(self._handle, name)
 
-    def poll(self) -> bool:
-        poll = getattr(self._handle, "poll", None)
-        there = poll is not None and poll()
+    def poll(self) -> bool | None:
+        there = has_arrived(self._handle)
         if there:
             self._tell(late=True)
         return there
 
     def wait(self) -> np.ndarray:
-        poll = getattr(self._handle, "poll", None)
-        late = poll is not None and poll()
+        late = bool(has_arrived(self._handle))
         result = self._handle.wait()
         self._tell(late)
         return result

@@ -9,7 +9,7 @@ class Late:
     """Of one step. started: the Pendings of its buckets, by name, as the exchange keeps them.
 
     seconds: of codecs that worked while the step waited. exposed: the same without what makes no step longer: decoding one
-    bucket while another, which has to be decoded as well, is still on its way.
+    bucket while another, which has to be decoded as well, is still on its way. Encoding makes a send later and counts.
     """
 
     def __init__(self, started: dict[str, Future]):
@@ -25,9 +25,11 @@ class Late:
 
     def do(self, decode: Callable, bucket, pending, *args, others):
         """The result of decode(bucket, pending, *args). others: buckets that have it yet to come."""
-        before = pending.codec_seconds
+        before, decoded = pending.codec_seconds, pending.seconds.get("decode", 0.0)
         result = decode(bucket, pending, *args)
-        self._add(pending.codec_seconds - before, others)
+        decoded = pending.seconds.get("decode", 0.0) - decoded
+        self._add(decoded, others)
+        self._add(pending.codec_seconds - before - decoded)
         return result
 
     def _add(self, seconds: float, others=()) -> None:
