@@ -33,7 +33,7 @@ def document(results: Results) -> str:
         target = results.target(model)
         parts.append(f"### {MODELS[model]}")
         parts += [f"{RATES[rate]}:\n\n{as_markdown(table(results, model, rate, target))}" for rate in results.rates(model)]
-        parts += [neighbours(results, model)]
+        parts.append(neighbours(results, model))
     parts.append(NOTES)
     parts.append(f"{measured(results)}, by `python benchmarks/cluster.py --data DIR`.")
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -125,12 +125,12 @@ class Results:
                               SHARDED_LOSES, {"sharded": best["allgather"] - best["sharded"]}))
             for rate in self.rates(model):
                 what = f"{MODELS[model].split(',')[0]}, {RATES[rate]}: step of auto"
-                against = [self._auto(model, rate, SIDE_BY_SIDE, OURS),
-                           self._auto(model, rate, WITH_HOROVOD, ("horovod-fp32", BASELINE))]
-                if rate == "none" and against[1]:
-                    found.append((what, "Horovod's best", AUTO, {"auto": against[1]}))
-                if any(against):
-                    found.append((what, "best fixed choice", AUTO, {"auto": max(filter(None, against))}))
+                ours = self._auto(model, rate, SIDE_BY_SIDE, OURS)
+                horovods = self._auto(model, rate, WITH_HOROVOD, ("horovod-fp32", BASELINE))
+                if rate == "none" and horovods:
+                    found.append((what, "Horovod's best", AUTO, {"auto": horovods}))
+                if ours or horovods:
+                    found.append((what, "best fixed choice", AUTO, {"auto": max(filter(None, (ours, horovods)))}))
         return found
 
     def _auto(self, model: str, rate: str, comparison: str, configs: tuple[str, ...]) -> float | None:
