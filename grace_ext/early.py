@@ -1,4 +1,4 @@
-"""Buckets that have arrived while backward goes on: the thread that encodes decodes them in between."""
+"""Buckets that have arrived while backward goes on: the worker that encodes decodes them in between."""
 
 import concurrent.futures
 import threading
@@ -28,12 +28,12 @@ class Early:
         self._ended = False
 
     def add(self, bucket: Bucket, pending: Pending, out, collectives: int) -> None:
-        """In the worker thread: this one was sent."""
+        """By the thread that encoded it: this one was sent."""
         with self._lock:
             self._open[bucket.name] = bucket, pending, out, collectives
 
     def look(self) -> None:
-        """In the worker thread: when it has nothing to encode, let it look for what has arrived."""
+        """By the thread that encoded the last: when there is nothing to encode, let the worker look for what has arrived."""
         if self._open and not self._is_last():
             self._call.clear()  # buckets that were started before come before the look
             self._looks.append(self._worker.submit(self._watch))
@@ -67,6 +67,8 @@ class Early:
         with self._lock:
             arrived = [one for one in self._open.values() if has_arrived(one[1].handle)]
         for bucket, pending, out, collectives in arrived:
+            if self._call.is_set():
+                break  # others wait for what is encoded
             if self.levels(bucket) < collectives - 1:
                 self._advance(bucket, pending)
                 self._levels[bucket.name] = self.levels(bucket) + 1

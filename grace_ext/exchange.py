@@ -32,6 +32,7 @@ from .policy.kimad import Controller
 from .policy.memories import Memories
 from .policy.schedules import Schedules
 from .rng import Stream
+from .turns import Turns
 
 _STEP, _WARM_STARTS = "step", "lowrank"  # in state dicts, beside the memories' fields
 
@@ -40,8 +41,8 @@ class Exchange:
     """Starts and finishes the buckets of each step, keeps the memory consistent, and counts.
 
     memory: a Memory, its spec, or specs by name pattern (grace_ext.policy.Memories). weight: what the sum over ranks is
-    multiplied with (1 / ranks for an average). capture: saves gradients of rank 0. executor: what encodes, one bucket at a
-    time; a thread of its own if None. schedule: options by step (grace_ext.policy.Schedules). joinable: whether ranks may
+    multiplied with (1 / ranks for an average). capture: saves gradients of rank 0. executor: of the one thread that encodes
+    while others compute; one of its own if None. schedule: options by step (grace_ext.policy.Schedules). joinable: whether ranks may
     leave the loop before others, and `accompany` these. observe: who looks on (grace_ext.observe.observers).
     """
 
@@ -65,7 +66,7 @@ class Exchange:
         self._tally: concurrent.futures.Future | None = None  # of the ranks that take part in the step
         self._chooser: Chooser | None = None
         self._fusion: Fusion | None = None
-        self._worker = executor or concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
+        self._turns = Turns(executor)
         self._early, self._late = self._new_early(), Late(self._started)
         self._total, self._last = Counts(), Counts()
 
@@ -171,11 +172,11 @@ class Exchange:
         transport = self._watch.timed(self.step, bucket, transport)
         weigh = self._kimad.weigh_of(bucket) if self._kimad else None
         start = functools.partial(bucket.start, transport, pack, self._stream_of(bucket), look, weigh)
-        self._started[bucket.name] = self._worker.submit(self._work, bucket, start, out)
+        self._started[bucket.name] = self._turns.submit(self._work, bucket, start, out)
         self._early.call()
 
     def _work(self, bucket: Bucket, start: Callable, out) -> Pending:
-        """In the worker thread."""
+        """In the worker thread, or in that of a caller who would wait for it."""
         pending = start()
         if out is not None:
             self._early.add(bucket, pending, out, len(bucket.communicator.collectives_of(self.transport)))
@@ -183,7 +184,7 @@ class Exchange:
         return pending
 
     def _new_early(self) -> Early:
-        return Early(self._worker, self._advance, self._receive, lambda: len(self._started) >= len(self.buckets))
+        return Early(self._turns.executor, self._advance, self._receive, lambda: len(self._started) >= len(self.buckets))
 
     def _transport_of(self, bucket: Bucket) -> Transport:
         return self._fusion.transport_of(bucket) if self._fusion else self.transport
@@ -219,7 +220,7 @@ class Exchange:
         if self._fusion:
             self._fusion.begin()
         if self._joinable and not any(bucket.communicator.sends_containers for bucket in self.buckets):
-            self._tally = self._worker.submit(self.transport.allreduce, f"{self.buckets[0].name}.ranks",
+            self._tally = self._turns.submit(self.transport.allreduce, f"{self.buckets[0].name}.ranks",
                                               np.full(1, own, np.float32))
 
     def accompany(self, room: Callable, passed: Callable | None = None) -> bool:
@@ -259,14 +260,18 @@ class Exchange:
 
     def _start_empty(self, bucket: Bucket) -> None:
         stream = self._stream_of(bucket)
-        self._started[bucket.name] = self._worker.submit(bucket.start_empty, self._transport_of(bucket), stream)
+        self._started[bucket.name] = self._turns.submit(bucket.start_empty, self._transport_of(bucket), stream)
 
     def is_started(self, bucket: Bucket) -> bool:
         return bucket.name in self._started
 
     def pending(self, bucket: Bucket) -> Pending:
-        """What the started bucket waits for. Returns when the worker thread has encoded and sent it."""
-        return self._late.wait(self._started[bucket.name].result)
+        """What the started bucket waits for. Returns when it is encoded and sent, by the worker thread, or in this one
+        rather than to wait until that one begins."""
+        future = self._started[bucket.name]
+        while not future.done() and (done := self._turns.take()):
+            self._late.did(done)
+        return self._late.wait(future.result)
 
     def advance(self, *buckets: Bucket) -> None:
         """When all buckets are started: let those of several dependent collectives start all but the first, so that they
@@ -357,8 +362,7 @@ class Exchange:
     def close(self) -> None:
         """Forget a step under way and end the worker thread: for an exchange that another one takes the place of."""
         self.abort()
-        if isinstance(self._worker, concurrent.futures.ThreadPoolExecutor):
-            self._worker.shutdown()
+        self._turns.close()
 
     def stats(self, *others: "Exchange") -> dict:
         """Totals since the start, those of the others included, and the same for this one's last step under "last_step".

@@ -1,5 +1,7 @@
 """The step's exchange: buckets, memory transactions, statistics; and the rules that choose specs."""
 
+import concurrent.futures
+
 import numpy as np
 import pytest
 from contract import arrays_of
@@ -23,6 +25,28 @@ def make(transport, spec="topk:0.1/rice/qsgd:7", communicator="allgather", memor
     exchange.set_buckets([Bucket("bucket", TENSORS, grace_ext.compressor(spec), parse_stage("communicator", communicator),
                                  exchange.memory_of(TENSORS[0]))])
     return exchange
+
+
+class Asleep(concurrent.futures.Executor):
+    """A worker that never gets a core."""
+
+    def submit(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("communicator", ["allgather", "sharded"])
+def test_a_caller_encodes_what_the_worker_has_not_begun(communicator):
+    def work(transport, executor):
+        exchange = make(transport, communicator=communicator, executor=executor)
+        outs = [step(exchange, gradient(10 * transport.rank + i))[0] for i in range(3)]
+        return outs, exchange.stats()
+
+    alone = on_all_ranks(lambda transport: work(transport, Asleep()))
+    usual = on_all_ranks(lambda transport: work(transport, None))
+    for (outs, stats), (expected, _) in zip(alone, usual, strict=True):
+        assert np.array_equal(outs, expected)
+        encoding = sum(taken for stage, taken in stats["seconds"].items() if stage not in ("exchange", "decode"))
+        assert encoding <= stats["exposed_seconds"] <= stats["late_seconds"]
 
 
 def step(exchange, given):

@@ -17,11 +17,16 @@ class Late:
         self._started = started
 
     def wait(self, done: Callable):
-        """The result of done(), which returns when the worker thread is through."""
+        """The result of done(), which returns when the worker thread is through. All of the waiting counts."""
         started = time.perf_counter()
         result = done()
         self._add(time.perf_counter() - started)
         return result
+
+    def did(self, future: Future) -> None:
+        """The caller has encoded this bucket itself, which the worker thread had not begun."""
+        if not future.cancelled() and not future.exception():
+            self._add(getattr(future.result(), "codec_seconds", 0.0))  # 0 for a collective without a codec
 
     def do(self, decode: Callable, bucket, pending, *args, others):
         """The result of decode(bucket, pending, *args). others: buckets that have it yet to come."""

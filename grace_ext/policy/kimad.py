@@ -101,7 +101,7 @@ class Controller:
         return functools.partial(self._weigh, bucket.name) if wanted else None
 
     def _weigh(self, name: str, gradient: np.ndarray, residual: np.ndarray | None) -> None:
-        """In the worker's thread."""
+        """In the thread that encodes."""
         with contextlib.suppress(ConfigError):  # not finite: all ranks will hear of it
             self._curves[name] = ErrorCurve(gradient, residual)
 
