@@ -149,14 +149,16 @@ class Compressor:
             values = pending
         encoded = self.pack(gradient.size, indices, values, lambda support: pending[support], stream,
                             dtype=dtype, started=started)
+        return _leave_rest(encoded, pending)
+
+    def encode_in_place(self, dense, stream: Stream, *, sizes=None) -> Encoded:
+        """Encode float32[d] and leave in it what the container does not carry. If it is not finite, it is of no use then."""
         started = time.perf_counter()
-        if not encoded.non_finite:
-            if encoded.support is None:
-                np.subtract(encoded.values, encoded.decoded, out=pending)
-            else:
-                write_error(pending, encoded.support, encoded.values, encoded.decoded)
-        encoded.seconds["residual"] = encoded.seconds.get("residual", 0.0) + time.perf_counter() - started
-        return encoded
+        if self.transform is not None:
+            return self._encode_transformed(dense, dense, stream, "float32", None, started)
+        indices, values = self.sparsifier.select(dense, _scope(stream, sizes, dense.size))
+        encoded = self.pack(dense.size, indices, values, lambda support: dense[support], stream, started=started)
+        return _leave_rest(encoded, dense)
 
     def _encode_transformed(self, dense, pending, stream, dtype, shape, started) -> Encoded:
         """The transform's coefficients take the place of the gradient; what receivers make of them is subtracted from
@@ -244,6 +246,18 @@ class Compressor:
         if section.size + order_bytes >= 4 * values.size:
             return RawValue(), *RawValue().encode(values, stream)
         return self.value, section, order
+
+
+def _leave_rest(encoded: Encoded, pending: np.ndarray) -> Encoded:
+    """pending: float32[d], what was encoded without a transform; what the container does not carry is left in it."""
+    started = time.perf_counter()
+    if not encoded.non_finite:
+        if encoded.support is None:
+            np.subtract(encoded.values, encoded.decoded, out=pending)
+        else:
+            write_error(pending, encoded.support, encoded.values, encoded.decoded)
+    encoded.seconds["residual"] = encoded.seconds.get("residual", 0.0) + time.perf_counter() - started
+    return encoded
 
 
 def _scope(stream: Stream, sizes, d: int) -> Scope:

@@ -87,6 +87,24 @@ def decode_add(buffer, accumulator: np.ndarray, weight: float = 1.0) -> None:
     _add(container.parse(buffer, accumulator.size), accumulator, np.float32(weight))
 
 
+def add_all(containers: list[Container], accumulator: np.ndarray) -> None:
+    """accumulator += the containers' gradients, one after the other, in place. Those of transforms are summed before.
+
+    containers: parsed, each of accumulator.size elements; accumulator: float32[d]. Raises ContainerError; the accumulator is
+    of no use then.
+    """
+    _check_accumulator(accumulator)
+    if any(parsed.transform for parsed in containers):
+        summed = scratch("summed", np.float32, accumulator.size)
+        decode_sum(containers, summed)
+        add_dense(accumulator, summed, np.float32(1))
+        return
+    for parsed in containers:
+        _check_size(parsed, accumulator)
+    for parsed in containers:
+        _add(parsed, accumulator, np.float32(1))
+
+
 def _add(parsed: Container, accumulator: np.ndarray, weight: np.float32) -> None:
     if parsed.non_finite:
         accumulator[:] = np.nan
@@ -110,8 +128,7 @@ def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0
     """
     _check_accumulator(out)
     for parsed in containers:
-        if parsed.d != out.size:
-            raise ContainerError(f"the container holds {parsed.d} elements, {out.size} were expected")
+        _check_size(parsed, out)
     weight = np.float32(weight)
     if any(parsed.non_finite for parsed in containers):
         out[:] = np.nan
@@ -171,6 +188,11 @@ def _unpack_all(containers: list[Container]):
     for start, end, parsed in zip(starts, ends, containers, strict=True):
         unpack(parsed, positions[start:end], values[start:end])
     return positions, values, starts, ends
+
+
+def _check_size(parsed: Container, out: np.ndarray) -> None:
+    if parsed.d != out.size:
+        raise ContainerError(f"the container holds {parsed.d} elements, {out.size} were expected")
 
 
 def _check_accumulator(array) -> None:

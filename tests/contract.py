@@ -7,7 +7,7 @@ import grace_ext
 from grace_ext import ContainerError, registry
 from grace_ext.container import order_width
 from grace_ext.container import parse as parse_container
-from grace_ext.decoder import decode_sum
+from grace_ext.decoder import add_all, decode_sum
 from grace_ext.rng import Stream
 from grace_ext.sparsifiers import Scope
 
@@ -232,6 +232,10 @@ def check_layout(blob, encoded, d):
 
 def check_adding(blob, dense):
     start = gauss(dense.size, 8)
+    accumulator = start.copy()
+    add_all([parse_container(blob)], accumulator)
+    with np.errstate(over="ignore"):
+        assert same_bits(accumulator, start + dense)
     for weight in (1.0, 0.25, 0.3):
         accumulator = start.copy()
         grace_ext.decode_add(read_only(blob), accumulator, weight)
@@ -254,6 +258,8 @@ def check_feedback(c, steps):
             sent = grace_ext.decompress(blob, gradient.size)
             plain.update("w", compensated, sent)
             total = gradient + before
+        left = total.copy()
+        assert same_bits(c.encode_in_place(left, stream).blob, blob)
         for memory, reuse in ((fused, False), (in_place, True)):
             given = gradient.copy()
             state, following = memory.begin("w", gradient.size)
@@ -268,7 +274,9 @@ def check_feedback(c, steps):
         assert same_bits(state, _residual(in_place, gradient))
         if encoded.non_finite:
             assert np.isnan(sent).all() and np.array_equal(state, before)
-        elif c.value.lossless and not (c.index.shifts or c.unbiased):
+        else:
+            assert same_bits(state, left)
+        if c.value.lossless and not (encoded.non_finite or c.index.shifts or c.unbiased):
             scale = 0 if c.transform is None else 1e-6 * np.abs(total).max(initial=0)
             assert np.allclose(state + sent, total, rtol=0, atol=scale)
 

@@ -9,9 +9,9 @@ import pytest
 import twins
 
 import grace_ext
-from grace_ext import registry, spec
+from grace_ext import ContainerError, registry, spec
 from grace_ext.container import parse
-from grace_ext.decoder import decode_sum
+from grace_ext.decoder import add_all, decode_sum
 from grace_ext.rng import Stream
 
 # Options to try besides the defaults; a part that is not listed is tried with its defaults.
@@ -204,6 +204,26 @@ def test_decode_sum_adds_in_the_order_of_the_list():
             out = np.full(d, np.nan, np.float32)
             decode_sum([parse(blob, d) for blob in chosen], out, weight)
             assert contract.same_bits(out, expected)
+
+
+def test_add_all_adds_in_the_order_of_the_list_and_transforms_together():
+    d = 4099
+    blobs = [grace_ext.compressor(text).compress(contract.gauss(d, i), rank=i) for i, text in enumerate(specs())]
+    plain = [blob for blob in blobs if parse(blob).transform is None]
+    assert 3 < len(plain) < len(blobs)
+    start = contract.gauss(d, 99)
+    expected, out = start.copy(), start.copy()
+    for blob in plain:
+        expected += grace_ext.decompress(blob, d)
+    add_all([parse(blob) for blob in plain], out)
+    assert contract.same_bits(out, expected)
+    summed, out = np.empty_like(start), start.copy()
+    decode_sum([parse(blob) for blob in blobs], summed)
+    add_all([parse(blob) for blob in blobs], out)
+    assert contract.same_bits(out, start + summed)
+    for wrong in (plain, blobs):
+        with pytest.raises(ContainerError, match="4099 elements, 4098 were expected"):
+            add_all([parse(blob) for blob in wrong], np.zeros(d - 1, np.float32))
 
 
 def test_another_process_decodes_and_encodes_the_same(tmp_path):

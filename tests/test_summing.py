@@ -78,14 +78,13 @@ def sharded(sent, gradients, residual):
     ranks, d = gradients.shape
     for owner in range(ranks):
         part = slice(d * owner // ranks, d * (owner + 1) // ranks)
-        summed = np.zeros(part.stop - part.start, np.float32)
+        summed = gradients[owner, part] + residual[owner, part]
         for rank in range(ranks):
             if rank != owner:
                 array = gradients[rank, part] + residual[rank, part]
                 arrived = sent(array, f"a[{owner}]", rank)
                 summed += arrived
                 following[rank, part] = array - arrived
-        summed = summed + gradients[owner, part] + residual[owner, part]
         out[part] = sent(summed, f"a[{owner}]", -2 - owner)
         following[owner, part] = summed - out[part]
     return out, following

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from .. import container
-from ..compressor import Compressor
+from ..compressor import Compressor, Encoded
 from ..compressor import compressor as compressor_of
 from ..container import Container
 from ..errors import ConfigError, ContainerError, ExchangeError
@@ -27,7 +27,14 @@ class Step(Pending):
 
     def encode(self, gradient: np.ndarray, state: tuple | None, stream: Stream, sizes) -> np.ndarray:
         """The container of float32[n], counted. state: (residual, room for the next one), both float32[n], or None."""
-        encoded = encode(self.compressor, gradient, state, stream, sizes)
+        return self._counted(encode(self.compressor, gradient, state, stream, sizes))
+
+    def encode_sum(self, summed: np.ndarray, keep: bool, stream: Stream, sizes) -> np.ndarray:
+        """The container of float32[n], counted. keep: whether what it does not carry is left there."""
+        compress = self.compressor.encode_in_place if keep else self.compressor.encode
+        return self._counted(compress(summed, stream, sizes=sizes))
+
+    def _counted(self, encoded: Encoded) -> np.ndarray:
         self.count(encoded.seconds)
         if encoded.index_codec:
             self.index_codecs.append(encoded.index_codec)

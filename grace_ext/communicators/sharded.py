@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from .. import container
-from ..decoder import decode_sum
+from ..decoder import add_all, decode_sum
 from ..errors import ContainerError
 from ..registry import register
 from ..scratch import scratch
@@ -24,12 +24,12 @@ _NOTHING = np.empty(0, np.uint8)
 
 @dataclasses.dataclass
 class _Step(Step):
-    """parts: the slices. gradient: float32[d]; None on a rank without one. state: (residual, room for the next one), or
-    None. sizes: of the tensors in the own slice."""
+    """parts: the slices. summed: float32[n], this rank's part of its own slice's sum; None on a rank without one. keeps:
+    whether that is the room of the next residual, which is added already. sizes: of the tensors in the own slice."""
 
     parts: list[slice]
-    gradient: np.ndarray | None
-    state: tuple | None
+    summed: np.ndarray | None
+    keeps: bool
     sizes: tuple[int, ...]
     advanced: bool = False
 
@@ -56,7 +56,8 @@ class Sharded(Summing):
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         parts = slices(gradient.size, transport.size)
         sizes = (gradient.size,) if sizes is None else sizes
-        step = _Step(None, 0, {}, name, compressor, stream, parts, gradient, state, within(sizes, parts[transport.rank]))
+        own = parts[transport.rank]
+        step = _Step(None, 0, {}, name, compressor, stream, parts, gradient[own], state is not None, within(sizes, own))
         payloads = []
         for owner, part in enumerate(parts):
             if owner == transport.rank or part.start == part.stop:
@@ -64,14 +65,21 @@ class Sharded(Summing):
                 continue
             residual = state and (state[0][part], state[1][part])
             payloads.append(step.encode(gradient[part], residual, stream_of_slice(stream, owner), within(sizes, part)))
-        return _send(step, transport, payloads)
+        _send(step, transport, payloads)
+        if state is not None:  # now, while others' slices are on their way and the gradient may still be in the cache
+            started = time.perf_counter()
+            with np.errstate(over="ignore", invalid="ignore"):  # the container says so
+                step.summed = np.add(gradient[own], state[0][own], out=state[1][own])
+            step.count({"residual": time.perf_counter() - started})
+        return step
 
     def start_empty(self, transport, name, compressor, size, stream, sizes=None):
         """This rank still owns its slice."""
         parts = slices(size, transport.size)
         own = parts[transport.rank]
-        step = _Step(None, 0, {}, name, exact(), stream, parts, None, None, (own.stop - own.start,))
-        return _send(step, transport, [_NOTHING] * transport.size)
+        step = _Step(None, 0, {}, name, exact(), stream, parts, None, False, (own.stop - own.start,))
+        _send(step, transport, [_NOTHING] * transport.size)
+        return step
 
     def advance(self, step, transport):
         if step.advanced:
@@ -90,16 +98,16 @@ class Sharded(Summing):
     def _sum(step, transport, received, own) -> np.ndarray:
         """The container of the own slice's sum."""
         started = time.perf_counter()
-        summed = scratch("sharded", np.float32, own.stop - own.start)
-        decode_sum(container.split(received, transport.size - 1, summed.size), summed)
-        if step.gradient is not None:
-            with np.errstate(over="ignore", invalid="ignore"):  # the container says so
-                summed += step.gradient[own]
+        summed = step.summed
+        if not step.keeps:
+            summed = scratch("sharded", np.float32, own.stop - own.start)
+            summed[:] = 0 if step.summed is None else step.summed
+        with np.errstate(over="ignore", invalid="ignore"):  # the container says so
+            add_all(container.split(received, transport.size - 1, summed.size), summed)
         step.count({"decode": time.perf_counter() - started})
-        residual = step.state and (step.state[0][own], step.state[1][own])
         # All ranks draw the positions of a slice alike, for the sum as well, but nobody else rounds as this one does.
         stream = dataclasses.replace(stream_of_slice(step.stream, transport.rank), rank=-2 - transport.rank)
-        return step.encode(summed, residual, stream, step.sizes)
+        return step.encode_sum(summed, step.keeps, stream, step.sizes)
 
     def finish(self, step, transport, out, weight):
         self.advance(step, transport)
@@ -118,8 +126,7 @@ class Sharded(Summing):
         return finite
 
 
-def _send(step: _Step, transport, payloads: list[np.ndarray]) -> _Step:
+def _send(step: _Step, transport, payloads: list[np.ndarray]) -> None:
     joined = np.concatenate(payloads)
     step.handle = transport.alltoall(f"{step.name}.slices", joined, [payload.size for payload in payloads])
     step.wire_bytes = joined.size
-    return step
