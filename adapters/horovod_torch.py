@@ -25,6 +25,7 @@ from grace_ext.policy import DEFAULT_SPEC, Rules
 from grace_ext.spec import parse_stage
 
 from ._horovod_exit import guard_exit
+from ._horovod_lengths import Lengths, from_itself, padded, to_itself, without_padding
 from ._horovod_options import check_reduction, understand_compression, weight_of
 from ._torch_buckets import TorchBuckets
 from ._torch_connection import Connection
@@ -45,12 +46,15 @@ class HorovodTransport(Transport):
     def __init__(self, process_set):
         self._process_set = process_set
         self.rank, self.size = process_set.rank(), process_set.size()
+        self._lengths = Lengths()
 
     def between_steps(self):
         return self
 
     def allgather(self, name, payload):
-        return _Handle(hvd.allgather_async(torch.from_numpy(payload), name=name, process_set=self._process_set))
+        room = padded(payload, self._lengths.of(name, payload.size))
+        return _Handle(hvd.allgather_async(torch.from_numpy(room), name=name, process_set=self._process_set),
+                       lambda received: without_padding(name, received.numpy()), room.size - payload.size)
 
     def allreduce(self, name, array):
         return _Handle(hvd.allreduce_async_(torch.from_numpy(array), op=hvd.Sum, name=name,
@@ -62,8 +66,11 @@ class HorovodTransport(Transport):
                                             postscale_factor=postscale, process_set=self._process_set), lambda _: None)
 
     def alltoall(self, name, payload, splits):
-        return _Handle(hvd.alltoall_async(torch.from_numpy(payload), torch.tensor(splits, dtype=torch.int32), name=name,
-                                          process_set=self._process_set), lambda received: received[0].numpy())
+        length = self._lengths.of(name, payload.size)
+        room, parts = to_itself(payload, splits, self.rank, length)
+        return _Handle(hvd.alltoall_async(torch.from_numpy(room), torch.tensor(parts, dtype=torch.int32), name=name,
+                                          process_set=self._process_set),
+                       lambda got: from_itself(got[0].numpy(), got[1].tolist(), self.rank, length - payload.size))
 
     def send(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
         """A collective that returns all ranks' payloads, uint8[m], on rank `to` only, an empty list elsewhere."""
@@ -104,9 +111,9 @@ def _core() -> _Core:
 
 
 class _Handle:
-    def __init__(self, handle, payload=torch.Tensor.numpy):
+    def __init__(self, handle, payload=torch.Tensor.numpy, padding=0):
         """payload: what `wait` makes of the collective's results."""
-        self._handle, self._payload = handle, payload
+        self._handle, self._payload, self.padding = handle, payload, padding
 
     def poll(self) -> bool:
         return hvd.poll(self._handle)

@@ -10,7 +10,7 @@ from checking import arrays_of, check, raises
 from harness import batches, compressed, flat, horovod, model, same_on_all_ranks, train
 
 from grace_ext import ConfigError, ExchangeError
-from grace_ext.adapters.horovod_torch import DistributedOptimizer
+from grace_ext.adapters.horovod_torch import DistributedOptimizer, HorovodTransport
 
 LOSSLESS = "topk:0.05/rice/raw"
 
@@ -84,6 +84,23 @@ def scaled_with(scaler, spec=LOSSLESS, **options):
 def memory_of(optimizer):
     """The bytes of all that is kept."""
     return {name: kept.tobytes() for name, kept in arrays_of(optimizer._grace.exchange).items()}
+
+
+@check
+def payloads_of_any_length_arrive_as_they_were_sent():
+    rank, size = hvd.rank(), hvd.size()
+    transport = HorovodTransport(hvd.global_process_set)
+    for step, length in enumerate((1000, 1010, 990, 1005, 0, 7, 5000, 5001, 0, 0, 4990)):
+        def payload(sender, receiver=0, step=step, length=length):
+            size = 0 if (sender + receiver + step) % 5 == 0 else length + sender
+            return np.random.default_rng([step, sender, receiver]).integers(0, 256, size, np.uint8)
+
+        gathered = transport.allgather("of any length", payload(rank))
+        parts = [payload(rank, receiver) for receiver in range(size)]
+        swapped = transport.alltoall("to all", np.concatenate(parts), [part.size for part in parts])
+        assert gathered.wait().tobytes() == np.concatenate([payload(sender) for sender in range(size)]).tobytes()
+        assert swapped.wait().tobytes() == np.concatenate([payload(sender, rank) for sender in range(size)]).tobytes()
+        assert 16 <= gathered.padding <= 16 + length // 16 and swapped.padding == 0
 
 
 @check
