@@ -133,8 +133,9 @@ def document(runs: dict[tuple[str, str], Run], args) -> str:
     return "\n\n".join([
         f"A network of {len(WIDTHS) - 1} layers and {parameters / 1e6:.1f} million parameters in buckets of "
         f"{BUCKET_BYTES // 2**20} MiB, the default spec, {args.ranks} ranks. A worker thread encodes each bucket as soon as "
-        f"its gradients are there, and decodes in between what has come from the others. Late is what is left of encoding "
-        f"and decoding when backward has ended. The exchange hides some of that: decoding a bucket while another is still "
+        f"its gradients are there, and decodes in between what has come from the others. When backward has ended, the "
+        f"step itself encodes what the worker has not begun. Late is what is left of encoding and decoding then, and any "
+        f"waiting for the worker. The exchange hides some of that: decoding a bucket while another is still "
         f"on its way that has the same before it makes the step no longer. The rest is exposed, encoding always: with "
         f"`sharded`, that of sums, too, for which other ranks wait.",
         as_markdown(table).replace("|---|--:|--:|", "|---|---|--:|"),

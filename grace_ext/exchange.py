@@ -42,8 +42,8 @@ class Exchange:
 
     memory: a Memory, its spec, or specs by name pattern (grace_ext.policy.Memories). weight: what the sum over ranks is
     multiplied with (1 / ranks for an average). capture: saves gradients of rank 0. executor: of the one thread that encodes
-    while others compute; one of its own if None. schedule: options by step (grace_ext.policy.Schedules). joinable: whether ranks may
-    leave the loop before others, and `accompany` these. observe: who looks on (grace_ext.observe.observers).
+    while others compute; one of its own if None. schedule: options by step (grace_ext.policy.Schedules). joinable: whether
+    ranks may leave the loop before others, and `accompany` these. observe: who looks on (grace_ext.observe.observers).
     """
 
     def __init__(self, transport: Transport, memory, weight: float, seed: int = 0,
