@@ -221,7 +221,7 @@ class Exchange:
             self._fusion.begin()
         if self._joinable and not any(bucket.communicator.sends_containers for bucket in self.buckets):
             self._tally = self._turns.submit(self.transport.allreduce, f"{self.buckets[0].name}.ranks",
-                                              np.full(1, own, np.float32))
+                                             np.full(1, own, np.float32))
 
     def accompany(self, room: Callable, passed: Callable | None = None) -> bool:
         """For a rank that has nothing more to give: take part in a step of the others, so that they can finish it and this
