@@ -1,13 +1,76 @@
-"""What all tests share."""
+"""What all tests share: how much of the suite runs, which tests stay together in a process, what a run's end prints."""
+
+import os
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from grace_ext import registry
 
-# Examples are drawn from a fixed seed: a test run says the same on every machine and on every day.
-settings.register_profile("grace_ext", deadline=None, derandomize=True, max_examples=60, database=None)
-settings.load_profile("grace_ext")
+#: From the fewest tests to all of them; each has what the one before has. `@pytest.mark.tier` names a test's first.
+TIERS = ("quick", "test", "all")
+#: How many examples hypothesis draws for a property.
+EXAMPLES = {"quick": 15, "test": 25, "all": 60}
+SET_UP_SECONDS = Path(__file__).parents[1] / ".venv" / "setup-seconds.json"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--tier", choices=TIERS, default="all", help="how much of the suite: make test-quick, test or test-all")
+
+
+def pytest_configure(config):
+    # Drawn from a fixed seed: a test run says the same on every machine and on every day.
+    settings.register_profile("grace_ext", deadline=None, derandomize=True, database=None,
+                              max_examples=EXAMPLES[config.getoption("tier")])
+    settings.load_profile("grace_ext")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """A file whose mark puts all of it into a larger tier is not even imported: TensorFlow alone takes seconds."""
+    if collection_path.match("test_*.py"):
+        mark = re.search(r'^pytestmark = .*\btier\("(\w+)"\)', collection_path.read_text(), re.M)
+        if mark and TIERS.index(mark[1]) > TIERS.index(config.getoption("tier")):
+            return True
+    return None
+
+
+def tier_of(item) -> int:
+    """The smallest tier that a test is in. Of several marks the closest counts, so a parameter's goes before its file's."""
+    mark = item.get_closest_marker("tier")
+    return TIERS.index(mark.args[0]) if mark else 0
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config, items):
+    chosen = TIERS.index(config.getoption("tier"))
+    left_out = [item for item in items if tier_of(item) > chosen]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if tier_of(item) <= chosen]
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    # Jobs take the longest, and what takes long has to begin early for all processes to end together.
+    items.sort(key=lambda item: item.get_closest_marker("mpi") is None)
+
+
+def group_of(item) -> str:
+    """Tests of one group run in one process: those of a file share fixtures, those of a job its ranks, those on hosts the
+    hosts."""
+    if "machine" in item.fixturenames:
+        return "hosts"
+    if item.get_closest_marker("alone"):
+        return item.nodeid
+    job = getattr(item, "callspec", None) and item.callspec.params.get("job")
+    return f"{item.path}[{job}]" if job else str(item.path)
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist may not be there
+def pytest_xdist_auto_num_workers(config):
+    """One process more than cores: many jobs wait for something."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.fixture

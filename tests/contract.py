@@ -1,5 +1,7 @@
 """What every part promises, as checks. test_contract.py applies them to all that is registered."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -65,6 +67,7 @@ def gauss(d, seed=0):
     return np.random.default_rng(seed).standard_normal(d).astype(np.float32)
 
 
+@functools.cache
 def gradients():
     """name -> float32[d], all finite."""
     rng = np.random.default_rng(1)
@@ -84,6 +87,7 @@ def gradients():
     return found
 
 
+@functools.cache
 def supports():
     """name -> (indices uint32[k], d), k >= 1."""
     rng = np.random.default_rng(2)

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.tier("test")
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from _cluster_results import POINTS, SIDE_BY_SIDE, WITH_HOROVOD, Results, against_best, path_of  # noqa: E402

@@ -12,6 +12,8 @@ from numba.core import config as numba_config
 from grace_ext import kernels
 from grace_ext.kernels._compile import ALL_KERNELS
 
+pytestmark = pytest.mark.tier("test")
+
 ROOT = Path(__file__).parents[1]
 # A child loads some kernels that compile fast, uses one, and reports what Numba found in the cache and what it did not.
 USE = """

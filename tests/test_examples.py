@@ -9,6 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("horovod.torch")
 pytest.importorskip("tqdm")
+
+pytestmark = pytest.mark.tier("test")
 ROOT = Path(__file__).parents[1]
 
 

@@ -9,6 +9,8 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 pytest.importorskip("horovod.tensorflow")
 pytest.importorskip("tqdm")
+
+pytestmark = pytest.mark.tier("test")
 ROOT = Path(__file__).parents[1]
 
 

@@ -11,6 +11,8 @@ from grace_ext import ConfigError
 from grace_ext.federated import Client, Server
 
 torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.tier("test")
 ROOT = Path(__file__).parents[1]
 
 

@@ -1,5 +1,6 @@
 """The lossless index codecs against their slow twins, on inputs as real gradients give them, and inside their arrays."""
 
+import functools
 import math
 
 import contract
@@ -36,6 +37,7 @@ def blocks(starts, length):
     return (np.asarray(starts)[:, None] + np.arange(length)).reshape(-1).astype(np.uint32)
 
 
+@functools.cache
 def inputs():
     """name -> (indices, d), as sparsified gradients have them; some thousand positions at most."""
     rng = np.random.default_rng(5)

@@ -18,6 +18,8 @@ np = pytest.importorskip("numpy")
 from grace_ext import ConfigError  # noqa: E402
 from grace_ext.adapters.horovod_tensorflow import DistributedOptimizer, load_model  # noqa: E402
 
+pytestmark = pytest.mark.tier("test")
+
 hvd.init()
 
 KINDS = {

@@ -22,6 +22,8 @@ from grace_ext.adapters.horovod_tensorflow import (  # noqa: E402
     broadcast_variables,
 )
 
+pytestmark = pytest.mark.tier("test")
+
 hvd.init()
 
 SGD = {"keras": (keras, keras.optimizers.SGD), "tf_keras": (tf_keras, tf_keras.optimizers.SGD),

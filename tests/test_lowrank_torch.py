@@ -14,6 +14,8 @@ from grace_ext.buckets import Tensor
 from grace_ext.lowrank import PowerSGD
 
 pytest.importorskip("torch")
+
+pytestmark = pytest.mark.tier("test")
 RANKS, STEPS = 2, 6
 SHAPES = {"conv": (16, 8, 3, 3), "bias": (16,), "linear": (40, 200), "tall": (300, 30), "small": (5, 6)}
 TENSORS = [Tensor(name, int(np.prod(shape)), len(shape), shape=shape) for name, shape in SHAPES.items()]

@@ -12,6 +12,8 @@ from grace_ext.cli import main
 from grace_ext.simulate import EF21, FashionMnist, Kimad, KimadPlus, Quadratic, Setting, Trace, simulate, traces
 from grace_ext.simulate.command import add_arguments, compare, equal_bytes, setting_of
 
+pytestmark = pytest.mark.tier("test")
+
 FAST = traces.constant(1e12)
 
 

@@ -14,6 +14,8 @@ from grace_ext.adapters import _tensorflow_reduce as reduce  # noqa: E402
 from grace_ext.adapters._horovod_options import group_names  # noqa: E402
 from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, compression_stats  # noqa: E402
 
+pytestmark = pytest.mark.tier("test")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def one_rank():

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from checking import check, raises
+from checking import check, check_under_every_launcher, raises
 from harness_ddp import EACH, batches, close, flat, loss_of, module, same_on_all_ranks, sgd, train, wrap
 
 import grace_ext
@@ -17,7 +17,7 @@ from grace_ext.capture import Capture
 from grace_ext.observe import Timeline
 
 
-@check
+@check_under_every_launcher
 def ranks_are_bit_identical_after_30_steps():
     weights, state = train("topk:0.01/rice/qsgd:7", steps=30)
     same_on_all_ranks(weights)
@@ -29,7 +29,7 @@ def ranks_are_bit_identical_after_30_steps():
     assert stats["bytes_out"] < stats["bytes_in"] / 20, stats
 
 
-@check
+@check_under_every_launcher
 def dense_raw_is_what_plain_ddp_gives():
     ours, _ = train("dense/raw", steps=10)
     theirs, _ = train(steps=10)
@@ -120,7 +120,7 @@ def powersgd_starts_when_told_to():
     assert state.compression_stats()["compressed"]["ratio"] > 20
 
 
-@check
+@check_under_every_launcher
 def a_non_finite_gradient_reaches_all_ranks_and_no_memory():
     for spec, memory in (("topk:0.01/rice/qsgd:7", "residual"), ("powersgd:2", "residual"), (EACH, "ef21")):
         net = module()
@@ -223,7 +223,7 @@ def what_cannot_be_is_refused():
         model(torch.ones(1, 4, dtype=torch.complex64)).abs().sum().backward()
 
 
-@check
+@check_under_every_launcher
 def payloads_of_any_lengths_are_gathered():
     transport = GroupTransport(dist.new_group(), torch.device("cpu"))
     lengths = np.random.default_rng(0).integers(0, 300, (60, transport.size))

@@ -4,7 +4,7 @@ import contextlib
 
 import torch
 import torch.distributed as dist
-from checking import check
+from checking import check, check_under_every_launcher
 from harness_ddp import EACH, batches, close, flat, loss_of, module, same_on_all_ranks, sgd, train, wrap
 from torch.distributed.algorithms.join import Join
 
@@ -46,7 +46,7 @@ class Uneven(torch.nn.Module):
         return self.last(self.optional(x) if dist.get_rank() == 0 else x)
 
 
-@check
+@check_under_every_launcher
 def unused_parameters():
     ddp = {"find_unused_parameters": True}
     net, plain = Uneven(), Uneven()
@@ -231,7 +231,7 @@ def several_models_and_frozen_parameters():
     assert "2.weight" in residuals and "0.weight" not in residuals, residuals.keys()
 
 
-@check
+@check_under_every_launcher
 def process_groups_train_apart():
     halves = [dist.new_group(list(range(odd, dist.get_world_size(), 2))) for odd in (0, 1)]
     own = halves[dist.get_rank() % 2]

@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import torch
 import torch.distributed as dist
-from checking import check, raises
+from checking import check, check_under_every_launcher, raises
 from harness_ddp import EACH, batches, flat, loss_of, module, same_on_all_ranks, sgd, train, wrap
 
 from grace_ext import ConfigError
@@ -83,7 +83,7 @@ class Log(logging.Handler):
         logging.getLogger("grace_ext").setLevel(logging.NOTSET)
 
 
-@check
+@check_under_every_launcher
 def resuming_is_bit_identical_to_going_on():
     for spec, memory in ((TOPK, "residual"), (EACH, "ef21"), (EACH, "dgc:momentum=0.9:clip=1.0"), ("powersgd:2", "residual"),
                          (TOPK, {"0.*": "none", "*": "residual:decay=0.9"})):

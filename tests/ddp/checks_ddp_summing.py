@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 import torch.distributed as dist
-from checking import check
+from checking import check, check_under_every_launcher
 from harness_ddp import close, same_on_all_ranks, train
 from summing import CASES, check_against_one_process, on_two_hosts
 
@@ -33,7 +33,7 @@ def sums_on_the_way_train_alike_on_all_ranks():
         close(every, plain)
 
 
-@check
+@check_under_every_launcher
 def payloads_of_any_lengths_go_to_their_ranks():
     transport = GroupTransport(dist.new_group(), torch.device("cpu"))
     ranks, own = range(transport.size), transport.rank

@@ -11,7 +11,7 @@ import pytest
 
 HERE = Path(__file__).parent
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.tier("test")]
 
 
 def run(command: list[str], folder: Path, timeout: float, *arguments: str) -> tuple[list[dict], str]:

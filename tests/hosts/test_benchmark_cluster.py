@@ -10,7 +10,7 @@ from cluster import ENVIRONMENT, hosts
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "cluster.py"
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.tier("all")]
 
 
 def test_the_benchmark_runs_resumes_and_writes_its_section(machine, data, tmp_path):

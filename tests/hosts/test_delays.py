@@ -10,7 +10,8 @@ BENCHMARK = HERE.parents[1] / "benchmarks" / "delays.py"
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("launcher", ["horovodrun --gloo", "mpirun"])
+@pytest.mark.parametrize("launcher", [pytest.param("horovodrun --gloo", marks=pytest.mark.tier("test")),
+                                      pytest.param("mpirun", marks=pytest.mark.tier("all"))])
 def test_ranks_that_pause_at_random_stay_bit_identical(machine, tmp_path, launcher):
     command = [sys.executable, BENCHMARK, "--steps", "100", "--launchers", launcher, "--name", "tests", "--timeout", "300",
                "--out", tmp_path]

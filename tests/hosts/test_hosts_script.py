@@ -1,5 +1,6 @@
 """mpirun/hosts: what its subcommands do on hosts that are up."""
 
+import json
 import os
 import signal
 import stat
@@ -8,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import ENVIRONMENT, SCRIPT, Hosts, namespaces, state_of, wait_until
+from cluster import ENVIRONMENT, SCRIPT, Hosts, id_of, namespaces, state_of, wait_until
 
 HERE = Path(__file__).parent
 MEGABYTE = 1_000_000
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.tier("test")]
 
 
 @pytest.fixture
@@ -80,25 +81,40 @@ def receivers(three):
         process.communicate()
 
 
+def limits() -> dict:
+    """(host, "out" or "in") -> bits per second, how many packets have had to wait for their turn; of links with a limit."""
+    found, name = {}, id_of("tests")
+    for host in (1, 2, 3):
+        for way, namespace, device in (("out", f"{name}.host{host}", "eth0"), ("in", f"{name}.switch", f"v{host}")):
+            command = ["tc", "-n", namespace, "-s", "-j", "qdisc", "show", "dev", device]
+            shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            for row in json.loads(shown):
+                if row["kind"] == "tbf":
+                    found[host, way] = 8 * row["options"]["rate"], row["overlimits"]
+    return found
+
+
 def seconds(three, sender, receiver, size):
-    """How long a transfer takes. The better of two, because the machine may have been busy with something else."""
-    command = ("exec", sender, sys.executable, HERE / "transfer.py", "send", f"host{receiver}", size)
-    return min(float(three(*command)) for _ in range(2))
+    """How long a transfer takes. A limit makes sure of a least time on every machine, and only of that."""
+    return float(three("exec", sender, sys.executable, HERE / "transfer.py", "send", f"host{receiver}", size))
 
 
 def test_a_rate_holds_in_both_directions_and_for_its_host_only(three, receivers):
-    slow, fast = {}, {}
-    for rate, into in (("16mbit", slow), ("128mbit", fast)):
-        three("rate", rate, 2)
-        for sender, receiver in ((1, 2), (2, 1)):
-            into[sender, receiver] = seconds(three, sender, receiver, MEGABYTE)
-    for way in slow:
-        assert 4 < slow[way] / fast[way] < 16, (slow, fast)
+    for megabits in (16, 128):
+        three("rate", f"{megabits}mbit", 2)
+        before = limits()
+        assert {link: rate for link, (rate, _) in before.items()} == {(2, "out"): megabits * 1e6, (2, "in"): megabits * 1e6}
+        seconds(three, 1, 3, MEGABYTE)
+        assert limits() == before, "host 2 had no part in this"
+        for sender, receiver, way in ((1, 2, "in"), (2, 1, "out")):
+            waited = limits()[2, way][1]
+            assert seconds(three, sender, receiver, MEGABYTE) > 0.9 * 8 * MEGABYTE / (megabits * 10**6)
+            assert limits()[2, way][1] > waited, f"nothing had to wait on the way {way}"
     three("rate", "16mbit")
-    both_slow = seconds(three, 1, 3, MEGABYTE)
+    assert {rate for rate, _ in limits().values()} == {16 * 10**6} and len(limits()) == 6
+    assert seconds(three, 1, 3, MEGABYTE) > 0.9 * 8 * MEGABYTE / 16e6
     three("rate", "none")
-    unlimited = {way: seconds(three, *way, MEGABYTE) for way in ((1, 3), (1, 2), (2, 1))}
-    assert all(both_slow > 4 * time for time in unlimited.values()), (both_slow, unlimited)
+    assert limits() == {}
 
 
 def test_small_messages_are_limited_too(three, receivers):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cluster import CANNOT, SCRIPT, Hosts, hosts, namespaces, start, state_of, wait_until
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.tier("test")]
 
 
 def processes_that_see(folder: Path) -> list[str]:

@@ -6,7 +6,7 @@ from jobs import JOB, LAUNCHERS
 
 FOREVER = 10**9  # steps
 
-pytestmark = [pytest.mark.mpi, pytest.mark.parametrize("launcher", LAUNCHERS)]
+pytestmark = [pytest.mark.mpi, pytest.mark.tier("test"), pytest.mark.parametrize("launcher", LAUNCHERS)]
 
 
 def test_a_job_trains_across_hosts(three, start, launcher):

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.mpi
+@pytest.mark.tier("all")
 def test_the_scaling_benchmark_writes_its_section(machine, tmp_path):
     pytest.importorskip("matplotlib")
     before, after = "# Benchmarks\n\nBefore.\n", "\nAfter.\n"

@@ -3,14 +3,14 @@
 import horovod.torch as hvd
 import numpy as np
 import torch
-from checking import arrays_of, check, raises
+from checking import arrays_of, check, check_under_every_launcher, raises
 from harness import batches, compressed, flat, horovod, model, same_on_all_ranks, train
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
 
 
-@check
+@check_under_every_launcher
 def ranks_are_bit_identical_after_50_steps():
     weights, optimizer, _ = train(compressed(), steps=50)
     same_on_all_ranks(weights)
@@ -21,7 +21,7 @@ def ranks_are_bit_identical_after_50_steps():
     assert stats["bytes_out"] < stats["bytes_in"] / 20, stats
 
 
-@check
+@check_under_every_launcher
 def dense_raw_is_what_horovod_gives():
     ours, _, _ = train(compressed("dense/raw/raw"), steps=10)
     theirs, _, _ = train(horovod(), steps=10)
@@ -56,7 +56,7 @@ def sum_and_predivide_match_horovod():
         compressed(op=hvd.Adasum)(torch.optim.SGD(model().parameters(), lr=1), None)
 
 
-@check
+@check_under_every_launcher
 def residual_plus_sent_is_the_gradient():
     net = model()
     names = [name for name, _ in net.named_parameters()]
@@ -119,7 +119,7 @@ class Uneven(torch.nn.Module):
         return self.last(x)
 
 
-@check
+@check_under_every_launcher
 def a_parameter_without_gradient_on_one_rank_works():
     for spec in ("dense/raw", "topk:0.02/rice/qsgd:7", "powersgd:2"):
         net = Uneven()
@@ -173,7 +173,7 @@ def buckets_start_while_backward_goes_on():
         assert expected == (["last.weight"] if step else []), (step, started)
 
 
-@check
+@check_under_every_launcher
 def a_non_finite_gradient_reaches_all_ranks_and_no_memory():
     for spec in ("topk:0.01/rice/qsgd:7", "powersgd:2"):
         _poison(spec)
@@ -338,7 +338,7 @@ def impossible_pairings_are_refused_when_built():
 PROCESS_SETS: list = []  # even and odd ranks; filled by the worker, since Horovod wants them at init
 
 
-@check
+@check_under_every_launcher
 def process_sets_train_apart():
     own = PROCESS_SETS[hvd.rank() % 2]
 

@@ -4,7 +4,7 @@ from unittest import mock
 
 import horovod.torch as hvd
 import torch
-from checking import arrays_of, check
+from checking import arrays_of, check, check_under_every_launcher
 from checks_corners import close, loss_of, small
 from checks_join import uneven
 from forced import always, hurried
@@ -34,7 +34,7 @@ def auto_measures_chooses_and_looks_again():
     assert len(plans[0]) == len(ways)
 
 
-@check
+@check_under_every_launcher
 def a_dense_way_gives_what_horovod_gives():
     for way, options in (("float32", {"gradient_predivide_factor": 2.0, "backward_passes_per_step": 2}),
                          ("float32", {"op": hvd.Sum}), ("fp16", {})):

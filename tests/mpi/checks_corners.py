@@ -6,7 +6,7 @@ import warnings
 import horovod.torch as hvd
 import numpy as np
 import torch
-from checking import arrays_of, check, raises
+from checking import arrays_of, check, check_under_every_launcher, raises
 from harness import batches, compressed, flat, horovod, model, same_on_all_ranks, train
 
 from grace_ext import ConfigError, ExchangeError
@@ -86,7 +86,7 @@ def memory_of(optimizer):
     return {name: kept.tobytes() for name, kept in arrays_of(optimizer._grace.exchange).items()}
 
 
-@check
+@check_under_every_launcher
 def payloads_of_any_length_arrive_as_they_were_sent():
     rank, size = hvd.rank(), hvd.size()
     transport = HorovodTransport(hvd.global_process_set)

@@ -4,7 +4,7 @@ import checks
 import horovod.torch as hvd
 import numpy as np
 import torch
-from checking import arrays_of, check, raises
+from checking import arrays_of, check, check_under_every_launcher, raises
 from checks_corners import close, loss_of, small
 from checks_rows import Words, sentences
 from harness import batches, compressed, flat, horovod, same_on_all_ranks
@@ -32,7 +32,7 @@ def uneven(wrap, steps, join=None):
     return net, optimizer, last, (before, kept)
 
 
-@check
+@check_under_every_launcher
 def joining_is_what_horovod_gives():
     for spec in ("dense/raw", "dense/deflate"):  # by allreduce, and in containers
         ours, optimizer, last, _ = uneven(compressed(spec, memory="none"), 2 + 2 * hvd.rank())
@@ -42,7 +42,7 @@ def joining_is_what_horovod_gives():
         assert optimizer.compression_stats()["steps"] == 2 * hvd.size()
 
 
-@check
+@check_under_every_launcher
 def ranks_that_join_stay_in_step():
     """All kinds of ways; the first rank joins before its first step."""
     topk = "topk:0.05/rice/qsgd:7"

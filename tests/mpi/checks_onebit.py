@@ -7,7 +7,7 @@ import checks
 import horovod.torch as hvd
 import numpy as np
 import torch
-from checking import arrays_of, check, raises
+from checking import arrays_of, check, check_under_every_launcher, raises
 from harness import batches, flat, horovod, model, same_on_all_ranks
 from twins_onebit import Reference, Twin, one_bit
 
@@ -58,7 +58,7 @@ def the_warmup_of_one_bit_adam_is_horovods_adam():
             assert optimizer.is_frozen and ratio == (2 if warmup == "fp16" else 1)
 
 
-@check
+@check_under_every_launcher
 def one_bit_adam_is_algorithm_1_step_by_step():
     for floor in (0.0, 0.3):
         net = torch.nn.Linear(60, 40)

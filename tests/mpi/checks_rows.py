@@ -2,7 +2,7 @@
 
 import horovod.torch as hvd
 import torch
-from checking import check, raises
+from checking import check, check_under_every_launcher, raises
 from harness import compressed, flat, horovod, same_on_all_ranks
 
 from grace_ext import ConfigError
@@ -59,7 +59,7 @@ def sparse_rows_are_what_horovod_gives():
         assert (gradient.indices()[0].diff() > 0).all(), "a row is there twice, or rows do not ascend"
 
 
-@check
+@check_under_every_launcher
 def sparse_rows_compressed_are_identical_and_add_up():
     for kind, spec in ((torch.optim.SGD, "topk:0.01/rice/qsgd:7"), (torch.optim.SparseAdam, "topk:0.1/rice/raw")):
         ours, optimizer, _ = fit(compressed(spec), kind)

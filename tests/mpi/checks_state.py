@@ -8,7 +8,7 @@ import pickle
 import horovod.torch as hvd
 import numpy as np
 import torch
-from checking import check, raises
+from checking import check, check_under_every_launcher, raises
 from harness import batches, compressed, flat, same_on_all_ranks
 
 from grace_ext import ConfigError, ExchangeError
@@ -88,7 +88,7 @@ EXACT = [("topk:0.01/rice/qsgd:7", {"inner": torch.optim.Adam, "schedule": {"den
          ("topk:0.01", {"memory": "dgc", "inner": torch.optim.Adagrad})]
 
 
-@check
+@check_under_every_launcher
 def resuming_from_a_file_a_rank_is_bit_identical():
     for spec, options in EXACT:
         uninterrupted, weights, memory, after = resumed(spec, through_a_file, **options)
@@ -250,7 +250,7 @@ def made_by_hand(optimizer, ranks):
     return state
 
 
-@check
+@check_under_every_launcher
 def another_number_of_ranks_follows_the_declared_policy():
     net, optimizer = trained()
     for ranks in (2 * hvd.size(), hvd.size() // 2):

@@ -6,7 +6,7 @@ import checks
 import horovod.torch as hvd
 import numpy as np
 import torch
-from checking import arrays_of, check, raises
+from checking import arrays_of, check, check_under_every_launcher, raises
 from harness import compressed, horovod, same_on_all_ranks, train
 from summing import CASES, check_against_one_process, gradients, on_two_hosts, run
 
@@ -15,7 +15,7 @@ from grace_ext.adapters.horovod_torch import HorovodTransport
 from grace_ext.communicators import Transport
 
 
-@check
+@check_under_every_launcher
 def sums_on_the_way_are_what_one_process_gives():
     check_against_one_process(HorovodTransport(hvd.global_process_set))
     check_against_one_process(HorovodTransport(checks.PROCESS_SETS[hvd.rank() % 2]), CASES[:3])
@@ -76,7 +76,7 @@ class _Damaged:
         return received
 
 
-@check
+@check_under_every_launcher
 def a_container_that_one_rank_cannot_read_is_told_to_all():
     transport = HorovodTransport(hvd.global_process_set)
     given = gradients(1, hvd.size(), 5000)[:, hvd.rank()]
@@ -91,7 +91,7 @@ def a_container_that_one_rank_cannot_read_is_told_to_all():
             assert np.isfinite(run(transport, communicator, "topk:0.05/rice/raw", given)[0]).all()
 
 
-@check
+@check_under_every_launcher
 def ranks_find_out_which_of_them_share_a_host():
     """Here they all do, unless the environment says something else."""
     plain = train(horovod(), steps=3)[0]

@@ -3,7 +3,7 @@
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from checking import arrays_of, check, raises
+from checking import arrays_of, check, check_under_every_launcher, raises
 from harness_tensorflow import (
     Plain,
     batches,
@@ -26,7 +26,7 @@ from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, compr
 PROCESS_SETS = []  # the even ranks and the odd ones
 
 
-@check
+@check_under_every_launcher
 def ranks_are_bit_identical_after_50_steps():
     for in_graph in (True, False):
         weights, sources = train(compressed(seed=int(in_graph)), 50, in_graph)
@@ -42,7 +42,7 @@ def in_a_graph_and_eagerly_the_same_bits():
     assert np.array_equal(train(compressed())[0], train(compressed(), in_graph=False)[0])
 
 
-@check
+@check_under_every_launcher
 def dense_raw_is_what_horovod_gives():
     for in_graph in (True, False):
         ours, _ = train(compressed("dense/raw"), in_graph=in_graph)
@@ -75,7 +75,7 @@ def sum_and_predivide_match_horovod():
         train(compressed(device_dense="/gpu:0"))
 
 
-@check
+@check_under_every_launcher
 def every_kind_of_collective_works():
     for spec, communicator in (("randomk:0.1/shared/raw", "allreduce"), ("dct/topk:0.05:per=chunk/rice/qsgd:7", "allgather"),
                                ("topk:0.05/bloom/polyfit", "allgather"), ("powersgd:2", "allgather"),
@@ -91,7 +91,7 @@ def every_kind_of_collective_works():
         assert stats["compressed"]["ratio"] > (1.2 if "start" in spec else 3), (spec, stats)
 
 
-@check
+@check_under_every_launcher
 def sums_on_the_way_are_what_one_process_gives():
     """Bit for bit, with a gradient that is not finite in between."""
     for communicator, spec, memory, d in CASES:
@@ -115,7 +115,7 @@ def on_one_host_the_sum_is_exact():
         assert np.abs(result.numpy() - own.mean(axis=0)).max() < 1e-6, spec
 
 
-@check
+@check_under_every_launcher
 def residual_plus_sent_is_the_gradient():
     ours = reducer("topk:0.05/rice/raw")
     weights = variables()
@@ -139,7 +139,7 @@ def residual_plus_sent_is_the_gradient():
         before = state
 
 
-@check
+@check_under_every_launcher
 def a_non_finite_gradient_reaches_all_ranks_and_leaves_the_memory_alone():
     for bad in (np.nan, np.inf):
         ours, weights = reducer(), variables()
@@ -199,7 +199,7 @@ def gradients_that_are_no_real_numbers_are_refused():
         reducer().reduce([tf.zeros((3, 3), tf.complex64)], [tf.Variable(tf.zeros((3, 3), tf.complex64), name="z")])
 
 
-@check
+@check_under_every_launcher
 def process_sets_exchange_among_themselves():
     own = PROCESS_SETS[hvd.rank() % 2]
     weights = variables()

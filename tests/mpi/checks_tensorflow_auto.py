@@ -5,7 +5,7 @@ import functools
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from checking import arrays_of, check
+from checking import arrays_of, check, check_under_every_launcher
 from forced import always, hurried
 from harness_tensorflow import (
     Plain,
@@ -39,7 +39,7 @@ def auto_measures_chooses_and_looks_again():
         assert compression_stats(sources)["ways"], "no tensor chooses"
 
 
-@check
+@check_under_every_launcher
 def a_dense_way_gives_what_horovod_gives():
     for way, tolerance, options in (("float32", 5e-6, {}), ("fp16", 3e-3, {"compression": hvd.Compression.fp16})):
         theirs, _ = train(functools.partial(Plain, **options), 4)

@@ -7,7 +7,7 @@ import tempfile
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from checking import arrays_of, check, raises
+from checking import arrays_of, check, check_under_every_launcher, raises
 from harness_tensorflow import compressed, exchange_of, flat, random, reducer, same_on_all_ranks, train, variables
 
 from grace_ext import ConfigError
@@ -222,7 +222,7 @@ def interrupted(memory, in_graph, through_file):
     return results
 
 
-@check
+@check_under_every_launcher
 def a_saved_state_goes_on_bit_by_bit():
     for memory in ("residual:decay=0.9", "ef21", {"embedding": "dgc:clip=2", "*": "residual"}):
         for in_graph in (True, False) if memory == "ef21" else (True,):

@@ -3,7 +3,7 @@
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from checking import arrays_of, check, raises
+from checking import arrays_of, check, check_under_every_launcher, raises
 from harness_tensorflow import exchange_of, of_all_ranks, reducer, same_on_all_ranks
 
 from grace_ext import ConfigError
@@ -54,7 +54,7 @@ def rows_of_lossless_specs_are_exact():
         assert np.array_equal(received[0].dense_shape, [ROWS, WIDTH]) and received[2].dense_shape is None
 
 
-@check
+@check_under_every_launcher
 def rows_are_bit_identical_and_few_bytes_with_the_default():
     ours, weights = reducer(), tables()
     for step in range(5):

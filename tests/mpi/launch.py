@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 LAUNCHERS = {
@@ -49,29 +51,66 @@ def run(launcher: str, script: str, *arguments: str, timeout: float) -> subproce
     return subprocess.CompletedProcess(command, process.returncode, output)
 
 
-def checks_in(*files: str) -> list[str]:
-    """The names of the checks in files of this folder, without importing them."""
-    nodes = [node for file in files for node in ast.parse((HERE / file).read_text()).body]
-    return [node.name for node in nodes if isinstance(node, ast.FunctionDef)
-            and any(getattr(decorator, "id", None) == "check" for decorator in node.decorator_list)]
+def checks_in(*files: str) -> dict[str, bool]:
+    """The names of the checks in files of this folder, without importing them: name -> whether launchers matter to it."""
+    found = {}
+    for node in (node for file in files for node in ast.parse((HERE / file).read_text()).body):
+        for decorator in getattr(node, "decorator_list", ()):
+            name = getattr(decorator, "id", None)
+            if name in ("check", "check_under_every_launcher"):
+                found[node.name] = name != "check"
+    return found
 
 
-def run_worker(launcher: str, script: str, folder: Path, timeout: float = 1200):
-    """Run a script that writes rankN.json: (results by rank, {} where a rank wrote none; the process)."""
-    done = run(launcher, script, str(folder), timeout=timeout)
-    files = [folder / f"rank{rank}.json" for rank in range(int(launcher.rsplit("-", 1)[1]))]
-    return [json.loads(file.read_text()) if file.exists() else {} for file in files], done
+def of_jobs(checks: dict[str, bool], main: str, others: tuple[str, ...] = (), launchers=LAUNCHERS):
+    """Decorator of a test(job, name): which checks run under which launchers, in which tier.
+
+    `quick` runs the checks to which launchers matter under the launcher `main`; `test` runs all checks under that one, and
+    those to which launchers matter under the others, too; `all` runs everything everywhere. The module has a fixture `job`.
+    """
+    def tier(launcher, matters):
+        if launcher == main:
+            return "quick" if matters else "test"
+        return "test" if matters and launcher in others else "all"
+
+    return pytest.mark.parametrize("job, name", [
+        pytest.param(launcher, name, marks=pytest.mark.tier(tier(launcher, matters)), id=f"{launcher}-{name}")
+        for launcher in launchers for name, matters in checks.items()], indirect=["job"])
 
 
-def assert_ended_well(job, checks: list[str]) -> None:
-    """The job of run_worker ended with status 0, and these are all the checks that it ran."""
-    results, done = job
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert all(sorted(result) == sorted(checks) for result in results)
+def in_tiers(cases, test: list) -> list:
+    """Parameters: all cases in the tier `all`, those listed in `test`, too."""
+    cases = list(cases)
+    assert set(test) <= set(cases)
+    return [pytest.param(*case, marks=[pytest.mark.alone, pytest.mark.tier("test" if case in test else "all")])
+            for case in cases]
 
 
-def assert_ok(job, name: str) -> None:
-    """The check of that name went well in every rank of what run_worker gave."""
-    results, done = job
-    for rank, result in enumerate(results):
-        assert result.get(name) == "ok", f"rank {rank}: {result.get(name, 'did not get there')}\n{done.stdout[-4000:]}"
+class Job:
+    """Some checks, run in all ranks of a job. results: of each rank, {} where one wrote none; seconds: of each check."""
+
+    def __init__(self, launcher: str, script: str, folder: Path, checks: list[str], timeout: float = 1800):
+        (folder / "checks.json").write_text(json.dumps(checks))
+        self.checks = checks
+        self.process = run(launcher, script, str(folder), timeout=timeout)
+        self.results, self.seconds = (
+            [json.loads(file.read_text()) if file.exists() else {}
+             for file in (folder / f"{kind}{rank}.json" for rank in range(int(launcher.rsplit("-", 1)[1])))]
+            for kind in ("rank", "seconds"))
+
+    def assert_ok(self, name: str) -> None:
+        """The check went well in every rank, and the job ended well if it was its last."""
+        for rank, result in enumerate(self.results):
+            said = result.get(name, "did not get there")
+            assert said == "ok", f"rank {rank}: {said}\n{self.process.stdout[-4000:]}"
+        if name == self.checks[-1]:
+            assert self.process.returncode == 0, self.process.stdout[-4000:]
+            assert all(list(result) == self.checks for result in self.results)
+
+
+def start_job(request, tmp_path_factory, script: str) -> Job:
+    """What the fixture `job` of a module is: its script under the launcher of this parameter, with the checks to be run."""
+    checks = [item.callspec.params["name"] for item in request.session.items
+              if item.module is request.module and getattr(item, "callspec", None)
+              and item.callspec.params.get("job") == request.param]
+    return Job(request.param, script, tmp_path_factory.mktemp(request.param), checks)

@@ -4,7 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import federated_worker
 import numpy as np
 from mpi4py import MPI
 
@@ -12,17 +11,16 @@ from grace_ext.adapters.mpi import FederatedClient, FederatedServer
 from grace_ext.federated import Client, Server
 
 D, SPEC, ROUNDS = 20_000, "topk:0.05/rice/raw", 6
-PACES = None, 1e-6, 60.0  # seconds of a round
+PACES = None, 1e-6, 3600.0  # seconds of a round: no machine is so fast, or so slow
 
 
 def main() -> None:
     comm, folder = MPI.COMM_WORLD, Path(sys.argv[1])
-    federated_worker.warm_up()
     start, found = np.zeros(D, np.float32), {}
     for pace in PACES:
         comm.Barrier()
         if comm.rank == 0:
-            server = FederatedServer(Server(start, comm.size - 1, SPEC, memory="ef21"), comm, timeout=30, pace=pace)
+            server = FederatedServer(Server(start, comm.size - 1, SPEC, memory="ef21"), comm, timeout=3600, pace=pace)
             reports = [server.round() for _ in range(ROUNDS)]
             found[str(pace)] = {"sent": reports[-1].sent, "received": reports[-1].received,
                                 "taken": len(reports[-1].taken), "silent": server.stop(),

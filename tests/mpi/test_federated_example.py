@@ -7,7 +7,7 @@ import launch
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.alone, pytest.mark.tier("test")]
 EXAMPLE = launch.HERE.parents[1] / "examples" / "fedavg_fashion_mnist.py"
 CLASSES = 4
 

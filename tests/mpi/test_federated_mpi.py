@@ -4,7 +4,7 @@ import json
 
 import launch
 import pytest
-from federated_worker import HOSTILE, LATE, LEAVING, ROUNDS, TIMEOUT
+from federated_worker import HOSTILE, LATE, LATE_IN, LEAVING, ROUNDS
 
 pytestmark = pytest.mark.mpi
 
@@ -26,17 +26,14 @@ def test_rounds_go_on_with_those_who_answer(server):
 
 
 def test_who_is_late_is_left_out_of_the_round_and_asked_again(server):
-    assert server["missing"][7] == [LATE]
-    assert TIMEOUT <= server["seconds"][7] < 2 * TIMEOUT
-    assert LATE in server["taken"][-1]
-    assert all(LATE in taken for number, taken in enumerate(server["taken"], 1) if not 8 <= number <= 9)
+    assert [number for number, missing in enumerate(server["missing"], 1) if LATE in missing] == [LATE_IN]
+    assert all((LATE in taken) == (number != LATE_IN) for number, taken in enumerate(server["taken"], 1))
 
 
 def test_who_leaves_is_not_asked_any_more(server):
     assert all(LEAVING in taken for taken in server["taken"][:7])
     assert all(LEAVING not in taken and LEAVING not in missing
                for taken, missing in zip(server["taken"][12:], server["missing"][12:], strict=True))
-    assert max(server["seconds"][12:]) < TIMEOUT
 
 
 def test_who_is_hostile_is_not_believed(server):
@@ -52,6 +49,8 @@ def test_the_model_goes_where_the_weighted_mean_is(server):
     assert max(server["sent"][1:7]) < 0.2 * whole and max(server["received"][10:]) < 0.2 * whole
 
 
+@pytest.mark.alone
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("where, says", [
     ("server", "RuntimeError: rank 0 gives up"), ("train", "RuntimeError: rank 1 gives up"),
     ("stop", "rank 0 ends before FederatedServer.stop()"), ("exit", "rank 1 ends within FederatedClient.run()")])
@@ -60,11 +59,15 @@ def test_no_rank_is_left_hanging_when_one_fails(where, says):
     assert done.returncode != 0 and says in done.stdout and "all rounds were played" not in done.stdout
 
 
+@pytest.mark.alone
+@pytest.mark.tier("test")
 def test_a_job_without_a_failure_ends_in_order():
     done = launch.run("mpirun-4", "failing_federated.py", "nowhere", timeout=120)
     assert done.returncode == 0 and "all rounds were played" in done.stdout, done.stdout[-4000:]
 
 
+@pytest.mark.alone
+@pytest.mark.tier("test")
 def test_with_a_pace_messages_are_as_long_as_there_is_time_for(tmp_path):
     """Densities as they are without a pace; next to nothing if the time is over before it begins; all if it is long."""
     done = launch.run("mpirun-4", "paced_federated.py", str(tmp_path), timeout=200)
@@ -72,8 +75,8 @@ def test_with_a_pace_messages_are_as_long_as_there_is_time_for(tmp_path):
     found = json.loads((tmp_path / "paced.json").read_text())
     d, clients, density = 20_000, 3, 0.05
     assert all(one["taken"] == clients and one["silent"] == [] for one in found.values())
-    assert found["None"]["bandwidths"] == [] and all(rate > 0 for rate in found["60.0"]["bandwidths"])
+    assert found["None"]["bandwidths"] == [] and all(rate > 0 for rate in found["3600.0"]["bandwidths"])
     for way in ("sent", "received"):
         elements = {pace: one[way] / clients / 4 for pace, one in found.items()}  # at least, for positions take bytes, too
         assert density * d < elements["None"] < 2 * density * d
-        assert elements["1e-06"] < 0.01 * d and elements["60.0"] > d
+        assert elements["1e-06"] < 0.01 * d and elements["3600.0"] > d

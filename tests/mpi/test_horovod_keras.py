@@ -1,7 +1,7 @@
 """Keras under real launchers. The checks themselves are in checks_keras*.py and run inside the ranks."""
 
 import pytest
-from launch import assert_ended_well, assert_ok, checks_in, run_worker
+from launch import checks_in, of_jobs, start_job
 
 pytestmark = pytest.mark.mpi
 pytest.importorskip("horovod.tensorflow")
@@ -10,17 +10,12 @@ pytest.importorskip("tf_keras")
 CHECKS = checks_in("checks_keras.py", "checks_keras_memory.py")
 
 
-# Tracing Keras' functions takes minutes in all, so not under every launcher: those differ below Keras.
-@pytest.fixture(scope="module", params=["mpirun-2", "horovodrun-gloo-4"])
+@pytest.fixture(scope="module")
 def job(request, tmp_path_factory):
-    """Run all checks once under a launcher: results by rank, and the process."""
-    return run_worker(request.param, "worker_keras.py", tmp_path_factory.mktemp(request.param))
+    return start_job(request, tmp_path_factory, "worker_keras.py")
 
 
-@pytest.mark.parametrize("name", CHECKS)
+# Tracing Keras' functions takes minutes in all, so not under every launcher: those differ below Keras.
+@of_jobs(CHECKS, main="horovodrun-gloo-2", launchers=("mpirun-2", "horovodrun-gloo-2", "horovodrun-gloo-4"))
 def test_check(job, name):
-    assert_ok(job, name)
-
-
-def test_job_ends_well(job):
-    assert_ended_well(job, CHECKS)
+    job.assert_ok(name)

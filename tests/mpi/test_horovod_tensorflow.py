@@ -1,7 +1,7 @@
 """The TensorFlow adapter under real launchers. The checks themselves are in checks_*.py and run inside the ranks."""
 
 import pytest
-from launch import LAUNCHERS, assert_ended_well, assert_ok, checks_in, run, run_worker
+from launch import LAUNCHERS, checks_in, in_tiers, of_jobs, run, start_job
 
 pytestmark = pytest.mark.mpi
 pytest.importorskip("horovod.tensorflow")
@@ -10,30 +10,27 @@ CHECKS = checks_in("checks_observe_tensorflow.py", "checks_tensorflow.py", "chec
                    "checks_tensorflow_graphs.py", "checks_tensorflow_memory.py", "checks_tensorflow_rows.py")
 
 
-@pytest.fixture(scope="module", params=LAUNCHERS)
+@pytest.fixture(scope="module")
 def job(request, tmp_path_factory):
-    """Run all checks once under a launcher: results by rank, and the process."""
-    return run_worker(request.param, "worker_tensorflow.py", tmp_path_factory.mktemp(request.param))
+    return start_job(request, tmp_path_factory, "worker_tensorflow.py")
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@of_jobs(CHECKS, main="mpirun-2", others=("horovodrun-gloo-4", "horovodrun-mpi-2"))
 def test_check(job, name):
-    assert_ok(job, name)
+    job.assert_ok(name)
 
 
-def test_job_ends_well(job):
-    assert_ended_well(job, CHECKS)
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_rank_that_raises_ends_the_job(launcher):
-    where = "exchange" if launcher.endswith("2") else "user"
-    done = run(launcher, "failing_tensorflow.py", where, timeout=120)
+@pytest.mark.parametrize("launcher, where", in_tiers(
+    ((launcher, "exchange" if launcher.endswith("2") else "user") for launcher in LAUNCHERS),
+    test=[("mpirun-2", "exchange"), ("horovodrun-gloo-4", "user")]))
+def test_a_rank_that_raises_ends_the_job(launcher, where):
+    done = run(launcher, "failing_tensorflow.py", where, timeout=300)
     assert done.returncode != 0
     assert ("TypeError" if where == "exchange" else "rank 1 gives up") in done.stdout
     assert "this line must not be reached" not in done.stdout
 
 
+@pytest.mark.tier("test")
 def test_containers_are_those_of_the_pytorch_adapter(tmp_path):
     for framework in ("torch", "tensorflow"):
         done = run("mpirun-2", "containers.py", framework, str(tmp_path), timeout=120)
