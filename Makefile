@@ -20,12 +20,14 @@ SHELL := /bin/bash
 WITH_ENV := source mpirun/env.sh &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-tensorflow test bench gradients clean
+.PHONY: help setup demo demo-tensorflow test-quick test test-all bench gradients clean
 
 help:
 	@echo "make demo    train on Fashion-MNIST with 2 workers three times: Horovod, Horovod fp16, grace_ext; compare"
 	@echo "make demo-tensorflow  the same in TensorFlow: Keras fit, and an embedding model whose gradients are sparse rows"
-	@echo "make test    run the tests (PYTEST_ARGS='-k container' for some)"
+	@echo "make test-quick  the core's tests and one real job a framework: some minutes"
+	@echo "make test    every promise once, with real ranks under every launcher: what CI runs (PYTEST_ARGS='-k container' for some)"
+	@echo "make test-all  everything under everything, before a release; keeps its result in docs/reliability.md"
 	@echo "make bench   measure every stage against one memcpy (BENCH_ARGS=--quick for a short run)"
 	@echo "make gradients  train two examples for a moment and save gradients for bench --input in the cache folder"
 	@echo "make setup   only make the environment, .venv"
@@ -44,8 +46,17 @@ demo-tensorflow: setup
 	@$(WITH_ENV) data=$$(python mpirun/fetch_fashion_mnist.py) && \
 	python examples/compare_tensorflow.py --data "$$data" --out "$(or $(OUT),build/demo-tensorflow)" $(DEMO_ARGS)
 
+# What takes the longest begins first; tests/conftest.py says which tests are in which tier and stay in one process.
+PYTEST := python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
+
+test-quick: setup
+	@$(WITH_ENV) $(PYTEST) --tier quick $(PYTEST_ARGS)
+
 test: setup
-	@$(WITH_ENV) python -m pytest $(PYTEST_ARGS)
+	@$(WITH_ENV) $(PYTEST) --tier test $(PYTEST_ARGS)
+
+test-all: setup
+	@$(WITH_ENV) $(PYTEST) --tier all --record docs/reliability.md $(PYTEST_ARGS)
 
 bench: setup
 	@mkdir -p build

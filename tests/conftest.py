@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import reporting
 from hypothesis import settings
 
 from grace_ext import registry
@@ -13,11 +14,11 @@ from grace_ext import registry
 TIERS = ("quick", "test", "all")
 #: How many examples hypothesis draws for a property.
 EXAMPLES = {"quick": 15, "test": 25, "all": 60}
-SET_UP_SECONDS = Path(__file__).parents[1] / ".venv" / "setup-seconds.json"
 
 
 def pytest_addoption(parser):
     parser.addoption("--tier", choices=TIERS, default="all", help="how much of the suite: make test-quick, test or test-all")
+    parser.addoption("--record", type=Path, metavar="PAGE", help="keep what the run came to in a section of this page")
 
 
 def pytest_configure(config):
@@ -25,6 +26,10 @@ def pytest_configure(config):
     settings.register_profile("grace_ext", deadline=None, derandomize=True, database=None,
                               max_examples=EXAMPLES[config.getoption("tier")])
     settings.load_profile("grace_ext")
+    if not hasattr(config, "workerinput"):  # not in the processes of pytest-xdist, whose results come together in one
+        config.pluginmanager.register(reporting)
+        if config.getoption("record"):
+            config.pluginmanager.register(reporting.Record(config.getoption("record"), config.getoption("tier")))
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -50,7 +55,7 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if tier_of(item) <= chosen]
     for item in items:
-        if item.get_closest_marker("xdist_group") is None:
+        if item.get_closest_marker("alone") is None:
             item.add_marker(pytest.mark.xdist_group(group_of(item)))
     # Jobs take the longest, and what takes long has to begin early for all processes to end together.
     items.sort(key=lambda item: item.get_closest_marker("mpi") is None)
@@ -61,10 +66,8 @@ def group_of(item) -> str:
     hosts."""
     if "machine" in item.fixturenames:
         return "hosts"
-    if item.get_closest_marker("alone"):
-        return item.nodeid
     job = getattr(item, "callspec", None) and item.callspec.params.get("job")
-    return f"{item.path}[{job}]" if job else str(item.path)
+    return f"{item.path.stem} {job}" if job else item.path.stem  # no bracket: pytest-xdist would not find the group
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist may not be there

@@ -13,7 +13,7 @@ from grace_ext.rng import Stream
 RANKS = 3
 
 
-def on_all_ranks(function, ranks=RANKS, timeout=30.0, hosts=None):
+def on_all_ranks(function, ranks=RANKS, timeout=600.0, hosts=None):
     """Call function(transport) in one thread a rank; returns the results in rank order, raises what one raised. Even ranks
     are on one host and odd ones on another if hosts does not say where."""
     group = InProcessGroup(ranks, timeout, hosts or [rank % 2 for rank in range(ranks)])

@@ -17,7 +17,8 @@ def job(request, tmp_path_factory):
 
 
 @of_jobs(CHECKS, main="torchrun-2", others=("torchrun-4",), launchers=TORCHRUN)
-def test_check(job, name):
+def test_check(job, name, record_property):
+    record_property("seconds", job.seconds[0].get(name, 0.0))
     job.assert_ok(name)
 
 

@@ -77,7 +77,7 @@ def id_of(name: str) -> str:
     return script.Hosts(name).id
 
 
-def wait_until(condition, seconds: float = 30) -> bool:
+def wait_until(condition, seconds: float = 300) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

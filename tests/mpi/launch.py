@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -26,6 +27,13 @@ TORCHRUN = {
     "torchrun-2": ["torchrun", "--standalone", "--nproc-per-node", "2", "--no-python"],
     "torchrun-4": ["torchrun", "--standalone", "--nproc-per-node", "4", "--no-python"],
 }
+
+
+def skip_without(*modules: str) -> None:
+    """Skip the calling test module where one of these is not installed. None is imported: TensorFlow takes seconds."""
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
 
 
 def run(launcher: str, script: str, *arguments: str, timeout: float) -> subprocess.CompletedProcess:
@@ -75,7 +83,7 @@ def of_jobs(checks: dict[str, bool], main: str, others: tuple[str, ...] = (), la
 
     return pytest.mark.parametrize("job, name", [
         pytest.param(launcher, name, marks=pytest.mark.tier(tier(launcher, matters)), id=f"{launcher}-{name}")
-        for launcher in launchers for name, matters in checks.items()], indirect=["job"])
+        for launcher in launchers for name, matters in checks.items()], indirect=["job"], scope="module")
 
 
 def in_tiers(cases, test: list) -> list:

@@ -1,11 +1,10 @@
 """Keras under real launchers. The checks themselves are in checks_keras*.py and run inside the ranks."""
 
 import pytest
-from launch import checks_in, of_jobs, start_job
+from launch import checks_in, of_jobs, skip_without, start_job
 
 pytestmark = pytest.mark.mpi
-pytest.importorskip("horovod.tensorflow")
-pytest.importorskip("tf_keras")
+skip_without("tensorflow", "horovod", "tf_keras")
 
 CHECKS = checks_in("checks_keras.py", "checks_keras_memory.py")
 
@@ -16,6 +15,7 @@ def job(request, tmp_path_factory):
 
 
 # Tracing Keras' functions takes minutes in all, so not under every launcher: those differ below Keras.
-@of_jobs(CHECKS, main="horovodrun-gloo-2", launchers=("mpirun-2", "horovodrun-gloo-2", "horovodrun-gloo-4"))
-def test_check(job, name):
+@of_jobs(CHECKS, main="mpirun-2", launchers=("mpirun-2", "horovodrun-gloo-2", "horovodrun-gloo-4"))
+def test_check(job, name, record_property):
+    record_property("seconds", job.seconds[0].get(name, 0.0))
     job.assert_ok(name)

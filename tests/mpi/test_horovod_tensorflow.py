@@ -1,10 +1,10 @@
 """The TensorFlow adapter under real launchers. The checks themselves are in checks_*.py and run inside the ranks."""
 
 import pytest
-from launch import LAUNCHERS, checks_in, in_tiers, of_jobs, run, start_job
+from launch import LAUNCHERS, checks_in, in_tiers, of_jobs, run, skip_without, start_job
 
 pytestmark = pytest.mark.mpi
-pytest.importorskip("horovod.tensorflow")
+skip_without("tensorflow", "horovod")
 
 CHECKS = checks_in("checks_observe_tensorflow.py", "checks_tensorflow.py", "checks_tensorflow_auto.py",
                    "checks_tensorflow_graphs.py", "checks_tensorflow_memory.py", "checks_tensorflow_rows.py")
@@ -16,7 +16,8 @@ def job(request, tmp_path_factory):
 
 
 @of_jobs(CHECKS, main="mpirun-2", others=("horovodrun-gloo-4", "horovodrun-mpi-2"))
-def test_check(job, name):
+def test_check(job, name, record_property):
+    record_property("seconds", job.seconds[0].get(name, 0.0))
     job.assert_ok(name)
 
 

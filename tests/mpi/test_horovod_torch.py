@@ -29,7 +29,8 @@ def job(request, tmp_path_factory):
 
 
 @of_jobs(CHECKS, main="mpirun-2", others=("horovodrun-gloo-4", "horovodrun-mpi-4"))
-def test_check(job, name):
+def test_check(job, name, record_property):
+    record_property("seconds", job.seconds[0].get(name, 0.0))
     job.assert_ok(name)
 
 

@@ -1,0 +1,80 @@
+"""Do the tests pass whatever the machine's speed? `make test` again and again while another process keeps all cores busy.
+
+    python benchmarks/busy.py --runs 5
+
+Writes its section of docs/reliability.md, also when a run fails. What each run printed is in --logs.
+"""
+
+import argparse
+import datetime
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import time
+
+from _page import ROOT, write_section
+from compare_fashion_mnist import as_markdown, machine
+
+COUNTS = re.compile(r"^=+ (.*\bpassed\b.*|.*\bfailed\b.*|.*\berrors?\b.*) in [\d.]+s")
+
+
+def spin():
+    while True:
+        pass
+
+
+class Busy:
+    """As many processes as there are cores, none of which ever rests, inside `with`."""
+
+    def __enter__(self):
+        self.processes = [multiprocessing.Process(target=spin, daemon=True) for _ in os.sched_getaffinity(0)]
+        for process in self.processes:
+            process.start()
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.terminate()
+            process.join()
+
+
+def run(target: str, log: str) -> tuple[int, float, str]:
+    """Exit status, minutes and the counts that pytest's last line tells."""
+    began, counts = time.monotonic(), "no result"
+    with open(log, "w") as file:
+        status = subprocess.run(["make", target], cwd=ROOT, stdout=file, stderr=file, stdin=subprocess.DEVNULL).returncode
+    with open(log) as file:
+        for line in file:
+            found = COUNTS.match(line)
+            counts = found[1] if found else counts
+    return status, (time.monotonic() - began) / 60, counts
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--target", default="test", choices=("test-quick", "test", "test-all"))
+    parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of reliability.md")
+    parser.add_argument("--logs", default=os.path.join(ROOT, "build", "busy"))
+    args = parser.parse_args()
+    os.makedirs(args.logs, exist_ok=True)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout
+    rows, failed = [["run", "began", "result", "minutes"]], 0
+    with Busy() as busy:
+        for number in range(1, args.runs + 1):
+            began = datetime.datetime.now()
+            status, minutes, counts = run(args.target, os.path.join(args.logs, f"{args.target}-{number}.log"))
+            failed += status != 0
+            rows.append([str(number), f"{began:%Y-%m-%d %H:%M}", counts if status == 0 else f"**{counts}**",
+                         f"{minutes:.1f}"])
+            print(f"[{number}/{args.runs}] {counts}, status {status}, {minutes:.1f} minutes", flush=True)
+            text = (f"{as_markdown(rows)}\n\n`make {args.target}` of commit {commit.strip()}, beside {len(busy.processes)} "
+                    f"processes that never rest, on {machine()}; by `python benchmarks/busy.py --runs {args.runs}`.\n")
+            write_section(args.out, "busy", "On a busy machine", text, "reliability.md")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
