@@ -25,6 +25,7 @@ import hashlib
 import json
 import os
 import queue
+import re
 import shlex
 import shutil
 import signal
@@ -32,6 +33,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from _page import ROOT, write_section
 from compare_fashion_mnist import as_markdown, machine
@@ -42,6 +44,9 @@ PARTS = ("kernels", "codecs", "container", "decoder", "exchange", "communicators
 #: By suite: what it is called, and what pytest is told.
 SUITES = {"quick": ("`make test-quick`", ["--tier", "quick"]), "test": ("`make test`", ["--tier", "test"]),
           "old": ("the old suite", [])}
+#: Whole suites run as the Makefile runs them; the old one knows no groups of tests.
+WHOLE = {"quick": ["-n", "auto", "--dist", "loadgroup", "--no-loadscope-reorder"]}
+WHOLE |= {"test": WHOLE["quick"], "old": []}
 HANGS = 1800  # seconds after which a suite is taken to hang, at least; twice those of its baseline where that is longer
 _PASSED, _FAILED, _INTERRUPTED, _NOTHING = 0, 1, 2, 5  # what pytest exits with
 # Python imports it at its start. It runs after the venv's .pth files, of which one has installed the finder of the editable
@@ -219,17 +224,36 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def measure(copy: Copy, mutation: dict, tier: list[str], seconds: float) -> dict:
+def able_to_notice(copy: Copy, mutation: dict) -> list[str]:
+    """The tests to run, for pytest: all, or for a mutation of an adapter those that start ranks or name adapters, examples
+    or benchmarks. The others never load an adapter, for the core imports none."""
+    if not mutation["file"].startswith("adapters/"):
+        return []
+    tests = Path(copy.folder, "tests")
+    files = [path for path in sorted(tests.glob("test_*.py")) if re.search("adapters|examples|benchmarks", path.read_text())]
+    files += [path for path in sorted(tests.iterdir()) if path.is_dir()]
+    return [str(path.relative_to(copy.folder)) for path in files]
+
+
+def measure(copy: Copy, mutation: dict, suite: str, seconds: float) -> dict:
     """Under one suite; the tests near to it first."""
     near = [shlex.split(one) for one, path in zip(mutation.get("near", ()), paths_of(mutation), strict=True)
             if os.path.exists(os.path.join(copy.folder, path))]
     started = time.monotonic()
     with copy.with_(mutation):
-        for arguments in [*near, []]:
-            how, test = copy.pytest([*tier, *arguments], seconds)
+        for arguments in [*near, [*WHOLE[suite], *able_to_notice(copy, mutation)]]:
+            how, test = copy.pytest([*SUITES[suite][1], *arguments], seconds)
             if how is not None:
                 break
     return {"caught": how is not None, "how": how, "test": test, "seconds": round(time.monotonic() - started, 1)}
+
+
+def noticed_by_less(results: dict, suite: str, mutation: dict) -> dict | None:
+    """What `quick` came to, if it noticed the mutation: its tests are in `test`, too."""
+    outcome = results["suites"].get("quick", {"mutations": {}})["mutations"].get(mutation["id"])
+    if suite == "test" and outcome and outcome["caught"] and outcome["digest"] == digest_of(mutation):
+        return {key: outcome[key] for key in ("caught", "how", "test", "seconds")}
+    return None
 
 
 def run(args) -> int:
@@ -241,7 +265,7 @@ def run(args) -> int:
         raise RunFailed(f"no mutations are called {', '.join(sorted(unknown))}")
     if (args.suite == "old") != (args.old is not None):
         raise RunFailed("--suite old needs --old, the checkout with that suite, and no other suite takes it")
-    source, tier = os.path.abspath(args.old or ROOT), SUITES[args.suite][1]
+    source = os.path.abspath(args.old or ROOT)
     results = read(args.results)
     kept = results["suites"].setdefault(args.suite, {"baseline": None, "mutations": {}})
     digests = {mutation["id"]: digest_of(mutation) for mutation in mutations}
@@ -254,7 +278,7 @@ def run(args) -> int:
                             text=True).stdout.strip()
     if args.baseline:
         started = time.monotonic()
-        how, test = copies[0].pytest(tier, args.most)
+        how, test = copies[0].pytest([*SUITES[args.suite][1], *WHOLE[args.suite]], args.most)
         if how is not None:
             raise RunFailed(f"without a mutation the suite {how}: {test}")
         kept["baseline"] = round(time.monotonic() - started, 1)
@@ -268,7 +292,7 @@ def run(args) -> int:
     def one(mutation: dict) -> None:
         copy = slots.get()
         try:
-            outcome = measure(copy, mutation, tier, seconds)
+            outcome = noticed_by_less(results, args.suite, mutation) or measure(copy, mutation, args.suite, seconds)
         finally:
             slots.put(copy)
         with lock:

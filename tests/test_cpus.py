@@ -25,10 +25,10 @@ def can_run(cpu):
 @pytest.mark.alone
 @pytest.mark.parametrize("cpu, files", [pytest.param("haswell", FEW, marks=pytest.mark.tier("test"), id="haswell-few"),
                                         *(pytest.param(cpu, FILES, marks=pytest.mark.tier("all"), id=cpu) for cpu in CPUS)])
-def test_kernels_on_another_cpu(cpu, files, pytestconfig):
+def test_kernels_on_another_cpu(cpu, files):
     if not can_run(cpu):
         pytest.skip(f"this machine cannot run code for {cpu}")
-    cache = pytestconfig.cache.mkdir(f"kernels-{cpu}")  # for the next run in this checkout, too
+    cache = HERE.parent / "build" / f"kernels-{cpu}"  # for the next run in this checkout, too
     code = ("import sys, pytest; from grace_ext.kernels._intrinsics import HAS_COMPRESS; assert not HAS_COMPRESS; "
             "sys.exit(pytest.main(sys.argv[1:]))")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What is checked inside the ranks of one job: the exchange. Every function is one test under every launcher."""
+"""What is checked inside the ranks of one job: the exchange."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""What is checked inside the ranks of one job: DDP's ways of training. Every function is one test under every launcher."""
+"""What is checked inside the ranks of one job: DDP's ways of training."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""What is checked inside the ranks of one job: saving and loading. Every function is one test under every launcher."""
+"""What is checked inside the ranks of one job: saving and loading."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""What is checked inside the ranks of one job: the training loop. Every function is one test under every launcher."""
+"""What is checked inside the ranks of one job: the training loop."""
 
 import horovod.torch as hvd
 import numpy as np

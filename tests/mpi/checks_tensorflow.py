@@ -1,4 +1,4 @@
-"""What is checked inside the ranks of one job: numbers and options. Every function is one test under every launcher."""
+"""What is checked inside the ranks of one job: numbers and options."""
 
 import horovod.tensorflow as hvd
 import numpy as np
