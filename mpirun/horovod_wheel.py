@@ -69,8 +69,10 @@ def build_settings(framework, rpath, gpu_settings):
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "LDFLAGS": "-Wl,--strip-debug",  # what the C++ library brings along of it
     }
-    settings.update(gpu_settings or {"HOROVOD_WITHOUT_NVTX": "1"})
+    settings.update(gpu_settings)
     settings.update({name: value for name, value in os.environ.items() if USER_SETTINGS.match(name)})
+    if any(name.startswith("HOROVOD_GPU") for name in settings):
+        settings.pop("HOROVOD_WITHOUT_CUDA", None)
     for name, option in FRAMEWORK_OPTIONS.items():
         settings.pop(f"HOROVOD_WITH_{option}", None)
         settings.pop(f"HOROVOD_WITHOUT_{option}", None)
