@@ -37,7 +37,7 @@ def main():
     started = time.perf_counter()
     methods = {"DDP float32": ("float32", "none"), "DDP fp16_compress_hook": ("fp16", "fp16"),
                "DDP powerSGD_hook, rank 4": ("powersgd", "powersgd"), f"grace_ext {args.spec}": ("grace_ext", args.spec)}
-    runs = train_all(methods, args, EXAMPLE, torchrun)
+    runs = train_all(methods, args, EXAMPLE, {"OMP_NUM_THREADS": "1"}, torchrun)  # torchrun's default, without its remark
     made = f"{machine((('PyTorch', 'torch'),))}, by `{command_of('compare_ddp.py', args, 'make demo-ddp')}`"
     publish(runs, args, captions(runs, args.ranks, args.epochs), made, MARKERS)
     print(f"all in {(time.perf_counter() - started) / 60:.1f} minutes")

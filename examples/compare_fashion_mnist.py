@@ -291,7 +291,7 @@ def parse_args(description: str, epochs: int, markers: tuple[str, str]):
     return args
 
 
-def train_all(methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE, launcher=None) -> list[Run]:
+def train_all(methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE, env=None, launcher=None) -> list[Run]:
     """methods: by label, the name of the log file and the example's --compression. Raises RunFailed."""
     os.makedirs(args.out, exist_ok=True)
     runs = []
@@ -300,7 +300,7 @@ def train_all(methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE,
         options = ["--data", os.path.abspath(args.data), "--compression", compression, "--memory", args.memory,
                    "--epochs", str(args.epochs), "--seed", str(args.seed), "--train-samples", str(args.train_samples)]
         log_file = os.path.join(args.out, f"{name}.jsonl")
-        runs.append(train(label, options, log_file, args.ranks, args.timeout, example, launcher=launcher))
+        runs.append(train(label, options, log_file, args.ranks, args.timeout, example, env, launcher))
     return runs
 
 

@@ -6,6 +6,7 @@ since the last run it ends at once. It needs nothing but Python's standard libra
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import fcntl
 import glob
@@ -264,7 +265,8 @@ def install_horovod(frameworks, mpi, progress):
 def check_workers(frameworks, progress, is_ours):
     """Two workers exchange a few bytes, for each framework and controller; we only warn if it isn't ours."""
     env = dict(os.environ, PATH=_path(with_venv=True), HOROVOD_GLOO_TIMEOUT_SECONDS="120")
-    for framework, controller in itertools.product(frameworks, ("mpi", "gloo")):
+
+    def check(framework, controller):
         program = [PYTHON, os.path.join(HERE, "check_workers.py"), framework]
         command = ["horovodrun", f"--{controller}", "-np", "2", *program]
         log = f"workers-{framework}-{controller}.log"
@@ -272,6 +274,11 @@ def check_workers(frameworks, progress, is_ours):
             progress.run(command, log, env=env)
         elif progress.attempt(command, log, env=env):
             progress.say(f"warning: this failed, see .venv/setup-logs/{log}: {' '.join(command)}")
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:  # they wait for each other most of the time
+        checks = [pool.submit(check, *which) for which in itertools.product(frameworks, ("mpi", "gloo"))]
+    for finished in checks:
+        finished.result()
 
 
 def compile_kernels(progress):
