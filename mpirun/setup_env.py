@@ -34,6 +34,11 @@ TIMES = os.path.join(VENV, "grace_ext-setup-times.json")  # how long the last se
 INSTALLED_HOROVOD = os.path.join(VENV, "grace_ext-horovod.json")  # which wheels are installed
 INHERITED_PATH = os.path.join(VENV, "inherited-path")  # read by env.sh
 FRAMEWORK_PACKAGES = {"torch": "torch", "tensorflow": "tensorflow-cpu"}
+# An optimizer imports what is not imported by PyTorch itself, half of the whole.
+IMPORTS = {
+    "torch": "import grace_ext.adapters.torch_ddp, matplotlib.pyplot, torch, tqdm; torch.optim.SGD([torch.zeros(1)], 0.1)",
+    "tensorflow": "import keras, tensorflow, tf_keras",
+}
 # What .venv can be needed for; each has what those before it have. `ddp`: PyTorch and grace_ext. `demo`: MPI and Horovod
 # for PyTorch. `all`: Horovod for TensorFlow, what the tests need, and the kernels compiled.
 NEEDS = ("ddp", "demo", "all")
@@ -227,8 +232,15 @@ def install_packages(need, frameworks, progress):
     if "tensorflow" in frameworks:
         # Legacy Keras asks for the package `tensorflow`, which would come on top of tensorflow-cpu.
         progress.run(pip("install", "--no-deps", "tf_keras"), "tf_keras.log")
-    if need == "ddp":  # else the workers' check and the kernels import what is used
-        progress.run([PYTHON, "-c", "import grace_ext.adapters.torch_ddp, matplotlib.pyplot, tqdm"], "import.log")
+    import_packages(frameworks, progress)
+
+
+def import_packages(frameworks, progress):
+    """See that what programs use can be imported. It leaves their compiled code, which pip was told not to make."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        runs = [pool.submit(progress.run, [PYTHON, "-c", IMPORTS[name]], f"import-{name}.log") for name in frameworks]
+    for finished in runs:
+        finished.result()
 
 
 def install_horovod(frameworks, mpi, progress):
