@@ -125,12 +125,12 @@ class Meter:
         ring = 2 * (dist.get_world_size() - 1) / dist.get_world_size()  # how often an allreduce sends a payload
         sent = ring * reduced + (dist.get_world_size() - 1) * gathered
         counted = max(1, self.steps - WARM_UP)
-        codec = (self._codec() - self.codec_before) / counted
+        step, codec = self.seconds / counted, (self._codec() - self.codec_before) / counted
+        compute = min(self.compute, step - codec)  # where the machine was slower before the training than in it
         layers = self.state.compression_stats().get("compressed", {}) if isinstance(self.state, CompressionState) else {}
         return {"steps": self.steps, "bytes_sent": round(sent), "ratio": ring * 4 * self.steps * self.parameters / sent,
                 "compressed_layers_ratio": layers.get("ratio"),
-                "seconds_per_step": {"compute": self.compute, "codec": codec,
-                                     "exchange": self.seconds / counted - self.compute - codec}}
+                "seconds_per_step": {"compute": compute, "codec": codec, "exchange": step - codec - compute}}
 
 
 def main(args):
