@@ -1,4 +1,4 @@
-# `make demo` and `make test` set up everything they need in .venv; mpirun/README.md tells how.
+# The demos and `make test` set up what they need in .venv; mpirun/README.md tells how.
 
 # The interpreter to build on. One that has Horovod is used with its Horovod, which is never rebuilt.
 PYTHON ?=
@@ -20,27 +20,43 @@ SHELL := /bin/bash
 WITH_ENV := source mpirun/env.sh &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-tensorflow test-quick test test-all bench gradients clean
+# $(call set_up,NEED): .venv with at least what NEED stands for (ddp, demo or all).
+set_up = $(HAS_PYTHON) && python3 mpirun/setup_env.py --need $(1) --python "$(PYTHON)" --frameworks "$(FRAMEWORKS)" \
+	--mpi "$(MPI)" --isolated "$(ISOLATED)"
+HAS_PYTHON := { command -v python3 >/dev/null || { echo "[setup] error: there is no python3. Run: apt-get install \
+	python3.11 python3.11-venv python3.11-dev"; exit 1; }; }
+
+.PHONY: help setup setup-demo setup-ddp demo demo-ddp demo-tensorflow test-quick test test-all bench gradients clean
 
 help:
-	@echo "make demo    train on Fashion-MNIST with 2 workers three times: Horovod, Horovod fp16, grace_ext; compare"
-	@echo "make demo-tensorflow  the same in TensorFlow: Keras fit, and an embedding model whose gradients are sparse rows"
+	@echo "make demo-ddp  train on Fashion-MNIST with 2 workers: PyTorch DDP, its hooks, grace_ext's; compare; no Horovod"
+	@echo "make demo    the same under Horovod: float32, fp16, grace_ext"
+	@echo "make demo-tensorflow  and in TensorFlow: Keras fit, and an embedding model whose gradients are sparse rows"
 	@echo "make test-quick  the core's tests and one real job a framework: some minutes"
-	@echo "make test    every promise once, with real ranks under every launcher: what CI runs (PYTEST_ARGS='-k container' for some)"
+	@echo "make test    every promise once, real ranks under every launcher: what CI runs (PYTEST_ARGS='-k container' for some)"
 	@echo "make test-all  everything under everything, before a release; keeps its result in docs/reliability.md"
 	@echo "make bench   measure every stage against one memcpy (BENCH_ARGS=--quick for a short run)"
 	@echo "make gradients  train two examples for a moment and save gradients for bench --input in the cache folder"
-	@echo "make setup   only make the environment, .venv"
+	@echo "make setup   only make the environment, .venv, whole; setup-demo and setup-ddp: what these demos need of it"
 	@echo "make clean   remove .venv and what was built here (the cache outside stays, see mpirun/README.md)"
 	@echo "variables    PYTHON=/path/to/python MPI=auto|system|wheel FRAMEWORKS='torch tensorflow' ISOLATED=1"
 
 setup:
-	@command -v python3 >/dev/null || { echo "[setup] error: there is no python3. Run: apt-get install python3.11 python3.11-venv python3.11-dev"; exit 1; }
-	@python3 mpirun/setup_env.py --python "$(PYTHON)" --frameworks "$(FRAMEWORKS)" --mpi "$(MPI)" --isolated "$(ISOLATED)"
+	@$(call set_up,all)
 
-demo: setup
+setup-demo:
+	@$(call set_up,demo)
+
+setup-ddp:
+	@$(call set_up,ddp)
+
+demo: setup-demo
 	@$(WITH_ENV) data=$$(python mpirun/fetch_fashion_mnist.py) && \
 	python examples/compare_fashion_mnist.py --data "$$data" --out "$(or $(OUT),build/demo)" $(DEMO_ARGS)
+
+demo-ddp: setup-ddp
+	@$(WITH_ENV) data=$$(python mpirun/fetch_fashion_mnist.py) && \
+	python examples/compare_ddp.py --data "$$data" --out "$(or $(OUT),build/demo-ddp)" $(DEMO_ARGS)
 
 demo-tensorflow: setup
 	@$(WITH_ENV) data=$$(python mpirun/fetch_fashion_mnist.py) && \

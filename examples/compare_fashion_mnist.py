@@ -26,6 +26,7 @@ from grace_ext.policy import DEFAULT_SPEC
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 EXAMPLE = os.path.join(HERE, "pytorch_fashion_mnist.py")
+HOROVOD = ("Horovod", "horovod")
 LINKS = {"100 Mbit/s": 100e6, "1 Gbit/s": 1e9, "10 Gbit/s": 10e9}
 MARKERS = "<!-- demo:begin -->", "<!-- demo:end -->"
 #: For more ranks than cores: who waits lets others work, and matrix products have no threads of their own.
@@ -61,11 +62,12 @@ class Run:
 
 
 def train(label: str, options: list[str], log_file: str, ranks: int, timeout: float, example: str = EXAMPLE,
-          env: dict[str, str] | None = None) -> Run:
-    """Run an example under horovodrun. Raises RunFailed."""
+          env: dict[str, str] | None = None, launcher=None) -> Run:
+    """Run an example under horovodrun, or as the launcher says. Raises RunFailed."""
     if os.path.exists(log_file):
         os.remove(log_file)
-    launch(label, example, [*options, "--log-file", os.path.abspath(log_file)], ranks, timeout, env)
+    command = [*(launcher or horovodrun)(ranks), example, *options, "--log-file", os.path.abspath(log_file)]
+    finish(label, command, timeout, env)
     with open(log_file) as log:
         return Run(label, [json.loads(line) for line in log])
 
@@ -73,10 +75,20 @@ def train(label: str, options: list[str], log_file: str, ranks: int, timeout: fl
 def launch(label: str, script: str, options: list[str], ranks: int, timeout: float,
            env: dict[str, str] | None = None) -> None:
     """Run a script under horovodrun; its progress goes to this terminal. env: set on top. Raises RunFailed."""
+    finish(label, [*horovodrun(ranks), script, *options], timeout, env)
+
+
+def horovodrun(ranks: int) -> list[str]:
+    """The command that starts a script on so many ranks, up to the script. Raises RunFailed."""
     launcher = shutil.which("horovodrun", path=os.path.dirname(sys.executable)) or shutil.which("horovodrun")
     if launcher is None:
         raise RunFailed("horovodrun was not found; `make setup` installs it, then `. mpirun/env.sh` finds it")
-    finish(label, [launcher, "-np", str(ranks), "--start-timeout", "120", sys.executable, script, *options], timeout, env)
+    return [launcher, "-np", str(ranks), "--start-timeout", "120", sys.executable]
+
+
+def torchrun(ranks: int) -> list[str]:
+    """The same for PyTorch's own launcher."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
 def finish(label: str, command: list[str], timeout: float, env: dict[str, str] | None = None) -> None:
@@ -131,7 +143,7 @@ def _pass_on(stream) -> list[str]:
 
 
 def _stop(child) -> None:
-    """End horovodrun, which ends the ranks."""
+    """End the launcher, which ends the ranks."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if child.poll() is None:
             os.killpg(child.pid, number)
@@ -141,14 +153,14 @@ def _stop(child) -> None:
                 continue
 
 
-def machine(packages=(("PyTorch", "torch"),)) -> str:
-    """Processor, cores and versions; packages: titles and names of distributions, beside Horovod and grace_ext."""
+def machine(packages=(("PyTorch", "torch"), HOROVOD)) -> str:
+    """Processor, cores and versions; packages: titles and names of distributions, beside grace_ext."""
     name = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as info:
             name = next((line.split(":")[1].strip() for line in info if line.startswith("model name")), name)
     versions = ", ".join(f"{title} {importlib.metadata.version(package)}" for title, package in
-                         (*packages, ("Horovod", "horovod"), ("grace_ext", "grace_ext")))
+                         (*packages, ("grace_ext", "grace_ext")))
     cores = len(os.sched_getaffinity(0))
     return f"{name}, {cores} core{'s' * (cores > 1)}, CPU only; Python {platform.python_version()}, {versions}"
 
@@ -207,11 +219,10 @@ def as_markdown(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|---|" + "--:|" * (len(rows[0]) - 1), *lines[1:]])
 
 
-def document(runs: list[Run], args, command: str) -> str:
-    measured, projected = captions(runs, args.ranks, args.epochs)
-    return "\n\n".join([
-        as_markdown(measured_table(runs)), measured, as_markdown(projected_table(runs)), projected,
-        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by `{command}`."]) + "\n"
+def document(runs: list[Run], captions: tuple[str, str], made: str) -> str:
+    """made: on what and by which command."""
+    return "\n\n".join([as_markdown(measured_table(runs)), captions[0], as_markdown(projected_table(runs)), captions[1],
+                        f"Measured on {datetime.date.today().isoformat()} on {made}."]) + "\n"
 
 
 def around_markers(path: str, markers: tuple[str, str] = MARKERS) -> tuple[str, str]:
@@ -247,31 +258,32 @@ def plot(runs: list[Run], folder: str) -> list[str]:
             ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ax.set(xlabel=title, ylabel="test accuracy (%)", title="Fashion-MNIST, the same seed for all runs")
         ax.grid(True, alpha=0.3, which="both")
-        figure.legend(loc="outside lower center", ncols=len(runs), frameon=False)
+        figure.legend(loc="outside lower center", ncols=min(len(runs), 3), frameon=False)
         files.append(os.path.join(folder, f"accuracy_{name}.png"))
         figure.savefig(files[-1], dpi=150)
         plt.close(figure)
     return files
 
 
-def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_args(description: str, epochs: int, markers: tuple[str, str]):
+    """What the comparisons on Fashion-MNIST take; `changed` has what decides on the figures and is not the default."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
     parser.add_argument("--out", required=True, help="folder for the table, the plots and the logs")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=epochs)
     parser.add_argument("--spec", default=DEFAULT_SPEC, help="what grace_ext compresses with (default: %(default)s)")
     parser.add_argument("--memory", default="residual")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train-samples", type=int, default=60000)
     parser.add_argument("--timeout", type=float, default=900, help="seconds after which a run is stopped")
-    parser.add_argument("--readme", help=f"a file in which the text between {MARKERS[0]} and {MARKERS[1]} is replaced")
+    parser.add_argument("--readme", help=f"a file in which the text between {markers[0]} and {markers[1]} is replaced")
     args = parser.parse_args()
     try:
         grace_ext.compressor(args.spec)
         grace_ext.memory(args.memory)
         if args.readme:
-            around_markers(args.readme)
+            around_markers(args.readme, markers)
     except (grace_ext.GraceError, ValueError, OSError) as error:
         parser.error(str(error))
     args.changed = {name: value for name, value in vars(args).items()
@@ -279,33 +291,48 @@ def parse_args():
     return args
 
 
-def main():
-    args = parse_args()
-    started = time.perf_counter()
+def train_all(methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE, env=None, launcher=None) -> list[Run]:
+    """methods: by label, the name of the log file and the example's --compression. Raises RunFailed."""
     os.makedirs(args.out, exist_ok=True)
-    methods = {"Horovod float32": "none", "Horovod fp16": "fp16", f"grace_ext {args.spec}": args.spec}
     runs = []
-    for number, (label, compression) in enumerate(methods.items(), 1):
+    for number, (label, (name, compression)) in enumerate(methods.items(), 1):
         print(f"\n[{number}/{len(methods)}] {label}", file=sys.stderr, flush=True)
         options = ["--data", os.path.abspath(args.data), "--compression", compression, "--memory", args.memory,
                    "--epochs", str(args.epochs), "--seed", str(args.seed), "--train-samples", str(args.train_samples)]
-        log_file = os.path.join(args.out, f"{('float32', 'fp16', 'grace_ext')[number - 1]}.jsonl")
-        runs.append(train(label, options, log_file, args.ranks, args.timeout))
+        log_file = os.path.join(args.out, f"{name}.jsonl")
+        runs.append(train(label, options, log_file, args.ranks, args.timeout, example, env, launcher))
+    return runs
 
-    measured, projected = captions(runs, args.ranks, args.epochs)
-    command = "python examples/compare_fashion_mnist.py --data DIR --out DIR" + "".join(
-        f" --{name.replace('_', '-')} {value}" for name, value in args.changed.items())
-    text = document(runs, args, command if args.changed else "make demo")
+
+def command_of(script: str, args, usual: str) -> str:
+    """The command that gives the same figures: `usual`, or the script with what was changed."""
+    changed = "".join(f" --{name.replace('_', '-')} {value}" for name, value in args.changed.items())
+    return f"python examples/{script} --data DIR --out DIR{changed}" if changed else usual
+
+
+def publish(runs: list[Run], args, captions: tuple[str, str], made: str, markers: tuple[str, str]) -> None:
+    """Write the tables and plots, into the README too if that is wanted, and print the tables."""
+    text = document(runs, captions, made)
     files = [os.path.join(args.out, "comparison.md"), *plot(runs, args.out)]
     with open(files[0], "w", encoding="utf-8") as file:
         file.write(text)
     if args.readme:
-        before, after = around_markers(args.readme)
+        before, after = around_markers(args.readme, markers)
         with open(args.readme, "w", encoding="utf-8") as file:
             file.write(f"{before}\n{text}{after}")
-    for rows, caption in ((measured_table(runs), measured), (projected_table(runs), projected)):
+    for rows, caption in zip((measured_table(runs), projected_table(runs)), captions, strict=True):
         print(f"\n{as_text(rows)}\n\n{caption}")
-    print(f"\nwritten: {', '.join(files)}; all in {(time.perf_counter() - started) / 60:.1f} minutes")
+    print(f"\nwritten: {', '.join(files)}")
+
+
+def main():
+    args = parse_args(__doc__.splitlines()[0], 3, MARKERS)
+    started = time.perf_counter()
+    runs = train_all({"Horovod float32": ("float32", "none"), "Horovod fp16": ("fp16", "fp16"),
+                      f"grace_ext {args.spec}": ("grace_ext", args.spec)}, args)
+    made = f"{machine()}, by `{command_of('compare_fashion_mnist.py', args, 'make demo')}`"
+    publish(runs, args, captions(runs, args.ranks, args.epochs), made, MARKERS)
+    print(f"all in {(time.perf_counter() - started) / 60:.1f} minutes")
 
 
 if __name__ == "__main__":

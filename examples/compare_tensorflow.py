@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from compare_fashion_mnist import HERE, Run, RunFailed, around_markers, as_markdown, as_text, machine, size, train
+from compare_fashion_mnist import HERE, HOROVOD, Run, RunFailed, around_markers, as_markdown, as_text, machine, size, train
 
 import grace_ext
 from grace_ext.policy import DEFAULT_ROWS_SPEC, DEFAULT_SPEC
@@ -25,7 +25,7 @@ MARKERS = "<!-- demo-tensorflow:begin -->", "<!-- demo-tensorflow:end -->"
 def tensorflow_machine() -> str:
     """Processor, cores and versions. TensorFlow comes as a package of one of several names."""
     tensorflow = importlib.metadata.packages_distributions()["tensorflow"][0]
-    return machine((("TensorFlow", tensorflow), ("Keras", "keras")))
+    return machine((("TensorFlow", tensorflow), ("Keras", "keras"), HOROVOD))
 
 
 def result(run: Run) -> str:

@@ -81,7 +81,7 @@ class Progress:
 def warmup(arguments) -> int:
     """Compile every kernel now, so that no training step waits for it."""
     started = time.perf_counter()
-    count = kernels.warmup(Progress())
+    count = kernels.warmup(Progress(), arguments.jobs)
     folder = kernels.cache_folder()
     place = folder or "nowhere (no writable cache folder: set GRACE_EXT_CACHE to one)"
     print(f"{count} kernels are ready after {time.perf_counter() - started:.1f} s; kept in: {place}")
@@ -278,7 +278,9 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    add("warmup", warmup)
+    add("warmup", warmup).add_argument(
+        "--jobs", type=count, default=len(os.sched_getaffinity(0)), metavar="N",
+        help="processes that compile (default: %(default)s, the cores of this process)")
     add("codecs", codecs).add_argument("--json", action="store_true", help="machine-readable")
     add("inspect", inspect).add_argument("file", help="one container, or several one after the other")
     _add_bench_arguments(add("bench", run_bench))

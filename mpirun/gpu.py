@@ -5,20 +5,22 @@ import glob
 import os
 import shutil
 
+WITHOUT_NVTX = {"HOROVOD_WITHOUT_NVTX": "1"}
 
 def build_settings(torch_cuda, site_packages, link_folder):
-    """(Horovod's build options for this machine's GPUs, a remark for the user); no options without CUDA.
+    """(Horovod's build options for this machine's GPUs or the lack of them, a remark for the user).
 
+    HOROVOD_WITHOUT_CUDA is an option of our patch.
     `torch_cuda` is torch.version.cuda; `link_folder` is made if NCCL comes as a Python package, whose
     libnccl.so.2 needs a link named libnccl.so to be linked with.
     """
     if not torch_cuda:
-        return {}, "for CPUs"
+        return {"HOROVOD_WITHOUT_CUDA": "1", **WITHOUT_NVTX}, "for CPUs"
     if not _has_nvcc():
-        return {}, f"without GPU operations (torch has CUDA {torch_cuda}, but there is no nvcc)"
+        return WITHOUT_NVTX, f"without GPU operations (torch has CUDA {torch_cuda}, but there is no nvcc)"
     nccl = _find_nccl(site_packages, link_folder)
     if nccl is None:
-        return {}, f"without NCCL (torch has CUDA {torch_cuda}, but NCCL's header and library were not found)"
+        return WITHOUT_NVTX, f"without NCCL (torch has CUDA {torch_cuda}, but NCCL's header and library were not found)"
     include, lib = nccl
     settings = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED"}
     settings.update(HOROVOD_NCCL_INCLUDE=include, HOROVOD_NCCL_LIB=lib)

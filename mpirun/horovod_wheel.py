@@ -1,12 +1,15 @@
-"""Build Horovod from its release and keep the wheel, so that the next environment has it in seconds.
+"""Build Horovod from its release and keep the wheels, so that the next environment has it in seconds.
 
-`get` returns the wheel that fits a description of the environment: from the cache, or newly built. The
+There is a wheel for each framework, because Horovod compiles everything for each of them anyway. `get` returns the
+one that fits a description of the environment: from the cache, or newly built. `merge` makes one wheel of several. The
 cache lies outside the checkout ($GRACE_EXT_BUILD_CACHE, or grace_ext/horovod in the user's cache folder) and
 has one folder for each description. A lock file lets one build run at a time, and a finished wheel arrives by
 a rename, so a reader sees a whole wheel or none. Standard library only.
 """
 
+import base64
 import contextlib
+import dataclasses
 import fcntl
 import glob
 import hashlib
@@ -15,6 +18,7 @@ import os
 import re
 import tarfile
 import tempfile
+import zipfile
 
 from progress import fail
 
@@ -22,8 +26,10 @@ VERSION = "0.28.1"
 ARCHIVE = f"horovod-{VERSION}.tar.gz"
 ARCHIVE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 PATCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"horovod-{VERSION}.patch")
+FRAMEWORKS_FILE = "horovod/metadata.json"
 # What Horovod itself imports, and what its setup.py wants to find at build time.
 REQUIREMENTS = ["cffi", "cloudpickle", "packaging", "psutil", "pyyaml"]
+FRAMEWORK_OPTIONS = {"torch": "PYTORCH", "tensorflow": "TENSORFLOW"}
 # Settings of the user's that change what is built; they go before ours.
 USER_SETTINGS = re.compile(r"HOROVOD_(WITH|GPU|CUDA|NCCL|CPU|BUILD|ALLOW|ROCM|DEBUG)|CCL_|CUDA_HOME$")
 
@@ -34,8 +40,26 @@ def cache_folder():
     return os.path.abspath(folder)
 
 
-def build_settings(frameworks, rpath, gpu_settings):
-    """Horovod's build options as environment variables."""
+@dataclasses.dataclass
+class Build:
+    """A wheel that is wanted. settings: Horovod's build options; note: what to say when it has to be built."""
+
+    description: dict
+    settings: dict
+    log: str
+    note: str
+
+    @property
+    def digest(self):
+        return hashlib.sha256(json.dumps(self.description, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def folder(self):
+        return os.path.join(cache_folder(), f"horovod-{VERSION}-{self.digest}")
+
+
+def build_settings(framework, rpath, gpu_settings):
+    """Horovod's build options for one framework, as environment variables."""
     settings = {
         "HOROVOD_WITH_MPI": "1",
         "HOROVOD_WITH_GLOO": "1",
@@ -43,17 +67,21 @@ def build_settings(frameworks, rpath, gpu_settings):
         "HOROVOD_RPATH": rpath,  # read by our patch: where the built libraries look for libmpi
         # Gloo asks for CMake 2.8, which CMake 4 refuses unless told otherwise.
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
-        "LDFLAGS": "-Wl,--strip-debug",  # debug information is nine tenths of the libraries
+        "LDFLAGS": "-Wl,--strip-debug",  # what the C++ library brings along of it
     }
-    for name, option in (("torch", "PYTORCH"), ("tensorflow", "TENSORFLOW")):
-        settings[f"HOROVOD_WITH{'' if name in frameworks else 'OUT'}_{option}"] = "1"
-    settings.update(gpu_settings or {"HOROVOD_WITHOUT_NVTX": "1"})
+    settings.update(gpu_settings)
     settings.update({name: value for name, value in os.environ.items() if USER_SETTINGS.match(name)})
+    if any(name.startswith("HOROVOD_GPU") for name in settings):
+        settings.pop("HOROVOD_WITHOUT_CUDA", None)
+    for name, option in FRAMEWORK_OPTIONS.items():
+        settings.pop(f"HOROVOD_WITH_{option}", None)
+        settings.pop(f"HOROVOD_WITHOUT_{option}", None)
+        settings[f"HOROVOD_WITH{'' if name == framework else 'OUT'}_{option}"] = "1"
     return settings
 
 
 def describe(environment, settings):
-    """Everything that the wheel depends on; `environment` names Python, the frameworks, MPI and CUDA."""
+    """Everything that the wheel depends on; `environment` names Python, the framework, MPI and CUDA."""
     with open(PATCH, "rb") as patch:
         patch_sha256 = hashlib.sha256(patch.read()).hexdigest()
     # The folders of a CUDA build differ from checkout to checkout; what is in them is named by the versions.
@@ -63,21 +91,44 @@ def describe(environment, settings):
     return {**release, **environment, "options": options, "cpu": _cpu_flags()}
 
 
-def digest(description):
-    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def get(description, settings, python, path, progress, note):
-    """The path of the wheel for `description`; `path` is the PATH under which mpicxx is the right one."""
-    folder = os.path.join(cache_folder(), f"horovod-{VERSION}-{digest(description)}")
+def get(build, python, path, progress):
+    """The path of the wheel for a Build; `path` is the PATH under which mpicxx is the right one."""
     os.makedirs(cache_folder(), exist_ok=True)
     with _lock(os.path.join(cache_folder(), "lock"), progress):
-        if not _wheel_in(folder):
-            progress.say(note)
-            _build(folder, description, settings, python, path, progress)
+        if not _wheel_in(build.folder):
+            progress.say(build.note)
+            _build(build, python, path, progress)
         else:
-            progress.say(f"using the wheel built before, in {folder}")
-    return _wheel_in(folder)
+            progress.say(f"using the wheel built before, in {build.folder}")
+    return _wheel_in(build.folder)
+
+
+def merge(wheels, folder):
+    """Write one wheel with the files of several into a folder and return its path.
+
+    They differ in their compiled libraries and in metadata.json, which names the frameworks; of what else differs, the
+    first counts.
+    """
+    files, frameworks = {}, {}
+    for wheel in reversed(wheels):
+        with zipfile.ZipFile(wheel) as archive:
+            files.update({entry.filename: (entry, archive.read(entry)) for entry in archive.infolist()})
+        frameworks.update(json.loads(files[FRAMEWORKS_FILE][1]))
+    files[FRAMEWORKS_FILE] = files[FRAMEWORKS_FILE][0], json.dumps(frameworks).encode()
+    record = next(name for name in files if name.endswith(".dist-info/RECORD"))
+    entry, _ = files.pop(record)
+    lines = [f"{name},sha256={_record_digest(content)},{len(content)}\n" for name, (_, content) in files.items()]
+    files[record] = entry, "".join([*lines, f"{record},,\n"]).encode()
+    merged = os.path.join(folder, os.path.basename(wheels[0]))
+    with zipfile.ZipFile(merged, "w") as archive:
+        for entry, content in files.values():
+            archive.writestr(entry, content)
+    return merged
+
+
+def _record_digest(content):
+    """A SHA-256 as a wheel's RECORD has it."""
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 def _wheel_in(folder):
@@ -95,20 +146,20 @@ def _lock(path, progress):
         yield
 
 
-def _build(folder, description, settings, python, path, progress):
+def _build(build, python, path, progress):
     with tempfile.TemporaryDirectory(prefix="building-", dir=cache_folder()) as work:
         source = _unpack(_archive(python, progress), work)
         with open(PATCH) as patch:
             apply_patch(patch.read(), source)
-        env = dict(os.environ, **settings, PATH=path, TMPDIR=work)
+        env = dict(os.environ, **build.settings, PATH=path, TMPDIR=work)
         # Not the outer make's flags, whose job server is not ours.
         env["MAKEFLAGS"] = f"-j{len(os.sched_getaffinity(0))}"
         done = os.path.join(work, "done")
         pip_wheel = [python, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps"]
-        progress.run([*pip_wheel, "-w", done, source], "horovod-build.log", env=env)
+        progress.run([*pip_wheel, "-w", done, source], build.log, env=env)
         with open(os.path.join(done, "description.json"), "w") as out:
-            json.dump(description, out, indent=2, sort_keys=True)
-        os.rename(done, folder)
+            json.dump(build.description, out, indent=2, sort_keys=True)
+        os.rename(done, build.folder)
 
 
 def _archive(python, progress):

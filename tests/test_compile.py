@@ -31,6 +31,26 @@ stats = [kernel._compiled.stats for kernel in used]
 count = lambda which: sum(sum(getattr(s, which).values()) for s in stats)
 print(count("cache_hits"), count("cache_misses"), _compile.cache_folder())
 """
+LOAD = 'for kernel in used:\n    kernel.load()\n'
+WARM_UP = USE.replace(LOAD, """
+_compile.ALL_KERNELS[:] = used
+seen = []
+assert _compile.warmup(lambda *progress: seen.append(progress), jobs=2) == 3
+assert [progress[:2] for progress in seen] == [(1, 3), (2, 3), (3, 3)]
+assert {progress[2] for progress in seen} == {kernel.__name__ for kernel in used}
+""")
+# One kernel's lock is held, and another kernel is loaded meanwhile.
+APART = USE.replace(LOAD, """
+import threading
+with _compile._host_lock(pack_bits.name):
+    waiting = threading.Thread(target=pack_bits.load)
+    waiting.start()
+    bitmap_encode.load()
+    write_error.load()
+    waiting.join(0.5)
+    assert waiting.is_alive()
+waiting.join()
+""")
 NO_TEMPORARY_FOLDER = "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/proc/not/there']\n"
 
 
@@ -129,6 +149,25 @@ def test_processes_that_start_together_compile_once_in_all(tmp_path):
     assert 1 <= sum(len(announcement(error)) for *_, error in results) <= 3
 
 
+def test_a_kernel_waits_for_nobody_who_compiles_another(tmp_path):
+    assert run(tmp_path, APART)[:2] == (0, 3)
+    assert compiled_below(tmp_path) == sorted(THREE)
+
+
+def test_the_warm_up_compiles_in_several_processes(tmp_path):
+    hits, misses, folder, error = run(tmp_path, WARM_UP)
+    assert (hits, misses) == (3, 0), "this process loads what the others have compiled"
+    assert compiled_below(tmp_path) == compiled_below(Path(folder)) == sorted(THREE)
+    assert not announcement(error)
+    assert run(tmp_path, WARM_UP)[:2] == run(tmp_path)[:2] == (3, 0)
+
+
+def test_the_warm_up_without_a_cache_compiles_here(tmp_path):
+    (tmp_path / "file").touch()
+    folder, error = run(tmp_path, WARM_UP, HOME=tmp_path / "file/home", GRACE_EXT_CACHE=tmp_path / "file/cache")[2:]
+    assert folder == "None" and len(announcement(error)) == 1
+
+
 def test_another_cpu_has_another_folder(tmp_path):
     code = "print('ready'); from grace_ext.kernels import cache_folder; print(0, 0, cache_folder())"
     folders = {run(tmp_path, code, **cpu)[2] for cpu in ({}, {"NUMBA_CPU_NAME": "generic"}, {"NUMBA_CPU_FEATURES": "+sse2"})}
@@ -146,6 +185,15 @@ def test_a_strangers_folder_is_not_used(tmp_path, stranger):
     assert run(tmp_path, code, HOME=tmp_path / "file/home")[2] == "None"
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_strangers_folder_of_locks_is_not_used(tmp_path):
+    locks = tmp_path / f"tmp/grace_ext-{os.getuid()}.locks"
+    locks.mkdir(parents=True)
+    os.chown(locks, 12345, 12345)
+    assert run(tmp_path)[:2] == (0, 3)
+    assert not list(locks.iterdir())
+
+
 # In this process
 
 def test_each_kernel_is_compiled_for_one_signature():
@@ -156,6 +204,7 @@ def test_each_kernel_is_compiled_for_one_signature():
     assert seen == [(i, len(ALL_KERNELS), kernel.__name__) for i, kernel in enumerate(ALL_KERNELS, 1)]
     for kernel in ALL_KERNELS:
         assert len(kernel._compiled.signatures) == 1, kernel.__name__
+    assert len({kernel.name for kernel in ALL_KERNELS}) == len(ALL_KERNELS), "two kernels with one lock"
 
 
 def test_a_kernel_is_never_compiled_for_other_types():

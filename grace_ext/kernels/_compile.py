@@ -1,16 +1,20 @@
 """Numba compilation: lazy, cached on disk, once per host.
 
-A kernel is compiled for one explicit signature, at its first call, and kept in a cache folder. Ranks of one
-host take turns under a file lock, so one of them compiles and the others load what it wrote.
+A kernel is compiled for one explicit signature, at its first call, and kept in a cache folder. There is a file lock for
+each kernel: of the ranks of one host that want it, one compiles and the others load what it wrote. (Numba has an index
+file for each function, so processes that compile different kernels at the same time don't meet.)
 """
 
+import concurrent.futures
 import contextlib
 import fcntl
 import functools
 import hashlib
+import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import numba
@@ -33,6 +37,7 @@ class Kernel:
         self.signature = signature
         self._compiled = None
         functools.update_wrapper(self, function)
+        self.name = f"{_module(function)}.{function.__qualname__}"
         ALL_KERNELS.append(self)
 
     def __call__(self, *args):
@@ -43,26 +48,30 @@ class Kernel:
     def load(self) -> None:
         """Compile the kernel, or load it from the cache when a process of this user has compiled it before."""
         folder = cache_folder()
-        with _host_lock():
-            if folder is None or not _is_cached(self.function, folder):
+        with _host_lock(self.name):
+            if folder is None or not any(folder.glob(f"*/{self.name}-*.nbi")):
                 _announce(self.__name__, folder)
             self._compiled = _jit(self.function, self.signature, folder)
+
+
+_jit_lock = threading.Lock()  # CACHE_DIR is the whole process's, and Numba lets one thread compile at a time anyway
 
 
 def _jit(function, signature, folder):
     if folder is None:
         return numba.njit(signature, nogil=True)(function)
-    # Numba reads CACHE_DIR while decorating; it is put back at once so that the user's own functions keep theirs.
-    before, numba_config.CACHE_DIR = numba_config.CACHE_DIR, str(folder)
-    try:
-        return numba.njit(signature, nogil=True, cache=True)(function)
-    finally:
-        numba_config.CACHE_DIR = before
+    with _jit_lock:
+        # Numba reads CACHE_DIR while decorating; it is put back at once so that the user's own functions keep theirs.
+        before, numba_config.CACHE_DIR = numba_config.CACHE_DIR, str(folder)
+        try:
+            return numba.njit(signature, nogil=True, cache=True)(function)
+        finally:
+            numba_config.CACHE_DIR = before
 
 
-def _is_cached(function, folder: Path) -> bool:
-    module = function.__module__.rsplit(".", 1)[-1]
-    return any(folder.glob(f"*/{module}.{function.__qualname__}-*.nbi"))
+def _module(function) -> str:
+    """The last part of the module's name, as Numba has it in the names of its files."""
+    return function.__module__.rsplit(".", 1)[-1]
 
 
 @functools.lru_cache(maxsize=1)
@@ -110,13 +119,11 @@ def _fingerprint() -> str:
 
 
 @contextlib.contextmanager
-def _host_lock():
+def _host_lock(name: str):
+    """Held by one thread of all that want the kernel of that name on this host."""
     # The lock is per host on purpose: it lies in the local temporary folder, never on a shared home.
-    path = _temporary()
     try:
-        if path is None:
-            raise OSError("no temporary folder")
-        descriptor = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(_lock_file(name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
         yield  # nowhere to lock: compiling twice is a waste, not an error
         return
@@ -125,6 +132,18 @@ def _host_lock():
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock_file(name: str) -> Path:
+    """In a folder of this user's own. Raises OSError."""
+    path = _temporary()
+    if path is None:
+        raise OSError("no temporary folder")
+    folder = Path(path + ".locks")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid():
+        raise OSError(f"{folder} is somebody else's")
+    return folder / name
 
 
 _announced = False
@@ -138,11 +157,42 @@ def _announce(name: str, folder: Path | None) -> None:
         _announced = True
 
 
-def warmup(progress=None) -> int:
-    """Compile every kernel now. `progress(done, total, name)` is called after each. Returns how many there are."""
-    for done, item in enumerate(ALL_KERNELS, 1):
-        if item._compiled is None:
-            item.load()
+def warmup(progress=None, jobs: int = 1) -> int:
+    """Compile every kernel now. `progress(done, total, name)` is called after each. Returns how many there are.
+
+    jobs: how many processes compile. They are started anew and import the program's main module, as those of
+    multiprocessing do; with one job, or no folder that they could share, this process compiles.
+    """
+    kernels = {item.name: item for item in ALL_KERNELS}
+    if jobs > 1 and cache_folder() is not None and any(item._compiled is None for item in ALL_KERNELS):
+        ready = _compile_elsewhere(list(kernels), jobs)
+    else:
+        ready = kernels
+    for done, name in enumerate(ready, 1):
+        if kernels[name]._compiled is None:
+            kernels[name].load()
         if progress:
-            progress(done, len(ALL_KERNELS), item.__name__)
-    return len(ALL_KERNELS)
+            progress(done, len(kernels), kernels[name].__name__)
+    return len(kernels)
+
+
+def _compile_elsewhere(names: list[str], jobs: int):
+    """Let processes fill the cache; yields the name of each kernel that is in it."""
+    spawn = multiprocessing.get_context("spawn")  # what was forked from a process with threads may hang
+    with concurrent.futures.ProcessPoolExecutor(jobs, spawn, _be_quiet) as pool:
+        tasks = [pool.submit(_compile_one, name) for name in names]
+        for task in concurrent.futures.as_completed(tasks):
+            yield task.result()
+
+
+def _be_quiet() -> None:
+    """In a process of warmup's, which shows its progress itself."""
+    global _announced
+    _announced = True
+
+
+def _compile_one(name: str) -> str:
+    from grace_ext import kernels  # noqa: F401, all of them have to be known
+
+    next(item for item in ALL_KERNELS if item.name == name).load()
+    return name
