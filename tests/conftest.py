@@ -14,6 +14,9 @@ from grace_ext import registry
 TIERS = ("quick", "test", "all")
 #: How many examples hypothesis draws for a property.
 EXAMPLES = {"quick": 15, "test": 25, "all": 60}
+#: The groups of tests that take the longest begin first, so that all processes end together.
+LONGEST = ("hosts", "test_horovod_keras", "test_elastic", "test_horovod_tensorflow", "test_cpus", "test_horovod_torch",
+           "test_keras", "test_torch_ddp", "test_federated", "test_properties")
 
 
 def pytest_addoption(parser):
@@ -57,8 +60,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("alone") is None:
             item.add_marker(pytest.mark.xdist_group(group_of(item)))
-    # Jobs take the longest, and what takes long has to begin early for all processes to end together.
-    items.sort(key=lambda item: item.get_closest_marker("mpi") is None)
+    items.sort(key=lambda item: next((i for i, name in enumerate(LONGEST) if group_of(item).startswith(name)), len(LONGEST)))
 
 
 def group_of(item) -> str:

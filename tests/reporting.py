@@ -31,7 +31,7 @@ def slowest(terminalreporter) -> list[tuple[float, str]]:
             rows.append((report.duration, f"{report.when:8} {report.nodeid}"))
             rows += [(seconds, f"in ranks {report.nodeid}") for name, seconds in report.user_properties
                      if name == "seconds" and report.when == "call"]
-    return sorted(rows, reverse=True)[:SLOWEST]
+    return sorted((row for row in rows if row[0] > 0.1), reverse=True)[:SLOWEST]
 
 
 class Record:

@@ -43,14 +43,16 @@ def test_fedavg_learns_and_sends_little(data, tmp_path):
     assert all(seconds > 0 for seconds in result["cpu_seconds"].values())
 
 
+@pytest.mark.tier("all")
 def test_float32_is_what_volumes_are_relative_to(data, tmp_path):
     result = run(data, tmp_path / "out.json", "--rounds", "2", "--compression", "dense/raw", "--sampled", "2")
     assert result["messages_sent"] == [2, 2]
     assert all(1 < volume < 1.001 for volume in result["volume"].values()), result["volume"]
 
 
-@pytest.mark.parametrize("method, options", [("fedavg", ["--memory", "ef21", "--sampled", "2"]),
-                                             ("panthalia", ["--evaluate-every", "2", "--batch", "32"])])
+@pytest.mark.parametrize("method, options", [
+    ("fedavg", ["--memory", "ef21", "--sampled", "2"]),
+    pytest.param("panthalia", ["--evaluate-every", "2", "--batch", "32"], marks=pytest.mark.tier("all"))])
 def test_a_job_goes_on_from_its_state_as_if_nothing_had_happened(data, tmp_path, method, options):
     options = ["--method", method, *options, "--train-samples", "300"]
     whole = run(data, tmp_path / "whole.json", *options, "--rounds", "6")
@@ -63,6 +65,7 @@ def test_a_job_goes_on_from_its_state_as_if_nothing_had_happened(data, tmp_path,
     assert other.returncode != 0 and "not of a job with these options" in other.stdout
 
 
+@pytest.mark.tier("all")
 def test_panthalia_learns_and_sends_a_hundredth(data, tmp_path):
     options = ["--method", "panthalia", "--rounds", "60", "--evaluate-every", "20", "--batch", "32"]
     result = run(data, tmp_path / "out.json", *options)
