@@ -18,14 +18,14 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"
 ENVIRONMENT.pop("GRACE_EXT_HOSTS", None)
 
 
-def hosts(*arguments, check=False, timeout=120, **options) -> subprocess.CompletedProcess:
+def hosts(*arguments, check=False, timeout=900, **options) -> subprocess.CompletedProcess:
     """Run the script to its end; standard output and error together. On a time-out it and its command are ended."""
     with start(*arguments, **options) as process:
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGTERM)
-            output, _ = process.communicate(timeout=20)
+            output, _ = process.communicate(timeout=300)
             raise TimeoutError(f"{' '.join(process.args)} did not end within {timeout} s; its output:\n{output}") from None
     assert not check or process.returncode == 0, output
     return subprocess.CompletedProcess(process.args, process.returncode, output)

@@ -58,7 +58,7 @@ def start(three, tmp_path):
     for job in jobs:
         if job.process.poll() is None:
             job.process.terminate()
-            job.end(30)
+            job.end(300)
 
 
 @pytest.fixture(scope="session")

@@ -43,5 +43,5 @@ class Job:
         if wait_until(lambda: started() or self.process.poll() is not None, 300) and started():
             return True
         self.process.terminate()
-        self.output = self.end(30)
+        self.output = self.end(300)
         return False

@@ -19,7 +19,7 @@ def test_the_adaptive_benchmark_writes_its_section(machine, data, tmp_path):
                "10mbit", "--seconds", "5", "--time", "0.3", "--name", "tests", "--out", tmp_path, "--raw", tmp_path / "raw"]
     try:
         done = subprocess.run(command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              timeout=900)
+                              timeout=1800)
     finally:
         hosts("--name", "tests", "down")
     assert done.returncode == 0, done.stdout[-4000:]

@@ -20,7 +20,7 @@ def test_the_benchmark_runs_resumes_and_writes_its_section(machine, data, tmp_pa
     try:
         for _ in range(2):
             done = subprocess.run([*command, "--resume"], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  text=True, timeout=900)
+                                  text=True, timeout=1800)
             assert done.returncode == 0, done.stdout[-6000:]
     finally:
         hosts("--name", "tests", "down")

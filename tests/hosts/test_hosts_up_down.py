@@ -37,7 +37,7 @@ def test_down_leaves_nothing_and_may_be_repeated(machine):
         assert running.stdout.readline() == "started\n"
         assert processes_that_see(folder)
         up("down")
-        assert running.wait(20) != 0
+        assert running.wait(300) != 0
         running.stdout.close()
         assert_nothing_is_left(folder)
         assert up("down") == ""
@@ -59,7 +59,7 @@ def test_up_takes_down_what_it_made_when_it_is_stopped(machine, number):
     process = up_60()
     folder = half_made(process)
     process.send_signal(number)
-    assert process.wait(60) != 0
+    assert process.wait(300) != 0
     process.stdout.close()
     assert_nothing_is_left(folder)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+HANGS = 1200  # seconds after which a job is taken to hang, on however slow a machine
 
 LAUNCHERS = {
     "mpirun-2": ["mpirun", "-np", "2", "--oversubscribe"],
@@ -36,7 +37,7 @@ def skip_without(*modules: str) -> None:
             pytest.skip(f"{name} is not installed", allow_module_level=True)
 
 
-def run(launcher: str, script: str, *arguments: str, timeout: float) -> subprocess.CompletedProcess:
+def run(launcher: str, script: str, *arguments: str, timeout: float = HANGS) -> subprocess.CompletedProcess:
     """Run a script, relative to this folder, under a launcher. On a time-out the whole job is killed and it raises."""
     # Horovod's MPI launcher adds what root and oversubscription need itself; mpirun takes it from the environment.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -97,10 +98,10 @@ def in_tiers(cases, test: list) -> list:
 class Job:
     """Some checks, run in all ranks of a job. results: of each rank, {} where one wrote none; seconds: of each check."""
 
-    def __init__(self, launcher: str, script: str, folder: Path, checks: list[str], timeout: float = 1800):
+    def __init__(self, launcher: str, script: str, folder: Path, checks: list[str]):
         (folder / "checks.json").write_text(json.dumps(checks))
         self.checks = checks
-        self.process = run(launcher, script, str(folder), timeout=timeout)
+        self.process = run(launcher, script, str(folder))
         self.results, self.seconds = (
             [json.loads(file.read_text()) if file.exists() else {}
              for file in (folder / f"{kind}{rank}.json" for rank in range(int(launcher.rsplit("-", 1)[1])))]

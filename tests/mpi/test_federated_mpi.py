@@ -13,7 +13,7 @@ pytestmark = pytest.mark.mpi
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("federated")
     launch.LAUNCHERS.setdefault("mpirun-5", ["mpirun", "-np", "5", "--oversubscribe"])
-    done = launch.run("mpirun-5", "federated_worker.py", str(folder), timeout=300)
+    done = launch.run("mpirun-5", "federated_worker.py", str(folder))
     assert done.returncode == 0, done.stdout[-4000:]
     return json.loads((folder / "server.json").read_text())
 
@@ -55,14 +55,14 @@ def test_the_model_goes_where_the_weighted_mean_is(server):
     ("server", "RuntimeError: rank 0 gives up"), ("train", "RuntimeError: rank 1 gives up"),
     ("stop", "rank 0 ends before FederatedServer.stop()"), ("exit", "rank 1 ends within FederatedClient.run()")])
 def test_no_rank_is_left_hanging_when_one_fails(where, says):
-    done = launch.run("mpirun-4", "failing_federated.py", where, timeout=120)
+    done = launch.run("mpirun-4", "failing_federated.py", where)
     assert done.returncode != 0 and says in done.stdout and "all rounds were played" not in done.stdout
 
 
 @pytest.mark.alone
 @pytest.mark.tier("test")
 def test_a_job_without_a_failure_ends_in_order():
-    done = launch.run("mpirun-4", "failing_federated.py", "nowhere", timeout=120)
+    done = launch.run("mpirun-4", "failing_federated.py", "nowhere")
     assert done.returncode == 0 and "all rounds were played" in done.stdout, done.stdout[-4000:]
 
 
@@ -70,7 +70,7 @@ def test_a_job_without_a_failure_ends_in_order():
 @pytest.mark.tier("test")
 def test_with_a_pace_messages_are_as_long_as_there_is_time_for(tmp_path):
     """Densities as they are without a pace; next to nothing if the time is over before it begins; all if it is long."""
-    done = launch.run("mpirun-4", "paced_federated.py", str(tmp_path), timeout=200)
+    done = launch.run("mpirun-4", "paced_federated.py", str(tmp_path))
     assert done.returncode == 0, done.stdout[-4000:]
     found = json.loads((tmp_path / "paced.json").read_text())
     d, clients, density = 20_000, 3, 0.05

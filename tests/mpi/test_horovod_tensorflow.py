@@ -25,7 +25,7 @@ def test_check(job, name, record_property):
     ((launcher, "exchange" if launcher.endswith("2") else "user") for launcher in LAUNCHERS),
     test=[("mpirun-2", "exchange"), ("horovodrun-gloo-4", "user")]))
 def test_a_rank_that_raises_ends_the_job(launcher, where):
-    done = run(launcher, "failing_tensorflow.py", where, timeout=300)
+    done = run(launcher, "failing_tensorflow.py", where)
     assert done.returncode != 0
     assert ("TypeError" if where == "exchange" else "rank 1 gives up") in done.stdout
     assert "this line must not be reached" not in done.stdout
@@ -34,7 +34,7 @@ def test_a_rank_that_raises_ends_the_job(launcher, where):
 @pytest.mark.tier("test")
 def test_containers_are_those_of_the_pytorch_adapter(tmp_path):
     for framework in ("torch", "tensorflow"):
-        done = run("mpirun-2", "containers.py", framework, str(tmp_path), timeout=120)
+        done = run("mpirun-2", "containers.py", framework, str(tmp_path))
         assert done.returncode == 0, done.stdout[-4000:]
     for rank in range(2):
         ours, theirs = (sorted((tmp_path / f"{framework}{rank}").iterdir()) for framework in ("tensorflow", "torch"))

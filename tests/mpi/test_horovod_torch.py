@@ -39,7 +39,7 @@ def test_check(job, name, record_property):
     test=[("mpirun-2", "user"), ("horovodrun-gloo-4", "user"), ("horovodrun-gloo-2", "worker"), ("mpirun-4", "worker"),
           ("mpirun-2", "stuck"), ("horovodrun-gloo-2", "stuck"), ("horovodrun-mpi-2", "stuck")]))
 def test_a_rank_that_raises_ends_the_job(launcher, where):
-    done = run(launcher, "failing.py", where, timeout=60)
+    done = run(launcher, "failing.py", where)
     assert done.returncode != 0
     assert ("TypeError" if where == "worker" else "rank 1 gives up") in done.stdout
     assert "this line must not be reached" not in done.stdout
@@ -49,7 +49,7 @@ def test_a_rank_that_raises_ends_the_job(launcher, where):
 def test_a_job_that_is_stopped_goes_on_where_it_was(tmp_path):
     results = {}
     for phase, launcher in (("first", "mpirun-4"), ("again", "mpirun-4"), ("other", "mpirun-2")):
-        done = run(launcher, "resuming.py", str(tmp_path), phase, timeout=240)
+        done = run(launcher, "resuming.py", str(tmp_path), phase)
         assert done.returncode == 0, done.stdout[-4000:]
         results[phase] = [json.loads(file.read_text()) for file in sorted(tmp_path.glob(f"{phase}-rank*.json"))]
     assert results["again"] == results["first"]
