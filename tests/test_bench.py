@@ -18,6 +18,8 @@ from grace_ext.index.raw import RawIndex
 from grace_ext.presets import PRESETS
 from grace_ext.value.base import ValueCodec
 
+pytestmark = pytest.mark.tier("test")
+
 
 class Pairs(IndexCodec):
     """Rebuilds whole pairs of positions."""

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("tqdm")
+
+pytestmark = pytest.mark.tier("test")
 ROOT = Path(__file__).parents[1]
 
 
