@@ -258,7 +258,7 @@ def plot(runs: list[Run], folder: str) -> list[str]:
             ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ax.set(xlabel=title, ylabel="test accuracy (%)", title="Fashion-MNIST, the same seed for all runs")
         ax.grid(True, alpha=0.3, which="both")
-        figure.legend(loc="outside lower center", ncols=min(len(runs), 3), frameon=False)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
         files.append(os.path.join(folder, f"accuracy_{name}.png"))
         figure.savefig(files[-1], dpi=150)
         plt.close(figure)
