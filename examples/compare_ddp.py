@@ -1,4 +1,4 @@
-"""Train the DDP example four times from the same seed and compare: float32, torch's fp16 and PowerSGD hooks, grace_ext's.
+"""Train the DDP example from the same seed and compare: float32, torch's hooks for fp16 and PowerSGD, grace_ext's.
 
     python examples/compare_ddp.py --data DIR --out DIR
 
@@ -9,7 +9,18 @@ import os
 import sys
 import time
 
-from compare_fashion_mnist import HERE, Run, RunFailed, command_of, machine, parse_args, publish, torchrun, train_all
+from compare_fashion_mnist import (
+    HERE,
+    Run,
+    RunFailed,
+    command_of,
+    machine,
+    make_parser,
+    parse_args,
+    publish,
+    torchrun,
+    train_all,
+)
 
 EXAMPLE = os.path.join(HERE, "pytorch_ddp_fashion_mnist.py")
 MARKERS = "<!-- demo-ddp:begin -->", "<!-- demo-ddp:end -->"
@@ -33,10 +44,14 @@ def captions(runs: list[Run], ranks: int, epochs: int) -> tuple[str, str]:
 
 
 def main():
-    args = parse_args(__doc__.splitlines()[0], 2, MARKERS)
+    parser = make_parser(__doc__.splitlines()[0], 2, MARKERS)
+    parser.add_argument("--powersgd", action="store_true", help="with torch's PowerSGD hook too, of rank 4")
+    args = parse_args(parser, MARKERS)
     started = time.perf_counter()
-    methods = {"DDP float32": ("float32", "none"), "DDP fp16_compress_hook": ("fp16", "fp16"),
-               "DDP powerSGD_hook, rank 4": ("powersgd", "powersgd"), f"grace_ext {args.spec}": ("grace_ext", args.spec)}
+    methods = {"DDP float32": ("float32", "none"), "DDP fp16_compress_hook": ("fp16", "fp16")}
+    if args.powersgd:
+        methods["DDP powerSGD_hook, rank 4"] = "powersgd", "powersgd"
+    methods[f"grace_ext {args.spec}"] = "grace_ext", args.spec
     runs = train_all(methods, args, EXAMPLE, {"OMP_NUM_THREADS": "1"}, torchrun)  # torchrun's default, without its remark
     made = f"{machine((('PyTorch', 'torch'),))}, by `{command_of('compare_ddp.py', args, 'make demo-ddp')}`"
     publish(runs, args, captions(runs, args.ranks, args.epochs), made, MARKERS)

@@ -258,15 +258,15 @@ def plot(runs: list[Run], folder: str) -> list[str]:
             ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ax.set(xlabel=title, ylabel="test accuracy (%)", title="Fashion-MNIST, the same seed for all runs")
         ax.grid(True, alpha=0.3, which="both")
-        figure.legend(loc="outside lower center", ncols=min(len(runs), 3), frameon=False)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
         files.append(os.path.join(folder, f"accuracy_{name}.png"))
         figure.savefig(files[-1], dpi=150)
         plt.close(figure)
     return files
 
 
-def parse_args(description: str, epochs: int, markers: tuple[str, str]):
-    """What the comparisons on Fashion-MNIST take; `changed` has what decides on the figures and is not the default."""
+def make_parser(description: str, epochs: int, markers: tuple[str, str]) -> argparse.ArgumentParser:
+    """What the comparisons on Fashion-MNIST take."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
     parser.add_argument("--out", required=True, help="folder for the table, the plots and the logs")
@@ -278,6 +278,11 @@ def parse_args(description: str, epochs: int, markers: tuple[str, str]):
     parser.add_argument("--train-samples", type=int, default=60000)
     parser.add_argument("--timeout", type=float, default=900, help="seconds after which a run is stopped")
     parser.add_argument("--readme", help=f"a file in which the text between {markers[0]} and {markers[1]} is replaced")
+    return parser
+
+
+def parse_args(parser: argparse.ArgumentParser, markers: tuple[str, str]):
+    """The arguments, checked; `changed` has what decides on the figures and is not the default."""
     args = parser.parse_args()
     try:
         grace_ext.compressor(args.spec)
@@ -306,7 +311,8 @@ def train_all(methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE,
 
 def command_of(script: str, args, usual: str) -> str:
     """The command that gives the same figures: `usual`, or the script with what was changed."""
-    changed = "".join(f" --{name.replace('_', '-')} {value}" for name, value in args.changed.items())
+    changed = "".join(f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+                      for name, value in args.changed.items())
     return f"python examples/{script} --data DIR --out DIR{changed}" if changed else usual
 
 
@@ -326,7 +332,7 @@ def publish(runs: list[Run], args, captions: tuple[str, str], made: str, markers
 
 
 def main():
-    args = parse_args(__doc__.splitlines()[0], 3, MARKERS)
+    args = parse_args(make_parser(__doc__.splitlines()[0], 3, MARKERS), MARKERS)
     started = time.perf_counter()
     runs = train_all({"Horovod float32": ("float32", "none"), "Horovod fp16": ("fp16", "fp16"),
                       f"grace_ext {args.spec}": ("grace_ext", args.spec)}, args)

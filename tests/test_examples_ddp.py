@@ -55,7 +55,8 @@ def test_the_example_logs_what_it_sent(compare, data, tmp_path, compression, lea
     assert set(whole["seconds_per_step"]) == {"compute", "codec", "exchange"}
 
 
-def test_the_comparison_runs_four_times_and_writes_the_tables(compare, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("more", [[], ["--powersgd"]], ids=["usual", "powersgd"])
+def test_the_comparison_trains_each_way_and_writes_the_tables(compare, tmp_path, monkeypatch, capsys, more):
     import compare_fashion_mnist
 
     calls = []
@@ -71,14 +72,15 @@ def test_the_comparison_runs_four_times_and_writes_the_tables(compare, tmp_path,
     monkeypatch.setattr(compare_fashion_mnist, "train", train)
     readme = tmp_path / "README.md"
     readme.write_text("before\n" + "\nold\n".join(compare.MARKERS) + "\nafter")
-    monkeypatch.setattr(sys, "argv", ["x", "--data", "d", "--out", str(tmp_path / "out"), "--readme", str(readme)])
+    monkeypatch.setattr(sys, "argv", ["x", "--data", "d", "--out", str(tmp_path / "out"), "--readme", str(readme), *more])
     compare.main()
-    assert calls == ["none", "fp16", "powersgd", "topk:0.01/rice/qsgd:7"]
+    assert calls == ["none", "fp16", *(["powersgd"] if more else []), "topk:0.01/rice/qsgd:7"]
     table = (tmp_path / "out/comparison.md").read_text()
     assert "| DDP float32 | 90.00 % | 25.0 | 20.0 | 1.0 | 4.0 | 2 kB | 1× |" in table
-    assert "by `make demo-ddp`" in table and "Horovod" not in table
+    command = "python examples/compare_ddp.py --data DIR --out DIR --powersgd" if more else "make demo-ddp"
+    assert f"by `{command}`" in table and "Horovod" not in table
     assert table in readme.read_text() and readme.read_text().startswith("before\n") and "\nold\n" not in readme.read_text()
-    assert "DDP powerSGD_hook, rank 4" in capsys.readouterr().out
+    assert ("DDP powerSGD_hook, rank 4" in capsys.readouterr().out) == bool(more)
 
 
 def test_the_readme_has_the_markers(compare):
