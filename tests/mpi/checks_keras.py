@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tf_keras
-from checking import arrays_of, check, raises
+from checking import arrays_of, check, covering, raises
 from harness_tensorflow import of_all_ranks, same_on_all_ranks
 
 from grace_ext import ConfigError, ExchangeError
@@ -77,30 +77,28 @@ def alone(api, optimizer, epochs=1):
 
 @check
 def dense_fit_equals_one_process_with_the_joined_batch():
-    for kind, (api, sgd) in SGD.items():
+    for kind, mode in covering(SGD, MODES):
+        api, sgd = SGD[kind]
         expected = alone(api, sgd(0.1, momentum=0.9, clipnorm=0.05), epochs=2)
-        for mode, options in MODES.items():
-            optimizer = DistributedOptimizer(sgd(0.1, momentum=0.9, clipnorm=0.05), compression="dense/raw")
-            net = compiled(api, optimizer, **options)
-            fit(net, epochs=2)
-            same_on_all_ranks(flat(net))
-            assert np.abs(flat(net) - expected).max() < 1e-5, (kind, mode, np.abs(flat(net) - expected).max())
-            assert optimizer.compression_stats()["steps"] == 8, (kind, mode)
+        optimizer = DistributedOptimizer(sgd(0.1, momentum=0.9, clipnorm=0.05), compression="dense/raw")
+        net = compiled(api, optimizer, **MODES[mode])
+        fit(net, epochs=2)
+        same_on_all_ranks(flat(net))
+        assert np.abs(flat(net) - expected).max() < 1e-5, (kind, mode, np.abs(flat(net) - expected).max())
+        assert optimizer.compression_stats()["steps"] == 8, (kind, mode)
 
 
 @check
 def compressed_fit_is_bit_identical_and_learns():
-    for kind, (api, sgd) in SGD.items():
-        for mode, options in MODES.items():
-            if mode == "eager" and api is not keras:
-                continue
-            optimizer = DistributedOptimizer(sgd(0.1), compression="topk:0.1", rules={"*": "topk:0.1/rice/qsgd:7"})
-            net = compiled(api, optimizer, **options)
-            losses = fit(net, epochs=20).history["loss"]
-            same_on_all_ranks(flat(net))
-            same_on_all_ranks(state(optimizer))
-            assert losses[-1] < 0.5 * losses[0], (kind, mode, losses)
-            assert optimizer.compression_stats()["ratio"] > 10, (kind, mode, optimizer.compression_stats())
+    for kind, mode in covering(SGD, [*MODES][::-1]):
+        api, sgd = SGD[kind]
+        optimizer = DistributedOptimizer(sgd(0.1), compression="topk:0.1", rules={"*": "topk:0.1/rice/qsgd:7"})
+        net = compiled(api, optimizer, **MODES[mode])
+        losses = fit(net, epochs=20).history["loss"]
+        same_on_all_ranks(flat(net))
+        same_on_all_ranks(state(optimizer))
+        assert losses[-1] < 0.5 * losses[0], (kind, mode, losses)
+        assert optimizer.compression_stats()["ratio"] > 10, (kind, mode, optimizer.compression_stats())
 
 
 @check
@@ -329,9 +327,8 @@ def a_saved_model_goes_on():
 
 @check
 def callbacks_bring_ranks_together():
-    for kind, (api, sgd) in SGD.items():
-        for build in ("at once", "late", "late on others"):
-            _callbacks(kind, api, sgd, build)
+    for kind, build in covering(SGD, ("at once", "late", "late on others")):
+        _callbacks(kind, *SGD[kind], build)
 
 
 def _callbacks(kind, api, sgd, build):

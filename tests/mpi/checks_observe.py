@@ -1,10 +1,9 @@
-"""What is checked inside the ranks of one job: observers, and our phases in Horovod's timeline."""
+"""What is checked inside the ranks of one job: observers."""
 
 import json
 import os
 import shutil
 import tempfile
-import time
 import warnings
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from checking import check, raises
 from harness import compressed, same_on_all_ranks, train
 
 from grace_ext import ConfigError
-from grace_ext.observe import JsonlWriter, Timeline, advice, merge_timelines
+from grace_ext.observe import JsonlWriter, advice
 
 
 def shared_folder() -> Path:
@@ -67,45 +66,3 @@ def the_link_is_probed_once_and_the_warning_comes_on_rank_0():
     finally:
         del os.environ["GRACE_EXT_WARN"]
     assert torch.equal(silent, weights)
-
-
-@check
-def horovods_timeline_shows_our_phases():
-    folder = shared_folder()
-    theirs, ours = folder / "horovod.json", folder / "ours.json"
-    hvd.start_timeline(str(theirs), mark_cycles=False)
-    _, optimizer, _ = train(compressed(observe=Timeline(ours)), steps=3)
-    hvd.stop_timeline()
-    if hvd.rank() == 0:
-        until = time.monotonic() + 20
-        while not _ended(theirs) and time.monotonic() < until:  # Horovod's writer is a thread of its own
-            time.sleep(0.05)
-        merge_timelines(theirs, ours, theirs)
-        events = json.loads(theirs.read_text())
-        names = {event["pid"]: event["args"]["name"] for event in events
-                 if event.get("name") == "process_name" and "name" in event["args"]}
-        _check_order(events, names, [bucket.name for bucket in optimizer._grace.exchange.buckets
-                                     if not bucket.compressor.exact])
-    remove(folder)
-
-
-def _ended(file: Path) -> bool:
-    return file.exists() and file.read_text().endswith("]")
-
-
-def _check_order(events, names, buckets):
-    assert buckets
-    for bucket in buckets:
-        (pid,) = (pid for pid, name in names.items() if name.endswith(f".{bucket}"))
-        assert names[pid].startswith("allgather."), names
-        rows = [event for event in events if event.get("pid") == pid]
-        sent = [event["ts"] for event in rows if event.get("name") == "ALLGATHER"]
-        phases = {name: [event for event in rows if event.get("name") == name]
-                  for name in ("encode", "select", "index", "value", "exchange", "decode")}
-        assert len(sent) == 3 and all(len(found) == 3 for found in phases.values()), (sent, phases)
-        assert [event["args"]["step"] for event in phases["encode"]] == [0, 1, 2]
-        # Two clocks, which were read one after the other: one shift of less than a second has to explain all orders.
-        encoded = max(event["ts"] + event["dur"] - started for event, started in zip(phases["encode"], sent, strict=True))
-        decoding = min(event["ts"] - started for event, started in zip(phases["decode"], sent, strict=True))
-        next_one = min(event["ts"] - started for event, started in zip(phases["encode"][1:], sent[:-1], strict=True))
-        assert -1e6 < encoded < 1e6 and encoded <= min(decoding, next_one), (encoded, decoding, next_one)

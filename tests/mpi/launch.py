@@ -98,8 +98,8 @@ def in_tiers(cases, test: list) -> list:
 class Job:
     """Some checks, run in all ranks of a job. results: of each rank, {} where one wrote none; seconds: of each check."""
 
-    def __init__(self, launcher: str, script: str, folder: Path, checks: list[str]):
-        (folder / "checks.json").write_text(json.dumps(checks))
+    def __init__(self, launcher: str, script: str, folder: Path, checks: list[str], thorough: bool):
+        (folder / "checks.json").write_text(json.dumps({"checks": checks, "thorough": thorough}))
         self.checks = checks
         self.process = run(launcher, script, str(folder))
         self.results, self.seconds = (
@@ -122,4 +122,5 @@ def start_job(request, tmp_path_factory, script: str) -> Job:
     checks = [item.callspec.params["name"] for item in request.session.items
               if item.module is request.module and getattr(item, "callspec", None)
               and item.callspec.params.get("job") == request.param]
-    return Job(request.param, script, tmp_path_factory.mktemp(request.param), checks)
+    folder = tmp_path_factory.mktemp(request.param)
+    return Job(request.param, script, folder, checks, thorough=request.config.getoption("tier") == "all")

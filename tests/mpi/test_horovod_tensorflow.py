@@ -15,7 +15,7 @@ def job(request, tmp_path_factory):
     return start_job(request, tmp_path_factory, "worker_tensorflow.py")
 
 
-@of_jobs(CHECKS, main="mpirun-2", others=("horovodrun-gloo-4", "horovodrun-mpi-2"))
+@of_jobs(CHECKS, main="mpirun-2", others=("horovodrun-gloo-2", "horovodrun-mpi-4"))
 def test_check(job, name, record_property):
     record_property("seconds", job.seconds[0].get(name, 0.0))
     job.assert_ok(name)
@@ -31,6 +31,7 @@ def test_a_rank_that_raises_ends_the_job(launcher, where):
     assert "this line must not be reached" not in done.stdout
 
 
+@pytest.mark.alone
 @pytest.mark.tier("test")
 def test_containers_are_those_of_the_pytorch_adapter(tmp_path):
     for framework in ("torch", "tensorflow"):

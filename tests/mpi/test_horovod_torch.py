@@ -15,11 +15,11 @@ CHECKS = checks_in(
     "checks_corners.py",
     "checks_join.py",
     "checks_methods.py",
+    "checks_observe.py",
     "checks_onebit.py",
     "checks_rows.py",
     "checks_summing.py",
     "checks_state.py",
-    "checks_observe.py",  # last: once started, Horovod's timeline has a thread that never rests
 )
 
 
@@ -28,7 +28,7 @@ def job(request, tmp_path_factory):
     return start_job(request, tmp_path_factory, "worker.py")
 
 
-@of_jobs(CHECKS, main="mpirun-2", others=("horovodrun-gloo-4", "horovodrun-mpi-4"))
+@of_jobs(CHECKS, main="mpirun-2", others=("horovodrun-gloo-2", "horovodrun-mpi-4"))
 def test_check(job, name, record_property):
     record_property("seconds", job.seconds[0].get(name, 0.0))
     job.assert_ok(name)
@@ -45,6 +45,13 @@ def test_a_rank_that_raises_ends_the_job(launcher, where):
     assert "this line must not be reached" not in done.stdout
 
 
+@pytest.mark.parametrize("launcher", in_tiers(((launcher,) for launcher in LAUNCHERS), test=[("mpirun-2",)]))
+def test_horovods_timeline_shows_our_phases(launcher, tmp_path):
+    done = run(launcher, "timeline.py", str(tmp_path))
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.alone
 @pytest.mark.tier("test")
 def test_a_job_that_is_stopped_goes_on_where_it_was(tmp_path):
     results = {}

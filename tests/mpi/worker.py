@@ -1,6 +1,5 @@
 """Runs the checks of the PyTorch adapter in every rank: worker.py OUT_FOLDER."""
 
-import os
 import sys
 
 import checks
@@ -21,7 +20,6 @@ from checking import run_checks
 
 def main() -> None:
     # The numbers of ranks are not known before init, so both sizes that the tests use are described by a rule.
-    os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"  # so that a check can start it
     hvd.init(process_sets="dynamic")
     torch.set_num_threads(1)
     for odd in (0, 1):
