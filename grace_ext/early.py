@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from .buckets import Bucket
-from .communicators.base import Pending, has_arrived
+from .communicators.base import Pending
 
 _NAP = 0.001  # seconds between two looks at what has arrived
 
@@ -65,7 +65,7 @@ class Early:
     def _work(self) -> int:
         """On what has arrived; returns how many have."""
         with self._lock:
-            arrived = [one for one in self._open.values() if has_arrived(one[1].handle)]
+            arrived = [one for one in self._open.values() if one[1].has_arrived()]
         for bucket, pending, out, collectives in arrived:
             if self._call.is_set():
                 break  # others wait for what is encoded

@@ -3,6 +3,7 @@
 import concurrent.futures
 from types import SimpleNamespace
 
+from grace_ext.communicators.base import Pending, wait
 from grace_ext.early import Early
 
 
@@ -25,9 +26,33 @@ def test_what_has_to_be_encoded_comes_before_the_next_that_has_arrived():
     early = Early(AtOnce(), None, receive, lambda: False)
     buckets = [SimpleNamespace(name=name) for name in ("first", "second")]
     for bucket in buckets:
-        early.add(bucket, SimpleNamespace(handle=SimpleNamespace(poll=lambda: True)), None, 1)
+        early.add(bucket, Pending(SimpleNamespace(poll=lambda: True), 0, {}), None, 1)
     early.look()
     assert received == ["first"]
     early.look()
     assert received == ["first", "second"]
     assert [early.result(bucket).result(0) for bucket in buckets] == [True, True]
+
+
+class Once:
+    """A handle like Horovod's, which is gone once it was waited for."""
+
+    gone = False
+
+    def poll(self):
+        assert not self.gone
+        return True
+
+    def wait(self):
+        assert not self.gone
+        self.gone = True
+
+
+def test_a_bucket_whose_second_collective_is_left_out_is_received_too():
+    """As that of PowerSGD before its `start`, which sends no second factors."""
+    early = Early(AtOnce(), lambda bucket, pending: wait(pending), lambda *_: True, lambda: False)
+    bucket = SimpleNamespace(name="bucket")
+    early.add(bucket, Pending(Once(), 0, {}), None, 2)
+    early.look()
+    assert early.levels(bucket) == 1
+    assert early.result(bucket).result(0) is True

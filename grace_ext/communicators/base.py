@@ -69,9 +69,13 @@ class Pending:
     #: The handle that was waited for last.
     over: object = dataclasses.field(default=None, kw_only=True, repr=False)
 
+    def has_arrived(self) -> bool | None:
+        """Whether nothing is left to wait for: see `has_arrived` below. A handle that was waited for is not asked any more."""
+        return self.handle is self.over or has_arrived(self.handle)
+
     def is_on_its_way(self) -> bool:
         """Whether a collective is known to be under way: sent, and not there yet."""
-        return self.handle is not self.over and has_arrived(self.handle) is False
+        return self.has_arrived() is False
 
     @property
     def codec_seconds(self) -> float:

@@ -1,13 +1,15 @@
 """Checks run in every rank of a job; a worker script runs those that it is asked for and writes what each came to."""
 
 import contextlib
-import itertools
 import json
+import os
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
 
+PATIENCE = 120  # seconds that a rank in which a check failed waits for the others to end it
 CHECKS = {}
 _thorough = True
 
@@ -24,12 +26,17 @@ def check(function):
 check_under_every_launcher = check
 
 
-def covering(first, second) -> list[tuple]:
-    """Pairs of their members: all of them in `make test-all`; else each member at least once."""
+def covering(cases) -> list[tuple]:
+    """All of these tuples in `make test-all`; else as few as have each value of each position at least once."""
+    cases = list(cases)
     if _thorough:
-        return list(itertools.product(first, second))
-    count = max(len(first), len(second))
-    return list(itertools.islice(zip(itertools.cycle(first), itertools.cycle(second), strict=False), count))
+        return cases
+    chosen, missing = [], {member for case in cases for member in enumerate(case)}
+    while missing:
+        case = max(cases, key=lambda case: len(missing.intersection(enumerate(case))))
+        chosen.append(case)
+        missing.difference_update(enumerate(case))
+    return chosen
 
 
 @contextlib.contextmanager
@@ -58,8 +65,12 @@ def run_checks(folder: str, rank: int, ranks: int, count) -> None:
         seconds[name] = time.monotonic() - began
         (folder / f"rank{rank}.json").write_text(json.dumps(results))
         (folder / f"seconds{rank}.json").write_text(json.dumps(seconds))
-        # A rank that failed alone would leave the others waiting in the next check.
+        # A rank that failed alone would leave the others waiting, in the next check, or in this one for ever: then it goes.
+        leave = threading.Timer(PATIENCE, os._exit, [1])
+        if results[name] != "ok":
+            leave.start()
         failed = count(f"failed.{name}", int(results[name] != "ok"))
+        leave.cancel()
         if 0 < failed < ranks:
             sys.exit(f"{name} failed on some ranks only")
 

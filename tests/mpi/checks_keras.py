@@ -1,5 +1,6 @@
 """What is checked inside the ranks of one job: Keras optimizers and callbacks, of Keras 3 and of tf_keras."""
 
+import itertools
 import os
 import tempfile
 
@@ -77,7 +78,7 @@ def alone(api, optimizer, epochs=1):
 
 @check
 def dense_fit_equals_one_process_with_the_joined_batch():
-    for kind, mode in covering(SGD, MODES):
+    for kind, mode in covering(itertools.product(SGD, MODES)):
         api, sgd = SGD[kind]
         expected = alone(api, sgd(0.1, momentum=0.9, clipnorm=0.05), epochs=2)
         optimizer = DistributedOptimizer(sgd(0.1, momentum=0.9, clipnorm=0.05), compression="dense/raw")
@@ -90,7 +91,7 @@ def dense_fit_equals_one_process_with_the_joined_batch():
 
 @check
 def compressed_fit_is_bit_identical_and_learns():
-    for kind, mode in covering(SGD, [*MODES][::-1]):
+    for kind, mode in covering(itertools.product(SGD, [*MODES][::-1])):
         api, sgd = SGD[kind]
         optimizer = DistributedOptimizer(sgd(0.1), compression="topk:0.1", rules={"*": "topk:0.1/rice/qsgd:7"})
         net = compiled(api, optimizer, **MODES[mode])
@@ -144,14 +145,15 @@ def scaled(api, optimizer, initial_scale=1024.0):
 
 @check
 def an_infinite_gradient_on_one_rank_makes_all_skip_the_step():
-    for kind, (api, sgd) in SGD.items():
-        for outside in (True, False) if api is tf_keras else (True,):
-            for mode in ("graph", "eager") if api is keras else ("graph",):
-                inner = sgd(0.1)
-                wrapped = DistributedOptimizer(scaled(api, inner) if outside else inner)
-                optimizer = wrapped if outside else scaled(api, wrapped)
-                net = compiled(api, optimizer, **MODES[mode])
-                _skip_a_step(net, wrapped, (kind, outside, mode))
+    for kind, outside, mode in covering([("keras", True, "eager"), ("tf_keras", False, "graph"), ("tf_keras-legacy", True, "graph"),
+                                         ("keras", True, "graph"), ("tf_keras", True, "graph"),
+                                         ("tf_keras-legacy", False, "graph")]):
+        api, sgd = SGD[kind]
+        inner = sgd(0.1)
+        wrapped = DistributedOptimizer(scaled(api, inner) if outside else inner)
+        optimizer = wrapped if outside else scaled(api, wrapped)
+        net = compiled(api, optimizer, **MODES[mode])
+        _skip_a_step(net, wrapped, (kind, outside, mode))
 
 
 def _skip_a_step(net, wrapped, case):
@@ -196,60 +198,58 @@ def small_gradients_reach_float16_scaled():
 
 @check
 def backward_passes_equal_one_process_with_all_their_batches():
-    for kind, (api, sgd) in SGD.items():
+    for kind, mode, with_scale in covering(itertools.product(SGD, MODES, (False, True))):
+        api, sgd = SGD[kind]
         expected = alone(api, sgd(0.1, momentum=0.9, clipnorm=0.05))
-        for with_scale in (False, True):
-            for mode, options in MODES.items() if api is keras else [("graph", {})]:
-                optimizer = sgd(0.1, momentum=0.9, clipnorm=0.05)
-                optimizer = scaled(api, optimizer) if with_scale else optimizer
-                optimizer = DistributedOptimizer(optimizer, compression="dense/raw", backward_passes_per_step=2,
-                                                 average_aggregated_gradients=True)
-                net = compiled(api, optimizer, **options)
-                fit(net, passes=2)
-                same_on_all_ranks(flat(net))
-                assert np.abs(flat(net) - expected).max() < 1e-5, (kind, mode, with_scale)
-                assert optimizer.compression_stats()["steps"] == 4 and int(np.asarray(optimizer.iterations)) == 8
+        optimizer = sgd(0.1, momentum=0.9, clipnorm=0.05)
+        optimizer = scaled(api, optimizer) if with_scale else optimizer
+        optimizer = DistributedOptimizer(optimizer, compression="dense/raw", backward_passes_per_step=2,
+                                         average_aggregated_gradients=True)
+        net = compiled(api, optimizer, **MODES[mode])
+        fit(net, passes=2)
+        same_on_all_ranks(flat(net))
+        assert np.abs(flat(net) - expected).max() < 1e-5, (kind, mode, with_scale)
+        assert optimizer.compression_stats()["steps"] == 4 and int(np.asarray(optimizer.iterations)) == 8
 
 
 @check
 def what_keras_accumulates_is_exchanged_once():
     expected = alone(keras, keras.optimizers.SGD(0.1, global_clipnorm=0.1))
-    for with_scale, exchanges in ((False, 4), (True, 8)):
-        for mode, options in MODES.items():
-            optimizer = keras.optimizers.SGD(0.1, global_clipnorm=0.1, gradient_accumulation_steps=2)
-            optimizer = DistributedOptimizer(scaled(keras, optimizer) if with_scale else optimizer, compression="dense/raw")
-            net = compiled(keras, optimizer, **options)
-            fit(net, passes=2)
-            same_on_all_ranks(flat(net))
-            assert np.abs(flat(net) - expected).max() < 1e-5, (with_scale, mode)
-            assert optimizer.compression_stats()["steps"] == exchanges, (with_scale, mode)
-            assert int(np.asarray(optimizer.iterations)) == 4
+    for with_scale, mode in covering(itertools.product((False, True), MODES)):
+        optimizer = keras.optimizers.SGD(0.1, global_clipnorm=0.1, gradient_accumulation_steps=2)
+        optimizer = DistributedOptimizer(scaled(keras, optimizer) if with_scale else optimizer, compression="dense/raw")
+        net = compiled(keras, optimizer, **MODES[mode])
+        fit(net, passes=2)
+        same_on_all_ranks(flat(net))
+        assert np.abs(flat(net) - expected).max() < 1e-5, (with_scale, mode)
+        assert optimizer.compression_stats()["steps"] == (8 if with_scale else 4), (with_scale, mode)
+        assert int(np.asarray(optimizer.iterations)) == 4
 
 
 @check
 def sparse_gradients_of_several_passes():
-    for kind, (api, sgd) in SGD.items():
-        for options in ({}, {"sparse_as_dense": True}, {"backward_passes_per_step": 2}):
-            table = api.layers.Embedding(50, 4)
-            table.build(None)
-            (rows,) = table.trainable_variables
-            rows.assign(tf.zeros((50, 4)))
-            optimizer = DistributedOptimizer(sgd(1.0), compression="dense/raw", op=hvd.Sum, **options)
+    for kind, options in covering(itertools.product(SGD, ((), ("sparse_as_dense", True), ("backward_passes_per_step", 2)))):
+        api, sgd = SGD[kind]
+        table = api.layers.Embedding(50, 4)
+        table.build(None)
+        (rows,) = table.trainable_variables
+        rows.assign(tf.zeros((50, 4)))
+        optimizer = DistributedOptimizer(sgd(1.0), compression="dense/raw", op=hvd.Sum, **dict([options] if options else []))
 
-            def step(indices, table=table, rows=rows, optimizer=optimizer):
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_sum(table(indices))
-                (gradient,) = tape.gradient(loss, [rows])
-                assert isinstance(gradient, tf.IndexedSlices)
-                optimizer.apply_gradients([(gradient, rows)])
+        def step(indices, table=table, rows=rows, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(table(indices))
+            (gradient,) = tape.gradient(loss, [rows])
+            assert isinstance(gradient, tf.IndexedSlices)
+            optimizer.apply_gradients([(gradient, rows)])
 
-            in_graph = tf.function(lambda indices, step=step: step(indices))
-            for indices in ([hvd.rank(), 40], [40, 40, hvd.rank() + 10]):
-                in_graph(tf.constant(indices))
-            expected = np.zeros(50)
-            expected[[*range(hvd.size()), *range(10, 10 + hvd.size())]] = -1
-            expected[40] = -3 * hvd.size()
-            assert np.allclose(np.asarray(rows)[:, 0], expected), (kind, options, np.asarray(rows)[:, 0])
+        in_graph = tf.function(lambda indices, step=step: step(indices))
+        for indices in ([hvd.rank(), 40], [40, 40, hvd.rank() + 10]):
+            in_graph(tf.constant(indices))
+        expected = np.zeros(50)
+        expected[[*range(hvd.size()), *range(10, 10 + hvd.size())]] = -1
+        expected[40] = -3 * hvd.size()
+        assert np.allclose(np.asarray(rows)[:, 0], expected), (kind, options, np.asarray(rows)[:, 0])
 
 
 @check
@@ -327,7 +327,7 @@ def a_saved_model_goes_on():
 
 @check
 def callbacks_bring_ranks_together():
-    for kind, build in covering(SGD, ("at once", "late", "late on others")):
+    for kind, build in covering(itertools.product(SGD, ("at once", "late", "late on others"))):
         _callbacks(kind, *SGD[kind], build)
 
 

@@ -1,12 +1,13 @@
 """What is checked inside the ranks of one job: memories, schedules and resumption with Keras optimizers."""
 
+import itertools
 import logging
 import os
 import tempfile
 
 import horovod.tensorflow as hvd
 import numpy as np
-from checking import arrays_of, check, raises
+from checking import arrays_of, check, covering, raises
 from checks_keras import BATCH, MODES, SGD, X, Y, _skip_a_step, alone, compiled, fit, flat, part, scaled, state
 from harness_tensorflow import exchange_of, of_all_ranks, same_on_all_ranks
 
@@ -27,13 +28,14 @@ def memory_of(optimizer):
 
 @check
 def exact_dgc_is_the_momentum_of_one_process():
-    for kind, (api, sgd) in SGD.items():
+    for kind, mode in covering(itertools.product(SGD, MODES)):
+        api, sgd = SGD[kind]
         expected = alone(api, sgd(0.1, momentum=0.9), epochs=2)
-        for mode, options in MODES.items() if kind == "keras" else [("graph", {})]:
-            net = compiled(api, DistributedOptimizer(sgd(0.1), compression="dense/raw", memory="dgc"), **options)
-            fit(net, epochs=2)
-            same_on_all_ranks(flat(net))
-            assert np.abs(flat(net) - expected).max() < 1e-5, (kind, mode)
+        net = compiled(api, DistributedOptimizer(sgd(0.1), compression="dense/raw", memory="dgc"), **MODES[mode])
+        fit(net, epochs=2)
+        same_on_all_ranks(flat(net))
+        assert np.abs(flat(net) - expected).max() < 1e-5, (kind, mode)
+    for api, sgd in SGD.values():
         for memory in ("dgc", {"*kernel": "dgc:momentum=0.5", "*": "none"}):
             with raises(ConfigError, "momentum=0"):
                 DistributedOptimizer(sgd(0.1, momentum=0.9), memory=memory)
@@ -56,27 +58,27 @@ def what_is_sharded_is_what_one_process_gives_in_fit():
 
 @check
 def memories_by_name_and_schedules_in_fit():
-    for kind, (api, sgd) in SGD.items():
-        for mode, options in MODES.items() if kind == "keras" else [("graph", {})]:
-            optimizer = DistributedOptimizer(
-                sgd(0.1), rules={"*kernel*": "topk:0.01/rice/raw"}, memory={"*hidden*": "none", "*kernel*": "ef21"},
-                schedule={"density": lambda step: 0.5 if step < 6 else 0.02})
-            net = compiled(api, optimizer, **options)
-            fit(net, epochs=2)
-            same_on_all_ranks(flat(net))
-            names = {name.removesuffix("/kernel") for name in memory_of(optimizer)}
-            assert names == {"estimate:last", "aggregate:last"}, (kind, mode, names)
-            stats = optimizer.compression_stats()
-            few, many = stats["last_step"]["compressed"]["bytes_out"], stats["compressed"]["bytes_out"] / 8
-            assert many > 5 * few > 0, (kind, mode, stats)
+    for kind, mode in covering(itertools.product(SGD, MODES)):
+        api, sgd = SGD[kind]
+        optimizer = DistributedOptimizer(
+            sgd(0.1), rules={"*kernel*": "topk:0.01/rice/raw"}, memory={"*hidden*": "none", "*kernel*": "ef21"},
+            schedule={"density": lambda step: 0.5 if step < 6 else 0.02})
+        net = compiled(api, optimizer, **MODES[mode])
+        fit(net, epochs=2)
+        same_on_all_ranks(flat(net))
+        names = {name.removesuffix("/kernel") for name in memory_of(optimizer)}
+        assert names == {"estimate:last", "aggregate:last"}, (kind, mode, names)
+        stats = optimizer.compression_stats()
+        few, many = stats["last_step"]["compressed"]["bytes_out"], stats["compressed"]["bytes_out"] / 8
+        assert many > 5 * few > 0, (kind, mode, stats)
 
 
 @check
 def a_skipped_step_leaves_every_kind_of_memory_alone():
-    for kind, (api, sgd) in SGD.items():
-        for memory in ("dgc", "ef21:momentum=0.5") if kind == "keras" else ("dgc",):
-            optimizer = DistributedOptimizer(scaled(api, sgd(0.1)), rules=RULES, memory=memory)
-            _skip_a_step(compiled(api, optimizer), optimizer, (kind, memory))
+    for kind, memory in covering(itertools.product(SGD, ("dgc", "ef21:momentum=0.5"))):
+        api, sgd = SGD[kind]
+        optimizer = DistributedOptimizer(scaled(api, sgd(0.1)), rules=RULES, memory=memory)
+        _skip_a_step(compiled(api, optimizer), optimizer, (kind, memory))
 
 
 def stopping(api, at):
@@ -98,25 +100,26 @@ def run(api, make, passes, folder, stop=None):
 
 @check
 def fit_goes_on_after_an_interruption_bit_by_bit():
-    for kind, (api, sgd) in SGD.items():
-        for memory, passes in (("residual", 1), ("dgc", 2)) if kind == "keras" else (("residual", 1),):
-            def make(sgd=sgd, memory=memory, passes=passes):
-                # Three passes an update and eight batches an epoch: it is interrupted in the middle of an update.
-                return DistributedOptimizer(sgd(0.1, momentum=0.0 if memory == "dgc" else 0.9), rules=RULES, memory=memory,
-                                            backward_passes_per_step=2 * passes - 1)
+    for kind, (memory, passes) in covering(itertools.product(SGD, (("dgc", 2), ("residual", 1)))):
+        api, sgd = SGD[kind]
 
-            with tempfile.TemporaryDirectory() as folder:  # of each rank
-                plain = run(api, make, passes, f"{folder}/plain")
-                with raises(KeyboardInterrupt, ""):
-                    run(api, make, passes, folder, stop=2)
-                again = run(api, make, passes, folder)
-            case = (kind, memory)
-            assert np.array_equal(flat(plain), flat(again)), case
-            assert np.array_equal(state(plain.optimizer), state(again.optimizer)), case
-            memories = memory_of(plain.optimizer), memory_of(again.optimizer)
-            assert memories[0].keys() == memories[1].keys() and memories[0], case
-            assert all(np.array_equal(array, memories[1][name]) for name, array in memories[0].items()), case
-            same_on_all_ranks(flat(again))
+        def make(sgd=sgd, memory=memory, passes=passes):
+            # Three passes an update and eight batches an epoch: it is interrupted in the middle of an update.
+            return DistributedOptimizer(sgd(0.1, momentum=0.0 if memory == "dgc" else 0.9), rules=RULES, memory=memory,
+                                        backward_passes_per_step=2 * passes - 1)
+
+        with tempfile.TemporaryDirectory() as folder:  # of each rank
+            plain = run(api, make, passes, f"{folder}/plain")
+            with raises(KeyboardInterrupt, ""):
+                run(api, make, passes, folder, stop=2)
+            again = run(api, make, passes, folder)
+        case = (kind, memory)
+        assert np.array_equal(flat(plain), flat(again)), case
+        assert np.array_equal(state(plain.optimizer), state(again.optimizer)), case
+        memories = memory_of(plain.optimizer), memory_of(again.optimizer)
+        assert memories[0].keys() == memories[1].keys() and memories[0], case
+        assert all(np.array_equal(array, memories[1][name]) for name, array in memories[0].items()), case
+        same_on_all_ranks(flat(again))
 
 
 @check
