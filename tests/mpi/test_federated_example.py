@@ -55,10 +55,10 @@ def test_float32_is_what_volumes_are_relative_to(data, tmp_path):
     pytest.param("panthalia", ["--evaluate-every", "2", "--batch", "32"], marks=pytest.mark.tier("all"))])
 def test_a_job_goes_on_from_its_state_as_if_nothing_had_happened(data, tmp_path, method, options):
     options = ["--method", method, *options, "--train-samples", "300"]
-    whole = run(data, tmp_path / "whole.json", *options, "--rounds", "6")
+    whole = run(data, tmp_path / "whole.json", *options, "--rounds", "4")
     kept = ["--state", str(tmp_path / "state")]
-    run(data, tmp_path / "first.json", *options, *kept, "--rounds", "4")
-    result = run(data, tmp_path / "rest.json", *options, *kept, "--rounds", "6")
+    run(data, tmp_path / "first.json", *options, *kept, "--rounds", "2")
+    result = run(data, tmp_path / "rest.json", *options, *kept, "--rounds", "4")
     for key in ("accuracy", "sent", "received", "volume"):
         assert result[key] == whole[key], key
     other = launch.run("mpirun-4", str(EXAMPLE), "--data", str(data), *options, *kept, "--seed", "1")
