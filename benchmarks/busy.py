@@ -1,6 +1,7 @@
 """Do the tests pass whatever the machine's speed? `make test` again and again while another process keeps all cores busy.
 
     python benchmarks/busy.py --runs 5
+    python benchmarks/busy.py --runs 5 --beside "python benchmarks/mutations.py run --suite test --jobs 2 --resume"
 
 Writes its section of docs/reliability.md, also when a run fails. What each run printed is in --logs.
 """
@@ -10,8 +11,10 @@ import datetime
 import multiprocessing
 import os
 import re
+import shlex
 import subprocess
 import sys
+import threading
 import time
 
 from _page import ROOT, write_section
@@ -26,16 +29,35 @@ def spin():
 
 
 class Busy:
-    """As many processes as there are cores, none of which ever rests, inside `with`."""
+    """Inside `with`, all cores are kept busy: by a command, and when it has ended, or if there is none, by as many processes
+    as there are cores, none of which ever rests."""
+
+    def __init__(self, command: str | None, log: str):
+        self._command, self._log, self._end = command, log, threading.Event()
+        self._thread = threading.Thread(target=self._keep_busy)
 
     def __enter__(self):
-        self.processes = [multiprocessing.Process(target=spin, daemon=True) for _ in os.sched_getaffinity(0)]
-        for process in self.processes:
-            process.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_):
-        for process in self.processes:
+        self._end.set()
+        self._thread.join()
+
+    def _keep_busy(self):
+        if self._command:
+            with open(self._log, "w") as file:
+                process = subprocess.Popen(shlex.split(self._command), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file,
+                                           stderr=file)
+                while process.poll() is None and not self._end.wait(1):
+                    pass
+                process.terminate()
+                process.wait()
+        processes = [multiprocessing.Process(target=spin, daemon=True) for _ in os.sched_getaffinity(0)]
+        for process in processes:
+            process.start()
+        self._end.wait()
+        for process in processes:
             process.terminate()
             process.join()
 
@@ -56,13 +78,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--target", default="test", choices=("test-quick", "test", "test-all"))
+    parser.add_argument("--beside", metavar="COMMAND", help="what keeps the cores busy as long as it runs; then, and without "
+                        "it, as many processes as cores, which never rest")
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of reliability.md")
     parser.add_argument("--logs", default=os.path.join(ROOT, "build", "busy"))
     args = parser.parse_args()
     os.makedirs(args.logs, exist_ok=True)
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout
     rows, failed = [["run", "began", "result", "minutes"]], 0
-    with Busy() as busy:
+    cores = len(os.sched_getaffinity(0))
+    load = f"`{args.beside}`, and when that has ended " if args.beside else ""
+    with Busy(args.beside, os.path.join(args.logs, "beside.log")):
         for number in range(1, args.runs + 1):
             began = datetime.datetime.now()
             status, minutes, counts = run(args.target, os.path.join(args.logs, f"{args.target}-{number}.log"))
@@ -70,8 +96,8 @@ def main():
             rows.append([str(number), f"{began:%Y-%m-%d %H:%M}", counts if status == 0 else f"**{counts}**",
                          f"{minutes:.1f}"])
             print(f"[{number}/{args.runs}] {counts}, status {status}, {minutes:.1f} minutes", flush=True)
-            text = (f"{as_markdown(rows)}\n\n`make {args.target}` of commit {commit.strip()}, beside {len(busy.processes)} "
-                    f"processes that never rest, on {machine()}; by `python benchmarks/busy.py --runs {args.runs}`.\n")
+            text = (f"{as_markdown(rows)}\n\n`make {args.target}` of commit {commit.strip()}, beside {load}{cores} processes "
+                    f"that never rest, on {machine()}; by `python benchmarks/busy.py --runs {args.runs}`.\n")
             write_section(args.out, "busy", "On a busy machine", text, "reliability.md")
     sys.exit(1 if failed else 0)
 

@@ -26,6 +26,7 @@ import json
 import os
 import queue
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -48,6 +49,7 @@ SUITES = {"quick": ("`make test-quick`", ["--tier", "quick"]), "test": ("`make t
 WHOLE = {"quick": ["-n", "auto", "--dist", "loadgroup", "--no-loadscope-reorder"]}
 WHOLE |= {"test": WHOLE["quick"], "old": []}
 HANGS = 1800  # seconds after which a suite is taken to hang, at least; twice those of its baseline where that is longer
+SPINS = 600  # seconds of processor time after which a process of the near tests is taken to be in a loop without an end
 _PASSED, _FAILED, _INTERRUPTED, _NOTHING = 0, 1, 2, 5  # what pytest exits with
 # Python imports it at its start. It runs after the venv's .pth files, of which one has installed the finder of the editable
 # install: that one alone knows where grace_ext.adapters is, and is told of the copy here. PYTHONPATH goes to the ranks, too.
@@ -159,14 +161,16 @@ class Copy:
                 file.write(before)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
-    def pytest(self, arguments: list[str], seconds: float) -> tuple[str | None, str]:
+    def pytest(self, arguments: list[str], seconds: float, spins: int = resource.RLIM_INFINITY) -> tuple[str | None, str]:
         """Run it until the first failure: (None if nothing failed, else "failed", "crashed" or "hung"; the first test that
-        failed, or the one that was running). Raises RunFailed if pytest cannot do what it is told."""
+        failed, or the one that was running). seconds: that it may take; spins: of processor time for each process. Raises
+        RunFailed if pytest cannot do what it is told."""
         command = [sys.executable, "-m", "pytest", "-x", "-v", "-ra", "--tb=no", "-p", "no:cacheprovider", *arguments]
         output = os.path.join(os.path.dirname(self.folder), "output.txt")
         with open(output, "wb") as file:
             self._process = subprocess.Popen(command, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
                                              stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+            resource.prlimit(self._process.pid, resource.RLIMIT_CPU, (spins, resource.RLIM_INFINITY))  # its children, too
             try:
                 status = self._process.wait(seconds)
             except subprocess.TimeoutExpired:
@@ -181,7 +185,7 @@ class Copy:
         if status in (_PASSED, _NOTHING):
             return None, ""
         if status is None or status < 0:
-            return "hung" if status is None else "crashed", running(lines)
+            return "hung" if status in (None, -signal.SIGXCPU) else "crashed", running(lines)
         if status in (_FAILED, _INTERRUPTED):  # the latter where a file of tests cannot be imported
             return "failed", first_failure(lines)
         raise RunFailed(f"{' '.join(command)} ended with status {status}:\n" + "\n".join(lines[-20:]))
@@ -241,10 +245,12 @@ def measure(copy: Copy, mutation: dict, suite: str, seconds: float) -> dict:
             if os.path.exists(os.path.join(copy.folder, path))]
     started = time.monotonic()
     with copy.with_(mutation):
-        for arguments in [*near, [*WHOLE[suite], *able_to_notice(copy, mutation)]]:
-            how, test = copy.pytest([*SUITES[suite][1], *arguments], seconds)
+        for arguments in near:
+            how, test = copy.pytest([*SUITES[suite][1], *arguments], seconds, SPINS)
             if how is not None:
                 break
+        else:
+            how, test = copy.pytest([*SUITES[suite][1], *WHOLE[suite], *able_to_notice(copy, mutation)], seconds)
     return {"caught": how is not None, "how": how, "test": test, "seconds": round(time.monotonic() - started, 1)}
 
 
@@ -351,7 +357,8 @@ def document(mutations: list[dict], results: dict) -> str:
         "(`benchmarks/mutations.json`), and the share of them that each suite notices.",
         as_markdown(shares),
         "Each mutation, and the first test by which each suite noticed it. A suite that takes more than "
-        f"{HANGS // 60} minutes, or twice its own time if that is longer, hangs, which counts as noticed.",
+        f"{HANGS // 60} minutes, or twice its own time if that is longer, hangs, which counts as noticed; so does a process of "
+        f"the near tests that computes for more than {SPINS // 60} minutes.",
         as_markdown(single).replace("|---|" + "--:|" * (len(single[0]) - 1), "|" + "---|" * len(single[0])),
         f"Measured on {', '.join(dates)} at {', '.join(commits)} on {'; '.join(machines)}, by "
         "`python benchmarks/mutations.py run`."]) + "\n"

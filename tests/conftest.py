@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ def pytest_configure(config):
     settings.register_profile("grace_ext", deadline=None, derandomize=True, database=None,
                               max_examples=EXAMPLES[config.getoption("tier")])
     settings.load_profile("grace_ext")
+    # A shell that runs pytest in the background makes it ignore SIGINT, and so would all that tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # For all jobs: there are more ranks than cores. 33 checks under horovodrun --gloo with 4 ranks on 2 cores took 115 s
     # without naps and 66 s with them.
     os.environ.setdefault("HOROVOD_NAP_MICROSECONDS", "200")
