@@ -59,8 +59,8 @@ class Options:
             hvd, self.compression, self.memory, self.communicator)
 
     def key(self) -> tuple:
-        """Equal for equal options. Variables, process sets, captures and observers are told apart, not looked into;
-        functions by their code, since a loop may make the same one at every step."""
+        """By field; equal for equal options. Variables, process sets, captures and observers are told apart, not looked
+        into; functions by their code, since a loop may make the same one at every step."""
         known = str | int | float | os.PathLike | Compressor | Stage | None
 
         def part(value):
@@ -69,20 +69,53 @@ class Options:
             if isinstance(value, dict):
                 return tuple((name, part(option)) for name, option in value.items())
             if isinstance(value, types.MethodType):
-                return id(value.__self__), part(value.__func__)
+                return _Itself(value.__self__), part(value.__func__)
             if isinstance(value, types.FunctionType):
                 cells = [cell.cell_contents for cell in value.__closure__ or ()]
                 return value.__code__, part(value.__defaults__), part(cells)
-            return repr(value) if isinstance(value, known) else id(value)
+            return repr(value) if isinstance(value, known) else _Itself(value)
 
         return tuple(part(getattr(self, field.name)) for field in dataclasses.fields(self))
+
+    def made_anew(self, other: "Options") -> str | None:
+        """The name of an option that holds another object of the same class than `other`'s, where nothing else differs; None
+        if there is none. For options that a loop may make at every step, and that say nothing of what is exchanged with
+        whom."""
+        names = [field.name for field in dataclasses.fields(self)]
+        differing = [(name, own, others) for name, own, others in zip(names, self.key(), other.key(), strict=True)
+                     if own != others]
+        if all(name not in ("process_set", "groups") and _alike(own, others) for name, own, others in differing):
+            return differing[0][0] if differing else None
+        return None
+
+
+class _Itself:
+    """An object as a part of a key: equal to itself alone."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return isinstance(other, _Itself) and self.value is other.value
+
+    def __hash__(self):
+        return id(self.value)
+
+
+def _alike(one, other) -> bool:
+    """Whether parts of keys differ only in which objects of a class they hold."""
+    if isinstance(one, _Itself) and isinstance(other, _Itself):
+        return type(one.value) is type(other.value)
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return all(map(_alike, one, other))
+    return one == other
 
 
 class Reducer:
     """Exchanges the gradients of one set of variables, step after step; keeps their memory and their counts."""
 
     def __init__(self, options: Options):
-        self._options = options
+        self.options = options
         process_set = options.process_set
         #: Whether there is anybody to exchange with.
         self.active = process_set.included() and process_set.size() > 1
@@ -121,7 +154,7 @@ class Reducer:
         """Only those that are not local."""
         shared = [i for i, variable in enumerate(variables) if id(variable) not in local]
         reduced = self.reduce([gradients[i] for i in shared], [variables[i] for i in shared])
-        scale = 1 / self._options.process_set.size() if self._options.scale_local_gradients else 1.0
+        scale = 1 / self.options.process_set.size() if self.options.scale_local_gradients else 1.0
         result = [_scaled(gradient, scale) for gradient in gradients]
         for i, gradient in zip(shared, reduced, strict=True):
             result[i] = gradient
@@ -129,7 +162,7 @@ class Reducer:
 
     def _checked(self, name, gradient, variable):
         if isinstance(gradient, tf.IndexedSlices):
-            dense = self._options.sparse_as_dense
+            dense = self.options.sparse_as_dense
             shape = tf.constant(tuple(variable.shape)) if dense else None  # a TensorShape cannot become a node of a graph
             gradient = tf.IndexedSlices(gradient.values, gradient.indices, shape)
             gradient = tf.convert_to_tensor(gradient) if dense else gradient
@@ -144,7 +177,7 @@ class Reducer:
             tensors = [_tensor(name, gradient, variables[name]) for name, gradient in given.items()]
             with tf.init_scope():
                 float32 = {name for name, gradient in given.items() if gradient.dtype == tf.float32}
-                self._layouts[key] = _Layout(self._options, tensors, tables, float32,
+                self._layouts[key] = _Layout(self.options, tensors, tables, float32,
                                              {id(variable): name for name, variable in variables.items()},
                                              self._capture, self._observers)
             self._restored(self._layouts[key])
@@ -158,7 +191,7 @@ class Reducer:
         """This rank's state between two steps: see _tensorflow_state."""
         if not self.active:
             return {"rank": 0, "ranks": 1, "layouts": []}
-        process_set = self._options.process_set
+        process_set = self.options.process_set
         rank, ranks = process_set.rank(), process_set.size()
         waiting = self._restore.waiting() if self._restore else []
         return {"rank": rank, "ranks": ranks, "layouts": [
@@ -170,7 +203,7 @@ class Reducer:
         this rank's "passes", if all ranks can go on with theirs."""
         if not self.active:
             return states["passes"] if isinstance(states, dict) and states["ranks"] == 1 and "passes" in states else None
-        self._restore = Restore(states, self._options.process_set, on_resize)
+        self._restore = Restore(states, self.options.process_set, on_resize)
         for layout in self._layouts.values():
             self._restored(layout)
         return self._restore.passes

@@ -50,13 +50,15 @@ class TorchBucket(Bucket):
                 and compressor.sparsifier.name == "topk" and compressor.sparsifier.per == "bucket")
 
     def start(self, transport, pack, stream, look=None, weigh=None):
-        """weigh is not called."""
+        """look gets tensors, weigh what it gets on the host: copies."""
         started = time.perf_counter()
         state = self.memory.begin(self.name, self.size, self._arrays)
         dense = self._gradient if state is None else state[1]
         pack(dense)
         if look:
             look(dense, state and state[0])
+        if weigh:
+            weigh(dense.cpu().numpy(), state and state[0].cpu().numpy())
         if state is not None:
             dense += state[0]
         indices = select_topk(dense, self.compressor.sparsifier.count(self.size))
@@ -65,10 +67,13 @@ class TorchBucket(Bucket):
             lambda support: dense[self._positions(support)].cpu().numpy(), stream, started=started)
         if state is not None and not encoded.non_finite:
             dense[self._positions(encoded.support)] = self._values(encoded.values - encoded.decoded)
-        return Pending(transport.allgather(self.name, encoded.blob), encoded.blob.size, encoded.seconds)
+        return Pending(transport.allgather(self.name, encoded.blob), encoded.blob.size, encoded.seconds,
+                       index_codecs=[encoded.index_codec] if encoded.index_codec else [], container=encoded.blob,
+                       support=encoded.support)
 
     def finish(self, pending, transport, out, weight):
         joined = wait(pending)
+        pending.received = joined.size
         started = time.perf_counter()
         containers = container.split(joined, transport.size, self.size)
         non_finite = any(one.non_finite for one in containers)

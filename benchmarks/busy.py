@@ -78,8 +78,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--target", default="test", choices=("test-quick", "test", "test-all"))
-    parser.add_argument("--beside", metavar="COMMAND", help="what keeps the cores busy as long as it runs; then, and without "
-                        "it, as many processes as cores, which never rest")
+    parser.add_argument("--beside", metavar="COMMAND", help="what keeps the cores busy as long as it runs; then, and "
+                        "without it, as many processes as cores, which never rest")
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of reliability.md")
     parser.add_argument("--logs", default=os.path.join(ROOT, "build", "busy"))
     args = parser.parse_args()
@@ -96,8 +96,8 @@ def main():
             rows.append([str(number), f"{began:%Y-%m-%d %H:%M}", counts if status == 0 else f"**{counts}**",
                          f"{minutes:.1f}"])
             print(f"[{number}/{args.runs}] {counts}, status {status}, {minutes:.1f} minutes", flush=True)
-            text = (f"{as_markdown(rows)}\n\n`make {args.target}` of commit {commit.strip()}, beside {load}{cores} processes "
-                    f"that never rest, on {machine()}; by `python benchmarks/busy.py --runs {args.runs}`.\n")
+            text = (f"{as_markdown(rows)}\n\n`make {args.target}` of commit {commit.strip()}, beside {load}{cores} "
+                    f"processes that never rest, on {machine()}; by `python benchmarks/busy.py --runs {args.runs}`.\n")
             write_section(args.out, "busy", "On a busy machine", text, "reliability.md")
     sys.exit(1 if failed else 0)
 

@@ -357,8 +357,8 @@ def document(mutations: list[dict], results: dict) -> str:
         "(`benchmarks/mutations.json`), and the share of them that each suite notices.",
         as_markdown(shares),
         "Each mutation, and the first test by which each suite noticed it. A suite that takes more than "
-        f"{HANGS // 60} minutes, or twice its own time if that is longer, hangs, which counts as noticed; so does a process of "
-        f"the near tests that computes for more than {SPINS // 60} minutes.",
+        f"{HANGS // 60} minutes, or twice its own time if that is longer, hangs, which counts as noticed; so does a process "
+        f"of the near tests that computes for more than {SPINS // 60} minutes.",
         as_markdown(single).replace("|---|" + "--:|" * (len(single[0]) - 1), "|" + "---|" * len(single[0])),
         f"Measured on {', '.join(dates)} at {', '.join(commits)} on {'; '.join(machines)}, by "
         "`python benchmarks/mutations.py run`."]) + "\n"

@@ -8,22 +8,22 @@ import numpy as np
 
 class _Thread(threading.local):
     def __init__(self):
-        self.arrays: dict[str, np.ndarray] = {}
+        self.arrays: dict[tuple, np.ndarray] = {}  # by name and dtype
 
 
 _thread = _Thread()
 
 
 def scratch(name: str, dtype, size: int) -> np.ndarray:
-    """An uninitialised array that is valid until this thread asks for the same name again."""
-    array = _thread.arrays.get(name)
+    """An uninitialised array that is valid until this thread asks for the same name and dtype again."""
+    array = _thread.arrays.get((name, dtype))
     if array is None or array.size < size:
-        array = _thread.arrays[name] = np.empty(size, dtype)
+        array = _thread.arrays[name, dtype] = np.empty(size, dtype)
     return array[:size]
 
 
 @contextlib.contextmanager
-def scratch_in(arrays: dict[str, np.ndarray]):
+def scratch_in(arrays: dict[tuple, np.ndarray]):
     """Inside, this thread takes its work arrays from the dict: for work that any thread may do, but one at a time."""
     own, _thread.arrays = _thread.arrays, arrays
     try:

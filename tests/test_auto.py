@@ -252,3 +252,8 @@ def test_a_choice_is_made_again_when_steps_become_slower_than_they_were_with_it(
 def test_links_are_the_same_for_all_ranks():
     probed = on_all_ranks(lambda transport: links.probe(transport, "link", "allgather"))
     assert len(probed) == RANKS and all(one == probed[0] for one in probed) and len(probed[0]) >= 2
+
+
+def test_it_says_where_it_works():
+    with pytest.raises(ConfigError, match="inside an Exchange only"):
+        parse_stage("communicator", "auto").start(None, "a", None, np.zeros(3, np.float32), None, None)

@@ -9,7 +9,7 @@ import pytest
 import twins
 
 import grace_ext
-from grace_ext import ContainerError, registry, spec
+from grace_ext import ContainerError, registry, scratch, spec
 from grace_ext.container import parse
 from grace_ext.decoder import add_all, decode_sum
 from grace_ext.rng import Stream
@@ -261,3 +261,9 @@ def test_scratch_arrays_do_not_leak_between_calls():
         grace_ext.decompress(other.compress(contract.gauss(6000, 2)), 6000)
         other.encode(contract.gauss(7000, 3), Stream())
     assert contract.same_bits(blob, kept) and contract.same_bits(dense, expected)
+
+
+def test_a_scratch_array_of_another_dtype_is_another_one():
+    ints = scratch.scratch("a test's", np.uint32, 5)
+    floats = scratch.scratch("a test's", np.float64, 5)
+    assert ints.dtype == np.uint32 and floats.dtype == np.float64 and not np.shares_memory(ints, floats)

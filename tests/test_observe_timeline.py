@@ -11,8 +11,10 @@ from test_communicators import gradient, on_all_ranks
 import grace_ext
 from grace_ext import ConfigError
 from grace_ext.buckets import Tensor
+from grace_ext.communicators.base import Transport
 from grace_ext.exchange import Exchange
 from grace_ext.observe import Timeline, merge_timelines
+from grace_ext.observe.timeline import Mark
 from grace_ext.spec import parse_stage
 
 # What horovod/common/timeline.cc writes, for two tensors and one collective of each.
@@ -113,3 +115,17 @@ def test_other_files_are_refused(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         merge_timelines(tmp_path / "horovod.json", tmp_path / "ours.json", tmp_path / "merged.json")
     assert not (tmp_path / "merged.json").exists()
+
+
+def test_a_mark_passes_every_kind_of_collective_on():
+    """One that fell back on another would leave the other ranks, which have no mark, in the collective they were told of."""
+    class Named(Transport):
+        rank, size, hosts = 0, 2, (0, 0)
+
+    collectives = ("allgather", "allreduce", "alltoall", "broadcast")
+    for name in collectives:
+        setattr(Named, name, lambda self, *_, name=name: name)
+    payload, mark = np.empty(0, np.uint8), Mark(Named())
+    assert (mark.allgather("a", payload), mark.allreduce("a", payload), mark.alltoall("a", payload, [0, 0]),
+            mark.broadcast("a", payload, 0)) == collectives
+    assert mark.at is not None

@@ -26,7 +26,8 @@ class Auto(Communicator):
     collectives = ()
 
     def start(self, *_, **__):
-        raise NotImplementedError("the exchange replaces this one by a Switch a bucket")
+        raise ConfigError("the communicator 'auto' chooses between steps and so works inside an Exchange only, which gives "
+                          "each bucket a Switch; to exchange by hand, use allgather, sharded, hierarchical or allreduce")
 
 
 class Switch(Communicator):

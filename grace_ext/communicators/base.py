@@ -70,7 +70,7 @@ class Pending:
     over: object = dataclasses.field(default=None, kw_only=True, repr=False)
 
     def has_arrived(self) -> bool | None:
-        """Whether nothing is left to wait for: see `has_arrived` below. A handle that was waited for is not asked any more."""
+        """Whether nothing is left to wait for: see `has_arrived` below. A handle that was waited for is not asked."""
         return self.handle is self.over or has_arrived(self.handle)
 
     def is_on_its_way(self) -> bool:

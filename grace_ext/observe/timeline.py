@@ -81,6 +81,10 @@ class Mark(Transport):
         self.at = self.at or time.perf_counter()
         return self._transport.alltoall(name, payload, splits)
 
+    def broadcast(self, name, payload, root):
+        self.at = self.at or time.perf_counter()
+        return self._transport.broadcast(name, payload, root)
+
 
 def encoding(seconds: dict[str, float], sent: float) -> list[tuple[str, float, float]]:
     """The phases of what a bucket did before it was sent: "encode", and its stages within."""

@@ -253,6 +253,16 @@ def selection_on_the_device_gives_the_same_training():
 
 
 @check
+def ranks_may_select_in_different_places():
+    """As on hosts of which some have an accelerator. Several buckets share a collective from the second step on."""
+    options = {"bucket_bytes": 1, "rules": {"*.weight": "topk:0.1/rice/qsgd:7"}}
+    expected, optimizer, _ = train(compressed(**options), steps=4)
+    assert optimizer._grace.exchange._fusion._groups
+    mixed, _, _ = train(compressed(selection=("host", "device")[hvd.rank() % 2], **options), steps=4)
+    assert torch.equal(mixed, expected)
+
+
+@check
 def groups_and_bucket_sizes_do_not_change_dense_results():
     expected, _, _ = train(horovod(), steps=3)
     for options in ({"bucket_bytes": 1}, {"groups": 2}, {"num_groups": 1}):

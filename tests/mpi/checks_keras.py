@@ -145,9 +145,9 @@ def scaled(api, optimizer, initial_scale=1024.0):
 
 @check
 def an_infinite_gradient_on_one_rank_makes_all_skip_the_step():
-    for kind, outside, mode in covering([("keras", True, "eager"), ("tf_keras", False, "graph"), ("tf_keras-legacy", True, "graph"),
-                                         ("keras", True, "graph"), ("tf_keras", True, "graph"),
-                                         ("tf_keras-legacy", False, "graph")]):
+    for kind, outside, mode in covering([
+            ("keras", True, "eager"), ("tf_keras", False, "graph"), ("tf_keras-legacy", True, "graph"),
+            ("keras", True, "graph"), ("tf_keras", True, "graph"), ("tf_keras-legacy", False, "graph")]):
         api, sgd = SGD[kind]
         inner = sgd(0.1)
         wrapped = DistributedOptimizer(scaled(api, inner) if outside else inner)

@@ -8,11 +8,13 @@ from pathlib import Path
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from checking import check
+from checking import check, raises
 from harness_tensorflow import compressed, same_on_all_ranks, train
 
-from grace_ext.adapters.horovod_tensorflow import compression_stats
-from grace_ext.observe import Timeline
+from grace_ext import ConfigError
+from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, compression_stats
+from grace_ext.capture import Capture
+from grace_ext.observe import JsonlWriter, Timeline
 
 
 @check
@@ -40,3 +42,22 @@ def observers_of_tapes_write_and_change_nothing():
         assert phases["encode"]["ts"] + phases["encode"]["dur"] <= phases["exchange"]["ts"] + 1, phases
     hvd.allreduce(tf.zeros(1), name="observed")
     shutil.rmtree(folder)
+
+
+@check
+def an_observer_made_anew_at_each_step_is_told():
+    """Each would have an exchange of its own, without what the one before had not sent yet."""
+    with tempfile.TemporaryDirectory() as folder:
+        sources = [tf.Variable(tf.ones((40, 50)), name="table")]
+        for what, make in (("observe", lambda: JsonlWriter(f"{folder}/a.jsonl")), ("capture", lambda: Capture(folder, [3]))):
+            def step(**options):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(sources[0] ** 2)
+                tape = DistributedGradientTape(tape, compression="topk:0.01/rice/raw", **options)
+                tape.gradient(loss, sources)
+                return tape.compression_stats()["steps"]
+
+            one = make()
+            assert [step(**{what: one}) for _ in range(2)] == [1, 2]
+            with raises(ConfigError, f"{what}: this tape has another object"):
+                step(**{what: make()})
