@@ -165,7 +165,9 @@ class Copy:
         """Run it until the first failure: (None if nothing failed, else "failed", "crashed" or "hung"; the first test that
         failed, or the one that was running). seconds: that it may take; spins: of processor time for each process. Raises
         RunFailed if pytest cannot do what it is told."""
-        command = [sys.executable, "-m", "pytest", "-x", "-v", "-ra", "--tb=no", "-p", "no:cacheprovider", *arguments]
+        # test_mutations.py would notice every mutation: it compares the list with the code.
+        command = [sys.executable, "-m", "pytest", "-x", "-v", "-ra", "--tb=no", "-p", "no:cacheprovider",
+                   "--ignore", "tests/test_mutations.py", *arguments]
         output = os.path.join(os.path.dirname(self.folder), "output.txt")
         with open(output, "wb") as file:
             self._process = subprocess.Popen(command, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,

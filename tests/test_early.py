@@ -3,6 +3,9 @@
 import concurrent.futures
 from types import SimpleNamespace
 
+import pytest
+
+from grace_ext import ContainerError
 from grace_ext.communicators.base import Pending, wait
 from grace_ext.early import Early
 
@@ -56,3 +59,15 @@ def test_a_bucket_whose_second_collective_is_left_out_is_received_too():
     early.look()
     assert early.levels(bucket) == 1
     assert early.result(bucket).result(0) is True
+
+
+def test_an_error_while_receiving_is_raised_to_who_asks_for_the_result():
+    def receive(*_):
+        raise ContainerError("damaged")
+
+    early = Early(AtOnce(), None, receive, lambda: False)
+    bucket = SimpleNamespace(name="bucket")
+    early.add(bucket, Pending(SimpleNamespace(poll=lambda: True), 0, {}), None, 1)
+    early.look()
+    with pytest.raises(ContainerError, match="damaged"):
+        early.result(bucket).result(0)
