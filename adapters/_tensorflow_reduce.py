@@ -115,7 +115,7 @@ class Reducer:
     """Exchanges the gradients of one set of variables, step after step; keeps their memory and their counts."""
 
     def __init__(self, options: Options):
-        self.options = options
+        self._options = options
         process_set = options.process_set
         #: Whether there is anybody to exchange with.
         self.active = process_set.included() and process_set.size() > 1
@@ -154,7 +154,7 @@ class Reducer:
         """Only those that are not local."""
         shared = [i for i, variable in enumerate(variables) if id(variable) not in local]
         reduced = self.reduce([gradients[i] for i in shared], [variables[i] for i in shared])
-        scale = 1 / self.options.process_set.size() if self.options.scale_local_gradients else 1.0
+        scale = 1 / self._options.process_set.size() if self._options.scale_local_gradients else 1.0
         result = [_scaled(gradient, scale) for gradient in gradients]
         for i, gradient in zip(shared, reduced, strict=True):
             result[i] = gradient
@@ -162,7 +162,7 @@ class Reducer:
 
     def _checked(self, name, gradient, variable):
         if isinstance(gradient, tf.IndexedSlices):
-            dense = self.options.sparse_as_dense
+            dense = self._options.sparse_as_dense
             shape = tf.constant(tuple(variable.shape)) if dense else None  # a TensorShape cannot become a node of a graph
             gradient = tf.IndexedSlices(gradient.values, gradient.indices, shape)
             gradient = tf.convert_to_tensor(gradient) if dense else gradient
@@ -177,7 +177,7 @@ class Reducer:
             tensors = [_tensor(name, gradient, variables[name]) for name, gradient in given.items()]
             with tf.init_scope():
                 float32 = {name for name, gradient in given.items() if gradient.dtype == tf.float32}
-                self._layouts[key] = _Layout(self.options, tensors, tables, float32,
+                self._layouts[key] = _Layout(self._options, tensors, tables, float32,
                                              {id(variable): name for name, variable in variables.items()},
                                              self._capture, self._observers)
             self._restored(self._layouts[key])
@@ -191,7 +191,7 @@ class Reducer:
         """This rank's state between two steps: see _tensorflow_state."""
         if not self.active:
             return {"rank": 0, "ranks": 1, "layouts": []}
-        process_set = self.options.process_set
+        process_set = self._options.process_set
         rank, ranks = process_set.rank(), process_set.size()
         waiting = self._restore.waiting() if self._restore else []
         return {"rank": rank, "ranks": ranks, "layouts": [
@@ -203,10 +203,14 @@ class Reducer:
         this rank's "passes", if all ranks can go on with theirs."""
         if not self.active:
             return states["passes"] if isinstance(states, dict) and states["ranks"] == 1 and "passes" in states else None
-        self._restore = Restore(states, self.options.process_set, on_resize)
+        self._restore = Restore(states, self._options.process_set, on_resize)
         for layout in self._layouts.values():
             self._restored(layout)
         return self._restore.passes
+
+    def made_anew(self, options: Options) -> str | None:
+        """Which of these options is another object than this reducer's: see Options.made_anew."""
+        return options.made_anew(self._options)
 
     def stats(self) -> dict:
         """See grace_ext.exchange.Exchange.stats; {"steps": 0} before the first exchange and when there is one rank."""

@@ -138,7 +138,7 @@ def _check_not_made_anew(options: Options, sources: list) -> None:
     """Raises ConfigError where a loop over variables makes an observer or the like at every step."""
     wanted = _identities(sources)
     for (_, identities), reducer in _reducers.items() if any(map(_is_variable, sources)) else ():
-        if identities == wanted and (name := options.made_anew(reducer.options)):
+        if identities == wanted and (name := reducer.made_anew(options)):
             raise ConfigError(f"{name}: this tape has another object than an earlier one over the same sources, whose other "
                               f"options are the same. Its memory would begin at zero, and what was not sent so far would "
                               f"be lost: make the object once, before the loop, and give it to all these tapes")
