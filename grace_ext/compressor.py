@@ -64,6 +64,12 @@ class Compressor:
         self.seed = _checked(seed)
         if self.sparsifier.needs_chunks and self.transform is None:
             raise ConfigError(f"{self.sparsifier} needs a transform before it: there are no chunks")
+        if self.value.needs_chunks and not self.sparsifier.needs_chunks:
+            raise ConfigError(f"{self.value} needs a sparsifier that sends as many values of each of a transform's chunks, "
+                              f"like topk:per=chunk, and not {self.sparsifier}")
+        self._value = self.value
+        if self.value.needs_chunks:
+            self._value = self.value.for_chunks(self.sparsifier.count(self.transform.chunk))
         if not (self.index.universal or self.sparsifier.shared):
             raise ConfigError(f"index codec {self.index.name!r} is for positions that all ranks draw alike, as randomk "
                               f"does, not for those of {self.sparsifier.name!r}")
@@ -241,7 +247,7 @@ class Compressor:
         """(codec used, section, order) for float32[k]."""
         if not values.size:
             return self.value, _EMPTY, None
-        section, order = self.value.encode(values, stream)
+        section, order = self._value.encode(values, stream)
         order_bytes = 0 if order is None else (values.size * container.order_width(values.size) + 7) // 8
         if section.size + order_bytes >= 4 * values.size:
             return RawValue(), *RawValue().encode(values, stream)

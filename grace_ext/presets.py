@@ -27,7 +27,7 @@ PRESETS = {
     "3lc": "dense/threelc",
     "sketchml": "dense/sketchml",
     "skcompress": f"{_TOPK}/huffman/sketchml:entropy=huffman",
-    "panthalia": "dct:64/topk:0.01:per=chunk/auto/minmax:8:chunk=41",
+    "panthalia": "dct:64/topk:0.01:per=chunk/auto/minmax:8:per=chunk",
 }
 
 
@@ -37,6 +37,6 @@ def expand(text: str) -> str | None:
     spec = PRESETS.get(name)
     if spec is None or not colon:
         return spec
-    if _TOPK not in spec or name == "panthalia":
+    if _TOPK not in spec:
         raise ConfigError(f"preset {name!r} takes no density; it is {spec}")
     return spec.replace(_TOPK, f"topk:{density}", 1)

@@ -4,8 +4,9 @@ import contract
 import numpy as np
 import pytest
 
-from grace_ext import ConfigError, ContainerError, spec
+from grace_ext import ConfigError, ContainerError, compressor, decompress, spec
 from grace_ext.container import parse
+from grace_ext.policy.schedules import Schedules
 from grace_ext.value._levels import ENTROPY
 
 FLT_MAX = np.finfo(np.float32).max
@@ -27,6 +28,7 @@ def decoded(codec, section, k):
 @pytest.mark.parametrize("text, allowed", [
     ("minmax:0", "1 to 8"), ("minmax:9", "1 to 8"), ("minmax:chunk=1", "2 to 2147483647"), ("minmax:chunk=-5", "2 to"),
     ("minmax:chunk=2147483648", "2 to 2147483647"), ("minmax:entropy=zip", "none, huffman, ans"),
+    ("minmax:per=tensor", "all, chunk"), ("minmax:chunk=41:per=chunk", "only one of the two"),
     ("natural:1", "2 to 8"), ("natural:9", "2 to 8"), ("natural:entropy=zip", "none, huffman, ans"),
     ("onebit:4", "power of two from 8 to 32768"), ("onebit:65536", "power of two"), ("onebit:500", "power of two"),
     ("terngrad:bucket=-8", "power of two"), ("terngrad:five", "trits, bits, huffman, ans"),
@@ -179,3 +181,30 @@ def test_threelc_folds_zeros():
     values[0] = 1
     assert encoded("threelc", values)[0].size == 4 + 1 + 100
     assert parse(contract.grace_ext.compressor("dense/threelc").compress(values)).value_section.size == 105
+
+
+@pytest.mark.parametrize("density", [0.0001, 0.01, 0.045, 0.3])
+def test_minmax_of_a_transforms_chunks_follows_the_sparsifier(density):
+    """Every chunk has a range of its own, so a small chunk beside large ones keeps its accuracy. Panthalia's scheme."""
+    scales = np.repeat([1.0, 1e-3, 1e3, 1e-6], 4096)
+    gradient = (np.random.default_rng(0).standard_normal(scales.size) * scales).astype(np.float32)
+    text = f"dct:64/topk:{density}:per=chunk/auto"
+    container = parse(compressor(f"{text}/minmax:8:per=chunk").compress(gradient))
+    assert int.from_bytes(container.value_section[1:5].tobytes(), "little") == round(density * 4096) or density < 1 / 4096
+    exact, sent = (decompress(compressor(f"{text}/{value}").compress(gradient), gradient.size).reshape(4, -1)
+                   for value in ("raw", "minmax:8:per=chunk"))
+    for one, other in zip(exact, sent, strict=True):
+        assert np.linalg.norm(one - other) < 0.01 * np.linalg.norm(one)
+
+
+def test_minmax_of_chunks_needs_chunks_of_equal_counts():
+    for sparsifier in ("topk:0.01", "dct:64/topk:0.01", "dense"):
+        with pytest.raises(ConfigError, match="needs a sparsifier that sends as many values of each"):
+            compressor(f"{sparsifier}/raw/minmax:8:per=chunk")
+
+
+def test_minmax_of_chunks_follows_a_schedule():
+    schedules = Schedules({"density": lambda step: (0.01, 0.045)[step]})
+    gradient = np.random.default_rng(0).standard_normal(8192).astype(np.float32)
+    sent = [parse(schedules.at(compressor("panthalia"), step).compress(gradient)) for step in range(2)]
+    assert [int.from_bytes(one.value_section[1:5].tobytes(), "little") for one in sent] == [41, 184]

@@ -18,6 +18,12 @@ class ValueCodec(Stage):
     lossless = False
     #: The dtype in which the values can be summed by an allreduce instead of being sent as a container, if any.
     linear: str | None = None
+    #: Treats what is sent of each of a transform's chunks by itself: `for_chunks` gives the codec that encodes.
+    needs_chunks = False
+
+    def for_chunks(self, count: int) -> "ValueCodec":
+        """The same codec where each chunk has `count` of the values."""
+        return self
 
     def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         """values: float32[k], finite, k >= 1 -> (payload uint8[m], order uint32[k] or None)."""

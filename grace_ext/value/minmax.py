@@ -17,19 +17,34 @@ from .base import ValueCodec
 
 @register
 class MinMax(ValueCodec):
-    """bits: 1 to 8 a value. chunk: values that share a range, 2 to 2**31 - 1; 0: all. entropy: none, huffman or ans."""
+    """bits: 1 to 8 a value. chunk: values that share a range, 2 to 2**31 - 1; 0: all. entropy: none, huffman or ans.
+    per: all (chunk says it), or chunk (those share a range that are sent of one chunk of the transform)."""
 
     name, id = "minmax", 6
     sweep = {"bits": (3, 4, 5, 6, 7, 8), "entropy": ("none", "ans")}
 
-    def __init__(self, bits: int = 8, chunk: int = 0, entropy: str = "none"):
+    def __init__(self, bits: int = 8, chunk: int = 0, entropy: str = "none", per: str = "all"):
         if not 1 <= bits <= 8:
             raise ConfigError(f"minmax: bits={bits}; allowed: 1 to 8")
         if chunk and not 2 <= chunk < 2**31:
             raise ConfigError(f"minmax: chunk={chunk}; allowed: 0 (all values), or 2 to 2147483647")
+        if per not in ("all", "chunk"):
+            raise ConfigError(f"minmax: per={per}; allowed: all, chunk")
+        if chunk and per == "chunk":
+            raise ConfigError(f"minmax: chunk={chunk} and per=chunk; only one of the two can say which values share a range")
         self.bits = bits
         self.chunk = chunk
         self.entropy = check_entropy("minmax", entropy)
+        self.per = per
+
+    @property
+    def needs_chunks(self):
+        return self.per == "chunk"
+
+    def for_chunks(self, count):
+        fitted = MinMax(self.bits, 0, self.entropy)
+        fitted.chunk = count  # which may be 1
+        return fitted
 
     def encode(self, values, stream):
         k = values.size
