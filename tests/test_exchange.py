@@ -271,3 +271,18 @@ def test_rules():
             Rules(rules={wrong: "dense"})
     with pytest.raises(ConfigError, match="known: "):
         Rules(rules={"*": "topkk"})
+
+
+@pytest.mark.parametrize("differs", ["seed", "weight"])
+def test_ranks_with_another_seed_or_weight_are_told(differs):
+    """Random positions and rounding follow the seed; all ranks have to draw alike."""
+    def layout(**options):
+        exchange = Exchange(InProcessGroup(2).transport(0), "residual", **{"weight": 0.5, "seed": 0, **options})
+        exchange.set_buckets([exchange.bucket("bucket", [Tensor("a", 50, 1)], grace_ext.compressor("randomk:0.1"),
+                                              parse_stage("communicator", "allgather"))])
+        return exchange, exchange.layout()
+
+    (exchange, first), (_, same), (_, other) = layout(), layout(), layout(**{differs: 1})
+    exchange.check_layouts(np.concatenate([first, same]))
+    with pytest.raises(ConfigError, match=r"ranks \[1\] have other parameters, specs or options than rank 0"):
+        exchange.check_layouts(np.concatenate([first, other]))

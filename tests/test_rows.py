@@ -15,6 +15,7 @@ import grace_ext
 from grace_ext import ConfigError, ContainerError, container, registry
 from grace_ext.buckets import Tensor
 from grace_ext.capture import Capture
+from grace_ext.communicators import InProcessGroup
 from grace_ext.decoder import decode_rows
 from grace_ext.exchange import Exchange
 from grace_ext.index.rows import Rows
@@ -396,3 +397,13 @@ def test_a_memory_without_rows_says_so():
     tensor = Tensor("emb", 8, 2, shape=(4, 2))
     with pytest.raises(ConfigError, match="'ef21' keeps no state by rows, and the gradient of 'emb' comes as rows"):
         row_bucket("bucket", tensor, grace_ext.compressor("topk:0.1"), grace_ext.memory("ef21"))
+
+
+def test_rows_decay_when_they_are_touched():
+    states = []
+    for memory in ("residual", "residual:decay=0.5"):
+        exchange = make(InProcessGroup(1).transport(0), "topk:0.1/raw", memory=memory)
+        step(exchange, rows_of(1))
+        (state,) = arrays_of(exchange).values()
+        states.append(state)
+    assert states[0].any() and states[1].tobytes() == (np.float32(0.5) * states[0]).tobytes()
