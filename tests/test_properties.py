@@ -111,6 +111,16 @@ def peak_of(function, *args):
     return peaks[0]
 
 
+def check_peak(limit, function, *args):
+    """The peak, which is below the limit. What other threads of this process allocate meanwhile is in it, so one that is not
+    has to repeat itself."""
+    peaks = []
+    while not peaks or peaks[-1] >= limit:
+        assert len(peaks) < 3, peaks
+        peaks.append(peak_of(function, *args))
+    return peaks[-1]
+
+
 @given(blob=st.binary(max_size=200), size=st.integers(0, 300))
 @settings(max_examples=300)
 def test_arbitrary_bytes(blob, size):
@@ -175,14 +185,14 @@ def test_memory_is_bounded_by_the_expected_size():
     claims.append(forge.container(d=d, flags=forge.ORDER, index=0, value=2, value_section=bytes(2 * d),
                                   order_section=bytes(17 * d // 8)))
     for blob in claims:
-        assert peak_of(grace_ext.decompress, blob, d) < 8 * 4 * d + 200_000
+        check_peak(8 * 4 * d + 200_000, grace_ext.decompress, blob, d)
 
 
 @pytest.mark.parametrize("text", SPECS)
 def test_memory_of_valid_containers(text):
     d = 100_000
     blob = grace_ext.compressor(text).compress(contract.gauss(d))
-    assert 4 * d <= peak_of(grace_ext.decompress, blob, d) < 6 * 4 * d + 200_000
+    assert 4 * d <= check_peak(6 * 4 * d + 200_000, grace_ext.decompress, blob, d)
     accumulator = np.zeros(d, np.float32)
     sparse = parse(blob).k < d / 5
-    assert peak_of(grace_ext.decode_add, blob, accumulator) < (2 if sparse else 6) * 4 * d + 200_000
+    check_peak((2 if sparse else 6) * 4 * d + 200_000, grace_ext.decode_add, blob, accumulator)
