@@ -49,7 +49,7 @@ SUITES = {"quick": ("`make test-quick`", ["--tier", "quick"]), "test": ("`make t
 WHOLE = {"quick": ["-n", "auto", "--dist", "loadgroup", "--no-loadscope-reorder"]}
 WHOLE |= {"test": WHOLE["quick"], "old": []}
 HANGS = 1800  # seconds after which a suite is taken to hang, at least; twice those of its baseline where that is longer
-SPINS = 600  # seconds of processor time after which a process of the near tests is taken to be in a loop without an end
+SPINS = 300  # seconds of processor time after which a process of the near tests is taken to be in a loop without an end
 _PASSED, _FAILED, _INTERRUPTED, _NOTHING = 0, 1, 2, 5  # what pytest exits with
 # Python imports it at its start. It runs after the venv's .pth files, of which one has installed the finder of the editable
 # install: that one alone knows where grace_ext.adapters is, and is told of the copy here. PYTHONPATH goes to the ranks, too.
