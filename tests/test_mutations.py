@@ -37,3 +37,11 @@ def test_what_quick_notices_counts_for_test(mutations):
     assert mutations.noticed_by_less(results, "test", one)["test"] == "tests/x.py::y"
     for suite, changed in (("old", one), ("quick", one), ("test", {**one, "new": "pass"})):
         assert mutations.noticed_by_less(results, suite, changed) is None
+
+
+def test_what_only_the_near_tests_missed_is_not_measured_yet(mutations):
+    outcome = {"caught": False, "digest": "a", "near_only": True}
+    assert mutations.is_measured(outcome, "a", near_only=True) and not mutations.is_measured(outcome, "a", near_only=False)
+    assert not mutations.is_measured(outcome, "b", near_only=True) and not mutations.is_measured(None, "a", near_only=True)
+    assert mutations.is_measured({**outcome, "near_only": False}, "a", near_only=False)
+    assert mutations.share({"x": outcome, "y": {"caught": True}}, ["x", "y"]) == "at least 1 of 2 (50 %)"
