@@ -25,7 +25,7 @@ from grace_ext.policy import DEFAULT_SPEC, Rules
 from grace_ext.spec import parse_stage
 
 from ._horovod_exit import guard_exit
-from ._horovod_lengths import Lengths, from_itself, padded, to_itself, without_padding
+from ._horovod_lengths import Lengths, as_splits, from_itself, padded, to_itself, without_padding
 from ._horovod_options import check_reduction, understand_compression, weight_of
 from ._torch_buckets import TorchBuckets
 from ._torch_connection import Connection
@@ -68,7 +68,7 @@ class HorovodTransport(Transport):
     def alltoall(self, name, payload, splits):
         length = self._lengths.of(name, payload.size)
         room, parts = to_itself(payload, splits, self.rank, length)
-        return _Handle(hvd.alltoall_async(torch.from_numpy(room), torch.tensor(parts, dtype=torch.int32), name=name,
+        return _Handle(hvd.alltoall_async(torch.from_numpy(room), torch.from_numpy(as_splits(name, parts)), name=name,
                                           process_set=self._process_set),
                        lambda got: from_itself(got[0].numpy(), got[1].tolist(), self.rank, length - payload.size))
 

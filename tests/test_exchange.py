@@ -1,6 +1,8 @@
 """The step's exchange: buckets, memory transactions, statistics; and the rules that choose specs."""
 
 import concurrent.futures
+import contextlib
+import threading
 
 import numpy as np
 import pytest
@@ -286,3 +288,24 @@ def test_ranks_with_another_seed_or_weight_are_told(differs):
     exchange.check_layouts(np.concatenate([first, same]))
     with pytest.raises(ConfigError, match=r"ranks \[1\] have other parameters, specs or options than rank 0"):
         exchange.check_layouts(np.concatenate([first, other]))
+
+
+def test_two_threads_may_start_the_first_buckets_of_a_step(monkeypatch):
+    """As autograd does with a thread for each device: the step begins once."""
+    exchange = Exchange(InProcessGroup(1).transport(0), "none", 1.0)
+    exchange.set_buckets([exchange.bucket(name, [Tensor(name, 50, 1)], grace_ext.compressor("dense/raw"),
+                                          parse_stage("communicator", "allgather")) for name in "ab"])
+    begun, both = [], threading.Barrier(2, timeout=1)
+
+    def count(own):
+        begun.append(own)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait()  # until the other one begins the step, too; which it must not
+
+    monkeypatch.setattr(exchange, "_count_ranks", count)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        for _ in threads.map(lambda bucket: exchange.start(bucket, lambda out: out.fill(1.0)), exchange.buckets):
+            pass
+    assert begun == [1]
+    for bucket in exchange.buckets:
+        exchange.finish(bucket, np.empty(50, np.float32))
