@@ -4,6 +4,7 @@ Independent of the library that moves the bytes: the PyTorch adapters share it.
 """
 
 import functools
+import numbers
 from collections.abc import Callable
 
 import numpy as np
@@ -226,6 +227,21 @@ class TorchBuckets:
             self.fresh = False
         self.exchange.end_step()
         self._follow_requires_grad()
+
+    def reduce_loss(self, loss):
+        """A collective: what a closure returned on each rank, a number or a tensor with one, summed over ranks and scaled as
+        gradients are. If it is no number on any rank, it stays what it is. Raises ConfigError if it is one on some only."""
+        value = loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else loss
+        known = isinstance(value, numbers.Real)
+        own = np.array([known, value if known else 0], "<f8").view(np.uint8)
+        are_known, values = self.gather("loss", own).copy().view("<f8").T
+        if not are_known.any():
+            return loss
+        if not are_known.all():
+            raise ConfigError(f"the closure returned a number on ranks {np.flatnonzero(are_known).tolist()} only; it has to "
+                              f"return one on all ranks, or on none")
+        reduced = sum(values.tolist()) * self._prescale * self.exchange.weight
+        return torch.full_like(loss.detach(), reduced) if isinstance(loss, torch.Tensor) else reduced
 
     def accompany(self) -> bool:
         """For a rank that has joined: take part in a step of the others. False when there are no others."""
