@@ -5,7 +5,6 @@
 
 import concurrent.futures
 import functools
-import itertools
 import os
 import time
 import warnings
@@ -26,14 +25,13 @@ from grace_ext.spec import parse_stage
 
 from ._horovod_exit import guard_exit
 from ._horovod_lengths import Lengths, from_itself, padded, to_itself, without_padding
-from ._horovod_options import check_reduction, understand_compression, weight_of
+from ._horovod_options import check_reduction, prefix_of, understand_compression, weight_of
 from ._torch_buckets import TorchBuckets
 from ._torch_connection import Connection
 from ._torch_parts import check_options, named
 from ._torch_state import to_numpy, to_torch
 from .horovod_torch_elastic import CompressedOptimizer, register
 
-_instances = itertools.count()
 _AWAKE = 5e-3  # seconds of waiting for a collective before the first nap
 _NAP, _SHORTEST, _LONGEST = 0.1, 5e-5, 1e-3  # the next nap's share of the wait so far, and its seconds
 _LOOK, _CROWD = 1.0, 0.2  # seconds between two looks at it, and the share of its time that a thread waits for a core
@@ -213,7 +211,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     wrapped._has_closures = False
     wrapped._grad_scaler, wrapped._process_set = grad_scaler, process_set
     wrapped._passes = backward_passes_per_step
-    prefix = f"grace_ext.{next(_instances)}"
+    prefix = prefix_of(process_set)
 
     def build(parameters) -> TorchBuckets:
         guard_exit()
