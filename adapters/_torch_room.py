@@ -56,8 +56,9 @@ def as_gradient(p: torch.nn.Parameter, result: torch.Tensor) -> torch.Tensor:
     the result in it, if that fits. Sparse ones stay as they are."""
     if result.layout != torch.strided:
         return result
-    if p.is_contiguous():
-        return result.as_strided(p.shape, p.stride()).to(p.device, p.dtype)
+    if p.is_contiguous():  # strides of dimensions of one element can be anything
+        laid_out = result if result.stride() == p.stride() else result.as_strided(p.shape, p.stride())
+        return laid_out.to(p.device, p.dtype)
     room, strides = p.grad, p.stride() if is_dense(p) else result.stride()
     if room is None or (room.layout, room.dtype, room.device) != (p.layout, p.dtype, p.device) or room.stride() != strides:
         room = torch.empty_strided(p.shape, strides, dtype=p.dtype, device=p.device)
