@@ -191,8 +191,7 @@ class TorchBuckets:
         if self._scale_now is None:
             self._scale_now = float(self._scale())
         room = self._rooms[bucket.name]
-        if not room.is_free(self.parameters[tensor.name] for tensor in bucket.tensors):
-            room = self._rooms[bucket.name] = Room(bucket)
+        room.clear(self.parameters[tensor.name] for tensor in bucket.tensors)
         self.exchange.start(bucket, functools.partial(self._pack, bucket, self._prescale / self._unit(bucket)),
                             room.out if bucket.device == "cpu" else None)
 

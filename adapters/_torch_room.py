@@ -20,13 +20,18 @@ class Room:
     """
 
     def __init__(self, bucket: Bucket):
+        self._bucket = bucket
+        self._make()
+
+    def _make(self) -> None:
         self._lent: Callable = _nobody
-        if isinstance(bucket, RowBucket):
+        self.out = None  # what was there may be used for it
+        if isinstance(self._bucket, RowBucket):
             self.out = RowGradient()
-        elif isinstance(bucket, TorchBucket):
-            self.out = torch.zeros(bucket.size, device=bucket.device)
+        elif isinstance(self._bucket, TorchBucket):
+            self.out = torch.zeros(self._bucket.size, device=self._bucket.device)
         else:
-            self.out = np.zeros(bucket.size, np.float32)
+            self.out = np.zeros(self._bucket.size, np.float32)
 
     def lend(self) -> torch.Tensor:
         """float32[size]: the room of a bucket that is not one of rows, for views that others get."""
@@ -39,10 +44,11 @@ class Room:
         self._lent = weakref.ref(array)
         return torch.from_numpy(array)
 
-    def is_free(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
-        """Whether it may be written to: nobody has views of an earlier step; or they are what the parameters' gradients are
-        now, as after zero_grad(set_to_none=False), where backward has just written to them, too."""
-        return self._lent() is None or all(self._has(p.grad) for p in parameters if _gets_view(p))
+    def clear(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Before it is written to: if somebody still has views of an earlier step, `out` becomes other memory. Unless they
+        are what the parameters' gradients are now, as after zero_grad(set_to_none=False): backward has written to these."""
+        if self._lent() is not None and not all(self._has(p.grad) for p in parameters if _gets_view(p)):
+            self._make()
 
     def _has(self, gradient: torch.Tensor | None) -> bool:
         address = self.out.data_ptr() if isinstance(self.out, torch.Tensor) else self.out.__array_interface__["data"][0]

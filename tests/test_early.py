@@ -1,6 +1,8 @@
 """Decoding in between, when the worker has nothing to encode. With real steps: test_fusion.py and tests/mpi."""
 
 import concurrent.futures
+import subprocess
+import sys
 from types import SimpleNamespace
 
 from grace_ext.communicators.base import Pending, wait
@@ -56,3 +58,19 @@ def test_a_bucket_whose_second_collective_is_left_out_is_received_too():
     early.look()
     assert early.levels(bucket) == 1
     assert early.result(bucket).result(0) is True
+
+
+def test_a_step_that_is_broken_off_does_not_keep_python_from_its_end():
+    script = """
+import concurrent.futures
+from types import SimpleNamespace
+from grace_ext.communicators.base import Pending
+from grace_ext.early import Early
+
+early = Early(concurrent.futures.ThreadPoolExecutor(1), None, None, lambda: False)
+early.add(SimpleNamespace(name="bucket"), Pending(SimpleNamespace(poll=lambda: False), 0, {}), None, 1)
+early.look()
+raise RuntimeError("backward gives up")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "backward gives up" in done.stderr
