@@ -231,6 +231,14 @@ def several_models_and_frozen_parameters():
     assert "2.weight" in residuals and "0.weight" not in residuals, residuals.keys()
 
 
+@check
+def what_a_rank_does_in_another_group_does_not_concern_the_others():
+    alone = dist.new_group([0])
+    if dist.get_rank() == 0:
+        train(EACH, ddp={"process_group": alone}, process_group=alone, steps=2)
+    same_on_all_ranks(train(EACH, steps=2)[0])
+
+
 @check_under_every_launcher
 def process_groups_train_apart():
     halves = [dist.new_group(list(range(odd, dist.get_world_size(), 2))) for odd in (0, 1)]
