@@ -250,6 +250,9 @@ def process_groups_train_apart():
     assert not torch.equal(rows[0], rows[1])
     assert state.ranks == dist.get_world_size() // 2
     assert state.compression_stats()["steps"] == state.state_dict()["step"] == 4
+    state.consolidate_state_dict()
+    memories = state.state_dict()["memories"]
+    assert sorted(memories) == ([*range(state.ranks)] if state.rank == 0 else [state.rank]), memories.keys()
 
 
 @check

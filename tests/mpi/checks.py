@@ -366,6 +366,13 @@ def process_sets_train_apart():
         assert torch.equal(gathered[rank], gathered[hvd.rank()]) == (rank % 2 == hvd.rank() % 2), rank
     ours, theirs = run(compressed("dense/raw", process_set=own)), run(horovod(process_set=own))
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-6), (ours - theirs).abs().max()
+    net = model()
+    optimizer = compressed(process_set=own)(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
+    torch.nn.functional.cross_entropy(net(next(batches(1))[0]), next(batches(1))[1]).backward()
+    optimizer.step()
+    optimizer.consolidate_state_dict()
+    memories = optimizer.state_dict()["grace_ext"]["memories"]
+    assert sorted(memories) == ([*range(own.size())] if own.rank() == 0 else [own.rank()]), memories.keys()
 
 
 def _train(wrap):
