@@ -139,6 +139,7 @@ def channels_last_is_another_order_in_memory_only():
         plain, last = Images(), Images().to(memory_format=torch.channels_last)
         assert not last.conv.weight.is_contiguous()
         close(train(spec, net=last)[0], train(spec, net=plain)[0], atol=1e-5)
+        assert all(p.grad.stride() == p.stride() for p in last.parameters())  # torch's fused optimizers rely on it
 
 
 @check
