@@ -1,6 +1,8 @@
 """Federated server and clients without a network: what they know of each other, what is owed, who is not believed."""
 
 import copy
+import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import pytest
 import grace_ext
 from grace_ext import ConfigError, ContainerError
 from grace_ext.federated import Client, Rejected, Server
-from grace_ext.federated.messages import FRESH, Down, Up, largest
+from grace_ext.federated.messages import FRESH, Down, Up, largest, read_up
 
 D, CLIENTS = 400, 6
 SPEC = "topk:0.1/rice/qsgd:8"
@@ -32,6 +34,7 @@ def start():
 
 
 def make(memory="residual", spec=SPEC, sampled=None, **options):
+    options = {"weights": "samples", "most_samples": samples(CLIENTS - 1), **options}
     server = Server(start(), CLIENTS, spec, sampled=sampled, memory=memory, **options)
     return server, [Client(start(), spec, memory=memory, number=number) for number in range(CLIENTS)]
 
@@ -338,6 +341,88 @@ def test_where_clients_choose_their_densities_norms_are_judged_by_how_many_value
         report = server.end_round()
         assert report.taken == (([0, 1] if own else [0]) if last else [0, 1, 2])
     assert server.rejections == {"norm": 1 if own else 2}
+
+
+def claiming(claims):
+    """A change for `play`: the clients in `claims` say that they have so many samples."""
+    def forge(number, message):
+        return dataclasses.replace(read_up(message, D)[0], samples=claims[number]).pack() if number in claims else message
+
+    return forge
+
+
+@pytest.mark.parametrize("options, weights", [
+    ({}, [1, 1, 1, 1, 1, 1]),
+    ({"weights": "uniform"}, [1, 1, 1, 1, 1, 1]),
+    ({"weights": "samples", "most_samples": 40.0}, [10, 20, 30, 40, 40, 40]),
+    ({"weights": {0: 5, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1e-3}}, [5, 1, 1, 1, 1, 1e-3]),
+    ({"weights": dict.fromkeys(range(6), 1.7e308)}, [1, 1, 1, 1, 1, 1]),
+    ({"weights": "samples", "most_samples": 1.7e308}, [0, 0, 0, 0, 1, 1])])
+@pytest.mark.parametrize("memory", ["none", "ef21"])
+def test_the_weights_are_the_servers(memory, options, weights):
+    """Two clients claim as many samples as a float64 can say; the mean is that of the server's weights."""
+    server = Server(start(), CLIENTS, "dense/raw", memory=memory, **options)
+    clients = [Client(start(), "dense/raw", memory=memory, number=number) for number in range(CLIENTS)]
+    for _ in range(2):
+        expected = np.average([train(client, server.model) for client in range(CLIENTS)], axis=0, weights=weights)
+        assert len(play(server, clients, claiming({4: 1.7e308, 5: 1.7e308})).taken) == CLIENTS
+        np.testing.assert_allclose(server.model, expected, atol=1e-5)
+
+
+def test_clients_that_send_zeros_do_not_switch_the_norm_check_off():
+    server = Server(start(), CLIENTS, "dense/raw", memory="none")
+    clients = [Client(start(), "dense/raw", memory="none", number=number) for number in range(CLIENTS)]
+    changes = dict.fromkeys(range(CLIENTS), 0.0)
+
+    def round_of():
+        for number in server.begin_round():
+            clients[number].receive(server.message_for(number))
+            server.receive(number, clients[number].update_by(np.full(D, changes[number], np.float32), 1.0))
+        return server.end_round()
+
+    assert len(round_of().taken) == CLIENTS
+    changes[5] = 1e6
+    for _ in range(4):  # one client alone cannot say what is usual, however often it tries
+        report = round_of()
+        assert set(report.rejected) == {5} and "nothing to compare it with" in report.rejected[5]
+    np.testing.assert_array_equal(server.model, start())
+    changes |= {0: 1.0, 1: 1.0, 2: 1.0}
+    assert round_of().taken == [0, 1, 2, 3, 4]
+    changes |= {3: 5.0}
+    assert round_of().taken == [0, 1, 2, 3, 4] and server.rejections == {"norm": 6}
+
+
+def test_whose_update_could_not_be_compared_is_saved_and_counts_once_there_are_others(tmp_path):
+    """Clients that begin to train one after the other, after rounds in which all sent zeros."""
+    server = Server(start(), 3, "dense/raw", memory="none", sampled=1)
+    clients = [Client(start(), "dense/raw", memory="none", number=number) for number in range(3)]
+    taken = []
+    for number in range(40):
+        chosen, = server.begin_round()
+        clients[chosen].receive(server.message_for(chosen))
+        server.receive(chosen, clients[chosen].update_by(np.full(D, number >= 10, np.float32), 1.0))
+        taken += server.end_round().taken
+        server.save(tmp_path / "server.npz")
+        server = Server(start(), 3, "dense/raw", memory="none", sampled=1)
+        server.load(tmp_path / "server.npz")
+    assert 30 < len(taken) < 40 and set(taken) == {0, 1, 2}
+
+
+def test_the_norm_check_can_be_switched_off_by_its_option_only():
+    server, clients = make(norm_limit=math.inf)
+    for _ in range(3):
+        play(server, clients)
+    report = play(server, clients, lambda number, message: message if number else forged("norm", message))
+    assert len(report.taken) == CLIENTS
+
+
+@pytest.mark.parametrize("wrong", [
+    {"weights": "largest"}, {"weights": "samples"}, {"weights": {0: 1.0}}, {"weights": dict.fromkeys(range(6), 0.0)},
+    {"weights": dict.fromkeys(range(6), math.inf)}, {"weights": dict.fromkeys(range(7), 1.0)}, {"most_samples": 5},
+    {"weights": "samples", "most_samples": 0}, {"weights": "samples", "most_samples": math.inf}])
+def test_weights_that_make_no_sense(wrong):
+    with pytest.raises(ConfigError, match="weights|most_samples"):
+        Server(start(), CLIENTS, **wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"sampled": 0}, {"sampled": 7}, {"memory": "dgc"}, {"norm_limit": 1}, {"keep": 0}])

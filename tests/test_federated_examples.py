@@ -95,7 +95,8 @@ def play(server, clients):
 
 def test_panthalia_without_compression_is_adamw_on_the_mean_gradient(training):
     start, clients = clients_of(training, "dense/raw", training.Gradient, batch=1000, batches=1)  # all samples
-    server = Server(start, len(clients), "dense/raw", optimizer=training.AdamW(start.size, 0.01, 0.1))
+    server = Server(start, len(clients), "dense/raw", optimizer=training.AdamW(start.size, 0.01, 0.1), weights="samples",
+                    most_samples=400)
     net, images, labels = problem()
     optimizer = torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0.1)
     for _ in range(5):

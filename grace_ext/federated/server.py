@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ..rng import Stream
 from .client import MEMORIES
 from .estimate import Estimate
 from .messages import FRESH, Down, Rejected, read_up
+from .weights import Weights
 
 _EXACT = "dense/raw"
 _FEWEST = 3  # norms from which on a median says anything
@@ -48,13 +49,15 @@ class Server:
 
     start: float32[d], the same as on all clients. clients: how many there are, numbered from 0. sampled: of them in a round;
     None: all. optimizer(model, change): changes the model in place by the weighted mean of the updates, float32[d] both;
-    None: model -= change, which is FedAvg. memory: that of the clients. norm_limit: how many times the median norm of the
-    last updates one may have. keep: rounds whose containers are kept for clients that have missed them; who missed more
-    rounds, or more bytes than the model has, gets the model whole.
+    None: model -= change, which is FedAvg. weights, most_samples: how much each client counts in that mean (see Weights).
+    memory: that of the clients. norm_limit: how many times the median norm of the last updates that were not 0 one may have;
+    math.inf: any. keep: rounds whose containers are kept for clients that have missed them; who missed more rounds, or more
+    bytes than the model has, gets the model whole.
     """
 
     def __init__(self, start: np.ndarray, clients: int, compression="topk:0.1/rice/qsgd:7", *, sampled: int | None = None,
-                 optimizer: Callable | None = None, memory: str = "residual", norm_limit: float = 10.0, keep: int = 16,
+                 optimizer: Callable | None = None, weights: str | Mapping[int, float] = "uniform",
+                 most_samples: float | None = None, memory: str = "residual", norm_limit: float = 10.0, keep: int = 16,
                  seed: int = 0):
         sampled = clients if sampled is None else sampled
         if not 1 <= sampled <= clients:
@@ -73,6 +76,7 @@ class Server:
         #: How many updates were rejected, by reason.
         self.rejections: collections.Counter[str] = collections.Counter()
         self._optimizer, self._memory, self._limit, self._seed = optimizer or _fedavg, memory, norm_limit, seed
+        self._weights = Weights(weights, most_samples, clients)
         self._history: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
         self._keep = keep
         self._at = dict.fromkeys(range(clients), 0)  # the round that each client's model is of; FRESH: not known
@@ -82,6 +86,7 @@ class Server:
         #: its norm, which is the most that smaller values add.
         self.own_densities = False
         self._norms: collections.deque[tuple[int, float]] = collections.deque(maxlen=_NORMS)  # values of an update, its norm
+        self._unscaled: dict[int, tuple[int, float]] = {}  # the same of clients whose update nothing could be compared with
         self._estimates: dict[int, Estimate] = {}  # with ef21, of each client's update
         self._samples: dict[int, float] = {}
         self._open: dict[int, tuple[float, Container, float] | None] | None = None  # samples, update, norm
@@ -183,12 +188,10 @@ class Server:
             raise ConfigError("no round has begun")
         came = {client: update for client, update in self._open.items() if update is not None}
         missing = [client for client, update in self._open.items() if update is None and client not in self._rejected]
-        seen = [*self._norms, *((parsed.k, norm) for _, parsed, norm in came.values())]
-        for client, (_, parsed, norm) in list(came.items()):
-            most = self._largest_norm(parsed.k, seen)
-            if norm > most > 0:
-                del came[client]
-                self._reject(client, Rejected("norm", f"{norm:.4g}, where at most {most:.4g} is allowed"))
+        norms = {client: (parsed.k, norm) for client, (_, parsed, norm) in came.items()}
+        for client, reason in self._too_large(norms).items():
+            del came[client]
+            self._reject(client, Rejected("norm", reason))
         for client, (samples, parsed, norm) in came.items():
             self._taken[client], self._samples[client] = self.round, samples
             self._norms.append((parsed.k, norm))
@@ -202,15 +205,37 @@ class Server:
         return Report(self.round, list(came), missing, dict(self._rejected),
                       0.0 if mean is None else float(np.linalg.norm(mean)), self._sent, self._received)
 
-    def _largest_norm(self, k: int, seen: list[tuple[int, float]]) -> float:
-        """That an update of k values may have. seen: values and norms of others."""
+    def _too_large(self, came: dict[int, tuple[int, float]]) -> dict[int, str]:
+        """The clients whose update's norm is beyond what is allowed, and why. came: number of values and norm of each
+        update of this round.
+
+        The median is that of norms above 0, so that clients which send zeros do not switch the check off. Where all but a
+        few of the norms known are 0, nothing can be compared, and only zeros are taken, until so many different clients
+        have sent something else that there is a median.
+        """
+        if math.isinf(self._limit):
+            return {}
+        self._unscaled |= {client: one for client, one in came.items() if one[1] > 0}
+        seen = [*self._norms, *came.values(), *(one for client, one in self._unscaled.items() if client not in came)]
+        above = [(k, norm) for k, norm in seen if norm > 0]
         if len(seen) < _FEWEST:
-            return math.inf
-        grown = (norm * math.sqrt(max(1.0, k / max(count, 1))) if self.own_densities else norm for count, norm in seen)
-        return self._limit * statistics.median(grown)
+            self._unscaled.clear()
+            return {}
+        if len(above) < min(_FEWEST, self.clients):
+            return {client: f"{norm:.4g}, where nearly all others are 0: there is nothing to compare it with"
+                    for client, (_, norm) in came.items() if norm > 0}
+        self._unscaled.clear()
+        most = {client: self._limit * self._median(k, above) for client, (k, _) in came.items()}
+        return {client: f"{norm:.4g}, where at most {most[client]:.4g} is allowed"
+                for client, (_, norm) in came.items() if norm > most[client]}
+
+    def _median(self, k: int, norms: list[tuple[int, float]]) -> float:
+        """Of norms, as far as they can be compared with that of an update of k values. norms: values and norms of others."""
+        return statistics.median(norm * math.sqrt(max(1.0, k / max(count, 1))) if self.own_densities else norm
+                                 for count, norm in norms)
 
     def _mean(self, came: dict) -> np.ndarray | None:
-        """Of all updates, weighted by samples: those of this round, or what is known of all clients."""
+        """The weighted mean, float32[d], of this round's updates, or with ef21 of what is known of all clients' updates."""
         if self._memory == "ef21":
             updates = {client: (self._samples[client], estimate.known) for client, estimate in self._estimates.items()
                        if client not in self._gone}
@@ -218,10 +243,10 @@ class Server:
             updates = {client: (samples, self._decoded(parsed)) for client, (samples, parsed, _) in came.items()}
         if not updates or not came:
             return None
-        total = sum(samples for samples, _ in updates.values())
+        shares = self._weights.shares({client: samples for client, (samples, _) in updates.items()})
         mean = np.zeros(self.model.size, np.float32)
-        for samples, change in updates.values():
-            mean += np.float32(samples / total) * change
+        for client, (_, change) in updates.items():
+            mean += np.float32(shares[client]) * change
         return mean
 
     # State
@@ -234,6 +259,7 @@ class Server:
         clients = range(self.clients)
         state = {"model": self.model, "told": self.told.known, "round": self.round,
                  "norms": np.array(self._norms).reshape(-1, 2),
+                 "unscaled": np.array([(client, *one) for client, one in self._unscaled.items()]).reshape(-1, 3),
                  "at": np.array([self._at[client] for client in clients], np.int64),
                  "taken": np.array([self._taken[client] for client in clients], np.int64),
                  "gone": np.array(sorted(self._gone), np.int64), "history": np.array(list(self._history), np.int64),
@@ -257,6 +283,7 @@ class Server:
             self.round = int(state["round"])
             self._norms.clear()
             self._norms.extend((int(k), norm) for k, norm in state["norms"].tolist())
+            self._unscaled = {int(client): (int(k), norm) for client, k, norm in state["unscaled"].tolist()}
             self._at, self._taken = (dict(enumerate(state[key].tolist())) for key in ("at", "taken"))
             self._gone = set(state["gone"].tolist())
             history = state["history"].tolist()

@@ -42,7 +42,7 @@ class Clock:
 def serve(comm, folder):
     from grace_ext.adapters import mpi
 
-    core, mpi.time = Server(start(), comm.size - 1, SPEC), Clock()
+    core, mpi.time = Server(start(), comm.size - 1, SPEC, weights="samples", most_samples=10.0), Clock()
     server = mpi.time.server = mpi.FederatedServer(core, comm, timeout=TIMEOUT)
     reports = []
     for mpi.time.round in range(1, ROUNDS + 1):
