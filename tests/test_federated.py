@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import grace_ext
-from grace_ext import ConfigError, ContainerError
+from grace_ext import ConfigError, ContainerError, container
 from grace_ext.federated import Client, Rejected, Server
 from grace_ext.federated.messages import FRESH, Down, Up, largest, read_up
 
@@ -91,7 +91,7 @@ def test_nothing_is_lost_on_the_way_up():
         trained = train(0, model)
         message = client.update(trained, 1)
         given += model - trained
-        got += grace_ext.decompress(message[_up_header():], D)
+        got += grace_ext.decompress(message[up_header():], D)
         server.receive(0, message)
         server.end_round()
     server.begin_round()
@@ -99,7 +99,7 @@ def test_nothing_is_lost_on_the_way_up():
     np.testing.assert_allclose(got + client.state_dict()["owed"], given, atol=1e-3)
 
 
-def _up_header():
+def up_header():
     return Up(1, 1.0, np.empty(0, np.uint8)).pack().size
 
 
@@ -128,6 +128,86 @@ def test_the_server_and_a_client_agree_on_its_estimate():
         clients[number].receive(server.message_for(number))
         if number in server._estimates:
             assert clients[number].state_dict()["owed"].tobytes() == server._estimates[number].known.tobytes()
+
+
+def agree(server, clients):
+    """Whether the server's estimate of each client's update is that client's own, to the bit, in the round that begins."""
+    for number in server.begin_round():
+        clients[number].receive(server.message_for(number))
+        known = server._estimates[number].known if clients[number].told.any() else np.zeros(D, np.float32)
+        assert clients[number].told.tobytes() == known.tobytes(), number
+    server.end_round()
+
+
+@pytest.mark.parametrize("round_", [None, 0])
+def test_with_ef21_a_client_that_has_lost_its_state_begins_again(round_):
+    """Whether it says that it has no model, or the one of the beginning."""
+    server, clients = make("ef21", spec="topk:0.3/raw/raw")
+    for _ in range(30):
+        play(server, clients)
+    clients[2] = Client(start(), "topk:0.3/raw/raw", memory="ef21", number=2)
+    server.join(2, round_)
+    assert play(server, clients).taken == list(range(CLIENTS))
+    agree(server, clients)
+    for _ in range(170):
+        assert play(server, clients).taken == list(range(CLIENTS))
+    optimum = np.average([target(client) for client in range(CLIENTS)], axis=0, weights=list(map(samples, range(CLIENTS))))
+    assert np.linalg.norm(server.model - optimum) < 0.05 * np.linalg.norm(start() - optimum)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_with_ef21_a_client_with_an_old_state_begins_again(arrives):
+    """Whether the first update after it arrives or not."""
+    server, clients = make("ef21")
+    for _ in range(3):
+        play(server, clients)
+    state = clients[1].state_dict()
+    for _ in range(3):
+        play(server, clients)
+    clients[1] = Client(start(), SPEC, memory="ef21", number=1)
+    clients[1].load_state_dict(state)
+    server.join(1, clients[1].round)
+    play(server, clients, lambda number, message: message if number != 1 or arrives else None)
+    assert set(play(server, clients).taken) == set(range(CLIENTS))
+    agree(server, clients)
+    with pytest.raises(ConfigError, match="lacks base"):
+        clients[1].load_state_dict({key: value for key, value in state.items() if key != "base"})
+
+
+def test_a_correction_of_what_the_server_does_not_have_is_refused():
+    server, clients = make("ef21")
+    for _ in range(3):
+        play(server, clients)
+    report = play(server, clients, lambda number, message: message if number else dataclasses.replace(
+        read_up(message, D)[0], base=2).pack())
+    assert report.rejected == {0: "estimate: a correction of the estimate after round 2; it is that after round 3: the "
+                                  "client has to begin again with zeros, and base 0"}
+    assert set(play(server, clients).taken) == set(range(CLIENTS))
+    agree(server, clients)
+
+
+@pytest.mark.parametrize("memory, others", [("ef21", "residual"), ("ef21", "none"), ("residual", "ef21"), ("none", "ef21")])
+def test_clients_and_server_have_the_same_idea_of_what_containers_are(memory, others):
+    server, _ = make(memory)
+    report = play(server, [Client(start(), SPEC, memory=others, number=number) for number in range(CLIENTS)])
+    assert not report.taken and all(said.startswith("estimate: ") for said in report.rejected.values())
+    np.testing.assert_array_equal(server.model, start())
+
+
+def test_messages_of_another_version_are_refused():
+    server, clients = make()
+    server.begin_round()
+    down = server.message_for(0)
+    up = clients[0].update(clients[0].receive(down), 1.0)
+    for message in (down, up):
+        assert bytes(message[:4]) == b"GXF2"
+        message[3] = ord("1")
+        length = (up_header() if message is up else Down(1, 0, 0, []).pack().size) - 4
+        message[length:length + 4] = np.frombuffer(container.checksum(message[:length]), np.uint8)
+    with pytest.raises(ContainerError, match="version '1'"):
+        clients[0].receive(down)
+    with pytest.raises(Rejected, match="version '1'"):
+        server.receive(0, up)
 
 
 def test_who_has_missed_rounds_catches_up():
@@ -166,8 +246,8 @@ def test_who_comes_with_nothing_gets_the_model():
 
 def forged(what, honest):
     """A broken or hostile client's message."""
-    round_ = int(honest[5:9].copy().view("<u4")[0])
-    blob = honest[_up_header():]
+    round_ = read_up(honest, D)[0].round
+    blob = honest[up_header():]
 
     def compressed(values):
         return grace_ext.compressor(SPEC).compress(values.astype(np.float32))

@@ -22,7 +22,7 @@ from ..errors import ConfigError, ContainerError
 from ..rng import Stream
 from .client import MEMORIES
 from .estimate import Estimate
-from .messages import FRESH, Down, Rejected, read_up
+from .messages import FRESH, WHOLE, Down, Rejected, Up, read_up
 from .weights import Weights
 
 _EXACT = "dense/raw"
@@ -89,7 +89,7 @@ class Server:
         self._unscaled: dict[int, tuple[int, float]] = {}  # the same of clients whose update nothing could be compared with
         self._estimates: dict[int, Estimate] = {}  # with ef21, of each client's update
         self._samples: dict[int, float] = {}
-        self._open: dict[int, tuple[float, Container, float] | None] | None = None  # samples, update, norm
+        self._open: dict[int, tuple[Up, Container, float] | None] | None = None  # message, update, norm
         self._rejected: dict[int, str] = {}
         self._sent = self._received = 0
 
@@ -152,16 +152,16 @@ class Server:
             up, parsed = read_up(message, self.model.size)
             if up.round != self.round:
                 raise Rejected("late", f"an update of round {up.round} in round {self.round}")
+            self._check_base(client, up.base)
             if parsed.non_finite:
                 raise Rejected("not finite", "the gradient of the sender held a NaN or an Inf")
-            change = self._decoded(parsed)
-            norm = float(np.linalg.norm(change.astype(np.float64)))
+            norm = float(np.linalg.norm(self._update(client, up, parsed).astype(np.float64)))
             if not math.isfinite(norm):
                 raise Rejected("not finite", "the update holds a NaN or an Inf")
         except Rejected as error:
             self._reject(client, error)
             raise
-        self._open[client] = up.samples, parsed, norm
+        self._open[client] = up, parsed, norm
 
     def refuse(self, client: int, reason: str, text: str) -> None:
         """Count an update that is not even looked at. Raises Rejected."""
@@ -172,6 +172,26 @@ class Server:
     def _reject(self, client: int, error: Rejected) -> None:
         self.rejections[error.reason] += 1
         self._rejected.setdefault(client, str(error))
+
+    def _check_base(self, client: int, base: int) -> None:
+        """Raises Rejected for an update that the client's estimate, or its absence, does not fit. A client without a state
+        sends 0, and the estimate begins again."""
+        if self._memory != "ef21":
+            if base != WHOLE:
+                raise Rejected("estimate", f"a client with memory 'ef21'; this server has {self._memory!r}")
+        elif base == WHOLE:
+            raise Rejected("estimate", "a client without memory 'ef21', which this server has")
+        elif base not in (0, self._taken[client]):
+            raise Rejected("estimate", f"a correction of the estimate after round {base}; it is that after round "
+                                       f"{self._taken[client]}: the client has to begin again with zeros, and base 0")
+
+    def _update(self, client: int, up: Up, parsed: Container) -> np.ndarray:
+        """What the mean is of, float32[d]: the update that was sent, or with ef21 the estimate that it corrects. Raises
+        Rejected."""
+        change = self._decoded(parsed)
+        if up.base not in (WHOLE, 0):
+            change += self._estimates[client].known
+        return change
 
     def _decoded(self, parsed: Container) -> np.ndarray:
         """float32[d]. Raises Rejected."""
@@ -192,12 +212,11 @@ class Server:
         for client, reason in self._too_large(norms).items():
             del came[client]
             self._reject(client, Rejected("norm", reason))
-        for client, (samples, parsed, norm) in came.items():
-            self._taken[client], self._samples[client] = self.round, samples
+        for client, (up, parsed, norm) in came.items():
+            self._taken[client], self._samples[client] = self.round, up.samples
             self._norms.append((parsed.k, norm))
             if self._memory == "ef21":
-                estimate = self._estimates.setdefault(client, Estimate(self.model.size))
-                estimate.known += self._decoded(parsed)
+                self._estimates[client] = Estimate(self.model.size, self._update(client, up, parsed))
         mean = self._mean(came)
         if mean is not None:
             self._optimizer(self.model, mean)
@@ -240,7 +259,7 @@ class Server:
             updates = {client: (self._samples[client], estimate.known) for client, estimate in self._estimates.items()
                        if client not in self._gone}
         else:
-            updates = {client: (samples, self._decoded(parsed)) for client, (samples, parsed, _) in came.items()}
+            updates = {client: (up.samples, self._decoded(parsed)) for client, (up, parsed, _) in came.items()}
         if not updates or not came:
             return None
         shares = self._weights.shares({client: samples for client, (samples, _) in updates.items()})
