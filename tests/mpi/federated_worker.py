@@ -52,6 +52,7 @@ def serve(comm, folder):
     silent = server.stop()
     (folder / "server.json").write_text(json.dumps({
         "taken": [report.taken for report in reports], "missing": [report.missing for report in reports],
+        "stale": [report.stale for report in reports],
         "rejected": [report.rejected for report in reports], "silent": silent,
         "rejections": core.rejections, "sent": [report.sent for report in reports],
         "received": [report.received for report in reports],
