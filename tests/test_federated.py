@@ -357,6 +357,27 @@ def test_a_broken_client_is_not_believed_and_training_goes_on(what, reason):
     assert set(play(server, clients).taken) == set(range(CLIENTS))
 
 
+@pytest.mark.parametrize("spec", ["panthalia", "dct:64/topk:1.0:per=chunk/raw/raw", "dct:256/topk:1.0/raw/raw"])
+@pytest.mark.parametrize("d", [1, 10, 5000])
+def test_small_models_may_have_transforms_that_fill_them_up(spec, d):
+    """The DCT of ten elements has as many coefficients as its square."""
+    server, client = Server(np.zeros(d, np.float32), 1, spec), Client(np.zeros(d, np.float32), spec)
+    for _ in range(3):
+        server.begin_round()
+        model = client.receive(server.message_for(0))
+        server.receive(0, client.update(model + np.random.default_rng(0).standard_normal(d).astype(np.float32), 1.0))
+        assert server.end_round().taken == [0]
+
+
+def test_what_transforms_may_need_is_no_room_for_others():
+    server, clients = make(spec="dense/raw")
+    server.begin_round()
+    up = read_up(clients[0].update(clients[0].receive(server.message_for(0)), 1.0), D)[0]
+    padded = container.pack(D, D, 0, None, 1, np.zeros(8 * D + 100, np.uint8))
+    with pytest.raises(Rejected, match=f"oversized: .* {D} coefficients has at most"):
+        server.receive(0, dataclasses.replace(up, container=padded).pack())
+
+
 def test_no_flipped_bit_is_taken():
     server, clients = make()
     server.begin_round()

@@ -16,7 +16,7 @@ import struct
 
 import numpy as np
 
-from .. import container
+from .. import container, registry
 from ..container import Container
 from ..errors import ContainerError, GraceError
 
@@ -73,8 +73,15 @@ def _joined(head: bytes, *containers: np.ndarray) -> np.ndarray:
 
 
 def largest(size: int) -> int:
-    """Bytes of an update of so many elements that no container has to go beyond: positions and values as they are."""
-    return _UP.size + _CHECKSUM + 8 * size + _HEADER
+    """Bytes of an update of so many elements that no container has to go beyond, whatever its transform: positions and
+    values as they are, of the elements and of what transforms fill them up with."""
+    padding = max((registry.lookup("transform", name).most_padding for name in registry.names("transform")), default=0)
+    return _largest(size + padding)
+
+
+def _largest(domain: int) -> int:
+    """The same of an update of so many coefficients, or elements without a transform."""
+    return _UP.size + _CHECKSUM + 8 * domain + _HEADER
 
 
 def read_down(data: np.ndarray, size: int) -> tuple[Down, list[Container]]:
@@ -97,12 +104,15 @@ def read_down(data: np.ndarray, size: int) -> tuple[Down, list[Container]]:
 def read_up(data: np.ndarray, size: int) -> tuple[Up, Container]:
     """data: uint8[m], of which a copy is kept. Raises Rejected."""
     if data.size > largest(size):
-        raise Rejected("oversized", f"{data.size} bytes; an update of {size} elements has at most {largest(size)}")
+        raise Rejected("oversized", f"{data.size} bytes; an update of {size} elements never has more than {largest(size)}")
     try:
         (round_, base, samples), rest = _head(_UP, "up", data.copy())
         parsed = container.parse(rest, size)
     except ContainerError as error:
         raise Rejected("malformed", str(error)) from error
+    if data.size > _largest(parsed.domain):
+        raise Rejected("oversized", f"{data.size} bytes; an update of {parsed.domain} coefficients has at most "
+                                    f"{_largest(parsed.domain)}")
     if not (math.isfinite(samples) and samples > 0):
         raise Rejected("samples", f"{samples}; allowed: finite and above 0")
     return Up(round_, samples, rest, base), parsed

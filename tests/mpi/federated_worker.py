@@ -62,7 +62,7 @@ def serve(comm, folder):
 def forged(round_):
     """What the hostile client sends in the place of its update, by round."""
     return {
-        3: lambda: np.zeros(largest(D) * 50, np.uint8),
+        3: lambda: np.zeros(largest(D) * 3, np.uint8),
         4: lambda: np.random.default_rng(0).integers(0, 256, 500).astype(np.uint8),
         5: lambda: Up(round_, 1.0, grace_ext.compressor(SPEC).compress(np.full(D, np.nan, np.float32))).pack(),
         6: lambda: Up(round_, 1.0, grace_ext.compressor(SPEC).compress(np.full(D, 1e8, np.float32))).pack(),
