@@ -37,9 +37,9 @@ class Rejected(GraceError, ValueError):
 
 
 #: malformed: no such message, or no container of the model's size; oversized: more bytes than any container needs; late: of
-#: another round; samples: no count above 0; estimate: a correction of what the server does not have; not finite: a NaN or an
-#: Inf; norm: much larger than those of others.
-REASONS = ("malformed", "oversized", "late", "samples", "estimate", "not finite", "norm")
+#: another round; samples: no count above 0; estimate: a correction of what the server does not have; sparse: not all
+#: elements, where the server's mean needs them; not finite: a NaN or an Inf; norm: much larger than those of others.
+REASONS = ("malformed", "oversized", "late", "samples", "estimate", "sparse", "not finite", "norm")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ compression both ways and error feedback on both sides: Algorithm 2 of DeepReduc
 
 import collections
 import dataclasses
+import functools
 import math
 import os
 import statistics
@@ -22,6 +23,7 @@ from ..errors import ConfigError, ContainerError
 from ..rng import Stream
 from .client import MEMORIES
 from .estimate import Estimate
+from .mean import Mean, Update, WeightedMean
 from .messages import FRESH, WHOLE, Down, Rejected, Up, read_up
 from .weights import Weights
 
@@ -33,8 +35,8 @@ _NORMS = 32
 @dataclasses.dataclass(frozen=True)
 class Report:
     """Of a round, by the numbers of clients. stale: of those taken, by how many rounds they were late, where they were.
-    missing: asked, but nothing came. rejected: why. norm: of the step that the model took, the L2 norm of the weighted mean
-    of all updates. sent, received: bytes of messages."""
+    missing: asked, but nothing came. rejected: why. norm: of the step that the model took, the L2 norm of the mean of all
+    updates. sent, received: bytes of messages."""
 
     round: int
     taken: list[int]
@@ -50,8 +52,10 @@ class Server:
     """Holds the model, and what clients know of it.
 
     start: float32[d], the same as on all clients. clients: how many there are, numbered from 0. sampled: of them in a round;
-    None: all. optimizer(model, change): changes the model in place by the weighted mean of the updates, float32[d] both;
-    None: model -= change, which is FedAvg. weights, most_samples: how much each client counts in that mean (see Weights).
+    None: all. optimizer(model, change): changes the model in place by the mean of the updates, float32[d] both; None:
+    model -= change, which is FedAvg. mean: WeightedMean, ClippedMean, or Median or TrimmedMean, which need uniform weights,
+    and dense updates or memory "ef21" (otherwise: ConfigError; a sparse update is rejected). weights, most_samples: how much
+    each client counts in a weighted or clipped mean (see Weights).
     memory: that of the clients. norm_limit: how many times the median norm of the last updates that were not 0 one may have;
     math.inf: any. staleness: by how many rounds an update may be late; it then counts in the round in which it comes, as
     much as others do. 0: it is rejected, and so is each update of a client that is always slower than a round. keep: rounds
@@ -60,7 +64,7 @@ class Server:
     """
 
     def __init__(self, start: np.ndarray, clients: int, compression="topk:0.1/rice/qsgd:7", *, sampled: int | None = None,
-                 optimizer: Callable | None = None, weights: str | Mapping[int, float] = "uniform",
+                 optimizer: Callable | None = None, mean: Mean | None = None, weights: str | Mapping[int, float] = "uniform",
                  most_samples: float | None = None, memory: str = "residual", norm_limit: float = 10.0, staleness: int = 10,
                  keep: int = 16, seed: int = 0):
         sampled = clients if sampled is None else sampled
@@ -82,7 +86,8 @@ class Server:
         #: How many updates were rejected, by reason.
         self.rejections: collections.Counter[str] = collections.Counter()
         self._optimizer, self._memory, self._limit, self._seed = optimizer or _fedavg, memory, norm_limit, seed
-        self._weights = Weights(weights, most_samples, clients)
+        self._weights, self._mean_of = Weights(weights, most_samples, clients), mean or WeightedMean()
+        self._check_mean()
         self._history: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
         self._keep, self._staleness = keep, staleness
         self._at = dict.fromkeys(range(clients), 0)  # the round that each client's model is of; FRESH: not known
@@ -100,6 +105,21 @@ class Server:
         self._came: dict[int, tuple[Up, Container, float]] = {}  # since the last round ended: message, update, norm
         self._rejected: dict[int, str] = {}
         self._sent = self._received = 0
+
+    def _check_mean(self) -> None:
+        """Raises ConfigError for a mean that does not mean anything with these weights, memory or compression."""
+        if not isinstance(self._mean_of, Mean):
+            raise ConfigError(f"mean={self._mean_of!r}; allowed: an instance of WeightedMean, ClippedMean, Median or "
+                              "TrimmedMean")
+        if not self._mean_of.by_coordinate:
+            return
+        kind = type(self._mean_of).__name__
+        if not self._weights.uniform:
+            raise ConfigError(f"mean {kind} counts clients and knows no weights; allowed: weights='uniform'")
+        if self._memory != "ef21" and self.compressor.sparsifier.name != "dense":
+            raise ConfigError(f"mean {kind} with memory {self._memory!r} and {str(self.compressor)!r}: where most clients "
+                              "send nothing of an element, it is 0, and what few send is lost; allowed: memory='ef21', or a "
+                              "dense compression")
 
     # Who takes part
 
@@ -180,7 +200,9 @@ class Server:
         self._check_base(client, up.base)
         if parsed.non_finite:
             raise Rejected("not finite", "the gradient of the sender held a NaN or an Inf")
-        norm = float(np.linalg.norm(self._update(client, up, parsed).astype(np.float64)))
+        if self._mean_of.by_coordinate and self._memory != "ef21" and parsed.index_id and parsed.k < parsed.domain:
+            raise Rejected("sparse", f"{parsed.k} of {parsed.domain} elements; {type(self._mean_of).__name__} needs all")
+        norm = _norm(self._update(client, up, parsed))
         if not math.isfinite(norm):
             raise Rejected("not finite", "the update holds a NaN or an Inf")
         return up, parsed, norm
@@ -285,19 +307,18 @@ class Server:
                                  for count, norm in norms)
 
     def _mean(self, came: dict) -> np.ndarray | None:
-        """The weighted mean, float32[d], of this round's updates, or with ef21 of what is known of all clients' updates."""
+        """The mean, float32[d], of this round's updates, or with ef21 of what is known of all clients' updates."""
         if self._memory == "ef21":
-            updates = {client: (self._samples[client], estimate.known) for client, estimate in self._estimates.items()
-                       if client not in self._gone}
+            known = {client: (self._samples[client], lambda vector=estimate.known: vector, _norm(estimate.known))
+                     for client, estimate in self._estimates.items() if client not in self._gone}
         else:
-            updates = {client: (up.samples, self._decoded(parsed)) for client, (up, parsed, _) in came.items()}
-        if not updates or not came:
+            known = {client: (up.samples, functools.partial(self._decoded, parsed), norm)
+                     for client, (up, parsed, norm) in came.items()}
+        if not known or not came:
             return None
-        shares = self._weights.shares({client: samples for client, (samples, _) in updates.items()})
-        mean = np.zeros(self.model.size, np.float32)
-        for client, (_, change) in updates.items():
-            mean += np.float32(shares[client]) * change
-        return mean
+        shares = self._weights.shares({client: samples for client, (samples, _, _) in known.items()})
+        updates = [Update(vector, norm, shares[client]) for client, (_, vector, norm) in known.items()]
+        return self._mean_of(updates, self.model.size)
 
     # State
 
@@ -353,6 +374,11 @@ class Server:
                     client = int(key.removeprefix("came."))
                     self._came[client] = self._examined(client, state[key])
             self._samples = {int(client): float(one) for kind, client, one in named if kind == "samples"}
+
+
+def _norm(vector: np.ndarray) -> float:
+    """L2, in float64, so that it is finite for every float32[d] that is."""
+    return float(np.linalg.norm(vector.astype(np.float64)))
 
 
 def _fedavg(model: np.ndarray, change: np.ndarray) -> None:

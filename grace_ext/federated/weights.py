@@ -39,6 +39,10 @@ class Weights:
             raise ConfigError(f"weights={weights!r}; allowed: 'uniform', 'samples', or a mapping from each client to its "
                               "weight")
 
+    @property
+    def uniform(self) -> bool:
+        return self._weights == UNIFORM
+
     def shares(self, samples: Mapping[int, float]) -> dict[int, float]:
         """The share of each client in the mean, float, 0 to 1; they add up to 1. samples: what each client claims, finite
         and above 0. However large weights are, their sum does not overflow, since they are scaled by the largest first."""
