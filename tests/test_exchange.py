@@ -2,6 +2,9 @@
 
 import concurrent.futures
 import contextlib
+import cProfile
+import math
+import pstats
 import threading
 
 import numpy as np
@@ -248,6 +251,24 @@ def test_a_layout_keeps_apart_what_has_no_place_in_one_bucket():
         "first.bucket3": (["c", "d"], "topk:0.1/auto/raw", "none"),
         "first.rows0": (["table"], "topk:0.1/rows:100/raw", "none"),
         "first.rows1": (["sparse"], "dense/rows:100/raw", "none")}
+
+
+@pytest.mark.parametrize("bucket_bytes", [math.inf, 1000])
+def test_building_takes_work_in_proportion_to_the_number_of_tensors(bucket_bytes):
+    """Counted in calls of functions, which do not depend on the machine. In one bucket, or two tensors in each."""
+    def calls(count):
+        exchange = Exchange(InProcessGroup(1).transport(0), "residual", 1.0)
+        tensors = [Tensor(f"t{i}", 100, 2, shape=(10, 10)) for i in range(count)]
+        profile = cProfile.Profile()
+        profile.enable()
+        buckets = make_layout(exchange, [tensors], set(), Rules("topk:0.1"), parse_stage("communicator", "allgather"), "p",
+                              bucket_bytes)
+        profile.disable()
+        assert len(buckets) == (1 if bucket_bytes == math.inf else count // 2)
+        return pstats.Stats(profile).total_calls
+
+    calls(10)
+    assert calls(800) < 2.1 * calls(400)
 
 
 def test_a_bucket_refuses_an_impossible_communicator():
