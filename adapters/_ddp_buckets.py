@@ -13,7 +13,8 @@ from grace_ext.buckets import Bucket, Tensor
 from grace_ext.exchange import Exchange
 from grace_ext.layout import make_layout
 
-from ._torch_parts import on_device, pack, receive, room_for
+from ._torch_parts import on_device, pack, receive
+from ._torch_room import Room, is_dense
 from ._torch_rows import comes_as_rows
 from ._torch_state import gather_on
 
@@ -124,10 +125,10 @@ class DdpBuckets:
             self._gradients[names[0]] = buffer  # the only one in its bucket
             return names
         for name, gradient in zip(names, bucket.gradients(), strict=True):
-            strides = self._parameters[name].stride()
-            if torch.empty_like(self._parameters[name], device="meta").stride() == strides:
+            p = self._parameters[name]
+            if is_dense(p):
                 # In DDP's bucket the elements lie as in the parameter, which its view of them does not say.
-                gradient = buffer.as_strided(gradient.shape, strides, gradient.storage_offset())
+                gradient = buffer.as_strided(gradient.shape, p.stride(), gradient.storage_offset())
             self._gradients[name] = gradient
         return names
 
@@ -239,7 +240,7 @@ class DdpBuckets:
         buckets = make_layout(self.exchange, [[tensors[name] for name in names] for names in layout], tables, self._rules,
                               self._communicator, self._prefix)
         self.exchange.set_buckets([on_device(bucket, self._selection) for bucket in buckets])
-        self._rooms = {bucket.name: room_for(bucket) for bucket in self.exchange.buckets}
+        self._rooms = {bucket.name: Room(bucket) for bucket in self.exchange.buckets}
         self._bucket_of = {t.name: b for b in self.exchange.buckets for t in b.tensors}
         self.layout = layout
         self.exchange.transport.forget_lengths()

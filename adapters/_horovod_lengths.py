@@ -7,7 +7,7 @@ have a few bytes more or less in each step.
 
 import numpy as np
 
-from grace_ext import ContainerError
+from grace_ext import ConfigError, ContainerError
 
 _HEAD = 16  # two uint64: the bytes of the payload, and those of all
 _ROOM, _MOST = 64, 16  # a new length has 1 / 64 more than it needs, and is kept as long as it has less than 1 / 16
@@ -48,6 +48,15 @@ def without_padding(name: str, received: np.ndarray) -> np.ndarray:
         parts.append(left[_HEAD:_HEAD + size])
         left = left[length:]
     return np.concatenate(parts) if parts else received
+
+
+def as_splits(name: str, sizes: list[int]) -> np.ndarray:
+    """Bytes for each rank -> int32[ranks], as Horovod takes them. Raises ConfigError for 2 GiB and more, which have no place
+    in one."""
+    if max(sizes) > np.iinfo(np.int32).max:
+        raise ConfigError(f"{name!r}: {max(sizes)} bytes go to one rank, and an alltoall of Horovod takes less than 2 GiB; "
+                          f"use the communicator 'allgather' for tensors as large as that, or a smaller bucket_bytes")
+    return np.array(sizes, np.int32)
 
 
 def to_itself(payload: np.ndarray, splits: list[int], rank: int, length: int) -> tuple[np.ndarray, list[int]]:

@@ -1,8 +1,13 @@
 """What Horovod's arguments mean, the same in every adapter over Horovod. hvd: the adapter's horovod.torch or .tensorflow."""
 
+import collections
+import itertools
+
 import numpy as np
 
 from grace_ext import ConfigError
+
+_made: dict[tuple, itertools.count] = collections.defaultdict(itertools.count)  # by the ranks of a process set
 
 
 def check_reduction(hvd, op, gradient_predivide_factor: float) -> None:
@@ -16,6 +21,21 @@ def check_reduction(hvd, op, gradient_predivide_factor: float) -> None:
 def weight_of(hvd, op, gradient_predivide_factor: float, ranks: int) -> float:
     """What the sum over ranks is multiplied with."""
     return gradient_predivide_factor / ranks if op == hvd.Average else 1.0
+
+
+def prefix_of(process_set) -> str:
+    """What the names of one more exchange's collectives in that process set begin with.
+
+    The same on all its ranks if these make their exchanges in it in the same order. So it depends on nothing that some of
+    them do in other sets: a set is known by its ranks, since Horovod gives the number of one that was removed to another,
+    and the global one by its number, since elastic Horovod changes its ranks. Raises ConfigError for a set that Horovod does
+    not know.
+    """
+    if process_set.process_set_id is None:
+        raise ConfigError(f"{process_set} is not initialized, or was removed: pass it to hvd.init() or add_process_set()")
+    if process_set.process_set_id == 0:
+        return f"grace_ext.{next(_made[()])}"
+    return f"grace_ext.set{process_set.process_set_id}.{next(_made[tuple(process_set.ranks)])}"
 
 
 def understand_compression(hvd, compression, memory, communicator) -> tuple:

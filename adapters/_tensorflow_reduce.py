@@ -1,7 +1,6 @@
 """Gradients of TensorFlow variables through the exchange: in eager code, in tf.function and in Keras' fit."""
 
 import dataclasses
-import itertools
 import math
 import os
 import types
@@ -22,12 +21,10 @@ from grace_ext.registry import Stage
 from grace_ext.spec import parse_stage
 
 from ._horovod_exit import guard_exit
-from ._horovod_options import check_reduction, group_names, understand_compression, weight_of
+from ._horovod_options import check_reduction, group_names, prefix_of, understand_compression, weight_of
 from ._tensorflow_graph import CallersThread, ExchangeGraph
 from ._tensorflow_state import Restore
 from ._tensorflow_transport import GraphTransport
-
-_instances = itertools.count()
 
 
 @dataclasses.dataclass
@@ -228,15 +225,15 @@ class _Layout:
         """tables: the names of those whose gradients come as rows; each has a bucket of its own. float32: of those with
         gradients of that dtype. names: by id of the variable."""
         process_set = options.process_set
-        prefix = f"grace_ext.{next(_instances)}"
         weight = weight_of(hvd, options.op, options.gradient_predivide_factor, process_set.size())
         self.exchange = Exchange(GraphTransport(process_set), options.memory, weight, options.seed,
                                  capture, CallersThread(), options.schedule, observe=observe)
         rules = Rules(options.compression, options.rules, options.seed)
         communicator = parse_stage("communicator", options.communicator)
         self.names = [tensor.name for tensor in tensors]
-        self.exchange.set_buckets(make_layout(self.exchange, [tensors[::-1]], tables, rules, communicator, prefix,
-                                              options.bucket_bytes, group_names(options.groups, names)))
+        self.exchange.set_buckets(make_layout(
+            self.exchange, [tensors[::-1]], tables, rules, communicator, prefix_of(process_set), options.bucket_bytes,
+            group_names(options.groups, names)))
         for bucket in self.exchange.buckets:
             bucket.may_pass = float32.issuperset(tensor.name for tensor in bucket.tensors)
         gathered = hvd.allgather(tf.constant(self.exchange.layout()), process_set=process_set)

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from grace_ext.communicators import Transport
 
+from ._horovod_lengths import as_splits
+
 
 class GraphTransport(Transport):
     """What a bucket gives to a collective is left in the handle, for the graph to take it from there and to bring the
@@ -29,7 +31,7 @@ class GraphTransport(Transport):
         return Handle("allreduce", array)
 
     def alltoall(self, name, payload, splits):
-        return Handle("alltoall", payload, np.array(splits, np.int32))
+        return Handle("alltoall", payload, as_splits(name, splits))
 
 
 class _EagerTransport(Transport):
@@ -46,7 +48,7 @@ class _EagerTransport(Transport):
         return self._of("allreduce", name, array)
 
     def alltoall(self, name, payload, splits):
-        return self._of("alltoall", name, payload, np.array(splits, np.int32))
+        return self._of("alltoall", name, payload, as_splits(name, splits))
 
     def _of(self, kind, name, *arrays):
         return _Done(collective(kind, [tf.constant(array) for array in arrays], name, self._process_set).numpy())

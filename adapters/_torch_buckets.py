@@ -4,6 +4,7 @@ Independent of the library that moves the bytes: the PyTorch adapters share it.
 """
 
 import functools
+import numbers
 from collections.abc import Callable
 
 import numpy as np
@@ -15,8 +16,9 @@ from grace_ext.exchange import Exchange
 from grace_ext.layout import make_layout
 
 from ._horovod_options import group_names
-from ._torch_parts import on_device, pack, receive, room_for, taken_by
+from ._torch_parts import on_device, pack, receive
 from ._torch_passing import Passage
+from ._torch_room import Room, as_gradient
 from ._torch_rows import comes_as_rows
 
 _NONE, _DENSE, _ROWS = 0, 1, 2  # what a rank's first backward pass says of a gradient
@@ -86,7 +88,7 @@ class TorchBuckets:
         for bucket in self.exchange.buckets:
             bucket.may_pass = self.sends_gradients and all(self.parameters[tensor.name].dtype == torch.float32
                                                            for tensor in bucket.tensors)
-        self._rooms = {b.name: room_for(b) for b in self.exchange.buckets}
+        self._rooms = {b.name: Room(b) for b in self.exchange.buckets}
         self._bucket_of = {tensor.name: b for b in self.exchange.buckets for tensor in b.tensors}
         self._number_of = {tensor.name: i for b in self.exchange.buckets for i, tensor in enumerate(b.tensors)}
         self._reset_counts()
@@ -178,7 +180,7 @@ class TorchBuckets:
             if p.requires_grad and p.grad is None:
                 p.grad = torch.zeros_like(p)
             elif p.requires_grad and p.grad.layout != torch.strided:
-                p.grad = p.grad.to_dense()
+                p.grad = as_gradient(p, p.grad.to_dense())
             passage.add(number, p.grad.detach() if p.requires_grad else torch.zeros_like(p))
         return passage
 
@@ -188,8 +190,10 @@ class TorchBuckets:
             return
         if self._scale_now is None:
             self._scale_now = float(self._scale())
-        room = taken_by(bucket, self._rooms[bucket.name]) if bucket.device == "cpu" else None
-        self.exchange.start(bucket, functools.partial(self._pack, bucket, self._prescale / self._unit(bucket)), room)
+        room = self._rooms[bucket.name]
+        room.clear(self.parameters[tensor.name] for tensor in bucket.tensors)
+        self.exchange.start(bucket, functools.partial(self._pack, bucket, self._prescale / self._unit(bucket)),
+                            room.out if bucket.device == "cpu" else None)
 
     def _unit(self, bucket: Bucket) -> float:
         """What a bucket's gradients are divided by on their way: a memory keeps what is left of them beyond this step, and
@@ -223,12 +227,27 @@ class TorchBuckets:
         self.exchange.end_step()
         self._follow_requires_grad()
 
+    def reduce_loss(self, loss):
+        """A collective: what a closure returned on each rank, a number or a tensor with one, summed over ranks and scaled as
+        gradients are. If it is no number on any rank, it stays what it is. Raises ConfigError if it is one on some only."""
+        value = loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else loss
+        known = isinstance(value, numbers.Real)
+        own = np.array([known, value if known else 0], "<f8").view(np.uint8)
+        are_known, values = self.gather("loss", own).copy().view("<f8").T
+        if not are_known.any():
+            return loss
+        if not are_known.all():
+            raise ConfigError(f"the closure returned a number on ranks {np.flatnonzero(are_known).tolist()} only; it has to "
+                              f"return one on all ranks, or on none")
+        reduced = sum(values.tolist()) * self._prescale * self.exchange.weight
+        return torch.full_like(loss.detach(), reduced) if isinstance(loss, torch.Tensor) else reduced
+
     def accompany(self) -> bool:
         """For a rank that has joined: take part in a step of the others. False when there are no others."""
         try:
             if self.order is None and not self._agree(joined=True):
                 return False
-            return self.exchange.accompany(lambda bucket: taken_by(bucket, room_for(bucket)), self._pass_nothing)
+            return self.exchange.accompany(lambda bucket: Room(bucket).out, self._pass_nothing)
         except BaseException:
             self.exchange.abort()
             raise
@@ -246,7 +265,7 @@ class TorchBuckets:
         self.fresh = False
 
     def _receive(self, bucket: Bucket) -> None:
-        """Make the gradients views of the result, or copies where dtype or device differ."""
+        """Make the gradients views of the result, or copies where dtype, device or layout differ."""
         if bucket.name in self._passages:
             self.exchange.finish(bucket, None)
             return
@@ -254,7 +273,7 @@ class TorchBuckets:
         results = receive(self.exchange, bucket, self._rooms[bucket.name], parameters, self._unit(bucket))
         for p, result in zip(parameters, results, strict=True):
             if p.requires_grad:
-                p.grad = result.to(dtype=p.dtype, device=p.device)
+                p.grad = as_gradient(p, result)
 
     # Freezing and unfreezing
 
@@ -271,4 +290,4 @@ class TorchBuckets:
                 own = torch.zeros(p.shape) if p.grad is None else p.grad.detach().to("cpu", torch.float32)
                 own = (own if own.layout == torch.strided else own.to_dense()).flatten() * self._prescale
                 summed = self.exchange.transport.allreduce(f"{self.prefix}.new.{name}", own.numpy()).wait()
-                p.grad = torch.from_numpy(summed * np.float32(self.exchange.weight)).view(p.shape).to(p.device, p.dtype)
+                p.grad = as_gradient(p, torch.from_numpy(summed * np.float32(self.exchange.weight)).view(p.shape))

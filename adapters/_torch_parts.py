@@ -6,9 +6,10 @@ import torch
 from grace_ext import ConfigError
 from grace_ext.buckets import Bucket
 from grace_ext.exchange import Exchange
-from grace_ext.rows import RowBucket, RowGradient
+from grace_ext.rows import RowBucket
 
 from ._torch_device import TorchBucket
+from ._torch_room import Room
 from ._torch_rows import from_rows, to_rows
 
 
@@ -37,18 +38,6 @@ def on_device(bucket: Bucket, selection: str) -> Bucket:
     if wanted and TorchBucket.fits(bucket.compressor, bucket.communicator, bucket.memory):
         return TorchBucket(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
     return bucket
-
-
-def room_for(bucket: Bucket) -> torch.Tensor | RowGradient:
-    """Where the bucket's result is written."""
-    if isinstance(bucket, RowBucket):
-        return RowGradient()
-    return torch.zeros(bucket.size, device=bucket.device if isinstance(bucket, TorchBucket) else "cpu")
-
-
-def taken_by(bucket: Bucket, room: torch.Tensor | RowGradient):
-    """The room as Exchange.finish takes it."""
-    return room if isinstance(bucket, RowBucket | TorchBucket) else room.numpy()
 
 
 def pack(bucket: Bucket, gradients: list, factor: float, *out):
@@ -81,10 +70,11 @@ def _is_flat(gradient: torch.Tensor | None) -> bool:
             and gradient.device.type == "cpu" and gradient.is_contiguous())
 
 
-def receive(exchange: Exchange, bucket: Bucket, room, parameters: list, factor: float) -> list[torch.Tensor]:
-    """The bucket's results, times factor: views of the room, shaped like the parameters, or sparse tensors."""
-    exchange.finish(bucket, taken_by(bucket, room))
+def receive(exchange: Exchange, bucket: Bucket, room: Room, parameters: list, factor: float) -> list[torch.Tensor]:
+    """The bucket's results, times factor: contiguous views of the room, shaped like the parameters, or sparse tensors."""
+    exchange.finish(bucket, room.out)
     if isinstance(bucket, RowBucket):
-        return [from_rows(room, parameters[0], factor)]
-    parts = (room.mul_(factor) if factor != 1.0 else room).split(bucket.sizes)
+        return [from_rows(room.out, parameters[0], factor)]
+    flat = room.lend()
+    parts = (flat.mul_(factor) if factor != 1.0 else flat).split(bucket.sizes)
     return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import torch
 
-_CHUNK = 2**30  # bytes that one collective is trusted with
+_CHUNK = 2**30  # bytes that one collective is trusted with, from all ranks together
 
 
 def to_torch(saved: dict) -> dict:
@@ -32,8 +32,9 @@ def gather_on(transport, name: str, memory: dict, to: int) -> list[dict]:
     length = np.array([own.size], "<i8").view(np.uint8)
     lengths = transport.allgather(f"{name}.length", length).wait().copy().view("<i8")
     received: list[list[np.ndarray]] = [[] for _ in lengths]
-    for start in range(0, int(lengths.max()), _CHUNK):
-        parts = transport.send(f"{name}.{start}", own[start:start + _CHUNK], to)
+    chunk = _CHUNK // transport.size
+    for start in range(0, int(lengths.max()), chunk):
+        parts = transport.send(f"{name}.{start}", own[start:start + chunk], to)
         for pieces, part in zip(received, parts, strict=True) if parts else ():
             pieces.append(part)
     return [to_numpy(torch.load(io.BytesIO(np.concatenate(pieces).tobytes()), weights_only=True))

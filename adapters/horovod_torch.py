@@ -5,7 +5,6 @@
 
 import concurrent.futures
 import functools
-import itertools
 import os
 import time
 import warnings
@@ -25,15 +24,14 @@ from grace_ext.policy import DEFAULT_SPEC, Rules
 from grace_ext.spec import parse_stage
 
 from ._horovod_exit import guard_exit
-from ._horovod_lengths import Lengths, from_itself, padded, to_itself, without_padding
-from ._horovod_options import check_reduction, understand_compression, weight_of
+from ._horovod_lengths import Lengths, as_splits, from_itself, padded, to_itself, without_padding
+from ._horovod_options import check_reduction, prefix_of, understand_compression, weight_of
 from ._torch_buckets import TorchBuckets
 from ._torch_connection import Connection
 from ._torch_parts import check_options, named
 from ._torch_state import to_numpy, to_torch
 from .horovod_torch_elastic import CompressedOptimizer, register
 
-_instances = itertools.count()
 _AWAKE = 5e-3  # seconds of waiting for a collective before the first nap
 _NAP, _SHORTEST, _LONGEST = 0.1, 5e-5, 1e-3  # the next nap's share of the wait so far, and its seconds
 _LOOK, _CROWD = 1.0, 0.2  # seconds between two looks at it, and the share of its time that a thread waits for a core
@@ -68,7 +66,7 @@ class HorovodTransport(Transport):
     def alltoall(self, name, payload, splits):
         length = self._lengths.of(name, payload.size)
         room, parts = to_itself(payload, splits, self.rank, length)
-        return _Handle(hvd.alltoall_async(torch.from_numpy(room), torch.tensor(parts, dtype=torch.int32), name=name,
+        return _Handle(hvd.alltoall_async(torch.from_numpy(room), torch.from_numpy(as_splits(name, parts)), name=name,
                                           process_set=self._process_set),
                        lambda got: from_itself(got[0].numpy(), got[1].tolist(), self.rank, length - payload.size))
 
@@ -210,9 +208,10 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     wrapped._plain, wrapped._named_parameters = plain, named_parameters
     wrapped._before = weakref.WeakSet([optimizer, *getattr(optimizer, "_before", ())])
     wrapped._should_synchronize, wrapped._synchronized, wrapped._asked_by_scaler = True, False, False
+    wrapped._has_closures = False
     wrapped._grad_scaler, wrapped._process_set = grad_scaler, process_set
     wrapped._passes = backward_passes_per_step
-    prefix = f"grace_ext.{next(_instances)}"
+    prefix = prefix_of(process_set)
 
     def build(parameters) -> TorchBuckets:
         guard_exit()
@@ -294,8 +293,12 @@ class _Methods:
         others: the loop's other wrapped optimizers, if there are several; they can only be joined together.
 
         This rank's memory stays as it is meanwhile. Until all have joined the other ranks may use no other collective of
-        Horovod, and must not freeze or unfreeze parameters. Raises ExchangeError between backward() and step().
+        Horovod, and must not freeze or unfreeze parameters. Raises ExchangeError between backward() and step(), and
+        ConfigError after step(closure), which exchanges losses as well.
         """
+        if any(optimizer._has_closures for optimizer in (self, *others)):
+            raise ConfigError("join() after step(closure): a rank without data has no loss to give; give all ranks as many "
+                              "batches, or step without a closure")
         connections = [optimizer._connection for optimizer in (self, *others)]
         with concurrent.futures.ThreadPoolExecutor(len(connections)) as threads:  # whatever the order in which they step
             last, *_ = threads.map(Connection.join, connections)
@@ -311,16 +314,51 @@ class _Methods:
             self._should_synchronize = True
 
     def step(self, closure=None):
-        """Synchronize (unless skipped), then the wrapped optimizer's step."""
+        """Synchronize (unless skipped), then the wrapped optimizer's step.
+
+        closure: computes the gradients, so that each call of it synchronizes, unless it has done so itself, for example to
+        clip gradients then. Where it returns numbers, the optimizer gets their average over ranks (their sum with
+        op=hvd.Sum), as the gradients are: one that looks at the loss, like LBFGS, does the same on all ranks. A step is then
+        counted for each call.
+
+        Raises ExchangeError if gradients are already on their way, or if in skip_synchronize() the closure has not
+        synchronized; and ConfigError if it returns a number on some ranks only.
+        """
+        if closure is not None:
+            return self._step_with(closure)
         if self._should_synchronize and not (self._asked_by_scaler and self._is_synchronized()):
             if self._is_synchronized():
                 warnings.warn("optimizer.step() after optimizer.synchronize() exchanges the gradients again; wrap it in "
                               "optimizer.skip_synchronize()", stacklevel=2)
             self.synchronize()
+        return self._inner_step()
+
+    def _step_with(self, closure):
+        buckets = self._grace
+        if buckets is not None and buckets.fresh:
+            raise ExchangeError("step(closure) exchanges the gradients that the closure computes, and others are on their "
+                                "way: call backward() in the closure only, or optimizer.synchronize() before the step")
+
+        def synchronized():
+            self._synchronized = False
+            loss = closure()
+            if not self._is_synchronized():
+                if not self._should_synchronize:
+                    raise ExchangeError("the closure of a step in skip_synchronize() has to call optimizer.synchronize() "
+                                        "after backward()")
+                self.synchronize()
+            return loss if self._grace is None else self._grace.reduce_loss(loss)
+
+        self._has_closures = True
+        return self._inner_step(synchronized)
+
+    def _inner_step(self, closure=None):
         self._synchronized = self._asked_by_scaler = False
         for optimizer in self._before:
             optimizer._opt_called = True  # a learning-rate scheduler made before wrapping looks at it
-        return self._plain.step(self, closure)
+        loss = self._plain.step(self, closure)
+        self._synchronized = False
+        return loss
 
     def _is_synchronized(self):
         buckets = self._grace

@@ -32,12 +32,15 @@ _LOG = logging.getLogger("grace_ext")
 _MODEL, _UPDATE, _HELLO, _LEAVE, _STOP, _BYE, _BUDGET, _TOOK = range(1, 9)  # tags
 _ROUND, _NUMBER = struct.Struct("<q"), struct.Struct("<d")
 _NAP = 0.0005  # seconds
+_MOST = 8  # messages of a client between rounds: what it computed, its update, that it leaves, is there again, and some more
 
 
 class FederatedServer:
     """Runs rounds of a grace_ext.federated.Server. Client number i is the rank i + 1.
 
-    timeout: seconds that a round waits for updates; who is late is left out of the round, and asked again in later ones.
+    timeout: seconds that a round waits for updates. Who is late is left out of the round; its update counts in the round in
+    which it comes, if the server's `staleness` allows that. Only then is this client asked again, and gets the newest model,
+    so that at most one model is on its way to each client.
     pace: seconds that a round is to take; the densities of both ways then follow what the links give, those of each client's
     updates its own (Kimad), that of the model, which is told to all alike, the least of those who have time left. None:
     densities stay. Raises ConfigError if the ranks are not the server and its clients, and for a pace without a density.
@@ -52,8 +55,10 @@ class FederatedServer:
             raise ConfigError(f"timeout={timeout}; allowed: seconds, above 0")
         self.server, self._comm, self._timeout = server, comm, timeout
         self._room = np.empty(largest(server.model.size), np.uint8)
-        self._sent: list[tuple[MPI.Request, np.ndarray]] = []
+        self._sent: dict[int, list[tuple[MPI.Request, np.ndarray]]] = {client: [] for client in range(server.clients)}
         self._waiting: set[int] = set()  # clients of the round that nothing has come from yet
+        self._unasked: set[int] = set()  # those of them that have not got this round's model
+        self._busy: set[int] = set()  # clients that have got a model and have not answered
         self._silent: set[int] = set()  # clients that have not yet heard of the end
         #: By client, with a pace: what is known of its link and of how long it computes.
         self.paces = {client: Pace(pace) for client in range(server.clients)} if pace is not None else {}
@@ -66,26 +71,33 @@ class FederatedServer:
     def round(self, compression=None) -> Report:
         """One round, with whoever answers in time. compression: of this round's way down, whatever the pace says."""
         self._drain()
-        self._computed.clear()
         if self._down and compression is None:
             chosen = self.server.begin_round(self._down.at(self._budget_down()))
             self._down.sent(self.server.told_bytes)
         else:
             chosen = self.server.begin_round(compression)
-        for client in chosen:
+        self._waiting, self._unasked = set(chosen), set(chosen)
+        self._ask()
+        self._receive_until(lambda: not self._waiting, self._timeout)
+        for client in self._waiting - self._unasked if self.paces else ():
+            at, sent = self._asked[client]
+            self.paces[client].missed(sent, time.monotonic() - at)
+        self._waiting, self._unasked = set(), set()
+        return self.server.end_round()
+
+    def _ask(self) -> None:
+        """Send this round's model to those of its clients that have answered the one before."""
+        for client in sorted(self._unasked - self._busy):
+            if self._under_way(client):
+                continue
             message = self.server.message_for(client)
             if self.paces:
                 budget = self.paces[client].budget
                 self._send(client, _bytes(_NUMBER.pack(math.nan if budget is None else budget)), _BUDGET)
             self._asked[client] = time.monotonic(), message.size
             self._send(client, message, _MODEL)
-        self._waiting = set(chosen)
-        self._receive_until(lambda: not self._waiting, self._timeout)
-        for client in self._waiting if self.paces else ():
-            at, sent = self._asked[client]
-            self.paces[client].missed(sent, time.monotonic() - at)
-        self._waiting = set()
-        return self.server.end_round()
+            self._busy.add(client)
+            self._unasked.discard(client)
 
     def stop(self, timeout: float = 10.0) -> list[int]:
         """Tell all clients that training is over; returns the numbers of those that did not answer in time."""
@@ -97,26 +109,37 @@ class FederatedServer:
         return sorted(self._silent)
 
     def _send(self, client: int, message: np.ndarray, tag: int) -> None:
-        self._sent = [(request, kept) for request, kept in self._sent if not request.Test()]
-        self._sent.append((self._comm.Isend([message, MPI.BYTE], client + 1, tag), message))
+        self._sent[client].append((self._comm.Isend([message, MPI.BYTE], client + 1, tag), message))
+
+    def _under_way(self, client: int) -> bool:
+        """Whether messages to this client have not been received; those that have been are let go."""
+        self._sent[client] = [(request, kept) for request, kept in self._sent[client] if not request.Test()]
+        return bool(self._sent[client])
 
     def _receive_until(self, done: Callable, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         while not done() and time.monotonic() < deadline:
             if not self._receive():
                 time.sleep(_NAP)
+            self._ask()
 
     def _drain(self) -> None:
-        """What came between rounds."""
-        while self._receive():
-            pass
+        """What came between rounds. Of clients that never stop to send, the rest has to wait."""
+        for _ in range(_MOST):
+            if not self._receive():
+                break
 
     def _receive(self) -> bool:
-        """One message, if there is one."""
+        """One message of each client that has sent one, so that none keeps others from being heard. False if there was
+        none."""
+        return any([self._receive_from(client) for client in range(self.server.clients)])
+
+    def _receive_from(self, client: int) -> bool:
+        """One message of this client, if there is one."""
         status = MPI.Status()
-        if not self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+        if not self._comm.Iprobe(client + 1, MPI.ANY_TAG, status):
             return False
-        client, tag, size = status.Get_source() - 1, status.Get_tag(), status.Get_count(MPI.BYTE)
+        tag, size = status.Get_tag(), status.Get_count(MPI.BYTE)
         fits = size <= self._room.size
         # What is too long has to go somewhere: Open MPI 5.0.11 crashes where it cuts a message off.
         self._comm.Recv([self._room if fits else np.empty(size, np.uint8), MPI.BYTE], client + 1, tag)
@@ -125,13 +148,15 @@ class FederatedServer:
 
     def _take(self, client: int, tag: int, data: np.ndarray | None, size: int) -> None:
         """data: None: more than any message has."""
+        if tag != _TOOK:
+            self._busy.discard(client)
         if tag == _LEAVE:
             self.server.leave(client)
-            self._waiting.discard(client)
+            self._done(client)
         elif tag == _HELLO:
             known = _ROUND.unpack(data.tobytes())[0] if data is not None and size == _ROUND.size else -1
             self.server.join(client, known if known >= 0 else None)
-            self._waiting.discard(client)
+            self._done(client)
         elif tag == _BYE:
             self._silent.discard(client)
         elif tag == _TOOK:
@@ -142,12 +167,17 @@ class FederatedServer:
                 if data is None:
                     self.server.refuse(client, "oversized", f"{size} bytes; at most {self._room.size} are taken")
                 self.server.receive(client, data)
-                self._waiting.discard(client)
+                self._done(client)
                 self._keep_pace(client, size)
             except Rejected as error:
                 _LOG.warning("federated: client %d: %s", client, error)
                 if error.reason != "late":  # then this round's is still to come
-                    self._waiting.discard(client)
+                    self._done(client)
+
+    def _done(self, client: int) -> None:
+        """This round does not wait for this client, and does not ask it, any more."""
+        self._waiting.discard(client)
+        self._unasked.discard(client)
 
     def _budget_down(self) -> float | None:
         """Bytes, 0 if nobody has time left; None before anything is known."""
@@ -155,10 +185,11 @@ class FederatedServer:
         return min(filter(None, known), default=0.0 if known else None)
 
     def _keep_pace(self, client: int, received: int) -> None:
-        """Its update of this round has come."""
-        if self.paces and client in self._computed:
+        """Its update has come."""
+        computed = self._computed.pop(client, None)
+        if self.paces and computed is not None:
             at, sent = self._asked[client]
-            self.paces[client].add(sent + received, time.monotonic() - at, self._computed[client])
+            self.paces[client].add(sent + received, time.monotonic() - at, computed)
 
 
 class FederatedClient:

@@ -53,8 +53,8 @@ def OneBitAdam(optimizer, named_parameters=None, compression="dense/onebit", *, 
     weight_decay: Adam's is part of the gradient, so of the momentum too; AdamW's shrinks the parameters in the step, as in
     torch. lr and betas may differ between groups, and lr may change at any time.
 
-    Raises ConfigError for another optimizer, for fused, capturable or differentiable ones, for closures, for join(), for
-    parameters that come in after the warm-up, and for what DistributedOptimizer refuses.
+    Raises ConfigError for another optimizer, for fused, capturable or differentiable ones, for join(), for parameters that
+    come in after the warm-up, and for what DistributedOptimizer refuses.
     """
     kind = next((kind for kind in (torch.optim.AdamW, torch.optim.Adam) if isinstance(optimizer, kind)), None)
     if kind is None:
@@ -91,10 +91,13 @@ class _OneBitStep:
         return self.param_groups[0]["warmup_left"] == 0
 
     def step(self, closure=None):
-        if closure is not None:
-            raise ConfigError("OneBitAdam.step takes no closure: its gradients would come after the exchange")
+        loss = None
+        if closure is not None:  # here, since the exchange in it follows the stage
+            with torch.enable_grad():
+                loss = closure()
         if self.is_frozen:
-            return self._frozen_step()
+            self._frozen_step()
+            return loss
         super().step()
         for group in self.param_groups:
             group["warmup_left"] -= 1
@@ -103,7 +106,7 @@ class _OneBitStep:
                     state["variance_step"] = int(state["step"])
         if self.is_frozen:
             self._freeze()
-        return None
+        return loss
 
     @torch.optim.Optimizer.profile_hook_step
     @torch.no_grad()

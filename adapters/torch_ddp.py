@@ -5,7 +5,6 @@
 """
 
 import concurrent.futures
-import itertools
 
 import torch
 import torch.distributed as dist
@@ -20,8 +19,6 @@ from ._ddp_buckets import DdpBuckets
 from ._ddp_transport import GroupTransport
 from ._torch_parts import check_options, named
 from ._torch_state import to_numpy, to_torch
-
-_instances = itertools.count()
 
 
 class CompressionState:
@@ -70,7 +67,8 @@ class CompressionState:
         check_options(selection, grad_scaler)
         parameters = named([] if named_parameters is None else list(named_parameters))
         capture, observe = onlookers(capture, observe)
-        transport = GroupTransport(*_own_group(process_group, backend, timeout))
+        group, device = _own_group(process_group, backend, timeout)
+        transport = GroupTransport(group, device)
         self.rank, self.ranks = transport.rank, transport.size
         if self.ranks == 1:
             warn_of_one_rank(capture, observe, stacklevel=2)
@@ -78,7 +76,7 @@ class CompressionState:
         exchange = Exchange(transport, memory, 1 / transport.size, seed, capture, worker, schedule, observe=observe)
         self._buckets = DdpBuckets(
             parameters, exchange, worker, Rules(compression, rules, seed), parse_stage("communicator", communicator),
-            prefix=f"grace_ext.{next(_instances)}", selection=selection, on_resize=on_resize,
+            prefix=f"grace_ext.{group.group_name}", selection=selection, on_resize=on_resize,
             grad_scaler=grad_scaler)
 
     def state_dict(self) -> dict:

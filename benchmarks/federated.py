@@ -2,9 +2,12 @@
 
     python benchmarks/federated.py --data DIR
 
+    python benchmarks/federated.py --liars
+
 DeepReduce's methods (its Table 5) and ours under FedAvg, and Panthalia's DCT under central AdamW. In parts, and going on
 after a stop: --methods fedavg best --resume. What was measured is kept in benchmarks/results/federated, and the section is
-written from all that is there. Ends with status 1 if a bar is missed.
+written from all that is there. --liars writes another section, in less than a minute and without the data set: clients that
+lie, and what means make of that. Ends with status 1 if a bar is missed.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import statistics
 import sys
 import time
 
+import _liars
 from _page import ROOT, write_section
 from compare_fashion_mnist import SHARED_CORES, RunFailed, as_markdown, finish, machine
 
@@ -232,6 +236,16 @@ def measure(name: str, seed: int, args) -> None:
         json.dump({**run, "date": datetime.date.today().isoformat()}, file)
 
 
+def write_liars(folder: str) -> int:
+    """Measure, and write the section about clients that lie. The exit status."""
+    text, is_met = _liars.measure()
+    date = datetime.date.today().isoformat()
+    path = write_section(folder, "liars", "Clients that lie", f"{text}\nMeasured on {date} on {machine()}, by `python "
+                         "benchmarks/federated.py --liars`.\n", "federated.md")
+    say(f"written: {path}")
+    return 0 if is_met else 1
+
+
 def say(text: str) -> None:
     print(f"[federated] {text}", flush=True)
 
@@ -241,7 +255,8 @@ DEFAULTS = {"clients": 10, "rounds": 40, "panthalia_rounds": 1200}
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
+    parser.add_argument("--data", help="folder of the data set (see mpirun/fetch_fashion_mnist.py); needed without --liars")
+    parser.add_argument("--liars", action="store_true", help="only write the section about clients that lie")
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of federated.md and the plot")
     parser.add_argument("--raw", default=os.path.join(ROOT, "benchmarks", "results", "federated"),
                         help="folder of measurements")
@@ -252,6 +267,10 @@ def main() -> int:
         parser.add_argument(f"--{option.replace('_', '-')}", type=int, default=value, help="default: %(default)s")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds after which a run is stopped")
     args = parser.parse_args()
+    if args.liars:
+        return write_liars(args.out)
+    if args.data is None:
+        parser.error("--data is needed without --liars")
     args.raw = os.path.abspath(args.raw)
     os.makedirs(args.raw, exist_ok=True)
     started = time.monotonic()

@@ -26,6 +26,7 @@ from grace_ext.federated import Client, Server
 
 #: Of each method: compression, rounds.
 DEFAULTS = {"fedavg": ("topk:0.1/rice/lloyd:0.05", 40), "panthalia": ("panthalia", 1000)}
+TRAIN_SAMPLES = 60000  # of Fashion-MNIST: no client has more
 NOT_KEPT = ("data", "state", "out", "rounds", "timeout", "pace")  # options that may change when a job is resumed
 
 
@@ -117,7 +118,8 @@ class Serving:
         self.args, self.comm, self.net, self.test = args, comm, net, load(args.data, "t10k")
         self.adamw = AdamW(start.size, args.lr, args.weight_decay, args.lr_rounds) if args.method == "panthalia" else None
         self.core = MeasuredServer(start, comm.size - 1, args.compression, sampled=args.sampled, optimizer=self.adamw,
-                                   memory=args.memory, seed=args.seed)
+                                   weights="samples", most_samples=args.train_samples or TRAIN_SAMPLES, memory=args.memory,
+                                   seed=args.seed)
         self.options = {key: value for key, value in vars(args).items() if key not in NOT_KEPT} | {"clients": comm.size - 1}
         #: By round: bytes of messages, and how many there were; accuracy: [round, accuracy] of each evaluation.
         self.log = {"sent": [], "messages_sent": [], "received": [], "messages_received": [], "rejected": [], "accuracy": []}

@@ -108,15 +108,18 @@ def make_buckets(tensors: list[Tensor], choose: Callable, bucket_bytes: int, gro
     """
     group_of = {name: number for number, names in enumerate(groups or []) for name in names}
     open_buckets: dict[tuple, list[Tensor]] = {}
+    elements: dict[tuple, int] = {}  # of the open buckets
     finished = []
     for tensor in tensors:
         group = group_of.get(tensor.name)
         key = (choose(tensor), tensor.device, group)
         bucket = open_buckets.get(key)
-        if bucket and group is None and 4 * (sum(t.size for t in bucket) + tensor.size) > bucket_bytes:
+        if bucket and group is None and 4 * (elements[key] + tensor.size) > bucket_bytes:
             finished.append(open_buckets.pop(key))
             bucket = None
         if bucket is None:
             bucket = open_buckets[key] = []
+            elements[key] = 0
         bucket.append(tensor)
+        elements[key] += tensor.size
     return finished + list(open_buckets.values())

@@ -1,6 +1,6 @@
 """Buckets that have arrived while backward goes on: the worker that encodes decodes them in between."""
 
-import concurrent.futures
+import concurrent.futures.thread  # whose own part of Python's exit, registered with the import, has to come after ours
 import threading
 from collections.abc import Callable
 
@@ -8,10 +8,14 @@ from .buckets import Bucket
 from .communicators.base import Pending
 
 _NAP = 0.001  # seconds between two looks at what has arrived
+#: Python ends. It waits for the threads of executors before it calls what is registered with atexit.
+_exit = threading.Event()
+threading._register_atexit(_exit.set)  # as concurrent.futures does; the last to register is the first to be called
 
 
 class Early:
-    """Of one step. Nothing here waits for other ranks: only a collective that is known to be over is received.
+    """Of one step. Nothing here waits for other ranks: only a collective that is known to be over is received. And nothing
+    keeps Python from its end: a step that an exception broke off in the middle of backward is never ended.
 
     worker: the executor that encodes, one bucket at a time. advance(bucket, pending) and receive(bucket, pending, out): what
     to do with those that have arrived. is_last(): whether the caller has nothing more to do than to wait.
@@ -55,7 +59,7 @@ class Early:
         concurrent.futures.wait(list(self._looks))
 
     def _watch(self) -> None:
-        while self._open and not (self._ended or self._is_last()):
+        while self._open and not (self._ended or self._is_last() or _exit.is_set()):
             found = self._work()
             if self._call.is_set():
                 return

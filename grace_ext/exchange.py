@@ -6,6 +6,7 @@ Frameworks differ in how gradients get in and out; everything between is here, s
 import concurrent.futures
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -61,6 +62,7 @@ class Exchange:
         self._memories: list[Memory] = []  # of the buckets, each once
         self._warm_starts = WarmStarts()
         self._started: dict[str, concurrent.futures.Future] = {}
+        self._starting = threading.Lock()  # backward may have a thread for each device
         self._finite = True
         self._joinable = joinable
         self._tally: concurrent.futures.Future | None = None  # of the ranks that take part in the step
@@ -167,12 +169,13 @@ class Exchange:
         """Queue the bucket: the worker thread packs, encodes and sends it. pack must not need the caller's thread. It is
         called as the bucket's own `start` says. out: what `finish` will be given, if it may be written to from now on: then
         the worker decodes the bucket as soon as it has arrived and there is nothing to encode."""
-        self._begin()
-        look, transport = self._watch.look(self.step, bucket), self._transport_of(bucket)
-        transport = self._watch.timed(self.step, bucket, transport)
-        weigh = self._kimad.weigh_of(bucket) if self._kimad else None
-        start = functools.partial(bucket.start, transport, pack, self._stream_of(bucket), look, weigh)
-        self._started[bucket.name] = self._turns.submit(self._work, bucket, start, out)
+        with self._starting:
+            self._begin()
+            look, transport = self._watch.look(self.step, bucket), self._transport_of(bucket)
+            transport = self._watch.timed(self.step, bucket, transport)
+            weigh = self._kimad.weigh_of(bucket) if self._kimad else None
+            start = functools.partial(bucket.start, transport, pack, self._stream_of(bucket), look, weigh)
+            self._started[bucket.name] = self._turns.submit(self._work, bucket, start, out)
         self._early.call()
 
     def _work(self, bucket: Bucket, start: Callable, out) -> Pending:
@@ -201,8 +204,9 @@ class Exchange:
 
     def pass_on(self, bucket: Bucket, pending: Passed) -> None:
         """In the place of `start`. `finish` waits for it, and writes nothing."""
-        self._begin()
-        self._started[bucket.name] = _done(pending)
+        with self._starting:
+            self._begin()
+            self._started[bucket.name] = _done(pending)
 
     def _begin(self) -> None:
         if not self._started:

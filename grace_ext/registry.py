@@ -1,7 +1,10 @@
 """Name -> class for everything that a spec can name, and options read from each class's constructor."""
 
+import functools
 import inspect
+import types
 import typing
+from collections.abc import Mapping
 
 from .errors import ConfigError
 
@@ -44,9 +47,11 @@ class Stage:
     __repr__ = __str__
 
 
-def parameters(cls: type) -> dict[str, inspect.Parameter]:
-    """The options of a stage class: its constructor's parameters by name."""
-    return {key: p for key, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD}
+@functools.cache
+def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
+    """The options of a stage class: its constructor's parameters by name. Read-only: all callers get the same."""
+    return types.MappingProxyType({key: p for key, p in inspect.signature(cls).parameters.items()
+                                   if p.kind is not p.VAR_KEYWORD})
 
 
 def register(cls: type) -> type:

@@ -1,6 +1,8 @@
 """Decoding in between, when the worker has nothing to encode. With real steps: test_fusion.py and tests/mpi."""
 
 import concurrent.futures
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -71,3 +73,19 @@ def test_an_error_while_receiving_is_raised_to_who_asks_for_the_result():
     early.look()
     with pytest.raises(ContainerError, match="damaged"):
         early.result(bucket).result(0)
+
+
+def test_a_step_that_is_broken_off_does_not_keep_python_from_its_end():
+    script = """
+import concurrent.futures
+from types import SimpleNamespace
+from grace_ext.communicators.base import Pending
+from grace_ext.early import Early
+
+early = Early(concurrent.futures.ThreadPoolExecutor(1), None, None, lambda: False)
+early.add(SimpleNamespace(name="bucket"), Pending(SimpleNamespace(poll=lambda: False), 0, {}), None, 1)
+early.look()
+raise RuntimeError("backward gives up")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "backward gives up" in done.stderr

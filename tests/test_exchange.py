@@ -1,6 +1,11 @@
 """The step's exchange: buckets, memory transactions, statistics; and the rules that choose specs."""
 
 import concurrent.futures
+import contextlib
+import cProfile
+import math
+import pstats
+import threading
 
 import numpy as np
 import pytest
@@ -248,6 +253,24 @@ def test_a_layout_keeps_apart_what_has_no_place_in_one_bucket():
         "first.rows1": (["sparse"], "dense/rows:100/raw", "none")}
 
 
+@pytest.mark.parametrize("bucket_bytes", [math.inf, 1000])
+def test_building_takes_work_in_proportion_to_the_number_of_tensors(bucket_bytes):
+    """Counted in calls of functions, which do not depend on the machine. In one bucket, or two tensors in each."""
+    def calls(count):
+        exchange = Exchange(InProcessGroup(1).transport(0), "residual", 1.0)
+        tensors = [Tensor(f"t{i}", 100, 2, shape=(10, 10)) for i in range(count)]
+        profile = cProfile.Profile()
+        profile.enable()
+        buckets = make_layout(exchange, [tensors], set(), Rules("topk:0.1"), parse_stage("communicator", "allgather"), "p",
+                              bucket_bytes)
+        profile.disable()
+        assert len(buckets) == (1 if bucket_bytes == math.inf else count // 2)
+        return pstats.Stats(profile).total_calls
+
+    calls(10)
+    assert calls(800) < 2.1 * calls(400)
+
+
 def test_a_bucket_refuses_an_impossible_communicator():
     with pytest.raises(ConfigError, match="allgather"):
         Bucket("b", TENSORS, grace_ext.compressor("topk:0.1"), parse_stage("communicator", "allreduce"), NoMemory())
@@ -286,3 +309,24 @@ def test_ranks_with_another_seed_or_weight_are_told(differs):
     exchange.check_layouts(np.concatenate([first, same]))
     with pytest.raises(ConfigError, match=r"ranks \[1\] have other parameters, specs or options than rank 0"):
         exchange.check_layouts(np.concatenate([first, other]))
+
+
+def test_two_threads_may_start_the_first_buckets_of_a_step(monkeypatch):
+    """As autograd does with a thread for each device: the step begins once."""
+    exchange = Exchange(InProcessGroup(1).transport(0), "none", 1.0)
+    exchange.set_buckets([exchange.bucket(name, [Tensor(name, 50, 1)], grace_ext.compressor("dense/raw"),
+                                          parse_stage("communicator", "allgather")) for name in "ab"])
+    begun, both = [], threading.Barrier(2, timeout=1)
+
+    def count(own):
+        begun.append(own)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait()  # until the other one begins the step, too; which it must not
+
+    monkeypatch.setattr(exchange, "_count_ranks", count)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        for _ in threads.map(lambda bucket: exchange.start(bucket, lambda out: out.fill(1.0)), exchange.buckets):
+            pass
+    assert begun == [1]
+    for bucket in exchange.buckets:
+        exchange.finish(bucket, np.empty(50, np.float32))

@@ -1,14 +1,16 @@
 """Federated server and clients without a network: what they know of each other, what is owed, who is not believed."""
 
 import copy
+import dataclasses
+import math
 
 import numpy as np
 import pytest
 
 import grace_ext
-from grace_ext import ConfigError, ContainerError
+from grace_ext import ConfigError, ContainerError, container
 from grace_ext.federated import Client, Rejected, Server
-from grace_ext.federated.messages import FRESH, Down, Up, largest
+from grace_ext.federated.messages import FRESH, Down, Up, largest, read_up
 
 D, CLIENTS = 400, 6
 SPEC = "topk:0.1/rice/qsgd:8"
@@ -32,6 +34,7 @@ def start():
 
 
 def make(memory="residual", spec=SPEC, sampled=None, **options):
+    options = {"weights": "samples", "most_samples": samples(CLIENTS - 1), **options}
     server = Server(start(), CLIENTS, spec, sampled=sampled, memory=memory, **options)
     return server, [Client(start(), spec, memory=memory, number=number) for number in range(CLIENTS)]
 
@@ -88,7 +91,7 @@ def test_nothing_is_lost_on_the_way_up():
         trained = train(0, model)
         message = client.update(trained, 1)
         given += model - trained
-        got += grace_ext.decompress(message[_up_header():], D)
+        got += grace_ext.decompress(message[up_header():], D)
         server.receive(0, message)
         server.end_round()
     server.begin_round()
@@ -96,7 +99,7 @@ def test_nothing_is_lost_on_the_way_up():
     np.testing.assert_allclose(got + client.state_dict()["owed"], given, atol=1e-3)
 
 
-def _up_header():
+def up_header():
     return Up(1, 1.0, np.empty(0, np.uint8)).pack().size
 
 
@@ -127,6 +130,86 @@ def test_the_server_and_a_client_agree_on_its_estimate():
             assert clients[number].state_dict()["owed"].tobytes() == server._estimates[number].known.tobytes()
 
 
+def agree(server, clients):
+    """Whether the server's estimate of each client's update is that client's own, to the bit, in the round that begins."""
+    for number in server.begin_round():
+        clients[number].receive(server.message_for(number))
+        known = server._estimates[number].known if clients[number].told.any() else np.zeros(D, np.float32)
+        assert clients[number].told.tobytes() == known.tobytes(), number
+    server.end_round()
+
+
+@pytest.mark.parametrize("round_", [None, 0])
+def test_with_ef21_a_client_that_has_lost_its_state_begins_again(round_):
+    """Whether it says that it has no model, or the one of the beginning."""
+    server, clients = make("ef21", spec="topk:0.3/raw/raw")
+    for _ in range(30):
+        play(server, clients)
+    clients[2] = Client(start(), "topk:0.3/raw/raw", memory="ef21", number=2)
+    server.join(2, round_)
+    assert play(server, clients).taken == list(range(CLIENTS))
+    agree(server, clients)
+    for _ in range(170):
+        assert play(server, clients).taken == list(range(CLIENTS))
+    optimum = np.average([target(client) for client in range(CLIENTS)], axis=0, weights=list(map(samples, range(CLIENTS))))
+    assert np.linalg.norm(server.model - optimum) < 0.05 * np.linalg.norm(start() - optimum)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_with_ef21_a_client_with_an_old_state_begins_again(arrives):
+    """Whether the first update after it arrives or not."""
+    server, clients = make("ef21")
+    for _ in range(3):
+        play(server, clients)
+    state = clients[1].state_dict()
+    for _ in range(3):
+        play(server, clients)
+    clients[1] = Client(start(), SPEC, memory="ef21", number=1)
+    clients[1].load_state_dict(state)
+    server.join(1, clients[1].round)
+    play(server, clients, lambda number, message: message if number != 1 or arrives else None)
+    assert set(play(server, clients).taken) == set(range(CLIENTS))
+    agree(server, clients)
+    with pytest.raises(ConfigError, match="lacks base"):
+        clients[1].load_state_dict({key: value for key, value in state.items() if key != "base"})
+
+
+def test_a_correction_of_what_the_server_does_not_have_is_refused():
+    server, clients = make("ef21")
+    for _ in range(3):
+        play(server, clients)
+    report = play(server, clients, lambda number, message: message if number else dataclasses.replace(
+        read_up(message, D)[0], base=2).pack())
+    assert report.rejected == {0: "estimate: a correction of the estimate after round 2; it is that after round 3: the "
+                                  "client has to begin again with zeros, and base 0"}
+    assert set(play(server, clients).taken) == set(range(CLIENTS))
+    agree(server, clients)
+
+
+@pytest.mark.parametrize("memory, others", [("ef21", "residual"), ("ef21", "none"), ("residual", "ef21"), ("none", "ef21")])
+def test_clients_and_server_have_the_same_idea_of_what_containers_are(memory, others):
+    server, _ = make(memory)
+    report = play(server, [Client(start(), SPEC, memory=others, number=number) for number in range(CLIENTS)])
+    assert not report.taken and all(said.startswith("estimate: ") for said in report.rejected.values())
+    np.testing.assert_array_equal(server.model, start())
+
+
+def test_messages_of_another_version_are_refused():
+    server, clients = make()
+    server.begin_round()
+    down = server.message_for(0)
+    up = clients[0].update(clients[0].receive(down), 1.0)
+    for message in (down, up):
+        assert bytes(message[:4]) == b"GXF2"
+        message[3] = ord("1")
+        length = (up_header() if message is up else Down(1, 0, 0, []).pack().size) - 4
+        message[length:length + 4] = np.frombuffer(container.checksum(message[:length]), np.uint8)
+    with pytest.raises(ContainerError, match="version '1'"):
+        clients[0].receive(down)
+    with pytest.raises(Rejected, match="version '1'"):
+        server.receive(0, up)
+
+
 def test_who_has_missed_rounds_catches_up():
     server, clients = make(sampled=CLIENTS, keep=4)
     play(server, clients)
@@ -152,6 +235,79 @@ def test_what_was_missed_is_never_more_than_the_model():
         assert len(report.taken) == 2 and report.sent < 2 * (4 * D + 100)
 
 
+def late_by(rounds, server, clients, slow=5):
+    """Rounds in which a client is asked in the first one only, and its update comes after the last one."""
+    kept = []
+    play(server, clients, lambda number, message: message if number != slow else kept.append(message))
+    asked = server.round
+    while server.round < asked + rounds - 1:
+        for number in server.begin_round():
+            if number != slow:
+                model = clients[number].receive(server.message_for(number))
+                server.receive(number, clients[number].update(train(number, model), samples(number)))
+        server.end_round()
+    return kept[0]
+
+
+@pytest.mark.parametrize("memory", ["residual", "ef21"])
+@pytest.mark.parametrize("rounds, within", [(1, False), (1, True), (3, False), (3, True)])
+def test_a_late_update_counts_in_the_round_in_which_it_comes(tmp_path, memory, rounds, within):
+    """Between rounds, or within one; a server saved and loaded in between goes on as if nothing had happened."""
+    server, clients = make(memory, staleness=3)
+    play(server, clients)
+    update = late_by(rounds, server, clients)
+    if within:
+        server.begin_round()
+        server.receive(5, update)
+        assert server.end_round().stale == {5: rounds}
+    else:
+        server.receive(5, update)
+        server.save(tmp_path / "server.npz")
+        server, _ = make(memory, staleness=3)
+        server.load(tmp_path / "server.npz")
+        report = play(server, clients)
+        assert report.taken == list(range(CLIENTS)) and report.stale == {5: rounds}
+    report = play(server, clients)
+    assert report.taken == list(range(CLIENTS)) and report.stale == {} and not server.rejections
+    if memory == "ef21":
+        agree(server, clients)
+
+
+def test_a_late_update_counts_once_and_its_client_is_not_asked_in_that_round():
+    server, clients = make()
+    update = late_by(2, server, clients)
+    server.receive(5, update)
+    with pytest.raises(Rejected, match="not expected"):
+        server.receive(5, update)
+    assert server.begin_round() == [0, 1, 2, 3, 4]
+    with pytest.raises(ConfigError, match="has sent its update"):
+        server.message_for(5)
+    assert server.end_round().taken == [5]
+    with pytest.raises(Rejected, match="not expected"):
+        server.receive(5, update)
+
+
+@pytest.mark.parametrize("staleness, rounds", [(0, 1), (2, 3)])
+def test_a_late_update_beyond_the_staleness_is_still_owed(staleness, rounds):
+    server, clients = make(staleness=staleness)
+    update = late_by(rounds, server, clients)
+    owed = clients[5]._open[2]
+    with pytest.raises(Rejected, match=f"late: .* by at most {staleness} rounds"):
+        server.receive(5, update)
+    server.begin_round()
+    clients[5].receive(server.message_for(5))
+    np.testing.assert_array_equal(clients[5].state_dict()["owed"], owed)
+
+
+def test_an_update_of_a_round_before_the_last_message_is_late():
+    server, clients = make()
+    update = late_by(1, server, clients)
+    server.begin_round()
+    server.message_for(5)
+    with pytest.raises(Rejected, match="late: an update of round 1; one of round 2 is expected"):
+        server.receive(5, update)
+
+
 def test_who_comes_with_nothing_gets_the_model():
     server, clients = make()
     for _ in range(3):
@@ -163,8 +319,8 @@ def test_who_comes_with_nothing_gets_the_model():
 
 def forged(what, honest):
     """A broken or hostile client's message."""
-    round_ = int(honest[5:9].copy().view("<u4")[0])
-    blob = honest[_up_header():]
+    round_ = read_up(honest, D)[0].round
+    blob = honest[up_header():]
 
     def compressed(values):
         return grace_ext.compressor(SPEC).compress(values.astype(np.float32))
@@ -199,6 +355,27 @@ def test_a_broken_client_is_not_believed_and_training_goes_on(what, reason):
     assert server.rejections == {reason: 1}
     assert np.isfinite(server.model).all() and np.abs(server.model).max() < 10
     assert set(play(server, clients).taken) == set(range(CLIENTS))
+
+
+@pytest.mark.parametrize("spec", ["panthalia", "dct:64/topk:1.0:per=chunk/raw/raw", "dct:256/topk:1.0/raw/raw"])
+@pytest.mark.parametrize("d", [1, 10, 5000])
+def test_small_models_may_have_transforms_that_fill_them_up(spec, d):
+    """The DCT of ten elements has as many coefficients as its square."""
+    server, client = Server(np.zeros(d, np.float32), 1, spec), Client(np.zeros(d, np.float32), spec)
+    for _ in range(3):
+        server.begin_round()
+        model = client.receive(server.message_for(0))
+        server.receive(0, client.update(model + np.random.default_rng(0).standard_normal(d).astype(np.float32), 1.0))
+        assert server.end_round().taken == [0]
+
+
+def test_what_transforms_may_need_is_no_room_for_others():
+    server, clients = make(spec="dense/raw")
+    server.begin_round()
+    up = read_up(clients[0].update(clients[0].receive(server.message_for(0)), 1.0), D)[0]
+    padded = container.pack(D, D, 0, None, 1, np.zeros(8 * D + 100, np.uint8))
+    with pytest.raises(Rejected, match=f"oversized: .* {D} coefficients has at most"):
+        server.receive(0, dataclasses.replace(up, container=padded).pack())
 
 
 def test_no_flipped_bit_is_taken():
@@ -340,7 +517,90 @@ def test_where_clients_choose_their_densities_norms_are_judged_by_how_many_value
     assert server.rejections == {"norm": 1 if own else 2}
 
 
-@pytest.mark.parametrize("wrong", [{"sampled": 0}, {"sampled": 7}, {"memory": "dgc"}, {"norm_limit": 1}, {"keep": 0}])
+def claiming(claims):
+    """A change for `play`: the clients in `claims` say that they have so many samples."""
+    def forge(number, message):
+        return dataclasses.replace(read_up(message, D)[0], samples=claims[number]).pack() if number in claims else message
+
+    return forge
+
+
+@pytest.mark.parametrize("options, weights", [
+    ({}, [1, 1, 1, 1, 1, 1]),
+    ({"weights": "uniform"}, [1, 1, 1, 1, 1, 1]),
+    ({"weights": "samples", "most_samples": 40.0}, [10, 20, 30, 40, 40, 40]),
+    ({"weights": {0: 5, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1e-3}}, [5, 1, 1, 1, 1, 1e-3]),
+    ({"weights": dict.fromkeys(range(6), 1.7e308)}, [1, 1, 1, 1, 1, 1]),
+    ({"weights": "samples", "most_samples": 1.7e308}, [0, 0, 0, 0, 1, 1])])
+@pytest.mark.parametrize("memory", ["none", "ef21"])
+def test_the_weights_are_the_servers(memory, options, weights):
+    """Two clients claim as many samples as a float64 can say; the mean is that of the server's weights."""
+    server = Server(start(), CLIENTS, "dense/raw", memory=memory, **options)
+    clients = [Client(start(), "dense/raw", memory=memory, number=number) for number in range(CLIENTS)]
+    for _ in range(2):
+        expected = np.average([train(client, server.model) for client in range(CLIENTS)], axis=0, weights=weights)
+        assert len(play(server, clients, claiming({4: 1.7e308, 5: 1.7e308})).taken) == CLIENTS
+        np.testing.assert_allclose(server.model, expected, atol=1e-5)
+
+
+def test_clients_that_send_zeros_do_not_switch_the_norm_check_off():
+    server = Server(start(), CLIENTS, "dense/raw", memory="none")
+    clients = [Client(start(), "dense/raw", memory="none", number=number) for number in range(CLIENTS)]
+    changes = dict.fromkeys(range(CLIENTS), 0.0)
+
+    def round_of():
+        for number in server.begin_round():
+            clients[number].receive(server.message_for(number))
+            server.receive(number, clients[number].update_by(np.full(D, changes[number], np.float32), 1.0))
+        return server.end_round()
+
+    assert len(round_of().taken) == CLIENTS
+    changes[5] = 1e6
+    for _ in range(4):  # one client alone cannot say what is usual, however often it tries
+        report = round_of()
+        assert set(report.rejected) == {5} and "nothing to compare it with" in report.rejected[5]
+    np.testing.assert_array_equal(server.model, start())
+    changes |= {0: 1.0, 1: 1.0, 2: 1.0}
+    assert round_of().taken == [0, 1, 2, 3, 4]
+    changes |= {3: 5.0}
+    assert round_of().taken == [0, 1, 2, 3, 4] and server.rejections == {"norm": 6}
+
+
+def test_whose_update_could_not_be_compared_is_saved_and_counts_once_there_are_others(tmp_path):
+    """Clients that begin to train one after the other, after rounds in which all sent zeros."""
+    server = Server(start(), 3, "dense/raw", memory="none", sampled=1)
+    clients = [Client(start(), "dense/raw", memory="none", number=number) for number in range(3)]
+    taken = []
+    for number in range(40):
+        chosen, = server.begin_round()
+        clients[chosen].receive(server.message_for(chosen))
+        server.receive(chosen, clients[chosen].update_by(np.full(D, number >= 10, np.float32), 1.0))
+        taken += server.end_round().taken
+        server.save(tmp_path / "server.npz")
+        server = Server(start(), 3, "dense/raw", memory="none", sampled=1)
+        server.load(tmp_path / "server.npz")
+    assert 30 < len(taken) < 40 and set(taken) == {0, 1, 2}
+
+
+def test_the_norm_check_can_be_switched_off_by_its_option_only():
+    server, clients = make(norm_limit=math.inf)
+    for _ in range(3):
+        play(server, clients)
+    report = play(server, clients, lambda number, message: message if number else forged("norm", message))
+    assert len(report.taken) == CLIENTS
+
+
+@pytest.mark.parametrize("wrong", [
+    {"weights": "largest"}, {"weights": "samples"}, {"weights": {0: 1.0}}, {"weights": dict.fromkeys(range(6), 0.0)},
+    {"weights": dict.fromkeys(range(6), math.inf)}, {"weights": dict.fromkeys(range(7), 1.0)}, {"most_samples": 5},
+    {"weights": "samples", "most_samples": 0}, {"weights": "samples", "most_samples": math.inf}])
+def test_weights_that_make_no_sense(wrong):
+    with pytest.raises(ConfigError, match="weights|most_samples"):
+        Server(start(), CLIENTS, **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"sampled": 0}, {"sampled": 7}, {"memory": "dgc"}, {"norm_limit": 1}, {"keep": 0},
+                                   {"staleness": -1}])
 def test_options_that_make_no_sense(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Server(start(), CLIENTS, **wrong)

@@ -95,7 +95,8 @@ def play(server, clients):
 
 def test_panthalia_without_compression_is_adamw_on_the_mean_gradient(training):
     start, clients = clients_of(training, "dense/raw", training.Gradient, batch=1000, batches=1)  # all samples
-    server = Server(start, len(clients), "dense/raw", optimizer=training.AdamW(start.size, 0.01, 0.1))
+    server = Server(start, len(clients), "dense/raw", optimizer=training.AdamW(start.size, 0.01, 0.1), weights="samples",
+                    most_samples=400)
     net, images, labels = problem()
     optimizer = torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0.1)
     for _ in range(5):
@@ -177,6 +178,16 @@ def test_the_bars_compare_with_the_baseline_of_the_same_seeds(federated, tmp_pat
     text = federated.document(results, "the command")
     assert "met by ours (0.0300 down, 0.0300 up, -0.40 points)" in text
     assert "**missed** by Panthalia, 1 % (0.0060 down, 0.0060 up, -2.00 points)" in text
+
+
+def test_the_section_about_liars_has_a_row_for_each_mean(federated, tmp_path, monkeypatch):
+    for name, value in {"SEEDS": range(1), "ROUNDS": 3, "SAMPLES": 600, "TESTS": 200}.items():
+        monkeypatch.setattr(federated._liars, name, value)
+    (tmp_path / "federated.md").write_text("# Page\n")
+    status = federated.write_liars(str(tmp_path))
+    text = (tmp_path / "federated.md").read_text()
+    assert all(f"| {row.label} | " in text for row in federated._liars.ROWS.values())
+    assert ("is **missed**" in text) == bool(status) and "Of 135 lies, the norm check refused 0." in text
 
 
 def test_without_results_there_is_nothing_to_judge(federated, tmp_path):

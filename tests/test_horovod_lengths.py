@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from grace_ext import ContainerError
-from grace_ext.adapters._horovod_lengths import Lengths, from_itself, padded, to_itself, without_padding
+from grace_ext import ConfigError, ContainerError
+from grace_ext.adapters._horovod_lengths import Lengths, as_splits, from_itself, padded, to_itself, without_padding
 
 RANDOM = np.random.default_rng(0)
 
@@ -66,3 +66,9 @@ def test_an_alltoall_pads_what_a_rank_sends_to_itself(rank):
     received = from_itself(np.concatenate(others), [one.size for one in others], rank, 9)
     others[rank] = others[rank][9:]
     assert received.tobytes() == np.concatenate(others).tobytes()
+
+
+def test_splits_of_2_gib_are_refused():
+    assert as_splits("a", [0, 2**31 - 1]).tolist() == [0, 2**31 - 1]
+    with pytest.raises(ConfigError, match="'a': 2147483648 bytes go to one rank.*allgather"):
+        as_splits("a", [5, 2**31])

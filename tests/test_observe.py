@@ -182,17 +182,22 @@ def test_what_users_may_write(tmp_path):
 
 
 class Broken(Writer):
+    def __init__(self, path, error, **options):
+        super().__init__(path, **options)
+        self.error = error
+
     def write(self, record):
-        raise OSError(28, "No space left on device")
+        raise self.error
 
 
 def test_what_cannot_be_written_ends_that_observer_only(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    observe = [JsonlWriter(tmp_path / "file" / "log.jsonl", every=1), Broken("full", every=1),
+    observe = [JsonlWriter(tmp_path / "file" / "log.jsonl", every=1),
+               Broken("full", OSError(28, "No space left on device"), every=1), Broken("bug", KeyError("a bug"), every=1),
                Timeline(tmp_path / "file" / "ours.json"), JsonlWriter(tmp_path / "good.jsonl", every=1)]
     with pytest.warns(UserWarning, match="observing the compression in .* ends: ") as caught:
         results = run(observe)
-    assert len([one for one in caught if "ends:" in str(one.message)]) == 3, "one each, not one a step"
+    assert len([one for one in caught if "ends:" in str(one.message)]) == 4, "one each, not one a step"
     assert any("No space left" in str(one.message) for one in caught)
     assert len(lines(tmp_path / "good.jsonl")) == STEPS
     for (ours, *_), (theirs, *_) in zip(results, run(), strict=True):

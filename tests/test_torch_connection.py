@@ -1,12 +1,14 @@
 """Ranks that come and go, as threads of one process; tests/elastic does the same with Horovod."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from grace_ext.adapters import _torch_state  # noqa: E402
 from grace_ext.adapters._torch_buckets import TorchBuckets  # noqa: E402
 from grace_ext.adapters._torch_connection import Connection  # noqa: E402
 from grace_ext.communicators import InProcessGroup  # noqa: E402
@@ -172,3 +174,22 @@ def test_the_aggregate_of_ef21_is_the_mean_of_the_estimates():
         mean = sum(worker.memory("estimate") for worker in workers) / 3
         assert np.abs(mean - aggregate[0]).max() < 1e-5
         step(workers)
+
+
+def test_states_are_gathered_in_pieces_that_are_bounded_together(monkeypatch):
+    """Rank 1's own part; the target gets as much from each of the four ranks in a call."""
+    monkeypatch.setattr(_torch_state, "_CHUNK", 4000)
+    sent = []
+
+    class Four:
+        size = 4
+
+        def allgather(self, name, payload):
+            return SimpleNamespace(wait=lambda: np.tile(payload, 4))
+
+        def send(self, name, payload, to):
+            sent.append(payload.size)
+            return []
+
+    assert _torch_state.gather_on(Four(), "state", {"a": np.zeros(5000, np.float32)}, 0) == []
+    assert max(sent) == 1000 and sum(sent) > 20_000

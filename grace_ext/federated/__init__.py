@@ -4,8 +4,13 @@ Nothing here moves bytes: grace_ext.adapters.mpi and the simulator do.
 """
 
 from .client import Client
+from .clipped_mean import ClippedMean
+from .mean import WeightedMean
+from .median import Median
 from .messages import Rejected
 from .pace import Fitted, Pace
 from .server import Report, Server
+from .trimmed_mean import TrimmedMean
 
-__all__ = ["Client", "Fitted", "Pace", "Rejected", "Report", "Server"]
+__all__ = ["Client", "ClippedMean", "Fitted", "Median", "Pace", "Rejected", "Report", "Server", "TrimmedMean",
+           "WeightedMean"]

@@ -10,7 +10,7 @@ from ..compressor import compressor as compressor_of
 from ..errors import ConfigError, ContainerError
 from ..rng import Stream
 from .estimate import Estimate
-from .messages import FRESH, Up, read_down
+from .messages import FRESH, WHOLE, Up, read_down
 
 MEMORIES = ("residual", "ef21", "none")
 
@@ -21,7 +21,8 @@ class Client:
     start: float32[d], the model at the beginning, the same on the server and on all clients. memory: "residual" (what an
     update leaves out is added to the next), "ef21" (the server keeps an estimate of this client's update, and containers
     correct it), or "none". An update counts as sent only when the server says that it has taken it; otherwise all of it is
-    owed.
+    owed. A client with "ef21" that has lost its state, or has an old one, finds out by the server's next message that its
+    estimate is not the server's; both then begin again with zeros.
     """
 
     def __init__(self, start: np.ndarray, compression="topk:0.1/rice/qsgd:7", *, memory: str = "residual", number: int = 0,
@@ -36,6 +37,7 @@ class Client:
         self.round = 0  # after which the model is as it is
         self._memory, self._number, self._seed = memory, number, seed
         self._owed = np.zeros(start.size, np.float32)  # the residual, or with ef21 the estimate
+        self._base = 0  # the last round whose update is known to have been taken; 0: none
         self._open: tuple[int, np.ndarray, np.ndarray] | None = None  # round, owed if it was taken, owed if not
 
     @property
@@ -58,7 +60,10 @@ class Client:
         if self._open is not None:
             sent_in, if_taken, otherwise = self._open
             self._owed = if_taken if down.taken == sent_in else otherwise
+            self._base = sent_in if down.taken == sent_in else self._base
             self._open = None
+        if self._memory == "ef21" and down.taken != self._base:  # the server's estimate is another one
+            self._owed, self._base = np.zeros(self.size, np.float32), 0
         return self.model.known.copy()
 
     def update(self, trained: np.ndarray, samples: float, compression=None) -> np.ndarray:
@@ -70,7 +75,8 @@ class Client:
         """The message for what the server is to take for an update, float32[d]: the model before training less that after
         it, or a gradient. Otherwise as `update`."""
         made = self.compressor if compression is None else compressor_of(compression)
-        return Up(self.round, float(samples), self._encode(change, made)).pack()
+        base = self._base if self._memory == "ef21" else WHOLE
+        return Up(self.round, float(samples), self._encode(change, made), base).pack()
 
     @property
     def told(self) -> np.ndarray:
@@ -96,14 +102,17 @@ class Client:
     def state_dict(self) -> dict:
         """For numpy.savez or torch.save. Of an update under way it has both ends: the server's next message tells which."""
         sent_in, if_taken, owed = self._open or (0, self._owed, self._owed)
-        return {"model": self.model.known.copy(), "round": self.round, "owed": owed.copy(), "sent_in": sent_in,
-                "if_taken": if_taken.copy()}
+        return {"model": self.model.known.copy(), "round": self.round, "owed": owed.copy(), "base": self._base,
+                "sent_in": sent_in, "if_taken": if_taken.copy()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Raises ConfigError for a state of another size."""
+        """Raises ConfigError for a state of another size, or of a version without a part of it."""
+        if missing := {"model", "round", "owed", "base", "sent_in", "if_taken"} - set(state):
+            raise ConfigError(f"the state lacks {', '.join(sorted(missing))}")
         model, owed, if_taken = (np.array(state[key], np.float32).reshape(-1) for key in ("model", "owed", "if_taken"))
         if {model.size, owed.size, if_taken.size} != {self.size}:
             raise ConfigError(f"the state is of {model.size} elements, this client of {self.size}")
         self.model, self.round, self._owed = Estimate(model.size, model), int(state["round"]), owed
+        self._base = int(state["base"])
         sent_in = int(state["sent_in"])
         self._open = (sent_in, if_taken, owed) if sent_in else None

@@ -4,6 +4,7 @@ Server and clients are those of grace_ext.federated with EF21 in both directions
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..policy.bandwidth import BandwidthMonitor
 from .policies import Sender
 from .traces import Trace
 
-_ANY_NORM = 1e30  # workers of a simulation are believed
+_ANY_NORM = math.inf  # workers of a simulation are believed
 
 
 @dataclasses.dataclass(frozen=True)

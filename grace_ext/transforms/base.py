@@ -15,6 +15,8 @@ class Transform(Stage):
     kind = "transform"
     #: Coefficients of one chunk: the length of the parts that a sparsifier may treat by themselves.
     chunk: int
+    #: How many coefficients a gradient may have beyond its elements, with whatever parameters.
+    most_padding: int
 
     def parameters(self) -> bytes:
         """What a receiver must know, at most 16 bytes."""

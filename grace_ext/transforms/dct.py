@@ -38,6 +38,7 @@ class DCT(Transform):
     """
 
     name, id = "dct", 1
+    most_padding = max(_SIZES)**2 - 1
     sweep = {"dims": (1, 2)}
 
     def __init__(self, size: int = 64, dims: int = 2):

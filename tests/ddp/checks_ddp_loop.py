@@ -139,6 +139,7 @@ def channels_last_is_another_order_in_memory_only():
         plain, last = Images(), Images().to(memory_format=torch.channels_last)
         assert not last.conv.weight.is_contiguous()
         close(train(spec, net=last)[0], train(spec, net=plain)[0], atol=1e-5)
+        assert all(p.grad.stride() == p.stride() for p in last.parameters())  # torch's fused optimizers rely on it
 
 
 @check
@@ -231,6 +232,14 @@ def several_models_and_frozen_parameters():
     assert "2.weight" in residuals and "0.weight" not in residuals, residuals.keys()
 
 
+@check
+def what_a_rank_does_in_another_group_does_not_concern_the_others():
+    alone = dist.new_group([0])
+    if dist.get_rank() == 0:
+        train(EACH, ddp={"process_group": alone}, process_group=alone, steps=2)
+    same_on_all_ranks(train(EACH, steps=2)[0])
+
+
 @check_under_every_launcher
 def process_groups_train_apart():
     halves = [dist.new_group(list(range(odd, dist.get_world_size(), 2))) for odd in (0, 1)]
@@ -242,6 +251,9 @@ def process_groups_train_apart():
     assert not torch.equal(rows[0], rows[1])
     assert state.ranks == dist.get_world_size() // 2
     assert state.compression_stats()["steps"] == state.state_dict()["step"] == 4
+    state.consolidate_state_dict()
+    memories = state.state_dict()["memories"]
+    assert sorted(memories) == ([*range(state.ranks)] if state.rank == 0 else [state.rank]), memories.keys()
 
 
 @check

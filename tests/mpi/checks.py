@@ -366,3 +366,44 @@ def process_sets_train_apart():
         assert torch.equal(gathered[rank], gathered[hvd.rank()]) == (rank % 2 == hvd.rank() % 2), rank
     ours, theirs = run(compressed("dense/raw", process_set=own)), run(horovod(process_set=own))
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-6), (ours - theirs).abs().max()
+    net = model()
+    optimizer = compressed(process_set=own)(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
+    torch.nn.functional.cross_entropy(net(next(batches(1))[0]), next(batches(1))[1]).backward()
+    optimizer.step()
+    optimizer.consolidate_state_dict()
+    memories = optimizer.state_dict()["grace_ext"]["memories"]
+    assert sorted(memories) == ([*range(own.size())] if own.rank() == 0 else [own.rank()]), memories.keys()
+
+
+def _train(wrap):
+    net = model()
+    optimizer = wrap(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
+    for x, y in batches(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return flat(net)
+
+
+@check_under_every_launcher
+def what_some_ranks_do_in_a_process_set_does_not_concern_the_others():
+    subset = PROCESS_SETS[0]
+    for changed in (False, True):
+        if changed:  # the number of the set may then be another, or another set's
+            hvd.remove_process_set(subset)
+            other = hvd.add_process_set([0, 1]) if hvd.size() > 2 else None
+            assert hvd.add_process_set(subset) is subset
+            if other is not None:
+                if other.included():
+                    _train(compressed(process_set=other))
+                hvd.remove_process_set(other)
+        if subset.included():
+            _train(compressed(process_set=subset))
+            _train(compressed(process_set=subset))
+        same_on_all_ranks(_train(compressed()))
+
+
+@check
+def a_process_set_that_horovod_does_not_know_is_refused():
+    with raises(ConfigError, "is not initialized"):
+        compressed(process_set=hvd.ProcessSet([0]))(torch.optim.SGD(model().parameters(), lr=1), None)

@@ -89,6 +89,7 @@ def gradients_of_all_kinds_go_a_dense_way():
                 mean = hvd.allreduce(given, name="mean")
                 got = torch.cat([p.grad.double().flatten() for p in net.parameters()])
                 assert (got - mean).abs().max() < tolerance * mean.abs().max(), (way, step)
+                assert all(p.grad.stride() == p.stride() for p in net.parameters()), (way, step)
                 same_on_all_ranks(got)
 
 

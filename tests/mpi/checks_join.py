@@ -93,7 +93,7 @@ def ranks_that_join_with_tables():
     assert [b.compressor.index.name for b in tables._grace.exchange.buckets] == ["rows"]
 
 
-@check
+@check_under_every_launcher
 def joining_together_or_apart():
     net = small()
     optimizer = compressed()(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())

@@ -213,6 +213,14 @@ def process_sets_exchange_among_themselves():
     assert np.allclose(received[0], gathered.mean(0), atol=1e-6)
 
 
+@check_under_every_launcher
+def what_some_ranks_do_in_a_process_set_does_not_concern_the_others():
+    if PROCESS_SETS[0].included():
+        for _ in range(2):
+            train(compressed(process_set=PROCESS_SETS[0]), steps=2)
+    same_on_all_ranks(train(compressed(), steps=2)[0])
+
+
 @check
 def groups_share_a_bucket():
     weights = variables()

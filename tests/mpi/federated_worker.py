@@ -42,7 +42,7 @@ class Clock:
 def serve(comm, folder):
     from grace_ext.adapters import mpi
 
-    core, mpi.time = Server(start(), comm.size - 1, SPEC), Clock()
+    core, mpi.time = Server(start(), comm.size - 1, SPEC, weights="samples", most_samples=10.0), Clock()
     server = mpi.time.server = mpi.FederatedServer(core, comm, timeout=TIMEOUT)
     reports = []
     for mpi.time.round in range(1, ROUNDS + 1):
@@ -52,6 +52,7 @@ def serve(comm, folder):
     silent = server.stop()
     (folder / "server.json").write_text(json.dumps({
         "taken": [report.taken for report in reports], "missing": [report.missing for report in reports],
+        "stale": [report.stale for report in reports],
         "rejected": [report.rejected for report in reports], "silent": silent,
         "rejections": core.rejections, "sent": [report.sent for report in reports],
         "received": [report.received for report in reports],
@@ -61,7 +62,7 @@ def serve(comm, folder):
 def forged(round_):
     """What the hostile client sends in the place of its update, by round."""
     return {
-        3: lambda: np.zeros(largest(D) * 50, np.uint8),
+        3: lambda: np.zeros(largest(D) * 3, np.uint8),
         4: lambda: np.random.default_rng(0).integers(0, 256, 500).astype(np.uint8),
         5: lambda: Up(round_, 1.0, grace_ext.compressor(SPEC).compress(np.full(D, np.nan, np.float32))).pack(),
         6: lambda: Up(round_, 1.0, grace_ext.compressor(SPEC).compress(np.full(D, 1e8, np.float32))).pack(),

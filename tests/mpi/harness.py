@@ -13,8 +13,9 @@ def model(seed=1):
         torch.nn.Linear(16 * 13 * 13, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 
 
-def batches(steps, batch=8):
-    generator = torch.Generator().manual_seed(100 + hvd.rank())
+def batches(steps, batch=8, rank=None):
+    """Other data on every rank."""
+    generator = torch.Generator().manual_seed(100 + (hvd.rank() if rank is None else rank))
     for _ in range(steps):
         yield torch.randn(batch, 1, 28, 28, generator=generator), torch.randint(0, 10, (batch,), generator=generator)
 

@@ -28,6 +28,8 @@ def test_rounds_go_on_with_those_who_answer(server):
 def test_who_is_late_is_left_out_of_the_round_and_asked_again(server):
     assert [number for number, missing in enumerate(server["missing"], 1) if LATE in missing] == [LATE_IN]
     assert all((LATE in taken) == (number != LATE_IN) for number, taken in enumerate(server["taken"], 1))
+    assert [number for number, stale in enumerate(server["stale"], 1) if stale] == [LATE_IN + 1]
+    assert server["stale"][LATE_IN] == {str(LATE): 1}
 
 
 def test_who_leaves_is_not_asked_any_more(server):
@@ -40,13 +42,42 @@ def test_who_is_hostile_is_not_believed(server):
     reasons = {number: server["rejected"][number - 1][str(HOSTILE)].split(":")[0] for number in range(3, 7)}
     assert reasons == {3: "oversized", 4: "malformed", 5: "not finite", 6: "norm"}
     assert all(HOSTILE in taken for number, taken in enumerate(server["taken"], 1) if not 3 <= number <= 6)
-    assert server["rejections"]["late"] == 1  # the late client's update came in the next round
+    assert "late" not in server["rejections"]
 
 
 def test_the_model_goes_where_the_weighted_mean_is(server):
     assert server["distance"] < 5  # it begins at more than 50
     whole = 4 * 2000 * 4
     assert max(server["sent"][1:7]) < 0.2 * whole and max(server["received"][10:]) < 0.2 * whole
+
+
+@pytest.mark.alone
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("staleness", [10, 0])
+def test_a_client_slower_than_a_round_gets_the_newest_model_only(tmp_path, staleness):
+    """One at a time. Its late updates count, and it begins again after it has lost its state; or they are rejected."""
+    launch.LAUNCHERS.setdefault("mpirun-3", ["mpirun", "-np", "3", "--oversubscribe"])
+    done = launch.run("mpirun-3", "slow_federated.py", str(tmp_path), str(staleness))
+    assert done.returncode == 0, done.stdout[-4000:]
+    server, client = (json.loads((tmp_path / name).read_text()) for name in ("server.json", "slow.json"))
+    rounds, slow, d = 16, 1, 300_000
+    assert all(0 in taken for taken in server["taken"]) and server["silent"] == []
+    assert client["asked"] == ([1, 5, 9, 13] if staleness else [1, 4, 8, 12, 16])
+    models = sum(server["sent"]) / (4 * d)
+    assert models == pytest.approx(rounds + len(client["asked"]), abs=0.1)
+    late = {number: one[str(slow)] for number, one in enumerate(server["stale"], 1) if one}
+    assert late == ({4: 3, 8: 3, 12: 3, 16: 3} if staleness else {})
+    assert [number for number, taken in enumerate(server["taken"], 1) if slow in taken] == list(late)
+    assert server["rejections"] == ({} if staleness else {"late": 5})  # the last one came during stop()
+    assert not staleness or client["estimate"] == server["estimate"]
+
+
+@pytest.mark.alone
+@pytest.mark.tier("test")
+def test_a_client_that_never_stops_to_send_keeps_nobody_from_being_heard():
+    launch.LAUNCHERS.setdefault("mpirun-1", ["mpirun", "-np", "1"])
+    done = launch.run("mpirun-1", "endless_federated.py")
+    assert done.returncode == 0 and "all rounds have ended" in done.stdout, done.stdout[-4000:]
 
 
 @pytest.mark.alone

@@ -13,6 +13,7 @@ CHECKS = checks_in(
     "checks_auto.py",
     "checks_batch_norm.py",
     "checks_corners.py",
+    "checks_gradients.py",
     "checks_join.py",
     "checks_methods.py",
     "checks_observe.py",
@@ -42,6 +43,15 @@ def test_a_rank_that_raises_ends_the_job(launcher, where):
     done = run(launcher, "failing.py", where)
     assert done.returncode != 0
     assert ("TypeError" if where == "worker" else "rank 1 gives up") in done.stdout
+    assert "this line must not be reached" not in done.stdout
+
+
+@pytest.mark.parametrize("launcher, who", in_tiers(
+    itertools.product(LAUNCHERS, ("all", "first")), test=[("mpirun-2", "all"), ("mpirun-2", "first")]))
+def test_an_exception_in_the_middle_of_backward_ends_the_job(launcher, who):
+    done = run(launcher, "failing_backward.py", who, timeout=300)
+    assert done.returncode != 0
+    assert "backward gives up" in done.stdout
     assert "this line must not be reached" not in done.stdout
 
 

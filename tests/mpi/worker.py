@@ -6,6 +6,7 @@ import checks
 import checks_auto  # noqa: F401  (importing registers its checks)
 import checks_batch_norm  # noqa: F401  (importing registers its checks)
 import checks_corners  # noqa: F401  (importing registers its checks)
+import checks_gradients  # noqa: F401
 import checks_join  # noqa: F401
 import checks_methods  # noqa: F401
 import checks_observe  # noqa: F401

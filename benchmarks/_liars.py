@@ -1,0 +1,130 @@
+"""What means make of federated training in which some clients lie; a part of federated.py.
+
+A linear classifier on clusters of points that are made here; 3 of 10 clients send their update with the sign flipped, and
+longer, but not so long that the server's norm check would refuse it, and claim 1e30 samples.
+"""
+
+import dataclasses
+import statistics
+
+import _page  # noqa: F401  (makes the examples importable)
+import numpy as np
+from compare_fashion_mnist import as_markdown
+
+from grace_ext.federated import Client, ClippedMean, Median, Server, TrimmedMean, WeightedMean
+
+CLIENTS, LIARS = 10, 3
+CLASSES, FEATURES, SAMPLES, TESTS, SPREAD = 10, 40, 20_000, 4000, 2.5
+ROUNDS, LOCAL_STEPS, RATE = 60, 5, 0.1
+LENGTH, CLAIM = 4.0, 1e30  # of a lie, in lengths of the honest update; samples
+SPEC, MEMORY = "topk:0.1/rice/raw", "ef21"
+SEEDS = range(3)
+BAR = 2.0  # points of accuracy that the trimmed mean may lose
+
+
+@dataclasses.dataclass
+class Row:
+    label: str
+    mean: type | object
+    lies: bool = True
+    options: dict = dataclasses.field(default_factory=dict)
+
+
+ROWS = {
+    "honest": Row("plain mean, nobody lies", WeightedMean(), lies=False),
+    "plain": Row("plain mean", WeightedMean()),
+    "claimed": Row("plain mean, weighted by samples, of which at most 10,000 count", WeightedMean(),
+                   options={"weights": "samples", "most_samples": 10_000}),
+    "clipped": Row("clipped mean", ClippedMean()),
+    "median": Row("median", Median()),
+    "trimmed": Row(f"trimmed mean, {LIARS / CLIENTS:.0%} at each end", TrimmedMean(LIARS / CLIENTS)),
+}
+#: By column: the parameter of the Dirichlet distribution by which clients share out each class, None: at random; and the
+#: points of a batch. The first one is judged.
+SETTINGS = {"clients alike": (None, 256), "alike, batches of 32": (None, 32), "unlike (LDA, alpha 1)": (1.0, 256)}
+
+
+class Task:
+    """Points around the centers of classes, and a linear classifier of FEATURES x CLASSES weights."""
+
+    def __init__(self, seed: int, alpha: float | None, batch: int):
+        self._random, self._batch = np.random.default_rng(seed), batch
+        self._centers = self._random.standard_normal((CLASSES, FEATURES))
+        self._points, self._labels = self._sample(SAMPLES)
+        self._test = self._sample(TESTS)
+        owners = self._random.integers(0, CLIENTS, SAMPLES)
+        if alpha is not None:
+            shares = self._random.dirichlet(np.full(CLIENTS, alpha), CLASSES)
+            owners = np.array([self._random.choice(CLIENTS, p=shares[label]) for label in self._labels])
+        self._of = [np.flatnonzero(owners == client) for client in range(CLIENTS)]
+        self.start = np.zeros(FEATURES * CLASSES, np.float32)
+
+    def _sample(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = self._random.integers(0, CLASSES, count)
+        return self._centers[labels] + SPREAD * self._random.standard_normal((count, FEATURES)), labels
+
+    def change(self, model: np.ndarray, client: int) -> np.ndarray:
+        """float32[d]: the model before some steps of SGD on this client's points, less that after it."""
+        weights = model.reshape(FEATURES, CLASSES).astype(np.float64)
+        for _ in range(LOCAL_STEPS):
+            chosen = self._random.choice(self._of[client], self._batch)
+            scores = self._points[chosen] @ weights
+            likely = np.exp(scores - scores.max(axis=1, keepdims=True))
+            likely /= likely.sum(axis=1, keepdims=True)
+            likely[np.arange(self._batch), self._labels[chosen]] -= 1
+            weights -= RATE / self._batch * self._points[chosen].T @ likely
+        return (model - weights.reshape(-1)).astype(np.float32)
+
+    def samples(self, client: int) -> int:
+        return self._of[client].size
+
+    def accuracy(self, model: np.ndarray) -> float:
+        """In percent."""
+        points, labels = self._test
+        return 100 * float(np.mean((points @ model.reshape(FEATURES, CLASSES)).argmax(axis=1) == labels))
+
+
+def accuracy(row: Row, seed: int, alpha: float | None, batch: int) -> tuple[float, int]:
+    """Of the last model, in percent; and how many lies the server did not take."""
+    task = Task(seed, alpha, batch)
+    server = Server(task.start, CLIENTS, SPEC, memory=MEMORY, mean=row.mean, seed=seed, **row.options)
+    clients = [Client(task.start, SPEC, memory=MEMORY, number=number, seed=seed) for number in range(CLIENTS)]
+    refused = 0
+    for _ in range(ROUNDS):
+        for number in server.begin_round():
+            change = task.change(clients[number].receive(server.message_for(number)), number)
+            lies = row.lies and number < LIARS
+            server.receive(number, clients[number].update_by(-LENGTH * change if lies else change,
+                                                             CLAIM if lies else task.samples(number)))
+        refused += len(server.end_round().rejected)
+    return task.accuracy(server.model), refused
+
+
+def measure() -> tuple[str, bool]:
+    """The section's text but for its last line, and whether the bar is met."""
+    found = {column: {name: [accuracy(row, seed, *setting) for seed in SEEDS] for name, row in ROWS.items()}
+             for column, setting in SETTINGS.items()}
+    means = {column: {name: statistics.mean(one for one, _ in runs) for name, runs in rows.items()}
+             for column, rows in found.items()}
+    table = [["", *(part for column in SETTINGS for part in (f"accuracy, {column}", "points"))]]
+    for name, row in ROWS.items():
+        parts = [(means[column][name], means[column][name] - means[column]["honest"]) for column in SETTINGS]
+        table.append([row.label, *(part for value, gained in parts
+                                   for part in (f"{value:.2f} %", "" if name == "honest" else f"{gained:+.2f}"))])
+    lies = sum(row.lies for row in ROWS.values()) * len(SETTINGS) * len(SEEDS) * ROUNDS * LIARS
+    refused = sum(count for rows in found.values() for runs in rows.values() for _, count in runs)
+    judged = means[next(iter(SETTINGS))]
+    lost = judged["trimmed"] - judged["honest"]
+    is_met = lost >= -BAR
+    text = (f"Written by `benchmarks/federated.py --liars`; do not edit between the markers. {LIARS} of {CLIENTS} clients "
+            f"send their update with the sign flipped and {LENGTH:g} times as long, and claim {CLAIM:g} samples. A linear "
+            f"classifier of {FEATURES * CLASSES} weights on {SAMPLES} points in {CLASSES} clusters; {ROUNDS} rounds of "
+            f"{LOCAL_STEPS} local steps, on batches of 256 where nothing else is said, `{SPEC}`, memory "
+            f"`{MEMORY}`.\n\n{as_markdown(table)}\n\n"
+            f"- Accuracy on {TESTS} other points, the mean over {len(SEEDS)} seeds. Points: against the run in which nobody "
+            "lies, with the same clients. What robust means lose grows with how much the updates of honest clients differ: "
+            "by the noise of small batches, or by what clients have seen.\n"
+            f"- Of {lies} lies, the norm check refused {refused}.\n"
+            f"- The bar, at most {BAR:g} points lost with the trimmed mean in the first column, is "
+            f"{'met' if is_met else '**missed**'} ({lost:+.2f} points).\n")
+    return text, is_met

@@ -1,0 +1,30 @@
+"""The coordinate-wise trimmed mean.
+
+Yin, Chen, Kannan and Bartlett, Byzantine-robust distributed learning: towards optimal statistical rates, ICML 2018,
+Definition 2 and Algorithm 1, option II.
+"""
+
+import math
+
+import numpy as np
+
+from ..errors import ConfigError
+from .mean import CoordinateMean
+
+
+class TrimmedMean(CoordinateMean):
+    """Of each element, the mean of what is left without the largest and the smallest values.
+
+    share: of the clients whose values are left out at each end, at least as many as may lie; rounded up to whole clients as
+    long as one is left. Raises ConfigError unless it is from 0 to below 1/2.
+    """
+
+    def __init__(self, share: float):
+        if not 0 <= share < 0.5:
+            raise ConfigError(f"TrimmedMean: share={share}; allowed: from 0 to below 0.5")
+        self.share = share
+
+    def of_sorted(self, block: np.ndarray) -> np.ndarray:
+        clients = len(block)
+        cut = min(math.ceil(self.share * clients - 1e-9), (clients - 1) // 2)
+        return block[cut:clients - cut].mean(axis=0, dtype=np.float32)

@@ -1,0 +1,58 @@
+"""How much each client's update counts in the mean.
+
+McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017, weight clients by
+their numbers of samples. The server cannot check such a number, so here a client's claim counts only where the server asks
+for it, and up to a cap.
+"""
+
+import math
+from collections.abc import Mapping
+
+from ..errors import ConfigError
+
+UNIFORM, SAMPLES = "uniform", "samples"
+
+
+class Weights:
+    """The weights of clients numbered from 0.
+
+    weights: "uniform", all clients count alike; "samples", each counts by the number of samples that it claims, of which no
+    more than most_samples count; or a mapping from each client's number to its weight. Raises ConfigError for anything else,
+    for weights that are not finite and above 0, for clients without a weight, for "samples" without most_samples, and for
+    most_samples with anything else.
+    """
+
+    def __init__(self, weights: str | Mapping[int, float], most_samples: float | None, clients: int):
+        self._weights, self._cap = weights, most_samples
+        if (weights == SAMPLES) != (most_samples is not None):
+            raise ConfigError(f"weights={weights!r} with most_samples={most_samples}; allowed: most_samples with "
+                              "weights='samples', which needs it, since clients may claim any number, and only with it")
+        if most_samples is not None and not (math.isfinite(most_samples) and most_samples > 0):
+            raise ConfigError(f"most_samples={most_samples}; allowed: finite and above 0")
+        if isinstance(weights, Mapping):
+            if set(weights) != set(range(clients)):
+                raise ConfigError(f"weights are given for the clients {sorted(weights)}; needed: one for each of 0 to "
+                                  f"{clients - 1}")
+            if wrong := {client: one for client, one in weights.items() if not (math.isfinite(one) and one > 0)}:
+                raise ConfigError(f"weights={wrong}; allowed: finite and above 0")
+        elif weights not in (UNIFORM, SAMPLES):
+            raise ConfigError(f"weights={weights!r}; allowed: 'uniform', 'samples', or a mapping from each client to its "
+                              "weight")
+
+    @property
+    def uniform(self) -> bool:
+        return self._weights == UNIFORM
+
+    def shares(self, samples: Mapping[int, float]) -> dict[int, float]:
+        """The share of each client in the mean, float, 0 to 1; they add up to 1. samples: what each client claims, finite
+        and above 0. However large weights are, their sum does not overflow, since they are scaled by the largest first."""
+        weights = {client: self._weight(client, claimed) for client, claimed in samples.items()}
+        largest = max(weights.values(), default=1.0)
+        scaled = {client: weight / largest for client, weight in weights.items()}
+        total = sum(scaled.values())
+        return {client: weight / total for client, weight in scaled.items()}
+
+    def _weight(self, client: int, claimed: float) -> float:
+        if isinstance(self._weights, Mapping):
+            return self._weights[client]
+        return min(claimed, self._cap) if self._weights == SAMPLES else 1.0
