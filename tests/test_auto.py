@@ -136,6 +136,24 @@ def test_all_ranks_choose_the_same_whatever_they_measured():
         np.testing.assert_array_equal(out, results[0][1])
 
 
+def test_ranks_choose_by_the_mean_of_their_clocks(monkeypatch):
+    """Each would choose another way by its own."""
+    clock = threading.local()
+    monkeypatch.setattr(choice, "time", types.SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
+    monkeypatch.setattr(choice, "plans", lambda *_, **__: [(COMPRESSED, COMPRESSED), (FLOAT32, FLOAT32)])
+    monkeypatch.setattr(choice, "_ROUNDS", 1)
+
+    def work(transport):
+        exchange, clock.now = make(transport), 0.0
+        while exchange._chooser._next != exchange._chooser._look:
+            is_fast = exchange.buckets[0].communicator.way == (COMPRESSED if transport.rank == 0 else FLOAT32)
+            clock.now += 1.0 if is_fast else 1.5
+            step(exchange, np.zeros(5000, np.float32))
+        return exchange._chooser.plan
+
+    assert set(on_all_ranks(work)) == {(FLOAT32, FLOAT32)}
+
+
 def test_a_machine_that_gets_faster_does_not_favour_the_later_trial(monkeypatch):
     """Containers are 4 % faster than float32, and each step is half a percent faster than the one before."""
     clock = threading.local()

@@ -211,6 +211,9 @@ def process_sets_exchange_among_themselves():
     received = reducer("dense/deflate", "none", process_set=own).reduce(gradients, weights)
     gathered = hvd.allgather(gradients[0][None], process_set=own).numpy()
     assert np.allclose(received[0], gathered.mean(0), atol=1e-6)
+    chooses = reducer(communicator="auto", process_set=own)
+    for _ in range(6):  # between two of them it measures the set's links
+        chooses.reduce(gradients, weights)
 
 
 @check_under_every_launcher

@@ -40,7 +40,7 @@ def test_check(job, name, record_property):
     test=[("mpirun-2", "user"), ("horovodrun-gloo-2", "worker"), ("mpirun-4", "worker"), ("mpirun-2", "stuck"),
           ("horovodrun-gloo-2", "stuck")]))
 def test_a_rank_that_raises_ends_the_job(launcher, where):
-    done = run(launcher, "failing.py", where)
+    done = run(launcher, "failing.py", where, timeout=400)  # not for Open MPI's own patience, which is of ten minutes
     assert done.returncode != 0
     assert ("TypeError" if where == "worker" else "rank 1 gives up") in done.stdout
     assert "this line must not be reached" not in done.stdout
