@@ -12,6 +12,8 @@ nothing, or are not in the suite, the whole suite runs; so each mutation that it
 does not, and the suite may notice more than is said. What was measured is kept in benchmarks/results/mutations.json, after
 each mutation: a run that was stopped goes on with --resume.
 
+Where the code has changed since the old suite, "then" has the "file", "old" and "new" of the same fault in that code.
+
 The code under test is a copy, so the checkout may change meanwhile. Copies stay where they are, because compiled kernels are
 kept by the path of their source.
 """
@@ -107,6 +109,11 @@ def check(mutations: list[dict]) -> list[str]:
 def paths_of(mutation: dict) -> list[str]:
     """The files of its near tests."""
     return [shlex.split(near)[0].partition("::")[0] for near in mutation.get("near", ())]
+
+
+def then(mutation: dict) -> dict:
+    """The same fault in the code of the old suite."""
+    return {**mutation, **mutation.get("then", {})}
 
 
 class Copy:
@@ -309,7 +316,7 @@ def run(args) -> int:
         copy = slots.get()
         try:
             outcome = noticed_by_less(results, args.suite, mutation) or measure(
-                copy, mutation, args.suite, seconds, args.near)
+                copy, then(mutation) if args.old else mutation, args.suite, seconds, args.near)
         finally:
             slots.put(copy)
         with lock:
