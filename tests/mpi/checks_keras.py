@@ -228,13 +228,15 @@ def what_keras_accumulates_is_exchanged_once():
 
 @check
 def sparse_gradients_of_several_passes():
-    for kind, options in covering(itertools.product(SGD, ((), ("sparse_as_dense", True), ("backward_passes_per_step", 2)))):
+    ways = (False, 1, False), (True, 1, False), (False, 2, True), (False, 2, False)
+    for kind, (dense, passes, average) in covering(itertools.product(SGD, ways)):
         api, sgd = SGD[kind]
         table = api.layers.Embedding(50, 4)
         table.build(None)
         (rows,) = table.trainable_variables
         rows.assign(tf.zeros((50, 4)))
-        optimizer = DistributedOptimizer(sgd(1.0), compression="dense/raw", op=hvd.Sum, **dict([options] if options else []))
+        optimizer = DistributedOptimizer(sgd(1.0), compression="dense/raw", op=hvd.Sum, sparse_as_dense=dense,
+                                         backward_passes_per_step=passes, average_aggregated_gradients=average)
 
         def step(indices, table=table, rows=rows, optimizer=optimizer):
             with tf.GradientTape() as tape:
@@ -249,7 +251,9 @@ def sparse_gradients_of_several_passes():
         expected = np.zeros(50)
         expected[[*range(hvd.size()), *range(10, 10 + hvd.size())]] = -1
         expected[40] = -3 * hvd.size()
-        assert np.allclose(np.asarray(rows)[:, 0], expected), (kind, options, np.asarray(rows)[:, 0])
+        expected /= passes if average else 1
+        case = (kind, dense, passes, average)
+        assert np.allclose(np.asarray(rows)[:, 0], expected), (case, np.asarray(rows)[:, 0])
 
 
 @check
