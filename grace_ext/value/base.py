@@ -22,8 +22,8 @@ class ValueCodec(Stage):
     needs_chunks = False
 
     def for_chunks(self, count: int) -> "ValueCodec":
-        """The same codec where each chunk has `count` of the values."""
-        return self
+        """The same codec where each chunk has `count` of the values. Of codecs with needs_chunks only."""
+        raise NotImplementedError
 
     def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         """values: float32[k], finite, k >= 1 -> (payload uint8[m], order uint32[k] or None)."""
