@@ -249,7 +249,7 @@ def run_bench(arguments) -> int:
 
 def advise(arguments) -> int:
     """Predict the step with and without compression, with this machine's codecs; say what to use, if anything."""
-    keys = ("params", "step_time", "bandwidth", "workers", "per_host", "latency", "overlap", "strict")
+    keys = ("params", "step_time", "bandwidth", "workers", "per_host", "latency", "overlap", "strict", "optimizer")
     print(advisor.report(advisor.advise(**{key: getattr(arguments, key) for key in keys})))
     return 0
 
@@ -303,7 +303,9 @@ def _add_advise_arguments(parser: argparse.ArgumentParser) -> None:
     add("--latency", type=seconds, default=1e-4, metavar="T", help="of a message (default: 100us)")
     add("--overlap", type=float, default=0.5, metavar="X", help="share of the step that the exchange can hide behind "
         "(default: %(default)s)")
-    add("--strict", action="store_true", help="recommend only what leaves the training as it is")
+    add("--strict", action="store_true", help="recommend only what does no more than round every element")
+    add("--optimizer", choices=advisor.OPTIMIZERS, help="sgd: with momentum; adam: AdamW and its kin, too. Only what was "
+        "shown to keep accuracy with it is recommended (default: with all of them)")
 
 
 def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,8 @@
 """The advisor: its predictions against the model worked out by hand, the survey's exercises, and its command."""
 
+import itertools
 import math
+from pathlib import Path
 
 import pytest
 
@@ -48,8 +50,8 @@ def test_what_hides_behind_the_step_costs_nothing():
 @pytest.mark.parametrize("params, step_time, bandwidth, workers, per_host, strict, label", [
     # Computation takes more than twice as long as communication: nothing.
     (25_000_000, 0.1, 400e9, 8, 8, False, "none"), (25_000_000, 0.1, 100e9, 8, 1, True, "none"),
-    # In between: fp16 or 8 bits where the training must stay as it is, top-k otherwise.
-    (100_000_000, 0.1, 64e9, 8, 1, True, "fp16"), (100_000_000, 0.1, 20e9, 8, 1, True, "8 bits"),
+    # In between: fp16 where the training must stay as it is, top-k otherwise.
+    (100_000_000, 0.1, 64e9, 8, 1, True, "fp16"), (100_000_000, 0.1, 20e9, 8, 1, True, "fp16"),
     (100_000_000, 0.1, 20e9, 8, 1, False, "default"),
     # Exercise 3: 64 hosts of 8 GPUs, 100 Gbit/s, 10**9 parameters, 100 ms.
     (10**9, 0.1, 100e9, 512, 8, False, "default"), (10**9, 0.1, 100e9, 512, 8, True, "fp16"),
@@ -57,7 +59,8 @@ def test_what_hides_behind_the_step_costs_nothing():
     (175 * 10**9 // 8, 1.0, 400e9, 64, 8, False, "default")])
 def test_the_exercises_of_the_survey(params, step_time, bandwidth, workers, per_host, strict, label):
     """With codecs and a network as fast as an accelerator's."""
-    advice = advise(params, step_time, bandwidth, workers, per_host=per_host, latency=1e-6, strict=strict, codecs=FREE)
+    advice = advise(params, step_time, bandwidth, workers, per_host=per_host, latency=1e-6, strict=strict, optimizer="sgd",
+                    codecs=FREE)
     assert advice.recommended.way.label == label, advisor.report(advice)
 
 
@@ -77,16 +80,58 @@ def test_slow_codecs_are_no_help():
 
 
 def test_of_ways_that_are_as_fast_the_most_exact_is_recommended():
-    advice = advise(10_000_000, 1.0, 1e9, 2, overlap=0.15, codecs=FREE)
+    advice = advise(10_000_000, 1.0, 1e9, 2, overlap=0.15, optimizer="sgd", codecs=FREE)
     found = by_label(advice)
     assert found["default"].step_seconds <= found["fp16"].step_seconds <= 1.05 * found["default"].step_seconds
     assert advice.recommended is found["fp16"]
 
 
 def test_strict_says_what_it_leaves_out():
-    advice = advise(10_000_000, 0.1, 1e8, 4, strict=True, codecs=FREE)
-    assert advice.recommended.way.strict
-    assert "strict" in advice.reason
+    advice = advise(10_000_000, 0.1, 1e8, 4, strict=True, optimizer="sgd", codecs=FREE)
+    assert advice.recommended.way.rounds
+    assert "'default' would be" in advice.reason and "strict does not allow" in advice.reason
+
+
+@pytest.mark.parametrize("optimizer", ["adam", None])
+def test_speed_without_accuracy_is_not_recommended(optimizer):
+    """On a link on which top-k is many times as fast, but was not shown to keep accuracy with this optimizer."""
+    advice = advise(100_000_000, 0.1, 1e8, 4, optimizer=optimizer, codecs=FREE)
+    assert advice.recommended.way.label == "fp16", advisor.report(advice)
+    default, tenth = (next(line for line in advice.reason.splitlines() if line.startswith(repr(label)))
+                      for label in ("default", "top 0.1 %"))
+    assert "it lost accuracy: -1.65 points with adam" in default
+    assert "was not shown to keep accuracy with" in tenth and "adam" in tenth
+    assert ("it was with sgd" in default) == ("it was with sgd" in tenth) == (optimizer is None)
+    assert "dense/qsgd:8" in advisor.report(advice) and "not shown" in advisor.report(advice)
+
+
+def test_a_recommendation_says_what_accuracy_rests_on():
+    advice = advise(100_000_000, 0.1, 1e8, 4, optimizer="sgd", codecs=FREE)
+    assert advice.recommended.way.label == "top 0.1 %"
+    for part in ("memory='dgc:nesterov=true'", "without momentum", "warmup", "-0.42 points with sgd", "docs/memories.md"):
+        assert part in advice.reason, part
+
+
+def table_of(page, heading):
+    """The rows of the first table below a heading of a page of docs/, by their label: {label: {column: cell}}."""
+    text = (Path(__file__).parent.parent / "docs" / page).read_text()
+    lines = iter(text[text.index(heading):].splitlines())
+    cells = [line.strip("|").split("|") for line in itertools.takewhile(
+        lambda line: line.startswith("|"), itertools.dropwhile(lambda line: not line.startswith("|"), lines))]
+    columns = [cell.strip() for cell in cells[0]]
+    return {row[0].strip(): dict(zip(columns, map(str.strip, row), strict=True)) for row in cells[2:]}
+
+
+@pytest.mark.parametrize("found", [found for way in WAYS for found in way.evidence], ids=str)
+def test_evidence_is_that_of_the_documentation(found):
+    if found.page == "memories.md":
+        row = table_of(found.page, "# Memories")[found.row]
+        assert float(row["difference, in points"]) == found.points
+        assert sum(column.startswith("seed ") for column in row) == found.seeds
+    else:
+        table = table_of(found.page, "### Embedding and LSTM")
+        accuracy, plain = (float(table[label]["accuracy"].rstrip("%")) for label in (found.row, "Horovod fp16"))
+        assert accuracy - plain == pytest.approx(found.points)
 
 
 def test_the_hosts_link_is_shared_in_an_alltoall():
@@ -99,7 +144,8 @@ def test_the_hosts_link_is_shared_in_an_alltoall():
 
 @pytest.mark.parametrize("wrong", [
     {"params": 0}, {"params": 1.5}, {"step_time": 0}, {"step_time": float("nan")}, {"bandwidth": -1},
-    {"bandwidth": float("inf")}, {"workers": 1}, {"per_host": 0}, {"per_host": 3}, {"latency": -1}, {"overlap": 1.5}])
+    {"bandwidth": float("inf")}, {"workers": 1}, {"per_host": 0}, {"per_host": 3}, {"latency": -1}, {"overlap": 1.5},
+    {"optimizer": "rmsprop"}])
 def test_numbers_that_make_no_sense(wrong):
     (name,) = wrong
     with pytest.raises(ConfigError, match=name):
@@ -108,7 +154,7 @@ def test_numbers_that_make_no_sense(wrong):
 
 def test_codecs_are_measured_here(monkeypatch):
     monkeypatch.setattr(advisor, "_MEASURED", 2**16)
-    advice = advise(1_000_000, 0.01, 1e8, 4)
+    advice = advise(1_000_000, 0.01, 1e8, 4, optimizer="sgd")
     assert advice.recommended.way.label in ("default", "top 0.1 %")
     for one in advice.predictions[1:]:
         assert 0 < one.codec_seconds < math.inf
@@ -122,6 +168,11 @@ def test_the_command(monkeypatch, capsys):
     assert main([*arguments, "--bandwidth", "100mbit"]) == 0
     table = capsys.readouterr().out
     assert all(way.label in table for way in WAYS)
+    assert "fp16  *" in table
+    assert main([*arguments, "--bandwidth", "100mbit", "--optimizer", "sgd"]) == 0
+    assert "top 0.1 %  *" in capsys.readouterr().out
+    assert main([*arguments, "--bandwidth", "100mbit"]) == 0
+    table = capsys.readouterr().out
     assert "times as fast as none" in table
     assert main([*arguments, "--bandwidth", "400gbit"]) == 0
     assert "do not compress" in capsys.readouterr().out
