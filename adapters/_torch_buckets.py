@@ -192,8 +192,10 @@ class TorchBuckets:
             self._scale_now = float(self._scale())
         room = self._rooms[bucket.name]
         room.clear(self.parameters[tensor.name] for tensor in bucket.tensors)
-        self.exchange.start(bucket, functools.partial(self._pack, bucket, self._prescale / self._unit(bucket)),
-                            room.out if bucket.device == "cpu" else None)
+        pack = functools.partial(self._pack, bucket, self._prescale / self._unit(bucket))
+        if torch.device(bucket.device).type == "cuda":
+            pack = functools.partial(_on_stream, torch.cuda.current_stream(bucket.device), pack)
+        self.exchange.start(bucket, pack, room.out if bucket.device == "cpu" else None)
 
     def _unit(self, bucket: Bucket) -> float:
         """What a bucket's gradients are divided by on their way: a memory keeps what is left of them beyond this step, and
@@ -291,3 +293,10 @@ class TorchBuckets:
                 own = (own if own.layout == torch.strided else own.to_dense()).flatten() * self._prescale
                 summed = self.exchange.transport.allreduce(f"{self.prefix}.new.{name}", own.numpy()).wait()
                 p.grad = as_gradient(p, torch.from_numpy(summed * np.float32(self.exchange.weight)).view(p.shape))
+
+
+def _on_stream(stream: torch.cuda.Stream, pack: Callable, *out):
+    """In the worker's thread, of which each has a current stream of its own: what it does with a bucket comes behind what
+    backward has queued, as the user may run backward on another stream than the default one."""
+    torch.cuda.set_stream(stream)
+    return pack(*out)
