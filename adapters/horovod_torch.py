@@ -408,7 +408,7 @@ class _Methods:
         """
         saved = state_dict.get(checkpoint.KEY)
         # The optimizer first: what its memory is may depend on it, as that of 1-bit Adam does.
-        self._plain.load_state_dict(self, {key: value for key, value in state_dict.items() if key != checkpoint.KEY})
+        self._load_plain({key: value for key, value in state_dict.items() if key != checkpoint.KEY})
         self._connection.load(None if saved is None else to_numpy(saved))
 
     def consolidate_state_dict(self, to=0):

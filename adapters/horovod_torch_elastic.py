@@ -16,6 +16,17 @@ from ._torch_state import to_numpy
 class CompressedOptimizer:
     """A base of all wrapped optimizers: by it Horovod finds their handler."""
 
+    def _load_plain(self, state_dict: dict) -> None:
+        """The wrapped optimizer's state, into the list and the dict that it has in common with the optimizer before wrapping:
+        a learning-rate scheduler of that one goes on setting the rates of this one."""
+        groups, states = self.param_groups, self.state
+        self._plain.load_state_dict(self, state_dict)
+        groups[:] = self.param_groups
+        loaded = dict(self.state)
+        states.clear()
+        states.update(loaded)
+        self.param_groups, self.state = groups, states
+
 
 class CompressedOptimizerStateHandler(horovods.OptimizerStateHandler):
     """Every rank saves and restores its own memory. `sync` gives all ranks the optimizer's own state of rank 0, and connects
@@ -28,7 +39,7 @@ class CompressedOptimizerStateHandler(horovods.OptimizerStateHandler):
     def restore(self):
         saved = dict(self._saved_optimizer_state)
         self.value._connection.go_back(to_numpy(saved.pop(checkpoint.KEY)))
-        self.value._plain.load_state_dict(self.value, saved)
+        self.value._load_plain(saved)
 
     def sync(self):
         if self._synced:  # Horovod was shut down and initialized meanwhile

@@ -223,6 +223,21 @@ def a_state_dict_is_copied_pickled_and_read_by_plain_optimizers():
 
 
 @check
+def a_scheduler_made_before_wrapping_sets_the_rates_after_a_state_was_loaded():
+    _, first = trained()
+    saved = through_a_file(first.state_dict())
+    net = Net(1)
+    plain = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+    optimizer = compressed("topk:0.01")(plain, net.named_parameters())
+    optimizer.load_state_dict(saved)
+    assert optimizer.state and plain.state is optimizer.state
+    steps(net, optimizer, batches(1))
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0] == 0.025
+
+
+@check
 def what_has_no_place_is_left_out_and_told():
     net, optimizer = trained()
     state = through_a_file(optimizer.state_dict())
