@@ -88,7 +88,8 @@ def _settled(kind: str, program: dict, ranks: int, known: dict) -> dict:
     def simplest(*names):
         p.update({name: known[name][0] for name in names if name in known})
 
-    if ranks > 2:  # what a sum is rounded to can turn over a selection, and what divides by tiny numbers
+    if ranks > 2:  # what a sum is rounded to can turn over a selection, a rounding, and what divides by tiny numbers
+        simplest("dtype")
         if p["spec"] in LOSSY:
             simplest("spec", "memory")
         if p["optimizer"] not in ("SGD", "momentum"):
@@ -106,10 +107,12 @@ def _settled(kind: str, program: dict, ranks: int, known: dict) -> dict:
             simplest("spec", "memory")
         if kind == "ddp":
             simplest("gradient_as_bucket_view", "static_graph")
-    if p["optimizer"] == "RMSprop" and p["implementation"] == "fused":
-        simplest("implementation")
+    if p["implementation"] == "fused" and (p["optimizer"] == "RMSprop" or p["frozen"] in ("later", "until")):
+        simplest("implementation")  # torch's fused SGD takes no parameter that comes later
     if p["dtype"] != "float32":
         simplest("scaler", "closure", "clip", "predivide", "join", "kept", "unused", "frozen")
+        if p["dtype"] == "float16" and p["optimizer"] != "SGD":  # the others divide by what float16 takes for zero
+            p["optimizer"] = "momentum"
         if p["implementation"] == "fused":
             simplest("implementation")
     if p["closure"]:
@@ -426,6 +429,7 @@ _BY_HAND = """
             self.rules, self.memory, self.residuals = grace_ext.policy.Rules(spec, rules), memory, residuals
 
         def average(self, name, gradient, gather, weight):
+            gradient = gradient.to_dense() if gradient.is_sparse else gradient
             compressor = self.rules.choose(name, gradient.numel(), gradient.dim())
             wanted = gradient.detach().float().contiguous().flatten().numpy()
             if compressor == self.rules.dense:
