@@ -3,16 +3,16 @@
 OUT/running.py is the program that runs, OUT/tried what was tried so far, and OUT/found.py the simplest that failed.
 """
 
+import functools
+import importlib
 import os
 import random
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
 
 import programs
-import torch
 
 
 class Job:
@@ -20,14 +20,12 @@ class Job:
 
     def __init__(self, kind: str):
         self.kind = kind
-        torch.set_num_threads(1)
-        if kind == "horovod":
-            import horovod.torch as hvd
-
+        if kind in ("horovod", "tensorflow"):
+            hvd = importlib.import_module(f"horovod.{'torch' if kind == 'horovod' else kind}")
             hvd.init(process_sets="dynamic")
             self.rank, self.ranks = hvd.rank(), hvd.size()
             self.names = {"SOME": hvd.add_process_set([0, 1])} if hvd.size() > 2 else {}
-            self._gather = lambda value: hvd.allgather_object(value, name="fuzz")
+            self._gather = functools.partial(hvd.allgather_object, name="fuzz")
             self._close = hvd.shutdown
         else:
             import torch.distributed as dist
@@ -37,8 +35,10 @@ class Job:
             self._gather, self._close = self._gather_by_group, dist.destroy_process_group
 
     def _gather_by_group(self, value):
+        import torch.distributed as dist
+
         gathered = [None] * self.ranks
-        torch.distributed.all_gather_object(gathered, value)
+        dist.all_gather_object(gathered, value)
         return gathered
 
     def close(self) -> None:
@@ -59,41 +59,43 @@ class Job:
         return self._gather(error)
 
 
-def disturb(seed: int) -> None:
-    """Threads take turns at other moments: from the seed, a switch interval of its own, and pauses in the worker's thread and
-    before collectives."""
-    rng = random.Random(seed)
-    sys.setswitchinterval(10 ** rng.uniform(-6, -2.3))
-    if rng.random() < 0.5:
-        return
-    from grace_ext.exchange import Exchange
+class Pauses:
+    """Random pauses in the threads that start a bucket, those of hooks, and around packing, in the worker's thread."""
 
-    plain = getattr(Exchange, "_plain_start", Exchange.start)
-    Exchange._plain_start = plain
-    share, longest = rng.random(), 10 ** rng.uniform(-5, -2)
+    def __init__(self):
+        from grace_ext.exchange import Exchange
 
-    def pause():
-        if rng.random() < share:
-            time.sleep(rng.random() * longest)
+        start = Exchange.start
 
-    def start(self, bucket, pack, *out):
-        def slow_pack(*args):
-            pause()
-            result = pack(*args)
-            pause()
-            return result
+        def start_with_pauses(exchange, bucket, pack, *out):
+            def slow_pack(*args):
+                self._pause()
+                result = pack(*args)
+                self._pause()
+                return result
 
-        pause()
-        return plain(self, bucket, slow_pack, *out)
+            self._pause()
+            return start(exchange, bucket, slow_pack, *out)
 
-    Exchange.start = start
+        Exchange.start = start_with_pauses
+
+    def draw(self, seed: int) -> None:
+        """Threads take turns in other intervals, and in every other program they pause."""
+        self._random = random.Random(seed)
+        sys.setswitchinterval(10 ** self._random.uniform(-6, -2.3))
+        self._share = self._random.random() if seed % 2 else 0.0
+        self._longest = 10 ** self._random.uniform(-5, -2)
+
+    def _pause(self) -> None:
+        if self._random.random() < self._share:
+            time.sleep(self._random.random() * self._longest)
 
 
 def main() -> None:
     kind, out, first, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    job = Job(kind)
+    job, pauses = Job(kind), Pauses()
     for seed in range(first, first + count):
-        disturb(seed + 1000003 * job.rank)
+        pauses.draw(seed + 1000003 * job.rank)
         program = programs.draw(kind, seed, job.ranks)
         if job.rank == 0:
             (out / "running.py").write_text(programs.source(kind, program, job.ranks))
@@ -102,7 +104,8 @@ def main() -> None:
             simplest, errors = made_simple(job, program, errors)
             if job.rank == 0:
                 told = "".join(f"rank {rank}:\n{error}\n" for rank, error in enumerate(errors) if error)
-                (out / "found.py").write_text(f'"""Seed {seed}.\n\n{told}"""\n\n' + programs.source(kind, simplest, job.ranks))
+                script = programs.source(kind, simplest, job.ranks)
+                (out / "found.py").write_text(f'"""Seed {seed}.\n\n{told}"""\n\n{script}')
             break
         if job.rank == 0:
             (out / "tried").write_text(str(seed + 1 - first))
@@ -123,5 +126,4 @@ def made_simple(job: Job, program: dict, errors: list) -> tuple[dict, list]:
 
 
 if __name__ == "__main__":
-    threading.current_thread().name = "main"
     main()
