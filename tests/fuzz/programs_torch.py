@@ -525,7 +525,7 @@ _COMPARE = """
         assert len(ours) == len(plain), f"{{len(ours)}} tensors, and {{len(plain)}} of the plain loop"
         for number, (a, b) in enumerate(zip(ours, plain, strict=True)):
             what = f"tensor {{number}} of {{tuple(a.shape)}}, {{a.dtype}},"
-            assert (a.shape, a.dtype) == (b.shape, b.dtype), f"{{what}} is {{tuple(b.shape)}}, {{b.dtype}}, of the plain loop"
+            assert (a.shape, a.dtype) == (b.shape, b.dtype), f"{{what}} is {{tuple(b.shape)}}, {{b.dtype}} plainly"
             assert {same}, f"{{what}} differs by {{(a.double() - b.double()).abs().max():.3g}}"
     """
 _MAIN = {"horovod": """
