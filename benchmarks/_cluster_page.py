@@ -70,9 +70,8 @@ def summary(results: Results) -> str:
         for rate in results.rates(model):
             steps = [milliseconds(results.step(model, rate, config)) + CUT * results.is_cut(model, rate, config)
                      if results.get(model, rate, config) else "" for config in shown]
-            until = [results.seconds_to(model, rate, config) if results.get(model, rate, config) else None
-                     for config in (BASELINE, "allgather")]
-            rows.append([MODELS[model], RATES[rate], *steps, *(f"{seconds:,.0f}" if seconds else "" for seconds in until)])
+            until = [_until(results, model, rate, config, "{:,.0f}") for config in (BASELINE, "allgather")]
+            rows.append([MODELS[model], RATES[rate], *steps, *until])
     return "\n\n".join([
         as_markdown(rows),
         "Four hosts (network namespaces, links limited by `tc`) share two cores, so without a limit, too, what "
@@ -80,6 +79,14 @@ def summary(results: Results) -> str:
         "started each with the launcher that makes it the fastest. †: the median of some tens of steps, and the accuracies "
         "of the same steps without a limit. All configurations, bytes and curves: [docs/benchmarks.md](docs/benchmarks.md).",
         f"{measured(results)}, by `python benchmarks/cluster.py --data DIR --readme README.md`."])
+
+
+def _until(results: Results, model: str, rate: str, config: str, form: str) -> str:
+    """The seconds until the accuracy to compare by; empty where they were not measured."""
+    if not results.get(model, rate, config):
+        return ""
+    seconds = results.seconds_to(model, rate, config)
+    return form.format(seconds) if seconds else "not reached" if results.curve(model, rate, config) else ""
 
 
 def measured(results: Results) -> str:
@@ -100,11 +107,11 @@ def table(results: Results, model: str, rate: str, target: float | None) -> list
     for config in results.configs(model, rate):
         key = (model, rate, config)
         run, step, codec = results.get(*key), results.step(*key), results.codec(*key)
-        curve, until = results.curve(*key), results.seconds_to(*key)
+        curve = results.curve(*key)
         rows.append([LABELS[config] + CUT * results.is_cut(*key), milliseconds(step), milliseconds(compute),
                      milliseconds(codec) if config in OURS else "", milliseconds(max(0.0, step - compute - codec)),
                      milliseconds(run["core"]), size(run["sent"]), f"{curve[-1][1]:.2%}" if curve else "",
-                     f"{until:.1f}" if until else "not reached" if target and curve else "",
+                     _until(results, *key, "{:.1f}") if target else "",
                      f"1/{base / step:.1f}" if base and step < base else f"{step / base:.2f}" if base else ""])
     return rows
 

@@ -3,8 +3,9 @@
 Xu et al., DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning, NeurIPS 2021,
 section 4 and appendix B; Bloom, Space/time trade-offs in hash coding with allowable errors, 1970. The hash functions
 are the 32-bit finalizer of MurmurHash3, of a group of 64 positions instead of each by itself: 64 are queried with as many
-memory accesses as one would need, at the same rate of false positives (kernels/bloom.py says how). On every gradient
-that was measured it needs more bits than the lossless codecs do.
+memory accesses as one would need, at the same rate of false positives (kernels/bloom.py says how). P2 gives every positive
+a score, from the sizes of all the conflict sets that it is in, and takes the highest, where the paper draws from one set
+after the other, the smallest first. On every gradient that was measured it needs more bits than the lossless codecs do.
 """
 
 import math
@@ -34,7 +35,7 @@ def filter_size(r: int, fpr: float) -> tuple[int, int]:
 @register
 class Bloom(IndexCodec):
     """policy: what receivers rebuild. p0: all positives. Of the r (as many as were selected) that the others take: p1 at
-    random, p2 by conflict sets, leftmost, middle and rightmost by position; naive: the first r, with the values of the
+    random, p2 by their conflict sets, leftmost, middle and rightmost by position; naive: the first r, with the values of the
     selected positions in their order, so that values shift (for study only). fpr: the share of false positives
     among the other positions, 1e-6 to 0.9. seed: 0 to 2**32 - 1, of the hash functions and of random choices.
 

@@ -21,7 +21,8 @@ from .threshold import above
 @register
 class RandomK(Sparsifier):
     """density: the share of elements to send, above 0 and at most 1; at least one element. unbiased: multiply them by
-    d / k, so that the average over steps is the gradient; for memory `none` only."""
+    d / k, so that the average over steps is the gradient; for memory `none` only. Ranks share the positions, so the mean of
+    n ranks varies as much as what one sends, not 1/n of it."""
 
     name = "randomk"
     shared = True

@@ -2,8 +2,9 @@
 
 DeepReduce's Fit-Poly: Xu et al., DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning, NeurIPS
 2021, section 5 and appendix C. A segment is split where it is furthest from its chord (Lemma 10); Remark 4's number of
-segments depends on the unit of the gradient, so here it grows with the logarithm of the number of values. The order of
-the values costs ceil(log2 k) bits each, more than the whole of an 8-bit quantizer.
+segments depends on the unit of the gradient, so here it grows with the logarithm of the number of values. Splitting one
+segment after the other is greedy: the error need not be within the bound of Lemma 12, which is that of the best knots. The
+order of the values costs ceil(log2 k) bits each, more than the whole of an 8-bit quantizer.
 """
 
 import numpy as np
