@@ -47,7 +47,7 @@ def chance(rng: np.random.Generator, share: float) -> bool:
 def mutate(data: bytes, rng: np.random.Generator, donor: bytes) -> bytes:
     """Bytes set, flipped, cut out, put in, or copied from other ones, in one place; half of the time near the beginning."""
     size = len(data)
-    at = int(rng.integers(min(size, 24) if chance(rng, 0.5) else size)) if size else 0
+    at = int(rng.integers(min(size, pick(rng, (8, 48))) if chance(rng, 0.5) else size)) if size else 0
     change = int(rng.integers(8))
     if change == 0:
         return data[:at] + bytes([pick(rng, (0, 1, 127, 128, 254, 255))]) + data[at + 1:]
