@@ -36,8 +36,7 @@ DTYPES = (np.float16, np.float32, np.float64)
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 #: For scripts: what the functions below use.
-IMPORTS = """import sys, threading, tracemalloc
-sys.path.insert(0, "tests")  # of the checkout, for its second decoder
+IMPORTS = """import threading, tracemalloc
 import numpy as np
 import grace_ext
 from grace_ext import ContainerError, ExchangeError, cli, registry
@@ -47,8 +46,11 @@ from grace_ext.decoder import add_all, decode_rows, decode_sum
 from grace_ext.federated import Client, Rejected
 from grace_ext.federated.messages import Down, Up, read_up
 from grace_ext.rng import Stream
-import reference
 np.seterr(all="ignore")
+"""
+REFERENCE = """import sys
+sys.path.insert(0, "tests")  # of the checkout
+import reference
 """
 
 
@@ -415,8 +417,9 @@ def check(way: Callable, blob: bytes, size: int, dense: np.ndarray | None, other
 
 def found(error: Exception, way: Callable, blob: bytes, size: int, other: bytes) -> fuzzing.Found:
     used = {by_exchanges: (Wire,), by_memory: (peak,)}.get(way, ())
+    imports = IMPORTS + REFERENCE if way is by_the_specification else IMPORTS
     return fuzzing.Found(fuzzing.script(
-        error, IMPORTS, (dense_of, same, *used, way), f"blob = bytes.fromhex({blob.hex()!r})",
+        error, imports, (dense_of, same, *used, way), f"blob = bytes.fromhex({blob.hex()!r})",
         f"other = bytes.fromhex({other.hex()!r})", f"{way.__name__}(blob, {size}, dense_of(blob, {size}), other)"))
 
 
