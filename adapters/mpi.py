@@ -187,7 +187,7 @@ class FederatedServer:
     def _keep_pace(self, client: int, received: int) -> None:
         """Its update has come."""
         computed = self._computed.pop(client, None)
-        if self.paces and computed is not None:
+        if self.paces and computed is not None and client in self._asked:  # not if that was a server before this one
             at, sent = self._asked[client]
             self.paces[client].add(sent + received, time.monotonic() - at, computed)
 

@@ -357,6 +357,42 @@ def test_a_broken_client_is_not_believed_and_training_goes_on(what, reason):
     assert set(play(server, clients).taken) == set(range(CLIENTS))
 
 
+@pytest.mark.parametrize("wrong", [None, "GXF2", 5, [1, 2], np.zeros(100), np.zeros((2, 40), np.uint8), np.array(None)])
+def test_what_is_no_buffer_of_bytes_is_refused(wrong):
+    server, (client, *_) = make()
+    server.begin_round()
+    down = server.message_for(0)
+    with pytest.raises(Rejected, match="malformed: "):
+        server.receive(0, wrong)
+    with pytest.raises(ContainerError):
+        client.receive(wrong)
+    client.receive(down.tobytes())
+    server.receive(0, client.update(start(), 1.0).tobytes())
+    assert server.end_round().taken == [0]
+
+
+@pytest.mark.parametrize("memory", ["none", "ef21"])
+@pytest.mark.parametrize("longest", [2.0**100, 3e38])
+def test_no_update_takes_the_model_to_inf(memory, longest):
+    """Whatever the limit of norms, and where nothing is known that an update could be compared with."""
+    server = Server(start(), 2, "dense/raw", memory=memory, norm_limit=math.inf)
+    clients = [Client(start(), "dense/raw", memory=memory, number=number) for number in range(2)]
+    with np.errstate(all="raise", under="ignore"):
+        for _ in range(5):
+            for number in server.begin_round():
+                clients[number].receive(server.message_for(number))
+                change = np.zeros(D, np.float32)
+                change[number] = longest * (-1)**server.round if memory == "ef21" else longest
+                message = clients[number].update_by(change, 1.0)
+                if longest > 2**100:
+                    with pytest.raises(Rejected, match="norm: "):
+                        server.receive(number, message)
+                else:
+                    server.receive(number, message)
+            report = server.end_round()
+            assert np.isfinite(server.model).all() and math.isfinite(report.norm)
+
+
 @pytest.mark.parametrize("spec", ["panthalia", "dct:64/topk:1.0:per=chunk/raw/raw", "dct:256/topk:1.0/raw/raw"])
 @pytest.mark.parametrize("d", [1, 10, 5000])
 def test_small_models_may_have_transforms_that_fill_them_up(spec, d):
@@ -564,6 +600,20 @@ def test_clients_that_send_zeros_do_not_switch_the_norm_check_off():
     assert round_of().taken == [0, 1, 2, 3, 4]
     changes |= {3: 5.0}
     assert round_of().taken == [0, 1, 2, 3, 4] and server.rejections == {"norm": 6}
+
+
+def test_what_is_too_large_does_not_decide_on_what_others_may_send():
+    """Client 2 is refused with and without the update of client 3, which takes the median up from 1 to 2.5."""
+    taken = []
+    for longest in (None, 1e6):
+        server = Server(start(), 4, "dense/raw", memory="none", norm_limit=2.0)
+        clients = [Client(start(), "dense/raw", memory="none", number=number) for number in range(4)]
+        for number, norm in zip(server.begin_round(), (1.0, 1.0, 4.0, longest), strict=True):
+            clients[number].receive(server.message_for(number))
+            if norm is not None:
+                server.receive(number, clients[number].update_by(np.eye(1, D, dtype=np.float32)[0] * np.float32(norm), 1.0))
+        taken.append(server.end_round().taken)
+    assert taken == [[0, 1], [0, 1]]
 
 
 def test_whose_update_could_not_be_compared_is_saved_and_counts_once_there_are_others(tmp_path):

@@ -264,3 +264,12 @@ def test_options(error):
         Lloyd(error)
     with pytest.raises(ConfigError, match="allowed: none, huffman, ans"):
         Lloyd(entropy="zip")
+
+
+def test_levels_that_float32_rounds_are_no_error():
+    """Also where numpy is to raise one."""
+    head = np.array([(5, 1e-45, 1e-45, 0)], [("most", "u1"), ("start", "<f4"), ("step", "<f4"), ("escapes", "<u4")])
+    section, out = np.concatenate([head.view(np.uint8), np.zeros(5, np.uint8), np.array([3, 6], np.uint8)]), np.ones(9, "f4")
+    with np.errstate(all="raise"):
+        Lloyd.decode(section, out)
+    assert (out == np.float32(1e-45)).all()

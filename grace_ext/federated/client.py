@@ -47,7 +47,7 @@ class Client:
     def receive(self, message: np.ndarray) -> np.ndarray:
         """The model to train on, float32[d], a copy. Raises ContainerError for what is no such message, and for one that
         goes on from a round that this client has not seen; the model stays as it was."""
-        down, containers = read_down(np.asarray(message), self.size)
+        down, containers = read_down(message, self.size)
         if down.base not in (FRESH, self.round):
             raise ContainerError(f"a message of round {down.round} that goes on from round {down.base}; this client is at "
                                  f"round {self.round}")

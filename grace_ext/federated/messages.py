@@ -86,7 +86,7 @@ def _largest(domain: int) -> int:
 
 def read_down(data: np.ndarray, size: int) -> tuple[Down, list[Container]]:
     """data: uint8[m]. Raises ContainerError."""
-    head, rest = _head(_DOWN, "down", data)
+    head, rest = _head(_DOWN, "down", container.as_bytes(data))
     round_, base, taken, count = head
     if count != (1 if base == FRESH else round_ - base) or taken >= max(round_, 1):
         raise ContainerError(f"a message of round {round_} with {count} containers on top of round {base}, "
@@ -99,6 +99,14 @@ def read_down(data: np.ndarray, size: int) -> tuple[Down, list[Container]]:
     if rest.size:
         raise ContainerError(f"{rest.size} bytes follow the {count} containers")
     return Down(round_, base, taken, blobs), parsed
+
+
+def as_message(data) -> np.ndarray:
+    """A buffer of bytes as uint8[m], without a copy. Raises Rejected."""
+    try:
+        return container.as_bytes(data)
+    except ContainerError as error:
+        raise Rejected("malformed", str(error)) from error
 
 
 def read_up(data: np.ndarray, size: int) -> tuple[Up, Container]:

@@ -24,12 +24,13 @@ from ..rng import Stream
 from .client import MEMORIES
 from .estimate import Estimate
 from .mean import Mean, Update, WeightedMean
-from .messages import FRESH, WHOLE, Down, Rejected, Up, read_up
+from .messages import FRESH, WHOLE, Down, Rejected, Up, as_message, read_up
 from .weights import Weights
 
 _EXACT = "dense/raw"
 _FEWEST = 3  # norms from which on a median says anything
 _NORMS = 32
+_LONGEST = 2.0**100  # the norm of an update; with longer ones, some rounds would take a float32 model to Inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +58,10 @@ class Server:
     and dense updates or memory "ef21" (otherwise: ConfigError; a sparse update is rejected). weights, most_samples: how much
     each client counts in a weighted or clipped mean (see Weights).
     memory: that of the clients. norm_limit: how many times the median norm of the last updates that were not 0 one may have;
-    math.inf: any. staleness: by how many rounds an update may be late; it then counts in the round in which it comes, as
-    much as others do. 0: it is rejected, and so is each update of a client that is always slower than a round. keep: rounds
-    whose containers are kept for clients that have missed them; who missed more rounds, or more bytes than the model has,
-    gets the model whole.
+    math.inf: any up to 2**100. staleness: by how many rounds an update may be late; it then counts in the round in which it
+    comes, as much as others do. 0: it is rejected, and so is each update of a client that is always slower than a round.
+    keep: rounds whose containers are kept for clients that have missed them; who missed more rounds, or more bytes than the
+    model has, gets the model whole.
     """
 
     def __init__(self, start: np.ndarray, clients: int, compression="topk:0.1/rice/qsgd:7", *, sampled: int | None = None,
@@ -179,10 +180,10 @@ class Server:
     def receive(self, client: int, message: np.ndarray) -> None:
         """The update that answers the last message for this client; between rounds it counts in the next one. Raises
         Rejected, and counts it."""
-        message = np.asarray(message)
         try:
             if client not in self._asked or client in self._came:
                 raise Rejected("late", f"client {client} is not expected to send anything now")
+            message = as_message(message)
             self._received += message.size
             self._came[client] = self._examined(client, message)
         except Rejected as error:
@@ -205,6 +206,8 @@ class Server:
         norm = _norm(self._update(client, up, parsed))
         if not math.isfinite(norm):
             raise Rejected("not finite", "the update holds a NaN or an Inf")
+        if norm > _LONGEST:
+            raise Rejected("norm", f"{norm:.4g}, where at most {_LONGEST:.4g} is allowed whatever others send")
         return up, parsed, norm
 
     @property
@@ -271,7 +274,7 @@ class Server:
             self._optimizer(self.model, mean)
         stale = {client: self.round - up.round for client, (up, _, _) in came.items() if up.round < self.round}
         report = Report(self.round, list(came), stale, missing, self._rejected,
-                        0.0 if mean is None else float(np.linalg.norm(mean)), self._sent, self._received)
+                        0.0 if mean is None else _norm(mean), self._sent, self._received)
         for client in self._came:
             self._asked.pop(client, None)
         self._chosen, self._came, self._rejected, self._sent, self._received = None, {}, {}, 0, 0
@@ -283,21 +286,30 @@ class Server:
 
         The median is that of norms above 0, so that clients which send zeros do not switch the check off. Where all but a
         few of the norms known are 0, nothing can be compared, and only zeros are taken, until so many different clients
-        have sent something else that there is a median.
+        have sent something else that there is a median. A norm that is too large is no part of the median that others are
+        judged by.
         """
         if math.isinf(self._limit):
             return {}
+        before = [one for client, one in self._unscaled.items() if client not in came]
         self._unscaled |= {client: one for client, one in came.items() if one[1] > 0}
-        seen = [*self._norms, *came.values(), *(one for client, one in self._unscaled.items() if client not in came)]
-        above = [(k, norm) for k, norm in seen if norm > 0]
-        if len(seen) < _FEWEST:
-            self._unscaled.clear()
-            return {}
-        if len(above) < min(_FEWEST, self.clients):
-            return {client: f"{norm:.4g}, where nearly all others are 0: there is nothing to compare it with"
-                    for client, (_, norm) in came.items() if norm > 0}
-        self._unscaled.clear()
-        most = {client: self._limit * self._median(k, above) for client, (k, _) in came.items()}
+        refused: dict[int, str] = {}
+        while True:
+            left = {client: one for client, one in came.items() if client not in refused}
+            seen = [*self._norms, *left.values(), *before]
+            above = [(k, norm) for k, norm in seen if norm > 0]
+            if len(seen) >= _FEWEST and len(above) < min(_FEWEST, self.clients):
+                return refused | {client: f"{norm:.4g}, where nearly all others are 0: there is nothing to compare it with"
+                                  for client, (_, norm) in left.items() if norm > 0}
+            further = self._beyond(left, above) if len(seen) >= _FEWEST else {}
+            if not further:
+                self._unscaled.clear()
+                return refused
+            refused |= further
+
+    def _beyond(self, came: dict[int, tuple[int, float]], norms: list[tuple[int, float]]) -> dict[int, str]:
+        """Of a round's updates, those which are too large for the median of these norms, and why."""
+        most = {client: self._limit * self._median(k, norms) for client, (k, _) in came.items()}
         return {client: f"{norm:.4g}, where at most {most[client]:.4g} is allowed"
                 for client, (_, norm) in came.items() if norm > most[client]}
 

@@ -79,7 +79,8 @@ class Lloyd(ValueCodec):
             fractions = payload[_HEAD.itemsize:first][np.minimum(m, FRACTIONS - 1)]
             # In float64; at the very top a level could round to Inf.
             centroids = np.minimum(start + (m + (fractions + 0.5) / 256) * step, np.finfo(np.float32).max)
-            table[most + 1:2 * most + 1] = centroids
+            with np.errstate(under="ignore"):  # whatever the caller wants to hear of: levels may round to 0
+                table[most + 1:2 * most + 1] = centroids
             table[:most] = -table[2 * most:most:-1]
         if not lloyd_decode(codes, table, escapes, out):
             raise ContainerError("lloyd: the values beyond the levels are not as many as the levels say")
