@@ -15,6 +15,9 @@ OUT ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+FUZZ_ARGS ?=
+# How long `make fuzz` goes on.
+MINUTES ?= 60
 
 SHELL := /bin/bash
 WITH_ENV := source mpirun/env.sh &&
@@ -26,7 +29,7 @@ set_up = $(HAS_PYTHON) && python3 mpirun/setup_env.py --need $(1) --python "$(PY
 HAS_PYTHON := { command -v python3 >/dev/null || { echo "[setup] error: there is no python3. Run: apt-get install \
 	python3.11 python3.11-venv python3.11-dev"; exit 1; }; }
 
-.PHONY: help setup setup-demo setup-ddp demo demo-ddp demo-tensorflow test-quick test test-all bench gradients clean
+.PHONY: help setup setup-demo setup-ddp demo demo-ddp demo-tensorflow test-quick test test-all fuzz bench gradients clean
 
 help:
 	@echo "make demo-ddp  train on Fashion-MNIST with 2 workers: PyTorch DDP, its hooks, grace_ext's; compare; no Horovod"
@@ -35,6 +38,7 @@ help:
 	@echo "make test-quick  the core's tests and one real job a framework: some minutes"
 	@echo "make test    every promise once, real ranks under every launcher: what CI runs (PYTEST_ARGS='-k container' for some)"
 	@echo "make test-all  everything under everything, before a release; keeps its result in docs/reliability.md"
+	@echo "make fuzz    look for faults at random, with other seeds each time (MINUTES=60); its table is in docs/reliability.md"
 	@echo "make bench   measure every stage against one memcpy (BENCH_ARGS=--quick for a short run)"
 	@echo "make gradients  train two examples for a moment and save gradients for bench --input in the cache folder"
 	@echo "make setup   only make the environment, .venv, whole; setup-demo and setup-ddp: what these demos need of it"
@@ -73,6 +77,9 @@ test: setup
 
 test-all: setup
 	@$(WITH_ENV) $(PYTEST) --tier all --record docs/reliability.md $(PYTEST_ARGS)
+
+fuzz: setup
+	@$(WITH_ENV) python tests/fuzz --minutes $(MINUTES) --record docs/reliability.md $(FUZZ_ARGS)
 
 bench: setup
 	@mkdir -p build
