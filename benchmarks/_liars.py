@@ -40,7 +40,7 @@ ROWS = {
     "trimmed": Row(f"trimmed mean, {LIARS / CLIENTS:.0%} at each end", TrimmedMean(LIARS / CLIENTS)),
 }
 #: By column: the parameter of the Dirichlet distribution by which clients share out each class, None: at random; and the
-#: points of a batch. The first one is judged.
+#: points of a batch.
 SETTINGS = {"clients alike": (None, 256), "alike, batches of 32": (None, 32), "unlike (LDA, alpha 1)": (1.0, 256)}
 
 
@@ -113,9 +113,9 @@ def measure() -> tuple[str, bool]:
                                    for part in (f"{value:.2f} %", "" if name == "honest" else f"{gained:+.2f}"))])
     lies = sum(row.lies for row in ROWS.values()) * len(SETTINGS) * len(SEEDS) * ROUNDS * LIARS
     refused = sum(count for rows in found.values() for runs in rows.values() for _, count in runs)
-    judged = means[next(iter(SETTINGS))]
-    lost = judged["trimmed"] - judged["honest"]
-    is_met = lost >= -BAR
+    gained = {column: of["trimmed"] - of["honest"] for column, of in means.items()}
+    judged = ", ".join(f"{'met' if points >= -BAR else '**missed**'} with {column} ({points:+.2f} points)"
+                       for column, points in gained.items())
     text = (f"Written by `benchmarks/federated.py --liars`; do not edit between the markers. {LIARS} of {CLIENTS} clients "
             f"send their update with the sign flipped and {LENGTH:g} times as long, and claim {CLAIM:g} samples. A linear "
             f"classifier of {FEATURES * CLASSES} weights on {SAMPLES} points in {CLASSES} clusters; {ROUNDS} rounds of "
@@ -125,6 +125,5 @@ def measure() -> tuple[str, bool]:
             "lies, with the same clients. What robust means lose grows with how much the updates of honest clients differ: "
             "by the noise of small batches, or by what clients have seen.\n"
             f"- Of {lies} lies, the norm check refused {refused}.\n"
-            f"- The bar, at most {BAR:g} points lost with the trimmed mean in the first column, is "
-            f"{'met' if is_met else '**missed**'} ({lost:+.2f} points).\n")
-    return text, is_met
+            f"- The bar, at most {BAR:g} points lost with the trimmed mean, is {judged}.\n")
+    return text, min(gained.values()) >= -BAR

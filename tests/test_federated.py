@@ -502,6 +502,10 @@ def test_a_saved_server_goes_on_as_if_nothing_had_happened(tmp_path, memory):
     assert other.model.tobytes() == server.model.tobytes() and other.rejections == server.rejections
     with pytest.raises(ConfigError, match="clients"):
         Server(start(), CLIENTS + 1).load(tmp_path / "server.npz")
+    np.savez(tmp_path / "older.npz", **{name: value for name, value in np.load(tmp_path / "server.npz").items()
+                                        if name not in ("asked", "unscaled")})
+    with pytest.raises(ConfigError, match="lacks asked, unscaled"):
+        other.load(tmp_path / "older.npz")
 
 
 @pytest.mark.parametrize("memory", ["residual", "ef21", "none"])

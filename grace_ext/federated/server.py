@@ -358,8 +358,11 @@ class Server:
         os.replace(f"{path}.new", path)
 
     def load(self, path) -> None:
-        """The inverse. Raises ConfigError for a state of another size or number of clients."""
+        """The inverse. Raises ConfigError for a state of another size or number of clients, or of a version without a part
+        of it."""
         with np.load(path, allow_pickle=False) as state:
+            if missing := _SAVED - set(state.files):
+                raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}: it is no server's state, or of another version")
             if state["model"].size != self.model.size or state["at"].size != self.clients:
                 raise ConfigError(f"{path} is of {state['model'].size} elements and {state['at'].size} clients, this server "
                                   f"has {self.model.size} and {self.clients}")
@@ -386,6 +389,11 @@ class Server:
                     client = int(key.removeprefix("came."))
                     self._came[client] = self._examined(client, state[key])
             self._samples = {int(client): float(one) for kind, client, one in named if kind == "samples"}
+
+
+#: What every state has.
+_SAVED = {"model", "told", "round", "norms", "unscaled", "at", "taken", "received", "asked", "gone", "history", "reasons",
+          "counts"}
 
 
 def _norm(vector: np.ndarray) -> float:
