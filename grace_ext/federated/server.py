@@ -362,7 +362,7 @@ class Server:
         of it."""
         with np.load(path, allow_pickle=False) as state:
             if missing := _SAVED - set(state.files):
-                raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}: it is no server's state, or of another version")
+                raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}: not a server's state, or an older one")
             if state["model"].size != self.model.size or state["at"].size != self.clients:
                 raise ConfigError(f"{path} is of {state['model'].size} elements and {state['at'].size} clients, this server "
                                   f"has {self.model.size} and {self.clients}")
