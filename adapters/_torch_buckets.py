@@ -21,6 +21,8 @@ from ._torch_passing import Passage
 from ._torch_room import Room, as_gradient
 from ._torch_rows import comes_as_rows
 
+JOIN_AND_CLOSURE = ("join() and step(closure): a rank without data has no loss to give; give all ranks as many batches, or "
+                    "step without a closure")
 _NONE, _DENSE, _ROWS = 0, 1, 2  # what a rank's first backward pass says of a gradient
 
 
@@ -48,6 +50,8 @@ class TorchBuckets:
         self._groups = group_names(groups, {id(p): name for name, p in parameters.items() if p.requires_grad})
         #: Whether backward has produced a gradient since the last exchange.
         self.fresh = False
+        #: Whether steps exchange what a closure returned.
+        self.has_losses = False
         self._take_part()
 
     def _take_part(self) -> None:
@@ -104,17 +108,20 @@ class TorchBuckets:
     def _agree(self, joined: bool = False) -> bool:
         """Before the first step: buckets in the order of the first rank that knows one; and each table whose gradient comes
         as rows, on all ranks that have a gradient for it, by itself. Ranks that have joined have no say. False if these are
-        all."""
+        all. Raises ConfigError on all ranks if some have joined and others have losses to exchange."""
         names = list(self.parameters)
         if not names:
             return True
         number = {name: i for i, name in enumerate(names)}
         known = set(self._produced)
         order = self._produced + [name for name in reversed(names) if name not in known]
-        own = np.array([(number[name], self._kinds.get(name, _NONE)) for name in order], "<u4").reshape(-1, 2)
+        own = np.array([*((number[name], self._kinds.get(name, _NONE)) for name in order), (self.has_losses, 0)], "<u4")
         message = np.empty(0, np.uint8) if joined else own.view(np.uint8).reshape(-1)
         received = self.exchange.transport.allgather(f"{self.prefix}.order", message).wait()
         reports = received.copy().view("<u4").reshape(-1, *own.shape)
+        if len(reports) < self.exchange.transport.size and reports[:, -1, 0].any():
+            raise ConfigError(JOIN_AND_CLOSURE)
+        reports = reports[:, :-1]
         kinds = np.zeros((len(reports), len(names)), np.uint8)
         for row, report in zip(kinds, reports, strict=True):
             row[report[:, 0]] = report[:, 1]

@@ -26,7 +26,7 @@ from grace_ext.spec import parse_stage
 from ._horovod_exit import guard_exit
 from ._horovod_lengths import Lengths, as_splits, from_itself, padded, to_itself, without_padding
 from ._horovod_options import check_reduction, prefix_of, understand_compression, weight_of
-from ._torch_buckets import TorchBuckets
+from ._torch_buckets import JOIN_AND_CLOSURE, TorchBuckets
 from ._torch_connection import Connection
 from ._torch_parts import check_options, named
 from ._torch_state import to_numpy, to_torch
@@ -208,7 +208,6 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     wrapped._plain, wrapped._named_parameters = plain, named_parameters
     wrapped._before = weakref.WeakSet([optimizer, *getattr(optimizer, "_before", ())])
     wrapped._should_synchronize, wrapped._synchronized, wrapped._asked_by_scaler = True, False, False
-    wrapped._has_closures = False
     wrapped._grad_scaler, wrapped._process_set = grad_scaler, process_set
     wrapped._passes = backward_passes_per_step
     prefix = prefix_of(process_set)
@@ -296,9 +295,8 @@ class _Methods:
         Horovod, and must not freeze or unfreeze parameters. Raises ExchangeError between backward() and step(), and
         ConfigError after step(closure), which exchanges losses as well.
         """
-        if any(optimizer._has_closures for optimizer in (self, *others)):
-            raise ConfigError("join() after step(closure): a rank without data has no loss to give; give all ranks as many "
-                              "batches, or step without a closure")
+        if any(optimizer._grace is not None and optimizer._grace.has_losses for optimizer in (self, *others)):
+            raise ConfigError(JOIN_AND_CLOSURE)
         connections = [optimizer._connection for optimizer in (self, *others)]
         with concurrent.futures.ThreadPoolExecutor(len(connections)) as threads:  # whatever the order in which they step
             last, *_ = threads.map(Connection.join, connections)
@@ -349,7 +347,8 @@ class _Methods:
                 self.synchronize()
             return loss if self._grace is None else self._grace.reduce_loss(loss)
 
-        self._has_closures = True
+        if buckets is not None:
+            buckets.has_losses = True
         return self._inner_step(synchronized)
 
     def _inner_step(self, closure=None):

@@ -201,5 +201,5 @@ def closures_that_cannot_work_are_refused():
     assert torch.equal(flat(net), before)
     assert optimizer.step(lambda: backward() and "no number") == "no number"
     assert abs(optimizer.step(lambda: (backward(), 0.25 * hvd.rank())[1]) - 0.125 * (hvd.size() - 1)) < 1e-9
-    with raises(ConfigError, "after step(closure)"):
+    with raises(ConfigError, "join() and step(closure)"):
         optimizer.join()

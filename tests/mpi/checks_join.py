@@ -10,7 +10,7 @@ from checks_rows import Words, sentences
 from harness import batches, compressed, flat, horovod, same_on_all_ranks
 from summing import on_two_hosts
 
-from grace_ext import ExchangeError
+from grace_ext import ConfigError, ExchangeError
 
 
 def run(optimizer, net, steps):
@@ -40,6 +40,21 @@ def joining_is_what_horovod_gives():
         assert last == their_last == hvd.size() - 1
         close(flat(ours), flat(theirs))
         assert optimizer.compression_stats()["steps"] == 2 * hvd.size()
+
+
+@check
+def a_rank_that_joins_before_its_first_step_is_no_match_for_closures():
+    net = small()
+    optimizer = compressed()(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
+    x, y = next(batches(1))
+
+    def backward():
+        loss = loss_of(net, x, y)
+        loss.backward()
+        return loss
+
+    with raises(ConfigError, "join() and step(closure)"):
+        optimizer.join() if hvd.rank() == 0 else optimizer.step(backward)
 
 
 @check_under_every_launcher
