@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import re
 import types
 
 import horovod.tensorflow as hvd
@@ -171,7 +172,8 @@ class Reducer:
         tables = {name for name, gradient in given.items() if isinstance(gradient, tf.IndexedSlices)}
         key = tuple((name, gradient.dtype, name in tables or tuple(gradient.shape)) for name, gradient in given.items())
         if key not in self._layouts:
-            tensors = [_tensor(name, gradient, variables[name]) for name, gradient in given.items()]
+            common = dict(zip(variables, common_names(list(variables)), strict=True))
+            tensors = [_tensor(name, gradient, variables[name], common[name]) for name, gradient in given.items()]
             with tf.init_scope():
                 float32 = {name for name, gradient in given.items() if gradient.dtype == tf.float32}
                 self._layouts[key] = _Layout(self._options, tensors, tables, float32,
@@ -287,11 +289,27 @@ def _unique(names: list[str]) -> list[str]:
     return unique
 
 
-def _tensor(name: str, gradient, variable) -> Tensor:
+def common_names(names: list[str]) -> list[str]:
+    """The same names on ranks that made other layers before: Keras calls a layer without a name dense_2 if the process has
+    made two of the class before. Here such numbers count what is in the list: dense, dense_1, and so on."""
+    numbers: dict[str, list[str]] = {}
+
+    def counted(part: str) -> str:
+        base, number = re.fullmatch(r"(.*?)(_\d+)?", part, re.DOTALL).groups(default="")
+        known = numbers.setdefault(base, [])
+        if number not in known:
+            known.append(number)
+        place = known.index(number)
+        return f"{base}_{place}" if place else base
+
+    return ["/".join(map(counted, name.split("/"))) for name in names]
+
+
+def _tensor(name: str, gradient, variable, common_name: str) -> Tensor:
     shape = variable.shape if isinstance(gradient, tf.IndexedSlices) else gradient.shape
     if not tf.TensorShape(shape).is_fully_defined():
         raise ConfigError(f"the gradient of {name!r} has the shape {shape}; it must be fully known")
-    return Tensor(name, math.prod(shape), len(shape), shape=tuple(shape))
+    return Tensor(name, math.prod(shape), len(shape), shape=tuple(shape), common_name=common_name)
 
 
 def _spec(gradient):

@@ -18,7 +18,8 @@ from .rng import Stream
 class Tensor:
     """What bucketing knows of a parameter: its unique name, element count, dimensions, where it lives, and its shape.
 
-    Without a shape it is a vector to low-rank methods.
+    Without a shape it is a vector to low-rank methods. common_name: what it is called on all ranks, where the name may
+    differ between processes.
     """
 
     name: str
@@ -26,8 +27,10 @@ class Tensor:
     ndim: int
     device: str = "cpu"
     shape: tuple[int, ...] = ()
+    common_name: str = ""
 
     def __post_init__(self):
+        self.common_name = self.common_name or self.name
         self.shape = tuple(self.shape) or (self.size,)
         if math.prod(self.shape) != self.size:
             raise ConfigError(f"tensor {self.name!r} of shape {self.shape} does not have {self.size} elements")

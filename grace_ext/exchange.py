@@ -149,8 +149,8 @@ class Exchange:
         Raises ConfigError for a schedule of an option that there is not."""
         compressors = [bucket.declared for bucket in self.buckets]
         self.schedules.check(compressors)
-        parts = [(b.name, str(b.declared), b.communicator.name, repr(b.memory), [(t.name, t.shape) for t in b.tensors])
-                 for b in self.buckets]
+        parts = [(b.name, str(b.declared), b.communicator.name, repr(b.memory),
+                  [(tensor.common_name, tensor.shape) for tensor in b.tensors]) for b in self.buckets]
         parts += [*self.schedules.signature(compressors), self._watch.signature()]
         digest = xxhash.xxh64_digest(repr((parts, self.seed, self.weight)).encode())
         return np.concatenate([np.frombuffer(digest, np.uint8), hosts.own()])
@@ -217,7 +217,7 @@ class Exchange:
         if self.schedules:
             density = self._kimad.densities.get(bucket.name) if self._kimad else None
             bucket.compressor = self.schedules.at(bucket.declared, self.step, density)
-        return Stream(self.seed, bucket.tensors[0].name, self.step, self.transport.rank)
+        return Stream(self.seed, bucket.tensors[0].common_name, self.step, self.transport.rank)
 
     def _count_ranks(self, own: int) -> None:
         """A step begins. Where no bucket says by its length how many ranks have a gradient, ask."""

@@ -81,6 +81,13 @@ def test_names_tell_variables_apart():
     assert reduce._unique(["a", "b", "a", "a"]) == ["a", "b", "a#2", "a#3"]
 
 
+def test_ranks_call_variables_the_same_whatever_they_made_before():
+    names = ["dense_2/kernel", "dense_2/bias", "norm/gamma", "dense_5/kernel", "lstm_1/lstm_cell/kernel", "dense_2/kernel#2"]
+    common = ["dense/kernel", "dense/bias", "norm/gamma", "dense_1/kernel", "lstm/lstm_cell/kernel", "dense/kernel#2"]
+    assert reduce.common_names(names) == reduce.common_names(common) == common
+    assert reduce.common_names(["block_1", "block_2", "block"]) == ["block", "block_1", "block_2"]
+
+
 def test_groups_by_number_and_by_variable():
     a, b, c = variables = [tf.Variable(1.0, name=name) for name in "abc"]
     names = {id(variable): variable.name for variable in variables}

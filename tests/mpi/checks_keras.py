@@ -77,6 +77,22 @@ def alone(api, optimizer, epochs=1):
 
 
 @check
+def a_rank_may_have_made_layers_that_others_have_not():
+    """Keras then numbers those that follow otherwise. randomk: the ranks have to draw the same positions."""
+    for api in (keras, tf_keras):
+        for _ in range(hvd.rank()):
+            api.layers.Dense(3)
+        inputs = api.Input((20,))
+        hidden = api.layers.Dense(128, activation="tanh")(inputs)
+        net = api.Model(inputs, api.layers.Dense(3)(hidden))
+        optimizer = DistributedOptimizer(api.optimizers.SGD(0.01), compression="randomk:0.5", communicator="allreduce")
+        net.compile(optimizer, api.losses.MeanSquaredError(), jit_compile=False)
+        broadcast_variables(net.trainable_variables)
+        fit(net)
+        same_on_all_ranks(flat(net))
+
+
+@check
 def dense_fit_equals_one_process_with_the_joined_batch():
     for kind, mode in covering(itertools.product(SGD, MODES)):
         api, sgd = SGD[kind]
