@@ -43,7 +43,7 @@ class HorovodTransport(Transport):
 
     def __init__(self, process_set):
         self._process_set = process_set
-        self.rank, self.size = process_set.rank(), process_set.size()
+        self.rank, self.size, self.world_rank = process_set.rank(), process_set.size(), hvd.rank()
         self._lengths = Lengths()
 
     def between_steps(self):

@@ -62,6 +62,7 @@ class Exchange:
         self._memories: list[Memory] = []  # of the buckets, each once
         self._warm_starts = WarmStarts()
         self._started: dict[str, concurrent.futures.Future] = {}
+        self._finished: set[str] = set()
         self._starting = threading.Lock()  # backward may have a thread for each device
         self._finite = True
         self._joinable = joinable
@@ -269,6 +270,10 @@ class Exchange:
     def is_started(self, bucket: Bucket) -> bool:
         return bucket.name in self._started
 
+    def unfinished(self) -> tuple[str, ...]:
+        """Names of the buckets that were started in this step and are not finished. For any thread."""
+        return tuple(name for name in tuple(self._started) if name not in self._finished)
+
     def pending(self, bucket: Bucket) -> Pending:
         """What the started bucket waits for. Returns when it is encoded and sent, by the worker thread, or in this one
         rather than to wait until that one begins."""
@@ -307,6 +312,7 @@ class Exchange:
             finite = self._late.do(self._receive, bucket, pending, out, others=self.buckets)
         self._finite &= finite
         self._watch.finished(self.step, bucket, pending)
+        self._finished.add(bucket.name)
         self._last.add(bucket, pending)
         if self._fusion and pending.received is not None:
             self._fusion.received(bucket, pending.received)
@@ -344,6 +350,7 @@ class Exchange:
     def _forget_step(self) -> None:
         self._early.end()
         self._started.clear()
+        self._finished.clear()
         self._early, self._late = self._new_early(), Late(self._started)
 
     def abort(self) -> None:
