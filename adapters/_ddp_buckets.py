@@ -13,7 +13,6 @@ from grace_ext.buckets import Bucket, Tensor
 from grace_ext.exchange import Exchange
 from grace_ext.layout import make_layout
 
-from ._stalls import check_layouts
 from ._torch_parts import on_device, pack, receive
 from ._torch_room import Room, is_dense
 from ._torch_rows import comes_as_rows
@@ -245,7 +244,7 @@ class DdpBuckets:
         self._bucket_of = {t.name: b for b in self.exchange.buckets for t in b.tensors}
         self.layout = layout
         self.exchange.transport.forget_lengths()
-        check_layouts(self.exchange, lambda layout: self._gather("layout", layout))
+        self.exchange.check_layouts(self._gather("layout", self.exchange.layout()))
 
     def _gather(self, name: str, payload) -> np.ndarray:
         return self.exchange.transport.allgather(f"{self._prefix}.{name}", payload).wait()

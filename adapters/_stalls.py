@@ -42,13 +42,18 @@ _HOST = 48  # bytes of a host's name
 _RECORD = struct.Struct(f"<8sIIQ{_HOST}s")
 
 
+def introduce(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray], message: np.ndarray) -> np.ndarray:
+    """A collective: from here on the ranks look after each other. gather: uint8[m], the same m on all ranks ->
+    uint8[ranks * m], in any shape. message: uint8[m] that goes with it -> uint8[ranks, m]."""
+    own = Process.own(exchange.transport.world_rank)
+    gathered = gather(np.concatenate([message, own.pack()])).reshape(exchange.transport.size, -1)
+    _watcher().add(exchange, own, [Process.unpack(record) for record in gathered[:, message.size:]])
+    return gathered[:, :message.size]
+
+
 def check_layouts(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Exchange.check_layouts. From here on the ranks look after each other. gather: uint8[m], the same m on all ranks ->
-    uint8[ranks * m], in any shape."""
-    layout, own = exchange.layout(), Process.own(exchange.transport.world_rank)
-    gathered = gather(np.concatenate([layout, own.pack()])).reshape(exchange.transport.size, -1)
-    exchange.check_layouts(gathered[:, :layout.size])
-    _watcher().add(exchange, own, [Process.unpack(record) for record in gathered[:, layout.size:]])
+    """Exchange.check_layouts, in the same collective as `introduce`."""
+    exchange.check_layouts(introduce(exchange, gather, exchange.layout()))
 
 
 class Process(NamedTuple):

@@ -90,8 +90,8 @@ def draw(seed: int) -> Fault:
     kind = pick.choices(KINDS, (3, 2, 1, 3, 4, 1))[0]
     point = pick.choice(_points(adapter, kind))
     ranks = tuple(sorted(pick.sample(range(size), _struck(pick, kind, size))))
-    return Fault(adapter, launcher, size, compression, memory, communicator, kind, ranks, point, pick.randrange(7),
-                 pick.randrange(4))
+    step = pick.randrange(1 if adapter == "keras" else 0, 7)  # in TensorFlow ranks know each other from the first step on
+    return Fault(adapter, launcher, size, compression, memory, communicator, kind, ranks, point, step, pick.randrange(4))
 
 
 def _communicator(pick: random.Random, adapter: str, compression: str) -> str:
