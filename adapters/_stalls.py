@@ -11,8 +11,11 @@ only reported, unless GRACE_EXT_STALL_SECONDS says when to end.
 Time is counted in looks: while all of a job is stopped nobody looks, and it goes on when it is continued.
 """
 
+import atexit
+import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import struct
@@ -37,6 +40,9 @@ _DEFAULTS = {STOPPED: 30.0, STALL: 0.0}
 _LOOK = 1.0  # seconds between two looks
 _REPORT = 60  # looks after which waiting is reported
 _FLUSH = 5.0  # seconds for the output of a rank that ends
+_BROKEN = re.compile("Horovod|gloo|NCCL|Connection (closed|reset) by peer")  # errors of a rank that others have left
+_LEAVES = b"grace_ext left"  # the name of a process that ends for another reason
+_FAREWELL, _NAP = 5.0, 0.05  # seconds in which those that left should be gone, and between two looks at them
 _GONE, _HALTED, _RUNS = "gone", "stopped", "runs"
 _HOST = 48  # bytes of a host's name
 _RECORD = struct.Struct(f"<8sIIQ{_HOST}s")
@@ -70,7 +76,7 @@ class Process(NamedTuple):
     def own(cls, rank: int) -> "Process":
         try:
             space = os.readlink("/proc/self/ns/pid")  # containers of one machine number their processes apart
-            _, started = _look_at(os.getpid())
+            started = _look_at(os.getpid())[2]
         except OSError:
             space, started = "", 0
         machine = xxhash.xxh64_digest(repr((hosts.boot(), space)).encode())
@@ -84,10 +90,17 @@ class Process(NamedTuple):
         *fields, host = _RECORD.unpack(record.tobytes())
         return cls(*fields, host.rstrip(b"\0").decode("ascii"))
 
+    def leaves(self) -> bool:
+        """Whether it is about to end, and not because others left it."""
+        try:
+            return _look_at(self.pid)[0] == _LEAVES
+        except OSError:
+            return False
+
     def state(self) -> str:
         """What cannot be told runs."""
         try:
-            letter, started = _look_at(self.pid)
+            _, letter, started = _look_at(self.pid)
         except (FileNotFoundError, ProcessLookupError):
             return _GONE
         except OSError:
@@ -97,11 +110,12 @@ class Process(NamedTuple):
         return _HALTED if letter == "T" else _RUNS  # "t" is a debugger's stop
 
 
-def _look_at(pid: int) -> tuple[str, int]:
-    """(the letter of a process's state, when it started), as Linux says."""
+def _look_at(pid: int) -> tuple[bytes, str, int]:
+    """(a process's name, the letter of its state, when it started), as Linux says."""
     with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()  # a program's name may hold anything
-    return fields[0].decode(), int(fields[19])
+        begin, _, rest = file.read().rpartition(b")")  # a name may hold anything
+    fields = rest.split()
+    return begin.partition(b"(")[2], fields[0].decode(), int(fields[19])
 
 
 class Watcher:
@@ -173,6 +187,14 @@ class Watcher:
                          "environment ends a rank that has waited for N seconds", self._own.rank, one.waits, where,
                          self._known(one), STALL)
 
+    def name_who_left(self, wait: Callable[[], bool]) -> None:
+        """wait() -> whether to wait any longer for the end of those that left, which may take seconds."""
+        ranks = {process for one in list(self._watched.values()) for process in one.here}
+        while not any(process.state() == _GONE for process in ranks) and wait():
+            pass
+        if left := sorted({process.rank for process in ranks if process.leaves() or process.state() == _GONE}):
+            self._say(f"fails because others have left; of this host, rank {', '.join(map(str, left))}")
+
     def _known(self, one: "_Watched") -> str:
         stopped = ", ".join(str(process.rank) for process in self._which(_HALTED))
         return (f"Ranks of this host ({self._own.host}) that a signal has stopped: {stopped or 'none'}"
@@ -211,6 +233,7 @@ def _watcher() -> Watcher:
     if not _watchers:
         _watchers.append(Watcher(_seconds(STOPPED), _seconds(STALL), os.kill, _end))
         threading.Thread(target=_look_on, args=_watchers, name="grace_ext stalls", daemon=True).start()
+        atexit.register(_look_back, *_watchers)
     return _watchers[0]
 
 
@@ -218,6 +241,23 @@ def _look_on(watcher: Watcher) -> None:
     while True:
         time.sleep(_LOOK)
         watcher.look()
+
+
+def _look_back(watcher: Watcher) -> None:
+    """At the end of this rank. If it only fails because others left, it lets these end first, which launchers name then, and
+    names them itself. Else it says by its process's name that it was not left by others."""
+    error = getattr(sys, "last_value", None)  # that nobody caught
+    if error is None or not _BROKEN.search(f"{type(error).__name__}: {error}"):
+        with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as file:
+            file.write(_LEAVES)
+        return
+    end = time.monotonic() + _FAREWELL
+
+    def wait() -> bool:
+        time.sleep(_NAP)
+        return time.monotonic() < end
+
+    watcher.name_who_left(wait)
 
 
 def _seconds(variable: str) -> float:

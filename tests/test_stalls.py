@@ -168,6 +168,22 @@ def test_the_user_says_how_long_a_rank_waits(ranks):
     assert job.ended == ["this"] and "GRACE_EXT_STALL_SECONDS says 80" in job.said()
 
 
+def test_a_rank_that_fails_names_those_that_left_before(ranks, monkeypatch):
+    job = ranks(machines=(HERE, HERE, HERE, ELSEWHERE))
+    job.watcher.name_who_left(lambda: False)
+    assert not job.said()
+
+    def leave():
+        job.states.update({1: "gone", 3: "gone"})  # the last one's process cannot be seen
+        return True
+
+    job.watcher.name_who_left(leave)
+    assert "rank 0 on here: fails because others have left; of this host, rank 1." in job.said()
+    monkeypatch.setattr(Process, "leaves", lambda process: process.rank == 2)
+    job.watcher.name_who_left(lambda: False)
+    assert "rank 1, 2." in job.said()
+
+
 def test_ranks_forget_exchanges_that_are_gone(ranks):
     job = ranks()
     job.states[1], job.exchange = "stopped", None
@@ -186,7 +202,7 @@ def test_a_record_holds_what_a_rank_says_of_itself():
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="Linux says what a process is at")
 def test_states_are_what_linux_says():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = Process(HERE, 1, child.pid, _stalls._look_at(child.pid)[1], "here")
+    process = Process(HERE, 1, child.pid, _stalls._look_at(child.pid)[2], "here")
     assert process.state() == "runs"
     os.kill(child.pid, signal.SIGSTOP)
     os.waitpid(child.pid, os.WUNTRACED)
@@ -198,6 +214,24 @@ def test_states_are_what_linux_says():
     child.wait()
     child.stdin.close()
     assert process.state() == "gone"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/comm"), reason="Linux has names of processes")
+@pytest.mark.parametrize("error, left", [
+    (None, True), (RuntimeError("rank 1 gives up"), True), (RuntimeError("Horovod has been shut down. This was"), False),
+    (RuntimeError("[gloo/transport/tcp/pair.cc:535] Connection closed by peer"), False)])
+def test_a_rank_that_ends_tells_those_it_leaves(monkeypatch, error, left):
+    asked = []
+    noting = type("Noting", (), {"name_who_left": lambda _, wait: asked.append(wait)})()
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    own, (before, *_) = Process.own(0), _stalls._look_at(os.getpid())
+    try:
+        _stalls._look_back(noting)
+        assert own.leaves() == left and own.state() == "runs"
+        assert len(asked) == (not left)
+    finally:
+        with open("/proc/self/comm", "wb") as file:
+            file.write(before)
 
 
 def test_this_process_ends_whatever_its_threads_hold():

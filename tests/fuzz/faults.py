@@ -49,6 +49,7 @@ NAMED = {
 }
 #: What the rank itself says, or another one of it.
 SAID = {"exception": "rank {0} gives up", "stop": "a signal stopped rank {0} "}
+LEFT = r"others have left; of this host, rank (\d+, )*{0}\b"
 POINTS = ("user", "backward", "hook", "worker", "between", "decode", "callback", "exit")
 KINDS = ("exception", "exit", "leave", "kill", "stop", "pause")
 SPECS = ("topk:0.1/rice/qsgd:7", "dense/minmax", "randomk:0.1", "powersgd:2", "dense/fp16", "topk:0.05/auto/raw")
@@ -184,7 +185,7 @@ def _check(fault: Fault, status: int, said: str) -> None:
         assert status == 0 and reached == fault.size, f"status {status}, {reached} ranks trained to the end\n{said[-20000:]}"
         return
     assert status != 0, f"status 0\n{said[-20000:]}"
-    patterns = [NAMED[fault.launcher], *filter(None, [SAID.get(fault.kind)])]
+    patterns = [NAMED[fault.launcher], LEFT, *filter(None, [SAID.get(fault.kind)])]
     assert any(re.search(pattern.format(rank), said) for pattern in patterns for rank in fault.ranks), (
         f"none of the ranks {fault.ranks} is named\n{said[-20000:]}")
 
