@@ -181,11 +181,20 @@ class Exchange:
 
     def _work(self, bucket: Bucket, start: Callable, out) -> Pending:
         """In the worker thread, or in that of a caller who would wait for it."""
-        pending = start()
+        pending = self._sent(bucket, start)
         if out is not None:
             self._early.add(bucket, pending, out, len(bucket.communicator.collectives_of(self.transport)))
         self._early.look()
         return pending
+
+    def _sent(self, bucket: Bucket, start: Callable) -> Pending:
+        """start(), whose error those learn of that wait for this bucket's container to go with theirs."""
+        try:
+            return start()
+        except BaseException as error:
+            if self._fusion:
+                self._fusion.fail(bucket, error)
+            raise
 
     def _new_early(self) -> Early:
         return Early(self._turns.executor, self._advance, self._receive, lambda: len(self._started) >= len(self.buckets))
@@ -265,7 +274,8 @@ class Exchange:
 
     def _start_empty(self, bucket: Bucket) -> None:
         stream = self._stream_of(bucket)
-        self._started[bucket.name] = self._turns.submit(bucket.start_empty, self._transport_of(bucket), stream)
+        start = functools.partial(bucket.start_empty, self._transport_of(bucket), stream)
+        self._started[bucket.name] = self._turns.submit(self._sent, bucket, start)
 
     def is_started(self, bucket: Bucket) -> bool:
         return bucket.name in self._started
