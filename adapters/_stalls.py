@@ -2,7 +2,7 @@
 
 A rank that a signal has stopped (SIGSTOP, Ctrl-Z) neither ends nor answers: the others wait for it, its launcher sees
 nothing, and Horovod's check for stalls runs in a process that may itself be waiting. So each rank looks at the processes of
-those on its own machine, and one that has been stopped for half a minute is killed. That launchers notice: they end the job,
+those on its own machine, and one that has been stopped for 20 s is killed. That launchers notice: they end the job,
 and elastic Horovod goes on without it.
 
 Ranks of other machines cannot be seen from here, and who waits for long may wait for a rank that saves a checkpoint. This is
@@ -36,7 +36,7 @@ _LOG = logging.getLogger("grace_ext")
 #: In the environment, with their defaults: seconds after which a stopped rank is killed, and after which a rank that waits
 #: ends itself; 0: never.
 STOPPED, STALL = "GRACE_EXT_STOPPED_SECONDS", "GRACE_EXT_STALL_SECONDS"
-_DEFAULTS = {STOPPED: 30.0, STALL: 0.0}
+_DEFAULTS = {STOPPED: 20.0, STALL: 0.0}  # Horovod's Gloo gives up after 30 s, and does not say on whom
 _LOOK = 1.0  # seconds between two looks
 _REPORT = 60  # looks after which waiting is reported
 _FLUSH = 5.0  # seconds for the output of a rank that ends
@@ -190,10 +190,11 @@ class Watcher:
     def name_who_left(self, wait: Callable[[], bool]) -> None:
         """wait() -> whether to wait any longer for the end of those that left, which may take seconds."""
         ranks = {process for one in list(self._watched.values()) for process in one.here}
-        while not any(process.state() == _GONE for process in ranks) and wait():
+        while not any(process.state() != _RUNS for process in ranks) and wait():
             pass
-        if left := sorted({process.rank for process in ranks if process.leaves() or process.state() == _GONE}):
-            self._say(f"fails because others have left; of this host, rank {', '.join(map(str, left))}")
+        states = {process.rank: _GONE if process.leaves() else process.state() for process in ranks}
+        if found := [f"rank {rank} is {state}" for rank, state in sorted(states.items()) if state != _RUNS]:
+            self._say(f"fails because of others; on this host, {', '.join(found)}")
 
     def _known(self, one: "_Watched") -> str:
         stopped = ", ".join(str(process.rank) for process in self._which(_HALTED))

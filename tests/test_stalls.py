@@ -168,7 +168,7 @@ def test_the_user_says_how_long_a_rank_waits(ranks):
     assert job.ended == ["this"] and "GRACE_EXT_STALL_SECONDS says 80" in job.said()
 
 
-def test_a_rank_that_fails_names_those_that_left_before(ranks, monkeypatch):
+def test_a_rank_that_fails_names_those_that_left_or_are_stopped(ranks, monkeypatch):
     job = ranks(machines=(HERE, HERE, HERE, ELSEWHERE))
     job.watcher.name_who_left(lambda: False)
     assert not job.said()
@@ -178,10 +178,11 @@ def test_a_rank_that_fails_names_those_that_left_before(ranks, monkeypatch):
         return True
 
     job.watcher.name_who_left(leave)
-    assert "rank 0 on here: fails because others have left; of this host, rank 1." in job.said()
+    assert "rank 0 on here: fails because of others; on this host, rank 1 is gone." in job.said()
     monkeypatch.setattr(Process, "leaves", lambda process: process.rank == 2)
+    job.states[1] = "stopped"
     job.watcher.name_who_left(lambda: False)
-    assert "rank 1, 2." in job.said()
+    assert "on this host, rank 1 is stopped, rank 2 is gone." in job.said()
 
 
 def test_ranks_forget_exchanges_that_are_gone(ranks):

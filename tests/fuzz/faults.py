@@ -49,7 +49,7 @@ NAMED = {
 }
 #: What the rank itself says, or another one of it.
 SAID = {"exception": "rank {0} gives up", "stop": "a signal stopped rank {0} "}
-LEFT = r"others have left; of this host, rank (\d+, )*{0}\b"
+LEFT = r"fails because of others; on this host, [^\n]*rank {0} is "
 POINTS = ("user", "backward", "hook", "worker", "between", "decode", "callback", "exit")
 KINDS = ("exception", "exit", "leave", "kill", "stop", "pause")
 SPECS = ("topk:0.1/rice/qsgd:7", "dense/minmax", "randomk:0.1", "powersgd:2", "dense/fp16", "topk:0.05/auto/raw")
@@ -174,7 +174,7 @@ def _follow(fault: Fault, process: subprocess.Popen, folder: Path, job: str) -> 
 
 def _continue(fault: Fault, folder: Path, job: str) -> None:
     """All ranks are about to stop. When that is long enough ago, they are continued."""
-    time.sleep(1.5 * (STOPPED or 30.0))
+    time.sleep(1.5 * (STOPPED or 20.0))
     for pid in _processes(job):
         os.kill(pid, signal.SIGCONT)
 
