@@ -121,13 +121,15 @@ def _look_at(pid: int) -> tuple[bytes, str, int]:
 class Watcher:
     """Looks after the ranks that this one exchanges with, whenever `look` is called: once a second.
 
-    stopped, stall: what the variables say. kill(pid, signal), end(): to end another process, and this one.
+    stopped, stall: what the variables say. kill(pid, signal), end(): to end another process, and this one. shuts_down() ->
+    whether this one is in Horovod's shutdown.
     """
 
     _own: Process  # whose rank elastic Horovod changes
 
-    def __init__(self, stopped: float, stall: float, kill: Callable, end: Callable):
-        self._stopped, self._stall, self._kill, self._end = stopped, stall, kill, end
+    def __init__(self, stopped: float, stall: float, kill: Callable, end: Callable, shuts_down: Callable[[], bool]):
+        self._stopped, self._stall, self._kill, self._end, self._shuts_down = stopped, stall, kill, end, shuts_down
+        self._shutting = 0  # at how many looks it did
         self._watched: weakref.WeakKeyDictionary[Exchange, _Watched] = weakref.WeakKeyDictionary()
         #: Of processes of this machine: their state, and at how many looks it has been that.
         self._states: dict[Process, tuple[str, int]] = {}
@@ -150,6 +152,7 @@ class Watcher:
         for exchange, one in idle.items():
             if one.waits:
                 self._judge(_where(exchange), one)
+        self._judge_shutdown()
 
     def _which(self, state: str, looks: float = 1) -> list[Process]:
         """Processes of this machine that have been in the state at so many looks."""
@@ -175,7 +178,7 @@ class Watcher:
     def _judge(self, where: str, one: "_Watched") -> None:
         """End this rank if what it waits for cannot come, or if that is wanted; report it otherwise."""
         gone = [process for process in self._which(_GONE, self._stopped) if process in one.here]
-        if self._stopped and gone and one.waits >= self._stopped and os.environ.get("HOROVOD_ELASTIC") != "1":
+        if self._stopped and gone and one.waits >= self._stopped and not _is_elastic():
             self._say(f"has waited for {one.waits} s, {where}, and rank {gone[0].rank} (pid {gone[0].pid}, on this host) is "
                       f"gone: this rank ends, too. {STOPPED}=N in the environment waits for N seconds, 0 for ever")
             self._end()
@@ -186,6 +189,14 @@ class Watcher:
             _LOG.warning("rank %d has waited for %d s, %s. %s. Others may compute for long, or save something. %s=N in the "
                          "environment ends a rank that has waited for N seconds", self._own.rank, one.waits, where,
                          self._known(one), STALL)
+
+    def _judge_shutdown(self) -> None:
+        """It waits for nothing but the other ranks' threads of Horovod, one of which may never come: see _horovod_exit."""
+        self._shutting = self._shutting + 1 if self._shuts_down() else 0
+        if self._stopped and self._shutting >= self._stopped and not _is_elastic():
+            self._say(f"has been in hvd.shutdown() for {self._shutting} s, and other ranks do not answer: this rank ends. "
+                      f"{STOPPED}=N in the environment waits for N seconds, 0 for ever")
+            self._end()
 
     def name_who_left(self, wait: Callable[[], bool]) -> None:
         """wait() -> whether to wait any longer for the end of those that left, which may take seconds."""
@@ -232,10 +243,20 @@ _watchers: list[Watcher] = []  # one, once there is something to look after
 
 def _watcher() -> Watcher:
     if not _watchers:
-        _watchers.append(Watcher(_seconds(STOPPED), _seconds(STALL), os.kill, _end))
+        _watchers.append(Watcher(_seconds(STOPPED), _seconds(STALL), os.kill, _end, _shuts_down))
         threading.Thread(target=_look_on, args=_watchers, name="grace_ext stalls", daemon=True).start()
         atexit.register(_look_back, *_watchers)
     return _watchers[0]
+
+
+def _is_elastic() -> bool:
+    """Whether Horovod notices by itself that ranks do not answer, and goes on."""
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
+def _shuts_down() -> bool:
+    frame = sys._current_frames().get(threading.main_thread().ident)
+    return frame is not None and frame.f_code.co_name == "shutdown" and "horovod" in frame.f_code.co_filename
 
 
 def _look_on(watcher: Watcher) -> None:

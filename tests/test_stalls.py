@@ -1,11 +1,14 @@
 """Ranks that are stopped, gone or late, as the others see them. Looks are counted here: no clock. With real ranks:
 tests/fuzz."""
 
+import importlib.util
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -33,12 +36,13 @@ class Ranks:
     """Of one job: rank 0 looks after the others, whose processes are in `states`."""
 
     def __init__(self, monkeypatch, capfd, stall=0, machines=(HERE,) * 3, own=0, stopped=STOPPED):
-        self.ended, self.capfd = [], capfd
+        self.ended, self.capfd, self.shuts_down = [], capfd, False
         self.ranks = [Process(machine, rank, 100 + rank, 1, {HERE: "here", ELSEWHERE: "there"}[machine])
                       for rank, machine in enumerate(machines)]
         self.states = dict.fromkeys(range(len(machines)), "runs")
         monkeypatch.setattr(Process, "state", lambda process: self.states[process.rank])
-        self.watcher = Watcher(stopped, stall, lambda *given: self.ended.append(given), lambda: self.ended.append("this"))
+        self.watcher = Watcher(stopped, stall, lambda *given: self.ended.append(given), lambda: self.ended.append("this"),
+                               lambda: self.shuts_down)
         self.exchange = Exchange(7, "weights")
         self.watcher.add(self.exchange, self.ranks[own], self.ranks)
         self.watcher.look()  # from here on nothing has got any further
@@ -166,6 +170,40 @@ def test_the_user_says_how_long_a_rank_waits(ranks):
     assert not job.ended
     job.look(1)
     assert job.ended == ["this"] and "GRACE_EXT_STALL_SECONDS says 80" in job.said()
+
+
+def test_who_shuts_horovod_down_does_not_wait_for_ever_for_the_others(ranks, monkeypatch):
+    job = ranks()
+    job.exchange.open = ()
+    for job.shuts_down in (True, False, True):
+        job.look(STOPPED - 1)
+    assert not job.ended
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    job.look(1)
+    assert not job.ended
+    monkeypatch.delenv("HOROVOD_ELASTIC")
+    job.look(1)
+    assert job.ended == ["this"] and "rank 0 on here: has been in hvd.shutdown() for 6 s" in job.said()
+
+
+def test_a_shutdown_is_known_by_where_the_main_thread_is(tmp_path):
+    """In a file whose path is like that of Horovod's, and below it nothing of Python."""
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "basics.py").write_text("def shutdown(wait):\n    return wait(timeout=600)\n")
+    spec = importlib.util.spec_from_file_location("basics", tmp_path / "horovod" / "basics.py")
+    basics = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(basics)
+    lock = threading.Lock()
+    lock.acquire()
+
+    def look():
+        while not _stalls._shuts_down():
+            time.sleep(0.001)
+        lock.release()
+
+    assert not _stalls._shuts_down()
+    threading.Thread(target=look, daemon=True).start()
+    assert basics.shutdown(lock.acquire)
 
 
 def test_a_rank_that_fails_names_those_that_left_or_are_stopped(ranks, monkeypatch):
