@@ -44,6 +44,7 @@ _BROKEN = re.compile("Horovod|gloo|NCCL|Connection (closed|reset) by peer")  # e
 _LEAVES = b"grace_ext left"  # the name of a process that ends for another reason
 _FAREWELL, _NAP = 5.0, 0.05  # seconds in which those that left should be gone, and between two looks at them
 _GONE, _HALTED, _RUNS = "gone", "stopped", "runs"
+_BASICS = os.path.join("horovod", "common", "basics.py")
 _HOST = 48  # bytes of a host's name
 _RECORD = struct.Struct(f"<8sIIQ{_HOST}s")
 
@@ -214,7 +215,8 @@ class Watcher:
 
     def _say(self, what: str) -> None:
         """Past Python's own buffers, which somebody may hold."""
-        os.write(2, f"grace_ext: rank {self._own.rank} on {self._own.host}: {what}.\n".encode())
+        with contextlib.suppress(OSError):
+            os.write(2, f"grace_ext: rank {self._own.rank} on {self._own.host}: {what}.\n".encode())
 
 
 class _Watched:
@@ -256,7 +258,7 @@ def _is_elastic() -> bool:
 
 def _shuts_down() -> bool:
     frame = sys._current_frames().get(threading.main_thread().ident)
-    return frame is not None and frame.f_code.co_name == "shutdown" and "horovod" in frame.f_code.co_filename
+    return frame is not None and frame.f_code.co_name == "shutdown" and frame.f_code.co_filename.endswith(_BASICS)
 
 
 def _look_on(watcher: Watcher) -> None:

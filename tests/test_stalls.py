@@ -188,9 +188,10 @@ def test_who_shuts_horovod_down_does_not_wait_for_ever_for_the_others(ranks, mon
 
 def test_a_shutdown_is_known_by_where_the_main_thread_is(tmp_path):
     """In a file whose path is like that of Horovod's, and below it nothing of Python."""
-    (tmp_path / "horovod").mkdir()
-    (tmp_path / "horovod" / "basics.py").write_text("def shutdown(wait):\n    return wait(timeout=600)\n")
-    spec = importlib.util.spec_from_file_location("basics", tmp_path / "horovod" / "basics.py")
+    file = tmp_path / "horovod" / "common" / "basics.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def shutdown(wait):\n    return wait(timeout=600)\n")
+    spec = importlib.util.spec_from_file_location("basics", file)
     basics = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(basics)
     lock = threading.Lock()
