@@ -130,6 +130,8 @@ def run(fault: Fault) -> str:
     """Starts the job -> "ended" or "went on". Raises AssertionError if it did neither as it should."""
     job = str(uuid.uuid4())
     variables = {**environment(), _VARIABLE: job}
+    if fault.kind == "pause":
+        variables["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "600"  # Gloo's seconds go on while a job is stopped
     if STOPPED is not None:
         variables["GRACE_EXT_STOPPED_SECONDS"] = str(STOPPED)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:

@@ -23,6 +23,12 @@ def test_a_job_that_is_stopped_as_a_whole_goes_on_when_it_is_continued():
     assert faults.run(fault) == "went on"
 
 
-@pytest.mark.parametrize("seed", [26, 42])
+def test_ranks_of_ddp_know_each_other_in_their_first_step():
+    """Found by seed 5."""
+    fault = dataclasses.replace(STOPPED_UNDER_MPIRUN, adapter="ddp", launcher="torchrun", point="backward", step=0)
+    assert faults.run(fault) == "ended"
+
+
+@pytest.mark.parametrize("seed", [42])
 def test_a_fault_ends_the_job_or_it_goes_on_as_promised(seed):
     assert faults.batch(seed).total() == 1
