@@ -25,7 +25,7 @@ class GroupTransport(Transport):
 
     def __init__(self, group, device: torch.device):
         """device: where the group's backend wants tensors to be."""
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, self.size, self.world_rank = dist.get_rank(group), dist.get_world_size(group), dist.get_rank()
         #: By name the lengths of the longest payloads of the last steps: a codec that now and then says "not finite" in a
         #: few bytes keeps its room, and one whose density was lowered does not keep it for long.
         self.longest: dict[str, collections.deque[int]] = {}

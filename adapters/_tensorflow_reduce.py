@@ -23,6 +23,7 @@ from grace_ext.spec import parse_stage
 
 from ._horovod_exit import guard_exit
 from ._horovod_options import check_reduction, group_names, prefix_of, understand_compression, weight_of
+from ._stalls import check_layouts
 from ._tensorflow_graph import CallersThread, ExchangeGraph
 from ._tensorflow_state import Restore
 from ._tensorflow_transport import GraphTransport
@@ -238,8 +239,7 @@ class _Layout:
             group_names(options.groups, names)))
         for bucket in self.exchange.buckets:
             bucket.may_pass = float32.issuperset(tensor.name for tensor in bucket.tensors)
-        gathered = hvd.allgather(tf.constant(self.exchange.layout()), process_set=process_set)
-        self.exchange.check_layouts(gathered.numpy())
+        check_layouts(self.exchange, lambda layout: hvd.allgather(tf.constant(layout), process_set=process_set).numpy())
         self.graph = ExchangeGraph(self.exchange, process_set, 1.0 / options.gradient_predivide_factor)
         self._function = None
 

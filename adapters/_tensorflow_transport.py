@@ -18,7 +18,7 @@ class GraphTransport(Transport):
     can_fuse = False  # its nodes are there before the first step
 
     def __init__(self, process_set):
-        self.rank, self.size = process_set.rank(), process_set.size()
+        self.rank, self.size, self.world_rank = process_set.rank(), process_set.size(), hvd.rank()
         self._between_steps = _EagerTransport(process_set)
 
     def between_steps(self):

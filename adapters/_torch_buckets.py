@@ -16,6 +16,7 @@ from grace_ext.exchange import Exchange
 from grace_ext.layout import make_layout
 
 from ._horovod_options import group_names
+from ._stalls import check_layouts
 from ._torch_parts import on_device, pack, receive
 from ._torch_passing import Passage
 from ._torch_room import Room, as_gradient
@@ -67,7 +68,7 @@ class TorchBuckets:
 
     def check_layouts(self) -> None:
         """Raises ConfigError on all ranks if they were not built alike."""
-        self.exchange.check_layouts(self.gather("layout", self.exchange.layout()))
+        check_layouts(self.exchange, lambda layout: self.gather("layout", layout))
 
     def follow(self, order: list[str]) -> None:
         """Before the next step the ranks agree on an order of the tensors: this one if rank 0 asks for it; for an empty

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import horovod.torch as hvd
 import numpy as np
 import torch
+from horovod.torch.mpi_ops import _allgather_async, _alltoall_async
 from torch.amp.grad_scaler import OptState
 
 from grace_ext import ConfigError, ExchangeError, checkpoint
@@ -43,7 +44,7 @@ class HorovodTransport(Transport):
 
     def __init__(self, process_set):
         self._process_set = process_set
-        self.rank, self.size = process_set.rank(), process_set.size()
+        self.rank, self.size, self.world_rank = process_set.rank(), process_set.size(), hvd.rank()
         self._lengths = Lengths()
 
     def between_steps(self):
@@ -51,23 +52,30 @@ class HorovodTransport(Transport):
 
     def allgather(self, name, payload):
         room = padded(payload, self._lengths.of(name, payload.size))
-        return _Handle(hvd.allgather_async(torch.from_numpy(room), name=name, process_set=self._process_set),
+        sent = torch.from_numpy(room)
+        received = sent.new()
+        held = _hold(sent, received)
+        return _Handle(_allgather_async(sent, received, name, self._process_set), held,
                        lambda received: without_padding(name, received.numpy()), room.size - payload.size)
 
     def allreduce(self, name, array):
-        return _Handle(hvd.allreduce_async_(torch.from_numpy(array), op=hvd.Sum, name=name,
-                                            process_set=self._process_set))
+        tensor = torch.from_numpy(array)
+        held = _hold(tensor)
+        return _Handle(hvd.allreduce_async_(tensor, op=hvd.Sum, name=name, process_set=self._process_set), held)
 
     def sum_tensor(self, name: str, tensor: torch.Tensor, prescale: float, postscale: float):
         """A tensor, on any device, as Horovod reduces it: in place -> handle."""
+        held = _hold(tensor)
         return _Handle(hvd.allreduce_async_(tensor, op=hvd.Sum, name=name, prescale_factor=prescale,
-                                            postscale_factor=postscale, process_set=self._process_set), lambda _: None)
+                                            postscale_factor=postscale, process_set=self._process_set), held, lambda _: None)
 
     def alltoall(self, name, payload, splits):
         length = self._lengths.of(name, payload.size)
         room, parts = to_itself(payload, splits, self.rank, length)
-        return _Handle(hvd.alltoall_async(torch.from_numpy(room), torch.from_numpy(as_splits(name, parts)), name=name,
-                                          process_set=self._process_set),
+        sent, sizes = torch.from_numpy(room), torch.from_numpy(as_splits(name, parts))
+        received, received_sizes = sent.new(), sizes.new()
+        held = _hold(sent, sizes, received, received_sizes)
+        return _Handle(_alltoall_async(sent, sizes, received, received_sizes, name, self._process_set), held,
                        lambda got: from_itself(got[0].numpy(), got[1].tolist(), self.rank, length - payload.size))
 
     def send(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
@@ -108,10 +116,23 @@ def _core() -> _Core:
     return _Core()
 
 
+def _hold(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Keeps a reference of C++ to each tensor, as long as what it returns lives. To be called before Horovod gets them.
+
+    In torch 2.13, who lets go of a tensor needs the interpreter lock if Python's is then the only reference. At a shutdown,
+    Horovod 0.28.1 lets go of all that is under way with its table of process sets locked, and who starts a collective
+    waits for that table with the interpreter lock: without this, the two wait for each other for ever.
+    """
+    holders = [tensor.detach() for tensor in tensors]
+    for holder, tensor in zip(holders, tensors, strict=True):
+        holder.grad = tensor
+    return holders
+
+
 class _Handle:
-    def __init__(self, handle, payload=torch.Tensor.numpy, padding=0):
-        """payload: what `wait` makes of the collective's results."""
-        self._handle, self._payload, self.padding = handle, payload, padding
+    def __init__(self, handle, held: list, payload=torch.Tensor.numpy, padding=0):
+        """held: see _hold. payload: what `wait` makes of the collective's results."""
+        self._handle, self._held, self._payload, self.padding = handle, held, payload, padding
 
     def poll(self) -> bool:
         return hvd.poll(self._handle)

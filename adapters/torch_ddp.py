@@ -6,6 +6,7 @@
 
 import concurrent.futures
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -17,6 +18,7 @@ from grace_ext.spec import parse_stage
 
 from ._ddp_buckets import DdpBuckets
 from ._ddp_transport import GroupTransport
+from ._stalls import introduce
 from ._torch_parts import check_options, named
 from ._torch_state import to_numpy, to_torch
 
@@ -74,6 +76,8 @@ class CompressionState:
             warn_of_one_rank(capture, observe, stacklevel=2)
         worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         exchange = Exchange(transport, memory, 1 / transport.size, seed, capture, worker, schedule, observe=observe)
+        if transport.size > 1:
+            introduce(exchange, lambda message: transport.gather(message).wait(), np.empty(0, np.uint8))
         self._buckets = DdpBuckets(
             parameters, exchange, worker, Rules(compression, rules, seed), parse_stage("communicator", communicator),
             prefix=f"grace_ext.{group.group_name}", selection=selection, on_resize=on_resize,

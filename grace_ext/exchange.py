@@ -62,6 +62,7 @@ class Exchange:
         self._memories: list[Memory] = []  # of the buckets, each once
         self._warm_starts = WarmStarts()
         self._started: dict[str, concurrent.futures.Future] = {}
+        self._finished: set[str] = set()
         self._starting = threading.Lock()  # backward may have a thread for each device
         self._finite = True
         self._joinable = joinable
@@ -180,11 +181,20 @@ class Exchange:
 
     def _work(self, bucket: Bucket, start: Callable, out) -> Pending:
         """In the worker thread, or in that of a caller who would wait for it."""
-        pending = start()
+        pending = self._sent(bucket, start)
         if out is not None:
             self._early.add(bucket, pending, out, len(bucket.communicator.collectives_of(self.transport)))
         self._early.look()
         return pending
+
+    def _sent(self, bucket: Bucket, start: Callable) -> Pending:
+        """start(), whose error those learn of that wait for this bucket's container to go with theirs."""
+        try:
+            return start()
+        except BaseException as error:
+            if self._fusion:
+                self._fusion.fail(bucket, error)
+            raise
 
     def _new_early(self) -> Early:
         return Early(self._turns.executor, self._advance, self._receive, lambda: len(self._started) >= len(self.buckets))
@@ -264,10 +274,15 @@ class Exchange:
 
     def _start_empty(self, bucket: Bucket) -> None:
         stream = self._stream_of(bucket)
-        self._started[bucket.name] = self._turns.submit(bucket.start_empty, self._transport_of(bucket), stream)
+        start = functools.partial(bucket.start_empty, self._transport_of(bucket), stream)
+        self._started[bucket.name] = self._turns.submit(self._sent, bucket, start)
 
     def is_started(self, bucket: Bucket) -> bool:
         return bucket.name in self._started
+
+    def unfinished(self) -> tuple[str, ...]:
+        """Names of the buckets that were started in this step and are not finished. For any thread."""
+        return tuple(name for name in tuple(self._started) if name not in self._finished)
 
     def pending(self, bucket: Bucket) -> Pending:
         """What the started bucket waits for. Returns when it is encoded and sent, by the worker thread, or in this one
@@ -307,6 +322,7 @@ class Exchange:
             finite = self._late.do(self._receive, bucket, pending, out, others=self.buckets)
         self._finite &= finite
         self._watch.finished(self.step, bucket, pending)
+        self._finished.add(bucket.name)
         self._last.add(bucket, pending)
         if self._fusion and pending.received is not None:
             self._fusion.received(bucket, pending.received)
@@ -344,6 +360,7 @@ class Exchange:
     def _forget_step(self) -> None:
         self._early.end()
         self._started.clear()
+        self._finished.clear()
         self._early, self._late = self._new_early(), Late(self._started)
 
     def abort(self) -> None:

@@ -16,7 +16,7 @@ def own() -> np.ndarray:
     """uint8[SIZE], the same on all ranks of a host and on no others'."""
     name = os.environ.get(VARIABLE)
     # Hosts may have a name in common ("localhost"), and containers of one machine share its boot.
-    parts = (socket.gethostname(), _boot()) if name is None else (name,)
+    parts = (socket.gethostname(), boot()) if name is None else (name,)
     return np.frombuffer(xxhash.xxh64_digest(repr(parts).encode("utf-8", "surrogateescape")), np.uint8).copy()
 
 
@@ -26,7 +26,8 @@ def numbered(gathered: np.ndarray) -> tuple[int, ...]:
     return tuple(numbers.setdefault(row.tobytes(), len(numbers)) for row in gathered)
 
 
-def _boot() -> str:
+def boot() -> str:
+    """What Linux calls this run of the machine; "" where there is no Linux."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read()

@@ -152,6 +152,25 @@ def test_a_collective_that_cannot_be_started_is_an_error_of_all_its_buckets():
         group.part("a")
 
 
+@pytest.mark.parametrize("error", [MemoryError, SystemExit])
+def test_a_bucket_that_cannot_be_encoded_is_an_error_of_those_that_it_goes_with(error):
+    """Their rank would wait for itself. Found by tests/fuzz/faults.py --seed 38."""
+    def work(transport):
+        exchange = make(transport)
+        step(exchange, parts_of(transport.rank))
+
+        def broken(*_):
+            raise error("no room for bucket1")
+
+        exchange.buckets[1].start = broken
+        rooms = start(exchange, parts_of(transport.rank))
+        with pytest.raises(error, match="no room for bucket1"):
+            exchange.finish(exchange.buckets[0], rooms[0])
+        exchange.abort()
+
+    on_all_ranks(work)
+
+
 def test_a_step_that_is_given_up_leaves_nobody_waiting():
     def work(transport):
         exchange = make(transport)

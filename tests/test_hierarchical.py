@@ -243,7 +243,7 @@ def test_a_host_is_its_name_and_its_boot(monkeypatch):
     monkeypatch.delenv(hosts.VARIABLE, raising=False)
     here = hosts.own()
     assert np.array_equal(here, hosts.own())
-    monkeypatch.setattr(hosts, "_boot", lambda: "another")
+    monkeypatch.setattr(hosts, "boot", lambda: "another")
     assert not np.array_equal(here, hosts.own())
     monkeypatch.undo()
     monkeypatch.setattr(hosts.socket, "gethostname", lambda: "another")

@@ -20,6 +20,8 @@ class Transport:
 
     rank: int
     size: int
+    #: This rank's number in the whole job, by which messages name it. Adapters' transports have it.
+    world_rank: int
     #: Of each rank the number of its host; hosts are numbered in the order of their first ranks. None before the ranks have
     #: told each other, in Exchange.check_layouts.
     hosts: tuple[int, ...] | None = None

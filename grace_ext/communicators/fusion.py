@@ -67,6 +67,11 @@ class Fusion:
             total += size
         self._received = {}
 
+    def fail(self, bucket, error: BaseException) -> None:
+        """It has nothing to send, and never will in this step."""
+        if group := self._open.get(bucket.name):
+            group.fail(error)
+
     def abort(self) -> None:
         for group in self._open.values():
             group.fail(ExchangeError("the step was given up before all of a collective's buckets were there"))

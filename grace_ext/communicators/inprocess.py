@@ -47,7 +47,7 @@ class InProcessGroup:
 class InProcessTransport(Transport):
     def __init__(self, group: InProcessGroup, rank: int):
         self._group = group
-        self.rank = rank
+        self.rank = self.world_rank = rank
         self.size = group.size
         self.hosts = group.hosts
 

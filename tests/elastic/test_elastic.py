@@ -1,7 +1,8 @@
-"""Elastic Horovod as users start it: a worker is killed, others are added, and removed again."""
+"""Elastic Horovod as users start it: workers are stopped and killed, others are added, and removed again."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ def run(command: list[str], folder: Path, *arguments: str) -> tuple[list[dict], 
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "OMPI_MCA_mpi_yield_when_idle": "1",
                    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                    # How long survivors wait for the dead. It must be longer than a new worker takes to start.
-                   "HOROVOD_GLOO_TIMEOUT_SECONDS": "60"}
+                   "HOROVOD_GLOO_TIMEOUT_SECONDS": "60", "GRACE_EXT_STOPPED_SECONDS": "5"}
     environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
     process = subprocess.Popen([*command, sys.executable, str(HERE / "train.py"), str(folder), *arguments],
                                env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -54,9 +55,10 @@ def undisturbed(disturbed, tmp_path_factory):
                str(disturbed[0][0]["steps"]))
 
 
-def test_training_goes_on_when_workers_are_killed_added_and_removed(disturbed):
+def test_training_goes_on_when_workers_are_stopped_killed_added_and_removed(disturbed):
     results, output = disturbed
     assert len(results) == 2, output[-4000:]
+    assert re.search("a signal stopped rank [0-2] ", output), output[-4000:]
     for result in results:
         assert result["visited"] == [3, 2, 4, 4, 2], result
         assert result["identical"] == [True] * 3 * 6, result

@@ -1,8 +1,8 @@
 """A worker of an elastic job: train.py FOLDER [STEPS]. FOLDER/hosts says which hosts there are; with STEPS, nothing happens.
 
-The job starts with three workers on two hosts, and something happens every 20 steps: the worker of the second host kills
-itself; a third host is added, with two workers; one of these kills itself while a fourth host takes the place of the third;
-the fourth host is removed.
+The job starts with three workers on two hosts, and something happens every 20 steps: the worker of the second host is
+stopped, so that another one of this machine kills it; a third host is added, with two workers; one of these kills itself
+while a fourth host takes the place of the third; the fourth host is removed.
 
 Three models are trained at once, one for each thing that memories are to do then.
 """
@@ -90,7 +90,7 @@ def happen(visited, here):
         return here == STEPS
     host, local_rank = os.environ["HOROVOD_HOSTNAME"], hvd.local_rank()
     if here == 20 and visited == [3] and host == "127.0.0.1":
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSTOP)
     if here == 20 and visited == [3, 2]:
         hosts("localhost:2", "127.1:2")
     if here == 20 and visited == [3, 2, 4]:

@@ -37,16 +37,21 @@ def skip_without(*modules: str) -> None:
             pytest.skip(f"{name} is not installed", allow_module_level=True)
 
 
+def environment() -> dict[str, str]:
+    """Of a launcher."""
+    # Horovod's MPI launcher adds what root and oversubscription need itself; mpirun takes it from the environment.
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
+                 "OMPI_MCA_mpi_yield_when_idle": "1"}  # there are more ranks than cores
+    variables["PATH"] = os.path.dirname(sys.executable) + os.pathsep + variables["PATH"]
+    return variables
+
+
 def run(launcher: str, script: str, *arguments: str, timeout: float = HANGS) -> subprocess.CompletedProcess:
     """Run a script, relative to this folder, under a launcher. On a time-out the whole job is killed and it raises."""
-    # Horovod's MPI launcher adds what root and oversubscription need itself; mpirun takes it from the environment.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-                   "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
-                   "OMPI_MCA_mpi_yield_when_idle": "1"}  # there are more ranks than cores
-    environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
     command = [*(LAUNCHERS | TORCHRUN)[launcher], sys.executable, str(HERE / script), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+                               stdin=subprocess.DEVNULL, env=environment(), start_new_session=True)
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:

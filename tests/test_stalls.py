@@ -1,0 +1,306 @@
+"""Ranks that are stopped, gone or late, as the others see them. Looks are counted here: no clock. With real ranks:
+tests/fuzz."""
+
+import importlib.util
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from grace_ext import ConfigError
+from grace_ext.adapters import _stalls
+from grace_ext.adapters._stalls import Process, Watcher
+from grace_ext.communicators import InProcessGroup
+
+HERE, ELSEWHERE = b"thisone_", b"another_"
+STOPPED = 5  # looks
+
+
+class Exchange:
+    """step and open stand for how far one is."""
+
+    def __init__(self, step=7, *open_):
+        self.step, self.open = step, open_
+
+    def unfinished(self):
+        return self.open
+
+
+class Ranks:
+    """Of one job: rank 0 looks after the others, whose processes are in `states`."""
+
+    def __init__(self, monkeypatch, capfd, stall=0, machines=(HERE,) * 3, own=0, stopped=STOPPED):
+        self.ended, self.capfd, self.shuts_down = [], capfd, False
+        self.ranks = [Process(machine, rank, 100 + rank, 1, {HERE: "here", ELSEWHERE: "there"}[machine])
+                      for rank, machine in enumerate(machines)]
+        self.states = dict.fromkeys(range(len(machines)), "runs")
+        monkeypatch.setattr(Process, "state", lambda process: self.states[process.rank])
+        self.watcher = Watcher(stopped, stall, lambda *given: self.ended.append(given), lambda: self.ended.append("this"),
+                               lambda: self.shuts_down)
+        self.exchange = Exchange(7, "weights")
+        self.watcher.add(self.exchange, self.ranks[own], self.ranks)
+        self.watcher.look()  # from here on nothing has got any further
+
+    def look(self, times):
+        for _ in range(times):
+            self.watcher.look()
+
+    def said(self):
+        return self.capfd.readouterr().err
+
+
+@pytest.fixture
+def ranks(monkeypatch, capfd):
+    return lambda **options: Ranks(monkeypatch, capfd, **options)
+
+
+def test_a_stopped_rank_is_killed_after_its_time_and_named(ranks):
+    job = ranks()
+    job.states[1] = "stopped"
+    job.look(STOPPED - 1)
+    assert not job.ended and not job.said()
+    job.look(1)
+    assert job.ended == [(101, signal.SIGKILL)]
+    said = job.said()
+    for part in ("rank 0 on here", "rank 1 (pid 101", "5 s ago", "step 7 for 'weights'", "GRACE_EXT_STOPPED_SECONDS=N"):
+        assert part in said, said
+
+
+def test_time_that_a_rank_was_running_again_counts_anew(ranks):
+    job = ranks()
+    for state in ("stopped", "runs", "stopped"):
+        job.states[1] = state
+        job.look(STOPPED - 1)
+    assert not job.ended
+    job.look(1)
+    assert job.ended == [(101, signal.SIGKILL)]
+
+
+def test_where_steps_go_on_nobody_is_stopped(ranks):
+    """Who looks at a rank that was stopped for a moment in each look still does nothing."""
+    job = ranks()
+    job.states[1] = "stopped"
+    for step in range(3 * STOPPED):
+        job.exchange.step = step
+        job.look(1)
+    assert not job.ended
+
+
+def test_a_rank_that_waits_in_no_step_looks_as_well(ranks):
+    """As in a collective of the user's own."""
+    job = ranks()
+    job.exchange.open, job.states[1] = (), "stopped"
+    job.look(STOPPED + 1)
+    assert job.ended == [(101, signal.SIGKILL)] and "step 7." in job.said()
+
+
+def test_the_first_rank_that_runs_speaks_and_the_next_one_if_it_cannot(ranks):
+    job = ranks(own=1)
+    job.states[2] = "stopped"
+    job.look(STOPPED)
+    assert not job.ended  # this is for rank 0 to do
+    job.look(1)
+    assert job.ended == [(102, signal.SIGKILL)]
+
+
+def test_who_may_not_kill_ends_itself(ranks, monkeypatch):
+    job = ranks()
+
+    def refuse(*_):
+        raise PermissionError
+
+    job.watcher._kill, job.states[1] = refuse, "stopped"
+    job.look(STOPPED)
+    assert job.ended == ["this"] and "rank 1 cannot be killed from here" in job.said()
+
+
+def test_zero_means_never(ranks):
+    job = ranks(stopped=0)
+    job.states.update({1: "stopped", 2: "gone"})
+    job.look(10 * STOPPED)
+    assert not job.ended
+
+
+def test_who_waits_for_a_rank_that_is_gone_ends_too(ranks, monkeypatch):
+    job = ranks()
+    job.states[2] = "gone"
+    job.look(STOPPED - 1)
+    assert not job.ended
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")  # Horovod notices, and goes on
+    job.look(1)
+    assert not job.ended
+    monkeypatch.delenv("HOROVOD_ELASTIC")
+    job.look(1)
+    assert job.ended == ["this"] and "rank 2 (pid 102, on this host) is gone" in job.said()
+
+
+def test_a_rank_that_is_gone_is_no_harm_where_nothing_waits(ranks):
+    job = ranks()
+    job.states[2], job.exchange.open = "gone", ()
+    job.look(10 * STOPPED)
+    assert not job.ended
+
+
+def test_waiting_without_a_reason_that_can_be_seen_is_reported_once(ranks, caplog):
+    job = ranks(machines=(HERE, HERE, ELSEWHERE))
+    job.states[2] = "stopped"  # which nobody sees
+    with caplog.at_level(logging.WARNING, "grace_ext"):
+        job.look(_stalls._REPORT - 1)
+        assert not caplog.messages
+        job.look(10)
+    (text,) = caplog.messages
+    for part in ("rank 0 has waited for 60 s, in step 7 for 'weights'", "stopped: none", "ranks of there cannot be seen",
+                 "GRACE_EXT_STALL_SECONDS=N"):
+        assert part in text, text
+    assert not job.ended
+
+
+def test_the_user_says_how_long_a_rank_waits(ranks):
+    job = ranks(stall=80)
+    job.look(79)
+    assert not job.ended
+    job.exchange.open = ("weights", "another")  # it got further: the time begins anew
+    job.look(80)
+    assert not job.ended
+    job.look(1)
+    assert job.ended == ["this"] and "GRACE_EXT_STALL_SECONDS says 80" in job.said()
+
+
+def test_who_shuts_horovod_down_does_not_wait_for_ever_for_the_others(ranks, monkeypatch):
+    job = ranks()
+    job.exchange.open = ()
+    for job.shuts_down in (True, False, True):
+        job.look(STOPPED - 1)
+    assert not job.ended
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    job.look(1)
+    assert not job.ended
+    monkeypatch.delenv("HOROVOD_ELASTIC")
+    job.look(1)
+    assert job.ended == ["this"] and "rank 0 on here: has been in hvd.shutdown() for 6 s" in job.said()
+
+
+def test_a_shutdown_is_known_by_where_the_main_thread_is(tmp_path):
+    """In a file whose path is like that of Horovod's, and below it nothing of Python."""
+    file = tmp_path / "horovod" / "common" / "basics.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def shutdown(wait):\n    return wait(timeout=600)\n")
+    spec = importlib.util.spec_from_file_location("basics", file)
+    basics = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(basics)
+    lock = threading.Lock()
+    lock.acquire()
+
+    def look():
+        while not _stalls._shuts_down():
+            time.sleep(0.001)
+        lock.release()
+
+    assert not _stalls._shuts_down()
+    threading.Thread(target=look, daemon=True).start()
+    assert basics.shutdown(lock.acquire)
+
+
+def test_a_rank_that_fails_names_those_that_left_or_are_stopped(ranks, monkeypatch):
+    job = ranks(machines=(HERE, HERE, HERE, ELSEWHERE))
+    job.watcher.name_who_left(lambda: False)
+    assert not job.said()
+
+    def leave():
+        job.states.update({1: "gone", 3: "gone"})  # the last one's process cannot be seen
+        return True
+
+    job.watcher.name_who_left(leave)
+    assert "rank 0 on here: fails because of others; on this host, rank 1 is gone." in job.said()
+    monkeypatch.setattr(Process, "leaves", lambda process: process.rank == 2)
+    job.states[1] = "stopped"
+    job.watcher.name_who_left(lambda: False)
+    assert "on this host, rank 1 is stopped, rank 2 is gone." in job.said()
+
+
+def test_ranks_forget_exchanges_that_are_gone(ranks):
+    job = ranks()
+    job.states[1], job.exchange = "stopped", None
+    job.look(STOPPED + 1)
+    assert not job.ended
+
+
+def test_a_record_holds_what_a_rank_says_of_itself():
+    own = Process.own(3)
+    assert (own.rank, own.pid) == (3, os.getpid()) and own.state() == "runs"
+    assert Process.unpack(own.pack()) == own
+    odd = own._replace(host="höst" * 30)
+    assert Process.unpack(odd.pack())[:-1] == own[:-1]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="Linux says what a process is at")
+def test_states_are_what_linux_says():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = Process(HERE, 1, child.pid, _stalls._look_at(child.pid)[2], "here")
+    assert process.state() == "runs"
+    os.kill(child.pid, signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+    assert process.state() == "stopped"
+    assert process._replace(started=process.started + 1).state() == "gone"  # its number is used again
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process.state() == "gone"  # a zombie
+    child.wait()
+    child.stdin.close()
+    assert process.state() == "gone"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/comm"), reason="Linux has names of processes")
+@pytest.mark.parametrize("error, left", [
+    (None, True), (RuntimeError("rank 1 gives up"), True), (RuntimeError("Horovod has been shut down. This was"), False),
+    (RuntimeError("[gloo/transport/tcp/pair.cc:535] Connection closed by peer"), False)])
+def test_a_rank_that_ends_tells_those_it_leaves(monkeypatch, error, left):
+    asked = []
+    noting = type("Noting", (), {"name_who_left": lambda _, wait: asked.append(wait)})()
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    own, (before, *_) = Process.own(0), _stalls._look_at(os.getpid())
+    try:
+        _stalls._look_back(noting)
+        assert own.leaves() == left and own.state() == "runs"
+        assert len(asked) == (not left)
+    finally:
+        with open("/proc/self/comm", "wb") as file:
+            file.write(before)
+
+
+def test_this_process_ends_whatever_its_threads_hold():
+    done = subprocess.run([sys.executable, "-c", """if True:
+        import sys, threading, time
+        from grace_ext.adapters import _stalls
+        _stalls._FLUSH = 0.1
+        sys.stdout = type("Stuck", (), {"write": lambda *_: None, "flush": lambda _: time.sleep(10**6)})()
+        threading.Thread(target=time.sleep, args=[10**6]).start()
+        _stalls._end()"""], timeout=600)
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
+def test_what_is_no_time_is_refused(monkeypatch, text):
+    monkeypatch.setenv(_stalls.STALL, text)
+    with pytest.raises(ConfigError, match=_stalls.STALL):
+        _stalls._seconds(_stalls.STALL)
+
+
+def test_ranks_are_watched_from_when_their_layouts_are_known(monkeypatch):
+    """Here all of them are one process, which nobody has to look after."""
+    added = []
+    monkeypatch.setattr(_stalls, "_watchers", [type("Noting", (), {"add": lambda _, *given: added.append(given)})()])
+    transports = [InProcessGroup(2).transport(rank) for rank in range(2)]
+    known = []
+    exchange = type("Exchange", (), {"transport": transports[1], "layout": lambda _: np.arange(16, dtype=np.uint8),
+                                     "check_layouts": lambda _, rows: known.append(rows)})()
+    _stalls.check_layouts(exchange, lambda record: np.tile(record, 2))
+    assert np.array_equal(known[0], [np.arange(16)] * 2)
+    ((one, own, ranks),) = added
+    assert one is exchange and own.rank == 1 and ranks == [own, own]
