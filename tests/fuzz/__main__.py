@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / folder) for folder in ("tests", "tests/mpi", "benchmarks", "examples")]
 
+import faulty_ranks  # noqa: E402
 from _page import write_section  # noqa: E402
 from compare_fashion_mnist import as_markdown, machine  # noqa: E402
 from fuzzing import Found  # noqa: E402
@@ -106,11 +107,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60, help="of all kinds together (default: %(default)s)")
     for name, kind in KINDS.items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=f"{kind.title}: so many, however long it takes")
+    parser.add_argument("--limit", type=float, default=60, help="seconds after a rank's fault in which its job has to be over "
+                        "(default: %(default)s, for a machine that does nothing else)")
     parser.add_argument("--seed", type=int, help="(default: another one each time)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "fuzz")
     parser.add_argument("--record", type=Path, metavar="PAGE", help="write the table into a section of this page")
     args = parser.parse_args()
     seed = int(time.time()) % 10**6 * 1000 if args.seed is None else args.seed
+    faulty_ranks.LIMIT, faulty_ranks.STOPPED = args.limit, None
     print(f"[fuzz] from seed {seed} on", flush=True)
     for name, kind in KINDS.items():
         if getattr(args, name) != 0:

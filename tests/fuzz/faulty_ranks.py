@@ -1,6 +1,6 @@
 """Faults at random points of real jobs: the job ends by itself and names the rank, or goes on where that is promised.
 
-    python tests/fuzz/faults.py --seed 7
+    python tests/fuzz/faulty_ranks.py --seed 7
 """
 
 import argparse
@@ -57,7 +57,7 @@ SPECS = ("topk:0.1/rice/qsgd:7", "dense/minmax", "randomk:0.1", "powersgd:2", "d
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """ranks: those it strikes. point: see faults_worker. number: at which call of the step, where a point is passed several
+    """ranks: those it strikes. point: see faulty_ranks_worker. number: at which call of the step, where a point is passed several
     times. kind "leave" is sys.exit(0), "pause" a stop until all ranks have been stopped for longer than one may be."""
 
     adapter: str
@@ -122,7 +122,7 @@ def batch(seed: int) -> collections.Counter:
     try:
         return collections.Counter({run(draw(seed)): 1})
     except AssertionError as error:
-        repeat = shlex.join(["python", "tests/fuzz/faults.py", "--seed", str(seed)])
+        repeat = shlex.join(["python", "tests/fuzz/faulty_ranks.py", "--seed", str(seed)])
         raise Found(f"{repeat}\n{draw(seed)}\n{error}") from None
 
 
@@ -135,7 +135,7 @@ def run(fault: Fault) -> str:
     if STOPPED is not None:
         variables["GRACE_EXT_STOPPED_SECONDS"] = str(STOPPED)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
-        command = [*COMMANDS[fault.launcher].format(fault.size).split(), sys.executable, str(HERE / "faults_worker.py"),
+        command = [*COMMANDS[fault.launcher].format(fault.size).split(), sys.executable, str(HERE / "faulty_ranks_worker.py"),
                    folder, json.dumps(dataclasses.asdict(fault))]
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables,
                                    start_new_session=True)
@@ -196,7 +196,7 @@ def _tell_where(job: str) -> None:
     """The ranks print where their threads stand."""
     for pid in _processes(job):
         with contextlib.suppress(OSError):
-            if b"faults_worker.py" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1]:
+            if b"faulty_ranks_worker.py" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1]:
                 os.kill(pid, signal.SIGUSR1)
     time.sleep(2)
 

@@ -1,4 +1,4 @@
-"""One rank of a job with a fault: faults_worker.py FOLDER FAULT, the fault as JSON; see faults.Fault.
+"""One rank of a job with a fault: faulty_ranks_worker.py FOLDER FAULT, the fault as JSON; see faulty_ranks.Fault.
 
 Each rank that the fault strikes writes FOLDER/struck-RANK just before.
 """
