@@ -154,7 +154,7 @@ def test_a_collective_that_cannot_be_started_is_an_error_of_all_its_buckets():
 
 @pytest.mark.parametrize("error", [MemoryError, SystemExit])
 def test_a_bucket_that_cannot_be_encoded_is_an_error_of_those_that_it_goes_with(error):
-    """Their rank would wait for itself. Found by tests/fuzz/faults.py --seed 38."""
+    """Their rank would wait for itself. Found by tests/fuzz/faulty_ranks.py --seed 38."""
     def work(transport):
         exchange = make(transport)
         step(exchange, parts_of(transport.rank))

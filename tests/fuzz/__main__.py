@@ -10,10 +10,10 @@ Each kind goes on until its share of the minutes is over or, where one is told, 
 import argparse
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
 import datetime
 import importlib
+import itertools
 import multiprocessing
 import sys
 import time
@@ -30,12 +30,13 @@ from fuzzing import Found  # noqa: E402
 
 @dataclasses.dataclass
 class Kind:
-    """title: what is tried; its outcomes, of `module`.batch(seed), are counted. share: of the minutes. may_crash: its
-    batches run in a process of their own, for a crash would end them without a word."""
+    """title: what is tried; its outcomes, of `module`.batch(seed), are counted. share: of the minutes. jobs: how many
+    batches run at a time. may_crash: one, in a process of its own, for a crash would end it without a word."""
 
     title: str
     module: str
     share: float
+    jobs: int = 1
     may_crash: bool = False
     tried: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     found: int = 0
@@ -43,54 +44,65 @@ class Kind:
 
 
 KINDS = {
-    "programs": Kind("training loops, beside the plain library's", "program_jobs", 0.4),
-    "faults": Kind("ranks that raise, leave, are killed or stopped", "faulty_ranks", 0.4),
+    "programs": Kind("training loops, beside the plain library's", "program_jobs", 0.4, jobs=2),
+    "faults": Kind("ranks that raise, leave, are killed or stopped", "faulty_ranks", 0.4, jobs=3),
     "containers": Kind("hostile containers", "hostile_containers", 0.1, may_crash=True),
     "messages": Kind("messages of hostile federated clients", "hostile_clients", 0.1, may_crash=True),
 }
 
 
 class Batches:
-    """Runs the batches of a kind."""
+    """Runs the batches of a kind, some at a time."""
 
-    def __init__(self, kind: Kind, stack: contextlib.ExitStack):
-        self._kind, self._stack = kind, stack
+    def __init__(self, kind: Kind, first: int):
+        self._kind, self._seeds = kind, itertools.count(first)
         self._batch = importlib.import_module(kind.module).batch
-        self._pool = self._new_pool() if kind.may_crash else None
+        self._pool = self._new_pool()
+        self._running: dict[concurrent.futures.Future, int] = {}
 
     def _new_pool(self) -> concurrent.futures.Executor:
-        return self._stack.enter_context(concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")))
+        if self._kind.may_crash:
+            return concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        return concurrent.futures.ThreadPoolExecutor(self._kind.jobs)
 
-    def run(self, seed: int) -> collections.Counter:
-        """Raises Found."""
-        if self._pool is None:
-            return self._batch(seed)
-        try:
-            return self._pool.submit(self._batch, seed).result()
-        except concurrent.futures.BrokenExecutor:
-            self._pool = self._new_pool()
-            raise Found(f"# the process crashed\nimport {self._kind.module}\n{self._kind.module}.batch({seed})\n") from None
+    def results(self, goes_on):
+        """Of those that end: (seed, what came of it, or None; what was found, or None). As long as goes_on()."""
+        while goes_on() or self._running:
+            while goes_on() and len(self._running) < self._kind.jobs:
+                seed = next(self._seeds)
+                self._running[self._pool.submit(self._batch, seed)] = seed
+            done, _ = concurrent.futures.wait(self._running, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in done:
+                seed = self._running.pop(future)
+                try:
+                    yield seed, future.result(), None
+                except Found as found:
+                    yield seed, None, str(found)
+                except concurrent.futures.BrokenExecutor:
+                    self._pool = self._new_pool()
+                    yield seed, None, (f"# the process crashed\nimport {self._kind.module}\n"
+                                       f"{self._kind.module}.batch({seed})\n")
+        self._pool.shutdown()
 
 
-def look_for(name: str, kind: Kind, seed: int, count: int | None, seconds: float, out: Path) -> None:
+def look_for(name: str, kind: Kind, first: int, count: int | None, seconds: float, out: Path) -> None:
     began, said = time.monotonic(), 0.0
-    with contextlib.ExitStack() as stack:
-        batches = Batches(kind, stack)
-        while kind.tried.total() < count if count is not None else kind.seconds < seconds:
-            try:
-                kind.tried += batches.run(seed)
-            except Found as found:
-                kind.found += 1
-                kind.tried["**found**"] += 1
-                out.mkdir(parents=True, exist_ok=True)
-                path = out / f"{name}-{seed}.txt"
-                path.write_text(str(found))
-                print(f"[fuzz] {name}, seed {seed}: found, see {path}", flush=True)
-            seed += 1
-            kind.seconds = time.monotonic() - began
-            if kind.seconds - said > 30:
-                said = kind.seconds
-                print(f"[fuzz] {name}: {kind.tried.total():,} tried, {kind.found} found, {said:.0f} s", flush=True)
+
+    def goes_on() -> bool:
+        return kind.tried.total() < count if count is not None else time.monotonic() - began < seconds
+
+    for seed, came, found in Batches(kind, first).results(goes_on):
+        kind.tried += came or collections.Counter({"**found**": 1})
+        if found:
+            kind.found += 1
+            out.mkdir(parents=True, exist_ok=True)
+            path = out / f"{name}-{seed}.txt"
+            path.write_text(found)
+            print(f"[fuzz] {name}, seed {seed}: found, see {path}", flush=True)
+        kind.seconds = time.monotonic() - began
+        if kind.seconds - said > 30:
+            said = kind.seconds
+            print(f"[fuzz] {name}: {kind.tried.total():,} tried, {kind.found} found, {said:.0f} s", flush=True)
 
 
 def document(kinds: dict[str, Kind], seed: int) -> str:
@@ -107,8 +119,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60, help="of all kinds together (default: %(default)s)")
     for name, kind in KINDS.items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=f"{kind.title}: so many, however long it takes")
-    parser.add_argument("--limit", type=float, default=60, help="seconds after a rank's fault in which its job has to be over "
-                        "(default: %(default)s, for a machine that does nothing else)")
+    parser.add_argument("--limit", type=float, default=60, help="seconds after a rank's fault in which its job has to be "
+                        "over (default: %(default)s, for a machine that does nothing else)")
     parser.add_argument("--seed", type=int, help="(default: another one each time)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "fuzz")
     parser.add_argument("--record", type=Path, metavar="PAGE", help="write the table into a section of this page")

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from fuzzing import Found
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "mpi"))
+WORKER = Path(__file__).parent / "faulty_ranks_worker.py"
+sys.path.insert(0, str(Path(__file__).parents[1] / "mpi"))
 
 from launch import environment  # noqa: E402
 
@@ -42,8 +42,8 @@ COMMANDS = {
 }
 #: What a launcher says of the rank that made it end the job.
 NAMED = {
-    "mpirun": r"process rank {0} with PID|prterun-[^\n]*@\d+,{0}\]|mpirun-[^\n]*,{0}\]",
-    "horovodrun --mpi": r"process rank {0} with PID|prterun-[^\n]*@\d+,{0}\]|mpirun-[^\n]*,{0}\]",
+    **dict.fromkeys(("mpirun", "horovodrun --mpi"),
+                    r"process rank {0} with PID|prterun-[^\n]*@\d+,{0}\]|mpirun-[^\n]*,{0}\]"),
     "horovodrun --gloo": r"Process name: {0}\n",
     "torchrun": r"Root Cause[^=]*rank +: {0} ",
 }
@@ -57,8 +57,8 @@ SPECS = ("topk:0.1/rice/qsgd:7", "dense/minmax", "randomk:0.1", "powersgd:2", "d
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """ranks: those it strikes. point: see faulty_ranks_worker. number: at which call of the step, where a point is passed several
-    times. kind "leave" is sys.exit(0), "pause" a stop until all ranks have been stopped for longer than one may be."""
+    """ranks: those it strikes. point: see faulty_ranks_worker. number: at which call of the step, where a point is passed
+    several times. kind "leave" is sys.exit(0), "pause" a stop until all ranks have been stopped for longer than one may be."""
 
     adapter: str
     launcher: str
@@ -135,8 +135,8 @@ def run(fault: Fault) -> str:
     if STOPPED is not None:
         variables["GRACE_EXT_STOPPED_SECONDS"] = str(STOPPED)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
-        command = [*COMMANDS[fault.launcher].format(fault.size).split(), sys.executable, str(HERE / "faulty_ranks_worker.py"),
-                   folder, json.dumps(dataclasses.asdict(fault))]
+        command = [*COMMANDS[fault.launcher].format(fault.size).split(), sys.executable, str(WORKER), folder,
+                   json.dumps(dataclasses.asdict(fault))]
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables,
                                    start_new_session=True)
         try:

@@ -59,7 +59,7 @@ def test_an_exception_in_the_middle_of_backward_ends_the_job(launcher, who):
 @pytest.mark.tier("test")
 def test_a_rank_can_leave_while_another_one_starts_collectives(tmp_path):
     """Where Horovod's thread needs Python's interpreter lock to let go of tensors, the two may wait for each other for ever.
-    Found by tests/fuzz/faults.py --seed 58."""
+    Found by tests/fuzz/faulty_ranks.py --seed 58."""
     done = run("mpirun-2", "leaving.py", str(tmp_path))
     assert done.returncode == 0 and "shut down without the interpreter lock" in done.stdout, done.stdout[-4000:]
 
