@@ -17,7 +17,7 @@ TIERS = ("quick", "test", "all")
 EXAMPLES = {"quick": 15, "test": 25, "all": 60}
 #: The groups of tests that take the longest begin first, so that all processes end together.
 LONGEST = ("hosts", "test_horovod_keras", "test_elastic", "test_horovod_tensorflow", "test_cpus", "test_horovod_torch",
-           "test_keras", "test_torch_ddp", "test_federated", "test_properties")
+           "test_fuzz_programs", "test_fuzz_faults", "test_keras", "test_torch_ddp", "test_federated", "test_properties")
 
 
 def pytest_addoption(parser):

@@ -58,7 +58,8 @@ SPECS = ("topk:0.1/rice/qsgd:7", "dense/minmax", "randomk:0.1", "powersgd:2", "d
 @dataclasses.dataclass(frozen=True)
 class Fault:
     """ranks: those it strikes. point: see faulty_ranks_worker. number: at which call of the step, where a point is passed
-    several times. kind "leave" is sys.exit(0), "pause" a stop until all ranks have been stopped for longer than one may be."""
+    several times. kind "leave" is sys.exit(0), "pause" a stop until all ranks have been stopped for longer than one may
+    be."""
 
     adapter: str
     launcher: str
