@@ -40,10 +40,11 @@ COMMANDS = {
     "horovodrun --gloo": "horovodrun --gloo -np {0} -H localhost:{0}",
     "torchrun": "torchrun --standalone --nproc-per-node {0} --no-python",
 }
+_OPEN_MPI = r"process rank {0} with PID|Process name:[^\n]*,{0}\]"
 #: What a launcher says of the rank that made it end the job.
 NAMED = {
-    **dict.fromkeys(("mpirun", "horovodrun --mpi"),
-                    r"process rank {0} with PID|prterun-[^\n]*@\d+,{0}\]|mpirun-[^\n]*,{0}\]"),
+    "mpirun": _OPEN_MPI,
+    "horovodrun --mpi": _OPEN_MPI,
     "horovodrun --gloo": r"Process name: {0}\n",
     "torchrun": r"Root Cause[^=]*rank +: {0} ",
 }
