@@ -1,10 +1,12 @@
 """No rank is left hanging when one fails.
 
 A rank that ends with an exception waits in MPI_Finalize for the others, which wait for its messages. `python -m mpi4py`
-ends the job instead; so does this, without it, as Python exits: the traceback has been printed by then.
+ends the job instead; so does this, without it, as Python exits: the traceback has been printed by then. So does a server
+that clients did not answer as it told them that training is over, if they do not come to MPI_Finalize either.
 """
 
 import atexit
+import faulthandler
 import logging
 import sys
 
@@ -12,7 +14,9 @@ from mpi4py import MPI
 from mpi4py.run import set_abort_status
 
 _LOG = logging.getLogger("grace_ext")
+PATIENCE = 30.0  # seconds for clients that were told to end, and did not answer
 _open: dict[object, str] = {}  # servers and clients that others rely on, and when they do
+_silent: set[int] = set()  # ranks that may never come to MPI_Finalize
 
 
 def begin(part: object, when: str) -> None:
@@ -20,8 +24,10 @@ def begin(part: object, when: str) -> None:
     _open[part] = when
 
 
-def end(part: object) -> None:
+def end(part: object, silent=()) -> None:
+    """silent: ranks that did not answer."""
     _open.pop(part, None)
+    _silent.update(silent)
 
 
 def _end_all_ranks() -> None:
@@ -34,6 +40,13 @@ def _end_all_ranks() -> None:
                    " and ".join(sorted(set(_open.values()))))
     if failed or _open:
         set_abort_status(1)
+    elif _silent:
+        _LOG.error("federated: ranks %s did not answer; if they do not end within %g s, the job ends without them",
+                   sorted(_silent), PATIENCE)
+        # A thread of C: MPI_Finalize keeps the interpreter lock. Later than here, nothing would watch it.
+        faulthandler.dump_traceback_later(PATIENCE, exit=True, file=sys.__stderr__)
+        MPI.Finalize()
+        faulthandler.cancel_dump_traceback_later()
 
 
 atexit.register(_end_all_ranks)  # mpi4py looks at the status later, as it finalizes MPI

@@ -100,12 +100,13 @@ class FederatedServer:
             self._unasked.discard(client)
 
     def stop(self, timeout: float = 10.0) -> list[int]:
-        """Tell all clients that training is over; returns the numbers of those that did not answer in time."""
+        """Tell all clients that training is over; returns the numbers of those that did not answer in time. If they do not
+        end either, the job is ended without them, half a minute after this process."""
         self._silent = set(self.server.present)
         for client in self._silent:
             self._send(client, np.empty(0, np.uint8), _STOP)
         self._receive_until(lambda: not self._silent, timeout)
-        _mpi_exit.end(self)
+        _mpi_exit.end(self, {client + 1 for client in self._silent})
         return sorted(self._silent)
 
     def _send(self, client: int, message: np.ndarray, tag: int) -> None:

@@ -1,11 +1,15 @@
 """A federated job in which a rank fails: failing_federated.py WHERE, by an exception on the server between rounds or in a
-client's training, or by an end without a word: the server's before stop(), a client's by sys.exit()."""
+client's training, or by an end without a word: the server's before stop(), a client's by sys.exit(); or a client is stopped
+by a signal, for good."""
 
+import os
+import signal
 import sys
 
 import numpy as np
 from mpi4py import MPI
 
+from grace_ext.adapters import _mpi_exit
 from grace_ext.adapters.mpi import FederatedClient, FederatedServer
 from grace_ext.federated import Client, Server
 
@@ -18,17 +22,20 @@ def train(model, round_):
             raise RuntimeError("rank 1 gives up")
         if where == "exit":
             sys.exit(3)
+        if where == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
     return model - 1, 1
 
 
 if comm.rank:
     FederatedClient(Client(start, "dense/fp16", number=comm.rank - 1), comm).run(train)
 else:
-    server = FederatedServer(Server(start, comm.size - 1, "dense/fp16"), comm, timeout=3600)
+    _mpi_exit.PATIENCE = 2
+    server = FederatedServer(Server(start, comm.size - 1, "dense/fp16"), comm, timeout=2 if where == "stopped" else 3600)
     for number in range(5):
         server.round()
         if number == 3 and where == "server":
             raise RuntimeError("rank 0 gives up")
     if where != "stop":
-        server.stop()
+        server.stop(timeout=2 if where == "stopped" else 3600)
         print("all rounds were played")

@@ -1,6 +1,7 @@
 """Federated training over MPI: a server and four clients, one late, one that leaves, one hostile; and ranks that fail."""
 
 import json
+import re
 
 import launch
 import pytest
@@ -88,6 +89,14 @@ def test_a_client_that_never_stops_to_send_keeps_nobody_from_being_heard():
 def test_no_rank_is_left_hanging_when_one_fails(where, says):
     done = launch.run("mpirun-4", "failing_federated.py", where)
     assert done.returncode != 0 and says in done.stdout and "all rounds were played" not in done.stdout
+
+
+@pytest.mark.alone
+@pytest.mark.tier("test")
+def test_a_client_that_is_stopped_keeps_nobody_from_ending():
+    done = launch.run("mpirun-4", "failing_federated.py", "stopped")
+    assert "all rounds were played" in done.stdout, done.stdout[-4000:]
+    assert re.search(r"ranks \[[^]]*\b1\b[^]]*\] did not answer", done.stdout), done.stdout[-4000:]
 
 
 @pytest.mark.alone
