@@ -33,4 +33,5 @@ def test_a_rank_that_fails_ends_the_job(launcher, where):
     done = run(launcher, "../ddp/failing_ddp.py", where)
     assert done.returncode != 0
     assert re.search(FAILURES[where], done.stdout), done.stdout[-4000:]
+    assert "step 4 went well" in done.stdout and "step 5 went well" not in done.stdout
     assert "this line must not be reached" not in done.stdout

@@ -7,8 +7,9 @@ import tempfile
 
 import horovod.tensorflow as hvd
 import numpy as np
+import tensorflow as tf
 from checking import arrays_of, check, covering, raises
-from checks_keras import BATCH, MODES, SGD, X, Y, _skip_a_step, alone, compiled, fit, flat, part, scaled, state
+from checks_keras import BATCH, MODES, SGD, X, Y, _skip_a_step, alone, compiled, fit, flat, model, part, scaled, state
 from harness_tensorflow import exchange_of, of_all_ranks, same_on_all_ranks
 
 from grace_ext import ConfigError
@@ -120,6 +121,28 @@ def fit_goes_on_after_an_interruption_bit_by_bit():
         assert memories[0].keys() == memories[1].keys() and memories[0], case
         assert all(np.array_equal(array, memories[1][name]) for name, array in memories[0].items()), case
         same_on_all_ranks(flat(again))
+
+
+@check
+def states_from_different_backward_passes_begin_a_new_update():
+    """Each rank saves after another one of three passes; what they had summed up is not of one update."""
+    for kind, (api, sgd) in SGD.items():
+        net = model(api)
+        optimizer = DistributedOptimizer(sgd(0.1), rules=RULES, backward_passes_per_step=3)
+
+        def call(net=net, optimizer=optimizer):
+            optimizer.apply_gradients([(tf.ones(v.shape), v) for v in net.trainable_variables])
+
+        states = []
+        for _ in range(6):
+            call()
+            states.append(optimizer.compression_state())
+        before = flat(net)
+        optimizer.load_compression_state(states[3 + hvd.rank() % 2])
+        for number in range(3):
+            assert np.array_equal(before, flat(net)), (kind, number)
+            call()
+        assert not np.array_equal(before, flat(net)), kind
 
 
 @check
