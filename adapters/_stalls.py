@@ -131,6 +131,7 @@ class Watcher:
     def __init__(self, stopped: float, stall: float, kill: Callable, end: Callable, shuts_down: Callable[[], bool]):
         self._stopped, self._stall, self._kill, self._end, self._shuts_down = stopped, stall, kill, end, shuts_down
         self._shutting = 0  # at how many looks it did
+        self._lock = threading.Lock()  # of _watched, to which another thread may add while this one looks
         self._watched: weakref.WeakKeyDictionary[Exchange, _Watched] = weakref.WeakKeyDictionary()
         #: Of processes of this machine: their state, and at how many looks it has been that.
         self._states: dict[Process, tuple[str, int]] = {}
@@ -139,10 +140,15 @@ class Watcher:
         self._own = own
         here = [one for one in ranks if one.machine == own.machine and one.pid != own.pid and one.state() != _GONE]
         elsewhere = sorted({one.host for one in ranks if one.machine != own.machine})
-        self._watched[exchange] = _Watched(here, elsewhere)
+        with self._lock:
+            self._watched[exchange] = _Watched(here, elsewhere)
+
+    def _all(self) -> "list[tuple[Exchange, _Watched]]":
+        with self._lock:
+            return list(self._watched.items())
 
     def look(self) -> None:
-        idle = {exchange: one for exchange, one in list(self._watched.items()) if not one.goes_on(exchange)}
+        idle = {exchange: one for exchange, one in self._all() if not one.goes_on(exchange)}
         before, self._states = self._states, {}
         for process in {process for one in idle.values() for process in one.here}:
             state = process.state()
@@ -201,7 +207,7 @@ class Watcher:
 
     def name_who_left(self, wait: Callable[[], bool]) -> None:
         """wait() -> whether to wait any longer for the end of those that left, which may take seconds."""
-        ranks = {process for one in list(self._watched.values()) for process in one.here}
+        ranks = {process for _, one in self._all() for process in one.here}
         while not any(process.state() != _RUNS for process in ranks) and wait():
             pass
         states = {process.rank: _GONE if process.leaves() else process.state() for process in ranks}

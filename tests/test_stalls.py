@@ -161,6 +161,21 @@ def test_waiting_without_a_reason_that_can_be_seen_is_reported_once(ranks, caplo
     assert not job.ended
 
 
+def test_exchanges_may_be_added_while_the_others_are_looked_at(ranks):
+    """A dict that changes in the middle of a look would end the thread that looks."""
+    job, kept, interval = ranks(), [Exchange(7, "weights") for _ in range(3000)], sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        adding = threading.Thread(target=lambda: [job.watcher.add(one, job.ranks[0], job.ranks[:1]) for one in kept])
+        adding.start()
+        while adding.is_alive():
+            job.look(1)
+        adding.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not job.ended
+
+
 def test_the_user_says_how_long_a_rank_waits(ranks):
     job = ranks(stall=80)
     job.look(79)
