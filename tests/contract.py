@@ -1,6 +1,8 @@
 """What every part promises, as checks. test_contract.py applies them to all that is registered."""
 
 import functools
+import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -293,3 +295,23 @@ def arrays_of(exchange) -> dict:
     """All that an exchange keeps between steps, "field:tensor" -> array."""
     return {f"{field}:{name}": array for field, kept in exchange.state_dict().items() if field != "step"
             for name, array in kept.items()}
+
+
+def peak_of(refusal, function, *arguments):
+    """The most memory that numpy and Python hold while function(*arguments) runs, in a thread without scratch arrays. It may
+    end with the exception `refusal`."""
+    peaks = []
+
+    def run():
+        tracemalloc.start()
+        try:
+            function(*arguments)
+        except refusal:
+            pass
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return peaks[0]

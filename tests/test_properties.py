@@ -1,7 +1,5 @@
 """Random inputs: what is encoded decodes, and any byte string either decodes or raises ContainerError."""
 
-import threading
-import tracemalloc
 import zlib
 
 import contract
@@ -92,32 +90,13 @@ def try_all(blob, size):
     return dense is not None
 
 
-def peak_of(function, *args):
-    """The most memory that numpy and Python held while function(*args) ran, in a thread without scratch arrays."""
-    peaks = []
-
-    def run():
-        tracemalloc.start()
-        try:
-            function(*args)
-        except ContainerError:
-            pass
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return peaks[0]
-
-
 def check_peak(limit, function, *args):
     """The peak, which is below the limit. What other threads of this process allocate meanwhile is in it, so one that is not
     has to repeat itself."""
     peaks = []
     while not peaks or peaks[-1] >= limit:
         assert len(peaks) < 3, peaks
-        peaks.append(peak_of(function, *args))
+        peaks.append(contract.peak_of(ContainerError, function, *args))
     return peaks[-1]
 
 

@@ -7,8 +7,6 @@ messages go through the server of the MPI adapter, with messages, ranks and time
 import collections
 import functools
 import sys
-import threading
-import tracemalloc
 import types
 
 import contract
@@ -18,6 +16,7 @@ import hostile_containers
 import hostile_ranks
 import numpy as np
 import test_contract
+from contract import peak_of
 from fuzzing import chance, mutate, pick
 from hostile_containers import LARGE
 
@@ -121,25 +120,6 @@ class Pair:
         return report
 
 
-def peak(function, *arguments):
-    """The most memory that a call takes, in a thread without scratch arrays. A refusal is as good as none."""
-    peaks = []
-
-    def run():
-        tracemalloc.start()
-        try:
-            function(*arguments)
-        except Rejected:
-            pass
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return peaks[0]
-
-
 def within_memory(size, message):
     """What the server takes to read one message."""
     limit = 32 * (size + 65536) + 4 * len(message) + 300_000
@@ -149,7 +129,7 @@ def within_memory(size, message):
         server = Server(np.zeros(size, np.float32), 1)
         server.begin_round()
         server.message_for(0)
-        peaks.append(peak(server.receive, 0, message))
+        peaks.append(peak_of(Rejected, server.receive, 0, message))
 
 
 # What clients send
@@ -301,7 +281,7 @@ def check_memory(rng: np.random.Generator) -> None:
         within_memory(size, message)
     except Exception as error:
         call = f"within_memory({size}, np.frombuffer(bytes.fromhex({message.tobytes().hex()!r}), np.uint8))"
-        raise fuzzing.Found(fuzzing.script(error, IMPORTS, (peak, within_memory), call)) from error
+        raise fuzzing.Found(fuzzing.script(error, IMPORTS, (peak_of, within_memory), call)) from error
 
 
 def batch(seed: int) -> collections.Counter:

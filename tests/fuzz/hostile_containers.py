@@ -7,8 +7,6 @@ stands behind it is reached.
 import collections
 import functools
 import re
-import threading
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import fuzzing
 import numpy as np
 import reference
 import test_contract
+from contract import peak_of
 from fuzzing import chance, mutate, pick
 
 import grace_ext
@@ -227,30 +226,14 @@ def by_the_specification(blob, size, dense, other):
         assert same(np.array(reference.decode(blob)[0], np.float32), dense)
 
 
-def peak(blob, size):
-    """The most memory that decoding takes, in a thread without scratch arrays."""
-    peaks = []
-
-    def run():
-        tracemalloc.start()
-        dense_of(blob, size)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return peaks[0]
-
-
 def by_memory(blob, size, dense, other):
     """No more than some times the dense gradient, which a transform may pad, and the container. Other threads of this
     process may allocate meanwhile, so one that takes more has to repeat itself."""
     limit = 32 * (size + 65536 * (blob[2] > 127)) + 4 * len(blob) + 200_000
-    peaks = [peak(blob, size)]
+    peaks = [peak_of(ContainerError, dense_of, blob, size)]
     while peaks[-1] > limit:
         assert len(peaks) < 3, f"{peaks} bytes for {size} elements in a container of {len(blob)} bytes"
-        peaks.append(peak(blob, size))
+        peaks.append(peak_of(ContainerError, dense_of, blob, size))
 
 
 QUICK = (by_parse, by_decode_add, by_sums)
@@ -416,7 +399,7 @@ def check(way: Callable, blob: bytes, size: int, dense: np.ndarray | None, other
 
 
 def found(error: Exception, way: Callable, blob: bytes, size: int, other: bytes) -> fuzzing.Found:
-    used = {by_exchanges: (Wire,), by_memory: (peak,)}.get(way, ())
+    used = {by_exchanges: (Wire,), by_memory: (peak_of,)}.get(way, ())
     imports = IMPORTS + REFERENCE if way is by_the_specification else IMPORTS
     return fuzzing.Found(fuzzing.script(
         error, imports, (dense_of, same, *used, way), f"blob = bytes.fromhex({blob.hex()!r})",
