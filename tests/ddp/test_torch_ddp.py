@@ -16,7 +16,7 @@ def job(request, tmp_path_factory):
     return start_job(request, tmp_path_factory, "../ddp/worker_ddp.py")
 
 
-@of_jobs(CHECKS, main="torchrun-2", others=("torchrun-4",), launchers=TORCHRUN)
+@of_jobs(CHECKS, others=("torchrun-4",), launchers=TORCHRUN)
 def test_check(job, name, record_property):
     record_property("seconds", job.seconds[0].get(name, 0.0))
     job.assert_ok(name)

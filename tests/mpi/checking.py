@@ -27,7 +27,8 @@ check_under_every_launcher = check
 
 
 def covering(cases) -> list[tuple]:
-    """All of these tuples in `make test-all`; else as few as have each value of each position at least once."""
+    """All of these tuples in `make test-all`, under one launcher; else as few as have each value of each position at least
+    once."""
     cases = list(cases)
     if _thorough:
         return cases

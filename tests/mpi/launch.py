@@ -14,6 +14,7 @@ import pytest
 
 HERE = Path(__file__).parent
 HANGS = 1200  # seconds after which a job is taken to hang, on however slow a machine
+THOROUGH = 3600  # the same where its checks take all their cases
 
 LAUNCHERS = {
     "mpirun-2": ["mpirun", "-np", "2", "--oversubscribe"],
@@ -28,6 +29,7 @@ TORCHRUN = {
     "torchrun-2": ["torchrun", "--standalone", "--nproc-per-node", "2", "--no-python"],
     "torchrun-4": ["torchrun", "--standalone", "--nproc-per-node", "4", "--no-python"],
 }
+MAIN = ("mpirun-2", "torchrun-2")  # all checks run under these, with all their cases in `make test-all`
 
 
 def skip_without(*modules: str) -> None:
@@ -76,14 +78,14 @@ def checks_in(*files: str) -> dict[str, bool]:
     return found
 
 
-def of_jobs(checks: dict[str, bool], main: str, others: tuple[str, ...] = (), launchers=LAUNCHERS):
+def of_jobs(checks: dict[str, bool], others: tuple[str, ...] = (), launchers=LAUNCHERS):
     """Decorator of a test(job, name): which checks run under which launchers, in which tier.
 
-    `quick` runs the checks to which launchers matter under the launcher `main`; `test` runs all checks under that one, and
-    those to which launchers matter under the others, too; `all` runs everything everywhere. The module has a fixture `job`.
+    `quick` runs the checks to which launchers matter under the launcher of MAIN; `test` runs all checks under that one, and
+    those to which launchers matter under the others, too; `all` runs all checks everywhere. The module has a fixture `job`.
     """
     def tier(launcher, matters):
-        if launcher == main:
+        if launcher in MAIN:
             return "quick" if matters else "test"
         return "test" if matters and launcher in others else "all"
 
@@ -106,7 +108,7 @@ class Job:
     def __init__(self, launcher: str, script: str, folder: Path, checks: list[str], thorough: bool):
         (folder / "checks.json").write_text(json.dumps({"checks": checks, "thorough": thorough}))
         self.checks = checks
-        self.process = run(launcher, script, str(folder))
+        self.process = run(launcher, script, str(folder), timeout=THOROUGH if thorough else HANGS)
         self.results, self.seconds = (
             [json.loads(file.read_text()) if file.exists() else {}
              for file in (folder / f"{kind}{rank}.json" for rank in range(int(launcher.rsplit("-", 1)[1])))]
@@ -128,4 +130,5 @@ def start_job(request, tmp_path_factory, script: str) -> Job:
               if item.module is request.module and getattr(item, "callspec", None)
               and item.callspec.params.get("job") == request.param]
     folder = tmp_path_factory.mktemp(request.param)
-    return Job(request.param, script, folder, checks, thorough=request.config.getoption("tier") == "all")
+    thorough = request.config.getoption("tier") == "all" and request.param in MAIN
+    return Job(request.param, script, folder, checks, thorough)

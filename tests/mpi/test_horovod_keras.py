@@ -15,7 +15,7 @@ def job(request, tmp_path_factory):
 
 
 # Tracing Keras' functions takes minutes in all, so not under every launcher: those differ below Keras.
-@of_jobs(CHECKS, main="mpirun-2", launchers=("mpirun-2", "horovodrun-gloo-2", "horovodrun-gloo-4"))
+@of_jobs(CHECKS, launchers=("mpirun-2", "horovodrun-gloo-2", "horovodrun-gloo-4"))
 def test_check(job, name, record_property):
     record_property("seconds", job.seconds[0].get(name, 0.0))
     job.assert_ok(name)

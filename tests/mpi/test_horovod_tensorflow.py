@@ -15,7 +15,7 @@ def job(request, tmp_path_factory):
     return start_job(request, tmp_path_factory, "worker_tensorflow.py")
 
 
-@of_jobs(CHECKS, main="mpirun-2", others=("horovodrun-gloo-2", "horovodrun-mpi-4"))
+@of_jobs(CHECKS, others=("horovodrun-gloo-2", "horovodrun-mpi-4"))
 def test_check(job, name, record_property):
     record_property("seconds", job.seconds[0].get(name, 0.0))
     job.assert_ok(name)
