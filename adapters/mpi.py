@@ -194,15 +194,22 @@ class FederatedServer:
 
 
 class FederatedClient:
-    """Answers the server of rank 0 until it stops, or this client leaves."""
+    """Answers the server of rank 0 until it stops, or this client leaves.
 
-    def __init__(self, client: Client, comm: MPI.Comm = MPI.COMM_WORLD):
+    timeout: seconds that the server may say nothing; None: for ever, for a client that is not sampled is not asked for many
+    rounds, and what a server does between rounds takes what it takes.
+    """
+
+    def __init__(self, client: Client, comm: MPI.Comm = MPI.COMM_WORLD, *, timeout: float | None = None):
         if comm.rank == 0:
             raise ConfigError("rank 0 is the server, not a client")
-        self.client, self._comm = client, comm
+        if timeout is not None and not timeout > 0:
+            raise ConfigError(f"timeout={timeout}; allowed: seconds, above 0, or None")
+        self.client, self._comm, self._timeout = client, comm, math.inf if timeout is None else timeout
 
     def run(self, train: Callable[[np.ndarray, int], tuple[np.ndarray, float] | None]) -> None:
-        """train(model, round) -> (the model after local training, samples), or None to leave. model: float32[d]."""
+        """train(model, round) -> (the model after local training, samples), or None to leave. model: float32[d]. Raises
+        TimeoutError."""
         _mpi_exit.begin(self, "within FederatedClient.run()")
         fitted = budget = None
         while True:
@@ -245,8 +252,10 @@ class FederatedClient:
 
     def _next(self) -> tuple[int, np.ndarray]:
         """The tag and the data of what the server sends next."""
-        status = MPI.Status()
+        status, deadline = MPI.Status(), time.monotonic() + self._timeout
         while (message := self._comm.Improbe(0, MPI.ANY_TAG, status)) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the server, rank 0, has said nothing for {self._timeout:g} s to rank {self._comm.rank}")
             time.sleep(_NAP)
         data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
         message.Recv([data, MPI.BYTE])

@@ -54,7 +54,7 @@ METHODS = {
     "best": Method(FEDAVG, "ours", "topk:0.1/rice/lloyd:0.05", is_judged=True),
     PANTHALIA: Method(PANTHALIA, "AdamW, float32", "dense/raw"),
     "dct": Method(PANTHALIA, "Panthalia, 1 %", "panthalia", is_judged=True),
-    "dct-dense": Method(PANTHALIA, "Panthalia, 4.5 %", "dct:64/topk:0.045:per=chunk/auto/minmax:8:chunk=185:entropy=ans",
+    "dct-dense": Method(PANTHALIA, "Panthalia, 4.5 %", "dct:64/topk:0.045:per=chunk/auto/minmax:8:per=chunk:entropy=ans",
                         is_judged=True),
 }
 #: By training: for what, the largest volume each way, and the most points of accuracy that may be lost. A bar is met if one

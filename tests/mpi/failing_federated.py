@@ -1,6 +1,6 @@
 """A federated job in which a rank fails: failing_federated.py WHERE, by an exception on the server between rounds or in a
-client's training, or by an end without a word: the server's before stop(), a client's by sys.exit(); or a client is stopped
-by a signal, for good."""
+client's training, or by an end without a word: the server's before stop(), a client's by sys.exit(); or a client or the
+server is stopped by a signal, for good."""
 
 import os
 import signal
@@ -28,7 +28,8 @@ def train(model, round_):
 
 
 if comm.rank:
-    FederatedClient(Client(start, "dense/fp16", number=comm.rank - 1), comm).run(train)
+    FederatedClient(Client(start, "dense/fp16", number=comm.rank - 1), comm,
+                    timeout=2 if where == "stopped server" else None).run(train)
 else:
     _mpi_exit.PATIENCE = 2
     server = FederatedServer(Server(start, comm.size - 1, "dense/fp16"), comm, timeout=2 if where == "stopped" else 3600)
@@ -36,6 +37,8 @@ else:
         server.round()
         if number == 3 and where == "server":
             raise RuntimeError("rank 0 gives up")
+        if number == 3 and where == "stopped server":
+            os.kill(os.getpid(), signal.SIGSTOP)
     if where != "stop":
         server.stop(timeout=2 if where == "stopped" else 3600)
         print("all rounds were played")

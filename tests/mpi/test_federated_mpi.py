@@ -85,6 +85,7 @@ def test_a_client_that_never_stops_to_send_keeps_nobody_from_being_heard():
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("where, says", [
     ("server", "RuntimeError: rank 0 gives up"), ("train", "RuntimeError: rank 1 gives up"),
+    ("stopped server", "the server, rank 0, has said nothing for 2 s to rank "),
     ("stop", "rank 0 ends before FederatedServer.stop()"), ("exit", "rank 1 ends within FederatedClient.run()")])
 def test_no_rank_is_left_hanging_when_one_fails(where, says):
     done = launch.run("mpirun-4", "failing_federated.py", where)
