@@ -5,10 +5,12 @@
 """
 
 import concurrent.futures
+import uuid
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from grace_ext import ConfigError
 from grace_ext.exchange import Exchange
@@ -135,6 +137,22 @@ def _own_group(process_group, backend: str | None, timeout) -> tuple:
     backend = backend or dist.get_backend(process_group)
     if process_group in (None, dist.group.WORLD):
         group = dist.new_group(backend=backend, timeout=timeout)
-    else:  # the other ranks of the job need not know
-        group = dist.new_group(dist.get_process_group_ranks(process_group), timeout, backend, use_local_synchronization=True)
+    else:
+        group = _group_within(process_group, backend, timeout)
     return group, torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+
+
+def _group_within(process_group, backend: str, timeout):
+    """A new group of another one's ranks; the other ranks of the job need not know of it.
+
+    torch.distributed names such a group by the number of groups that this rank has made. Ranks that have made different
+    numbers of them would wait for each other for ever (pytorch/pytorch#173608; torch 2.13), so all take a name of the first.
+    """
+    name = [uuid.uuid4().hex]
+    dist.broadcast_object_list(name, dist.get_global_rank(process_group, 0), process_group)
+    plain = distributed_c10d._hash_ranks_to_str
+    distributed_c10d._hash_ranks_to_str = lambda ranks: name[0]
+    try:
+        return dist.new_group(dist.get_process_group_ranks(process_group), timeout, backend, use_local_synchronization=True)
+    finally:
+        distributed_c10d._hash_ranks_to_str = plain

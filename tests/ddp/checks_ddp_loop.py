@@ -242,6 +242,8 @@ def what_a_rank_does_in_another_group_does_not_concern_the_others():
 
 @check_under_every_launcher
 def process_groups_train_apart():
+    if dist.get_rank() == 0:
+        dist.new_group([0], use_local_synchronization=True)  # by the numbers of their groups torch would name the next ones
     halves = [dist.new_group(list(range(odd, dist.get_world_size(), 2))) for odd in (0, 1)]
     own = halves[dist.get_rank() % 2]
     weights, state = train(EACH, ddp={"process_group": own}, process_group=own, steps=4)
