@@ -49,11 +49,12 @@ def environment() -> dict[str, str]:
     return variables
 
 
-def run(launcher: str, script: str, *arguments: str, timeout: float = HANGS) -> subprocess.CompletedProcess:
-    """Run a script, relative to this folder, under a launcher. On a time-out the whole job is killed and it raises."""
+def run(launcher: str, script: str, *arguments: str, timeout: float = HANGS, variables=None) -> subprocess.CompletedProcess:
+    """Run a script, relative to this folder, under a launcher. On a time-out the whole job is killed and it raises.
+    variables: of the environment, on top."""
     command = [*(LAUNCHERS | TORCHRUN)[launcher], sys.executable, str(HERE / script), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               stdin=subprocess.DEVNULL, env=environment(), start_new_session=True)
+                               stdin=subprocess.DEVNULL, env=environment() | (variables or {}), start_new_session=True)
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -108,10 +109,14 @@ class Job:
     def __init__(self, launcher: str, script: str, folder: Path, checks: list[str], thorough: bool):
         (folder / "checks.json").write_text(json.dumps({"checks": checks, "thorough": thorough}))
         self.checks = checks
-        self.process = run(launcher, script, str(folder), timeout=THOROUGH if thorough else HANGS)
+        ranks = int(launcher.rsplit("-", 1)[1])
+        # Horovod puts dense tensors together as they happen to come, and under Gloo the order of more than two ranks' sums
+        # depends on where in a message a tensor is: without this, runs that ought to be alike would differ in the last bit.
+        variables = {"HOROVOD_FUSION_THRESHOLD": "0"} if ranks > 2 else {}
+        self.process = run(launcher, script, str(folder), timeout=THOROUGH if thorough else HANGS, variables=variables)
         self.results, self.seconds = (
             [json.loads(file.read_text()) if file.exists() else {}
-             for file in (folder / f"{kind}{rank}.json" for rank in range(int(launcher.rsplit("-", 1)[1])))]
+             for file in (folder / f"{kind}{rank}.json" for rank in range(ranks))]
             for kind in ("rank", "seconds"))
 
     def assert_ok(self, name: str) -> None:
