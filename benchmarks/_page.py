@@ -1,6 +1,7 @@
 """docs/benchmarks.md, of which each benchmark writes a section of its own; and such sections of other pages."""
 
 import os
+import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -9,6 +10,12 @@ sys.path.insert(0, os.path.join(ROOT, "examples"))
 from compare_fashion_mnist import around_markers  # noqa: E402
 
 PAGE = "benchmarks.md"
+
+
+def commit() -> str:
+    """The checkout's, and whether it has been changed since."""
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def write_section(folder: str, name: str, title: str, text: str, page: str = PAGE) -> str:

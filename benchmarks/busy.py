@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 
-from _page import ROOT, write_section
+from _page import ROOT, commit, write_section
 from compare_fashion_mnist import as_markdown, machine
 
 COUNTS = re.compile(r"^=+ (.*\bpassed\b.*|.*\bfailed\b.*|.*\berrors?\b.*) in [\d.]+s")
@@ -84,8 +84,7 @@ def main():
     parser.add_argument("--logs", default=os.path.join(ROOT, "build", "busy"))
     args = parser.parse_args()
     os.makedirs(args.logs, exist_ok=True)
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout
-    rows, failed = [["run", "began", "result", "minutes"]], 0
+    tested, rows, failed = commit(), [["run", "began", "result", "minutes"]], 0
     cores = len(os.sched_getaffinity(0))
     load = f"`{args.beside}`, and when that has ended " if args.beside else ""
     with Busy(args.beside, os.path.join(args.logs, "beside.log")):
@@ -96,7 +95,7 @@ def main():
             rows.append([str(number), f"{began:%Y-%m-%d %H:%M}", counts if status == 0 else f"**{counts}**",
                          f"{minutes:.1f}"])
             print(f"[{number}/{args.runs}] {counts}, status {status}, {minutes:.1f} minutes", flush=True)
-            text = (f"{as_markdown(rows)}\n\n`make {args.target}` of commit {commit.strip()}, beside {load}{cores} "
+            text = (f"{as_markdown(rows)}\n\n`make {args.target}` of commit {tested}, beside {load}{cores} "
                     f"processes that never rest, on {machine()}; by `python benchmarks/busy.py --runs {args.runs}`.\n")
             write_section(args.out, "busy", "On a busy machine", text, "reliability.md")
     sys.exit(1 if failed else 0)

@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -43,14 +42,13 @@ class Record:
     def pytest_terminal_summary(self, terminalreporter):
         for folder in ("benchmarks", "examples"):
             sys.path.insert(0, str(ROOT / folder))
-        from _page import write_section
+        from _page import commit, write_section
         from compare_fashion_mnist import as_markdown, machine
 
         counts = [len(terminalreporter.stats.get(kind, [])) for kind in ("passed", "skipped", "failed", "error")]
-        commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout
         minutes = (datetime.datetime.now() - self.started).total_seconds() / 60
         rows = [["date", "commit", "passed", "skipped", "failed", "minutes"],
-                [self.started.date().isoformat(), commit.strip(), *(f"{count:,}" for count in counts[:2]),
+                [self.started.date().isoformat(), commit(), *(f"{count:,}" for count in counts[:2]),
                  f"{counts[2] + counts[3]:,}", f"{minutes:.0f}"]]
         text = f"{as_markdown(rows)}\n\nRun on {machine()}, by `make test-{self.tier}`.\n"
         write_section(str(self.page.parent), f"test-{self.tier}", "The last whole run", text, self.page.name)

@@ -4,7 +4,8 @@
     python tests/fuzz --programs 2000 --faults 300 --containers 1000000 --messages 100000 --record docs/reliability.md
 
 Each kind goes on until its share of the minutes is over or, where one is told, its count is reached. What was found is in
---out, as scripts and commands that show it again; the exit status is then 1. The same --seed tries the same.
+--out, as scripts and commands that show it again; the exit status is then 1. The same --seed tries the same. --record keeps
+the last run of each kind: a kind of which none are wanted (--faults 0) stays as it was.
 """
 
 import argparse
@@ -14,16 +15,18 @@ import dataclasses
 import datetime
 import importlib
 import itertools
+import json
 import multiprocessing
 import sys
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "fuzz.json"  # by kind, what its last run came to
 sys.path += [str(ROOT / folder) for folder in ("tests", "tests/mpi", "benchmarks", "examples")]
 
 import faulty_ranks  # noqa: E402
-from _page import write_section  # noqa: E402
+from _page import commit, write_section  # noqa: E402
 from compare_fashion_mnist import as_markdown, machine  # noqa: E402
 from fuzzing import Found  # noqa: E402
 
@@ -105,13 +108,22 @@ def look_for(name: str, kind: Kind, first: int, count: int | None, seconds: floa
             print(f"[fuzz] {name}: {kind.tried.total():,} tried, {kind.found} found, {said:.0f} s", flush=True)
 
 
-def document(kinds: dict[str, Kind], seed: int) -> str:
-    rows = [["what is drawn at random", "tried", "what came of it", "faults found", "minutes"]]
-    for kind in kinds.values():
-        came = "; ".join(f"{outcome} {count:,}" for outcome, count in kind.tried.most_common())
-        rows.append([kind.title, f"{kind.tried.total():,}", came, str(kind.found), f"{kind.seconds / 60:.1f}"])
+def results_of(kinds: dict[str, Kind], seed: int) -> dict[str, dict]:
+    run = {"seed": seed, "date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
+    return {name: {"tried": dict(kind.tried.most_common()), "found": kind.found, "minutes": kind.seconds / 60, **run}
+            for name, kind in kinds.items() if kind.tried}
+
+
+def document(results: dict[str, dict]) -> str:
+    rows = [["what is drawn at random", "tried", "what came of it", "faults found", "minutes", "date, commit, first seed"]]
+    for name, kind in KINDS.items():
+        if run := results.get(name):
+            came = "; ".join(f"{outcome} {count:,}" for outcome, count in run["tried"].items())
+            rows.append([kind.title, f"{sum(run['tried'].values()):,}", came, str(run["found"]), f"{run['minutes']:.1f}",
+                         f"{run['date']}, {run['commit']}, {run['seed']}"])
     table = as_markdown(rows).replace("|---|--:|--:|", "|---|--:|---|")
-    return f"{table}\n\nFrom seed {seed} on, {datetime.date.today()}, on {machine()}, by `python tests/fuzz`.\n"
+    machines = "; ".join(sorted({run["machine"] for run in results.values()}))
+    return f"{table}\n\nOn {machines}, by `python tests/fuzz`.\n"
 
 
 def main() -> int:
@@ -123,7 +135,8 @@ def main() -> int:
                         "over (default: %(default)s, for a machine that does nothing else)")
     parser.add_argument("--seed", type=int, help="(default: another one each time)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "fuzz")
-    parser.add_argument("--record", type=Path, metavar="PAGE", help="write the table into a section of this page")
+    parser.add_argument("--record", type=Path, metavar="PAGE", help="write the table into a section of this page, with the "
+                        "last runs of the other kinds")
     args = parser.parse_args()
     seed = int(time.time()) % 10**6 * 1000 if args.seed is None else args.seed
     faulty_ranks.LIMIT, faulty_ranks.STOPPED = args.limit, None
@@ -131,9 +144,12 @@ def main() -> int:
     for name, kind in KINDS.items():
         if getattr(args, name) != 0:
             look_for(name, kind, seed, getattr(args, name), 60 * args.minutes * kind.share, args.out)
-    text = document(KINDS, seed)
-    print(text)
+    results = results_of(KINDS, seed)
+    print(document(results))
     if args.record:
+        results = (json.loads(RESULTS.read_text()) if RESULTS.exists() else {}) | results
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        text = document(results)
         write_section(str(args.record.resolve().parent), "fuzz", "Faults looked for at random", text, args.record.name)
     return 1 if any(kind.found for kind in KINDS.values()) else 0
 
