@@ -6,6 +6,7 @@
 
 import concurrent.futures
 import uuid
+from unittest import mock
 
 import numpy as np
 import torch
@@ -150,9 +151,6 @@ def _group_within(process_group, backend: str, timeout):
     """
     name = [uuid.uuid4().hex]
     dist.broadcast_object_list(name, dist.get_global_rank(process_group, 0), process_group)
-    plain = distributed_c10d._hash_ranks_to_str
-    distributed_c10d._hash_ranks_to_str = lambda ranks: name[0]
-    try:
+    # A torch that names groups in another way takes no notice.
+    with mock.patch.object(distributed_c10d, "_hash_ranks_to_str", lambda ranks: name[0], create=True):
         return dist.new_group(dist.get_process_group_ranks(process_group), timeout, backend, use_local_synchronization=True)
-    finally:
-        distributed_c10d._hash_ranks_to_str = plain
