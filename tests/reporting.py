@@ -37,18 +37,20 @@ class Record:
     """Keeps date, commit, machine, counts and minutes of this run in a page."""
 
     def __init__(self, page: Path, tier: str):
-        self.page, self.tier, self.started = page, tier, datetime.datetime.now()
+        for folder in ("benchmarks", "examples"):
+            sys.path.append(str(ROOT / folder))  # behind those of tests, some of whose modules have the same names
+        from _page import commit
+
+        self.page, self.tier, self.started, self.commit = page, tier, datetime.datetime.now(), commit()
 
     def pytest_terminal_summary(self, terminalreporter):
-        for folder in ("benchmarks", "examples"):
-            sys.path.insert(0, str(ROOT / folder))
-        from _page import commit, write_section
+        from _page import write_section
         from compare_fashion_mnist import as_markdown, machine
 
         counts = [len(terminalreporter.stats.get(kind, [])) for kind in ("passed", "skipped", "failed", "error")]
         minutes = (datetime.datetime.now() - self.started).total_seconds() / 60
         rows = [["date", "commit", "passed", "skipped", "failed", "minutes"],
-                [self.started.date().isoformat(), commit(), *(f"{count:,}" for count in counts[:2]),
+                [self.started.date().isoformat(), self.commit, *(f"{count:,}" for count in counts[:2]),
                  f"{counts[2] + counts[3]:,}", f"{minutes:.0f}"]]
         text = f"{as_markdown(rows)}\n\nRun on {machine()}, by `make test-{self.tier}`.\n"
         write_section(str(self.page.parent), f"test-{self.tier}", "The last whole run", text, self.page.name)

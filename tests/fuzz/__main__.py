@@ -108,8 +108,8 @@ def look_for(name: str, kind: Kind, first: int, count: int | None, seconds: floa
             print(f"[fuzz] {name}: {kind.tried.total():,} tried, {kind.found} found, {said:.0f} s", flush=True)
 
 
-def results_of(kinds: dict[str, Kind], seed: int) -> dict[str, dict]:
-    run = {"seed": seed, "date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
+def results_of(kinds: dict[str, Kind], run: dict) -> dict[str, dict]:
+    """By kind; run: what is known of the whole run."""
     return {name: {"tried": dict(kind.tried.most_common()), "found": kind.found, "minutes": kind.seconds / 60, **run}
             for name, kind in kinds.items() if kind.tried}
 
@@ -140,11 +140,12 @@ def main() -> int:
     args = parser.parse_args()
     seed = int(time.time()) % 10**6 * 1000 if args.seed is None else args.seed
     faulty_ranks.LIMIT, faulty_ranks.STOPPED = args.limit, None
+    run = {"seed": seed, "date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
     print(f"[fuzz] from seed {seed} on", flush=True)
     for name, kind in KINDS.items():
         if getattr(args, name) != 0:
             look_for(name, kind, seed, getattr(args, name), 60 * args.minutes * kind.share, args.out)
-    results = results_of(KINDS, seed)
+    results = results_of(KINDS, run)
     print(document(results))
     if args.record:
         results = (json.loads(RESULTS.read_text()) if RESULTS.exists() else {}) | results
