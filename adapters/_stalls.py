@@ -133,6 +133,7 @@ class Watcher:
         self._shutting = 0  # at how many looks it did
         self._lock = threading.Lock()  # of _watched, to which another thread may add while this one looks
         self._watched: weakref.WeakKeyDictionary[Exchange, _Watched] = weakref.WeakKeyDictionary()
+        self._met: set[Process] = set()  # on this machine, whether or not their exchange is still there
         #: Of processes of this machine: their state, and at how many looks it has been that.
         self._states: dict[Process, tuple[str, int]] = {}
 
@@ -141,6 +142,7 @@ class Watcher:
         here = [one for one in ranks if one.machine == own.machine and one.pid != own.pid and one.state() != _GONE]
         elsewhere = sorted({one.host for one in ranks if one.machine != own.machine})
         with self._lock:
+            self._met = {process for process in self._met if process.state() != _GONE}.union(here)
             self._watched[exchange] = _Watched(here, elsewhere)
 
     def _all(self) -> "list[tuple[Exchange, _Watched]]":
@@ -148,9 +150,10 @@ class Watcher:
             return list(self._watched.items())
 
     def look(self) -> None:
+        self._shutting = self._shutting + 1 if self._shuts_down() else 0
         idle = {exchange: one for exchange, one in self._all() if not one.goes_on(exchange)}
         before, self._states = self._states, {}
-        for process in {process for one in idle.values() for process in one.here}:
+        for process in self._met if self._shutting else {process for one in idle.values() for process in one.here}:
             state = process.state()
             known, looks = before.get(process, (state, 0))
             self._states[process] = state, looks + 1 if state == known else 1
@@ -170,7 +173,8 @@ class Watcher:
         patience = self._stopped + (first != self._own.rank)  # one rank says it, and another only if that one cannot
         for process in self._which(_HALTED, patience):
             seconds = self._states[process][1]
-            where = next(_where(exchange) for exchange, one in idle.items() if process in one.here)
+            where = ("in hvd.shutdown()" if self._shutting else
+                     next(_where(exchange) for exchange, one in idle.items() if process in one.here))
             self._say(f"a signal stopped rank {process.rank} (pid {process.pid}, on this host) {seconds} s ago, and others "
                       f"wait for it, this one {where}. It is killed, so that the job ends or, if it is elastic, goes on "
                       f"without it. {STOPPED}=N in the environment waits for N seconds, 0 for ever")
@@ -198,9 +202,9 @@ class Watcher:
                          self._known(one), STALL)
 
     def _judge_shutdown(self) -> None:
-        """It waits for nothing but the other ranks' threads of Horovod, one of which may never come: see _horovod_exit."""
-        self._shutting = self._shutting + 1 if self._shuts_down() else 0
-        if self._stopped and self._shutting >= self._stopped and not _is_elastic():
+        """It waits for nothing but the other ranks' threads of Horovod, one of which may never come: see _horovod_exit. A
+        rank that is stopped has a time of its own, and is named."""
+        if self._stopped and self._shutting >= self._stopped and not _is_elastic() and not self._which(_HALTED):
             self._say(f"has been in hvd.shutdown() for {self._shutting} s, and other ranks do not answer: this rank ends. "
                       f"{STOPPED}=N in the environment waits for N seconds, 0 for ever")
             self._end()

@@ -201,6 +201,22 @@ def test_who_shuts_horovod_down_does_not_wait_for_ever_for_the_others(ranks, mon
     assert job.ended == ["this"] and "rank 0 on here: has been in hvd.shutdown() for 6 s" in job.said()
 
 
+@pytest.mark.parametrize("is_kept", [True, False], ids=["exchange-kept", "exchange-gone"])
+def test_who_shuts_horovod_down_names_those_that_are_stopped_later(ranks, is_kept):
+    """At exit, when this rank may have been there first, and what the ranks exchanged by may be gone."""
+    job = ranks()
+    job.exchange.open = ()
+    if not is_kept:
+        job.exchange = None
+    job.shuts_down = True
+    job.look(2)
+    job.states[1] = "stopped"
+    job.look(STOPPED - 1)
+    assert not job.ended
+    job.look(1)
+    assert job.ended == [(101, signal.SIGKILL)] and "rank 1 (pid 101" in job.said()
+
+
 def test_a_shutdown_is_known_by_where_the_main_thread_is(tmp_path):
     """In a file whose path is like that of Horovod's, and below it nothing of Python."""
     file = tmp_path / "horovod" / "common" / "basics.py"
