@@ -65,6 +65,7 @@ class Exchange:
         self._finished: set[str] = set()
         self._starting = threading.Lock()  # backward may have a thread for each device
         self._finite = True
+        self._failed: BaseException | None = None  # why a bucket of this step could not be sent
         self._joinable = joinable
         self._tally: concurrent.futures.Future | None = None  # of the ranks that take part in the step
         self._chooser: Chooser | None = None
@@ -188,13 +189,21 @@ class Exchange:
         return pending
 
     def _sent(self, bucket: Bucket, start: Callable) -> Pending:
-        """start(), whose error those learn of that wait for this bucket's container to go with theirs."""
+        """start(), whose error those learn of that wait for this bucket's container to go with theirs. After an error
+        nothing more of the step is sent: where collectives have no names, as in PyTorch DDP, the other ranks would take
+        what comes next for this one."""
         try:
+            self._check_sent()
             return start()
         except BaseException as error:
+            self._failed = error
             if self._fusion:
                 self._fusion.fail(bucket, error)
             raise
+
+    def _check_sent(self) -> None:
+        if self._failed is not None:
+            raise self._failed
 
     def _new_early(self) -> Early:
         return Early(self._turns.executor, self._advance, self._receive, lambda: len(self._started) >= len(self.buckets))
@@ -301,6 +310,7 @@ class Exchange:
             for bucket in self.buckets:
                 self.pending(bucket)  # the worker may be about to do the same
         self._late.wait(self._early.rest)
+        self._check_sent()
         for level in range(levels):
             todo = buckets or [bucket for bucket, count in left if self._early.levels(bucket) <= level < count]
             for number, bucket in enumerate(todo, start=1):
@@ -316,6 +326,7 @@ class Exchange:
         says). Errors of the worker thread surface here."""
         pending = self.pending(bucket)
         self._late.wait(self._early.rest)
+        self._check_sent()
         if early := self._early.result(bucket):
             finite = early.result()
         else:
@@ -361,6 +372,7 @@ class Exchange:
         self._early.end()
         self._started.clear()
         self._finished.clear()
+        self._failed = None
         self._early, self._late = self._new_early(), Late(self._started)
 
     def abort(self) -> None:

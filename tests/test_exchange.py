@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import cProfile
+import functools
 import math
 import pstats
 import threading
@@ -189,6 +190,44 @@ def test_an_error_in_the_worker_thread_surfaces_and_abort_cleans_up():
         exchange.abort()
         assert not exchange.is_started(bucket)
         assert step(exchange, gradient(1))[1]
+
+    on_all_ranks(work)
+
+
+@pytest.mark.parametrize("communicator", ["allgather", "sharded"])
+def test_after_an_error_nothing_more_of_the_step_is_sent(communicator):
+    """Where collectives have no names, the other ranks would take what comes next for what did not come."""
+    def work(transport):
+        exchange = make(transport)
+        exchange.set_buckets([
+            Bucket(tensor.name, [tensor], grace_ext.compressor("topk:0.1/raw"), parse_stage("communicator", communicator),
+                   exchange.memory_of(tensor)) for tensor in (*TENSORS, Tensor("c", 1000, 2))])
+        sent = []
+        for collective in ("allgather", "alltoall"):
+            plain = getattr(transport, collective)
+            setattr(transport, collective, lambda name, *args, plain=plain: sent.append(name) or plain(name, *args))
+
+        def pack(bucket, out):
+            if bucket.name == "b":
+                raise RuntimeError("no gradient today")
+            np.copyto(out, gradient(1)[:bucket.size])
+
+        def start():
+            for bucket in exchange.buckets:
+                exchange.start(bucket, functools.partial(pack, bucket))
+
+        start()
+        for bucket in reversed(exchange.buckets):
+            with pytest.raises(RuntimeError, match="no gradient today"):
+                exchange.finish(bucket, np.empty(bucket.size, np.float32))
+        with pytest.raises(RuntimeError, match="no gradient today"):
+            exchange.advance()
+        assert len(sent) == 1 and "a" in sent[0], sent
+        exchange.abort()
+        start()
+        with pytest.raises(RuntimeError, match="no gradient today"):  # and not of the step before
+            exchange.finish(exchange.buckets[2], np.empty(1000, np.float32))
+        assert len(sent) == 2
 
     on_all_ranks(work)
 
