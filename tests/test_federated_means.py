@@ -6,11 +6,22 @@ import numpy as np
 import pytest
 
 from grace_ext import ConfigError
-from grace_ext.federated import Client, ClippedMean, Median, Rejected, Server, TrimmedMean, WeightedMean, mean
+from grace_ext.federated import (
+    Client,
+    ClippedMean,
+    Median,
+    NearestNeighborMixing,
+    Rejected,
+    Server,
+    TrimmedMean,
+    WeightedMean,
+    mean,
+)
 from grace_ext.federated.mean import Update
 
 D, CLIENTS, LIARS = 300, 10, 3  # those with the lowest numbers lie
-ROBUST = [Median(), TrimmedMean(0.3)]
+SORTING = [Median(), TrimmedMean(0.3)]
+ROBUST = [*SORTING, *(NearestNeighborMixing(one, 0.3) for one in SORTING)]
 
 
 def updates_of(vectors, shares=None):
@@ -39,6 +50,26 @@ def test_the_trimmed_mean_leaves_out_at_least_its_share_at_each_end(clients, sha
     np.testing.assert_allclose(TrimmedMean(share)(updates_of(vectors), D), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("clients, share, kept", [(10, 0.3, 7), (10, 0.0, 10), (7, 0.25, 5), (2, 0.3, 2), (1, 0.4, 1)])
+@pytest.mark.parametrize("one", SORTING)
+@pytest.mark.parametrize("block", [7, 1000])
+def test_mixing_replaces_updates_by_the_means_of_their_neighbors(one, clients, share, kept, block, monkeypatch):
+    monkeypatch.setattr(mean, "BLOCK", block)
+    vectors = vectors_of(clients)
+    mixed = []
+    for vector in vectors:
+        nearest = sorted(vectors, key=lambda other: np.linalg.norm(other - vector))[:kept]  # noqa: B023
+        mixed.append(np.mean(nearest, axis=0, dtype=np.float32))
+    found = NearestNeighborMixing(one, share)(updates_of(vectors), D)
+    np.testing.assert_allclose(found, one(updates_of(mixed), D), atol=1e-6)
+
+
+def test_mixing_takes_lengths_that_no_float32_has_the_square_of():
+    vectors = vectors_of(4) * np.float32(2.0**100 / 20)
+    found = NearestNeighborMixing(TrimmedMean(0.25), 0.25)(updates_of(vectors), D)
+    assert np.isfinite(found).all() and found.any()
+
+
 def test_the_clipped_mean_scales_long_updates_down():
     vectors = vectors_of(4) * np.array([[1], [1], [0.1], [1e6]], np.float32)
     shares, norms = [0.1, 0.2, 0.3, 0.4], np.linalg.norm(vectors.astype(float), axis=1)
@@ -64,7 +95,7 @@ def test_weighted_means_hold_one_decoded_update_at_a_time(kind):
     assert len(alive) == 4
 
 
-@pytest.mark.parametrize("one", ROBUST)
+@pytest.mark.parametrize("one", SORTING)
 def test_means_by_coordinates_sort_a_block_at_a_time(one, monkeypatch):
     monkeypatch.setattr(mean, "BLOCK", 64)
     shapes, of_sorted = [], type(one).of_sorted
@@ -73,23 +104,23 @@ def test_means_by_coordinates_sort_a_block_at_a_time(one, monkeypatch):
     assert shapes == [(5, 64)] * 4 + [(5, D % 64)]
 
 
-def target(client):
+def target(client, spread=0.3):
     """The honest clients' optima are around 1."""
-    return 1 + 0.3 * np.random.default_rng(client).standard_normal(D).astype(np.float32)
+    return 1 + np.float32(spread) * np.random.default_rng(client).standard_normal(D).astype(np.float32)
 
 
-def train(one, memory, spec, lie, rounds=120, **options):
+def train(one, memory, spec, lie, rounds=120, spread=0.3, **options):
     """The distance from the honest clients' mean optimum, relative to the first one."""
     start = np.zeros(D, np.float32)
     server = Server(start, CLIENTS, spec, memory=memory, mean=one, **options)
     clients = [Client(start, spec, memory=memory, number=number) for number in range(CLIENTS)]
     for _ in range(rounds):
         for number in server.begin_round():
-            change = np.float32(0.2) * (clients[number].receive(server.message_for(number)) - target(number))
+            change = np.float32(0.2) * (clients[number].receive(server.message_for(number)) - target(number, spread))
             change = lie(change) if number < LIARS else change
             server.receive(number, clients[number].update_by(change, 1e30 if number < LIARS else 1.0))
         assert not server.end_round().rejected
-    optimum = np.mean([target(client) for client in range(LIARS, CLIENTS)], axis=0)
+    optimum = np.mean([target(client, spread) for client in range(LIARS, CLIENTS)], axis=0)
     return np.linalg.norm(server.model - optimum) / np.linalg.norm(optimum)
 
 
@@ -104,6 +135,12 @@ def flipped(change):
 def test_robust_means_go_where_honest_clients_want_to(one, memory, spec):
     assert train(one, memory, spec, flipped) < 0.2
     assert train(one, memory, spec, lambda change: change) < 0.2
+
+
+@pytest.mark.parametrize("one", SORTING)
+def test_mixing_loses_less_where_clients_are_unlike(one):
+    alone, mixed = (train(each, "none", "dense/raw", flipped, spread=1.0) for each in (one, NearestNeighborMixing(one, 0.3)))
+    assert mixed < alone / 2
 
 
 def test_the_plain_mean_does_not_go_there():
@@ -139,6 +176,11 @@ def test_means_that_make_no_sense():
     for share in (-0.1, 0.5, float("nan")):
         with pytest.raises(ConfigError, match="share"):
             TrimmedMean(share)
+        with pytest.raises(ConfigError, match="share"):
+            NearestNeighborMixing(Median(), share)
+    for other in (WeightedMean(), Median, None, NearestNeighborMixing(Median(), 0.1)):
+        with pytest.raises(ConfigError, match="NearestNeighborMixing: mean="):
+            NearestNeighborMixing(other, 0.3)
     for radius in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ConfigError, match="radius"):
             ClippedMean(radius)

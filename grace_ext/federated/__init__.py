@@ -8,9 +8,10 @@ from .clipped_mean import ClippedMean
 from .mean import WeightedMean
 from .median import Median
 from .messages import Rejected
+from .nearest_neighbor_mixing import NearestNeighborMixing
 from .pace import Fitted, Pace
 from .server import Report, Server
 from .trimmed_mean import TrimmedMean
 
-__all__ = ["Client", "ClippedMean", "Fitted", "Median", "Pace", "Rejected", "Report", "Server", "TrimmedMean",
-           "WeightedMean"]
+__all__ = ["Client", "ClippedMean", "Fitted", "Median", "NearestNeighborMixing", "Pace", "Rejected", "Report", "Server",
+           "TrimmedMean", "WeightedMean"]

@@ -1,6 +1,7 @@
 """What the server makes of a round's updates: the weighted mean; and what all means promise."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,6 +20,11 @@ class Update:
     vector: Callable[[], np.ndarray]
     norm: float
     share: float
+
+
+def most_liars(share: float, clients: int) -> int:
+    """That share of the clients, rounded up to whole ones as long as they are fewer than half."""
+    return min(math.ceil(share * clients - 1e-9), (clients - 1) // 2)
 
 
 class Mean:

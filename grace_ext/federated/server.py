@@ -54,9 +54,9 @@ class Server:
 
     start: float32[d], the same as on all clients. clients: how many there are, numbered from 0. sampled: of them in a round;
     None: all. optimizer(model, change): changes the model in place by the mean of the updates, float32[d] both; None:
-    model -= change, which is FedAvg. mean: WeightedMean, ClippedMean, or Median or TrimmedMean, which need uniform weights,
-    and dense updates or memory "ef21" (otherwise: ConfigError; a sparse update is rejected). weights, most_samples: how much
-    each client counts in a weighted or clipped mean (see Weights).
+    model -= change, which is FedAvg. mean: WeightedMean, ClippedMean, or Median, TrimmedMean or NearestNeighborMixing,
+    which need uniform weights, and dense updates or memory "ef21" (otherwise: ConfigError; a sparse update is rejected).
+    weights, most_samples: how much each client counts in a weighted or clipped mean (see Weights).
     memory: that of the clients. norm_limit: how many times the median norm of the last updates that were not 0 one may have;
     math.inf: any up to 2**100. staleness: by how many rounds an update may be late; it then counts in the round in which it
     comes, as much as others do. 0: it is rejected, and so is each update of a client that is always slower than a round.
@@ -110,8 +110,8 @@ class Server:
     def _check_mean(self) -> None:
         """Raises ConfigError for a mean that does not mean anything with these weights, memory or compression."""
         if not isinstance(self._mean_of, Mean):
-            raise ConfigError(f"mean={self._mean_of!r}; allowed: an instance of WeightedMean, ClippedMean, Median or "
-                              "TrimmedMean")
+            raise ConfigError(f"mean={self._mean_of!r}; allowed: an instance of WeightedMean, ClippedMean, Median, "
+                              "TrimmedMean or NearestNeighborMixing")
         if not self._mean_of.by_coordinate:
             return
         kind = type(self._mean_of).__name__

@@ -4,12 +4,10 @@ Yin, Chen, Kannan and Bartlett, Byzantine-robust distributed learning: towards o
 Definition 2 and Algorithm 1, option II.
 """
 
-import math
-
 import numpy as np
 
 from ..errors import ConfigError
-from .mean import CoordinateMean
+from .mean import CoordinateMean, most_liars
 
 
 class TrimmedMean(CoordinateMean):
@@ -25,6 +23,5 @@ class TrimmedMean(CoordinateMean):
         self.share = share
 
     def of_sorted(self, block: np.ndarray) -> np.ndarray:
-        clients = len(block)
-        cut = min(math.ceil(self.share * clients - 1e-9), (clients - 1) // 2)
-        return block[cut:clients - cut].mean(axis=0, dtype=np.float32)
+        cut = most_liars(self.share, len(block))
+        return block[cut:len(block) - cut].mean(axis=0, dtype=np.float32)

@@ -22,19 +22,30 @@ from hostile_containers import LARGE
 
 import grace_ext
 from grace_ext import container, decompress
-from grace_ext.federated import Client, ClippedMean, Median, Rejected, Server, TrimmedMean, WeightedMean  # noqa: F401
+from grace_ext.federated import (  # noqa: F401
+    Client,
+    ClippedMean,
+    Median,
+    NearestNeighborMixing,
+    Rejected,
+    Server,
+    TrimmedMean,
+    WeightedMean,
+)
 from grace_ext.federated.messages import FRESH, WHOLE, Up, largest
 
 GAMES, ROUNDS = 4, 5  # of a batch, of a game
 HONEST, HOSTILE = 4, 2  # clients; the last ones are the hostile ones
 CLIENTS = HONEST + HOSTILE
 SIZES = (1, 5, 5, 33, 33, 120)
-MEANS = ("WeightedMean()", "ClippedMean()", "ClippedMean(2.0)", "Median()", "TrimmedMean(0.34)")
+MEANS = ("WeightedMean()", "ClippedMean()", "ClippedMean(2.0)", "Median()", "TrimmedMean(0.34)",
+         "NearestNeighborMixing(TrimmedMean(0.34), 0.34)")
 SAMPLES = (0.0, -0.0, -1.0, 5e-324, 1e-30, 1.0, 1e9, 1.7e308, float("inf"), -float("inf"), float("nan"))
 
 IMPORTS = """import collections, sys, threading, tracemalloc, types
 import numpy as np
-from grace_ext.federated import Client, ClippedMean, Median, Rejected, Server, TrimmedMean, WeightedMean
+from grace_ext.federated import (Client, ClippedMean, Median, NearestNeighborMixing, Rejected, Server, TrimmedMean,
+                                 WeightedMean)
 from grace_ext import decompress
 HEAD = 25  # bytes of an update before its container
 np.seterr(divide="raise", over="raise", invalid="raise")
@@ -63,7 +74,8 @@ class Pair:
     def __init__(self, start, clients, spec, mean, **options):
         self.live, self.twin = (Server(start, clients, spec, mean=mean, **options) for _ in range(2))
         self.size, self.clients, self.keep = len(start), clients, options["keep"]
-        self.robust = isinstance(mean, (Median, TrimmedMean)) and options["memory"] != "ef21"
+        self.robust = mean.by_coordinate and options["memory"] != "ef21"
+        self.mixes = isinstance(mean, NearestNeighborMixing)
         self.first, self.told, self.given = held(self.live, set()), collections.deque(maxlen=self.keep), None
 
     def begin(self):
@@ -109,15 +121,22 @@ class Pair:
             honest = [decompress(message[HEAD:], self.size) for client, message in self.honestly.items()
                       if client in report.taken]
             if 2 * len(honest) > len(report.taken):
-                low, high = np.min(honest, axis=0), np.max(honest, axis=0)
-                slack = 1e-5 * (np.abs(before) + np.abs(low) + np.abs(high))
-                step = before - self.live.model
-                assert (low - slack <= step).all() and (step <= high + slack).all(), "liars take over a robust mean"
+                assert self.is_near(honest, before), "liars take over a robust mean"
         self.given = None
         self.twin._unscaled = dict(self.live._unscaled)  # that one has sent something else than zeros may be known
         bound = self.first + sum(self.told) + (self.clients + 2) * (4 * self.size + 2000) + 200 * (self.keep + 32)
         assert held(self.live, set()) <= bound, "the server keeps what clients have sent"
         return report
+
+    def is_near(self, honest, before):
+        """Whether the step goes where honest updates want to. After mixing, an honest update is no farther from what it was
+        than honest ones are from each other; the mean is within what they then are in each coordinate."""
+        low, high, step = np.min(honest, axis=0), np.max(honest, axis=0), before - self.live.model
+        slack = 1e-5 * (np.abs(before) + np.abs(low) + np.abs(high))
+        if not self.mixes:
+            return (low - slack <= step).all() and (step <= high + slack).all()
+        apart = max(np.linalg.norm(one - other) for one in honest for other in honest)
+        return np.linalg.norm(step - honest[0]) <= 2 * len(honest) ** 0.5 * apart + np.linalg.norm(slack)
 
 
 def within_memory(size, message):
@@ -141,7 +160,7 @@ class Recorder:
         self.rng, self.counts, self.size = rng, counts, pick(rng, SIZES)
         self.lines, self.hostile = [], False
         self.memory, mean = pick(rng, ("residual", "ef21", "none")), pick(rng, MEANS)
-        by_coordinate = mean.startswith(("Median", "Trimmed"))
+        by_coordinate = mean.startswith(("Median", "Trimmed", "Nearest"))
         self.spec = pick(rng, specs(self.memory, by_coordinate and self.memory != "ef21"))
         options = {"memory": self.memory, "keep": pick(rng, (1, 2, 16)), "staleness": pick(rng, (0, 2)),
                    "norm_limit": pick(rng, (1.5, 10.0, 10.0, float("inf"))), "sampled": pick(rng, (None, None, 4)),
