@@ -14,15 +14,43 @@ import sys
 GRACE_SECONDS = 10
 
 
-def guard_exit() -> None:
-    """After an uncaught exception give Horovod's shutdown GRACE_SECONDS, then end this process with an error.
+class Watched:
+    """A function of Horovod's library without arguments; under_way: how many calls there are now."""
 
-    Call after every hvd.init(): functions registered later run earlier at exit. Exceptions that somebody catches, as those
-    from which elastic Horovod recovers, do not count. The watchdog is a thread of C that needs no interpreter lock; it also
-    prints where each Python thread stands.
+    def __init__(self, plain):
+        self.plain, self.under_way = plain, 0
+
+    def __call__(self):
+        self.under_way += 1
+        try:
+            return self.plain()
+        finally:
+            self.under_way -= 1
+
+
+_shutdowns: list[Watched] = []  # one for each framework
+
+
+def guard_exit(hvd) -> None:
+    """After an uncaught exception give Horovod's shutdown GRACE_SECONDS, then end this process with an error. And from here
+    on `shuts_down` tells of shutdowns.
+
+    hvd: horovod.torch or horovod.tensorflow. Call after every hvd.init(): functions registered later run earlier at exit.
+    Exceptions that somebody catches, as those from which elastic Horovod recovers, do not count. The watchdog is a thread of
+    C that needs no interpreter lock; it also prints where each Python thread stands.
     """
     atexit.unregister(_watch_failed_exit)
     atexit.register(_watch_failed_exit)
+    library = hvd.mpi_ops._basics.MPI_LIB_CTYPES
+    if not isinstance(library.horovod_shutdown, Watched):
+        library.horovod_shutdown = Watched(library.horovod_shutdown)
+        _shutdowns.append(library.horovod_shutdown)
+
+
+def shuts_down() -> bool:
+    """Whether a thread is in hvd.shutdown(). (A look at all threads' frames would say it, too, but sys._current_frames of
+    Python 3.11 can hang the process for good: CPython's issue 106883.)"""
+    return any(shutdown.under_way for shutdown in _shutdowns)
 
 
 def _watch_failed_exit() -> None:

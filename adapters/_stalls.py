@@ -32,6 +32,8 @@ import xxhash
 from grace_ext import ConfigError, hosts
 from grace_ext.exchange import Exchange
 
+from ._horovod_exit import shuts_down
+
 _LOG = logging.getLogger("grace_ext")
 #: In the environment, with their defaults: seconds after which a stopped rank is killed, and after which a rank that waits
 #: ends itself; 0: never.
@@ -44,7 +46,6 @@ _BROKEN = re.compile("Horovod|gloo|NCCL|Connection (closed|reset) by peer")  # e
 _LEAVES = b"grace_ext left"  # the name of a process that ends for another reason
 _FAREWELL, _NAP = 5.0, 0.05  # seconds in which those that left should be gone, and between two looks at them
 _GONE, _HALTED, _RUNS = "gone", "stopped", "runs"
-_BASICS = os.path.join("horovod", "common", "basics.py")
 _HOST = 48  # bytes of a host's name
 _RECORD = struct.Struct(f"<8sIIQ{_HOST}s")
 
@@ -255,7 +256,7 @@ _watchers: list[Watcher] = []  # one, once there is something to look after
 
 def _watcher() -> Watcher:
     if not _watchers:
-        _watchers.append(Watcher(_seconds(STOPPED), _seconds(STALL), os.kill, _end, _shuts_down))
+        _watchers.append(Watcher(_seconds(STOPPED), _seconds(STALL), os.kill, _end, shuts_down))
         threading.Thread(target=_look_on, args=_watchers, name="grace_ext stalls", daemon=True).start()
         atexit.register(_look_back, *_watchers)
     return _watchers[0]
@@ -264,11 +265,6 @@ def _watcher() -> Watcher:
 def _is_elastic() -> bool:
     """Whether Horovod notices by itself that ranks do not answer, and goes on."""
     return os.environ.get("HOROVOD_ELASTIC") == "1"
-
-
-def _shuts_down() -> bool:
-    frame = sys._current_frames().get(threading.main_thread().ident)
-    return frame is not None and frame.f_code.co_name == "shutdown" and frame.f_code.co_filename.endswith(_BASICS)
 
 
 def _look_on(watcher: Watcher) -> None:

@@ -120,7 +120,7 @@ class Reducer:
         self.active = process_set.included() and process_set.size() > 1
         self._layouts: dict[tuple, _Layout] = {}
         self._restore: Restore | None = None
-        guard_exit()
+        guard_exit(hvd)
         #: Shared by the layouts. They are made here and not in Options: a path is known again in another tape's options.
         self._capture, self._observers = onlookers(options.capture, options.observe)
         if not self.active:

@@ -234,7 +234,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     prefix = prefix_of(process_set)
 
     def build(parameters) -> TorchBuckets:
-        guard_exit()
+        guard_exit(hvd)
         weight = weight_of(hvd, op, gradient_predivide_factor, process_set.size())
         exchange = Exchange(HorovodTransport(process_set), memory, weight, seed, capture, schedule=schedule,
                             joinable=True, observe=observe)

@@ -1,5 +1,7 @@
 """What is checked inside the ranks of one job: numbers and options."""
 
+from unittest import mock
+
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
@@ -21,6 +23,7 @@ from harness_tensorflow import (
 from summing import CASES, gradients, in_one_process, on_two_hosts
 
 from grace_ext import ConfigError
+from grace_ext.adapters._horovod_exit import shuts_down
 from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, compression_stats
 
 PROCESS_SETS = []  # the even ranks and the odd ones
@@ -35,6 +38,15 @@ def ranks_are_bit_identical_after_50_steps():
         stats = compression_stats(sources)
         assert stats["steps"] == 50, stats  # also eagerly, where every step has a tape of its own
         assert stats["compressed"]["ratio"] > 120, stats
+
+
+@check
+def a_shutdown_is_seen_from_other_threads():
+    reducer()
+    shutdown, seen = hvd.mpi_ops._basics.MPI_LIB_CTYPES.horovod_shutdown, []
+    with mock.patch.object(shutdown, "plain", lambda: seen.append(shuts_down())):  # and not yet
+        hvd.shutdown()
+    assert seen == [True] and not shuts_down()
 
 
 @check
