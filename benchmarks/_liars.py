@@ -19,7 +19,8 @@ ROUNDS, LOCAL_STEPS, RATE = 60, 5, 0.1
 CLAIM = 1e30  # samples
 SPEC, MEMORY = "topk:0.1/rice/raw", "ef21"
 SEEDS = range(3)
-BAR, JUDGED = 2.0, ("trimmed", "mixed")  # points of accuracy that a trimmed mean may lose
+BAR = 2.0  # points of accuracy that a trimmed mean may lose
+JUDGED = ("trimmed", "mixed")  # by the bar; it is met if one of them meets it everywhere
 
 
 @dataclasses.dataclass
@@ -129,9 +130,9 @@ def measure() -> tuple[str, bool]:
     lies = sum(row.lies for row in ROWS.values()) * len(SETTINGS) * len(SEEDS) * ROUNDS * LIARS
     refused = sum(count for rows in found.values() for runs in rows.values() for _, count in runs)
     gained = {name: {column: of[name] - of["honest"] for column, of in means.items()} for name in JUDGED}
-    judged = "; ".join(f"by {ROWS[name].label}: " + ", ".join(
-        f"{'met' if points >= -BAR else '**missed**'} with {column} ({points:+.2f} points)"
-        for column, points in columns.items()) for name, columns in gained.items())
+    judged = "".join(f"- The bar, at most {BAR:g} points lost, with {ROWS[name].label}: " + ", ".join(
+        f"{'met' if points >= -BAR else '**missed**'} with clients {column} ({points:+.2f} points)"
+        for column, points in columns.items()) + ".\n" for name, columns in gained.items())
     text = (f"Written by `benchmarks/federated.py --liars`; do not edit between the markers. {LIARS} of {CLIENTS} clients "
             f"send their update with the sign flipped and {Setting.length:g} times as long (short lies: as long as honest "
             f"updates), and claim {CLAIM:g} samples. Clients that are unlike share out each class by LDA with alpha 1. "
@@ -142,5 +143,5 @@ def measure() -> tuple[str, bool]:
             "lies, with the same clients. What robust means lose grows with how much the updates of honest clients differ: "
             "by the noise of small batches, or by what clients have seen.\n"
             f"- Of {lies} lies, the norm check refused {refused}.\n"
-            f"- The bar, at most {BAR:g} points lost with a trimmed mean; {judged}.\n")
+            f"{judged}")
     return text, any(min(columns.values()) >= -BAR for columns in gained.values())

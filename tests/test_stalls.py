@@ -231,16 +231,17 @@ def make_threads():
         threading.Thread(target=int).start()
 
 over = []
-threading.Thread(target=make_threads).start()
+watcher = _stalls.Watcher(0, 0, None, None, _stalls.shuts_down)
+threading.Thread(target=make_threads, daemon=True).start()
 gc.set_threshold(1)
 for _ in range(3000):
     garbage = Garbage()
-    _stalls.shuts_down()
+    watcher.look()
 over.append(True)
 """
 
 
-def test_to_look_whether_horovod_shuts_down_never_hangs():
+def test_looks_never_hang():
     subprocess.run([sys.executable, "-c", LOOKS], check=True, timeout=600)
 
 

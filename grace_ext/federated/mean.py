@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+
+from ..errors import ConfigError
 
 BLOCK = 1 << 16  # elements of the model that a mean by coordinates sorts at once
 
@@ -22,9 +24,22 @@ class Update:
     share: float
 
 
+def check_share(kind: str, share: float) -> None:
+    """Raises ConfigError unless it is a share of clients that robust means can do without."""
+    if not 0 <= share < 0.5:
+        raise ConfigError(f"{kind}: share={share}; allowed: from 0 to below 0.5")
+
+
 def most_liars(share: float, clients: int) -> int:
     """That share of the clients, rounded up to whole ones as long as they are fewer than half."""
     return min(math.ceil(share * clients - 1e-9), (clients - 1) // 2)
+
+
+def blocks(vectors: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
+    """float32[d] of each client -> (which elements of the model, a copy of these, float32[clients, elements])"""
+    for start in range(0, vectors[0].size, BLOCK):
+        part = slice(start, start + BLOCK)
+        yield part, np.stack([vector[part] for vector in vectors])
 
 
 class Mean:
@@ -57,10 +72,9 @@ class CoordinateMean(Mean):
 
     def __call__(self, updates: Sequence[Update], size: int) -> np.ndarray:
         vectors, mean = [update.vector() for update in updates], np.empty(size, np.float32)
-        for start in range(0, size, BLOCK):
-            block = np.stack([vector[start:start + BLOCK] for vector in vectors])
+        for part, block in blocks(vectors):
             block.sort(axis=0)
-            mean[start:start + BLOCK] = self.of_sorted(block)
+            mean[part] = self.of_sorted(block)
         return mean
 
     def of_sorted(self, block: np.ndarray) -> np.ndarray:

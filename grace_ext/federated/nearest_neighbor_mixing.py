@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import ConfigError
-from . import mean as means
-from .mean import CoordinateMean, Mean, Update, most_liars
+from .mean import CoordinateMean, Mean, Update, blocks, check_share, most_liars
 
 
 class NearestNeighborMixing(Mean):
@@ -30,24 +29,23 @@ class NearestNeighborMixing(Mean):
     def __init__(self, mean: CoordinateMean, share: float):
         if not isinstance(mean, CoordinateMean):
             raise ConfigError(f"NearestNeighborMixing: mean={mean!r}; allowed: a Median or a TrimmedMean")
-        if not 0 <= share < 0.5:
-            raise ConfigError(f"NearestNeighborMixing: share={share}; allowed: from 0 to below 0.5")
+        check_share("NearestNeighborMixing", share)
         self.mean, self.share = mean, share
 
     def __call__(self, updates: Sequence[Update], size: int) -> np.ndarray:
         vectors, mean = [update.vector() for update in updates], np.empty(size, np.float32)
         weights = self._weights(vectors)
-        for start, block in _blocks(vectors):
-            mixed = [Update(lambda row=row: row, update.norm, update.share)
-                     for row, update in zip(weights @ block, updates, strict=True)]
-            mean[start:start + means.BLOCK] = self.mean(mixed, block.shape[1])
+        for part, block in blocks(vectors):
+            mixed = weights @ block
+            mixed.sort(axis=0)
+            mean[part] = self.mean.of_sorted(mixed)
         return mean
 
     def _weights(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
         """Of each update in what replaces each: float32[clients, clients], the rows of which add up to 1."""
         clients = len(vectors)
         distances = np.zeros((clients, clients))  # squared
-        for _, block in _blocks(vectors):
+        for _, block in blocks(vectors):
             for client in range(clients - 1):
                 away = block[client + 1:] - block[client]
                 distances[client, client + 1:] += np.einsum("ij,ij->i", away, away, dtype=np.float64)
@@ -56,9 +54,3 @@ class NearestNeighborMixing(Mean):
         weights = np.zeros((clients, clients), np.float32)
         np.put_along_axis(weights, nearest, np.float32(1 / nearest.shape[1]), axis=1)
         return weights
-
-
-def _blocks(vectors: Sequence[np.ndarray]):
-    """(where it starts, float32[clients, elements])"""
-    for start in range(0, vectors[0].size, means.BLOCK):
-        yield start, np.stack([vector[start:start + means.BLOCK] for vector in vectors])

@@ -6,8 +6,7 @@ Definition 2 and Algorithm 1, option II.
 
 import numpy as np
 
-from ..errors import ConfigError
-from .mean import CoordinateMean, most_liars
+from .mean import CoordinateMean, check_share, most_liars
 
 
 class TrimmedMean(CoordinateMean):
@@ -18,8 +17,7 @@ class TrimmedMean(CoordinateMean):
     """
 
     def __init__(self, share: float):
-        if not 0 <= share < 0.5:
-            raise ConfigError(f"TrimmedMean: share={share}; allowed: from 0 to below 0.5")
+        check_share("TrimmedMean", share)
         self.share = share
 
     def of_sorted(self, block: np.ndarray) -> np.ndarray:

@@ -160,7 +160,7 @@ class Recorder:
         self.rng, self.counts, self.size = rng, counts, pick(rng, SIZES)
         self.lines, self.hostile = [], False
         self.memory, mean = pick(rng, ("residual", "ef21", "none")), pick(rng, MEANS)
-        by_coordinate = mean.startswith(("Median", "Trimmed", "Nearest"))
+        by_coordinate = eval(mean).by_coordinate
         self.spec = pick(rng, specs(self.memory, by_coordinate and self.memory != "ef21"))
         options = {"memory": self.memory, "keep": pick(rng, (1, 2, 16)), "staleness": pick(rng, (0, 2)),
                    "norm_limit": pick(rng, (1.5, 10.0, 10.0, float("inf"))), "sampled": pick(rng, (None, None, 4)),

@@ -8,6 +8,9 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from unittest import mock
+
+from grace_ext.adapters._horovod_exit import shuts_down
 
 PATIENCE = 120  # seconds that a rank in which a check failed waits for the others to end it
 CHECKS = {}
@@ -38,6 +41,14 @@ def covering(cases) -> list[tuple]:
         chosen.append(case)
         missing.difference_update(enumerate(case))
     return chosen
+
+
+def shutdown_is_seen(hvd):
+    """Whether the watchdog knows of a call of this framework's hvd.shutdown(), which shuts nothing down here."""
+    shutdown, seen = hvd.mpi_ops._basics.MPI_LIB_CTYPES.horovod_shutdown, []
+    with mock.patch.object(shutdown, "plain", lambda: seen.append(shuts_down())):
+        hvd.shutdown()
+    return seen == [True] and not shuts_down()
 
 
 @contextlib.contextmanager
