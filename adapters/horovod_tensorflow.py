@@ -4,9 +4,7 @@
     optimizer = DistributedOptimizer(optimizer)
 """
 
-from ._keras import DistributedOptimizer, load_model
-from ._tensorflow_tape import DistributedGradientTape, compression_state, compression_stats, load_compression_state
-from .tensorflow_callbacks import (
+from ._tensorflow.callbacks import (
     BroadcastGlobalVariablesCallback,
     CompressionStateCallback,
     CompressionStatsCallback,
@@ -15,6 +13,8 @@ from .tensorflow_callbacks import (
     MetricAverageCallback,
     broadcast_variables,
 )
+from ._tensorflow.gradient_tape import DistributedGradientTape, compression_state, compression_stats, load_compression_state
+from ._tensorflow.keras_optimizer import DistributedOptimizer, load_model
 
 __all__ = [
     "BroadcastGlobalVariablesCallback", "CompressionStateCallback", "CompressionStatsCallback", "DistributedGradientTape",

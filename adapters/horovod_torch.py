@@ -17,21 +17,22 @@ import torch
 from horovod.torch.mpi_ops import _allgather_async, _alltoall_async
 from torch.amp.grad_scaler import OptState
 
-from grace_ext import ConfigError, ExchangeError, checkpoint
-from grace_ext.communicators import Transport
-from grace_ext.exchange import Exchange
+from grace_ext import ConfigError, ExchangeError
+from grace_ext.exchange import checkpoint
+from grace_ext.exchange.engine import Exchange
 from grace_ext.observe import onlookers, warn_of_one_rank
+from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import DEFAULT_SPEC, Rules
-from grace_ext.spec import parse_stage
+from grace_ext.transport import Transport
 
-from ._horovod_exit import guard_exit
-from ._horovod_lengths import Lengths, as_splits, from_itself, padded, to_itself, without_padding
-from ._horovod_options import check_reduction, prefix_of, understand_compression, weight_of
-from ._torch_buckets import JOIN_AND_CLOSURE, TorchBuckets
-from ._torch_connection import Connection
-from ._torch_parts import check_options, named
-from ._torch_state import to_numpy, to_torch
-from .horovod_torch_elastic import CompressedOptimizer, register
+from ._horovod.exits import guard_exit
+from ._horovod.lengths import Lengths, as_splits, from_itself, padded, to_itself, without_padding
+from ._horovod.options import check_reduction, prefix_of, understand_compression, weight_of
+from ._torch.buckets import JOIN_AND_CLOSURE, TorchBuckets
+from ._torch.connection import Connection
+from ._torch.elastic import CompressedOptimizer, register
+from ._torch.gradients import check_options, named
+from ._torch.saved_state import to_numpy, to_torch
 
 _AWAKE = 5e-3  # seconds of waiting for a collective before the first nap
 _NAP, _SHORTEST, _LONGEST = 0.1, 5e-5, 1e-3  # the next nap's share of the wait so far, and its seconds
@@ -185,7 +186,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         the host) or "auto": device for tensors on an accelerator. The bytes are the same.
     seed: of the stochastic codecs; the same on all ranks.
     capture: a folder in which rank 0 saves its own gradients of steps 1, 10, 100, 1000 and 10000, before and after error
-        feedback, for `python -m grace_ext bench --input FILE`; or a grace_ext.capture.Capture that names other steps.
+        feedback, for `python -m grace_ext bench --input FILE`; or a grace_ext.observe.Capture that names other steps.
         A full disk and the like end the capture with a warning, never the training. With one rank nothing is compressed,
         so there is nothing to capture either: a warning says so.
     schedule: options of the spec that change from step to step: {"density": "warmup:steps=2000"}, or a function of the step

@@ -26,7 +26,7 @@ from grace_ext import ConfigError, ContainerError
 from grace_ext.federated import Client, Fitted, Pace, Rejected, Report, Server
 from grace_ext.federated.messages import largest
 
-from . import _mpi_exit
+from ._common import mpi_exit
 
 _LOG = logging.getLogger("grace_ext")
 _MODEL, _UPDATE, _HELLO, _LEAVE, _STOP, _BYE, _BUDGET, _TOOK = range(1, 9)  # tags
@@ -66,7 +66,7 @@ class FederatedServer:
         server.own_densities |= bool(self.paces)
         self._asked: dict[int, tuple[float, int]] = {}  # when, and in how many bytes
         self._computed: dict[int, float] = {}  # seconds, as clients say
-        _mpi_exit.begin(self, "before FederatedServer.stop()")
+        mpi_exit.begin(self, "before FederatedServer.stop()")
 
     def round(self, compression=None) -> Report:
         """One round, with whoever answers in time. compression: of this round's way down, whatever the pace says."""
@@ -106,7 +106,7 @@ class FederatedServer:
         for client in self._silent:
             self._send(client, np.empty(0, np.uint8), _STOP)
         self._receive_until(lambda: not self._silent, timeout)
-        _mpi_exit.end(self, {client + 1 for client in self._silent})
+        mpi_exit.end(self, {client + 1 for client in self._silent})
         return sorted(self._silent)
 
     def _send(self, client: int, message: np.ndarray, tag: int) -> None:
@@ -210,7 +210,7 @@ class FederatedClient:
     def run(self, train: Callable[[np.ndarray, int], tuple[np.ndarray, float] | None]) -> None:
         """train(model, round) -> (the model after local training, samples), or None to leave. model: float32[d]. Raises
         TimeoutError."""
-        _mpi_exit.begin(self, "within FederatedClient.run()")
+        mpi_exit.begin(self, "within FederatedClient.run()")
         fitted = budget = None
         while True:
             tag, message = self._next()
@@ -221,7 +221,7 @@ class FederatedClient:
             started = time.perf_counter()
             if tag == _STOP:
                 self._say(np.empty(0, np.uint8), _BYE)
-                _mpi_exit.end(self)
+                mpi_exit.end(self)
                 return
             try:
                 model = self.client.receive(message)
@@ -244,7 +244,7 @@ class FederatedClient:
     def leave(self) -> None:
         """This client takes part no more."""
         self._say(np.empty(0, np.uint8), _LEAVE)
-        _mpi_exit.end(self)
+        mpi_exit.end(self)
 
     def join(self) -> None:
         """Back after `leave`, with the model as it was then."""

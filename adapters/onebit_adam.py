@@ -14,7 +14,7 @@ import torch
 
 from grace_ext import ConfigError
 
-from ._onebit_buckets import OneBitBuckets
+from ._torch.onebit_buckets import OneBitBuckets
 from .horovod_torch import DistributedOptimizer
 
 _EXACT = {"raw": "dense/raw", "fp16": "dense/fp16"}

@@ -14,16 +14,16 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from grace_ext import ConfigError
-from grace_ext.exchange import Exchange
+from grace_ext.exchange.engine import Exchange
 from grace_ext.observe import onlookers, warn_of_one_rank
+from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import DEFAULT_SPEC, Rules
-from grace_ext.spec import parse_stage
 
-from ._ddp_buckets import DdpBuckets
-from ._ddp_transport import GroupTransport
-from ._stalls import introduce
-from ._torch_parts import check_options, named
-from ._torch_state import to_numpy, to_torch
+from ._common.stalls import introduce
+from ._torch.ddp_buckets import DdpBuckets
+from ._torch.ddp_transport import GroupTransport
+from ._torch.gradients import check_options, named
+from ._torch.saved_state import to_numpy, to_torch
 
 
 class CompressionState:
@@ -50,7 +50,7 @@ class CompressionState:
         the host) or "auto": device for tensors on an accelerator. The bytes are the same.
     seed: of the stochastic codecs; the same on all ranks.
     capture: a folder in which rank 0 saves its own gradients of steps 1, 10, 100, 1000 and 10000, before and after error
-        feedback, for `python -m grace_ext bench --input FILE`; or a grace_ext.capture.Capture that names other steps.
+        feedback, for `python -m grace_ext bench --input FILE`; or a grace_ext.observe.Capture that names other steps.
     schedule: options of the spec that change from step to step: {"density": "warmup:steps=2000"}, or a function of the step
         that gives the same on all ranks; see grace_ext.policy.Schedules.
     on_resize: what becomes of the memories when a checkpoint of another number of ranks is loaded: "reset", they start from

@@ -18,9 +18,9 @@ from scaling import METHODS, gradient_of
 
 import grace_ext
 from grace_ext.adapters.horovod_torch import HorovodTransport
-from grace_ext.communicators import Transport
-from grace_ext.exchange import Exchange, Tensor
-from grace_ext.spec import parse_stage
+from grace_ext.exchange.engine import Exchange, Tensor
+from grace_ext.pipeline.spec import parse_stage
+from grace_ext.transport import Transport
 
 WARM_UP = 3
 GRADIENTS = 3  # in turns, so that the residual is not always that of the same one

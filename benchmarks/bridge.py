@@ -24,10 +24,10 @@ from compare_fashion_mnist import as_markdown  # noqa: E402
 from compare_tensorflow import tensorflow_machine  # noqa: E402
 
 import grace_ext  # noqa: E402
-from grace_ext.adapters import _tensorflow_graph  # noqa: E402
-from grace_ext.buckets import Bucket, Tensor, make_buckets  # noqa: E402
+from grace_ext.adapters._tensorflow import exchange_graph  # noqa: E402
 from grace_ext.communicators.base import Communicator, Pending  # noqa: E402
-from grace_ext.exchange import Exchange  # noqa: E402
+from grace_ext.exchange.buckets import Bucket, Tensor, make_buckets  # noqa: E402
+from grace_ext.exchange.engine import Exchange  # noqa: E402
 from grace_ext.policy import Rules  # noqa: E402
 
 MEMCPYS, MILLISECONDS = 1.0, 1.0  # the bar
@@ -53,16 +53,16 @@ class Nothing(Communicator):
         return True
 
 
-def build(shapes) -> _tensorflow_graph.ExchangeGraph:
+def build(shapes) -> exchange_graph.ExchangeGraph:
     """The nodes for these gradients, with the default's buckets and memory."""
     tensors = [Tensor(str(i), int(np.prod(shape)), len(shape), shape=shape) for i, shape in enumerate(shapes)]
     rules = Rules()
     lists = make_buckets(tensors, lambda tensor: rules.choose(tensor.name, tensor.size, tensor.ndim), 25 * 2**20)
-    exchange = Exchange(_tensorflow_graph.GraphTransport(hvd.global_process_set), grace_ext.memory("residual"), 1.0,
-                        executor=_tensorflow_graph.CallersThread())
+    exchange = Exchange(exchange_graph.GraphTransport(hvd.global_process_set), grace_ext.memory("residual"), 1.0,
+                        executor=exchange_graph.CallersThread())
     exchange.set_buckets([Bucket(f"bucket{i}", members, rules.default, Nothing(), exchange.memory)
                           for i, members in enumerate(lists)])
-    return _tensorflow_graph.ExchangeGraph(exchange, hvd.global_process_set, 1.0)
+    return exchange_graph.ExchangeGraph(exchange, hvd.global_process_set, 1.0)
 
 
 def measure(shapes, repeats: int) -> dict[str, float]:
@@ -97,7 +97,7 @@ def main() -> int:
     args = parser.parse_args()
     hvd.init()
     # Horovod's operation itself is not the bridge: one rank's would take a cycle of its background thread.
-    _tensorflow_graph._collective = lambda sent, name, process_set: tf.identity(sent)
+    exchange_graph._collective = lambda sent, name, process_set: tf.identity(sent)
     rows = [["model", "tensors", "million parameters", "one memcpy", "bridge", "in memcpys", "bar", "met"]]
     met = True
     for model, shapes in MODELS.items():

@@ -20,7 +20,8 @@ from _hosts import ROOT, Hosts, Job, JobFailed
 from _page import write_section
 from _scaling_page import FITTED, document, plot
 
-from grace_ext import compressor, cost
+from grace_ext import compressor
+from grace_ext.policy import cost_model
 
 WORKER = os.path.join(ROOT, "benchmarks", "_scaling_worker.py")
 TOPK = "topk:0.01/rice/qsgd:7"
@@ -74,26 +75,26 @@ def point_of(results: list[dict], label: str) -> Point:
 class Model:
     """Predicts at one rate. codecs: by label; links: by collective; cores: of all ranks together."""
 
-    def __init__(self, elements: int, codecs: dict[str, cost.Codec], links: dict[str, cost.Link], cores: float):
+    def __init__(self, elements: int, codecs: dict[str, cost_model.Codec], links: dict[str, cost_model.Link], cores: float):
         self.links = links
         self._elements, self._codecs, self._cores = elements, codecs, cores
 
     def step(self, label: str, ranks: int) -> list:
         _, communicator, _, per_host = METHODS[label]
         hosts = [rank // per_host for rank in range(ranks)]
-        return cost.step_of(communicator or "allreduce", ranks, self._elements, self._codecs[label], hosts)
+        return cost_model.step_of(communicator or "allreduce", ranks, self._elements, self._codecs[label], hosts)
 
     def wire(self, label, ranks) -> float:
-        return cost.wire_seconds(self.step(label, ranks), self.links)
+        return cost_model.wire_seconds(self.step(label, ranks), self.links)
 
     def codec(self, label, ranks) -> float:
-        return cost.codec_seconds(self.step(label, ranks), self._cores)
+        return cost_model.codec_seconds(self.step(label, ranks), self._cores)
 
     def seconds(self, label, ranks) -> float:
         return self.wire(label, ranks) + self.codec(label, ranks)
 
     def sent(self, label, ranks) -> float:
-        return float(cost.bytes_of(self.step(label, ranks), "sent").mean())
+        return float(cost_model.bytes_of(self.step(label, ranks), "sent").mean())
 
 
 @dataclasses.dataclass
@@ -116,40 +117,40 @@ def probes(runs: dict[int, list[dict]]) -> dict[str, list[tuple[int, float, floa
     for ranks, results in runs.items():
         for collective, payload, seconds in results[0]["probes"]:
             splits = np.full((ranks, ranks), payload // ranks)
-            part = {"allreduce": lambda p=payload, n=ranks: cost.ring_allreduce(n, p),
-                    "allgather": lambda p=payload, n=ranks: cost.ring_allgather([p] * n),
-                    "alltoall": lambda s=splits: cost.alltoall(s)}[collective]()
+            part = {"allreduce": lambda p=payload, n=ranks: cost_model.ring_allreduce(n, p),
+                    "allgather": lambda p=payload, n=ranks: cost_model.ring_allgather([p] * n),
+                    "alltoall": lambda s=splits: cost_model.alltoall(s)}[collective]()
             samples.setdefault(collective, []).append((part.rounds, part.path, seconds))
     return samples
 
 
-def fit_shared(runs) -> dict[str, cost.Link]:
+def fit_shared(runs) -> dict[str, cost_model.Link]:
     """Links of this machine, on whose cores ranks take turns: what that adds to a collective grows with the ranks, as its
     rounds do, and gets into alpha."""
-    return {collective: cost.fit(samples) for collective, samples in probes(runs).items()}
+    return {collective: cost_model.fit(samples) for collective, samples in probes(runs).items()}
 
 
-def fit_own(two: list[dict]) -> dict[str, cost.Link]:
+def fit_own(two: list[dict]) -> dict[str, cost_model.Link]:
     """Links of two ranks, each of which has a core. alpha is a message's own time, measured without Horovod; of two ranks'
     probes it could not be told from the rest. beta is the link's, so the least that a collective gets by with."""
     alpha = two[0]["message"]
-    fitted = {collective: cost.fit([(0, path, max(seconds - alpha * rounds, 0.1 * seconds))
+    fitted = {collective: cost_model.fit([(0, path, max(seconds - alpha * rounds, 0.1 * seconds))
                                     for rounds, path, seconds in samples])
               for collective, samples in probes({2: two}).items()}
     beta = min(link.beta for link in fitted.values())
-    return {collective: cost.Link(link.setup, alpha, beta) for collective, link in fitted.items()}
+    return {collective: cost_model.Link(link.setup, alpha, beta) for collective, link in fitted.items()}
 
 
-def measure_codecs(elements: int) -> dict[str, cost.Codec]:
+def measure_codecs(elements: int) -> dict[str, cost_model.Codec]:
     """In this process alone, one thread."""
     gradients = [gradient_of(elements, rank, 0) for rank in range(SOURCES)]
-    topk = cost.measure(compressor(TOPK), gradients)
+    topk = cost_model.measure(compressor(TOPK), gradients)
     return {"Horovod fp16": measure_casts(gradients[0]),
-            "allreduce, fp16": cost.measure_linear(compressor("dense/fp16"), gradients[0]),
+            "allreduce, fp16": cost_model.measure_linear(compressor("dense/fp16"), gradients[0]),
             **{label: topk for label, (spec, *_) in METHODS.items() if spec == TOPK}}
 
 
-def measure_casts(gradient: np.ndarray, times=9) -> cost.Codec:
+def measure_casts(gradient: np.ndarray, times=9) -> cost_model.Codec:
     """What Horovod's fp16 does beside its allreduce."""
     import torch
 
@@ -162,7 +163,7 @@ def measure_casts(gradient: np.ndarray, times=9) -> cost.Codec:
         half.float()
         taken.append((cast - started, time.thread_time() - cast))
     there, back = map(statistics.median, zip(*taken, strict=True))
-    return cost.Codec(lambda elements, summed: 2 * elements, lambda elements: there, lambda elements, containers: back)
+    return cost_model.Codec(lambda elements, summed: 2 * elements, lambda elements: there, lambda elements, containers: back)
 
 
 def run(up: Hosts, rate: str, ranks: int, per_host: int, args) -> list[dict]:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
 from grace_ext.adapters.onebit_adam import OneBitAdam
-from grace_ext.capture import STEPS, Capture
+from grace_ext.observe.capture import STEPS, Capture
 
 HOROVOD = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}  # what Horovod itself brings
 STAGES = ("compute", "codec", "exchange")

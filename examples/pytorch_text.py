@@ -24,7 +24,7 @@ from torch import nn
 from tqdm import tqdm
 
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
-from grace_ext.capture import STEPS, Capture
+from grace_ext.observe.capture import STEPS, Capture
 
 ROWS, WIDTH = 50_000, 256
 HELD_OUT = 10_000  # words at the end of the text, for the perplexity

@@ -1,12 +1,12 @@
 """Gradient compression for data-parallel training. See README.md; the parts are in the modules below."""
 
 from . import communicators, index, lowrank, memory, policy, sparsifiers, transforms, value  # noqa: F401  (registers them)
-from .compressor import Compressor, compressor
-from .container import parse as inspect
-from .decoder import decode_add, decompress
 from .errors import ConfigError, ContainerError, ExchangeError, GraceError
-from .params import from_params
-from .presets import PRESETS
+from .pipeline.compressor import Compressor, compressor
+from .pipeline.container import parse as inspect
+from .pipeline.decoder import decode_add, decompress
+from .pipeline.params import from_params
+from .pipeline.presets import PRESETS
 
 __version__ = "0.1.0"
 __all__ = [

@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 
 from . import __version__, bench, kernels, registry
+from ._util.units import bits_per_second, count, seconds
 from .bench import report
-from .container import Container, parse
-from .decoder import unpack
 from .errors import ConfigError, ContainerError, GraceError
 from .observe import merge_timelines
+from .pipeline.container import Container, parse
+from .pipeline.decoder import unpack
+from .pipeline.presets import PRESETS
 from .policy import advisor
-from .presets import PRESETS
-from .quantities import bits_per_second, count, seconds
 from .simulate import command as simulation
 
 _YEAR = re.compile(r"\b(19|20)\d\d\b")

@@ -9,10 +9,10 @@ import pytest
 
 import grace_ext
 from grace_ext import ContainerError, registry
-from grace_ext.container import order_width
-from grace_ext.container import parse as parse_container
-from grace_ext.decoder import add_all, decode_sum
-from grace_ext.rng import Stream
+from grace_ext._util.rng import Stream
+from grace_ext.pipeline.container import order_width
+from grace_ext.pipeline.container import parse as parse_container
+from grace_ext.pipeline.decoder import add_all, decode_sum
 from grace_ext.sparsifiers import Scope
 
 FLT_MAX = np.finfo(np.float32).max

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from grace_ext import ConfigError, cost
+from grace_ext import ConfigError
 from grace_ext.cli import main
-from grace_ext.policy import advisor
+from grace_ext.policy import advisor, cost_model
 from grace_ext.policy.advisor import WAYS, advise
 
 #: Bytes an element of each way.
@@ -18,7 +18,7 @@ RATES = {"dense/fp16": 2, "dense/qsgd:8": 1.01, WAYS[3].spec: 0.02, WAYS[4].spec
 def codecs(nanoseconds):
     """Of this cost an element, to encode and to decode a container."""
     each = 1e-9 * nanoseconds
-    return {spec: cost.Codec(lambda elements, summed, rate=rate: rate * elements, lambda elements: each * elements,
+    return {spec: cost_model.Codec(lambda elements, summed, rate=rate: rate * elements, lambda elements: each * elements,
                              lambda elements, containers: each * elements * containers) for spec, rate in RATES.items()}
 
 

@@ -10,13 +10,13 @@ from contract import arrays_of
 from test_communicators import RANKS, gradient, on_all_ranks
 
 import grace_ext
-from grace_ext import ConfigError, links
-from grace_ext.buckets import Tensor
-from grace_ext.communicators.inprocess import InProcessTransport
-from grace_ext.cost import Link
-from grace_ext.exchange import Exchange
-from grace_ext.policy import choice
-from grace_ext.spec import parse_stage
+from grace_ext import ConfigError
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.engine import Exchange
+from grace_ext.pipeline.spec import parse_stage
+from grace_ext.policy import auto_tuner, link_probe
+from grace_ext.policy.cost_model import Link
+from grace_ext.transport.inprocess import InProcessTransport
 
 TENSORS = [Tensor("a", 3000, 2), Tensor("b", 2000, 2)]
 COMPRESSED, FLOAT32, FP16 = "allgather", "float32", "fp16"
@@ -61,20 +61,20 @@ def test_the_model_takes_what_pays():
     """Two buckets of a million elements: one whose codec is quick, one for which it takes longer than its bytes here."""
     link, hosts = Link(1e-4, 0.0, 8 / 1e9), (0, 1, 2, 3)
     links = dict.fromkeys(("allgather", "allreduce", "alltoall"), link)
-    predicted = [{way: choice.seconds_of(way, 10**6, choice.codec_of(10**6, *given), links, hosts)
+    predicted = [{way: auto_tuner.seconds_of(way, 10**6, auto_tuner.codec_of(10**6, *given), links, hosts)
                   for way, given in (("allgather", (1e4, codec)), ("float32", (4e6, 0.0)))} for codec in (1e-3, 1.0)]
     assert predicted[0]["float32"] == pytest.approx(1e-4 + 6e6 * 8e-9)
     assert predicted[0]["allgather"] == pytest.approx(1e-3 + 1e-4 + 3e4 * 8e-9)
-    assert choice.plans(predicted, 0.0) == [("allgather", "float32")]
-    assert choice.plans(predicted, 0.06) == [("allgather", "float32"), ("float32", "float32")]
-    assert choice.plans(predicted, 2.0) == [("allgather", "float32"), ("allgather", "allgather"), ("float32", "float32")]
-    assert choice.plans(predicted[:1], 2.0) == [("allgather",), ("float32",)]
+    assert auto_tuner.plans(predicted, 0.0) == [("allgather", "float32")]
+    assert auto_tuner.plans(predicted, 0.06) == [("allgather", "float32"), ("float32", "float32")]
+    assert auto_tuner.plans(predicted, 2.0) == [("allgather", "float32"), ("allgather", "allgather"), ("float32", "float32")]
+    assert auto_tuner.plans(predicted[:1], 2.0) == [("allgather",), ("float32",)]
 
 
 def test_the_model_knows_how_containers_travel():
     link = Link(0.0, 0.0, 1.0)
     links = dict.fromkeys(("allgather", "allreduce", "alltoall"), link)
-    seconds = {way: choice.seconds_of(way, 1000, choice.codec_of(1000, 120, 0.0), links, (0, 0, 1, 1, 2, 2))
+    seconds = {way: auto_tuner.seconds_of(way, 1000, auto_tuner.codec_of(1000, 120, 0.0), links, (0, 0, 1, 1, 2, 2))
                for way in ("allgather", "sharded", "hierarchical", "factors")}
     assert seconds == pytest.approx({"allgather": 600, "sharded": 200, "hierarchical": 120, "factors": 200}, rel=0.01)
 
@@ -139,9 +139,9 @@ def test_all_ranks_choose_the_same_whatever_they_measured():
 def test_ranks_choose_by_the_mean_of_their_clocks(monkeypatch):
     """Each would choose another way by its own."""
     clock = threading.local()
-    monkeypatch.setattr(choice, "time", types.SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
-    monkeypatch.setattr(choice, "plans", lambda *_, **__: [(COMPRESSED, COMPRESSED), (FLOAT32, FLOAT32)])
-    monkeypatch.setattr(choice, "_ROUNDS", 1)
+    monkeypatch.setattr(auto_tuner, "time", types.SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
+    monkeypatch.setattr(auto_tuner, "plans", lambda *_, **__: [(COMPRESSED, COMPRESSED), (FLOAT32, FLOAT32)])
+    monkeypatch.setattr(auto_tuner, "_ROUNDS", 1)
 
     def work(transport):
         exchange, clock.now = make(transport), 0.0
@@ -157,8 +157,8 @@ def test_ranks_choose_by_the_mean_of_their_clocks(monkeypatch):
 def test_a_machine_that_gets_faster_does_not_favour_the_later_trial(monkeypatch):
     """Containers are 4 % faster than float32, and each step is half a percent faster than the one before."""
     clock = threading.local()
-    monkeypatch.setattr(choice, "time", types.SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
-    monkeypatch.setattr(choice, "plans", lambda *_, **__: [(COMPRESSED, COMPRESSED), (FLOAT32, FLOAT32)])
+    monkeypatch.setattr(auto_tuner, "time", types.SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
+    monkeypatch.setattr(auto_tuner, "plans", lambda *_, **__: [(COMPRESSED, COMPRESSED), (FLOAT32, FLOAT32)])
 
     def work(transport):
         exchange = make(transport)
@@ -175,8 +175,8 @@ def test_a_machine_that_gets_faster_does_not_favour_the_later_trial(monkeypatch)
 def test_plans_that_are_close_are_tried_again(monkeypatch):
     """The first trials of containers are disturbed, and float32 looks faster; float16 is out of the question."""
     clock = threading.local()
-    monkeypatch.setattr(choice, "time", types.SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
-    monkeypatch.setattr(choice, "plans", lambda *_, **__: [(way, way) for way in (COMPRESSED, FLOAT32, FP16)])
+    monkeypatch.setattr(auto_tuner, "time", types.SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
+    monkeypatch.setattr(auto_tuner, "plans", lambda *_, **__: [(way, way) for way in (COMPRESSED, FLOAT32, FP16)])
 
     def work(transport):
         exchange, tried = make(transport), []
@@ -191,14 +191,14 @@ def test_plans_that_are_close_are_tried_again(monkeypatch):
 
     for plan, tried in on_all_ranks(work):
         assert plan == (COMPRESSED, COMPRESSED)
-        assert tried == [COMPRESSED, FLOAT32, FP16, *[FLOAT32, COMPRESSED] * choice._ROUNDS]
+        assert tried == [COMPRESSED, FLOAT32, FP16, *[FLOAT32, COMPRESSED] * auto_tuner._ROUNDS]
 
 
 def test_the_more_trials_the_closer_a_plan_has_to_come(monkeypatch):
     """float32 takes 11 % longer, which one round could not tell from noise."""
     clock = threading.local()
-    monkeypatch.setattr(choice, "time", types.SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
-    monkeypatch.setattr(choice, "plans", lambda *_, **__: [(COMPRESSED, COMPRESSED), (FLOAT32, FLOAT32)])
+    monkeypatch.setattr(auto_tuner, "time", types.SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
+    monkeypatch.setattr(auto_tuner, "plans", lambda *_, **__: [(COMPRESSED, COMPRESSED), (FLOAT32, FLOAT32)])
 
     def work(transport):
         exchange, tried = make(transport), []
@@ -210,7 +210,7 @@ def test_the_more_trials_the_closer_a_plan_has_to_come(monkeypatch):
             step(exchange, gradient(i))
         return exchange._chooser.plan, tried.count(FLOAT32)
 
-    trial = choice._SETTLES + choice._TRIAL
+    trial = auto_tuner._SETTLES + auto_tuner._TRIAL
     assert set(on_all_ranks(work)) == {((COMPRESSED, COMPRESSED), 2 * 4 * trial)}, "four rounds of two trials"
 
 
@@ -225,15 +225,15 @@ def test_what_auto_cannot_do_is_refused(monkeypatch):
 
 
 def test_a_choice_is_looked_at_again(monkeypatch):
-    monkeypatch.setattr(choice, "_CHECK", 5)
-    monkeypatch.setattr(choice, "_AGAIN", 10)
-    monkeypatch.setattr(choice, "_ROUNDS", 1)
+    monkeypatch.setattr(auto_tuner, "_CHECK", 5)
+    monkeypatch.setattr(auto_tuner, "_AGAIN", 10)
+    monkeypatch.setattr(auto_tuner, "_ROUNDS", 1)
 
     def work(transport):
         exchange, starts = make(transport), []
         for i in range(120):
             step(exchange, gradient(i))
-            if exchange._chooser._left == choice._FIRST:
+            if exchange._chooser._left == auto_tuner._FIRST:
                 starts.append(i)
         return starts
 
@@ -244,18 +244,18 @@ def test_a_choice_is_looked_at_again(monkeypatch):
 @pytest.mark.parametrize("later, again", [((1.6, 1.6, 1.6), False), ((1.0, 1.4, 1.0), False), ((1.6, 5.0, 1.0), True),
                                           ((5.0, 5.0, 5.0), True)])
 def test_a_choice_is_made_again_when_steps_become_slower_than_they_were_with_it(monkeypatch, later, again):
-    """later: seconds of a step in the 50 steps after the choice, whose trials took 1 s a step, the 50 after that, ..."""
+    """later: seconds of a step in the 50 steps after the auto_tuner, whose trials took 1 s a step, the 50 after that, ..."""
     clock = threading.local()
-    monkeypatch.setattr(choice, "time", types.SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
-    monkeypatch.setattr(choice, "plans", lambda *_, **__: [(COMPRESSED, COMPRESSED)])
+    monkeypatch.setattr(auto_tuner, "time", types.SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
+    monkeypatch.setattr(auto_tuner, "plans", lambda *_, **__: [(COMPRESSED, COMPRESSED)])
 
     def work(transport):
         exchange, looked = make(transport), 0
         clock.now = 0.0
-        while looked < 3 * choice._CHECK:
+        while looked < 3 * auto_tuner._CHECK:
             chooser = exchange._chooser
             if chooser._next == chooser._look:
-                clock.now += later[looked // choice._CHECK]
+                clock.now += later[looked // auto_tuner._CHECK]
                 looked += 1
             elif looked:
                 return True
@@ -268,7 +268,7 @@ def test_a_choice_is_made_again_when_steps_become_slower_than_they_were_with_it(
 
 
 def test_links_are_the_same_for_all_ranks():
-    probed = on_all_ranks(lambda transport: links.probe(transport, "link", "allgather"))
+    probed = on_all_ranks(lambda transport: link_probe.probe(transport, "link", "allgather"))
     assert len(probed) == RANKS and all(one == probed[0] for one in probed) and len(probed[0]) >= 2
 
 

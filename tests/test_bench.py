@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import grace_ext
-from grace_ext import bench, cli, container, registry
+from grace_ext import bench, cli, registry
 from grace_ext.bench import parts, peers, road
 from grace_ext.bench.subject import Subject
 from grace_ext.index.base import IndexCodec
 from grace_ext.index.raw import RawIndex
-from grace_ext.presets import PRESETS
+from grace_ext.pipeline import container
+from grace_ext.pipeline.presets import PRESETS
 from grace_ext.value.base import ValueCodec
 
 pytestmark = pytest.mark.tier("test")

@@ -11,9 +11,9 @@ import twins_bloom
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError
-from grace_ext.container import parse
+from grace_ext._util.rng import Stream
 from grace_ext.index.bloom import MAX_HASHES, POLICIES, Bloom, filter_size
-from grace_ext.rng import Stream
+from grace_ext.pipeline.container import parse
 
 EXACT = [policy for policy in POLICIES if policy != "naive"]
 

@@ -9,11 +9,11 @@ from test_exchange import TENSORS, make, step
 
 import grace_ext
 from grace_ext import ConfigError, bench
-from grace_ext.buckets import Bucket, Tensor
-from grace_ext.capture import Capture
-from grace_ext.exchange import Exchange
+from grace_ext.exchange.buckets import Bucket, Tensor
+from grace_ext.exchange.engine import Exchange
 from grace_ext.memory.none import NoMemory
-from grace_ext.spec import parse_stage
+from grace_ext.observe.capture import Capture
+from grace_ext.pipeline.spec import parse_stage
 
 
 def run(folder, steps=(0, 2), poison=None):

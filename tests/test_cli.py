@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import grace_ext
-from grace_ext import bench, cli, container, quantities, registry
+from grace_ext import bench, cli, registry
+from grace_ext._util import units
 from grace_ext.errors import GraceError
+from grace_ext.pipeline import container
 from grace_ext.value.base import ValueCodec
 
 
@@ -91,7 +93,7 @@ def test_usage_errors():
 
 @pytest.mark.parametrize("text, count", [("25.6M", 25_600_000), ("25.6e6", 25_600_000), ("17", 17), ("2k", 2000)])
 def test_counts(text, count):
-    assert quantities.count(text) == count
+    assert units.count(text) == count
 
 
 # codecs

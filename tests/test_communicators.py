@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import grace_ext
-from grace_ext import ConfigError, ExchangeError, spec
-from grace_ext.communicators import InProcessGroup
-from grace_ext.rng import Stream
+from grace_ext import ConfigError, ExchangeError
+from grace_ext._util.rng import Stream
+from grace_ext.pipeline import spec
+from grace_ext.transport import InProcessGroup
 
 RANKS = 3
 

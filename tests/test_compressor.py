@@ -9,9 +9,9 @@ import pytest
 
 import grace_ext
 from grace_ext import ConfigError
-from grace_ext.container import parse
-from grace_ext.decoder import decode_sum
-from grace_ext.rng import Stream
+from grace_ext._util.rng import Stream
+from grace_ext.pipeline.container import parse
+from grace_ext.pipeline.decoder import decode_sum
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64", ml_dtypes.bfloat16])

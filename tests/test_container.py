@@ -10,8 +10,9 @@ from contract import refused
 from forge import NON_FINITE, ORDER, SHAPE, TRANSFORM, reseal, u32, varint
 
 import grace_ext
-from grace_ext import ConfigError, ContainerError, container
-from grace_ext.decoder import decode_rows, decode_sum
+from grace_ext import ConfigError, ContainerError
+from grace_ext.pipeline import container
+from grace_ext.pipeline.decoder import decode_rows, decode_sum
 
 
 def test_the_forged_container_is_valid():

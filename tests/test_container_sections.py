@@ -10,7 +10,7 @@ from contract import refused
 from forge import ORDER, f32, u32
 
 import grace_ext
-from grace_ext import container
+from grace_ext.pipeline import container
 
 
 @pytest.mark.parametrize("indices", [(1, 4, 8), (1, 4, 2**32 - 1), (4, 1, 7), (1, 1, 7), (7, 4, 1)])

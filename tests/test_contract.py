@@ -9,10 +9,12 @@ import pytest
 import twins
 
 import grace_ext
-from grace_ext import ContainerError, registry, scratch, spec
-from grace_ext.container import parse
-from grace_ext.decoder import add_all, decode_sum
-from grace_ext.rng import Stream
+from grace_ext import ContainerError, registry
+from grace_ext._util import scratch
+from grace_ext._util.rng import Stream
+from grace_ext.pipeline import spec
+from grace_ext.pipeline.container import parse
+from grace_ext.pipeline.decoder import add_all, decode_sum
 
 # Options to try besides the defaults; a part that is not listed is tried with its defaults.
 OPTIONS = {

@@ -7,9 +7,11 @@ import pytest
 from test_communicators import gradient, on_all_ranks
 
 import grace_ext
-from grace_ext import ConfigError, cost, spec
-from grace_ext.communicators import Transport
-from grace_ext.rng import Stream
+from grace_ext import ConfigError
+from grace_ext._util.rng import Stream
+from grace_ext.pipeline import spec
+from grace_ext.policy import cost_model as cost
+from grace_ext.transport import Transport
 
 FREE = {"encode": lambda elements: 0.0, "decode": lambda elements, containers: 0.0}
 LINK = cost.Link(setup=1e-3, alpha=1e-4, beta=1e-8)

@@ -8,10 +8,10 @@ import pytest
 import reference_dct
 
 import grace_ext
-from grace_ext.container import parse
-from grace_ext.decoder import decode_sum
+from grace_ext._util.rng import Stream
 from grace_ext.kernels.dct import transform
-from grace_ext.rng import Stream
+from grace_ext.pipeline.container import parse
+from grace_ext.pipeline.decoder import decode_sum
 from grace_ext.transforms.dct import DCT, factors
 
 SIZES = [1 << e for e in range(1, 9)]

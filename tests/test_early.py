@@ -9,7 +9,7 @@ import pytest
 
 from grace_ext import ContainerError
 from grace_ext.communicators.base import Pending, wait
-from grace_ext.early import Early
+from grace_ext.exchange.eager_decoder import Early
 
 
 class AtOnce(concurrent.futures.Executor):

@@ -15,13 +15,13 @@ from test_communicators import RANKS, gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError
-from grace_ext.buckets import Bucket, Tensor, make_buckets
-from grace_ext.communicators import InProcessGroup
-from grace_ext.exchange import Exchange
-from grace_ext.layout import make_layout
+from grace_ext.exchange.bucketing import make_layout
+from grace_ext.exchange.buckets import Bucket, Tensor, make_buckets
+from grace_ext.exchange.engine import Exchange
 from grace_ext.memory.none import NoMemory
+from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import DEFAULT_ROWS_SPEC, DEFAULT_SPEC, Rules
-from grace_ext.spec import parse_stage
+from grace_ext.transport import InProcessGroup
 
 TENSORS = [Tensor("a", 3000, 2), Tensor("b", 2000, 2)]
 

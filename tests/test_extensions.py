@@ -6,9 +6,9 @@ import pytest
 
 import grace_ext
 from grace_ext import ContainerError
-from grace_ext.container import parse
 from grace_ext.index.base import IndexCodec
 from grace_ext.kernels import bitmap_decode, bitmap_encode
+from grace_ext.pipeline.container import parse
 from grace_ext.registry import names, register
 from grace_ext.value.base import ValueCodec
 from grace_ext.value.half import Half

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import grace_ext
-from grace_ext import ConfigError, ContainerError, container
+from grace_ext import ConfigError, ContainerError
 from grace_ext.federated import Client, Rejected, Server
 from grace_ext.federated.messages import FRESH, Down, Up, largest, read_up
+from grace_ext.pipeline import container
 
 D, CLIENTS = 400, 6
 SPEC = "topk:0.1/rice/qsgd:8"

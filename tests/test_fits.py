@@ -12,11 +12,12 @@ import twins
 import twins_fits
 from test_kernel_bounds import survives
 
-from grace_ext import ContainerError, spec
+from grace_ext import ContainerError
 from grace_ext.kernels.dexp import _exp, evaluate_exponentials, fit_exponentials
 from grace_ext.kernels.polyfit import evaluate_segments, find_knots, fit_segments
 from grace_ext.kernels.sketch import look_up, sketch_encode
 from grace_ext.kernels.sort import argsort_bits
+from grace_ext.pipeline import spec
 from grace_ext.value.dexp import DoubleExponential
 from grace_ext.value.polyfit import PolyFit
 from grace_ext.value.sketchml import SketchML

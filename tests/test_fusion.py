@@ -9,11 +9,11 @@ from test_communicators import RANKS, gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ContainerError, ExchangeError
-from grace_ext.buckets import Tensor
-from grace_ext.communicators import Transport, fusion
-from grace_ext.communicators.fusion import Fusion
-from grace_ext.exchange import Exchange
-from grace_ext.spec import parse_stage
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.engine import Exchange
+from grace_ext.pipeline.spec import parse_stage
+from grace_ext.transport import Transport, fusion
+from grace_ext.transport.fusion import Fusion
 
 SIZES = (3000, 2000, 40_000, 10, 500)
 TOPK = "topk:0.1/rice/raw"

@@ -9,7 +9,8 @@ import pytest
 import reference
 
 import grace_ext
-from grace_ext import container, registry
+from grace_ext import registry
+from grace_ext.pipeline import container
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = json.loads((GOLDEN / "cases.json").read_text())

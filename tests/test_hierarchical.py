@@ -8,11 +8,11 @@ from test_communicators import gradient, on_all_ranks
 from test_summing import TOPK, Recorder, make, residual_of, step
 
 import grace_ext
-from grace_ext import ConfigError, ContainerError, ExchangeError, hosts
-from grace_ext.buckets import Tensor
-from grace_ext.communicators import InProcessGroup
-from grace_ext.exchange import Exchange
-from grace_ext.spec import parse_stage
+from grace_ext import ConfigError, ContainerError, ExchangeError
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.engine import Exchange
+from grace_ext.pipeline.spec import parse_stage
+from grace_ext.transport import InProcessGroup, topology
 
 TWO_BY_TWO, ROUND_ROBIN, UNEVEN, THREE = (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0, 0, 0), (0, 0, 1, 1, 2, 2, 0)
 WEIGHT = 0.25  # a power of two, so that it does not matter when the sum is multiplied with it
@@ -231,28 +231,28 @@ def test_memories_that_follow_single_ranks_are_refused():
 
 def test_hosts_are_numbered_in_the_order_of_their_first_ranks(monkeypatch):
     def named(name):
-        monkeypatch.setenv(hosts.VARIABLE, name)
-        return hosts.own()
+        monkeypatch.setenv(topology.VARIABLE, name)
+        return topology.own()
 
     gathered = np.stack([named(name) for name in ("b", "a", "b", "c", "a", "")])
-    assert gathered.dtype == np.uint8 and gathered.shape == (6, hosts.SIZE)
-    assert hosts.numbered(gathered) == (0, 1, 0, 2, 1, 3)
+    assert gathered.dtype == np.uint8 and gathered.shape == (6, topology.SIZE)
+    assert topology.numbered(gathered) == (0, 1, 0, 2, 1, 3)
 
 
 def test_a_host_is_its_name_and_its_boot(monkeypatch):
-    monkeypatch.delenv(hosts.VARIABLE, raising=False)
-    here = hosts.own()
-    assert np.array_equal(here, hosts.own())
-    monkeypatch.setattr(hosts, "boot", lambda: "another")
-    assert not np.array_equal(here, hosts.own())
+    monkeypatch.delenv(topology.VARIABLE, raising=False)
+    here = topology.own()
+    assert np.array_equal(here, topology.own())
+    monkeypatch.setattr(topology, "boot", lambda: "another")
+    assert not np.array_equal(here, topology.own())
     monkeypatch.undo()
-    monkeypatch.setattr(hosts.socket, "gethostname", lambda: "another")
-    assert not np.array_equal(here, hosts.own())
+    monkeypatch.setattr(topology.socket, "gethostname", lambda: "another")
+    assert not np.array_equal(here, topology.own())
 
 
 def test_ranks_tell_each_other_their_hosts_with_their_layouts(monkeypatch):
     def exchange(rank, spec=TOPK):
-        monkeypatch.setenv(hosts.VARIABLE, f"rack{rank % 2}")
+        monkeypatch.setenv(topology.VARIABLE, f"rack{rank % 2}")
         made = Exchange(group.transport(rank), "residual", 1.0)
         made.transport.hosts = None
         made.set_buckets([made.bucket("bucket", [Tensor("a", 50, 2)], grace_ext.compressor(spec),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from grace_ext import ConfigError, ContainerError
-from grace_ext.adapters._horovod_lengths import Lengths, as_splits, from_itself, padded, to_itself, without_padding
+from grace_ext.adapters._horovod.lengths import Lengths, as_splits, from_itself, padded, to_itself, without_padding
 
 RANDOM = np.random.default_rng(0)
 

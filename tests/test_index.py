@@ -13,13 +13,15 @@ import twins_index
 from test_kernel_bounds import survives
 
 import grace_ext
-from grace_ext import ConfigError, ContainerError, registry, scratch, spec
+from grace_ext import ConfigError, ContainerError, registry
+from grace_ext._util import scratch
 from grace_ext.index.elias_fano import EliasFano
 from grace_ext.index.gaps import Gaps
 from grace_ext.index.huffman import Huffman
 from grace_ext.index.rice_adaptive import RiceAdaptive
 from grace_ext.kernels.gap_huffman import plan_gap_codes
 from grace_ext.kernels.runs import GOLOMB, best_run_code, numbers_decode, numbers_encode
+from grace_ext.pipeline import spec
 
 LOSSLESS = [name for name in contract.index_codecs() if registry.lookup("index", name).lossless]
 FIXED = [name for name in LOSSLESS if registry.lookup("index", name).id is not None

@@ -5,8 +5,8 @@ import pytest
 import twins_lowrank as twins
 from contract import gauss, same_bits
 
+from grace_ext._util.rng import Stream
 from grace_ext.kernels.lowrank import add_magnitude, expand, orthonormalize
-from grace_ext.rng import Stream
 
 KEY = (np.uint32(0x12345678), np.uint32(0x9ABCDEF0))
 

@@ -8,13 +8,13 @@ from test_communicators import gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError
-from grace_ext.buckets import Tensor
-from grace_ext.communicators import Transport
-from grace_ext.communicators.metered import Metered
-from grace_ext.exchange import Exchange
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.engine import Exchange
+from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy.allocation import DENSITIES
 from grace_ext.policy.kimad import uniform
-from grace_ext.spec import parse_stage
+from grace_ext.transport import Transport
+from grace_ext.transport.metered import Metered
 
 D = 200_000
 SPEC = "topk:0.01/rice/qsgd:7"

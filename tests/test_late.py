@@ -9,13 +9,13 @@ import pytest
 from test_communicators import gradient, on_all_ranks
 
 import grace_ext
-from grace_ext.buckets import Tensor
-from grace_ext.communicators import fusion
-from grace_ext.communicators.base import Pending, Transport, wait
-from grace_ext.communicators.metered import Metered
-from grace_ext.exchange import Exchange
-from grace_ext.observe.late import Late
-from grace_ext.spec import parse_stage
+from grace_ext.communicators.base import Pending, wait
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.engine import Exchange
+from grace_ext.exchange.overlap import Late
+from grace_ext.pipeline.spec import parse_stage
+from grace_ext.transport import Transport, fusion
+from grace_ext.transport.metered import Metered
 
 
 class Handle:

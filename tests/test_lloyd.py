@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from test_kernels import guarded
 
-from grace_ext import ConfigError, ContainerError, spec
+from grace_ext import ConfigError, ContainerError
+from grace_ext._util.rng import Stream
 from grace_ext.kernels import lloyd as kernels
-from grace_ext.rng import Stream
+from grace_ext.pipeline import spec
 from grace_ext.value.lloyd import Lloyd
 
 ERRORS = (0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3)

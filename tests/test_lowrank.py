@@ -8,14 +8,15 @@ from test_communicators import on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError
-from grace_ext.buckets import Bucket, Tensor
-from grace_ext.communicators import InProcessGroup
-from grace_ext.exchange import Exchange
+from grace_ext._util.rng import Stream
+from grace_ext.communicators.factors import FactorAllreduce, WarmStarts
+from grace_ext.exchange.buckets import Bucket, Tensor
+from grace_ext.exchange.engine import Exchange
 from grace_ext.kernels.lowrank import orthonormalize
-from grace_ext.lowrank import FactorAllreduce, PowerSGD, WarmStarts
+from grace_ext.lowrank import PowerSGD
 from grace_ext.memory.none import NoMemory
-from grace_ext.rng import Stream
-from grace_ext.spec import parse_stage
+from grace_ext.pipeline.spec import parse_stage
+from grace_ext.transport import InProcessGroup
 
 SHAPES = {"conv": (16, 4, 3, 3), "bias": (7,), "wide": (8, 90), "tall": (120, 12), "small": (3, 3)}
 TENSORS = [Tensor(name, int(np.prod(shape)), len(shape), shape=shape) for name, shape in SHAPES.items()]

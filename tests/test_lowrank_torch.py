@@ -10,7 +10,7 @@ import pytest
 from test_communicators import on_all_ranks
 from test_lowrank import make, step
 
-from grace_ext.buckets import Tensor
+from grace_ext.exchange.buckets import Tensor
 from grace_ext.lowrank import PowerSGD
 
 pytest.importorskip("torch")

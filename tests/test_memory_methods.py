@@ -8,13 +8,13 @@ from test_communicators import on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError
-from grace_ext.buckets import Tensor, make_buckets
-from grace_ext.communicators import InProcessGroup
-from grace_ext.exchange import Exchange
+from grace_ext.exchange.buckets import Tensor, make_buckets
+from grace_ext.exchange.engine import Exchange
 from grace_ext.kernels.momentum import accumulate_momentum, accumulate_nesterov
 from grace_ext.memory.dgc import clipping
+from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import Memories, Schedules
-from grace_ext.spec import parse_stage
+from grace_ext.transport import InProcessGroup
 
 TENSORS = [Tensor("a", 3000, 2), Tensor("b", 2000, 2)]
 SIZE, RANKS = 5000, 3

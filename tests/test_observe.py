@@ -11,9 +11,9 @@ from test_communicators import gradient, on_all_ranks
 from test_exchange import make, step
 
 from grace_ext import ConfigError
-from grace_ext.buckets import Tensor
-from grace_ext.capture import Capture
+from grace_ext.exchange.buckets import Tensor
 from grace_ext.observe import CsvWriter, JsonlWriter, TensorBoardWriter, Timeline, Writer, observers
+from grace_ext.observe.capture import Capture
 
 STEPS = 6
 
@@ -70,7 +70,7 @@ def test_observing_changes_no_result(tmp_path):
 
 def test_norms_are_computed_in_the_steps_of_a_writer_only(tmp_path, monkeypatch):
     counted = []
-    monkeypatch.setattr("grace_ext.observe.watch._norm", lambda array: counted.append(1) or 1.0)
+    monkeypatch.setattr("grace_ext.observe.dispatch._norm", lambda array: counted.append(1) or 1.0)
     results = run([JsonlWriter(tmp_path / "a.jsonl", every=4), CsvWriter(tmp_path / "b.csv", every=2)])
     assert [record["step"] for record in lines(tmp_path / "a.jsonl")] == [0, 4]
     assert [row["step"] for row in table(tmp_path / "b.csv")] == ["0", "2", "4"]

@@ -11,14 +11,14 @@ from test_exchange import step
 
 import grace_ext
 from grace_ext import ConfigError
-from grace_ext.buckets import Tensor
-from grace_ext.communicators import InProcessGroup
-from grace_ext.communicators.inprocess import InProcessTransport
-from grace_ext.exchange import Exchange
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.engine import Exchange
 from grace_ext.observe import advice
+from grace_ext.pipeline.spec import parse_stage
 from grace_ext.registry import register
 from grace_ext.sparsifiers.base import Sparsifier
-from grace_ext.spec import parse_stage
+from grace_ext.transport import InProcessGroup
+from grace_ext.transport.inprocess import InProcessTransport
 
 
 @pytest.fixture(autouse=True)

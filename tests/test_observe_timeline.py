@@ -10,12 +10,12 @@ from test_communicators import gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError
-from grace_ext.buckets import Tensor
-from grace_ext.communicators.base import Transport
-from grace_ext.exchange import Exchange
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.engine import Exchange
 from grace_ext.observe import Timeline, merge_timelines
 from grace_ext.observe.timeline import Mark
-from grace_ext.spec import parse_stage
+from grace_ext.pipeline.spec import parse_stage
+from grace_ext.transport import Transport
 
 # What horovod/common/timeline.cc writes, for two tensors and one collective of each.
 HOROVOD = """[

@@ -14,10 +14,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def on_disk() -> set[str]:
-    found = {"grace_ext.adapters"} if (ROOT / "adapters/__init__.py").exists() else set()
-    for init in (ROOT / "grace_ext").rglob("__init__.py"):
-        found.add(".".join(init.parent.relative_to(ROOT).parts))
-    return found
+    folders = {".".join(init.parent.relative_to(ROOT).parts) for part in ("grace_ext", "adapters")
+               for init in (ROOT / part).rglob("__init__.py")}
+    return {f"grace_ext.{folder}" if folder.startswith("adapters") else folder for folder in folders}
 
 
 def test_setup_cfg_lists_the_packages_on_the_disk():

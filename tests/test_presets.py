@@ -8,8 +8,8 @@ import pytest
 
 import grace_ext
 from grace_ext import ConfigError, from_params
-from grace_ext.container import parse
-from grace_ext.presets import PRESETS
+from grace_ext.pipeline.container import parse
+from grace_ext.pipeline.presets import PRESETS
 
 #: The largest relative error that each leaves on the values it sends, of a normal gradient's top 1 %.
 LOSSLESS = ("dr-bf-p0", "dr-bf-p1", "dr-bf-p2", "dr-rle", "dr-huffman", "dr-deflate")

@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as stnp
 
 import grace_ext
 from grace_ext import ContainerError, kernels, registry
-from grace_ext.container import parse, split
-from grace_ext.decoder import decode_sum
+from grace_ext.pipeline.container import parse, split
+from grace_ext.pipeline.decoder import decode_sum
 
 SPECS = test_contract.specs()
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)

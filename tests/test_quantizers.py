@@ -4,8 +4,9 @@ import contract
 import numpy as np
 import pytest
 
-from grace_ext import ConfigError, ContainerError, compressor, decompress, spec
-from grace_ext.container import parse
+from grace_ext import ConfigError, ContainerError, compressor, decompress
+from grace_ext.pipeline import spec
+from grace_ext.pipeline.container import parse
 from grace_ext.policy.schedules import Schedules
 from grace_ext.value._levels import ENTROPY
 

@@ -6,8 +6,8 @@ import pytest
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError
-from grace_ext.container import parse
 from grace_ext.index.base import IndexCodec
+from grace_ext.pipeline.container import parse
 from grace_ext.registry import build, by_id, lookup, names, register
 from grace_ext.sparsifiers.base import Sparsifier
 from grace_ext.value.base import ValueCodec

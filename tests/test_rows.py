@@ -12,15 +12,16 @@ from test_communicators import RANKS, on_all_ranks
 from test_kernel_bounds import survives
 
 import grace_ext
-from grace_ext import ConfigError, ContainerError, container, registry
-from grace_ext.buckets import Tensor
-from grace_ext.capture import Capture
-from grace_ext.communicators import InProcessGroup
-from grace_ext.decoder import decode_rows
-from grace_ext.exchange import Exchange
+from grace_ext import ConfigError, ContainerError, registry
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.engine import Exchange
+from grace_ext.exchange.row_buckets import RowGradient, row_bucket
 from grace_ext.index.rows import Rows
 from grace_ext.kernels.rows import add_compact, add_rows, join_rows, split_rows, whole_rows
-from grace_ext.rows import RowGradient, row_bucket
+from grace_ext.observe.capture import Capture
+from grace_ext.pipeline import container
+from grace_ext.pipeline.decoder import decode_rows
+from grace_ext.transport import InProcessGroup
 from grace_ext.value.raw import RawValue
 
 SHAPE = (300, 3, 8)

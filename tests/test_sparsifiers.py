@@ -10,13 +10,13 @@ import twins_sparse
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError
-from grace_ext.buckets import Bucket, Tensor
-from grace_ext.container import parse
+from grace_ext._util.rng import Stream
+from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.index.shared import Shared
 from grace_ext.memory.none import NoMemory
-from grace_ext.rng import Stream
+from grace_ext.pipeline.container import parse
+from grace_ext.pipeline.spec import parse_stage
 from grace_ext.sparsifiers import Scope
-from grace_ext.spec import parse_stage
 
 
 def select(text, dense, stream=None, sizes=None):

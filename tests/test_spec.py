@@ -5,7 +5,8 @@ import json
 import pytest
 
 import grace_ext
-from grace_ext import ConfigError, registry, spec
+from grace_ext import ConfigError, registry
+from grace_ext.pipeline import spec
 
 
 @pytest.mark.parametrize("text, canonical", [

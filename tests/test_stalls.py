@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from grace_ext import ConfigError
-from grace_ext.adapters import _stalls
-from grace_ext.adapters._stalls import Process, Watcher
-from grace_ext.communicators import InProcessGroup
+from grace_ext.adapters._common import stalls
+from grace_ext.adapters._common.stalls import Process, Watcher
+from grace_ext.transport import InProcessGroup
 
 HERE, ELSEWHERE = b"thisone_", b"another_"
 STOPPED = 5  # looks
@@ -149,7 +149,7 @@ def test_waiting_without_a_reason_that_can_be_seen_is_reported_once(ranks, caplo
     job = ranks(machines=(HERE, HERE, ELSEWHERE))
     job.states[2] = "stopped"  # which nobody sees
     with caplog.at_level(logging.WARNING, "grace_ext"):
-        job.look(_stalls._REPORT - 1)
+        job.look(stalls._REPORT - 1)
         assert not caplog.messages
         job.look(10)
     (text,) = caplog.messages
@@ -218,7 +218,7 @@ def test_who_shuts_horovod_down_names_those_that_are_stopped_later(ranks, is_kep
 # Python 3.11 can hang in sys._current_frames if a collection of garbage lets another thread run that begins a thread.
 LOOKS = """
 import gc, threading, time
-from grace_ext.adapters import _stalls
+from grace_ext.adapters import stalls
 
 class Garbage:
     def __init__(self):
@@ -231,7 +231,7 @@ def make_threads():
         threading.Thread(target=int).start()
 
 over = []
-watcher = _stalls.Watcher(0, 0, None, None, _stalls.shuts_down)
+watcher = stalls.Watcher(0, 0, None, None, stalls.shuts_down)
 threading.Thread(target=make_threads, daemon=True).start()
 gc.set_threshold(1)
 for _ in range(3000):
@@ -280,7 +280,7 @@ def test_a_record_holds_what_a_rank_says_of_itself():
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="Linux says what a process is at")
 def test_states_are_what_linux_says():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = Process(HERE, 1, child.pid, _stalls._look_at(child.pid)[2], "here")
+    process = Process(HERE, 1, child.pid, stalls._look_at(child.pid)[2], "here")
     assert process.state() == "runs"
     os.kill(child.pid, signal.SIGSTOP)
     os.waitpid(child.pid, os.WUNTRACED)
@@ -302,9 +302,9 @@ def test_a_rank_that_ends_tells_those_it_leaves(monkeypatch, error, left):
     asked = []
     noting = type("Noting", (), {"name_who_left": lambda _, wait: asked.append(wait)})()
     monkeypatch.setattr(sys, "last_value", error, raising=False)
-    own, (before, *_) = Process.own(0), _stalls._look_at(os.getpid())
+    own, (before, *_) = Process.own(0), stalls._look_at(os.getpid())
     try:
-        _stalls._look_back(noting)
+        stalls._look_back(noting)
         assert own.leaves() == left and own.state() == "runs"
         assert len(asked) == (not left)
     finally:
@@ -315,30 +315,30 @@ def test_a_rank_that_ends_tells_those_it_leaves(monkeypatch, error, left):
 def test_this_process_ends_whatever_its_threads_hold():
     done = subprocess.run([sys.executable, "-c", """if True:
         import sys, threading, time
-        from grace_ext.adapters import _stalls
-        _stalls._FLUSH = 0.1
+        from grace_ext.adapters import stalls
+        stalls._FLUSH = 0.1
         sys.stdout = type("Stuck", (), {"write": lambda *_: None, "flush": lambda _: time.sleep(10**6)})()
         threading.Thread(target=time.sleep, args=[10**6]).start()
-        _stalls._end()"""], timeout=600)
+        stalls._end()"""], timeout=600)
     assert done.returncode == 1
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
 def test_what_is_no_time_is_refused(monkeypatch, text):
-    monkeypatch.setenv(_stalls.STALL, text)
-    with pytest.raises(ConfigError, match=_stalls.STALL):
-        _stalls._seconds(_stalls.STALL)
+    monkeypatch.setenv(stalls.STALL, text)
+    with pytest.raises(ConfigError, match=stalls.STALL):
+        stalls._seconds(stalls.STALL)
 
 
 def test_ranks_are_watched_from_when_their_layouts_are_known(monkeypatch):
     """Here all of them are one process, which nobody has to look after."""
     added = []
-    monkeypatch.setattr(_stalls, "_watchers", [type("Noting", (), {"add": lambda _, *given: added.append(given)})()])
+    monkeypatch.setattr(stalls, "_watchers", [type("Noting", (), {"add": lambda _, *given: added.append(given)})()])
     transports = [InProcessGroup(2).transport(rank) for rank in range(2)]
     known = []
     exchange = type("Exchange", (), {"transport": transports[1], "layout": lambda _: np.arange(16, dtype=np.uint8),
                                      "check_layouts": lambda _, rows: known.append(rows)})()
-    _stalls.check_layouts(exchange, lambda record: np.tile(record, 2))
+    stalls.check_layouts(exchange, lambda record: np.tile(record, 2))
     assert np.array_equal(known[0], [np.arange(16)] * 2)
     ((one, own, ranks),) = added
     assert one is exchange and own.rank == 1 and ranks == [own, own]

@@ -11,8 +11,8 @@ import pytest
 import twins
 
 import grace_ext
-from grace_ext import spec
-from grace_ext.rng import Stream
+from grace_ext._util.rng import Stream
+from grace_ext.pipeline import spec
 from grace_ext.value.qsgd import QSGD
 
 STEPS = 300

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from test_statistics import decode
 
-from grace_ext import spec
-from grace_ext.rng import Stream
+from grace_ext._util.rng import Stream
+from grace_ext.pipeline import spec
 
 STEPS, K = 300, 2048
 

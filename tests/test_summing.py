@@ -7,12 +7,12 @@ from test_communicators import gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError, ExchangeError
-from grace_ext.buckets import Tensor
-from grace_ext.communicators import Transport
 from grace_ext.communicators.sharded import slices
-from grace_ext.exchange import Exchange
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.engine import Exchange
 from grace_ext.observe.advice import Cost
-from grace_ext.spec import parse_stage
+from grace_ext.pipeline.spec import parse_stage
+from grace_ext.transport import Transport
 
 TOPK = "topk:0.1/rice/qsgd:7"
 all_of_them = pytest.mark.parametrize("communicator", ["sharded", "tree", "hierarchical"])

@@ -9,9 +9,9 @@ tf = pytest.importorskip("tensorflow")
 hvd = pytest.importorskip("horovod.tensorflow")
 
 from grace_ext import ConfigError  # noqa: E402
-from grace_ext.adapters import _tensorflow_nodes as module  # noqa: E402
-from grace_ext.adapters import _tensorflow_reduce as reduce  # noqa: E402
-from grace_ext.adapters._horovod_options import group_names  # noqa: E402
+from grace_ext.adapters._horovod.options import group_names  # noqa: E402
+from grace_ext.adapters._tensorflow import nodes as module  # noqa: E402
+from grace_ext.adapters._tensorflow import reduce as reduce  # noqa: E402
 from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, compression_stats  # noqa: E402
 
 pytestmark = pytest.mark.tier("test")

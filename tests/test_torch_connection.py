@@ -8,13 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from grace_ext.adapters import _torch_state  # noqa: E402
-from grace_ext.adapters._torch_buckets import TorchBuckets  # noqa: E402
-from grace_ext.adapters._torch_connection import Connection  # noqa: E402
-from grace_ext.communicators import InProcessGroup  # noqa: E402
-from grace_ext.exchange import Exchange  # noqa: E402
+from grace_ext.adapters._torch import saved_state  # noqa: E402
+from grace_ext.adapters._torch.buckets import TorchBuckets  # noqa: E402
+from grace_ext.adapters._torch.connection import Connection  # noqa: E402
+from grace_ext.exchange.engine import Exchange  # noqa: E402
+from grace_ext.pipeline.spec import parse_stage  # noqa: E402
 from grace_ext.policy import Rules  # noqa: E402
-from grace_ext.spec import parse_stage  # noqa: E402
+from grace_ext.transport import InProcessGroup  # noqa: E402
 
 SIZE = 40 * 40
 
@@ -178,7 +178,7 @@ def test_the_aggregate_of_ef21_is_the_mean_of_the_estimates():
 
 def test_states_are_gathered_in_pieces_that_are_bounded_together(monkeypatch):
     """Rank 1's own part; the target gets as much from each of the four ranks in a call."""
-    monkeypatch.setattr(_torch_state, "_CHUNK", 4000)
+    monkeypatch.setattr(saved_state, "_CHUNK", 4000)
     sent = []
 
     class Four:
@@ -191,5 +191,5 @@ def test_states_are_gathered_in_pieces_that_are_bounded_together(monkeypatch):
             sent.append(payload.size)
             return []
 
-    assert _torch_state.gather_on(Four(), "state", {"a": np.zeros(5000, np.float32)}, 0) == []
+    assert saved_state.gather_on(Four(), "state", {"a": np.zeros(5000, np.float32)}, 0) == []
     assert max(sent) == 1000 and sum(sent) > 20_000

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from grace_ext.turns import Turns
+from grace_ext.exchange.serial_executor import Turns
 
 
 class Asleep(concurrent.futures.Executor):

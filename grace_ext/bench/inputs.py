@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import container
-from ..compressor import as_dense
 from ..errors import ConfigError
 from ..kernels import max_magnitude
 from ..kernels.topk import NON_FINITE
+from ..pipeline import container
+from ..pipeline.compressor import as_dense
 
 
 def _heavy(rng, d):

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from .. import container, registry
+from .. import registry
 from ..errors import GraceError
+from ..pipeline import container
 from . import peers
 from .subject import Contestant, Subject, relative_error, touch, with_times
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 
 from .. import registry
+from .._util.rng import Stream
 from ..kernels.lowrank import expand
-from ..rng import Stream
 from .subject import Contestant
 
 _LEVELS = (7, 15, 31, 63, 127, 255)

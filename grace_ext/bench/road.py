@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from .. import container
-from ..compressor import Compressor
-from ..decoder import decode_sum
-from ..presets import PRESETS
+from ..pipeline import container
+from ..pipeline.compressor import Compressor
+from ..pipeline.decoder import decode_sum
+from ..pipeline.presets import PRESETS
 from .subject import PATIENCE, Contestant, Subject, relative_error, touch
 
 _PRESET_PATIENCE = 1.0  # there are many, and some are slow; see subject.AT_LEAST

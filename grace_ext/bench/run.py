@@ -13,9 +13,9 @@ import llvmlite.binding
 import numpy as np
 
 from .. import registry
-from ..compressor import Compressor, compressor
 from ..errors import ConfigError
-from ..presets import PRESETS
+from ..pipeline.compressor import Compressor, compressor
+from ..pipeline.presets import PRESETS
 from . import inputs, parts, road
 from .subject import Subject
 

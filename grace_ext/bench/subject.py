@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .. import registry
-from ..rng import Stream
+from .._util.rng import Stream
 from ..sparsifiers.base import Scope
 
 AT_LEAST, PATIENCE = 3, 10.0  # after so many seconds a comparison ends, if it has been repeated so often

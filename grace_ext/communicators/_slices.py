@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from ..rng import Stream
+from .._util.rng import Stream
 
 
 def slices(d: int, owners: int) -> list[slice]:

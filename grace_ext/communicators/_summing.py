@@ -4,12 +4,12 @@ import dataclasses
 
 import numpy as np
 
-from .. import container
-from ..compressor import Compressor, Encoded
-from ..compressor import compressor as compressor_of
-from ..container import Container
+from .._util.rng import Stream
 from ..errors import ConfigError, ContainerError, ExchangeError
-from ..rng import Stream
+from ..pipeline import container
+from ..pipeline.compressor import Compressor, Encoded
+from ..pipeline.compressor import compressor as compressor_of
+from ..pipeline.container import Container
 from .base import Communicator, Pending, encode
 
 #: The first byte of what goes instead of a container: some rank could not read what it got. No container begins so.

@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 
-from .. import container
-from ..decoder import decode_sum
+from ..pipeline import container
+from ..pipeline.decoder import decode_sum
 from ..registry import register
 from .base import Communicator, Pending, encode, wait
 

@@ -7,12 +7,12 @@ import time
 
 import numpy as np
 
-from ..compressor import scaled
+from .._util.scratch import scratch
 from ..kernels import max_magnitude, sum_sparse, write_error
 from ..kernels.half import fp16_decode, fp16_encode
 from ..kernels.topk import NON_FINITE
+from ..pipeline.compressor import scaled
 from ..registry import register
-from ..scratch import scratch
 from ..sparsifiers.base import Scope
 from .base import Communicator, Pending, wait
 

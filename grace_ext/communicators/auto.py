@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from ..compressor import compressor as compressor_of
 from ..errors import ConfigError
+from ..pipeline.compressor import compressor as compressor_of
 from ..registry import register
+from ..transport.base import Transport
 from .allgather import Allgather
 from .allreduce import Allreduce
-from .base import Communicator, Pending, Transport, wait
+from .base import Communicator, Pending, wait
 from .hierarchical import Hierarchical
 from .sharded import Sharded
 

@@ -10,11 +10,11 @@ import time
 
 import numpy as np
 
-from ..compressor import compressor as compressor_of
-from ..decoder import decode_sum
+from .._util.scratch import scratch
 from ..errors import ContainerError, ExchangeError
+from ..pipeline.compressor import compressor as compressor_of
+from ..pipeline.decoder import decode_sum
 from ..registry import register
-from ..scratch import scratch
 from ._slices import slices, stream_of_slice, within
 from ._summing import Step, Unreadable, exact, readable, report_unreadable
 from .allgather import Allgather

@@ -10,11 +10,11 @@ import time
 
 import numpy as np
 
-from .. import container
-from ..decoder import add_all, decode_sum
+from .._util.scratch import scratch
 from ..errors import ContainerError
+from ..pipeline import container
+from ..pipeline.decoder import add_all, decode_sum
 from ..registry import register
-from ..scratch import scratch
 from ._slices import slices, stream_of_slice, within
 from ._summing import Step, Summing, exact, readable, report_unreadable
 from .base import wait

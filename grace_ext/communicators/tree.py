@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 
-from .. import container
-from ..decoder import decode_add, decode_sum
 from ..errors import ContainerError, ExchangeError
+from ..pipeline import container
+from ..pipeline.decoder import decode_add, decode_sum
 from ..registry import register
 from ._summing import Step, Summing, check_readable, exact, report_unreadable
 from .base import wait

@@ -5,10 +5,10 @@ Algorithm 2 of DeepReduce (Xu, Kostopoulou, Dutta et al., NeurIPS 2021, appendix
 
 import numpy as np
 
-from ..compressor import Compressor
-from ..compressor import compressor as compressor_of
+from .._util.rng import Stream
 from ..errors import ConfigError, ContainerError
-from ..rng import Stream
+from ..pipeline.compressor import Compressor
+from ..pipeline.compressor import compressor as compressor_of
 from .estimate import Estimate
 from .messages import FRESH, WHOLE, Up, read_down
 

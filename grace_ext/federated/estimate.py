@@ -7,10 +7,10 @@ later.
 
 import numpy as np
 
-from ..compressor import Compressor
-from ..decoder import decode_add
+from .._util.rng import Stream
 from ..errors import ExchangeError
-from ..rng import Stream
+from ..pipeline.compressor import Compressor
+from ..pipeline.decoder import decode_add
 
 
 class Estimate:

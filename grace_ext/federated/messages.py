@@ -16,9 +16,10 @@ import struct
 
 import numpy as np
 
-from .. import container, registry
-from ..container import Container
+from .. import registry
 from ..errors import ContainerError, GraceError
+from ..pipeline import container
+from ..pipeline.container import Container
 
 _MAGIC, _VERSION = b"GXF", ord("2")
 _DOWN, _UP = struct.Struct("<3sBBIIII"), struct.Struct("<3sBBIId")

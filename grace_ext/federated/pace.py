@@ -8,8 +8,8 @@ import math
 import statistics
 from collections import deque
 
-from ..compressor import Compressor
 from ..errors import ConfigError
+from ..pipeline.compressor import Compressor
 from ..policy.bandwidth import BandwidthMonitor
 from ..policy.kimad import is_full, sizes_like, uniform
 from ..policy.schedules import Schedules

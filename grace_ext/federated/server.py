@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ..compressor import Compressor
-from ..compressor import compressor as compressor_of
-from ..container import Container
-from ..decoder import decode_sum
+from .._util.rng import Stream
 from ..errors import ConfigError, ContainerError
-from ..rng import Stream
+from ..pipeline.compressor import Compressor
+from ..pipeline.compressor import compressor as compressor_of
+from ..pipeline.container import Container
+from ..pipeline.decoder import decode_sum
 from .client import MEMORIES
 from .estimate import Estimate
 from .mean import Mean, Update, WeightedMean

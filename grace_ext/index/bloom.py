@@ -13,10 +13,10 @@ import math
 import numpy as np
 import xxhash
 
+from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.bloom import bloom_choose, bloom_count, bloom_insert, bloom_positions, bloom_query, bloom_scores
 from ..registry import register
-from ..scratch import scratch
 from .base import IndexCodec
 
 POLICIES = ("p0", "p1", "p2", "leftmost", "middle", "rightmost", "naive")  # the payload holds the number

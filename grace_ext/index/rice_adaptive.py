@@ -5,11 +5,11 @@ Rice and Plaunt, Some practical universal noiseless coding techniques, 1971, who
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels import pack_bits, unpack_bits
 from ..kernels.rice_blocks import MAX_SHIFT, block_shifts, rice_blocks_decode, rice_blocks_encode
 from ..registry import register
-from ..scratch import scratch
 from .base import IndexCodec
 
 _SMALLEST, _LARGEST = 16, 4096

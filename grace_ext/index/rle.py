@@ -7,11 +7,11 @@ clustered bit-vectors, 1978.
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ContainerError
 from ..kernels.gap_huffman import least_run_bits
 from ..kernels.runs import GOLOMB, MAX_SHIFT, best_run_code, fill_runs, numbers_decode, numbers_encode, runs_of
 from ..registry import register
-from ..scratch import scratch
 from .base import IndexCodec
 
 _HEAD = 10  # bytes: the two codes, how many pairs of runs, bytes of the prefixes

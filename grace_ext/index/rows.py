@@ -8,10 +8,10 @@ import struct
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.rows import join_rows, split_rows, whole_rows
 from ..registry import by_id, register
-from ..scratch import scratch
 from .auto import Auto
 from .base import IndexCodec
 

@@ -11,10 +11,10 @@ import math
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..errors import ConfigError
 from ..kernels.lowrank import orthonormalize
 from ..registry import Stage, register
-from ..rng import Stream
 
 
 @register

@@ -6,7 +6,7 @@ The package can be called: `grace_ext.memory("residual")` makes one from its spe
 import sys
 import types
 
-from .. import spec
+from ..pipeline import spec
 from . import dgc, ef21, none, residual  # noqa: F401  (importing registers them)
 from .base import Memory
 

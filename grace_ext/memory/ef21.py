@@ -7,9 +7,9 @@ stochastic gradients need: without it, a position keeps the noise of the one gra
 
 import numpy as np
 
-from ..decoder import decode_add
 from ..errors import ConfigError
 from ..kernels.momentum import accumulate_momentum
+from ..pipeline.decoder import decode_add
 from ..registry import register
 from .base import Memory
 from .states import States

@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 
-from ..communicators.base import Transport
+from ..transport.base import Transport
 
 _VARIABLE = "GRACE_EXT_WARN"
 _given: set[str] = set()

@@ -3,9 +3,9 @@
 import os
 import warnings
 
-from ..capture import Capture
 from ..errors import ConfigError
 from .base import Observer
+from .capture import Capture
 from .files import CsvWriter, JsonlWriter
 from .tensorboard import TensorBoardWriter
 

@@ -10,8 +10,8 @@ import os
 import re
 import time
 
-from ..communicators.base import Transport
 from ..errors import ConfigError
+from ..transport.base import Transport
 from .base import Observer
 
 _START = "start_time_since_epoch_in_micros"

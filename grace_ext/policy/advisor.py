@@ -1,9 +1,9 @@
 """Whether compression pays, and which: predicted steps from the link, the workers and this machine's measured codecs.
 
 The rule of thumb is that of compute time against communication time (a survey's advisor: compute-bound from a ratio of two
-on); here the times of every way come from the model of grace_ext.cost, codecs included, so that "do not compress" is an
-answer where they cost more than they save. Speed alone recommends nothing: a way is recommended with an optimizer only where
-a measurement has shown that accuracy stays with that density, memory and optimizer.
+on); here the times of every way come from the cost model, codecs included, so that "do not compress" is an answer where they
+cost more than they save. Speed alone recommends nothing: a way is recommended with an optimizer only where a measurement has
+shown that accuracy stays with that density, memory and optimizer.
 """
 
 import dataclasses
@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 
-from .. import cost
-from ..compressor import compressor as compressor_of
 from ..errors import ConfigError
+from ..pipeline.compressor import compressor as compressor_of
+from . import cost_model
 from .rules import DEFAULT_SPEC
 
 _MEASURED = 2**21  # elements of the gradients that codecs are measured with
@@ -115,14 +115,14 @@ def advise(params: int, step_time: float, bandwidth: float, workers: int, *, per
     bits per second in each direction. workers: in all, of which per_host share a host and its link. latency: seconds of a
     message. overlap: the share of step_time that codecs and the exchange can hide behind, 0 to 1. strict: recommend only
     what does no more than round every element. optimizer: one of OPTIMIZERS; recommended is only what was shown to keep
-    accuracy with it, and where it is not told, with all of them. codecs: spec -> grace_ext.cost.Codec; those that are
-    missing are measured here, on one core. Raises ConfigError for numbers that make no sense.
+    accuracy with it, and where it is not told, with all of them. codecs: spec -> cost_model.Codec; missing ones are
+    measured here, on one core. Raises ConfigError for numbers that make no sense.
     """
     _check(params, step_time, bandwidth, workers, per_host, latency, overlap)
     if optimizer not in (None, *OPTIMIZERS):
         raise ConfigError(f"optimizer={optimizer!r}; allowed: {', '.join(OPTIMIZERS)} or None")
     codecs = {**(codecs or {})}
-    links = dict.fromkeys(("allgather", "alltoall", "allreduce"), cost.Link(latency, latency, 8 / bandwidth))
+    links = dict.fromkeys(("allgather", "alltoall", "allreduce"), cost_model.Link(latency, latency, 8 / bandwidth))
     predictions = []
     for way in WAYS:
         if way.spec is not None and way.spec not in codecs:
@@ -138,20 +138,21 @@ def advise(params: int, step_time: float, bandwidth: float, workers: int, *, per
     return Advice(predictions, chosen, _reason(predictions, allowed, chosen, step_time, overlap, strict, wanted))
 
 
-def measured(spec: str) -> cost.Codec:
+def measured(spec: str) -> cost_model.Codec:
     """The codec of a spec on this machine, by synthetic gradients with heavy tails."""
     made = compressor_of(spec)
     gradients = [np.random.default_rng(seed).standard_t(3, _MEASURED).astype(np.float32) for seed in range(_GRADIENTS)]
     if made.linear is not None:
-        one = cost.measure_linear(made, gradients[0])
+        one = cost_model.measure_linear(made, gradients[0])
         scaled = np.dtype(made.linear).itemsize
-        return cost.Codec(lambda elements, summed: scaled * elements, lambda elements: one.encode(0) * elements / _MEASURED,
-                          lambda elements, containers: one.decode(0, 1) * elements / _MEASURED)
-    return cost.measure(made, gradients)
+        return cost_model.Codec(lambda elements, summed: scaled * elements,
+                                lambda elements: one.encode(0) * elements / _MEASURED,
+                                lambda elements, containers: one.decode(0, 1) * elements / _MEASURED)
+    return cost_model.measure(made, gradients)
 
 
 #: Of what the library sends as if we were not there.
-_FREE = cost.Codec(lambda elements, summed: 4 * elements, lambda elements: 0.0, lambda elements, containers: 0.0)
+_FREE = cost_model.Codec(lambda elements, summed: 4 * elements, lambda elements: 0.0, lambda elements, containers: 0.0)
 
 
 def _communicators(way: Way, workers: int, per_host: int) -> list[str]:
@@ -163,13 +164,13 @@ def _communicators(way: Way, workers: int, per_host: int) -> list[str]:
 
 def _predict(way, communicator, codec, params, step_time, workers, per_host, links, overlap) -> Prediction:
     hosts = [rank // per_host for rank in range(workers)]
-    step = cost.step_of(communicator, workers, params, codec, hosts)
-    codec_seconds = cost.codec_seconds(step)
+    step = cost_model.step_of(communicator, workers, params, codec, hosts)
+    codec_seconds = cost_model.codec_seconds(step)
     # A ring through the hosts crosses each link once. In an alltoall, all workers of a host send at a time.
     wire = sum(links[part.name].seconds(part.rounds, part.path * (per_host if part.name == "alltoall" else 1))
-               for part in step if isinstance(part, cost.Collective))
+               for part in step if isinstance(part, cost_model.Collective))
     exposed = max(0.0, codec_seconds + wire - overlap * step_time)
-    sent = float(cost.bytes_of(step, "sent").mean())
+    sent = float(cost_model.bytes_of(step, "sent").mean())
     return Prediction(way, communicator, step_time + exposed, codec_seconds, wire, sent)
 
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..kernels.curves import BINS, LANES, SHIFT, knapsack, magnitude_histogram
 from ..kernels.topk import NON_FINITE
-from ..scratch import scratch
 
 #: Densities that a layer may get.
 DENSITIES = tuple(float(f"{10 ** (exponent / 24):.3g}") for exponent in range(-96, 1))

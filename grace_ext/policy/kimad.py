@@ -16,9 +16,10 @@ from collections.abc import Callable
 import numpy as np
 
 from ..communicators.auto import Switch
-from ..communicators.base import Pending, Transport
+from ..communicators.base import Pending
 from ..errors import ConfigError
 from ..registry import register
+from ..transport.base import Transport
 from .allocation import DENSITIES, ErrorCurve, least_error
 from .bandwidth import BandwidthMonitor
 from .schedules import Schedule

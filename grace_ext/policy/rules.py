@@ -1,6 +1,6 @@
 """Which spec a tensor gets: by name pattern or by size, the first rule that fits."""
 
-from ..compressor import Compressor, compressor
+from ..pipeline.compressor import Compressor, compressor
 from .patterns import Patterns
 
 DEFAULT_SPEC = "topk:0.01/rice/qsgd:7"
@@ -27,7 +27,7 @@ class Rules:
 
     def choose(self, name: str, size: int, ndim: int, as_rows: bool = False) -> Compressor:
         """The compressor for a tensor of that name, element count and number of dimensions. as_rows: whether its gradient
-        comes as rows (grace_ext.rows)."""
+        comes as rows (grace_ext.exchange.row_buckets)."""
         chosen = self._rules.find(name, size)
         if chosen is not None:
             return chosen

@@ -7,10 +7,10 @@ Exponential warm-up of the density: Lin et al., Deep gradient compression, ICLR 
 from collections.abc import Callable
 
 from .. import registry
-from ..compressor import Compressor
 from ..errors import ConfigError
+from ..pipeline.compressor import Compressor
+from ..pipeline.spec import parse_stage
 from ..registry import Stage, register
-from ..spec import parse_stage
 
 _KINDS = ("transform", "sparsifier", "value")
 _PROBED = (0, 1, 10, 100, 1000, 10_000)  # steps whose values are compared between ranks

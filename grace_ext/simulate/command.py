@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..compressor import compressor as compressor_of
+from .._util.units import count, seconds
 from ..errors import ConfigError
+from ..pipeline.compressor import compressor as compressor_of
 from ..policy.kimad import uniform
-from ..quantities import count, seconds
 from . import traces
 from .policies import EF21, Kimad, KimadPlus, Sender
 from .run import Round, Setting, simulate

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..compressor import Compressor
 from ..errors import ConfigError
+from ..pipeline.compressor import Compressor
 from ..policy.allocation import DENSITIES, ErrorCurve, least_error
 from ..policy.kimad import sizes_like, uniform
 from ..policy.schedules import Schedules

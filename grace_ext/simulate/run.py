@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..compressor import compressor as compressor_of
 from ..errors import ConfigError
 from ..federated import Client, Server
+from ..pipeline.compressor import compressor as compressor_of
 from ..policy.bandwidth import BandwidthMonitor
 from .policies import Sender
 from .traces import Trace

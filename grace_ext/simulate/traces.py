@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from .._util.units import bits_per_second, seconds
 from ..errors import ConfigError
-from ..quantities import bits_per_second, seconds
 
 _CELLS = 256  # of a sinusoid's period
 _NOISES = 16  # of a trace's period: how often noise changes

@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..registry import Stage
-from ..rng import Stream
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ import math
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..kernels import draw_positions
 from ..kernels.topk import MAGNITUDE
 from ..registry import register
-from ..scratch import scratch
 from .base import Sparsifier
 from .threshold import above
 from .topk import select_largest

@@ -9,11 +9,11 @@ choice, and no part of the gradient is left out for long.
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..kernels import draw_positions
 from ..kernels.topk import NON_FINITE
 from ..registry import register
-from ..scratch import scratch
 from .base import Sparsifier
 from .threshold import above
 

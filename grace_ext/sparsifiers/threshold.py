@@ -7,11 +7,11 @@ deep learning, AAAI 2020, for the threshold on the magnitude with error feedback
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..kernels import select_above
 from ..kernels.topk import SLACK
 from ..registry import register
-from ..scratch import scratch
 from .base import Sparsifier
 
 _NOTHING = np.empty(0, np.float32)

@@ -6,13 +6,13 @@ Sparsified SGD with memory, NeurIPS 2018, for the error feedback that it needs.
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..kernels import select_topk
 from ..kernels.chunks import BINS as CHUNK_BINS
 from ..kernels.chunks import select_chunks
 from ..kernels.topk import BINS, candidate_room, sample_room
 from ..registry import register
-from ..scratch import scratch
 from .base import Sparsifier
 
 _NOTHING = np.empty(0, np.float32)

@@ -6,6 +6,7 @@ a table of its own, where that is shorter.
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.ans import CLASSES, LANES, STATES, ans_classes, ans_decode, ans_encode, ans_frequencies
 from ..kernels.level_blocks import BLOCK, MOST_CLASSES, choose_classes, class_sizes, merge_blocks, split_blocks
@@ -19,7 +20,6 @@ from ..kernels.levels import (
     unpack_levels_fixed,
     write_table,
 )
-from ..scratch import scratch
 
 ENTROPY = ("none", "huffman", "ans")
 _FIXED, _HUFFMAN, _ANS, _CONSTANT, _BLOCKS = range(5)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..registry import Stage
-from ..rng import Stream
 
 
 class ValueCodec(Stage):

@@ -8,10 +8,10 @@ quantization in PCM, 1982; a uniform quantizer with an entropy code is within 0.
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.lloyd import BINS, FRACTIONS, MOST, choose_levels, gather_escapes, lloyd_decode, lloyd_encode, moments
 from ..registry import register
-from ..scratch import scratch
 from ._levels import check_entropy, pack_levels, unpack_levels
 from .base import ValueCodec
 

@@ -6,10 +6,10 @@ section 2.1; but the payload holds the extremes themselves, with no integer zero
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.minmax import minmax_decode, minmax_encode
 from ..registry import register
-from ..scratch import scratch
 from ._buckets import read_floats
 from ._levels import check_entropy, pack_levels, unpack_levels
 from .base import ValueCodec

@@ -7,10 +7,10 @@ value below the smallest one becomes that or 0, unbiased as well.
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.natural import magnitude_range, natural_decode, natural_encode
 from ..registry import register
-from ..scratch import scratch
 from ._levels import check_entropy, pack_levels, unpack_levels
 from .base import ValueCodec
 

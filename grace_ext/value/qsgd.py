@@ -7,11 +7,11 @@ bits, but with an entropy code, which takes the place of their Elias code, the 2
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels import pack_bits, qsgd_decode, qsgd_encode, unpack_bits
 from ..kernels.qsgd import qsgd_decode_wide, qsgd_encode_wide
 from ..registry import register
-from ..scratch import scratch
 from ._levels import check_entropy, pack_levels, unpack_levels
 from .base import ValueCodec
 

@@ -7,10 +7,10 @@ codes for the bucket numbers, and coded indices beside it, it is Jiang et al., S
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.sketch import MOST_BINS, look_up, sketch_encode
 from ..registry import register
-from ..scratch import scratch
 from ._levels import check_entropy, pack_levels, unpack_levels
 from .base import ValueCodec
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ContainerError
 from ..kernels.sort import argsort_bits
-from ..scratch import scratch
 
 
 def sort_by_sign(values: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:

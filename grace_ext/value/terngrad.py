@@ -6,10 +6,10 @@ gradient clipping, which would bias it.
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.ternary import pack_fives, ternary_decode, ternary_stochastic, unpack_fives
 from ..registry import register
-from ..scratch import scratch
 from ._buckets import check_bucket, from_byte, read_floats, to_byte
 from ._levels import pack_levels, unpack_levels
 from .base import ValueCodec

@@ -7,11 +7,11 @@ five from five fifths of the tensor.
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels import max_magnitude
 from ..kernels.ternary import fold_zeros, pack_fives, ternary_decode, ternary_nearest, unfold_zeros
 from ..registry import register
-from ..scratch import scratch
 from ._buckets import read_floats
 from .base import ValueCodec
 from .terngrad import read_fives

@@ -12,9 +12,9 @@ from harness_ddp import EACH, batches, close, flat, loss_of, module, same_on_all
 
 import grace_ext
 from grace_ext import ConfigError
-from grace_ext.adapters._ddp_transport import GroupTransport, room_for
-from grace_ext.capture import Capture
+from grace_ext.adapters._torch.ddp_transport import GroupTransport, room_for
 from grace_ext.observe import Timeline
+from grace_ext.observe.capture import Capture
 
 
 @check_under_every_launcher

@@ -7,7 +7,7 @@ from checking import check, check_under_every_launcher
 from harness_ddp import close, same_on_all_ranks, train
 from summing import CASES, check_against_one_process, on_two_hosts
 
-from grace_ext.adapters._ddp_transport import HEAD, GroupTransport, room_for
+from grace_ext.adapters._torch.ddp_transport import HEAD, GroupTransport, room_for
 
 
 @check

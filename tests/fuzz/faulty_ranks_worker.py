@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from grace_ext.buckets import Bucket
-from grace_ext.exchange import Exchange
+from grace_ext.exchange.buckets import Bucket
+from grace_ext.exchange.engine import Exchange
 from grace_ext.observe import Writer
 
 FOLDER, FAULT = Path(sys.argv[1]), json.loads(sys.argv[2])

@@ -21,7 +21,7 @@ from fuzzing import chance, mutate, pick
 from hostile_containers import LARGE
 
 import grace_ext
-from grace_ext import container, decompress
+from grace_ext import decompress
 from grace_ext.federated import (  # noqa: F401
     Client,
     ClippedMean,
@@ -33,6 +33,7 @@ from grace_ext.federated import (  # noqa: F401
     WeightedMean,
 )
 from grace_ext.federated.messages import FRESH, WHOLE, Up, largest
+from grace_ext.pipeline import container
 
 GAMES, ROUNDS = 4, 5  # of a batch, of a game
 HONEST, HOSTILE = 4, 2  # clients; the last ones are the hostile ones

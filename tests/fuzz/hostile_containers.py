@@ -21,12 +21,12 @@ from fuzzing import chance, mutate, pick
 
 import grace_ext
 from grace_ext import ContainerError, ExchangeError, cli, registry
-from grace_ext.communicators.base import Transport
-from grace_ext.container import parse, split
-from grace_ext.decoder import add_all, decode_rows, decode_sum
+from grace_ext._util.rng import Stream
 from grace_ext.federated import Client, Rejected
 from grace_ext.federated.messages import Down, Up, read_up
-from grace_ext.rng import Stream
+from grace_ext.pipeline.container import parse, split
+from grace_ext.pipeline.decoder import add_all, decode_rows, decode_sum
+from grace_ext.transport import Transport
 
 CONTAINERS, MEASURED = 500, 2  # of a batch
 LARGE = 50_000  # elements of those whose memory is looked at
@@ -39,7 +39,7 @@ IMPORTS = """import threading, tracemalloc
 import numpy as np
 import grace_ext
 from grace_ext import ContainerError, ExchangeError, cli, registry
-from grace_ext.communicators.base import Transport
+from grace_ext.transport import Transport
 from grace_ext.container import parse, split
 from grace_ext.decoder import add_all, decode_rows, decode_sum
 from grace_ext.federated import Client, Rejected

@@ -81,7 +81,8 @@ def adapter():
     module = importlib.util.module_from_spec(found)
     mpi = types.SimpleNamespace(Status=Status, BYTE=None, ANY_TAG=-1, Comm=object, COMM_WORLD=None)
     exits = types.SimpleNamespace(begin=lambda *_: None, end=lambda *_: None)
-    with mock.patch.dict(sys.modules, {"mpi4py": types.SimpleNamespace(MPI=mpi), "grace_ext.adapters._mpi_exit": exits}):
+    modules = {"mpi4py": types.SimpleNamespace(MPI=mpi), "grace_ext.adapters._common.mpi_exit": exits}
+    with mock.patch.dict(sys.modules, modules):
         found.loader.exec_module(module)
     module.time = Clock()
     module._LOG = logging.Logger("hostile clients", logging.CRITICAL + 1)  # says nothing

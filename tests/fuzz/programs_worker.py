@@ -63,7 +63,7 @@ class Pauses:
     """Random pauses in the threads that start a bucket, those of hooks, and around packing, in the worker's thread."""
 
     def __init__(self):
-        from grace_ext.exchange import Exchange
+        from grace_ext.exchange.engine import Exchange
 
         start = Exchange.start
 

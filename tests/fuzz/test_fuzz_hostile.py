@@ -24,8 +24,8 @@ CONTAINERS = {
     "an accumulator that is touched": (
         "grace_ext.decode_add",
         "lambda blob, out, weight, real=grace_ext.decode_add: (out.fill(2), real(blob, out, weight))"),
-    "ways that differ": ("grace_ext.decoder.add_dense", "lambda out, values, weight: out.fill(values[0])"),
-    "another meaning": ("grace_ext.container.Container.order", "lambda parsed: None"),
+    "ways that differ": ("grace_ext.pipeline.decoder.add_dense", "lambda out, values, weight: out.fill(values[0])"),
+    "another meaning": ("grace_ext.pipeline.container.Container.order", "lambda parsed: None"),
     "memory": ("grace_ext.decompress", "lambda blob, size, real=grace_ext.decompress: "
                                        "(bytes(10**7 if size > 40_000 else 0), real(blob, size))[1]"),
 }

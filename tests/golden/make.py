@@ -13,7 +13,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 import grace_ext  # noqa: E402
-from grace_ext import container, registry  # noqa: E402
+from grace_ext import registry  # noqa: E402
+from grace_ext.pipeline import container  # noqa: E402
 
 # The bytes of these depend on a library's build, so only decoding is pinned.
 DECODE_ONLY = {"deflate"}

@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from unittest import mock
 
-from grace_ext.adapters._horovod_exit import shuts_down
+from grace_ext.adapters._horovod.exits import shuts_down
 
 PATIENCE = 120  # seconds that a rank in which a check failed waits for the others to end it
 CHECKS = {}

@@ -148,7 +148,7 @@ def momenta_do_not_pass_for_gradients():
 def who_looks_on_sees_gradients_that_pass():
     """Here on one rank only."""
     seen, wants = [], hvd.rank() == 0
-    with always("float32"), mock.patch("grace_ext.observe.watch.Watch.look", lambda self, step, bucket: (
+    with always("float32"), mock.patch("grace_ext.observe.dispatch.Watch.look", lambda self, step, bucket: (
             (lambda gradient, residual: seen.append((bucket.sizes, gradient.copy()))) if wants else None)):
         net = small()
         optimizer = compressed(communicator="auto", rules={"*": "topk:0.1/rice/raw"})(

@@ -13,7 +13,7 @@ from checks_keras import BATCH, MODES, SGD, X, Y, _skip_a_step, alone, compiled,
 from harness_tensorflow import exchange_of, of_all_ranks, same_on_all_ranks
 
 from grace_ext import ConfigError
-from grace_ext.adapters import _tensorflow_state
+from grace_ext.adapters._tensorflow import saved_state
 from grace_ext.adapters.horovod_tensorflow import (
     BroadcastGlobalVariablesCallback,
     CompressionStateCallback,
@@ -164,12 +164,12 @@ def fit_takes_over_from_other_numbers_of_ranks():
     with tempfile.TemporaryDirectory() as folder:
         net, callback = make(folder)
         callback.on_epoch_end(0)
-        mine = _tensorflow_state.read(f"{folder}/1/rank{hvd.rank()}.npz")
+        mine = saved_state.read(f"{folder}/1/rank{hvd.rank()}.npz")
         (layout,), more = mine["layouts"], hvd.size() + 1
         (memory,) = layout["memories"].values()
         for rank in range(more):
             memory = {field: {name: array + np.float32(1) for name, array in kept.items()} for field, kept in memory.items()}
-            _tensorflow_state.write(f"{folder}/1/rank{rank}.npz", {"rank": rank, "ranks": more, "layouts": [
+            saved_state.write(f"{folder}/1/rank{rank}.npz", {"rank": rank, "ranks": more, "layouts": [
                 {**layout, "ranks": more, "memories": {rank: memory}}]})
         for on_resize, word, factor in ((None, "redistributed", more / hvd.size()), ("reset", "zero", 0)):
             net, callback = make(folder, on_resize=on_resize)

@@ -10,9 +10,9 @@ from checking import arrays_of, check, raises
 from harness import batches, compressed, flat, horovod, model, same_on_all_ranks, train
 
 from grace_ext import ConfigError
-from grace_ext.capture import Capture
+from grace_ext.observe.capture import Capture
+from grace_ext.pipeline.presets import PRESETS
 from grace_ext.policy.allocation import DENSITIES
-from grace_ext.presets import PRESETS
 
 
 @check

@@ -13,8 +13,8 @@ from harness_tensorflow import compressed, same_on_all_ranks, train
 
 from grace_ext import ConfigError
 from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, compression_stats
-from grace_ext.capture import Capture
 from grace_ext.observe import JsonlWriter, Timeline
+from grace_ext.observe.capture import Capture
 
 
 @check

@@ -12,7 +12,7 @@ from summing import CASES, check_against_one_process, gradients, on_two_hosts, r
 
 from grace_ext import ContainerError, ExchangeError
 from grace_ext.adapters.horovod_torch import HorovodTransport
-from grace_ext.communicators import Transport
+from grace_ext.transport import Transport
 
 
 @check_under_every_launcher

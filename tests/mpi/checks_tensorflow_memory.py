@@ -11,7 +11,7 @@ from checking import arrays_of, check, check_under_every_launcher, raises
 from harness_tensorflow import compressed, exchange_of, flat, random, reducer, same_on_all_ranks, train, variables
 
 from grace_ext import ConfigError
-from grace_ext.adapters import _tensorflow_state
+from grace_ext.adapters._tensorflow import saved_state
 from grace_ext.adapters.horovod_tensorflow import (
     DistributedGradientTape,
     compression_state,
@@ -211,8 +211,8 @@ def interrupted(memory, in_graph, through_file):
                 state = compression_state(of)
                 if through_file:
                     with tempfile.TemporaryDirectory() as folder:
-                        _tensorflow_state.write(f"{folder}/a/b.npz", state)
-                        state = _tensorflow_state.read(f"{folder}/a/b.npz")
+                        saved_state.write(f"{folder}/a/b.npz", state)
+                        state = saved_state.read(f"{folder}/a/b.npz")
                 of = weights()
                 run = tf.function(functools.partial(step, of)) if in_graph else functools.partial(step, of)
                 load_compression_state(of, state)

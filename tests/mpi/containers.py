@@ -74,8 +74,8 @@ def in_tensorflow():
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
-    from grace_ext.adapters._tensorflow_reduce import Options, Reducer
-    from grace_ext.adapters._tensorflow_transport import GraphTransport
+    from grace_ext.adapters._tensorflow.reduce import Options, Reducer
+    from grace_ext.adapters._tensorflow.transport import GraphTransport
 
     def run(spec, options, steps):
         dtypes = {name: DTYPES.get(name, "float32") for name in SHAPES}

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 from mpi4py import MPI
 
-from grace_ext.adapters import _mpi_exit
+from grace_ext.adapters._common import mpi_exit
 from grace_ext.adapters.mpi import FederatedClient, FederatedServer
 from grace_ext.federated import Client, Server
 
@@ -31,7 +31,7 @@ if comm.rank:
     FederatedClient(Client(start, "dense/fp16", number=comm.rank - 1), comm,
                     timeout=2 if where == "stopped server" else None).run(train)
 else:
-    _mpi_exit.PATIENCE = 2
+    mpi_exit.PATIENCE = 2
     server = FederatedServer(Server(start, comm.size - 1, "dense/fp16"), comm, timeout=2 if where == "stopped" else 3600)
     for number in range(5):
         server.round()

@@ -5,7 +5,7 @@ import sys
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from grace_ext.adapters import _tensorflow_tape
+from grace_ext.adapters._tensorflow import gradient_tape
 from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape
 
 hvd.init()
@@ -24,7 +24,7 @@ for step in range(20):
     if step == 5 and hvd.rank() == 1:
         if sys.argv[1] == "user":
             raise RuntimeError("rank 1 gives up")
-        (reducer,) = _tensorflow_tape._reducers.values()
+        (reducer,) = gradient_tape._reducers.values()
         (layout,) = reducer._layouts.values()
         layout.exchange.buckets[0].start = None  # calling it raises in the worker thread
     train(tf.random.normal((4, 300)))

@@ -4,7 +4,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from grace_ext.adapters._tensorflow_reduce import Options, Reducer
+from grace_ext.adapters._tensorflow.reduce import Options, Reducer
 from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape
 
 SIZES = [(784, 64), (64,), (64, 48), (48,), (48, 40), (40,)]

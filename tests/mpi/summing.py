@@ -7,11 +7,10 @@ import threading
 import numpy as np
 
 import grace_ext
-from grace_ext import hosts
-from grace_ext.buckets import Tensor
-from grace_ext.communicators import InProcessGroup
-from grace_ext.exchange import Exchange
-from grace_ext.spec import parse_stage
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.engine import Exchange
+from grace_ext.pipeline.spec import parse_stage
+from grace_ext.transport import InProcessGroup, topology
 
 
 def gradients(steps: int, ranks: int, d: int) -> np.ndarray:
@@ -22,14 +21,14 @@ def gradients(steps: int, ranks: int, d: int) -> np.ndarray:
 @contextlib.contextmanager
 def on_two_hosts(rank: int):
     """Inside, even ranks count as being on one host, odd ones on another."""
-    before = os.environ.get(hosts.VARIABLE)
-    os.environ[hosts.VARIABLE] = f"host{rank % 2}"
+    before = os.environ.get(topology.VARIABLE)
+    os.environ[topology.VARIABLE] = f"host{rank % 2}"
     try:
         yield
     finally:
-        os.environ.pop(hosts.VARIABLE)
+        os.environ.pop(topology.VARIABLE)
         if before is not None:
-            os.environ[hosts.VARIABLE] = before
+            os.environ[topology.VARIABLE] = before
 
 
 def run(transport, communicator: str, spec: str, given: np.ndarray, memory="residual", wrap=lambda transport: transport):

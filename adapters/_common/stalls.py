@@ -1,0 +1,310 @@
+"""No rank waits for ever for one that is stopped.
+
+A rank that a signal has stopped (SIGSTOP, Ctrl-Z) neither ends nor answers: the others wait for it, its launcher sees
+nothing, and Horovod's check for stalls runs in a process that may itself be waiting. So each rank looks at the processes of
+those on its own machine, and one that has been stopped for 20 s is killed. That launchers notice: they end the job,
+and elastic Horovod goes on without it.
+
+Ranks of other machines cannot be seen from here, and who waits for long may wait for a rank that saves a checkpoint. This is
+only reported, unless GRACE_EXT_STALL_SECONDS says when to end.
+
+Time is counted in looks: while all of a job is stopped nobody looks, and it goes on when it is continued.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from grace_ext import ConfigError
+from grace_ext.exchange.engine import Exchange
+from grace_ext.transport import topology
+
+from .._horovod.exits import shuts_down
+
+_LOG = logging.getLogger("grace_ext")
+#: In the environment, with their defaults: seconds after which a stopped rank is killed, and after which a rank that waits
+#: ends itself; 0: never.
+STOPPED, STALL = "GRACE_EXT_STOPPED_SECONDS", "GRACE_EXT_STALL_SECONDS"
+_DEFAULTS = {STOPPED: 20.0, STALL: 0.0}  # Horovod's Gloo gives up after 30 s, and does not say on whom
+_LOOK = 1.0  # seconds between two looks
+_REPORT = 60  # looks after which waiting is reported
+_FLUSH = 5.0  # seconds for the output of a rank that ends
+_BROKEN = re.compile("Horovod|gloo|NCCL|Connection (closed|reset) by peer")  # errors of a rank that others have left
+_LEAVES = b"grace_ext left"  # the name of a process that ends for another reason
+_FAREWELL, _NAP = 5.0, 0.05  # seconds in which those that left should be gone, and between two looks at them
+_GONE, _HALTED, _RUNS = "gone", "stopped", "runs"
+_HOST = 48  # bytes of a host's name
+_RECORD = struct.Struct(f"<8sIIQ{_HOST}s")
+
+
+def introduce(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray], message: np.ndarray) -> np.ndarray:
+    """A collective: from here on the ranks look after each other. gather: uint8[m], the same m on all ranks ->
+    uint8[ranks * m], in any shape. message: uint8[m] that goes with it -> uint8[ranks, m]."""
+    own = Process.own(exchange.transport.world_rank)
+    gathered = gather(np.concatenate([message, own.pack()])).reshape(exchange.transport.size, -1)
+    _watcher().add(exchange, own, [Process.unpack(record) for record in gathered[:, message.size:]])
+    return gathered[:, :message.size]
+
+
+def check_layouts(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Exchange.check_layouts, in the same collective as `introduce`."""
+    exchange.check_layouts(introduce(exchange, gather, exchange.layout()))
+
+
+class Process(NamedTuple):
+    """A rank as the others know it. machine: alike for ranks that see each other's processes. started: in the units of the
+    machine's clock, for its number may be used again."""
+
+    machine: bytes
+    rank: int
+    pid: int
+    started: int
+    host: str
+
+    @classmethod
+    def own(cls, rank: int) -> "Process":
+        try:
+            space = os.readlink("/proc/self/ns/pid")  # containers of one machine number their processes apart
+            started = _look_at(os.getpid())[2]
+        except OSError:
+            space, started = "", 0
+        machine = xxhash.xxh64_digest(repr((topology.boot(), space)).encode())
+        return cls(machine, rank, os.getpid(), started, socket.gethostname())
+
+    def pack(self) -> np.ndarray:
+        return np.frombuffer(_RECORD.pack(*self[:-1], self.host.encode("ascii", "replace")), np.uint8)
+
+    @classmethod
+    def unpack(cls, record: np.ndarray) -> "Process":
+        *fields, host = _RECORD.unpack(record.tobytes())
+        return cls(*fields, host.rstrip(b"\0").decode("ascii"))
+
+    def leaves(self) -> bool:
+        """Whether it is about to end, and not because others left it."""
+        try:
+            return _look_at(self.pid)[0] == _LEAVES
+        except OSError:
+            return False
+
+    def state(self) -> str:
+        """What cannot be told runs."""
+        try:
+            _, letter, started = _look_at(self.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return _GONE
+        except OSError:
+            return _RUNS
+        if letter in "ZX" or started != self.started:
+            return _GONE
+        return _HALTED if letter == "T" else _RUNS  # "t" is a debugger's stop
+
+
+def _look_at(pid: int) -> tuple[bytes, str, int]:
+    """(a process's name, the letter of its state, when it started), as Linux says."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        begin, _, rest = file.read().rpartition(b")")  # a name may hold anything
+    fields = rest.split()
+    return begin.partition(b"(")[2], fields[0].decode(), int(fields[19])
+
+
+class Watcher:
+    """Looks after the ranks that this one exchanges with, whenever `look` is called: once a second.
+
+    stopped, stall: what the variables say. kill(pid, signal), end(): to end another process, and this one. shuts_down() ->
+    whether this one is in Horovod's shutdown.
+    """
+
+    _own: Process  # whose rank elastic Horovod changes
+
+    def __init__(self, stopped: float, stall: float, kill: Callable, end: Callable, shuts_down: Callable[[], bool]):
+        self._stopped, self._stall, self._kill, self._end, self._shuts_down = stopped, stall, kill, end, shuts_down
+        self._shutting = 0  # at how many looks it did
+        self._lock = threading.Lock()  # of _watched, to which another thread may add while this one looks
+        self._watched: weakref.WeakKeyDictionary[Exchange, _Watched] = weakref.WeakKeyDictionary()
+        self._met: set[Process] = set()  # on this machine, whether or not their exchange is still there
+        #: Of processes of this machine: their state, and at how many looks it has been that.
+        self._states: dict[Process, tuple[str, int]] = {}
+
+    def add(self, exchange: Exchange, own: Process, ranks: list[Process]) -> None:
+        self._own = own
+        here = [one for one in ranks if one.machine == own.machine and one.pid != own.pid and one.state() != _GONE]
+        elsewhere = sorted({one.host for one in ranks if one.machine != own.machine})
+        with self._lock:
+            self._met = {process for process in self._met if process.state() != _GONE}.union(here)
+            self._watched[exchange] = _Watched(here, elsewhere)
+
+    def _all(self) -> "list[tuple[Exchange, _Watched]]":
+        with self._lock:
+            return list(self._watched.items())
+
+    def look(self) -> None:
+        self._shutting = self._shutting + 1 if self._shuts_down() else 0
+        idle = {exchange: one for exchange, one in self._all() if not one.goes_on(exchange)}
+        before, self._states = self._states, {}
+        for process in self._met if self._shutting else {process for one in idle.values() for process in one.here}:
+            state = process.state()
+            known, looks = before.get(process, (state, 0))
+            self._states[process] = state, looks + 1 if state == known else 1
+        if self._stopped:
+            self._kill_stopped(idle)
+        for exchange, one in idle.items():
+            if one.waits:
+                self._judge(_where(exchange), one)
+        self._judge_shutdown()
+
+    def _which(self, state: str, looks: float = 1) -> list[Process]:
+        """Processes of this machine that have been in the state at so many looks."""
+        return [process for process, (known, seen) in self._states.items() if known == state and seen >= looks]
+
+    def _kill_stopped(self, idle: dict) -> None:
+        first = min(process.rank for process in (self._own, *self._which(_RUNS)))
+        patience = self._stopped + (first != self._own.rank)  # one rank says it, and another only if that one cannot
+        for process in self._which(_HALTED, patience):
+            seconds = self._states[process][1]
+            where = ("in hvd.shutdown()" if self._shutting else
+                     next(_where(exchange) for exchange, one in idle.items() if process in one.here))
+            self._say(f"a signal stopped rank {process.rank} (pid {process.pid}, on this host) {seconds} s ago, and others "
+                      f"wait for it, this one {where}. It is killed, so that the job ends or, if it is elastic, goes on "
+                      f"without it. {STOPPED}=N in the environment waits for N seconds, 0 for ever")
+            try:
+                self._kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                self._say(f"rank {process.rank} cannot be killed from here: this rank ends instead")
+                self._end()
+
+    def _judge(self, where: str, one: "_Watched") -> None:
+        """End this rank if what it waits for cannot come, or if that is wanted; report it otherwise."""
+        gone = [process for process in self._which(_GONE, self._stopped) if process in one.here]
+        if self._stopped and gone and one.waits >= self._stopped and not _is_elastic():
+            self._say(f"has waited for {one.waits} s, {where}, and rank {gone[0].rank} (pid {gone[0].pid}, on this host) is "
+                      f"gone: this rank ends, too. {STOPPED}=N in the environment waits for N seconds, 0 for ever")
+            self._end()
+        elif self._stall and one.waits >= self._stall:
+            self._say(f"has waited for {one.waits} s, {where}. {self._known(one)}. {STALL} says {self._stall:g}: it ends")
+            self._end()
+        elif one.waits == _REPORT:
+            _LOG.warning("rank %d has waited for %d s, %s. %s. Others may compute for long, or save something. %s=N in the "
+                         "environment ends a rank that has waited for N seconds", self._own.rank, one.waits, where,
+                         self._known(one), STALL)
+
+    def _judge_shutdown(self) -> None:
+        """It waits for nothing but the other ranks' threads of Horovod, one of which may never come: see _horovod_exit. A
+        rank that is stopped has a time of its own, and is named."""
+        if self._stopped and self._shutting >= self._stopped and not _is_elastic() and not self._which(_HALTED):
+            self._say(f"has been in hvd.shutdown() for {self._shutting} s, and other ranks do not answer: this rank ends. "
+                      f"{STOPPED}=N in the environment waits for N seconds, 0 for ever")
+            self._end()
+
+    def name_who_left(self, wait: Callable[[], bool]) -> None:
+        """wait() -> whether to wait any longer for the end of those that left, which may take seconds."""
+        ranks = {process for _, one in self._all() for process in one.here}
+        while not any(process.state() != _RUNS for process in ranks) and wait():
+            pass
+        states = {process.rank: _GONE if process.leaves() else process.state() for process in ranks}
+        if found := [f"rank {rank} is {state}" for rank, state in sorted(states.items()) if state != _RUNS]:
+            self._say(f"fails because of others; on this host, {', '.join(found)}")
+
+    def _known(self, one: "_Watched") -> str:
+        stopped = ", ".join(str(process.rank) for process in self._which(_HALTED))
+        return (f"Ranks of this host ({self._own.host}) that a signal has stopped: {stopped or 'none'}"
+                + (f"; ranks of {', '.join(one.elsewhere)} cannot be seen from here" if one.elsewhere else ""))
+
+    def _say(self, what: str) -> None:
+        """Past Python's own buffers, which somebody may hold."""
+        with contextlib.suppress(OSError):
+            os.write(2, f"grace_ext: rank {self._own.rank} on {self._own.host}: {what}.\n".encode())
+
+
+class _Watched:
+    """What is known of an exchange. here, elsewhere: the other ranks' processes on this machine, and the hosts that are not
+    this machine. waits: at how many looks its step was under way and had not got any further."""
+
+    def __init__(self, here: list[Process], elsewhere: list[str]):
+        self.here, self.elsewhere, self.waits = here, elsewhere, 0
+        self._mark: tuple | None = None
+
+    def goes_on(self, exchange: Exchange) -> bool:
+        """Whether it has got any further since the last look. Then none of its ranks is stopped."""
+        before, self._mark = self._mark, (exchange.step, exchange.unfinished())
+        same = self._mark == before
+        self.waits = self.waits + 1 if same and self._mark[1] else 0
+        return not same
+
+
+def _where(exchange: Exchange) -> str:
+    unfinished = exchange.unfinished()
+    return f"in step {exchange.step}" + (f" for {unfinished[0]!r}" if unfinished else "")
+
+
+_watchers: list[Watcher] = []  # one, once there is something to look after
+
+
+def _watcher() -> Watcher:
+    if not _watchers:
+        _watchers.append(Watcher(_seconds(STOPPED), _seconds(STALL), os.kill, _end, shuts_down))
+        threading.Thread(target=_look_on, args=_watchers, name="grace_ext stalls", daemon=True).start()
+        atexit.register(_look_back, *_watchers)
+    return _watchers[0]
+
+
+def _is_elastic() -> bool:
+    """Whether Horovod notices by itself that ranks do not answer, and goes on."""
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
+def _look_on(watcher: Watcher) -> None:
+    while True:
+        time.sleep(_LOOK)
+        watcher.look()
+
+
+def _look_back(watcher: Watcher) -> None:
+    """At the end of this rank. If it only fails because others left, it lets these end first, which launchers name then, and
+    names them itself. Else it says by its process's name that it was not left by others."""
+    error = getattr(sys, "last_value", None)  # that nobody caught
+    if error is None or not _BROKEN.search(f"{type(error).__name__}: {error}"):
+        with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as file:
+            file.write(_LEAVES)
+        return
+    end = time.monotonic() + _FAREWELL
+
+    def wait() -> bool:
+        time.sleep(_NAP)
+        return time.monotonic() < end
+
+    watcher.name_who_left(wait)
+
+
+def _seconds(variable: str) -> float:
+    text = os.environ.get(variable)
+    try:
+        seconds = _DEFAULTS[variable] if text is None else float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ConfigError(f"{variable}={text}; allowed: seconds, 0 for never")
+    return seconds
+
+
+def _end() -> None:
+    """This process, whatever its other threads hold or wait for."""
+    flush = threading.Thread(target=lambda: [stream.flush() for stream in (sys.stdout, sys.stderr)], daemon=True)
+    flush.start()
+    flush.join(_FLUSH)
+    os._exit(1)

@@ -1,0 +1,1 @@
+"""What the adapters over Horovod share."""

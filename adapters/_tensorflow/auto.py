@@ -1,0 +1,144 @@
+"""The nodes of a bucket that chooses its way while the graph stays the same: communicator="auto" in TensorFlow."""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from grace_ext.communicators.auto import Passed
+
+from .nodes import BucketNodes
+from .transport import Handle, collective
+
+#: Of the collectives of a bucket that chooses, by number. The first: none. The ways by which gradients pass are the last.
+_PASSES = {"float32": tf.float32, "fp16": tf.float16}
+_KINDS = ("", "allgather", "alltoall", "allreduce of float32", "allreduce of float16", *_PASSES)
+_NO_BYTES, _NO_SPLITS = np.empty(0, np.uint8), np.empty(0, np.int32)
+
+
+class SwitchedNodes(BucketNodes):
+    """Those of all ways are there. Collectives take and give bytes, and the Python part before each says which it is in this
+    step. Gradients that pass have collectives of their own."""
+
+    def __init__(self, graph, bucket, prescale):
+        super().__init__(graph, bucket, prescale)
+        self._levels = bucket.communicator.most_collectives(self._exchange.transport)
+
+    def start(self, gradients, order):
+        sent = self._part(self._encode, self._inputs(gradients), order)
+        with tf.device("/cpu:0"):
+            passed = [self._passed(sent[0], number, gradients[tensor.name])
+                      for number, tensor in enumerate(self._bucket.tensors)]
+        return [*sent, *passed]
+
+    def _part(self, function, inputs, order) -> list[tf.Tensor]:
+        """What a Python part says: the number of a collective, and its inputs."""
+        kind, payload, splits = self._graph.call(function, inputs, [tf.int32, tf.uint8, tf.int32], order)
+        kind.set_shape([])
+        payload.set_shape([None])
+        splits.set_shape([None])
+        return [kind, payload, splits]
+
+    def _passed(self, kind, number, gradient) -> tf.Tensor:
+        """The reduced gradient, [its elements]; empty if it does not pass."""
+        factors = {"prescale_factor": self._prescale, "postscale_factor": self._exchange.weight}
+
+        def by(dtype):
+            name = f"{self._bucket.name}.{number}.{dtype.name}"
+            process_set = self._graph.process_set
+            flat = tf.cast(tf.reshape(gradient, [-1]), dtype)
+            return tf.cast(collective("allreduce", [flat], name, process_set, **factors), tf.float32)
+
+        passes = {_KINDS.index(way): functools.partial(by, dtype) for way, dtype in _PASSES.items()}
+        result = tf.switch_case(kind, {number: passes.get(number, lambda: tf.zeros([0])) for number in range(len(_KINDS))})
+        result.set_shape([None])
+        return result
+
+    def exchange(self, sent, order, process_set):
+        inputs, passed = sent[:3], sent[3:]
+        received = self._collective(0, *inputs, process_set)
+        for level in range(1, self._levels):
+            inputs = self._part(functools.partial(self._advance, level), [received], order)
+            received = self._collective(level, *inputs, process_set)
+        return [received, *passed]
+
+    def _collective(self, level, kind, payload, splits, process_set) -> tf.Tensor:
+        ways = [functools.partial(_by_bytes, way, payload, splits, f"{self._bucket.name}.{level}.{way}", process_set)
+                for way in _KINDS]
+        with tf.device("/cpu:0"):
+            received = tf.switch_case(kind, ways)
+        received.set_shape([None])
+        return received
+
+    def finish(self, received, order, gradients):
+        flat, passes = self._graph.call(self._decode, received, [tf.float32, tf.bool], order)
+        passes.set_shape([])
+        shapes = [gradients[tensor.name].shape for tensor in self._bucket.tensors]
+
+        def those_that_passed():
+            return [tf.reshape(part, shape) for part, shape in zip(received[1:], shapes, strict=True)]
+
+        def those_decoded():
+            parts = tf.split(tf.ensure_shape(flat, [self._bucket.size]), self._bucket.sizes)
+            return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+        results = tf.cond(passes, those_that_passed, those_decoded)
+        return {tensor.name: result for tensor, result in zip(self._bucket.tensors, results, strict=True)}
+
+    def _encode(self, *arrays):
+        way = self._exchange.passes(self._bucket)
+        if way is None:
+            super()._encode(*arrays)
+            return self._said(self._exchange.pending(self._bucket).handle)
+        if self._is_first:
+            self._graph.check_idle()
+        if look := self._exchange.look(self._bucket):
+            gradient = np.empty(self._bucket.size, np.float32)
+            self._pack(arrays, gradient)
+            look(gradient, None)
+        handle = Handle(way)
+        self._exchange.pass_on(self._bucket, Passed(handle, self._bucket.size * _PASSES[way].size, {}))
+        return self._said(handle)
+
+    @staticmethod
+    def _said(handle: Handle | None) -> list:
+        """handle: of a collective that has not been started yet; None if there is no more."""
+        if handle is None or handle.collective in _PASSES:
+            return [np.int32(_KINDS.index(handle.collective if handle else "")), _NO_BYTES, _NO_SPLITS]
+        payload, *splits = handle.sent
+        kind = f"allreduce of {payload.dtype}" if handle.collective == "allreduce" else handle.collective
+        return [np.int32(_KINDS.index(kind)), payload.view(np.uint8), splits[0] if splits else _NO_SPLITS]
+
+    def _advance(self, level, received):
+        handle = self._receive(received)
+        if level >= len(self._bucket.communicator.collectives_of(self._exchange.transport)):
+            return self._said(None)
+        self._exchange.advance(self._bucket)
+        following = self._exchange.pending(self._bucket).handle
+        return self._said(None if following is handle else following)
+
+    def _receive(self, received) -> Handle:
+        handle = self._exchange.pending(self._bucket).handle
+        if handle.received is None:
+            handle.receive(received.view(handle.sent[0].dtype) if handle.sent else received, self._graph.idle_since)
+        return handle
+
+    def _decode(self, received, *_):
+        passes = self._receive(received).collective in _PASSES
+        out = np.empty(0, np.float32) if passes else self._results.take()
+        self._finish(received, out)
+        return [out, np.bool_(passes)]
+
+
+def _by_bytes(kind: str, payload: tf.Tensor, splits: tf.Tensor, name: str, process_set) -> tf.Tensor:
+    """A collective of _KINDS, uint8[m] -> uint8[n]."""
+    name = name.replace(" ", "_")
+    if kind == "allgather":
+        return collective(kind, [payload], name, process_set)
+    if kind == "alltoall":
+        return collective(kind, [payload, splits], name, process_set)
+    if kind.startswith("allreduce"):
+        dtype = tf.as_dtype(kind.split()[-1])
+        values = tf.bitcast(tf.reshape(payload, [-1, dtype.size]), dtype)
+        return tf.reshape(tf.bitcast(collective("allreduce", [values], name, process_set), tf.uint8), [-1])
+    return tf.zeros([0], tf.uint8)

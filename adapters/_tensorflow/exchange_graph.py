@@ -1,0 +1,100 @@
+"""An exchange as nodes of a TensorFlow graph.
+
+Each bucket has its own: see _tensorflow_nodes. Horovod pairs the operations of the ranks by their names, so ranks may reach
+them in any order; the Python parts of a step run one after the other, in the same order on all ranks.
+"""
+
+import concurrent.futures
+import time
+import weakref
+
+import numpy as np
+import tensorflow as tf
+
+from grace_ext import ExchangeError
+from grace_ext._util.scratch import scratch_in
+from grace_ext.communicators.auto import Switch
+from grace_ext.exchange.buckets import Bucket
+from grace_ext.exchange.engine import Exchange
+from grace_ext.exchange.row_buckets import RowBucket
+
+from .auto import SwitchedNodes
+from .nodes import BucketNodes, RowNodes
+
+
+class CallersThread(concurrent.futures.Executor):
+    """Runs what is submitted at once: TensorFlow's threads wait for it anyway, and handing over costs more than small
+    buckets do."""
+
+    def submit(self, function, /, *args, **kwargs):
+        future = concurrent.futures.Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+class ExchangeGraph:
+    """Adds the nodes of an exchange's step to the graph that is being traced."""
+
+    def __init__(self, exchange: Exchange, process_set, prescale: float):
+        self.exchange = exchange
+        #: The last error of the Python parts. TensorFlow raises its own with the same text.
+        self.error: BaseException | None = None
+        self.idle_since = 0.0
+        self.process_set = process_set
+        self._arrays: dict[str, np.ndarray] = {}  # scratch, the same whichever thread TensorFlow takes
+        #: Helps with copying.
+        self.helper = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
+        self._nodes = [nodes_of(bucket)(self, bucket, prescale) for bucket in exchange.buckets]
+        #: By graph, the name of the node after which the next step's go on. (The node itself would keep its graph alive.)
+        self._last_node: weakref.WeakKeyDictionary[tf.Graph, str] = weakref.WeakKeyDictionary()
+
+    def add(self, gradients: dict) -> dict:
+        """Gradients by tensor name -> results by tensor name, float32, in the gradients' shapes. Those of row buckets are
+        tf.IndexedSlices and so are their results, each row once."""
+        graph = tf.compat.v1.get_default_graph()
+        order = [graph.get_operation_by_name(self._last_node[graph])] if graph in self._last_node else []
+        sent = [nodes.start(gradients, order) for nodes in self._nodes]
+        received = [nodes.exchange(array, order, self.process_set)
+                    for nodes, array in zip(self._nodes, sent, strict=True)]
+        results = {}
+        for nodes, array in zip(self._nodes, received, strict=True):
+            results.update(nodes.finish(array, order, gradients))
+        self._last_node[graph] = order[-1].name
+        return results
+
+    def check_idle(self) -> None:
+        if any(self.exchange.is_started(bucket) for bucket in self.exchange.buckets):
+            self.exchange.abort()
+            raise ExchangeError("a step's gradients came before those of the step before were exchanged, because that one "
+                                "was interrupted, or because two steps run at a time")
+
+    def guarded(self, function):
+        """The function; an error in it gives up the step."""
+        def run(*arrays):
+            try:
+                with scratch_in(self._arrays):
+                    result = function(*arrays)
+                self.idle_since = time.perf_counter()
+                return result
+            except BaseException as error:
+                self.error = error
+                self.exchange.abort()
+                raise
+
+        return run
+
+    def call(self, function, inputs, dtypes: list, order: list) -> list[tf.Tensor]:
+        """A node that runs function(*arrays) after those before it."""
+        with tf.control_dependencies(order):
+            results = tf.numpy_function(self.guarded(function), inputs, dtypes)
+        order[:] = [results[0].op]
+        return results
+
+
+def nodes_of(bucket: Bucket) -> type[BucketNodes]:
+    if isinstance(bucket, RowBucket):
+        return RowNodes
+    return SwitchedNodes if isinstance(bucket.communicator, Switch) else BucketNodes

@@ -1,0 +1,139 @@
+"""What TensorFlow's reducers keep from one run to the next: what ranks agree upon when it comes back, and its files.
+
+TensorFlow's own checkpoints hold variables, and none of this is in variables, so that they load without grace_ext. A
+state is one rank's, between two steps, of numpy arrays and plain Python:
+
+    {"rank": r, "ranks": n, "layouts": [of grace_ext.exchange.checkpoint.pack, "order" being that of the variables],
+     "passes": what backward_passes_per_step has summed since the last exchange, if anything}
+"""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from grace_ext import ConfigError
+from grace_ext.exchange import checkpoint
+
+_LOG = logging.getLogger("grace_ext")
+
+
+class Restore:
+    """A state that all ranks have agreed to start with. It waits for the layouts, which the first step makes."""
+
+    def __init__(self, states, process_set, on_resize=None):
+        """A collective. states: this rank's own, or a list of several ranks'; None if this rank has none.
+
+        Raises ConfigError if they do not belong together, on one rank or between ranks, and for an unknown on_resize.
+        """
+        checkpoint.check_policy(on_resize)
+        states = [] if states is None else [states] if isinstance(states, dict) else list(states)
+        self._on_resize = on_resize
+        self._rank, ranks = process_set.rank(), process_set.size()
+        self._layouts = _merged(states)
+        same = all(saved["ranks"] == ranks for saved in self._layouts)
+        whole = bool(self._layouts) and all(
+            self._rank in saved["memories"] if same else len(saved["memories"]) == saved["ranks"] for saved in self._layouts)
+        passes = next((state.get("passes") for state in states if state["rank"] == self._rank), None) if same else None
+        told = _gather({"whole": whole, "calls": passes["calls"] if passes else 0,
+                        "layouts": [_outline(saved) for saved in self._layouts]}, process_set)
+        outlines = [one["layouts"] for one in told if one["layouts"]]
+        if any(outline != outlines[0] for outline in outlines):
+            raise ConfigError("the ranks load states of different steps or models: "
+                              f"steps {[[saved['step'] for saved in outline] for outline in outlines]}")
+        self._whole = np.array([one["whole"] for one in told])
+        if outlines and (not self._layouts or not same and not self._whole.all()):
+            self._layouts = [{**outline, "memories": {}} for outline in outlines[0]]
+        #: Of this rank, if all ranks go on in the middle of as many backward passes.
+        self.passes = passes if self._whole.all() and len({one["calls"] for one in told}) == 1 else None
+
+    def into(self, exchange, names: list[str]) -> None:
+        """Load the part that fits best. names: of the exchange's tensors, in the order of the variables.
+
+        Raises ConfigError for tensors of other sizes, and as grace_ext.exchange.checkpoint.choose.
+        """
+        saved = self._take(names)
+        loaded = checkpoint.choose(saved, exchange, self._on_resize)
+        exchange.load_state_dict(loaded.state)
+        # What is needed of the other ranks was gathered before.
+        whole = self._whole if saved else np.zeros_like(self._whole)
+        warning = checkpoint.settle(exchange, whole, np.full(whole.size, exchange.step))
+        if self._rank == 0:
+            _LOG.log(logging.INFO if loaded.whole and not warning else logging.WARNING, warning or loaded.what)
+
+    def waiting(self) -> list[dict]:
+        """What no layout has taken yet."""
+        return self._layouts
+
+    def _take(self, names) -> dict | None:
+        """The one with most of these names; else one with as many tensors, which then go by their order, since automatic
+        names count on ("dense_1") when a model is made once more."""
+        def likeness(saved):
+            return len({*names} & {*saved["order"]}), -abs(len(saved["order"]) - len(names))
+
+        if not self._layouts:
+            return None
+        best = max(self._layouts, key=likeness)
+        common, difference = likeness(best)
+        if not common and difference:
+            return None
+        self._layouts = [saved for saved in self._layouts if saved is not best]
+        return best if common else _renamed(best, dict(zip(best["order"], names, strict=True)))
+
+
+def _merged(states: list[dict]) -> list[dict]:
+    """The layouts with the memories of all these ranks."""
+    if any([_outline(saved) for saved in state["layouts"]] != [_outline(saved) for saved in states[0]["layouts"]]
+           for state in states):
+        raise ConfigError("the states are of different steps, models or numbers of ranks")
+    return [{**parts[0], "memories": {rank: memory for saved in parts for rank, memory in saved["memories"].items()}}
+            for parts in zip(*(state["layouts"] for state in states), strict=True)]
+
+
+def _outline(saved: dict) -> dict:
+    return {key: saved[key] for key in ("version", "ranks", "step", "order")}
+
+
+def _renamed(saved: dict, names: dict) -> dict:
+    memories = {rank: {field: {names[name]: array for name, array in arrays.items()} for field, arrays in memory.items()}
+                for rank, memory in saved["memories"].items()}
+    return {**saved, "memories": memories}
+
+
+def _gather(value, process_set) -> list:
+    """Every rank's JSON value."""
+    text = np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8)
+    texts = hvd.allgather(tf.constant(text), process_set=process_set).numpy().tobytes()
+    return [json.loads(line) for line in texts.splitlines()]
+
+
+def write(path, state: dict) -> None:
+    """Save a state in a file of NumPy's (.npz): its structure as JSON, and the arrays. The file is there as a whole or not
+    at all."""
+    arrays: list[np.ndarray] = []
+
+    def number(array) -> dict:
+        arrays.append(np.asarray(array))
+        return {"array": len(arrays)}
+
+    structure = json.dumps(state, default=number)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    with open(part, "wb") as file:
+        np.savez(file, np.array(structure), *arrays)
+    os.replace(part, path)
+
+
+def read(path) -> dict:
+    """The inverse of write."""
+    with np.load(path) as file:
+        state = json.loads(str(file["arr_0"]), object_hook=lambda found: file[f"arr_{found['array']}"]
+                           if found.keys() == {"array"} else found)
+    for saved in state["layouts"]:
+        saved["memories"] = {int(rank): memory for rank, memory in saved["memories"].items()}
+    return state

@@ -1,0 +1,89 @@
+"""Horovod's collectives for TensorFlow: as nodes of a graph, and at once."""
+
+import time
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from grace_ext.transport import Transport
+
+from .._horovod.lengths import as_splits
+
+
+class GraphTransport(Transport):
+    """What a bucket gives to a collective is left in the handle, for the graph to take it from there and to bring the
+    result."""
+
+    can_fuse = False  # its nodes are there before the first step
+
+    def __init__(self, process_set):
+        self.rank, self.size, self.world_rank = process_set.rank(), process_set.size(), hvd.rank()
+        self._between_steps = _EagerTransport(process_set)
+
+    def between_steps(self):
+        return self._between_steps
+
+    def allgather(self, name, payload):
+        return Handle("allgather", payload)
+
+    def allreduce(self, name, array):
+        return Handle("allreduce", array)
+
+    def alltoall(self, name, payload, splits):
+        return Handle("alltoall", payload, as_splits(name, splits))
+
+
+class _EagerTransport(Transport):
+    """Collectives from Python, each at once: for the Python part that ends a step."""
+
+    def __init__(self, process_set):
+        self.rank, self.size = process_set.rank(), process_set.size()
+        self._process_set = process_set
+
+    def allgather(self, name, payload):
+        return self._of("allgather", name, payload)
+
+    def allreduce(self, name, array):
+        return self._of("allreduce", name, array)
+
+    def alltoall(self, name, payload, splits):
+        return self._of("alltoall", name, payload, as_splits(name, splits))
+
+    def _of(self, kind, name, *arrays):
+        return _Done(collective(kind, [tf.constant(array) for array in arrays], name, self._process_set).numpy())
+
+
+class _Done:
+    def __init__(self, result: np.ndarray):
+        self._result = result
+
+    def wait(self) -> np.ndarray:
+        return self._result
+
+
+class Handle:
+    def __init__(self, collective: str, *sent: np.ndarray):
+        """sent: the collective's inputs."""
+        self.collective = collective
+        self.sent = list(sent)
+        self.received: np.ndarray | None = None
+        self.waited = 0.0
+
+    def receive(self, array: np.ndarray, idle_since: float) -> None:
+        """idle_since: when the exchange had nothing to do any more but to wait."""
+        self.received, self.waited = array, time.perf_counter() - idle_since
+
+    def wait(self) -> np.ndarray:
+        return self.received
+
+
+def collective(kind: str, sent: list[tf.Tensor], name: str, process_set, **factors) -> tf.Tensor:
+    """factors: of an allreduce."""
+    options = {"name": name, "ignore_name_scope": True, "process_set": process_set, **factors}
+    with tf.device("/cpu:0"):  # where the codecs are
+        if kind in ("allgather", "broadcast"):  # in a broadcast only one rank has something
+            return hvd.allgather(*sent, **options)
+        if kind == "alltoall":
+            return hvd.alltoall(*sent, **options)[0]
+        return hvd.allreduce(*sent, op=hvd.Sum, **options)

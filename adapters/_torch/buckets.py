@@ -1,0 +1,310 @@
+"""Gradients of torch parameters in and out of the exchange's buckets, driven by autograd hooks.
+
+Independent of the library that moves the bytes: the PyTorch adapters share it.
+"""
+
+import functools
+import numbers
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from grace_ext import ConfigError, ExchangeError
+from grace_ext.exchange.bucketing import make_layout
+from grace_ext.exchange.buckets import Bucket, Tensor
+from grace_ext.exchange.engine import Exchange
+
+from .._common.stalls import check_layouts
+from .._horovod.options import group_names
+from .bypass import Passage
+from .gradients import on_device, pack, receive
+from .output_buffer import Room, as_gradient
+from .rows import comes_as_rows
+
+JOIN_AND_CLOSURE = ("join() and step(closure): a rank without data has no loss to give; give all ranks as many batches, or "
+                    "step without a closure")
+_NONE, _DENSE, _ROWS = 0, 1, 2  # what a rank's first backward pass says of a gradient
+
+
+class TorchBuckets:
+    """Starts a bucket when backward has produced all its gradients; `synchronize` finishes them.
+
+    The first step shows in which order backward produces gradients and which of them come as rows. Its buckets are made,
+    and started, in `synchronize`; those of later steps start while backward goes on.
+
+    parameters: by name, in the order of the model, frozen ones included: they take part from when they require gradients.
+    scale: returns the loss scale in force. See horovod_torch.DistributedOptimizer for the other options.
+    """
+
+    #: Whether what is exchanged are the gradients, and nothing that `_pack` makes of them.
+    sends_gradients = True
+
+    def __init__(self, parameters: dict[str, torch.nn.Parameter], exchange: Exchange, rules, communicator, *, prefix,
+                 bucket_bytes, groups, selection, prescale, passes, sparse_as_dense, scale: Callable[[], float]):
+        self.exchange = exchange
+        self.all_parameters = parameters
+        self._rules, self._communicator = rules, communicator
+        self.prefix, self._bucket_bytes, self._selection = prefix, bucket_bytes, selection
+        self._prescale, self._passes, self._sparse_as_dense = prescale, passes, sparse_as_dense
+        self._scale = scale
+        self._groups = group_names(groups, {id(p): name for name, p in parameters.items() if p.requires_grad})
+        #: Whether backward has produced a gradient since the last exchange.
+        self.fresh = False
+        #: Whether steps exchange what a closure returned.
+        self.has_losses = False
+        self._take_part()
+
+    def _take_part(self) -> None:
+        """The parameters that require gradients now are the ones to exchange."""
+        self.parameters = {name: p for name, p in self.all_parameters.items() if p.requires_grad}
+        for name, p in self.parameters.items():
+            if not p.is_floating_point():
+                raise ConfigError(f"parameter {name!r} is {p.dtype}; gradients must be real floating point")
+        self.order: list[str] | None = None  # of the buckets' tensors, once all ranks agreed on it
+        self._produced: list[str] = []  # the order of this rank's first backward pass, or that of a checkpoint
+        self._kinds: dict[str, int] = {}  # what that backward pass gave
+        self._build(list(reversed(self.parameters)))
+
+    def check_layouts(self) -> None:
+        """Raises ConfigError on all ranks if they were not built alike."""
+        check_layouts(self.exchange, lambda layout: self.gather("layout", layout))
+
+    def follow(self, order: list[str]) -> None:
+        """Before the next step the ranks agree on an order of the tensors: this one if rank 0 asks for it; for an empty
+        one, or one of other names, that of the next backward pass."""
+        self.order = None
+        self._produced = list(order) if sorted(order) == sorted(self.parameters) else []
+
+    @property
+    def wanted_order(self) -> list[str]:
+        """The order in force, or what this rank will ask for; empty if it does not know yet."""
+        return self._produced if self.order is None else self.order
+
+    # Buckets
+
+    def _build(self, order: list[str], tables=frozenset()) -> None:
+        """tables: names of those whose gradients come as rows; each has a bucket of its own."""
+        self._built = order, tables
+        tensors = [Tensor(name, p.numel(), p.dim(), str(p.device), tuple(p.shape)) for name, p in self._in_order(order)]
+        buckets = make_layout(self.exchange, [tensors], tables, self._rules, self._communicator, self.prefix,
+                              self._bucket_bytes, self._groups)
+        self.exchange.set_buckets([on_device(bucket, self._selection) for bucket in buckets])
+        for bucket in self.exchange.buckets:
+            bucket.may_pass = self.sends_gradients and all(self.parameters[tensor.name].dtype == torch.float32
+                                                           for tensor in bucket.tensors)
+        self._rooms = {b.name: Room(b) for b in self.exchange.buckets}
+        self._bucket_of = {tensor.name: b for b in self.exchange.buckets for tensor in b.tensors}
+        self._number_of = {tensor.name: i for b in self.exchange.buckets for i, tensor in enumerate(b.tensors)}
+        self._reset_counts()
+
+    def _in_order(self, order):
+        return ((name, self.parameters[name]) for name in order)
+
+    def gather(self, name: str, payload: np.ndarray) -> np.ndarray:
+        """uint8[m], the same m on all ranks -> uint8[ranks, m]."""
+        joined = self.exchange.transport.allgather(f"{self.prefix}.{name}", payload).wait()
+        return joined.reshape(self.exchange.transport.size, -1)
+
+    def _agree(self, joined: bool = False) -> bool:
+        """Before the first step: buckets in the order of the first rank that knows one; and each table whose gradient comes
+        as rows, on all ranks that have a gradient for it, by itself. Ranks that have joined have no say. False if these are
+        all. Raises ConfigError on all ranks if some have joined and others have losses to exchange."""
+        names = list(self.parameters)
+        if not names:
+            return True
+        number = {name: i for i, name in enumerate(names)}
+        known = set(self._produced)
+        order = self._produced + [name for name in reversed(names) if name not in known]
+        own = np.array([*((number[name], self._kinds.get(name, _NONE)) for name in order), (self.has_losses, 0)], "<u4")
+        message = np.empty(0, np.uint8) if joined else own.view(np.uint8).reshape(-1)
+        received = self.exchange.transport.allgather(f"{self.prefix}.order", message).wait()
+        reports = received.copy().view("<u4").reshape(-1, *own.shape)
+        if len(reports) < self.exchange.transport.size and reports[:, -1, 0].any():
+            raise ConfigError(JOIN_AND_CLOSURE)
+        reports = reports[:, :-1]
+        kinds = np.zeros((len(reports), len(names)), np.uint8)
+        for row, report in zip(kinds, reports, strict=True):
+            row[report[:, 0]] = report[:, 1]
+        some = kinds.any(axis=1)
+        if not some.any():
+            return bool(len(reports))  # no backward pass yet
+        rows, dense = (kinds == _ROWS).any(axis=0), (kinds == _DENSE).any(axis=0)
+        self.order = [names[i] for i in reports[np.argmax(some)][:, 0]]
+        layout = self.order, {names[i] for i in np.flatnonzero(rows & ~dense)}
+        if layout != self._built:
+            self._build(*layout)
+        return True
+
+    # The step
+
+    def _reset_counts(self) -> None:
+        self._left = dict.fromkeys(self.parameters, self._passes)
+        self._missing = {b.name: len(b.tensors) for b in self.exchange.buckets}
+        self._scale_now: float | None = None
+        self._passages: dict[str, Passage] = {}  # by bucket
+
+    def set_passes(self, passes: int) -> None:
+        if passes < 1 or self.under_way():
+            raise ConfigError("backward_passes_per_step must be 1 or more, and cannot change between backward() and step()")
+        self._passes = passes
+        self._reset_counts()
+
+    def under_way(self) -> bool:
+        """Whether a bucket's gradients have been handed over and not yet been synchronized."""
+        return bool(self._passages) or not all(self._missing.values())
+
+    def produced(self, name: str) -> None:
+        """The parameter has its gradient of one backward pass. Starts the bucket that it completes, except in a first step:
+        there the ranks have yet to agree on the buckets."""
+        self.fresh = True
+        if name not in self.parameters:
+            return  # it was frozen at the last exchange; the next one takes it in
+        if self._left[name] == 0:
+            raise ExchangeError(f"the gradient of {name!r} was computed more than backward_passes_per_step="
+                                f"{self._passes} times before step(); increase backward_passes_per_step")
+        if self.order is None:
+            as_rows = not self._sparse_as_dense and comes_as_rows(name, self.parameters[name].grad)
+            self._kinds[name] = _ROWS if as_rows else _DENSE
+        self._left[name] -= 1
+        if self._left[name] == 0:
+            if self.order is None and name not in self._produced:
+                self._produced.append(name)
+            bucket = self._bucket_of[name]
+            self._missing[bucket.name] -= 1
+            if self.order is not None and self.exchange.passes(bucket):
+                self._pass(bucket, [self._number_of[name]])
+            if self._missing[bucket.name] == 0 and self.order is not None:
+                self._start(bucket)
+
+    def _pass(self, bucket: Bucket, numbers) -> Passage:
+        """Send the gradients of these numbers in the bucket past the exchange. Those that this rank lacks become zero."""
+        passage = self._passages.get(bucket.name)
+        if passage is None:
+            passage = Passage(self.exchange, bucket, self.exchange.passes(bucket), self._prescale)
+            self._passages[bucket.name] = passage
+        for number in numbers:
+            p = self.parameters[bucket.tensors[number].name]
+            if p.requires_grad and p.grad is None:
+                p.grad = torch.zeros_like(p)
+            elif p.requires_grad and p.grad.layout != torch.strided:
+                p.grad = as_gradient(p, p.grad.to_dense())
+            passage.add(number, p.grad.detach() if p.requires_grad else torch.zeros_like(p))
+        return passage
+
+    def _start(self, bucket: Bucket) -> None:
+        if self.exchange.passes(bucket):
+            self.exchange.pass_on(bucket, self._pass(bucket, range(len(bucket.tensors))).pending())
+            return
+        if self._scale_now is None:
+            self._scale_now = float(self._scale())
+        room = self._rooms[bucket.name]
+        room.clear(self.parameters[tensor.name] for tensor in bucket.tensors)
+        pack = functools.partial(self._pack, bucket, self._prescale / self._unit(bucket))
+        if torch.device(bucket.device).type == "cuda":
+            pack = functools.partial(_on_stream, torch.cuda.current_stream(bucket.device), pack)
+        self.exchange.start(bucket, pack, room.out if bucket.device == "cpu" else None)
+
+    def _unit(self, bucket: Bucket) -> float:
+        """What a bucket's gradients are divided by on their way: a memory keeps what is left of them beyond this step, and
+        the next may have another loss scale."""
+        return self._scale_now if bucket.memory.stateful else 1.0
+
+    def _gradient(self, name: str) -> torch.Tensor | None:
+        p = self.parameters[name]
+        return p.grad.detach() if p.requires_grad and p.grad is not None else None
+
+    def _pack(self, bucket: Bucket, factor: float, *out):
+        return pack(bucket, [self._gradient(tensor.name) for tensor in bucket.tensors], factor, *out)
+
+    def synchronize(self) -> None:
+        """Finish all buckets; those with a parameter that got no gradient on this rank are started first."""
+        try:
+            if self.order is None:
+                self._agree()
+            for bucket in self.exchange.buckets:
+                if not self.exchange.is_started(bucket):
+                    self._start(bucket)
+            self.exchange.advance()
+            for bucket in self.exchange.buckets:
+                self._receive(bucket)
+        except BaseException:
+            self.exchange.abort()
+            raise
+        finally:
+            self._reset_counts()
+            self.fresh = False
+        self.exchange.end_step()
+        self._follow_requires_grad()
+
+    def reduce_loss(self, loss):
+        """A collective: what a closure returned on each rank, a number or a tensor with one, summed over ranks and scaled as
+        gradients are. If it is no number on any rank, it stays what it is. Raises ConfigError if it is one on some only."""
+        value = loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else loss
+        known = isinstance(value, numbers.Real)
+        own = np.array([known, value if known else 0], "<f8").view(np.uint8)
+        are_known, values = self.gather("loss", own).copy().view("<f8").T
+        if not are_known.any():
+            return loss
+        if not are_known.all():
+            raise ConfigError(f"the closure returned a number on ranks {np.flatnonzero(are_known).tolist()} only; it has to "
+                              f"return one on all ranks, or on none")
+        reduced = sum(values.tolist()) * self._prescale * self.exchange.weight
+        return torch.full_like(loss.detach(), reduced) if isinstance(loss, torch.Tensor) else reduced
+
+    def accompany(self) -> bool:
+        """For a rank that has joined: take part in a step of the others. False when there are no others."""
+        try:
+            if self.order is None and not self._agree(joined=True):
+                return False
+            return self.exchange.accompany(lambda bucket: Room(bucket).out, self._pass_nothing)
+        except BaseException:
+            self.exchange.abort()
+            raise
+
+    def _pass_nothing(self, bucket: Bucket):
+        passage = Passage(self.exchange, bucket, self.exchange.passes(bucket), self._prescale)
+        for number, size in enumerate(bucket.sizes):
+            passage.add(number, torch.zeros(size, device=bucket.device))
+        return passage.pending()
+
+    def abort(self) -> None:
+        """Forget a step that cannot be finished."""
+        self.exchange.abort()
+        self._reset_counts()
+        self.fresh = False
+
+    def _receive(self, bucket: Bucket) -> None:
+        """Make the gradients views of the result, or copies where dtype, device or layout differ."""
+        if bucket.name in self._passages:
+            self.exchange.finish(bucket, None)
+            return
+        parameters = [self.parameters[tensor.name] for tensor in bucket.tensors]
+        results = receive(self.exchange, bucket, self._rooms[bucket.name], parameters, self._unit(bucket))
+        for p, result in zip(parameters, results, strict=True):
+            if p.requires_grad:
+                p.grad = as_gradient(p, result)
+
+    # Freezing and unfreezing
+
+    def _follow_requires_grad(self) -> None:
+        """Where parameters were frozen or unfrozen since the last step: all ranks leave them out, or take them in. Those new
+        in this step are summed as they are; from the next one on they have their place in buckets."""
+        if all(p.requires_grad == (name in self.parameters) for name, p in self.all_parameters.items()):
+            return
+        before = self.parameters
+        self._take_part()
+        self.check_layouts()
+        for name, p in self.parameters.items():
+            if name not in before:
+                own = torch.zeros(p.shape) if p.grad is None else p.grad.detach().to("cpu", torch.float32)
+                own = (own if own.layout == torch.strided else own.to_dense()).flatten() * self._prescale
+                summed = self.exchange.transport.allreduce(f"{self.prefix}.new.{name}", own.numpy()).wait()
+                p.grad = as_gradient(p, torch.from_numpy(summed * np.float32(self.exchange.weight)).view(p.shape))
+
+
+def _on_stream(stream: torch.cuda.Stream, pack: Callable, *out):
+    """In the worker's thread, of which each has a current stream of its own: what it does with a bucket comes behind what
+    backward has queued, as the user may run backward on another stream than the default one."""
+    torch.cuda.set_stream(stream)
+    return pack(*out)

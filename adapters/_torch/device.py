@@ -1,0 +1,101 @@
+"""Buckets of tensors that live on an accelerator: selected and summed there with torch operations.
+
+Only the selected indices and values cross to the host, where the codecs run. The bytes are those that the host kernels
+would make: the selection is exact, with ties going to the lowest index.
+"""
+
+import time
+
+import numpy as np
+import torch
+
+from grace_ext._util.scratch import scratch
+from grace_ext.communicators.base import Pending, wait
+from grace_ext.exchange.buckets import Bucket
+from grace_ext.pipeline import container
+from grace_ext.pipeline.decoder import unpack
+
+MAGNITUDE = 0x7FFFFFFF
+
+
+class TorchArrays:
+    """Keeps a memory's state as torch tensors on one device; see grace_ext.memory.base.NumpyArrays."""
+
+    def __init__(self, device: str):
+        self.device = device
+
+    def zeros(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.float32, device=self.device)
+
+    @staticmethod
+    def to_host(array: torch.Tensor) -> np.ndarray:
+        return array.cpu().numpy().copy()
+
+    def from_host(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+
+class TorchBucket(Bucket):
+    """A top-k bucket on an accelerator, exchanged by allgather."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._arrays = TorchArrays(self.device)
+        self._gradient = None if self.memory.stateful else self._arrays.zeros(self.size)
+
+    @staticmethod
+    def fits(compressor, communicator, memory) -> bool:
+        """Whether this road exists for these parts; otherwise the whole gradient goes to the host."""
+        return (communicator.name == "allgather" and not memory.has_hooks and compressor.transform is None
+                and compressor.sparsifier.name == "topk" and compressor.sparsifier.per == "bucket")
+
+    def start(self, transport, pack, stream, look=None, weigh=None):
+        """look gets tensors, weigh what it gets on the host: copies."""
+        started = time.perf_counter()
+        state = self.memory.begin(self.name, self.size, self._arrays)
+        dense = self._gradient if state is None else state[1]
+        pack(dense)
+        if look:
+            look(dense, state and state[0])
+        if weigh:
+            weigh(dense.cpu().numpy(), state and state[0].cpu().numpy())
+        if state is not None:
+            dense += state[0]
+        indices = select_topk(dense, self.compressor.sparsifier.count(self.size))
+        encoded = self.compressor.pack(
+            self.size, indices.to(torch.int32).cpu().numpy().view(np.uint32), dense[indices].cpu().numpy(),
+            lambda support: dense[self._positions(support)].cpu().numpy(), stream, started=started)
+        if state is not None and not encoded.non_finite:
+            dense[self._positions(encoded.support)] = self._values(encoded.values - encoded.decoded)
+        return Pending(transport.allgather(self.name, encoded.blob), encoded.blob.size, encoded.seconds,
+                       index_codecs=[encoded.index_codec] if encoded.index_codec else [], container=encoded.blob,
+                       support=encoded.support)
+
+    def finish(self, pending, transport, out, weight):
+        joined = wait(pending)
+        pending.received = joined.size
+        started = time.perf_counter()
+        containers = container.split(joined, transport.size, self.size)
+        non_finite = any(one.non_finite for one in containers)
+        out.fill_(torch.nan if non_finite else 0)
+        for one in containers if not non_finite else ():
+            support, values = scratch("support", np.uint32, one.k), scratch("values", np.float32, one.k)
+            unpack(one, support, values)
+            out.index_add_(0, self._positions(support), self._values(values) * weight)  # positions are unique: exact
+        pending.seconds["decode"] = time.perf_counter() - started
+        return not non_finite
+
+    def _positions(self, support: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(support.view(np.int32)).to(self.device).long()
+
+    def _values(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+
+def select_topk(dense: torch.Tensor, k: int) -> torch.Tensor:
+    """Positions of the k largest magnitudes of float32[d], ascending; ties by lowest index, never an exact zero."""
+    magnitude = dense.view(torch.int32) & MAGNITUDE
+    bound = torch.topk(magnitude, k, sorted=False).values.min().clamp(min=1)
+    above = torch.nonzero(magnitude > bound).flatten()
+    ties = torch.nonzero(magnitude == bound).flatten()[:k - above.numel()]
+    return torch.cat([above, ties]).sort().values

@@ -1,0 +1,80 @@
+"""What the PyTorch adapters share: buckets for where tensors live, gradients into them and results out of them."""
+
+import numpy as np
+import torch
+
+from grace_ext import ConfigError
+from grace_ext.exchange.buckets import Bucket
+from grace_ext.exchange.engine import Exchange
+from grace_ext.exchange.row_buckets import RowBucket
+
+from .device import TorchBucket
+from .output_buffer import Room
+from .rows import from_rows, to_rows
+
+
+def check_options(selection, grad_scaler) -> None:
+    """Raises ConfigError for what the arguments of these names do not allow."""
+    if selection not in ("auto", "host", "device"):
+        raise ConfigError(f"selection={selection!r}; allowed: auto, host, device")
+    if not isinstance(grad_scaler, torch.amp.GradScaler | None):
+        raise ConfigError(f"grad_scaler={grad_scaler!r}; allowed: a torch.amp.GradScaler")
+
+
+def named(named_parameters: list) -> dict[str, torch.nn.Parameter]:
+    """Parameters by name. Raises ConfigError for what are no (name, parameter) tuples, and for names that are not unique."""
+    if any(not (isinstance(item, tuple) and len(item) == 2) for item in named_parameters):
+        raise ConfigError("named_parameters should be (name, parameter) tuples, usually model.named_parameters()")
+    names = [name for name, _ in named_parameters]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"named_parameters: names must be unique; found twice: {', '.join(twice)}")
+    return dict(named_parameters)
+
+
+def on_device(bucket: Bucket, selection: str) -> Bucket:
+    """The same bucket for an accelerator, if there is such a road for it. selection: "auto", "host" or "device"."""
+    wanted = selection == "device" or selection == "auto" and bucket.device != "cpu"
+    if wanted and TorchBucket.fits(bucket.compressor, bucket.communicator, bucket.memory):
+        return TorchBucket(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
+    return bucket
+
+
+def pack(bucket: Bucket, gradients: list, factor: float, *out):
+    """For Exchange.start: the bucket's gradients, times factor, in the way that it takes them. One that is None is zero.
+
+    out: float32[size], numpy or torch, which they are copied to; but one gradient that is numpy's float32[size] as it is,
+    is returned. Buckets of rows take no out and get a RowGradient.
+    """
+    if isinstance(bucket, RowBucket):
+        return to_rows(gradients[0], bucket.tensors[0].shape, factor)
+    if len(gradients) == 1 and factor == 1.0 and isinstance(out[0], np.ndarray) and _is_flat(gradients[0]):
+        return gradients[0].view(-1).numpy()
+    flat = torch.from_numpy(out[0]) if isinstance(out[0], np.ndarray) else out[0]
+    if flat.device.type == "cpu" and all(map(_is_flat, gradients)):
+        torch.cat([gradient.view(-1) for gradient in gradients], out=flat)  # many small ones in half the time
+    else:
+        for gradient, part in zip(gradients, flat.split(bucket.sizes), strict=True):
+            if gradient is None:
+                part.zero_()
+            else:
+                part.view(gradient.shape).copy_(gradient if gradient.layout == torch.strided else gradient.to_dense())
+    if factor != 1.0:
+        flat.mul_(factor)
+    return None
+
+
+def _is_flat(gradient: torch.Tensor | None) -> bool:
+    """Whether its elements lie in memory as in a bucket."""
+    return (gradient is not None and gradient.layout == torch.strided and gradient.dtype == torch.float32
+            and gradient.device.type == "cpu" and gradient.is_contiguous())
+
+
+def receive(exchange: Exchange, bucket: Bucket, room: Room, parameters: list, factor: float) -> list[torch.Tensor]:
+    """The bucket's results, times factor: contiguous views of the room, shaped like the parameters, or sparse tensors."""
+    exchange.finish(bucket, room.out)
+    if isinstance(bucket, RowBucket):
+        return [from_rows(room.out, parameters[0], factor)]
+    flat = room.lend()
+    parts = (flat.mul_(factor) if factor != 1.0 else flat).split(bucket.sizes)
+    return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]

@@ -1,0 +1,89 @@
+"""Where buckets' results are written, and how they become gradients."""
+
+import weakref
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+
+from grace_ext.exchange.buckets import Bucket
+from grace_ext.exchange.row_buckets import RowBucket, RowGradient
+
+from .device import TorchBucket
+
+
+class Room:
+    """The memory of one bucket's results, over many steps. Gradients are views of it, and users may keep these.
+
+    out: what Exchange.finish writes to: a float32[size] of numpy, or of torch for a TorchBucket, or a RowGradient, whose
+    arrays are new in each step.
+    """
+
+    def __init__(self, bucket: Bucket):
+        self._bucket = bucket
+        self._make()
+
+    def _make(self) -> None:
+        self._lent: Callable = _nobody
+        self.out = None  # what was there may be used for it
+        if isinstance(self._bucket, RowBucket):
+            self.out = RowGradient()
+        elif isinstance(self._bucket, TorchBucket):
+            self.out = torch.zeros(self._bucket.size, device=self._bucket.device)
+        else:
+            self.out = np.zeros(self._bucket.size, np.float32)
+
+    def lend(self) -> torch.Tensor:
+        """float32[size]: the room of a bucket that is not one of rows, for views that others get."""
+        if isinstance(self.out, torch.Tensor):
+            self._lent = _somebody  # who knows how long; and torch has the next room of an accelerator at hand
+            return self.out
+        # A tensor keeps the array alive that it was made from, and so does all that shares the tensor's memory. The views
+        # that are handed out go when the next zero_grad() drops the gradients, unless somebody has kept one.
+        array = self.out[:]
+        self._lent = weakref.ref(array)
+        return torch.from_numpy(array)
+
+    def clear(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Before it is written to: if somebody still has views of an earlier step, `out` becomes other memory. Unless they
+        are what the parameters' gradients are now, as after zero_grad(set_to_none=False): backward has written to these."""
+        if self._lent() is not None and not all(self._has(p.grad) for p in parameters if _gets_view(p)):
+            self._make()
+
+    def _has(self, gradient: torch.Tensor | None) -> bool:
+        address = self.out.data_ptr() if isinstance(self.out, torch.Tensor) else self.out.__array_interface__["data"][0]
+        return (gradient is not None and gradient.layout == torch.strided
+                and gradient.untyped_storage().data_ptr() == address)
+
+
+def as_gradient(p: torch.nn.Parameter, result: torch.Tensor) -> torch.Tensor:
+    """A contiguous result, of p's shape, as p.grad: of p's dtype, on its device, and laid out in memory as autograd lays it
+    out, because torch's fused optimizers walk through memory. A view where that is possible; else what p.grad is now, with
+    the result in it, if that fits. Sparse ones stay as they are."""
+    if result.layout != torch.strided:
+        return result
+    if p.is_contiguous():  # strides of dimensions of one element can be anything
+        laid_out = result if result.stride() == p.stride() else result.as_strided(p.shape, p.stride())
+        return laid_out.to(p.device, p.dtype)
+    room, strides = p.grad, p.stride() if is_dense(p) else result.stride()
+    if room is None or (room.layout, room.dtype, room.device) != (p.layout, p.dtype, p.device) or room.stride() != strides:
+        room = torch.empty_strided(p.shape, strides, dtype=p.dtype, device=p.device)
+    return room.detach().copy_(result)
+
+
+def is_dense(p: torch.Tensor) -> bool:
+    """Whether its elements fill a piece of memory, in whatever order. Then gradients are laid out in the same order, else
+    contiguously."""
+    return torch.empty_like(p, device="meta").stride() == p.stride()
+
+
+def _gets_view(p: torch.nn.Parameter) -> bool:
+    return p.is_contiguous() and p.dtype == torch.float32
+
+
+def _nobody() -> None:
+    return None
+
+
+def _somebody() -> bool:
+    return True

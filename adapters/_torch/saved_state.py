@@ -1,0 +1,41 @@
+"""State dicts of wrapped torch optimizers. grace_ext's part has torch tensors: torch.load(weights_only=True) reads it."""
+
+import io
+
+import numpy as np
+import torch
+
+_CHUNK = 2**30  # bytes that one collective is trusted with, from all ranks together
+
+
+def to_torch(saved: dict) -> dict:
+    """Of the arrays of grace_ext.exchange.checkpoint: the same dict with tensors."""
+    return _convert(saved, np.ndarray, torch.from_numpy)
+
+
+def to_numpy(saved: dict) -> dict:
+    """The inverse."""
+    return _convert(saved, torch.Tensor, lambda tensor: tensor.detach().cpu().numpy())
+
+
+def _convert(value, kind, convert):
+    if isinstance(value, dict):
+        return {key: _convert(inner, kind, convert) for key, inner in value.items()}
+    return convert(value) if isinstance(value, kind) else value
+
+
+def gather_on(transport, name: str, memory: dict, to: int) -> list[dict]:
+    """A collective: every rank's dict of arrays, in the order of ranks, on rank `to`; elsewhere an empty list."""
+    file = io.BytesIO()
+    torch.save(to_torch(memory), file)
+    own = np.frombuffer(file.getbuffer(), np.uint8)
+    length = np.array([own.size], "<i8").view(np.uint8)
+    lengths = transport.allgather(f"{name}.length", length).wait().copy().view("<i8")
+    received: list[list[np.ndarray]] = [[] for _ in lengths]
+    chunk = _CHUNK // transport.size
+    for start in range(0, int(lengths.max()), chunk):
+        parts = transport.send(f"{name}.{start}", own[start:start + chunk], to)
+        for pieces, part in zip(received, parts, strict=True) if parts else ():
+            pieces.append(part)
+    return [to_numpy(torch.load(io.BytesIO(np.concatenate(pieces).tobytes()), weights_only=True))
+            for pieces in received if pieces]

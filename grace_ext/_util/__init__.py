@@ -1,0 +1,1 @@
+"""Small parts that all others use: work arrays, random streams, units."""

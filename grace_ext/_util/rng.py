@@ -1,0 +1,31 @@
+"""Random streams that depend on what they are for, never on a global generator.
+
+The key is a hash of (seed, name, step, rank); kernels count from it. The user's own generators are never touched, and
+the same gradient under the same key gives the same bytes on every machine. Where ranks must draw the same numbers, the
+caller uses `Stream.shared`.
+"""
+
+import dataclasses
+import struct
+
+import xxhash
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stream:
+    """A source of random numbers for one tensor in one step."""
+
+    seed: int = 0
+    name: str = ""
+    step: int = 0
+    rank: int = 0
+
+    def shared(self) -> "Stream":
+        """The stream that all ranks have in common for this tensor and step; no rank's own."""
+        return dataclasses.replace(self, rank=-1)
+
+    def key(self) -> tuple[int, int]:
+        """Two uint32 words for the kernels."""
+        head = struct.pack("<qqq", self.seed, self.step, self.rank)
+        digest = xxhash.xxh64_intdigest(head + self.name.encode("utf-8", "surrogatepass"))
+        return digest & 0xFFFFFFFF, digest >> 32

@@ -1,0 +1,194 @@
+"""The two dependent allreduces of a bucket's factors, with the tensors that are sent as they are."""
+
+import dataclasses
+import math
+import time
+
+import numpy as np
+
+from .._util.rng import Stream
+from ..errors import ConfigError
+from ..kernels import max_magnitude
+from ..kernels.lowrank import add_magnitude, expand
+from ..kernels.topk import NON_FINITE
+from .base import Communicator, Pending, wait
+
+
+class WarmStarts:
+    """The last step's factors by tensor name, float32[r, m], the same on all ranks. A transaction as in a Memory."""
+
+    def __init__(self):
+        self._state: dict[str, np.ndarray] = {}
+        self._next: dict[str, np.ndarray] = {}
+
+    def get(self, name: str, shape: tuple[int, int]) -> np.ndarray | None:
+        """The factor in force, or None if there is none of this shape."""
+        found = self._state.get(name)
+        return found.reshape(shape) if found is not None and found.size == shape[0] * shape[1] else None
+
+    def put(self, name: str, factor: np.ndarray) -> None:
+        """The next one, in force after `commit`."""
+        self._next[name] = factor
+
+    def commit(self) -> None:
+        self._state.update(self._next)
+        self._next.clear()
+
+    def rollback(self) -> None:
+        self._next.clear()
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies, float32[r * m] each."""
+        return {name: factor.flatten() for name, factor in self._state.items()}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        self._state = {name: np.array(factor, np.float32) for name, factor in state.items()}
+        self._next.clear()
+
+
+@dataclasses.dataclass
+class _Part:
+    """A tensor: its matrix, and its places in the bucket, in the first sum and in the second. Rank 0: sent as it is."""
+
+    name: str
+    rows: int
+    columns: int
+    rank: int
+    bucket: slice
+    first: slice
+    second: slice
+
+
+@dataclasses.dataclass
+class _Step(Pending):
+    """A step under way.
+
+    gradient: float32[d], with the residual added, which becomes the next residual if residual is true. first: the first
+    sum once it is there; factors: pt by part, None where the tensor is sent as it is, empty after a NaN; own: this rank's
+    part of the second sum.
+    """
+
+    name: str
+    parts: list[_Part]
+    gradient: np.ndarray
+    residual: bool
+    stream: Stream
+    first: np.ndarray | None = None
+    factors: list[np.ndarray | None] = dataclasses.field(default_factory=list)
+    own: np.ndarray | None = None
+
+
+class FactorAllreduce(Communicator):
+    """Exchanges one bucket of a low-rank compressor.
+
+    All that follows the sums is done in one order of IEEE operations, so all ranks end with the same bits, whatever
+    their CPUs, if the transport's sums are the same bits on all of them. BLAS multiplies only what is summed afterwards.
+    """
+
+    name = "factors"
+    collectives = ("allreduce", "allreduce")
+
+    def __init__(self, tensors, compressor, warm_starts: WarmStarts):
+        self._method, self._warm_starts = compressor.lowrank, warm_starts
+        self._factored = _layout(tensors, self._method.matrix)
+        self._plain = _layout(tensors, lambda shape: (1, math.prod(shape), 0))
+
+    def check(self, compressor):
+        if compressor.lowrank is None:
+            raise ConfigError(f"{str(compressor)!r} has no factors")
+
+    def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
+        started = time.perf_counter()
+        if state is None:
+            largest = max_magnitude(gradient)
+        else:
+            residual, gradient = state
+            largest = add_magnitude(gradient, residual)
+        parts = self._factored if stream.step >= self._method.start else self._plain
+        message = np.empty(parts[-1].first.stop, np.float32)
+        if largest >= NON_FINITE:
+            message[:] = np.nan
+        else:
+            for part in parts:
+                self._first(part, gradient[part.bucket], stream, message[part.first])
+        seconds = {"factor": time.perf_counter() - started}
+        return _Step(transport.allreduce(f"{name}.p", message), message.nbytes, seconds, name, parts, gradient,
+                     state is not None, stream)
+
+    def _first(self, part: _Part, gradient, stream, out) -> None:
+        if not part.rank:
+            out[:] = gradient
+            return
+        qt = self._warm_starts.get(part.name, (part.rank, part.columns)) if self._method.warm_start else None
+        self._method.project(gradient.reshape(part.rows, part.columns), qt, _common(stream, part),
+                             out.reshape(part.rows, part.rank))
+
+    def advance(self, step, transport):
+        if step.first is not None:
+            return
+        step.first = wait(step)
+        started = time.perf_counter()
+        message = np.full(step.parts[-1].second.stop, np.nan, np.float32)
+        if max_magnitude(step.first) < NON_FINITE:
+            step.factors = [self._second(part, step, message[part.second]) for part in step.parts]
+        step.own = message.copy()
+        if message.size:  # after a NaN as well, so that no rank can wait in vain
+            step.handle = transport.allreduce(f"{step.name}.q", message)
+            step.wire_bytes += message.nbytes
+        step.seconds["factor"] += time.perf_counter() - started
+
+    def _second(self, part: _Part, step: _Step, out) -> np.ndarray | None:
+        if not part.rank:
+            return None
+        pt = self._method.orthonormal(step.first[part.first].reshape(part.rows, part.rank), _common(step.stream, part))
+        self._method.project_back(pt, step.gradient[part.bucket].reshape(part.rows, part.columns),
+                                  out.reshape(part.rank, part.columns))
+        return pt
+
+    def finish(self, step, transport, out, weight):
+        self.advance(step, transport)
+        second = wait(step) if step.parts[-1].second.stop else np.empty(0, np.float32)
+        started = time.perf_counter()
+        finite = bool(step.factors) and max_magnitude(second) < NON_FINITE
+        if finite:
+            largest = [self._decode(part, pt, step, second, transport.size, np.float32(weight), out[part.bucket])
+                       for part, pt in zip(step.parts, step.factors, strict=True)]
+            finite = max(largest) < NON_FINITE
+        if not finite:
+            out[:] = np.nan
+        step.seconds["decode"] = time.perf_counter() - started
+        return finite
+
+    def _decode(self, part: _Part, pt, step: _Step, second, ranks, weight, out) -> int:
+        """Write a tensor's result and residual; returns the bits of the result's largest magnitude.
+
+        The residual is what this rank's own factors leave out. The mean over ranks, on which all that is sent depends, is
+        that of the usual gradient minus result; but that one also holds how the rank's gradients differ from the mean, which
+        nobody ever sends: a random walk that grows for ever, and is lost with the rank.
+        """
+        residual = step.gradient[part.bucket] if step.residual else step.gradient[:0]
+        if not part.rank:
+            np.multiply(step.first[part.first], weight, out=out)
+            residual[:] = 0
+            return max_magnitude(out)
+        qt = second[part.second].reshape(part.rank, part.columns)
+        if self._method.warm_start:
+            self._warm_starts.put(part.name, qt * np.float32(1 / ranks))
+        return expand(pt, qt, weight, out, step.own[part.second].reshape(qt.shape), residual)
+
+
+def _common(stream: Stream, part: _Part) -> Stream:
+    """The random numbers of a tensor's factors, the same on all ranks."""
+    return Stream(stream.seed, part.name, stream.step).shared()
+
+
+def _layout(tensors, matrix) -> list[_Part]:
+    """matrix(shape) -> (rows, columns, rank)."""
+    parts, bucket, first, second = [], 0, 0, 0
+    for tensor in tensors:
+        rows, columns, rank = matrix(tensor.shape)
+        ends = bucket + tensor.size, first + (rows * rank or tensor.size), second + columns * rank
+        parts.append(_Part(tensor.name, rows, columns, rank, slice(bucket, ends[0]), slice(first, ends[1]),
+                           slice(second, ends[2])))
+        bucket, first, second = ends
+    return parts

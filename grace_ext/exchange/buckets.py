@@ -1,0 +1,129 @@
+"""Buckets: tensors that are compressed and exchanged as one vector."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from .._util.rng import Stream
+from ..communicators.base import Communicator, Pending
+from ..errors import ConfigError
+from ..memory.base import Memory
+from ..pipeline.compressor import Compressor
+from ..transport.base import Transport
+
+
+@dataclasses.dataclass
+class Tensor:
+    """What bucketing knows of a parameter: its unique name, element count, dimensions, where it lives, and its shape.
+
+    Without a shape it is a vector to low-rank methods. common_name: what it is called on all ranks, where the name may
+    differ between processes.
+    """
+
+    name: str
+    size: int
+    ndim: int
+    device: str = "cpu"
+    shape: tuple[int, ...] = ()
+    common_name: str = ""
+
+    def __post_init__(self):
+        self.common_name = self.common_name or self.name
+        self.shape = tuple(self.shape) or (self.size,)
+        if math.prod(self.shape) != self.size:
+            raise ConfigError(f"tensor {self.name!r} of shape {self.shape} does not have {self.size} elements")
+
+
+@dataclasses.dataclass
+class Bucket:
+    """Tensors that are compressed and exchanged as one float32 vector, in this order."""
+
+    name: str
+    tensors: list[Tensor]
+    compressor: Compressor
+    communicator: Communicator
+    memory: Memory
+    #: Whether the adapter could reduce the tensors as they are; see Exchange.passes.
+    may_pass: bool = dataclasses.field(default=False, kw_only=True)
+
+    def __post_init__(self):
+        self.sizes = tuple(tensor.size for tensor in self.tensors)
+        self.size = sum(self.sizes)
+        self.device = self.tensors[0].device
+        #: The compressor without a schedule; `compressor` is the one of the step.
+        self.declared = self.compressor
+        self.communicator.check(self.compressor)
+        self.memory.check(self.compressor, self.communicator)
+
+    @functools.cached_property
+    def _gradient(self):
+        """Where pack writes to if the memory has no room for it."""
+        return np.empty(self.size, np.float32)
+
+    def start(self, transport: Transport, pack: Callable[[np.ndarray], np.ndarray | None], stream: Stream,
+              look: Callable | None = None, weigh: Callable | None = None) -> Pending:
+        """Encode and send. pack(out) writes the gradient to out (float32[size]), or returns it, float32[size], in an array
+        that stays as it is until `finish`, which spares a copy. look(gradient, residual or None), if given, is called in
+        between; weigh, the same with what the memory has made of the gradient."""
+        state = self.memory.begin(self.name, self.size) if self.communicator.needs_memory else None
+        gradient = self._gradient if state is None else state[1]
+        lent = pack(gradient)
+        if lent is not None and self.communicator.only_reads and not self.memory.has_hooks:
+            gradient = lent
+        elif lent is not None:
+            np.copyto(gradient, lent)
+        if look:
+            look(gradient, state and state[0])
+        self.memory.correct(self.name, gradient, self.sizes, transport.size)
+        if weigh:
+            weigh(gradient, state and state[0])
+        pending = self.communicator.start(transport, self.name, self.compressor, gradient, state, stream, self.sizes)
+        self.memory.sent(self.name, pending)
+        return pending
+
+    def start_empty(self, transport: Transport, stream: Stream) -> Pending:
+        """Take part with nothing. The memory keeps what it has."""
+        pending = self.communicator.start_empty(transport, self.name, self.compressor, self.size, stream, self.sizes)
+        pending.gradient_bytes = 0
+        return pending
+
+    def advance(self, pending: Pending, transport: Transport) -> None:
+        """Start the next collective, if there is one that needs the result of the one before. `finish` does it
+        otherwise."""
+        self.communicator.advance(pending, transport)
+
+    def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
+        """Receive the weighted sum in out. False if some rank's gradient was not finite."""
+        finite = self.communicator.finish(pending, transport, out, weight)
+        if finite:
+            self.memory.received(self.name, out, weight * transport.size)
+        return finite
+
+
+def make_buckets(tensors: list[Tensor], choose: Callable, bucket_bytes: int, groups=None) -> list[list[Tensor]]:
+    """Split tensors, in the order given, into lists that have a device and a choice in common and hold at most bucket_bytes
+    of float32 (one tensor alone may be larger).
+
+    choose(tensor) -> what tensors of a bucket have in common: a compressor, or a tuple of one and more. groups: lists of
+    names; tensors of a group share a bucket whatever its size, as far as they have that in common.
+    """
+    group_of = {name: number for number, names in enumerate(groups or []) for name in names}
+    open_buckets: dict[tuple, list[Tensor]] = {}
+    elements: dict[tuple, int] = {}  # of the open buckets
+    finished = []
+    for tensor in tensors:
+        group = group_of.get(tensor.name)
+        key = (choose(tensor), tensor.device, group)
+        bucket = open_buckets.get(key)
+        if bucket and group is None and 4 * (elements[key] + tensor.size) > bucket_bytes:
+            finished.append(open_buckets.pop(key))
+            bucket = None
+        if bucket is None:
+            bucket = open_buckets[key] = []
+            elements[key] = 0
+        bucket.append(tensor)
+        elements[key] += tensor.size
+    return finished + list(open_buckets.values())

@@ -1,0 +1,163 @@
+"""What a checkpoint keeps of an exchange, and what becomes of it when it is loaded, by as many ranks or by others.
+
+A saved state is a dict that adapters put beside the optimizer's own under KEY; its arrays are numpy's here, and tensors of
+the framework in the file:
+
+    {"version": 1, "ranks": n, "step": the number of the next one, "order": names of the tensors in the order of the buckets
+     (empty before the first step), "memories": {rank: {field: {tensor name: float32[size]}}}}
+
+The fields are those of Exchange.state_dict. A rank saves its own memory, or those of all ranks if they were gathered.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ..errors import ConfigError
+from .engine import Exchange
+
+KEY = "grace_ext"
+VERSION = 1
+RESET, REDISTRIBUTE = "reset", "redistribute"
+#: What on_resize may be. None: redistribute what there is, and reset where it is not all there.
+POLICIES = (None, RESET, REDISTRIBUTE)
+ALL_RANKS = "call consolidate_state_dict() on all ranks before rank 0 saves, or save a file on every rank"
+
+
+@dataclasses.dataclass
+class Loaded:
+    """state: for Exchange.load_state_dict. whole: whether this rank's memory is what was saved. what: a sentence for the
+    log, of what was found and done. lost: whether something of it was left out."""
+
+    state: dict
+    whole: bool
+    what: str
+    lost: bool = True
+
+
+def check_policy(on_resize) -> None:
+    if on_resize not in POLICIES:
+        raise ConfigError(f"on_resize={on_resize!r}; allowed: {', '.join(map(repr, POLICIES))}")
+
+
+def pack(state: dict, rank: int, ranks: int, order: list[str]) -> dict:
+    """The saved state of one rank, of what Exchange.state_dict gave."""
+    memory = {field: value for field, value in state.items() if field != "step"}
+    return {"version": VERSION, "ranks": ranks, "step": state["step"], "order": list(order), "memories": {rank: memory}}
+
+
+def choose(saved: dict | None, exchange: Exchange, on_resize) -> Loaded:
+    """What this rank of the exchange starts with.
+
+    saved: None if there is none, as in a plain optimizer's checkpoint. Raises ConfigError for a version that is not known,
+    and for on_resize="redistribute" if the memories of all ranks would be needed and are not there.
+    """
+    rank, ranks = exchange.transport.rank, exchange.transport.size
+    if saved is None:
+        return Loaded({"step": 0}, False, "the checkpoint has no state of grace_ext: memories start from zero")
+    check_version(saved)
+    memories, step = saved["memories"], {"step": saved["step"]}
+    if saved["ranks"] == ranks:
+        if rank in memories:
+            return _loaded(step | memories[rank], f"the memory of {ranks} ranks was restored", memories[rank], exchange)
+        return Loaded(step, False, f"the checkpoint has the memory of ranks {sorted(memories)} only, so that of rank {rank} "
+                                   f"starts from zero: {ALL_RANKS}")
+    sizes = f"the checkpoint is of {saved['ranks']} ranks, and there are {ranks} now"
+    complete = len(memories) == saved["ranks"]
+    if on_resize == REDISTRIBUTE and not complete:
+        raise ConfigError(f"on_resize='redistribute' needs the memories of all {saved['ranks']} ranks, and the checkpoint "
+                          f"has those of ranks {sorted(memories)}: {ALL_RANKS}")
+    if on_resize == RESET or not complete:
+        why = "" if on_resize == RESET else f" (those of ranks {sorted(memories)} are there: {ALL_RANKS})"
+        return Loaded(step, False, f"{sizes}: memories start from zero{why}")
+    state = redistribute(exchange, list(memories.values()), ranks)
+    return _loaded(step | state, f"{sizes}: memories were redistributed", memories[min(memories)], exchange)
+
+
+def _loaded(state: dict, what: str, saved: dict, exchange: Exchange) -> Loaded:
+    """saved: one of the memories that went into the state, some of which may have no place in this exchange."""
+    kept = {tensor.name: bucket.memory.states for bucket in exchange.buckets for tensor in bucket.tensors}
+    unknown = sorted(saved.keys() - {"lowrank"}.union(*kept.values()))
+    names = sorted({name for by_name in saved.values() for name in by_name} - kept.keys())
+    for kind, strangers in (("no memory here has", unknown), ("no tensor here is named", names)):
+        if strangers:
+            what += f"; left out, since {kind} {', '.join(strangers[:5])}{', …' if len(strangers) > 5 else ''}"
+    return Loaded(state, True, what, bool(unknown or names))
+
+
+def settle(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> str:
+    """After all ranks or some have loaded what `choose` gave: they start from one state. Returns a warning, or "".
+
+    whole: bool[ranks], whether each has its memory from a checkpoint; steps: int64[ranks], the exchange's steps. Raises
+    ConfigError on all ranks if the checkpoints were of different steps.
+    """
+    if len(set(steps[whole].tolist())) > 1:
+        raise ConfigError(f"the ranks loaded checkpoints of different steps: {steps.tolist()}")
+    warning = ""
+    if 0 < np.count_nonzero(whole) < whole.size:
+        state = exchange.state_dict() if owes_only_sums(exchange) else {}
+        state.pop("lowrank", None)  # must be the same on all ranks
+        exchange.load_state_dict(state)
+        others = "the others start from zero" if state else "all start from zero, since this kind needs them all"
+        warning = f"{np.count_nonzero(whole)} of {whole.size} ranks loaded their memory, and {others}: {ALL_RANKS}"
+    exchange.step = int(steps[0])
+    return warning
+
+
+def check_version(saved: dict) -> None:
+    if saved.get("version") != VERSION:
+        raise ConfigError(f"the checkpoint's state of grace_ext is of version {saved.get('version')}; known: {VERSION}")
+
+
+def redistribute(exchange: Exchange, memories: list[dict], ranks: int) -> dict:
+    """What each of `ranks` ranks takes over from others: of errors an equal part of their sum."""
+    factors = next((memory["lowrank"] for memory in memories if "lowrank" in memory), None)
+    state = {} if factors is None else {"lowrank": factors}  # the same on all ranks
+    for bucket in exchange.buckets:
+        for tensor in bucket.tensors:
+            theirs = [{field: memory[field][tensor.name] for field in bucket.memory.states
+                       if tensor.name in memory.get(field, ())} for memory in memories]
+            for field, array in bucket.memory.redistribute(theirs, ranks).items():
+                state.setdefault(field, {})[tensor.name] = array
+    return state
+
+
+def owes_only_sums(exchange: Exchange) -> bool:
+    """Whether each rank's memory stands for itself, so that some may start from zero and others not."""
+    return all(field in bucket.memory.summed for bucket in exchange.buckets for field in bucket.memory.states)
+
+
+def gather_and_redistribute(exchange: Exchange, own: dict | None, prefix: str) -> dict:
+    """A collective: what each rank takes over from those that bring a memory. own: this rank's, or None.
+
+    Tensor by tensor, so that no rank ever holds more than one tensor of all.
+    """
+    transport = exchange.transport
+    state: dict = {}
+    for bucket in exchange.buckets:
+        fields = [*bucket.memory.states]
+        for tensor in bucket.tensors if fields and bucket.size else ():
+            name = f"{prefix}.{tensor.name}"
+            theirs = [{field: array for field, array in zip(fields, arrays, strict=True)}
+                      for arrays in _gather(transport, name, own, fields, tensor)]
+            for field, array in bucket.memory.redistribute(theirs, transport.size).items():
+                state.setdefault(field, {})[tensor.name] = array
+        for tensor in bucket.tensors if bucket.declared.lowrank is not None else ():
+            factor = (own or {}).get("lowrank", {}).get(tensor.name, np.empty(0, np.float32))
+            joined = transport.allgather(f"{prefix}.{tensor.name}.lowrank", _bytes(factor)).wait().view(np.float32)
+            if joined.size:  # the same on all that have one: the first of them
+                rows, columns, rank = bucket.declared.lowrank.matrix(tensor.shape)
+                state.setdefault("lowrank", {})[tensor.name] = joined[:rank * columns].copy()
+    return state
+
+
+def _gather(transport, name, own, fields, tensor) -> list[np.ndarray]:
+    """float32[fields, size] of every rank that has a memory."""
+    mine = [(own or {}).get(field, {}).get(tensor.name, np.zeros(tensor.size, np.float32)) for field in fields]
+    payload = np.empty(0, np.uint8) if own is None else _bytes(np.concatenate(mine))
+    joined = transport.allgather(name, payload).wait()
+    return list(joined.view(np.float32).reshape(-1, len(fields), tensor.size))
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array, np.float32).view(np.uint8)

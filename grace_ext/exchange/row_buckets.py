@@ -1,0 +1,150 @@
+"""Gradients that come as rows of a table, as those of embeddings do: their exchange costs what the touched rows cost.
+
+Frameworks call them sparse: tf.IndexedSlices, and sparse tensors in PyTorch.
+"""
+
+import dataclasses
+import time
+
+import numpy as np
+
+from ..communicators.allgather import Allgather
+from ..communicators.base import wait
+from ..errors import ConfigError
+from ..index.raw import RawIndex
+from ..index.rows import Rows
+from ..kernels.rows import add_rows, join_rows
+from ..memory.base import Memory
+from ..memory.none import NoMemory
+from ..pipeline import container
+from ..pipeline.compressor import Compressor
+from ..pipeline.decoder import decode_rows
+from ..registry import build
+from .buckets import Bucket, Tensor
+
+
+@dataclasses.dataclass
+class RowGradient:
+    """Rows of a gradient: row indices[i] has values[i] in it. What no index names is zero; what several name is their sum.
+
+    indices: int64[n], any order; values: float32[n, width].
+    """
+
+    indices: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
+    values: np.ndarray = dataclasses.field(default_factory=lambda: np.empty((0, 1), np.float32))
+
+    @property
+    def nbytes(self) -> int:
+        """Of the float32 values and an int64 for each row."""
+        return 8 * self.indices.size + 4 * self.values.size
+
+    def summed(self) -> "RowGradient":
+        """Each row once, ascending; what several indices name is summed in their order."""
+        rows, slots = np.unique(self.indices, return_inverse=True)
+        values = np.zeros((rows.size, self.values.shape[1]), np.float32)
+        add_rows(values, slots, self.values)
+        return RowGradient(rows, values)
+
+
+class RowBucket(Bucket):
+    """A table, shape (rows, *row), whose gradient comes as rows. `row_bucket` makes it.
+
+    What is compressed is one vector: the touched rows, each once, with the memory's residual of these rows. So "topk:0.1"
+    sends a tenth of the touched elements. The residual of other rows waits until a gradient touches them.
+    """
+
+    def start(self, transport, pack, stream, look=None, weigh=None):
+        """Encode and send. pack() returns a RowGradient, whose values may have any shape of n * width elements. Raises
+        ConfigError if that is not one of this table. look and weigh are not called."""
+        started = time.perf_counter()
+        given = self._checked(pack())
+        touched = given.summed()
+        state = self.memory.begin_rows(self.name, self.size, touched.indices, self.width)
+        summed = time.perf_counter() - started
+        pending = self.communicator.start(transport, self.name, _Touched(self.compressor, touched.indices, self.size),
+                                          touched.values.reshape(-1), state, stream)
+        pending.seconds["rows"] = summed
+        pending.gradient_bytes = given.nbytes
+        return pending
+
+    def finish(self, pending, transport, out: RowGradient, weight):
+        """Receive the weighted sum in out: the rows that some rank sent something of, ascending. False if some rank's
+        gradient was not finite; then these rows are NaN, and row 0 if there are none."""
+        joined = wait(pending)
+        pending.received = joined.size
+        started = time.perf_counter()
+        containers = container.split(joined, transport.size, self.size)
+        out.indices, out.values = decode_rows(containers, self.width, weight)
+        pending.seconds["decode"] = time.perf_counter() - started
+        return not any(one.non_finite for one in containers)
+
+    @property
+    def width(self) -> int:
+        return self.compressor.index.width
+
+    def _checked(self, given: RowGradient) -> RowGradient:
+        name, rows = self.tensors[0].name, self.size // self.width
+        indices = np.ascontiguousarray(given.indices, np.int64).reshape(-1)
+        if np.size(given.values) != indices.size * self.width:
+            raise ConfigError(f"the gradient of {name!r} has {indices.size} rows and {np.size(given.values)} values; a row "
+                              f"of this table has {self.width}")
+        outside = indices[(indices < 0) | (indices >= rows)]
+        if outside.size:
+            raise ConfigError(f"the gradient of {name!r} has a row {outside[0]}; the table has {rows}")
+        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes Inf and the container says so
+            values = np.ascontiguousarray(given.values, np.float32).reshape(indices.size, self.width)
+        return RowGradient(indices, values)
+
+
+def row_bucket(name: str, tensor: Tensor, compressor: Compressor, memory: Memory) -> RowBucket:
+    """The bucket of a table whose gradient comes as rows; memory: the exchange's.
+
+    The compressor's sparsifier and value codec do their work on the touched rows' values; the index codec is always `rows`,
+    and the way is an allgather. With a transform or a low-rank method, which need the whole table, all touched rows are
+    sent exactly ("dense/raw"). Exact values of all touched rows need no memory. Raises ConfigError for a table without
+    elements or of more than a container holds, and for a memory that keeps no states by rows.
+    """
+    rows = tensor.shape[0]
+    if not tensor.size:
+        raise ConfigError(f"{tensor.name!r} has the shape {tensor.shape}: no rows to send")
+    container.check_elements(tensor.size)
+    stages = {"index": Rows(tensor.size // rows)}
+    if compressor.lowrank is not None or compressor.transform is not None:
+        stages.update(sparsifier=build("sparsifier", "dense"), value=build("value", "raw"))
+    else:
+        stages.update(sparsifier=compressor.sparsifier, value=compressor.value)
+    compressor = Compressor(stages, compressor.seed)
+    if not memory.by_rows:
+        raise ConfigError(f"memory {memory.name!r} keeps no state by rows, and the gradient of {tensor.name!r} comes as "
+                          f"rows: use for example memory={{{tensor.name!r}: 'residual', '*': {str(memory)!r}}}")
+    exact = compressor.sparsifier.name == "dense" and compressor.value.lossless
+    return RowBucket(name, [tensor], compressor, Allgather(), NoMemory() if exact else memory)
+
+
+class _Touched(Compressor):
+    """Encodes the elements of some rows, float32[r * width], into containers of the whole table.
+
+    rows: int64[r], ascending; size: elements of the table.
+    """
+
+    def __init__(self, compressor: Compressor, rows: np.ndarray, size: int):
+        super().__init__(compressor.stages, compressor.seed)
+        self._rows, self._size = rows.astype(np.uint32), size
+
+    def pack(self, d, *args, **options):
+        return super().pack(d, *args, transformed=(self._size, None), **options)
+
+    def _encode_index(self, indices, d, stream):
+        k = d if indices is None else indices.size
+        if not k:
+            return RawIndex.id, np.empty(0, np.uint8), indices
+        rows, compact = self._rows, None
+        if indices is not None:
+            touched, compact = self.index.split(indices)
+            rows = rows[touched]
+        section = self.index.section(rows, compact, self._size)
+        if section.size <= 4 * k:
+            return Rows.id, section, indices
+        positions = np.empty(k, np.uint32)
+        join_rows(rows, np.arange(k, dtype=np.uint32) if compact is None else compact, self.index.width, positions)
+        return RawIndex.id, RawIndex().encode(positions, self._size)[0], indices

@@ -1,0 +1,91 @@
+"""Writes what the compressors of a training run get to see, for `python -m grace_ext bench --input FILE`.
+
+Files never disturb a run: what goes wrong with them is a warning on rank 0, and ends the capture there.
+"""
+
+import os
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import ConfigError
+
+STEPS = (1, 10, 100, 1000, 10_000)
+
+
+class Capture:
+    """Saves rank 0's own gradients of some steps in a folder.
+
+    A step N (counted from 0) gives N.npz: the gradients as the compressor gets them before the memory; and, where a
+    memory adds something, N-compensated.npz: gradient + residual. Both hold a float32[size] by parameter name, in the
+    order in which buckets carry them. A step whose gradient is not finite on some rank is left out.
+    """
+
+    def __init__(self, folder, steps: Iterable[int] = STEPS):
+        self.folder = Path(folder)
+        self.steps = frozenset(steps)
+        if not all(isinstance(step, int) and step >= 0 for step in self.steps):
+            raise ConfigError(f"capture: steps={sorted(self.steps, key=str)}; allowed: whole numbers from 0")
+        self._seen: dict[str, dict[str, np.ndarray]] = {"": {}, "-compensated": {}}
+
+    def of(self, step: int, bucket) -> Callable | None:
+        """What is to be called with (gradient, residual or None) before they are encoded, both float32[size] of numpy
+        or torch; None if the step is not wanted."""
+        if step not in self.steps:
+            return None
+        return lambda gradient, residual: self._guarded(lambda: self._see(bucket, gradient, residual))
+
+    def end_step(self, step: int, finite: bool) -> None:
+        """Write what was seen."""
+        if step in self.steps and finite:
+            self._guarded(lambda: self._write(step))
+        self.forget()
+
+    def forget(self) -> None:
+        for arrays in self._seen.values():
+            arrays.clear()
+
+    def _see(self, bucket, gradient, residual):
+        plain = np.array(_host(gradient))  # a copy: the codec works in place
+        self._keep("", bucket, plain)
+        if residual is not None:
+            self._keep("-compensated", bucket, plain + _host(residual))
+
+    def _keep(self, suffix, bucket, flat):
+        ends = np.cumsum([tensor.size for tensor in bucket.tensors])[:-1]
+        self._seen[suffix].update(zip((tensor.name for tensor in bucket.tensors), np.split(flat, ends), strict=True))
+
+    def _write(self, step):
+        plain, compensated = self._seen.values()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _save(self.folder / f"{step}.npz", plain)
+        if compensated:
+            _save(self.folder / f"{step}-compensated.npz", {**plain, **compensated})
+
+    def _guarded(self, work):
+        try:
+            work()
+        except Exception as error:  # a full disk as much as a lack of memory: the other ranks are waiting for this one
+            self.steps = frozenset()
+            self.forget()
+            warnings.warn(f"capture of gradients in {self.folder} ends: {type(error).__name__}: {error}", stacklevel=2)
+
+
+def _host(array) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.detach().cpu().numpy()
+
+
+def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """In one piece or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(part, "w") as archive:  # np.savez has no room for a parameter called "file"
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, array, allow_pickle=False)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

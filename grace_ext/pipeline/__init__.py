@@ -1,0 +1,1 @@
+"""From a spec to a compressor, and from a gradient to a container and back."""

@@ -1,0 +1,202 @@
+"""Containers back to gradients. Bytes suffice: nothing of the sender's spec is needed."""
+
+import numpy as np
+
+from .. import registry
+from .._util.scratch import scratch
+from ..errors import ConfigError, ContainerError
+from ..kernels import add_at, add_dense, sum_sparse
+from ..kernels.rows import add_compact, split_rows
+from . import container
+from .container import Container
+
+
+def reorder(values: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    """Decoded values (float32[k]), in place, from the order of a codec that sorts to that of the support."""
+    if order is not None:
+        values[order] = values.copy()
+    return values
+
+
+def unpack(parsed: Container, support: np.ndarray, values: np.ndarray) -> bool:
+    """Decode a finite container into support (uint32[k]) and values (float32[k]).
+
+    Returns False for a dense container, which leaves the support alone. Raises ContainerError.
+    """
+    index, value = registry.by_id("index", parsed.index_id), registry.by_id("value", parsed.value_id)
+    if parsed.index_id and index is None:
+        raise ContainerError(f"index codec {parsed.index_id} is not known")
+    if value is None:
+        raise ContainerError(f"value codec {parsed.value_id} is not known")
+    if parsed.k == 0:
+        if parsed.index_section.size or parsed.value_section.size:
+            raise ContainerError("an empty support has a section")
+        return index is not None
+    if index:
+        index.decode(parsed.index_section, parsed.domain, support)
+    value.decode(parsed.value_section, values)
+    reorder(values, parsed.order())
+    return index is not None
+
+
+def _unpack_to_scratch(parsed: Container) -> tuple[bool, np.ndarray, np.ndarray]:
+    support = scratch("support", np.uint32, parsed.k if parsed.index_id else 0)
+    values = scratch("values", np.float32, parsed.k)
+    return unpack(parsed, support, values), support, values
+
+
+def _restore(parsed: Container) -> np.ndarray:
+    """The gradient of a container with a transform: float32[d], in a scratch array."""
+    sparse, support, values = _unpack_to_scratch(parsed)
+    restored = scratch("restored", np.float32, parsed.domain)
+    if sparse:
+        restored[:] = 0
+    restored[support if sparse else ...] = values
+    return _invert(parsed, restored)
+
+
+def _invert(parsed: Container, coefficients: np.ndarray) -> np.ndarray:
+    id, parameters = parsed.transform
+    registry.by_id("transform", id).inverse(parameters, coefficients)
+    return coefficients[:parsed.d]
+
+
+def decompress(buffer, size: int) -> np.ndarray:
+    """The dense gradient in a container: float32[size]. size: the element count that the caller expects.
+
+    A non-finite container gives NaN everywhere. Raises ContainerError for anything that is not a container of `size`.
+    """
+    parsed = container.parse(buffer, size)
+    if parsed.non_finite:
+        return np.full(size, np.nan, np.float32)
+    if parsed.transform:
+        return _restore(parsed).copy()
+    sparse, support, values = _unpack_to_scratch(parsed)
+    if not sparse:
+        return values.copy()
+    out = np.zeros(size, np.float32)
+    out[support] = values
+    return out
+
+
+def decode_add(buffer, accumulator: np.ndarray, weight: float = 1.0) -> None:
+    """accumulator += weight * gradient, in place and without a dense array in between. accumulator: float32[d].
+
+    Raises ContainerError, and then leaves the accumulator as it was.
+    """
+    _check_accumulator(accumulator)
+    _add(container.parse(buffer, accumulator.size), accumulator, np.float32(weight))
+
+
+def add_all(containers: list[Container], accumulator: np.ndarray) -> None:
+    """accumulator += the containers' gradients, one after the other, in place. Those of transforms are summed before.
+
+    containers: parsed, each of accumulator.size elements; accumulator: float32[d]. Raises ContainerError; the accumulator is
+    of no use then.
+    """
+    _check_accumulator(accumulator)
+    if any(parsed.transform for parsed in containers):
+        summed = scratch("summed", np.float32, accumulator.size)
+        decode_sum(containers, summed)
+        add_dense(accumulator, summed, np.float32(1))
+        return
+    for parsed in containers:
+        _check_size(parsed, accumulator)
+    for parsed in containers:
+        _add(parsed, accumulator, np.float32(1))
+
+
+def _add(parsed: Container, accumulator: np.ndarray, weight: np.float32) -> None:
+    if parsed.non_finite:
+        accumulator[:] = np.nan
+        return
+    if parsed.transform:
+        add_dense(accumulator, _restore(parsed), weight)
+        return
+    sparse, support, values = _unpack_to_scratch(parsed)
+    if not sparse:
+        add_dense(accumulator, values, weight)
+    else:
+        add_at(accumulator, support, values, weight)
+
+
+def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0) -> None:
+    """out = weight * (sum of the containers' gradients), summed in the order of the list at every element.
+
+    Containers of one and the same transform are summed before it is undone, once.
+
+    containers: parsed, each of out.size elements; out: float32[d]. Raises ContainerError; out is undefined then.
+    """
+    _check_accumulator(out)
+    for parsed in containers:
+        _check_size(parsed, out)
+    weight = np.float32(weight)
+    if any(parsed.non_finite for parsed in containers):
+        out[:] = np.nan
+        return
+    transforms = {parsed.transform for parsed in containers}
+    if not all(parsed.index_id for parsed in containers) or len(transforms) > 1:
+        out[:] = 0
+        for parsed in containers:
+            _add(parsed, out, weight)
+    elif transforms in (set(), {None}):
+        _sum_sparse(containers, out, weight)
+    else:
+        coefficients = scratch("restored", np.float32, containers[0].domain)
+        _sum_sparse(containers, coefficients, np.float32(1))
+        np.multiply(_invert(containers[0], coefficients), weight, out=out)
+
+
+def decode_rows(containers: list[Container], width: int, weight: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """weight * (sum of the containers' gradients), summed in the order of the list at every element, as those rows of
+    `width` elements that some container has positions in: (int64[u], ascending; float32[u, width]). Nothing as large as
+    the gradients is made on the way.
+
+    If a container is non-finite, all these rows are NaN, and there is at least one: row 0. Raises ContainerError.
+    """
+    finite = [parsed for parsed in containers if not parsed.non_finite]
+    if not all(parsed.index_id and parsed.transform is None for parsed in finite):
+        raise ContainerError("a container of rows says which ones: it is neither dense nor transformed")
+    positions, values, starts, ends = _unpack_all(finite)
+    touched = scratch("touched rows", np.uint32, positions.size)
+    parts = []
+    for start, end in zip(starts, ends, strict=True):
+        compact = positions[start:end]
+        count = split_rows(compact, width, touched[start:end], compact)
+        parts.append((touched[start:start + count], compact, values[start:end]))
+    rows = np.sort(np.concatenate([np.empty(0, np.uint32), *(own for own, _, _ in parts)]))
+    rows = rows[np.append(True, rows[1:] != rows[:-1])[:rows.size]]  # np.unique takes four times as long
+    if len(finite) < len(containers):
+        rows = rows if rows.size else np.zeros(1, np.uint32)
+        return rows.astype(np.int64), np.full((rows.size, width), np.nan, np.float32)
+    out = np.zeros((rows.size, width), np.float32)
+    for own, compact, more in parts:
+        add_compact(out.reshape(-1), rows, own, width, compact, more, np.float32(weight))
+    return rows.astype(np.int64), out
+
+
+def _sum_sparse(containers: list[Container], out: np.ndarray, weight: np.float32) -> None:
+    sum_sparse(out, *_unpack_all(containers), weight)
+
+
+def _unpack_all(containers: list[Container]):
+    """(positions uint32[n], values float32[n], where each container's begin and end in them, int64), in scratch arrays."""
+    counts = np.array([parsed.k for parsed in containers], np.int64)
+    ends = np.cumsum(counts)
+    starts = ends - counts
+    total = int(ends[-1]) if len(containers) else 0
+    positions, values = scratch("support", np.uint32, total), scratch("values", np.float32, total)
+    for start, end, parsed in zip(starts, ends, containers, strict=True):
+        unpack(parsed, positions[start:end], values[start:end])
+    return positions, values, starts, ends
+
+
+def _check_size(parsed: Container, out: np.ndarray) -> None:
+    if parsed.d != out.size:
+        raise ContainerError(f"the container holds {parsed.d} elements, {out.size} were expected")
+
+
+def _check_accumulator(array) -> None:
+    if not (isinstance(array, np.ndarray) and array.dtype == np.float32 and array.ndim == 1
+            and array.flags.c_contiguous and array.flags.writeable):
+        raise ConfigError("the accumulator must be a writable, contiguous float32[d] numpy array")

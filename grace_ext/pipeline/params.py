@@ -1,0 +1,147 @@
+"""The dictionaries of GRACE and DeepReduce, so that their users move over in one line.
+
+GRACE: Xu et al., GRACE: a compressed communication framework for distributed machine learning, ICDCS 2021. DeepReduce:
+Xu et al., NeurIPS 2021.
+"""
+
+from ..errors import ConfigError
+from .compressor import compressor
+
+_SPARSIFIERS = ("topk", "randomk", "threshold", "dgc", "none")
+_RATIO = 0.3  # GRACE's own default
+_POLICIES = {"naive": "naive", "leftmost": "leftmost", "middle": "middle", "rightmost": "rightmost", "p0": "p0", "p1": "p1",
+             "random": "p1", "p2": "p2", "conflict_sets": "p2"}
+_COMMUNICATORS = {"allreduce": "allreduce", "allgather": "allgather", "broadcast": "allgather"}
+#: They steer parts that we do not have: sizes that containers tell, tables that hashing does without, prints of times.
+_WITHOUT_EFFECT = ("world_size", "hash_table", "micro-benchmark")
+
+
+def from_params(params: dict) -> dict:
+    """Arguments for a DistributedOptimizer: {"compression": spec, "memory": …, "communicator": …}.
+
+        optimizer = DistributedOptimizer(optimizer, named_parameters=…, **grace_ext.from_params(params))
+
+    params: what GRACE's grace_from_params or DeepReduce's deepreduce_from_params take. `broadcast` becomes allgather, which
+    gives the same result. Without a communicator it is allreduce where values can be summed, else allgather. Raises
+    ConfigError for a method that there is not, and for a key that is unknown or has no meaning beside the others.
+    """
+    if not isinstance(params, dict):
+        raise ConfigError(f"params is a dictionary, not {type(params).__name__}")
+    read = _Reader(params)
+    method = read("compressor", "none")
+    if not isinstance(method, str) or method.lower() not in _METHODS:
+        raise ConfigError(f"params: compressor={method!r} is not there; known: {', '.join(sorted(_METHODS))}")
+    spec = _METHODS[method.lower()](read)
+    wrapped = read.choice("deepreduce", None, {None: None, "index": "index", "value": "value", "both": "both"})
+    if wrapped:
+        if method not in _SPARSIFIERS:
+            raise ConfigError(f"params: deepreduce={wrapped!r} needs one of {', '.join(_SPARSIFIERS)} as compressor, "
+                              f"not {method!r}")
+        spec = "nonzero" if method == "none" else spec
+        index = read.choice("index", "bloom", _INDEX)(read) if wrapped != "value" else "auto"
+        value = read.choice("value", "polyfit", _VALUE)(read) if wrapped != "index" else "raw"
+        spec = f"{spec.split('/')[0]}/{index}/{value}"
+    found = {"compression": spec, "memory": read.choice("memory", "none", _MEMORIES)(read)}
+    communicator = read.choice("communicator", None, {None: None, **_COMMUNICATORS})
+    for key in _WITHOUT_EFFECT:
+        read(key, None)
+    read.finish()
+    made = compressor(spec)
+    found["communicator"] = communicator or ("allreduce" if made.linear or made.lowrank else "allgather")
+    return found
+
+
+class _Reader:
+    """Takes values out of the dictionary and remembers which."""
+
+    def __init__(self, params: dict):
+        self._params = params
+        self._read: set[str] = set()
+
+    def __call__(self, key: str, default):
+        self._read.add(key)
+        return self._params.get(key, default)
+
+    def choice(self, key: str, default, allowed: dict):
+        value = self(key, default)
+        try:
+            return allowed[value]
+        except (KeyError, TypeError):
+            known = ", ".join(str(one) for one in allowed)
+            raise ConfigError(f"params: {key}={value!r}; allowed: {known}") from None
+
+    def finish(self) -> None:
+        left = [str(key) for key in self._params if key not in self._read]
+        if left:
+            raise ConfigError(f"params: {', '.join(left)}: unknown, or without a meaning for this choice; "
+                              f"read were: {', '.join(sorted(self._read))}")
+
+
+def _ratio(read: _Reader):
+    return read("compress_ratio", _RATIO)
+
+
+def _threshold(read: _Reader) -> str:
+    value = read("threshold", 256)
+    return "nonzero" if value == 0 else f"threshold:{value}"
+
+
+def _qsgd(read: _Reader, default: int) -> str:
+    return f"qsgd:levels={read('quantum_num', default)}:norm=l2:bucket={read('bucket_size', 512)}"
+
+
+def _bloom(read: _Reader) -> str:
+    policy = read.choice("policy", "leftmost", _POLICIES)
+    rate = read("fpr", None)
+    if rate is None:  # as DeepReduce has it: a tenth of the density
+        rate = 0.1 * float(_ratio(read))
+    return f"bloom:{policy}:fpr={rate:g}"
+
+
+def _skcompress(read: _Reader) -> str:
+    sparsifier = read.choice("sparsifier", "threshold", {"threshold": _threshold, "topk": lambda r: f"topk:{_ratio(r)}"})
+    return f"{sparsifier(read)}/huffman/sketchml:{read('num_quantiles', 64)}:entropy=huffman"
+
+
+_METHODS = {
+    "none": lambda read: "dense/raw",
+    "fp16": lambda read: "dense/fp16",
+    "topk": lambda read: f"topk:{_ratio(read)}",
+    "randomk": lambda read: f"randomk:{_ratio(read)}",
+    "dgc": lambda read: f"dgc:{_ratio(read)}",
+    "threshold": _threshold,
+    "qsgd": lambda read: f"dense/{_qsgd(read, 256)}",
+    "terngrad": lambda read: "dense/terngrad",
+    "onebit": lambda read: "dense/onebit",
+    "natural": lambda read: "dense/natural",
+    "u8bit": lambda read: "dense/minmax:8",
+    "powersgd": lambda read: f"powersgd:{read('compress_rank', 1)}",
+    "sketch": lambda read: f"dense/sketchml:{read('quantiles', 64)}",
+    "sketchml": lambda read: f"dense/sketchml:{read('quantiles', 64)}",
+    "3lc": lambda read: f"dense/threelc:{read('sparsity_multiplier', 1.0)}",
+    "skcompress": _skcompress,
+    "skcompresscpu": _skcompress,
+}
+_MEMORIES = {
+    "none": lambda read: "none",
+    "residual": lambda read: "residual",
+    "powersgd": lambda read: "residual",
+    "dgc": lambda read: f"dgc:{read('momentum', 0.9)}",
+}
+_INDEX = {
+    "bloom": _bloom,
+    "bloom_cpu": _bloom,
+    "rle": lambda read: "rle",
+    "huffman": lambda read: "huffman:bytes",
+    "rlhff": lambda read: "huffman",
+}
+_VALUE = {
+    "polyfit": lambda read: f"polyfit:{read('poly_degree', 5)}",
+    "polyfit_cpu": lambda read: f"polyfit:{read('poly_degree', 5)}",
+    "dexp": lambda read: "dexp",
+    "doubleexp": lambda read: "dexp",
+    "gzip": lambda read: "deflate",
+    "deflate": lambda read: "deflate",
+    "qsgd": lambda read: _qsgd(read, 127),
+    "sketch": lambda read: f"sketchml:{read('num_quantiles', 64)}",
+}

@@ -1,0 +1,186 @@
+"""Chooses each bucket's way for `communicator="auto"`: from a model of this run's links and codecs, then by trial.
+
+A schedule of steps, the same on all ranks: some compressed steps, which show how long the codecs take and how much they
+send; a fit of the link; then some steps of each plan that the model does not rule out, twice, the second time in the
+opposite order, for machines get slower and faster; those that come close to the fastest are tried again, twice, and the
+more trials there were the closer they have to come; and the fastest stays. After 1000, 10000, ... steps it starts again, and
+whenever steps have become much slower than they were when the choice was new.
+"""
+
+import logging
+import math
+import statistics
+import time
+
+import numpy as np
+
+from ..communicators.auto import DENSE
+from ..transport.base import Transport
+from .cost_model import Codec, Link, codec_seconds, fit, step_of, wire_seconds
+from .link_probe import agreed, probe
+
+_LOG = logging.getLogger("grace_ext")
+_FIRST = 4  # compressed steps, of which the last two count: kernels compile in the first, buckets change after it
+_SETTLES = 3  # steps of a trial that do not count: one sends the residual, and names are new to the library
+_TRIAL, _LONGEST_TRIAL, _SECONDS = 5, 10, 0.5  # steps of a trial that do count, and how long they should take in all
+_ROUNDS = 6  # of trials
+_CLOSE = 0.4  # by the round's number: how much slower than the fastest plans may be that are tried again
+_AGAIN = 1000  # steps until the first new look; ten times as many until the next
+_CHECK = 50  # steps between two looks at how long they take
+_SLOWER = 1.5
+_SAME = 1.02  # plans whose times differ by less are taken for equally fast
+
+
+def codec_of(elements: int, container: float, seconds: float) -> Codec:
+    """Of a bucket whose container had so many bytes and took so many seconds in all; slices cost their share."""
+    return Codec(lambda part, _: container * part / elements, lambda part: seconds * part / elements, lambda *_: 0.0)
+
+
+def seconds_of(way: str, elements: int, codec: Codec, links: dict[str, Link], hosts: tuple[int, ...]) -> float:
+    """Of one bucket's step by a way of containers, of factors or of dense values, predicted."""
+    step = step_of("allreduce" if way in (*DENSE, "factors") else way, len(hosts), elements, codec, hosts)
+    return codec_seconds(step) + wire_seconds(step, links)
+
+
+def plans(predicted: list[dict[str, float]], slack: float) -> list[tuple[str, ...]]:
+    """Ways, one a bucket, that are worth a trial, without repetition: the model's best for each bucket, and each way for all
+    buckets that have it; those left out are predicted to take `slack` seconds more than the best."""
+    best = tuple(min(bucket, key=bucket.get) for bucket in predicted)
+    names = dict.fromkeys(way for bucket in predicted for way in bucket)
+    found = [best, *(tuple(way if way in bucket else chosen for bucket, chosen in zip(predicted, best, strict=True))
+                     for way in names)]
+
+    def seconds(plan):
+        return sum(bucket[way] for bucket, way in zip(predicted, plan, strict=True))
+
+    return list(dict.fromkeys(plan for plan in found if seconds(plan) <= seconds(best) + slack))
+
+
+class Chooser:
+    """Of an exchange's buckets that have a Switch. The calls are the same on all ranks, since step numbers are."""
+
+    def __init__(self, transport: Transport, buckets: list):
+        self._transport, self._between, self._buckets = transport, transport.between_steps(), buckets
+        self._name = f"{buckets[0].name}.choice"
+        self._ended_at: float | None = None
+        self._seconds: list[float] = []  # of the steps of the phase
+        self._seen: dict[str, list[tuple[float, float]]] = {bucket.name: [] for bucket in buckets}
+        self._trials: list[tuple[str, ...]] = []
+        self._results: list[tuple[float, tuple[str, ...]]] = []
+        self._wait = _AGAIN
+        self._start()
+
+    def _start(self) -> None:
+        self._take(tuple(bucket.communicator.ways[0] for bucket in self._buckets))
+        self._left, self._next = _FIRST, self._model
+        self._results = []
+
+    @property
+    def plan(self) -> tuple[str, ...]:
+        return tuple(bucket.communicator.way for bucket in self._buckets)
+
+    def _take(self, plan: tuple[str, ...]) -> None:
+        for bucket, way in zip(self._buckets, plan, strict=True):
+            bucket.communicator.take(way)
+        self._seconds.clear()
+
+    def add(self, bucket, pending) -> None:
+        """A bucket that is finished."""
+        if bucket.name in self._seen and self._next == self._model:
+            self._seen[bucket.name].append((pending.wire_bytes, pending.codec_seconds))
+
+    def end_step(self, finite: bool) -> None:
+        """When nothing is under way."""
+        now = time.perf_counter()
+        if self._ended_at is not None:
+            self._seconds.append(now - self._ended_at)
+        for bucket in self._buckets:
+            bucket.communicator.end_step(finite)
+        self._left -= 1
+        if self._left <= 0:
+            self._next()
+            now = time.perf_counter()  # what choosing took is not the next step's
+        self._ended_at = now
+
+    def _model(self) -> None:
+        """The compressed steps are over."""
+        measured = [np.median(seen[-2:], axis=0) for seen in self._seen.values()]
+        step = statistics.median(self._seconds[-2:])
+        mean = agreed(self._between, self._name, np.array([*np.ravel(measured), step])).mean(axis=0)
+        links = {kind: fit(probe(self._between, self._name, kind)) for kind in ("allgather", "allreduce", "alltoall")}
+        predicted = []
+        for bucket, seen in zip(self._buckets, mean[:-1].reshape(-1, 2), strict=True):
+            switch, size = bucket.communicator, bucket.size
+            codecs = {way: codec_of(size, *((switch.payload(way, size), 0.0) if way in DENSE else seen))
+                      for way in switch.ways_over(self._transport)}
+            predicted.append({way: seconds_of(way, size, codec, links, self._transport.hosts)
+                              for way, codec in codecs.items()})
+        for seen in self._seen.values():
+            seen.clear()
+        step = float(mean[-1])
+        self._length = min(max(math.ceil(_SECONDS / step), _TRIAL), _LONGEST_TRIAL)
+        self._begin(plans(predicted, slack=step), 1)
+
+    def _begin(self, found: list[tuple[str, ...]], number: int) -> None:
+        """A round of trials of these plans."""
+        self._round, self._trials = number, [*found, *reversed(found)]
+        self._try()
+
+    def _try(self) -> None:
+        """The next trial, or what follows from them."""
+        if self._trials:
+            self._take(self._trials.pop(0))
+            self._left, self._next = _SETTLES + self._length, self._tried
+        else:
+            self._judge()
+
+    def _tried(self) -> None:
+        self._results.append((statistics.median(self._seconds[_SETTLES:]), self.plan))
+        self._try()
+
+    def _judge(self) -> None:
+        """Of the plans of this round, those that are close to the fastest are tried again, or one of them is chosen."""
+        means = agreed(self._between, self._name, np.array([seconds for seconds, _ in self._results])).mean(axis=0)
+        of_plan: dict[tuple[str, ...], list[float]] = {}
+        for seconds, (_, plan) in zip(means, self._results, strict=True):
+            of_plan.setdefault(plan, []).append(float(seconds))
+        tried = [(statistics.mean(seconds), plan) for plan, seconds in of_plan.items() if len(seconds) == 2 * self._round]
+        most = (1 + _CLOSE / self._round) * min(tried)[0]
+        close = [plan for seconds, plan in tried if seconds <= most]
+        if self._round < _ROUNDS and len(close) > 1:
+            self._begin(close, self._round + 1)
+        else:
+            self._choose(tried)
+
+    def _choose(self, tried: list[tuple[float, tuple[str, ...]]]) -> None:
+        """The fastest; of those that are as fast, the most exact one. tried: seconds of a step, and the plan."""
+        fast = _SAME * min(seconds for seconds, _ in tried)
+        self._expected, chosen = max((one for one in tried if one[0] <= fast), key=lambda one: self._exactness(one[1]))
+        self._take(chosen)
+        if self._transport.rank == 0:
+            _LOG.info("auto: %s", "; ".join(f"{1e3 * seconds:.3g} ms a step with {_described(plan)}"
+                                            for seconds, plan in sorted(tried)))
+        self._steps, self._left, self._next = 0, _CHECK, self._look
+
+    def _exactness(self, plan: tuple[str, ...]) -> int:
+        """Bytes that each plan sends dense."""
+        return sum(bucket.communicator.payload(way, bucket.size) for bucket, way in zip(self._buckets, plan, strict=True)
+                   if way in DENSE)
+
+    def _look(self) -> None:
+        """Is the choice still good?"""
+        self._steps += _CHECK
+        taken = float(agreed(self._between, self._name, np.array([statistics.median(self._seconds)])).mean())
+        self._seconds.clear()
+        self._left = _CHECK
+        if self._steps == _CHECK:  # what won its trials may have been lucky there
+            self._expected = min(max(self._expected, taken), _SLOWER * self._expected)
+        if self._steps >= self._wait:
+            self._wait *= 10
+            self._start()
+        elif taken > _SLOWER * self._expected:
+            self._start()
+
+
+def _described(plan: tuple[str, ...]) -> str:
+    return " and ".join(f"{plan.count(way)} {way}" for way in dict.fromkeys(plan))

@@ -1,0 +1,302 @@
+"""What a step of a communicator costs with any number of ranks: bytes, and seconds by the α–β model.
+
+A step is a list of parts, one after the other: codec work, and collectives. Each collective is taken as the algorithm that
+Gloo has for it, one port a rank, both directions at a time: rings for allreduce and allgather, for alltoall a message to
+each (Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19, 2005, has
+their costs). Nothing of it overlaps: it is the step of one bucket, or of the last one.
+"""
+
+import dataclasses
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from .._util.rng import Stream
+from ..communicators.allreduce import Allreduce
+from ..communicators.sharded import slices
+from ..errors import ConfigError
+from ..pipeline import container
+from ..pipeline.decoder import decode_sum
+from ..transport.base import Transport
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec:
+    """What a compressor makes of a bucket, and how long it takes, with a core to itself.
+
+    size(elements, summed): bytes of the container of a sum of that many ranks' gradients. encode(elements): seconds of one
+    container. decode(elements, containers): seconds to decode and sum so many.
+    """
+
+    size: Callable[[int, int], float]
+    encode: Callable[[int], float]
+    decode: Callable[[int, int], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Codec work on the way to the step's end, which `busy` ranks have at a time. seconds: of the slowest of them."""
+
+    seconds: float
+    busy: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """payload: bytes that each rank hands over. sent, received: bytes on each rank's link. path: bytes that go over links
+    one after the other, in `rounds` messages. The first three: float64[ranks]."""
+
+    name: str
+    payload: np.ndarray
+    sent: np.ndarray
+    received: np.ndarray
+    path: float
+    rounds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """Seconds of one kind of collective: setup, whatever the ranks (the library's negotiation, say), alpha a round, beta a
+    byte."""
+
+    setup: float
+    alpha: float
+    beta: float
+
+    def seconds(self, rounds: int, path: float) -> float:
+        return self.setup + self.alpha * rounds + self.beta * path
+
+
+def fit(samples: list[tuple[int, float, float]]) -> Link:
+    """The Link through (rounds, path, seconds) with the least sum of squared relative errors and no negative coefficient.
+    To tell setup from alpha it takes two numbers of ranks."""
+    columns, seconds = np.array(samples, np.float64)[:, :2], np.array(samples, np.float64)[:, 2]
+    scaled = np.column_stack([np.ones(len(samples)), columns]) / seconds[:, None]
+    best, least = np.zeros(3), math.inf
+    # The best with no negative coefficient has some that are zero, and is the best of the others alone.
+    for count in (1, 2, 3):
+        for used in itertools.combinations(range(3), count):
+            found = np.zeros(3)
+            found[list(used)] = np.linalg.lstsq(scaled[:, used], np.ones(len(samples)), rcond=None)[0]
+            error = np.square(scaled @ found - 1).sum()
+            if found.min() >= 0 and error < least * (1 - 1e-9):
+                best, least = found, error
+    return Link(*best.tolist())
+
+
+def ring_allreduce(ranks: int, payload: float) -> Collective:
+    """Two rounds of the ring, each with a part of 1 / n in every message."""
+    sent = np.full(ranks, 2 * (ranks - 1) / ranks * payload)
+    return Collective("allreduce", np.full(ranks, float(payload)), sent, sent, sent[0], 2 * (ranks - 1))
+
+
+def ring_allgather(payloads) -> Collective:
+    """Each rank sends on, to the next, all payloads but that one's own. The largest makes its way in n - 1 messages, each
+    after the one before."""
+    payloads = np.asarray(payloads, np.float64)
+    rounds = payloads.size - 1
+    received = payloads.sum() - payloads
+    sent = payloads.sum() - np.roll(payloads, -1)
+    return Collective("allgather", payloads, sent, received, max(rounds * payloads.max(), sent.max()), rounds)
+
+
+def alltoall(splits) -> Collective:
+    """All messages at a time: what takes the longest is the link with the most bytes. splits: [ranks, ranks], bytes from
+    each to each."""
+    splits = np.asarray(splits, np.float64)
+    others = splits - np.diag(np.diag(splits))
+    sent, received = others.sum(axis=1), others.sum(axis=0)
+    return Collective("alltoall", splits.sum(axis=1), sent, received, max(sent.max(), received.max()), len(splits) - 1)
+
+
+def _allgather(ranks, elements, codec):
+    return [Work(codec.encode(elements), ranks), ring_allgather([codec.size(elements, 1)] * ranks),
+            Work(codec.decode(elements, ranks), ranks)]
+
+
+def _allreduce(ranks, elements, codec):
+    return [Work(codec.encode(elements), ranks), ring_allreduce(ranks, codec.size(elements, 1)),
+            Work(codec.decode(elements, 1), ranks)]
+
+
+def _sharded(ranks, elements, codec):
+    parts = np.array([part.stop - part.start for part in slices(elements, ranks)])
+    # Slices differ by an element, so there are two kinds of them at most.
+    kinds = [int(size) for size in np.unique(parts[parts > 0])]
+    one, summed, encode, decode, decode_sum = (np.zeros(ranks) for _ in range(5))
+    for size in kinds:
+        of_kind = parts == size
+        one[of_kind], summed[of_kind] = codec.size(size, 1), codec.size(size, ranks)
+        encode[of_kind], decode[of_kind] = codec.encode(size), codec.decode(size, 1)
+        decode_sum[of_kind] = codec.decode(size, ranks - 1)
+    splits = np.tile(one, (ranks, 1))
+    np.fill_diagonal(splits, 0)
+    return [Work((encode.sum() - encode).max(), ranks), alltoall(splits),
+            Work((decode_sum + encode).max(), ranks), ring_allgather(summed), Work(decode.sum(), ranks)]
+
+
+def _tree(ranks, elements, codec):
+    step, below = [], np.ones(ranks, int)  # how many gradients each rank has summed up
+    for level in range((ranks - 1).bit_length()):
+        splits = np.zeros((ranks, ranks))
+        senders = range(2**level, ranks, 2 ** (level + 1))
+        for sender in senders:
+            splits[sender, sender - 2**level] = codec.size(elements, below[sender])
+            below[sender - 2**level] += below[sender]
+        step += [Work(codec.encode(elements), len(senders)), alltoall(splits), Work(codec.decode(elements, 1), len(senders))]
+    root = np.zeros(ranks)
+    root[0] = codec.size(elements, ranks)
+    # A transport without a broadcast of its own, as Horovod's (which would have to know the length), gathers.
+    return [*step, Work(codec.encode(elements), 1), ring_allgather(root), Work(codec.decode(elements, 1), ranks)]
+
+
+def _hierarchical(ranks, elements, codec, hosts):
+    """What stays inside a host is taken as free. Owners, of equal slices, compress and send; every rank decodes all."""
+    members = np.bincount(hosts)
+    if len(members) in (1, ranks):
+        return _allgather(ranks, elements, codec) if len(members) == ranks else [ring_allreduce(ranks, 4 * elements)]
+    owners = members.min()
+    part = max(1, elements // owners)
+    nothing = alltoall(np.zeros((ranks, ranks)))
+    number = np.array([list(hosts[:rank]).count(host) for rank, host in enumerate(hosts)])  # of each rank on its host
+    peers = (number[:, None] == number) & (number < owners) & (np.not_equal.outer(hosts, hosts))
+    return [nothing, Work(codec.encode(part), owners * len(members)), alltoall(peers * codec.size(part, members.max())),
+            nothing, Work(owners * codec.decode(part, len(members)), ranks)]
+
+
+#: f(ranks, elements, codec) -> the parts of a bucket's step, by communicator.
+STEPS: dict[str, Callable[[int, int, Codec], list]] = {
+    "allgather": _allgather, "allreduce": _allreduce, "sharded": _sharded, "tree": _tree}
+
+
+def step_of(communicator: str, ranks: int, elements: int, codec: Codec, hosts=None) -> list[Work | Collective]:
+    """The parts of a step of a bucket of so many float32 elements. hosts: see Transport.hosts; None: one rank on each.
+    Raises ConfigError."""
+    if communicator == "hierarchical":
+        return _hierarchical(ranks, elements, codec, range(ranks) if hosts is None else hosts)
+    if communicator not in STEPS:
+        raise ConfigError(f"there is no cost model of communicator {communicator!r}; there are {', '.join(STEPS)}, "
+                          f"hierarchical")
+    if ranks < 2 or elements < 1:
+        raise ConfigError(f"{ranks} ranks and {elements} elements: at least 2 and 1 are needed")
+    return STEPS[communicator](ranks, elements, codec)
+
+
+def codec_seconds(step: list[Work | Collective], cores: float = math.inf) -> float:
+    """cores: that all ranks together have; they take turns on them."""
+    return sum(part.seconds * max(1.0, part.busy / cores) for part in step if isinstance(part, Work))
+
+
+def wire_seconds(step: list[Work | Collective], links: dict[str, Link]) -> float:
+    """links: by collective."""
+    return sum(links[part.name].seconds(part.rounds, part.path) for part in step if isinstance(part, Collective))
+
+
+def bytes_of(step: list[Work | Collective], kind: str) -> np.ndarray:
+    """float64[ranks]; kind: payload, sent or received."""
+    return np.sum([getattr(part, kind) for part in step if isinstance(part, Collective)], axis=0)
+
+
+class Curve:
+    """Through measured points (x, y), all positive: straight in a log-log plot between them, y constant before the first,
+    proportional to x after the last if `grows`, constant otherwise."""
+
+    def __init__(self, points: dict[float, float], grows: bool = True):
+        self._x, self._y = np.array(sorted(points.items()), np.float64).T
+        self._grows = grows
+
+    def __call__(self, x: float) -> float:
+        inside = float(np.exp(np.interp(math.log(x), np.log(self._x), np.log(self._y))))
+        return inside * max(1.0, x / self._x[-1]) if self._grows else inside
+
+
+def measure(compressor, gradients: list[np.ndarray], slices_of=(1, 4, 16, 64, 256, 1024)) -> Codec:
+    """The Codec of a compressor with error feedback: containers are made of the gradients, whole and in slices.
+
+    gradients: float32[d] each, of different ranks. slices_of: in how many slices, which is for how many ranks of `sharded`.
+    Times are medians of this thread's processor time, so that they hold on a busy machine too; the copy of a gradient into
+    its memory is part of encoding.
+    """
+    d, many = gradients[0].size, 8
+    residual, room = _residual(compressor, gradients), np.empty(d, np.float32)
+    sizes, encode, first, more, grown = {}, {}, {}, {}, {}
+    for count in slices_of:
+        length = d // count
+        if length == 0:
+            continue
+        starts = np.linspace(0, d - length, min(count, 8)).astype(int)
+        made, blobs = [], []
+        for number, gradient in enumerate(gradients):
+            for start in starts:
+                part = slice(start, start + length)
+                started = time.thread_time()
+                np.copyto(room[part], gradient[part])
+                encoded = compressor.encode_compensated(room[part], residual[part], room[part], Stream(step=number))
+                made.append(time.thread_time() - started)
+                blobs.append(encoded.blob.copy())
+        sizes[length], encode[length] = statistics.mean(blob.size for blob in blobs), statistics.median(made)
+        one, sums = (_decode_seconds(blobs, length, containers) for containers in (1, many))
+        more[length] = max(sums - one, 0.01 * one) / (many - 1)
+        first[length] = max(one - more[length], 0.01 * one)
+    summed = np.zeros(d, np.float32)
+    for number, gradient in enumerate(gradients, 1):
+        grown[number] = compressor.encode(summed + gradient, Stream(rank=-2)).blob.size
+        decode_sum([container.parse(compressor.encode(gradient, Stream(rank=number)).blob, d)], room)
+        summed += room
+    growth = Curve({number: size / grown[1] for number, size in grown.items()}, grows=False)
+    size, encode, first, more = map(Curve, (sizes, encode, first, more))
+    return Codec(lambda elements, summed: size(elements) * growth(summed), encode,
+                 lambda elements, containers: first(elements) + containers * more(elements))
+
+
+def _residual(compressor, gradients, steps=8) -> np.ndarray:
+    """What error feedback holds after some steps, float32[d]."""
+    residual, following = np.zeros((2, gradients[0].size), np.float32)
+    for step in range(steps):
+        np.copyto(following, gradients[step % len(gradients)])
+        compressor.encode_compensated(following, residual, following, Stream(step=step))
+        residual, following = following, residual
+    return residual
+
+
+def _decode_seconds(blobs, elements, containers, times=9) -> float:
+    out, taken = np.empty(elements, np.float32), []
+    for first in range(times):
+        chosen = [blobs[(first + i) % len(blobs)] for i in range(containers)]
+        started = time.thread_time()
+        decode_sum([container.parse(blob, elements) for blob in chosen], out, 0.5)
+        taken.append(time.thread_time() - started)
+    return statistics.median(taken)
+
+
+class _Loopback(Transport):
+    """A rank alone, whose sum is what it gave."""
+
+    rank, size = 0, 1
+
+    def allreduce(self, name, array):
+        self._array = array
+        return self
+
+    def wait(self):
+        return self._array
+
+
+def measure_linear(compressor, gradient: np.ndarray, times=9) -> Codec:
+    """The same of a compressor whose values communicator "allreduce" sums, without a memory. gradient: float32[d], the only
+    size that is known."""
+    communicator, transport, taken = Allreduce(), _Loopback(), []
+    room, out = np.empty((2, gradient.size), np.float32)
+    for step in range(times):
+        started = time.thread_time()
+        np.copyto(room, gradient)
+        pending = communicator.start(transport, "bucket", compressor, room, None, Stream(step=step))
+        encoded = time.thread_time()
+        communicator.finish(pending, transport, out, 0.5)
+        taken.append((encoded - started, time.thread_time() - encoded))
+    encode, decode = map(statistics.median, zip(*taken, strict=True))
+    return Codec(lambda elements, summed: pending.wire_bytes, lambda elements: encode, lambda elements, containers: decode)

@@ -1,0 +1,57 @@
+"""What this run's collectives cost, timed between steps; and what all ranks have to know to decide alike."""
+
+import math
+import time
+
+import numpy as np
+
+from ..transport.base import Transport
+from .cost_model import Collective, alltoall, ring_allgather, ring_allreduce
+
+_SMALLEST, _LARGEST = 2**10, 2**23  # bytes of a payload
+_LONG_ENOUGH = 0.01  # seconds: then bandwidth is what is measured
+_TIMES = 3
+
+
+def probe(transport: Transport, name: str, collective: str = "allreduce") -> list[tuple[int, float, float]]:
+    """A collective, between steps: time some of these, of growing length -> what cost_model.fit takes, the same on all ranks.
+
+    name: the same on all ranks. The longest takes 10 ms or has 8 MiB.
+    """
+    samples, payload = [], _SMALLEST
+    while True:
+        best = math.inf
+        for _ in range(_TIMES):
+            array = np.ones(payload // 4, np.float32)
+            started = time.perf_counter()
+            _start(transport, f"{name}.{collective}.{payload}", collective, array).wait()
+            best = min(best, time.perf_counter() - started)
+        mean = float(agreed(transport, name, np.array([best])).mean())
+        model = _model(collective, transport.size, payload)
+        samples.append((model.rounds, model.path, mean))
+        if mean >= _LONG_ENOUGH or payload >= _LARGEST:
+            return samples
+        payload *= 8
+
+
+def _model(collective: str, ranks: int, payload: int) -> Collective:
+    if collective == "allreduce":
+        return ring_allreduce(ranks, payload)
+    if collective == "alltoall":
+        return alltoall(np.full((ranks, ranks), payload / ranks))
+    return ring_allgather([payload] * ranks)
+
+
+def _start(transport: Transport, name: str, collective: str, array: np.ndarray):
+    if collective == "allreduce":
+        return transport.allreduce(name, array)
+    payload = array.view(np.uint8)
+    if collective == "alltoall":
+        return transport.alltoall(name, payload, [part.size for part in np.array_split(payload, transport.size)])
+    return transport.allgather(name, payload)
+
+
+def agreed(transport: Transport, name: str, own: np.ndarray) -> np.ndarray:
+    """A collective: all ranks' float64[n], as float64[ranks, n], for decisions that have to be the same on all of them."""
+    joined = transport.allgather(f"{name}.agreed", np.asarray(own, "<f8").view(np.uint8)).wait()
+    return joined.copy().view("<f8").reshape(transport.size, -1)
