@@ -23,7 +23,7 @@ from grace_ext.exchange.engine import Exchange
 from grace_ext.observe import onlookers, warn_of_one_rank
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import DEFAULT_SPEC, Rules
-from grace_ext.transport import Transport
+from grace_ext.transport import CollectiveHandle, Transport
 
 from ._horovod.exits import guard_exit
 from ._horovod.lengths import Lengths, as_splits, from_itself, padded, to_itself, without_padding
@@ -56,18 +56,18 @@ class HorovodTransport(Transport):
         sent = torch.from_numpy(room)
         received = sent.new()
         held = _hold(sent, received)
-        return _Handle(_allgather_async(sent, received, name, self._process_set), held,
+        return _collective(_allgather_async(sent, received, name, self._process_set), held,
                        lambda received: without_padding(name, received.numpy()), room.size - payload.size)
 
     def allreduce(self, name, array):
         tensor = torch.from_numpy(array)
         held = _hold(tensor)
-        return _Handle(hvd.allreduce_async_(tensor, op=hvd.Sum, name=name, process_set=self._process_set), held)
+        return _collective(hvd.allreduce_async_(tensor, op=hvd.Sum, name=name, process_set=self._process_set), held)
 
     def sum_tensor(self, name: str, tensor: torch.Tensor, prescale: float, postscale: float):
         """A tensor, on any device, as Horovod reduces it: in place -> handle."""
         held = _hold(tensor)
-        return _Handle(hvd.allreduce_async_(tensor, op=hvd.Sum, name=name, prescale_factor=prescale,
+        return _collective(hvd.allreduce_async_(tensor, op=hvd.Sum, name=name, prescale_factor=prescale,
                                             postscale_factor=postscale, process_set=self._process_set), held, lambda _: None)
 
     def alltoall(self, name, payload, splits):
@@ -76,7 +76,7 @@ class HorovodTransport(Transport):
         sent, sizes = torch.from_numpy(room), torch.from_numpy(as_splits(name, parts))
         received, received_sizes = sent.new(), sizes.new()
         held = _hold(sent, sizes, received, received_sizes)
-        return _Handle(_alltoall_async(sent, sizes, received, received_sizes, name, self._process_set), held,
+        return _collective(_alltoall_async(sent, sizes, received, received_sizes, name, self._process_set), held,
                        lambda got: from_itself(got[0].numpy(), got[1].tolist(), self.rank, length - payload.size))
 
     def send(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
@@ -130,27 +130,24 @@ def _hold(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return holders
 
 
-class _Handle:
-    def __init__(self, handle, held: list, payload=torch.Tensor.numpy, padding=0):
-        """held: see _hold. payload: what `wait` makes of the collective's results."""
-        self._handle, self._held, self._payload, self.padding = handle, held, payload, padding
+def _collective(handle: int, held: list, payload=torch.Tensor.numpy, padding=0) -> CollectiveHandle:
+    """handle: Horovod's. held: see _hold. payload: what `wait` makes of the collective's results."""
+    return CollectiveHandle(functools.partial(_wait, handle, held, payload), functools.partial(hvd.poll, handle), padding)
 
-    def poll(self) -> bool:
-        return hvd.poll(self._handle)
 
-    def wait(self) -> np.ndarray:
-        # synchronize() alone waits in a loop that takes the core from the codecs and from other ranks: with Gloo, 4 ranks on
-        # 2 cores, a step of 113 ms took 29 when this was added. Where each rank has a core, a nap makes the next step's
-        # computation slower (41 ms a step against 35), so naps are for long waits there.
-        awake = 0 if _core().is_crowded() else _AWAKE
-        began = time.perf_counter()
-        while not hvd.poll(self._handle):
-            waited = time.perf_counter() - began
-            if waited < awake:
-                os.sched_yield()
-            else:
-                time.sleep(min(max(_NAP * waited, _SHORTEST), _LONGEST))
-        return self._payload(hvd.synchronize(self._handle))
+def _wait(handle: int, _held: list, payload):
+    # synchronize() alone waits in a loop that takes the core from the codecs and from other ranks: with Gloo, 4 ranks on
+    # 2 cores, a step of 113 ms took 29 when this was added. Where each rank has a core, a nap makes the next step's
+    # computation slower (41 ms a step against 35), so naps are for long waits there.
+    awake = 0 if _core().is_crowded() else _AWAKE
+    began = time.perf_counter()
+    while not hvd.poll(handle):
+        waited = time.perf_counter() - began
+        if waited < awake:
+            os.sched_yield()
+        else:
+            time.sleep(min(max(_NAP * waited, _SHORTEST), _LONGEST))
+    return payload(hvd.synchronize(handle))
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_SPEC, backward_passes_per_step=1,
@@ -253,7 +250,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
         _check_momentum(optimizer, wrapped._grace)
         # A worker that elastic Horovod adds must start no collective here: the others are already somewhere else.
         if os.environ.get("HOROVOD_ELASTIC") != "1":
-            wrapped._grace.check_layouts()
+            wrapped._grace.check_config_digests()
     else:
         warn_of_one_rank(capture, observe, stacklevel=2)
     return wrapped

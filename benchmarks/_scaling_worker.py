@@ -20,7 +20,7 @@ import grace_ext
 from grace_ext.adapters.horovod_torch import HorovodTransport
 from grace_ext.exchange.engine import Exchange, Tensor
 from grace_ext.pipeline.spec import parse_stage
-from grace_ext.transport import Transport
+from grace_ext.transport import TransportWrapper
 
 WARM_UP = 3
 GRADIENTS = 3  # in turns, so that the residual is not always that of the same one
@@ -36,39 +36,20 @@ def barrier() -> None:
     hvd.allreduce(torch.zeros(1), name="barrier", op=hvd.Sum)
 
 
-class Clocked(Transport):
-    """Passes collectives on. If `apart`, each starts when all ranks have come to it, so that its seconds, which are kept,
+class Clocked(TransportWrapper):
+    """Forwards collectives. If `apart`, each starts when all ranks have come to it, so that its seconds, which are kept,
     have no codec work of other ranks in them."""
 
     def __init__(self, transport):
-        self._transport, self.rank, self.size = transport, transport.rank, transport.size
+        super().__init__(transport)
         self.apart, self.seconds = False, []
 
-    def _start(self, start, *arguments):
+    def _start(self, kind, name, array, *args):
         if self.apart:
             barrier()
         started = time.perf_counter()
-        return _Handle(start(*arguments), started, self)
-
-    def allgather(self, name, payload):
-        return self._start(self._transport.allgather, name, payload)
-
-    def allreduce(self, name, array):
-        return self._start(self._transport.allreduce, name, array)
-
-    def alltoall(self, name, payload, splits):
-        return self._start(self._transport.alltoall, name, payload, splits)
-
-
-class _Handle:
-    def __init__(self, handle, started, clock):
-        self._handle, self._started, self._clock = handle, started, clock
-
-    def wait(self):
-        result = self._handle.wait()
-        if self._clock.apart:
-            self._clock.seconds.append(time.perf_counter() - self._started)
-        return result
+        return super()._start(kind, name, array, *args).when_ended(
+            lambda ended, _: self.seconds.append(ended - started) if self.apart else None)
 
 
 class Compressed:
@@ -81,7 +62,8 @@ class Compressed:
         self._bucket = self._exchange.bucket(label, [Tensor(label, elements, 2)], grace_ext.compressor(spec),
                                              parse_stage("communicator", communicator))
         self._exchange.set_buckets([self._bucket])
-        self._exchange.check_layouts(self.clock.allgather(f"{label}.layout", self._exchange.layout()).wait())
+        digests = self.clock.allgather(f"{label}.config", self._exchange.config_digest())
+        self._exchange.check_config_digests(digests.wait())
         self._out = np.empty(elements, np.float32)
 
     def step(self, gradient):

@@ -7,6 +7,7 @@ import types
 import numpy as np
 import pytest
 from contract import arrays_of
+from support.listeners import listener_of, without
 from test_communicators import RANKS, gradient, on_all_ranks
 
 import grace_ext
@@ -15,6 +16,7 @@ from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import auto_tuner, link_probe
+from grace_ext.policy.auto_tuner import AutoTuner
 from grace_ext.policy.cost_model import Link
 from grace_ext.transport.inprocess import InProcessTransport
 
@@ -47,9 +49,9 @@ def step(exchange, given):
 
 def take(exchange, *ways):
     """By hand."""
-    exchange._chooser = None
+    without(exchange, AutoTuner)
     for bucket, way in zip(exchange.buckets, ways, strict=True):
-        bucket.communicator.take(way)
+        bucket.communicator.switch_to(way)
 
 
 def end(exchange, finite=True):
@@ -126,7 +128,7 @@ def test_all_ranks_choose_the_same_whatever_they_measured():
         for i in range(60):
             time.sleep(0.002 * ((i + transport.rank) % 3))
             out.append(step(exchange, gradient(100 * transport.rank + i))[0])
-            seen.append([bucket.communicator.way for bucket in exchange.buckets])
+            seen.append([bucket.communicator.strategy for bucket in exchange.buckets])
         return seen, np.stack(out)
 
     results = on_all_ranks(work)
@@ -145,11 +147,11 @@ def test_ranks_choose_by_the_mean_of_their_clocks(monkeypatch):
 
     def work(transport):
         exchange, clock.now = make(transport), 0.0
-        while exchange._chooser._next != exchange._chooser._look:
-            is_fast = exchange.buckets[0].communicator.way == (COMPRESSED if transport.rank == 0 else FLOAT32)
+        while listener_of(exchange, AutoTuner)._next != listener_of(exchange, AutoTuner)._recheck:
+            is_fast = exchange.buckets[0].communicator.strategy == (COMPRESSED if transport.rank == 0 else FLOAT32)
             clock.now += 1.0 if is_fast else 1.5
             step(exchange, np.zeros(5000, np.float32))
-        return exchange._chooser.plan
+        return listener_of(exchange, AutoTuner).plan
 
     assert set(on_all_ranks(work)) == {(FLOAT32, FLOAT32)}
 
@@ -164,10 +166,10 @@ def test_a_machine_that_gets_faster_does_not_favour_the_later_trial(monkeypatch)
         exchange = make(transport)
         clock.now = 0.0
         for i in range(60):
-            way = exchange.buckets[0].communicator.way
+            way = exchange.buckets[0].communicator.strategy
             clock.now += 0.995**i * (1.0 if way == COMPRESSED else 1.04)
             step(exchange, gradient(i))
-        return exchange._chooser.plan
+        return listener_of(exchange, AutoTuner).plan
 
     assert set(on_all_ranks(work)) == {(COMPRESSED, COMPRESSED)}
 
@@ -182,12 +184,12 @@ def test_plans_that_are_close_are_tried_again(monkeypatch):
         exchange, tried = make(transport), []
         clock.now = 0.0
         for i in range(230):
-            way = exchange.buckets[0].communicator.way
+            way = exchange.buckets[0].communicator.strategy
             if not tried or tried[-1] != way:
                 tried.append(way)
             clock.now += {COMPRESSED: 1.15 if i < 50 else 1.0, FLOAT32: 1.1, FP16: 2.0}[way]
             step(exchange, gradient(i))
-        return exchange._chooser.plan, tried
+        return listener_of(exchange, AutoTuner).plan, tried
 
     for plan, tried in on_all_ranks(work):
         assert plan == (COMPRESSED, COMPRESSED)
@@ -204,11 +206,11 @@ def test_the_more_trials_the_closer_a_plan_has_to_come(monkeypatch):
         exchange, tried = make(transport), []
         clock.now = 0.0
         for i in range(230):
-            way = exchange.buckets[0].communicator.way
+            way = exchange.buckets[0].communicator.strategy
             tried.append(way)
             clock.now += {COMPRESSED: 1.0, FLOAT32: 1.11}[way]
             step(exchange, gradient(i))
-        return exchange._chooser.plan, tried.count(FLOAT32)
+        return listener_of(exchange, AutoTuner).plan, tried.count(FLOAT32)
 
     trial = auto_tuner._SETTLES + auto_tuner._TRIAL
     assert set(on_all_ranks(work)) == {((COMPRESSED, COMPRESSED), 2 * 4 * trial)}, "four rounds of two trials"
@@ -224,7 +226,7 @@ def test_what_auto_cannot_do_is_refused(monkeypatch):
         on_all_ranks(make, ranks=1)
 
 
-def test_a_choice_is_looked_at_again(monkeypatch):
+def test_a_choice_is_rechecked_at_again(monkeypatch):
     monkeypatch.setattr(auto_tuner, "_CHECK", 5)
     monkeypatch.setattr(auto_tuner, "_AGAIN", 10)
     monkeypatch.setattr(auto_tuner, "_ROUNDS", 1)
@@ -233,7 +235,7 @@ def test_a_choice_is_looked_at_again(monkeypatch):
         exchange, starts = make(transport), []
         for i in range(120):
             step(exchange, gradient(i))
-            if exchange._chooser._left == auto_tuner._FIRST:
+            if listener_of(exchange, AutoTuner)._left == auto_tuner._FIRST:
                 starts.append(i)
         return starts
 
@@ -244,7 +246,7 @@ def test_a_choice_is_looked_at_again(monkeypatch):
 @pytest.mark.parametrize("later, again", [((1.6, 1.6, 1.6), False), ((1.0, 1.4, 1.0), False), ((1.6, 5.0, 1.0), True),
                                           ((5.0, 5.0, 5.0), True)])
 def test_a_choice_is_made_again_when_steps_become_slower_than_they_were_with_it(monkeypatch, later, again):
-    """later: seconds of a step in the 50 steps after the auto_tuner, whose trials took 1 s a step, the 50 after that, ..."""
+    """later: seconds of a step in the 50 steps after the choice, whose trials took 1 s a step, the 50 after that, ..."""
     clock = threading.local()
     monkeypatch.setattr(auto_tuner, "time", types.SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
     monkeypatch.setattr(auto_tuner, "plans", lambda *_, **__: [(COMPRESSED, COMPRESSED)])
@@ -253,8 +255,8 @@ def test_a_choice_is_made_again_when_steps_become_slower_than_they_were_with_it(
         exchange, looked = make(transport), 0
         clock.now = 0.0
         while looked < 3 * auto_tuner._CHECK:
-            chooser = exchange._chooser
-            if chooser._next == chooser._look:
+            tuner = listener_of(exchange, AutoTuner)
+            if tuner._next == tuner._recheck:
                 clock.now += later[looked // auto_tuner._CHECK]
                 looked += 1
             elif looked:

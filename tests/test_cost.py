@@ -11,7 +11,7 @@ from grace_ext import ConfigError
 from grace_ext._util.rng import Stream
 from grace_ext.pipeline import spec
 from grace_ext.policy import cost_model as cost
-from grace_ext.transport import Transport
+from grace_ext.transport import CollectiveHandle, Transport
 
 FREE = {"encode": lambda elements: 0.0, "decode": lambda elements, containers: 0.0}
 LINK = cost.Link(setup=1e-3, alpha=1e-4, beta=1e-8)
@@ -30,7 +30,7 @@ class Counting(Transport):
         self.payload += payload
         result = handle.wait()
         self.received += result.size - own if name != "allreduce" else 0
-        return Done(result)
+        return CollectiveHandle.of(result)
 
     def allgather(self, name, payload):
         return self._passed("allgather", self._transport.allgather(name, payload), payload.size, payload.size)
@@ -41,14 +41,6 @@ class Counting(Transport):
 
     def allreduce(self, name, array):
         return self._passed("allreduce", self._transport.allreduce(name, array), array.nbytes, 0)
-
-
-class Done:
-    def __init__(self, result):
-        self._result = result
-
-    def wait(self):
-        return self._result
 
 
 def size_of(name):

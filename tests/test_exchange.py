@@ -15,9 +15,10 @@ from test_communicators import RANKS, gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError
-from grace_ext.exchange.bucketing import make_layout
+from grace_ext.exchange.bucketing import build_buckets
 from grace_ext.exchange.buckets import Bucket, Tensor, make_buckets
 from grace_ext.exchange.engine import Exchange
+from grace_ext.exchange.shadow import shadow_step
 from grace_ext.memory.none import NoMemory
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import DEFAULT_ROWS_SPEC, DEFAULT_SPEC, Rules
@@ -135,7 +136,7 @@ def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(parts):
 
 @pytest.mark.parametrize("spec, communicator", [("topk:0.1/rice/raw", "allgather"), ("randomk:0.05", "allreduce"),
                                                 ("dense/fp16", "allreduce")])
-def test_ranks_that_run_out_of_data_accompany_the_others(spec, communicator):
+def test_ranks_that_run_out_of_data_shadow_the_steps_of_others(spec, communicator):
     """Rank r gives r gradients. What they do not get is a rank's own share; averages are over all ranks."""
     def work(transport):
         exchange = Exchange(transport, "none", 1 / transport.size, joinable=True)
@@ -147,7 +148,7 @@ def test_ranks_that_run_out_of_data_accompany_the_others(spec, communicator):
             received.append(np.empty(bucket.size, np.float32))
             return received[-1]
 
-        while exchange.accompany(room):
+        while shadow_step(exchange, room):
             pass
         return received, exchange.step
 
@@ -280,7 +281,7 @@ def test_a_layout_keeps_apart_what_has_no_place_in_one_bucket():
     parts = [[Tensor(name, 5000, 2, shape=(50, 100)) for name in names]
              for names in (["a", "a.kept", "table", "b"], ["c", "sparse", "d"])]
     rules = Rules("topk:0.1", {"b": "dense/fp16", "sparse": "dense/raw"})
-    buckets = make_layout(exchange, parts, {"table", "sparse"}, rules, parse_stage("communicator", "allgather"), "first")
+    buckets = build_buckets(exchange, parts, {"table", "sparse"}, rules, parse_stage("communicator", "allgather"), "first")
     found = {bucket.name: ([t.name for t in bucket.tensors], str(bucket.compressor), bucket.memory.name)
              for bucket in buckets}
     assert found == {
@@ -300,7 +301,7 @@ def test_building_takes_work_in_proportion_to_the_number_of_tensors(bucket_bytes
         tensors = [Tensor(f"t{i}", 100, 2, shape=(10, 10)) for i in range(count)]
         profile = cProfile.Profile()
         profile.enable()
-        buckets = make_layout(exchange, [tensors], set(), Rules("topk:0.1"), parse_stage("communicator", "allgather"), "p",
+        buckets = build_buckets(exchange, [tensors], set(), Rules("topk:0.1"), parse_stage("communicator", "allgather"), "p",
                               bucket_bytes)
         profile.disable()
         assert len(buckets) == (1 if bucket_bytes == math.inf else count // 2)
@@ -342,12 +343,12 @@ def test_ranks_with_another_seed_or_weight_are_told(differs):
         exchange = Exchange(InProcessGroup(2).transport(0), "residual", **{"weight": 0.5, "seed": 0, **options})
         exchange.set_buckets([exchange.bucket("bucket", [Tensor("a", 50, 1)], grace_ext.compressor("randomk:0.1"),
                                               parse_stage("communicator", "allgather"))])
-        return exchange, exchange.layout()
+        return exchange, exchange.config_digest()
 
     (exchange, first), (_, same), (_, other) = layout(), layout(), layout(**{differs: 1})
-    exchange.check_layouts(np.concatenate([first, same]))
+    exchange.check_config_digests(np.concatenate([first, same]))
     with pytest.raises(ConfigError, match=r"ranks \[1\] have other parameters, specs or options than rank 0"):
-        exchange.check_layouts(np.concatenate([first, other]))
+        exchange.check_config_digests(np.concatenate([first, other]))
 
 
 def test_two_threads_may_start_the_first_buckets_of_a_step(monkeypatch):
@@ -357,12 +358,12 @@ def test_two_threads_may_start_the_first_buckets_of_a_step(monkeypatch):
                                           parse_stage("communicator", "allgather")) for name in "ab"])
     begun, both = [], threading.Barrier(2, timeout=1)
 
-    def count(own):
-        begun.append(own)
+    def begin_step():
+        begun.append(1)
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait()  # until the other one begins the step, too; which it must not
 
-    monkeypatch.setattr(exchange, "_count_ranks", count)
+    monkeypatch.setattr(exchange, "begin_step", begin_step)
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         for _ in threads.map(lambda bucket: exchange.start(bucket, lambda out: out.fill(1.0)), exchange.buckets):
             pass

@@ -5,15 +5,19 @@ import time
 
 import numpy as np
 import pytest
+from support.listeners import listener_of, without
 from test_communicators import RANKS, gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ContainerError, ExchangeError
+from grace_ext.communicators.base import Pending
+from grace_ext.exchange import fusion
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
+from grace_ext.exchange.fusion import Fusion
+from grace_ext.exchange.shadow import shadow_step
 from grace_ext.pipeline.spec import parse_stage
-from grace_ext.transport import Transport, fusion
-from grace_ext.transport.fusion import Fusion
+from grace_ext.transport import CollectiveHandle, Transport
 
 SIZES = (3000, 2000, 40_000, 10, 500)
 TOPK = "topk:0.1/rice/raw"
@@ -110,10 +114,10 @@ def test_ranks_that_have_joined_take_part():
             rooms.append(np.empty(bucket.size, np.float32))
             return rooms[-1]
 
-        while exchange.accompany(room):
+        while shadow_step(exchange, room):
             received.append(np.concatenate(rooms))
             rooms.clear()
-        return np.stack(received), exchange._fusion._groups
+        return np.stack(received), listener_of(exchange, Fusion)._groups
 
     results = on_all_ranks(work)
     for received, groups in results:
@@ -128,13 +132,13 @@ def test_what_is_no_fused_message_is_an_error(data):
         rank, size = 0, RANKS
 
         def allgather(self, name, payload):
-            return type("Handle", (), {"wait": lambda self: data})()
+            return CollectiveHandle.of(data)
 
-    group = fusion._Group(Wrong(), ["a", "b"])
+    group = fusion._Group(RANKS, ["a", "b"])
     for name in "ab":
-        group.add(name, np.empty(0, np.uint8))
+        group.add(Wrong(), name, np.empty(0, np.uint8))
     with pytest.raises(ContainerError, match="'a'"):
-        group.part("a")
+        group.handle_of("a").wait()
 
 
 def test_a_collective_that_cannot_be_started_is_an_error_of_all_its_buckets():
@@ -144,12 +148,12 @@ def test_a_collective_that_cannot_be_started_is_an_error_of_all_its_buckets():
         def allgather(self, name, payload):
             raise ExchangeError("the others are gone")
 
-    group = fusion._Group(Gone(), ["a", "b"])
-    group.add("a", np.empty(0, np.uint8))
+    group = fusion._Group(RANKS, ["a", "b"])
+    group.add(Gone(), "a", np.empty(0, np.uint8))
     with pytest.raises(ExchangeError, match="gone"):
-        group.add("b", np.empty(0, np.uint8))
+        group.add(Gone(), "b", np.empty(0, np.uint8))
     with pytest.raises(ExchangeError, match="gone"):
-        group.part("a")
+        group.handle_of("a").wait()
 
 
 @pytest.mark.parametrize("error", [MemoryError, SystemExit])
@@ -159,7 +163,7 @@ def test_a_bucket_that_cannot_be_encoded_is_an_error_of_those_that_it_goes_with(
         exchange = make(transport)
         step(exchange, parts_of(transport.rank))
 
-        def broken(*_):
+        def broken(**_):
             raise error("no room for bucket1")
 
         exchange.buckets[1].start = broken
@@ -192,13 +196,14 @@ def test_a_step_that_is_given_up_leaves_nobody_waiting():
 
 def test_groups_follow_the_sizes_of_containers(monkeypatch):
     monkeypatch.setattr(fusion, "_AGAIN", 2)
-    fused = Fusion(type("T", (), {"size": 1})())
+    fused = Fusion(type("T", (), {"size": 1, "can_fuse": True})())
     buckets = [type("B", (), {"name": name})() for name in "abcd"]
+    fused.buckets_set(buckets)
     for sizes, groups in (((1000, 1000, 40_000, 10), ["ab", "c", "d"]), ((1,) * 4, None),
                           ((20_000, 20_000, 10, 10), ["a", "bcd"])):
         for bucket, size in zip(buckets, sizes, strict=True):
-            fused.received(bucket, size)
-        fused.end_step(True, buckets)
+            fused.bucket_finished(0, bucket, Pending(None, 0, {}, received=size))
+        fused.end_step(0, True, None)
         if groups:
             assert ["".join(bucket.name for bucket in group) for group in fused._groups] == groups
 
@@ -211,7 +216,7 @@ def test_what_has_arrived_is_decoded_while_others_are_to_come(communicator):
     """The last bucket is held back until the others' results are there, which the worker brings about by itself."""
     def work(transport):
         exchange = make(transport, communicator=communicator)
-        exchange._fusion = None
+        without(exchange, Fusion)
         step(exchange, parts_of(transport.rank))
         out = [np.full(bucket.size, 7, np.float32) for bucket in exchange.buckets]
         *others, last = zip(exchange.buckets, parts_of(10 + transport.rank), out, strict=True)
@@ -252,7 +257,7 @@ def test_many_steps_with_early_decoding_give_the_same(communicator):
 def test_a_step_that_is_given_up_is_not_looked_for_any_more(communicator):
     def work(transport):
         exchange = make(transport, communicator=communicator)
-        exchange._fusion = None
+        without(exchange, Fusion)
         step(exchange, parts_of(0))
         out = [np.full(bucket.size, 7, np.float32) for bucket in exchange.buckets]
         bucket = exchange.buckets[0]
@@ -260,27 +265,23 @@ def test_a_step_that_is_given_up_is_not_looked_for_any_more(communicator):
             exchange.start(bucket, lambda to: np.copyto(to, parts_of(1)[0]), out[0])
             exchange.pending(bucket)
         exchange.abort()
-        assert exchange._turns.submit(lambda: "free").result(5) == "free"
+        assert exchange._scheduler.run(lambda: "free").result(5) == "free"
         assert all((room == 7).all() for room in out)
 
     on_all_ranks(work)
 
 
 def test_an_error_while_decoding_early_surfaces_in_finish():
-    class Broken:
-        def __init__(self, handle):
-            self._handle = handle
-
-        def poll(self):
-            return self._handle.poll()
-
-        def wait(self):
-            data = self._handle.wait().copy()
+    def broken(handle):
+        def wait():
+            data = handle.wait().copy()
             data[data.size // 2] ^= 1
             return data
 
+        return CollectiveHandle(wait, handle.poll)
+
     def work(transport):
-        exchange = make(Counting(transport, Broken))
+        exchange = make(Counting(transport, broken))
         with pytest.raises(ContainerError):
             step(exchange, parts_of(transport.rank), early=True)
         exchange.abort()

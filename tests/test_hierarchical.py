@@ -11,6 +11,7 @@ import grace_ext
 from grace_ext import ConfigError, ContainerError, ExchangeError
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
+from grace_ext.exchange.shadow import shadow_step
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.transport import InProcessGroup, topology
 
@@ -205,7 +206,7 @@ def test_an_owner_that_joined_passes_on_all_that_its_host_gives():
         step(exchange, gradient(transport.rank))
         before, out = arrays_of(exchange), np.empty(5000, np.float32)
         if transport.rank in (0, 1):  # all owners of the first slice
-            assert exchange.accompany(lambda bucket: out)
+            assert shadow_step(exchange, lambda bucket: out)
             after = arrays_of(exchange)
             assert all(np.array_equal(before[name], after[name]) for name in after)
         else:
@@ -232,22 +233,22 @@ def test_memories_that_follow_single_ranks_are_refused():
 def test_hosts_are_numbered_in_the_order_of_their_first_ranks(monkeypatch):
     def named(name):
         monkeypatch.setenv(topology.VARIABLE, name)
-        return topology.own()
+        return topology.own_host()
 
     gathered = np.stack([named(name) for name in ("b", "a", "b", "c", "a", "")])
-    assert gathered.dtype == np.uint8 and gathered.shape == (6, topology.SIZE)
-    assert topology.numbered(gathered) == (0, 1, 0, 2, 1, 3)
+    assert gathered.dtype == np.uint8 and gathered.shape == (6, topology.HOST_BYTES)
+    assert topology.number_hosts(gathered) == (0, 1, 0, 2, 1, 3)
 
 
 def test_a_host_is_its_name_and_its_boot(monkeypatch):
     monkeypatch.delenv(topology.VARIABLE, raising=False)
-    here = topology.own()
-    assert np.array_equal(here, topology.own())
+    here = topology.own_host()
+    assert np.array_equal(here, topology.own_host())
     monkeypatch.setattr(topology, "boot", lambda: "another")
-    assert not np.array_equal(here, topology.own())
+    assert not np.array_equal(here, topology.own_host())
     monkeypatch.undo()
     monkeypatch.setattr(topology.socket, "gethostname", lambda: "another")
-    assert not np.array_equal(here, topology.own())
+    assert not np.array_equal(here, topology.own_host())
 
 
 def test_ranks_tell_each_other_their_hosts_with_their_layouts(monkeypatch):
@@ -257,15 +258,15 @@ def test_ranks_tell_each_other_their_hosts_with_their_layouts(monkeypatch):
         made.transport.hosts = None
         made.set_buckets([made.bucket("bucket", [Tensor("a", 50, 2)], grace_ext.compressor(spec),
                                       parse_stage("communicator", "hierarchical"))])
-        return made, made.layout()
+        return made, made.config_digest()
 
     group = InProcessGroup(4)
     made, layouts = zip(*map(exchange, range(4)), strict=True)
-    with pytest.raises(ExchangeError, match="check_layouts"):
+    with pytest.raises(ExchangeError, match="check_config_digests"):
         step(made[0], np.zeros(50, np.float32))
-    made[0].check_layouts(np.concatenate(layouts))
+    made[0].check_config_digests(np.concatenate(layouts))
     assert made[0].transport.hosts == ROUND_ROBIN
     other = exchange(3, "topk:0.2")[1]
     with pytest.raises(ConfigError, match=r"ranks \[3\] have other parameters"):
-        made[1].check_layouts(np.concatenate([*layouts[:3], other]))
+        made[1].check_config_digests(np.concatenate([*layouts[:3], other]))
     assert made[1].transport.hosts is None

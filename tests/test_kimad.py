@@ -13,7 +13,7 @@ from grace_ext.exchange.engine import Exchange
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy.allocation import DENSITIES
 from grace_ext.policy.kimad import uniform
-from grace_ext.transport import Transport
+from grace_ext.transport import CollectiveHandle, Transport
 from grace_ext.transport.metered import Metered
 
 D = 200_000
@@ -45,23 +45,19 @@ class Link(Transport):
 
     def allgather(self, name, payload):
         self._free = max(self._free, self.clock.now) + self.delay + payload.size / self.rate
-        return Arriving(self.clock, self._free, np.concatenate([payload, payload]))
+        return arriving(self.clock, self._free, np.concatenate([payload, payload]))
 
     def allreduce(self, name, array):
         self._free = max(self._free, self.clock.now) + self.delay + array.nbytes / self.rate
-        return Arriving(self.clock, self._free, array * 2)
+        return arriving(self.clock, self._free, array * 2)
 
 
-class Arriving:
-    def __init__(self, clock, at, result):
-        self._clock, self._at, self._result = clock, at, result
+def arriving(clock, at, result):
+    def wait():
+        clock.now = max(clock.now, at)
+        return result
 
-    def poll(self):
-        return self._clock.now >= self._at
-
-    def wait(self):
-        self._clock.now = max(self._clock.now, self._at)
-        return self._result
+    return CollectiveHandle(wait, lambda: clock.now >= at)
 
 
 class Training:
@@ -187,7 +183,7 @@ def test_ranks_may_differ():
         outs = []
         for step in range(4):
             if step:
-                exchange._kimad.densities = {"b": 0.01 * (1 + transport.rank)}
+                exchange.schedules.densities["b"] = 0.01 * (1 + transport.rank)
             exchange.start(bucket, lambda out, step=step: np.copyto(out, gradient(10 * transport.rank + step)))
             exchange.advance()
             outs.append(np.empty(5000, np.float32))

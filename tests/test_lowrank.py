@@ -9,6 +9,7 @@ from test_communicators import on_all_ranks
 import grace_ext
 from grace_ext import ConfigError
 from grace_ext._util.rng import Stream
+from grace_ext.communicators.allgather import Allgather
 from grace_ext.communicators.factors import FactorAllreduce, WarmStarts
 from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.exchange.engine import Exchange
@@ -297,7 +298,7 @@ def test_states_follow_their_tensors_into_new_buckets():
         step(exchange, gradient(transport.rank, 0))
         before = arrays_of(exchange)
         order = [TENSORS[i] for i in (3, 0, 4, 2, 1)]
-        exchange.set_buckets([exchange.bucket("new", order, grace_ext.compressor("powersgd:2"), None)])
+        exchange.set_buckets([exchange.bucket("new", order, grace_ext.compressor("powersgd:2"), Allgather())])
         after = arrays_of(exchange)
         assert before.keys() == after.keys() and all(same_bits(before[name], after[name]) for name in before)
         flat = pieces(gradient(transport.rank, 1))

@@ -300,7 +300,7 @@ def test_a_schedule_goes_on_after_loading():
 def test_schedules_that_cannot_be():
     transport = InProcessGroup(1).transport(0)
     with pytest.raises(ConfigError, match="no part of the specs has a number 'densty'; there are: bits, bucket, density"):
-        make(transport, "none", "topk/raw/qsgd", schedule={"densty": "warmup"}).layout()
+        make(transport, "none", "topk/raw/qsgd", schedule={"densty": "warmup"}).config_digest()
     with pytest.raises(ConfigError, match="unknown schedule 'linear'"):
         make(transport, "none", schedule={"density": "linear"})
     with pytest.raises(ConfigError, match="steps=0"):
@@ -313,10 +313,10 @@ def test_schedules_that_cannot_be():
 
 
 @pytest.mark.parametrize("schedule", [{"density": "warmup:7"}, {"density": lambda step: 0.02}])
-def test_a_schedule_is_part_of_the_layout(schedule):
+def test_a_schedule_is_part_of_the_configuration(schedule):
     transport = InProcessGroup(1).transport(0)
-    layouts = {make(transport, "none", schedule=one).layout().tobytes() for one in (schedule, dict(schedule), None)}
-    assert len(layouts) == 2
+    digests = {make(transport, "none", schedule=one).config_digest().tobytes() for one in (schedule, dict(schedule), None)}
+    assert len(digests) == 2
 
 
 # Kernels

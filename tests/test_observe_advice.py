@@ -193,4 +193,4 @@ def test_ranks_that_disagree_about_warnings_are_told(monkeypatch):
         monkeypatch.setenv("GRACE_EXT_WARN", value)
         made.append(exchange(Link(group, rank, 0.0, []), "topk:0.1"))
     with pytest.raises(ConfigError, match=r"ranks \[1\]"):
-        made[0].check_layouts(np.concatenate([one.layout() for one in made]))
+        made[0].check_config_digests(np.concatenate([one.config_digest() for one in made]))

@@ -13,9 +13,9 @@ from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
 from grace_ext.observe import Timeline, merge_timelines
-from grace_ext.observe.timeline import Mark
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.transport import Transport
+from grace_ext.transport.tracing import Tracing
 
 # What horovod/common/timeline.cc writes, for two tensors and one collective of each.
 HOROVOD = """[
@@ -117,15 +117,15 @@ def test_other_files_are_refused(tmp_path, text, message):
     assert not (tmp_path / "merged.json").exists()
 
 
-def test_a_mark_passes_every_kind_of_collective_on():
-    """One that fell back on another would leave the other ranks, which have no mark, in the collective they were told of."""
+def test_tracing_forwards_every_kind_of_collective():
+    """One that fell back on another would leave the other ranks, which are not traced, in the one they were told of."""
     class Named(Transport):
         rank, size, hosts = 0, 2, (0, 0)
 
     collectives = ("allgather", "allreduce", "alltoall", "broadcast")
     for name in collectives:
         setattr(Named, name, lambda self, *_, name=name: name)
-    payload, mark = np.empty(0, np.uint8), Mark(Named())
-    assert (mark.allgather("a", payload), mark.allreduce("a", payload), mark.alltoall("a", payload, [0, 0]),
-            mark.broadcast("a", payload, 0)) == collectives
-    assert mark.at is not None
+    payload, tracing = np.empty(0, np.uint8), Tracing(Named())
+    assert (tracing.allgather("a", payload), tracing.allreduce("a", payload), tracing.alltoall("a", payload, [0, 0]),
+            tracing.broadcast("a", payload, 0)) == collectives
+    assert tracing.at is not None

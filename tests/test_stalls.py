@@ -218,7 +218,7 @@ def test_who_shuts_horovod_down_names_those_that_are_stopped_later(ranks, is_kep
 # Python 3.11 can hang in sys._current_frames if a collection of garbage lets another thread run that begins a thread.
 LOOKS = """
 import gc, threading, time
-from grace_ext.adapters import stalls
+from grace_ext.adapters._common import stalls
 
 class Garbage:
     def __init__(self):
@@ -315,7 +315,7 @@ def test_a_rank_that_ends_tells_those_it_leaves(monkeypatch, error, left):
 def test_this_process_ends_whatever_its_threads_hold():
     done = subprocess.run([sys.executable, "-c", """if True:
         import sys, threading, time
-        from grace_ext.adapters import stalls
+        from grace_ext.adapters._common import stalls
         stalls._FLUSH = 0.1
         sys.stdout = type("Stuck", (), {"write": lambda *_: None, "flush": lambda _: time.sleep(10**6)})()
         threading.Thread(target=time.sleep, args=[10**6]).start()
@@ -330,15 +330,15 @@ def test_what_is_no_time_is_refused(monkeypatch, text):
         stalls._seconds(stalls.STALL)
 
 
-def test_ranks_are_watched_from_when_their_layouts_are_known(monkeypatch):
+def test_ranks_are_watched_from_when_their_configurations_are_known(monkeypatch):
     """Here all of them are one process, which nobody has to look after."""
     added = []
     monkeypatch.setattr(stalls, "_watchers", [type("Noting", (), {"add": lambda _, *given: added.append(given)})()])
     transports = [InProcessGroup(2).transport(rank) for rank in range(2)]
     known = []
-    exchange = type("Exchange", (), {"transport": transports[1], "layout": lambda _: np.arange(16, dtype=np.uint8),
-                                     "check_layouts": lambda _, rows: known.append(rows)})()
-    stalls.check_layouts(exchange, lambda record: np.tile(record, 2))
+    exchange = type("Exchange", (), {"transport": transports[1], "config_digest": lambda _: np.arange(16, dtype=np.uint8),
+                                     "check_config_digests": lambda _, rows: known.append(rows)})()
+    stalls.check_config_digests(exchange, lambda record: np.tile(record, 2))
     assert np.array_equal(known[0], [np.arange(16)] * 2)
     ((one, own, ranks),) = added
     assert one is exchange and own.rank == 1 and ranks == [own, own]

@@ -10,9 +10,10 @@ from grace_ext import ConfigError, ContainerError, ExchangeError
 from grace_ext.communicators.sharded import slices
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
+from grace_ext.exchange.shadow import shadow_step
 from grace_ext.observe.advice import Cost
 from grace_ext.pipeline.spec import parse_stage
-from grace_ext.transport import Transport
+from grace_ext.transport import CollectiveHandle, Transport
 
 TOPK = "topk:0.1/rice/qsgd:7"
 all_of_them = pytest.mark.parametrize("communicator", ["sharded", "tree", "hierarchical"])
@@ -29,7 +30,7 @@ class Recorder(Transport):
 
     def allgather(self, name, payload):
         self.given.append(("allgather", payload.size))
-        return Changed(self._transport.allgather(name, payload), self._change and self._change.get("allgather"))
+        return changed(self._transport.allgather(name, payload), self._change and self._change.get("allgather"))
 
     def allreduce(self, name, array):
         self.given.append(("allreduce", array.nbytes))
@@ -38,15 +39,11 @@ class Recorder(Transport):
     def alltoall(self, name, payload, splits):
         self.given.append(("alltoall", payload.size))
         assert sum(splits) == payload.size
-        return Changed(self._transport.alltoall(name, payload, splits), self._change and self._change.get("alltoall"))
+        return changed(self._transport.alltoall(name, payload, splits), self._change and self._change.get("alltoall"))
 
 
-class Changed:
-    def __init__(self, handle, change):
-        self._handle, self._change = handle, change
-
-    def wait(self):
-        return self._change(self._handle.wait()) if self._change else self._handle.wait()
+def changed(handle, change):
+    return CollectiveHandle(lambda: change(handle.wait()) if change else handle.wait())
 
 
 def make(transport, communicator, spec=TOPK, memory="residual", d=5000, weight=1.0, **options):
@@ -303,7 +300,7 @@ def test_ranks_that_joined_pass_on_sums(communicator):
             received.append(np.empty(bucket.size, np.float32))
             return received[-1]
 
-        while exchange.accompany(room):
+        while shadow_step(exchange, room):
             pass
         after = arrays_of(exchange)
         assert all(np.array_equal(before.get(name, 0 * after[name]), after[name]) for name in after)
@@ -320,7 +317,7 @@ def test_ranks_that_joined_pass_on_sums(communicator):
 
 @all_of_them
 def test_joining_before_any_step(communicator):
-    assert on_all_ranks(lambda transport: make(transport, communicator, joinable=True).accompany(None), 3) == [False] * 3
+    assert on_all_ranks(lambda transport: shadow_step(make(transport, communicator, joinable=True), None), 3) == [False] * 3
 
 
 @pytest.mark.parametrize("what", ["alltoall", "allgather"])

@@ -1,7 +1,6 @@
 """Ranks that come and go, as threads of one process; tests/elastic does the same with Horovod."""
 
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from grace_ext.adapters._torch.connection import Connection  # noqa: E402
 from grace_ext.exchange.engine import Exchange  # noqa: E402
 from grace_ext.pipeline.spec import parse_stage  # noqa: E402
 from grace_ext.policy import Rules  # noqa: E402
-from grace_ext.transport import InProcessGroup  # noqa: E402
+from grace_ext.transport import CollectiveHandle, InProcessGroup  # noqa: E402
 
 SIZE = 40 * 40
 
@@ -185,7 +184,7 @@ def test_states_are_gathered_in_pieces_that_are_bounded_together(monkeypatch):
         size = 4
 
         def allgather(self, name, payload):
-            return SimpleNamespace(wait=lambda: np.tile(payload, 4))
+            return CollectiveHandle.of(np.tile(payload, 4))
 
         def send(self, name, payload, to):
             sent.append(payload.size)

@@ -60,9 +60,9 @@ def introduce(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray], me
     return gathered[:, :message.size]
 
 
-def check_layouts(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Exchange.check_layouts, in the same collective as `introduce`."""
-    exchange.check_layouts(introduce(exchange, gather, exchange.layout()))
+def check_config_digests(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Exchange.check_config_digests, in the same collective as `introduce`."""
+    exchange.check_config_digests(introduce(exchange, gather, exchange.config_digest()))
 
 
 class Process(NamedTuple):

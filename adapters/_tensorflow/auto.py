@@ -5,14 +5,14 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from grace_ext.communicators.auto import Passed
+from grace_ext.exchange.bypass import BypassPending
 
 from .nodes import BucketNodes
-from .transport import Handle, collective
+from .transport import GraphHandle, collective
 
 #: Of the collectives of a bucket that chooses, by number. The first: none. The ways by which gradients pass are the last.
-_PASSES = {"float32": tf.float32, "fp16": tf.float16}
-_KINDS = ("", "allgather", "alltoall", "allreduce of float32", "allreduce of float16", *_PASSES)
+_BYPASSES = {"float32": tf.float32, "fp16": tf.float16}
+_KINDS = ("", "allgather", "alltoall", "allreduce of float32", "allreduce of float16", *_BYPASSES)
 _NO_BYTES, _NO_SPLITS = np.empty(0, np.uint8), np.empty(0, np.int32)
 
 
@@ -49,7 +49,7 @@ class SwitchedNodes(BucketNodes):
             flat = tf.cast(tf.reshape(gradient, [-1]), dtype)
             return tf.cast(collective("allreduce", [flat], name, process_set, **factors), tf.float32)
 
-        passes = {_KINDS.index(way): functools.partial(by, dtype) for way, dtype in _PASSES.items()}
+        passes = {_KINDS.index(name): functools.partial(by, dtype) for name, dtype in _BYPASSES.items()}
         result = tf.switch_case(kind, {number: passes.get(number, lambda: tf.zeros([0])) for number in range(len(_KINDS))})
         result.set_shape([None])
         return result
@@ -86,24 +86,24 @@ class SwitchedNodes(BucketNodes):
         return {tensor.name: result for tensor, result in zip(self._bucket.tensors, results, strict=True)}
 
     def _encode(self, *arrays):
-        way = self._exchange.passes(self._bucket)
-        if way is None:
+        dtype = self._exchange.bypass_dtype(self._bucket)
+        if dtype is None:
             super()._encode(*arrays)
             return self._said(self._exchange.pending(self._bucket).handle)
         if self._is_first:
             self._graph.check_idle()
-        if look := self._exchange.look(self._bucket):
+        if on_gradient := self._exchange.gradient_callback(self._bucket):
             gradient = np.empty(self._bucket.size, np.float32)
             self._pack(arrays, gradient)
-            look(gradient, None)
-        handle = Handle(way)
-        self._exchange.pass_on(self._bucket, Passed(handle, self._bucket.size * _PASSES[way].size, {}))
+            on_gradient(gradient, None)
+        handle = GraphHandle(dtype)
+        self._exchange.submit_bypass(self._bucket, BypassPending(handle, self._bucket.size * _BYPASSES[dtype].size, {}))
         return self._said(handle)
 
     @staticmethod
-    def _said(handle: Handle | None) -> list:
+    def _said(handle: GraphHandle | None) -> list:
         """handle: of a collective that has not been started yet; None if there is no more."""
-        if handle is None or handle.collective in _PASSES:
+        if handle is None or handle.collective in _BYPASSES:
             return [np.int32(_KINDS.index(handle.collective if handle else "")), _NO_BYTES, _NO_SPLITS]
         payload, *splits = handle.sent
         kind = f"allreduce of {payload.dtype}" if handle.collective == "allreduce" else handle.collective
@@ -117,14 +117,14 @@ class SwitchedNodes(BucketNodes):
         following = self._exchange.pending(self._bucket).handle
         return self._said(None if following is handle else following)
 
-    def _receive(self, received) -> Handle:
+    def _receive(self, received) -> GraphHandle:
         handle = self._exchange.pending(self._bucket).handle
         if handle.received is None:
             handle.receive(received.view(handle.sent[0].dtype) if handle.sent else received, self._graph.idle_since)
         return handle
 
     def _decode(self, received, *_):
-        passes = self._receive(received).collective in _PASSES
+        passes = self._receive(received).collective in _BYPASSES
         out = np.empty(0, np.float32) if passes else self._results.take()
         self._finish(received, out)
         return [out, np.bool_(passes)]

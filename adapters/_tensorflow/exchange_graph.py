@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from grace_ext import ExchangeError
 from grace_ext._util.scratch import scratch_in
-from grace_ext.communicators.auto import Switch
 from grace_ext.exchange.buckets import Bucket
 from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.row_buckets import RowBucket
@@ -97,4 +96,4 @@ class ExchangeGraph:
 def nodes_of(bucket: Bucket) -> type[BucketNodes]:
     if isinstance(bucket, RowBucket):
         return RowNodes
-    return SwitchedNodes if isinstance(bucket.communicator, Switch) else BucketNodes
+    return SwitchedNodes if bucket.communicator.switches else BucketNodes

@@ -12,7 +12,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from grace_ext import ConfigError
 from grace_ext.exchange import checkpoint
-from grace_ext.exchange.bucketing import make_layout
+from grace_ext.exchange.bucketing import build_buckets
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
 from grace_ext.observe import onlookers, warn_of_one_rank
@@ -22,7 +22,7 @@ from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import DEFAULT_SPEC, Rules
 from grace_ext.registry import Stage
 
-from .._common.stalls import check_layouts
+from .._common.stalls import check_config_digests
 from .._horovod.exits import guard_exit
 from .._horovod.options import check_reduction, group_names, prefix_of, understand_compression, weight_of
 from .exchange_graph import CallersThread, ExchangeGraph
@@ -235,12 +235,13 @@ class _Layout:
         rules = Rules(options.compression, options.rules, options.seed)
         communicator = parse_stage("communicator", options.communicator)
         self.names = [tensor.name for tensor in tensors]
-        self.exchange.set_buckets(make_layout(
+        self.exchange.set_buckets(build_buckets(
             self.exchange, [tensors[::-1]], tables, rules, communicator, prefix_of(process_set), options.bucket_bytes,
             group_names(options.groups, names)))
         for bucket in self.exchange.buckets:
-            bucket.may_pass = float32.issuperset(tensor.name for tensor in bucket.tensors)
-        check_layouts(self.exchange, lambda layout: hvd.allgather(tf.constant(layout), process_set=process_set).numpy())
+            bucket.may_bypass = float32.issuperset(tensor.name for tensor in bucket.tensors)
+        check_config_digests(self.exchange,
+                             lambda digest: hvd.allgather(tf.constant(digest), process_set=process_set).numpy())
         self.graph = ExchangeGraph(self.exchange, process_set, 1.0 / options.gradient_predivide_factor)
         self._function = None
 

@@ -6,7 +6,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from grace_ext.transport import Transport
+from grace_ext.transport import CollectiveHandle, Transport
 
 from .._horovod.lengths import as_splits
 
@@ -25,13 +25,13 @@ class GraphTransport(Transport):
         return self._between_steps
 
     def allgather(self, name, payload):
-        return Handle("allgather", payload)
+        return GraphHandle("allgather", payload)
 
     def allreduce(self, name, array):
-        return Handle("allreduce", array)
+        return GraphHandle("allreduce", array)
 
     def alltoall(self, name, payload, splits):
-        return Handle("alltoall", payload, as_splits(name, splits))
+        return GraphHandle("alltoall", payload, as_splits(name, splits))
 
 
 class _EagerTransport(Transport):
@@ -51,31 +51,23 @@ class _EagerTransport(Transport):
         return self._of("alltoall", name, payload, as_splits(name, splits))
 
     def _of(self, kind, name, *arrays):
-        return _Done(collective(kind, [tf.constant(array) for array in arrays], name, self._process_set).numpy())
+        received = collective(kind, [tf.constant(array) for array in arrays], name, self._process_set)
+        return CollectiveHandle.of(received.numpy())
 
 
-class _Done:
-    def __init__(self, result: np.ndarray):
-        self._result = result
+class GraphHandle(CollectiveHandle):
+    """A collective that the graph carries out: a node takes what is `sent`, and another brings what was received."""
 
-    def wait(self) -> np.ndarray:
-        return self._result
-
-
-class Handle:
     def __init__(self, collective: str, *sent: np.ndarray):
         """sent: the collective's inputs."""
+        super().__init__(lambda: self.received)
         self.collective = collective
         self.sent = list(sent)
         self.received: np.ndarray | None = None
-        self.waited = 0.0
 
     def receive(self, array: np.ndarray, idle_since: float) -> None:
         """idle_since: when the exchange had nothing to do any more but to wait."""
         self.received, self.waited = array, time.perf_counter() - idle_since
-
-    def wait(self) -> np.ndarray:
-        return self.received
 
 
 def collective(kind: str, sent: list[tf.Tensor], name: str, process_set, **factors) -> tf.Tensor:

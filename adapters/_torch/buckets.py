@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from grace_ext import ConfigError, ExchangeError
-from grace_ext.exchange.bucketing import make_layout
+from grace_ext.exchange.bucketing import build_buckets
 from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.exchange.engine import Exchange
+from grace_ext.exchange.shadow import shadow_step
 
-from .._common.stalls import check_layouts
+from .._common.stalls import check_config_digests
 from .._horovod.options import group_names
-from .bypass import Passage
+from .bypass import BypassBucket
 from .gradients import on_device, pack, receive
 from .output_buffer import Room, as_gradient
 from .rows import comes_as_rows
@@ -66,9 +67,9 @@ class TorchBuckets:
         self._kinds: dict[str, int] = {}  # what that backward pass gave
         self._build(list(reversed(self.parameters)))
 
-    def check_layouts(self) -> None:
+    def check_config_digests(self) -> None:
         """Raises ConfigError on all ranks if they were not built alike."""
-        check_layouts(self.exchange, lambda layout: self.gather("layout", layout))
+        check_config_digests(self.exchange, lambda digest: self.gather("config", digest))
 
     def follow(self, order: list[str]) -> None:
         """Before the next step the ranks agree on an order of the tensors: this one if rank 0 asks for it; for an empty
@@ -87,11 +88,11 @@ class TorchBuckets:
         """tables: names of those whose gradients come as rows; each has a bucket of its own."""
         self._built = order, tables
         tensors = [Tensor(name, p.numel(), p.dim(), str(p.device), tuple(p.shape)) for name, p in self._in_order(order)]
-        buckets = make_layout(self.exchange, [tensors], tables, self._rules, self._communicator, self.prefix,
+        buckets = build_buckets(self.exchange, [tensors], tables, self._rules, self._communicator, self.prefix,
                               self._bucket_bytes, self._groups)
         self.exchange.set_buckets([on_device(bucket, self._selection) for bucket in buckets])
         for bucket in self.exchange.buckets:
-            bucket.may_pass = self.sends_gradients and all(self.parameters[tensor.name].dtype == torch.float32
+            bucket.may_bypass = self.sends_gradients and all(self.parameters[tensor.name].dtype == torch.float32
                                                            for tensor in bucket.tensors)
         self._rooms = {b.name: Room(b) for b in self.exchange.buckets}
         self._bucket_of = {tensor.name: b for b in self.exchange.buckets for tensor in b.tensors}
@@ -142,7 +143,7 @@ class TorchBuckets:
         self._left = dict.fromkeys(self.parameters, self._passes)
         self._missing = {b.name: len(b.tensors) for b in self.exchange.buckets}
         self._scale_now: float | None = None
-        self._passages: dict[str, Passage] = {}  # by bucket
+        self._bypassing: dict[str, BypassBucket] = {}  # by bucket
 
     def set_passes(self, passes: int) -> None:
         if passes < 1 or self.under_way():
@@ -152,7 +153,7 @@ class TorchBuckets:
 
     def under_way(self) -> bool:
         """Whether a bucket's gradients have been handed over and not yet been synchronized."""
-        return bool(self._passages) or not all(self._missing.values())
+        return bool(self._bypassing) or not all(self._missing.values())
 
     def produced(self, name: str) -> None:
         """The parameter has its gradient of one backward pass. Starts the bucket that it completes, except in a first step:
@@ -172,29 +173,28 @@ class TorchBuckets:
                 self._produced.append(name)
             bucket = self._bucket_of[name]
             self._missing[bucket.name] -= 1
-            if self.order is not None and self.exchange.passes(bucket):
-                self._pass(bucket, [self._number_of[name]])
+            if self.order is not None and self.exchange.bypass_dtype(bucket):
+                self._bypass(bucket, [self._number_of[name]])
             if self._missing[bucket.name] == 0 and self.order is not None:
                 self._start(bucket)
 
-    def _pass(self, bucket: Bucket, numbers) -> Passage:
-        """Send the gradients of these numbers in the bucket past the exchange. Those that this rank lacks become zero."""
-        passage = self._passages.get(bucket.name)
-        if passage is None:
-            passage = Passage(self.exchange, bucket, self.exchange.passes(bucket), self._prescale)
-            self._passages[bucket.name] = passage
+    def _bypass(self, bucket: Bucket, numbers) -> BypassBucket:
+        """Let the gradients of these numbers in the bucket bypass the exchange. Those that this rank lacks become zero."""
+        bypass = self._bypassing.get(bucket.name)
+        if bypass is None:
+            bypass = self._bypassing[bucket.name] = BypassBucket(self.exchange, bucket, self._prescale)
         for number in numbers:
             p = self.parameters[bucket.tensors[number].name]
             if p.requires_grad and p.grad is None:
                 p.grad = torch.zeros_like(p)
             elif p.requires_grad and p.grad.layout != torch.strided:
                 p.grad = as_gradient(p, p.grad.to_dense())
-            passage.add(number, p.grad.detach() if p.requires_grad else torch.zeros_like(p))
-        return passage
+            bypass.add(number, p.grad.detach() if p.requires_grad else torch.zeros_like(p))
+        return bypass
 
     def _start(self, bucket: Bucket) -> None:
-        if self.exchange.passes(bucket):
-            self.exchange.pass_on(bucket, self._pass(bucket, range(len(bucket.tensors))).pending())
+        if self.exchange.bypass_dtype(bucket):
+            self.exchange.submit_bypass(bucket, self._bypass(bucket, range(len(bucket.tensors))).pending())
             return
         if self._scale_now is None:
             self._scale_now = float(self._scale())
@@ -252,21 +252,21 @@ class TorchBuckets:
         reduced = sum(values.tolist()) * self._prescale * self.exchange.weight
         return torch.full_like(loss.detach(), reduced) if isinstance(loss, torch.Tensor) else reduced
 
-    def accompany(self) -> bool:
+    def shadow_step(self) -> bool:
         """For a rank that has joined: take part in a step of the others. False when there are no others."""
         try:
             if self.order is None and not self._agree(joined=True):
                 return False
-            return self.exchange.accompany(lambda bucket: Room(bucket).out, self._pass_nothing)
+            return shadow_step(self.exchange, lambda bucket: Room(bucket).out, self._bypass_with_zeros)
         except BaseException:
             self.exchange.abort()
             raise
 
-    def _pass_nothing(self, bucket: Bucket):
-        passage = Passage(self.exchange, bucket, self.exchange.passes(bucket), self._prescale)
+    def _bypass_with_zeros(self, bucket: Bucket):
+        bypass = BypassBucket(self.exchange, bucket, self._prescale)
         for number, size in enumerate(bucket.sizes):
-            passage.add(number, torch.zeros(size, device=bucket.device))
-        return passage.pending()
+            bypass.add(number, torch.zeros(size, device=bucket.device))
+        return bypass.pending()
 
     def abort(self) -> None:
         """Forget a step that cannot be finished."""
@@ -276,7 +276,7 @@ class TorchBuckets:
 
     def _receive(self, bucket: Bucket) -> None:
         """Make the gradients views of the result, or copies where dtype, device or layout differ."""
-        if bucket.name in self._passages:
+        if bucket.name in self._bypassing:
             self.exchange.finish(bucket, None)
             return
         parameters = [self.parameters[tensor.name] for tensor in bucket.tensors]
@@ -294,7 +294,7 @@ class TorchBuckets:
             return
         before = self.parameters
         self._take_part()
-        self.check_layouts()
+        self.check_config_digests()
         for name, p in self.parameters.items():
             if name not in before:
                 own = torch.zeros(p.shape) if p.grad is None else p.grad.detach().to("cpu", torch.float32)

@@ -131,7 +131,7 @@ class Connection:
         if not self._settled:
             self._settle(buckets)
         joined_at = np.array([buckets.exchange.step], "<i8").view(np.uint8)
-        while buckets.accompany():
+        while buckets.shadow_step():
             self._consolidated = {}
         steps = buckets.gather("joined", joined_at).copy().view("<i8")[:, 0]
         return int(np.flatnonzero(steps == steps.max())[-1])
@@ -196,7 +196,7 @@ class Connection:
     def _settle(self, buckets: TorchBuckets) -> None:
         """A collective, in the first step of a membership or after a checkpoint: all ranks start from one state."""
         exchange, rank = buckets.exchange, self._members[0]
-        buckets.check_layouts()
+        buckets.check_config_digests()
         mine = np.array([self._brought, exchange.step], "<i8").view(np.uint8)
         brought, steps = buckets.gather("state", mine).copy().view("<i8").T
         if (brought == _EARLIER).any():

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.exchange import checkpoint
-from grace_ext.exchange.bucketing import make_layout
+from grace_ext.exchange.bucketing import build_buckets
 from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.exchange.engine import Exchange
 
@@ -238,14 +238,14 @@ class DdpBuckets:
         tensors = {name: Tensor(name, g.numel(), g.dim(), str(g.device), tuple(g.shape))
                    for name, g in self._gradients.items()}
         tables = {name for name, g in self._gradients.items() if g.is_sparse}
-        buckets = make_layout(self.exchange, [[tensors[name] for name in names] for names in layout], tables, self._rules,
+        buckets = build_buckets(self.exchange, [[tensors[name] for name in names] for names in layout], tables, self._rules,
                               self._communicator, self._prefix)
         self.exchange.set_buckets([on_device(bucket, self._selection) for bucket in buckets])
         self._rooms = {bucket.name: Room(bucket) for bucket in self.exchange.buckets}
         self._bucket_of = {t.name: b for b in self.exchange.buckets for t in b.tensors}
         self.layout = layout
         self.exchange.transport.forget_lengths()
-        self.exchange.check_layouts(self._gather("layout", self.exchange.layout()))
+        self.exchange.check_config_digests(self._gather("config", self.exchange.config_digest()))
 
     def _gather(self, name: str, payload) -> np.ndarray:
         return self.exchange.transport.allgather(f"{self._prefix}.{name}", payload).wait()

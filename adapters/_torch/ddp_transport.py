@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from grace_ext.transport import Transport
+from grace_ext.transport import CollectiveHandle, Transport
 
 HEAD = 8  # bytes before a payload: its length
 KEPT = 8  # steps whose longest payload is remembered
@@ -48,7 +48,7 @@ class GroupTransport(Transport):
 
     def allreduce(self, name, array):
         tensor = torch.from_numpy(array).to(self._device)
-        return _Sum(dist.all_reduce(tensor, group=self._group, async_op=True), tensor)
+        return _under_way(dist.all_reduce(tensor, group=self._group, async_op=True), tensor)
 
     def broadcast(self, name, payload, root):
         return _Payloads(self, name, payload, root)
@@ -64,23 +64,23 @@ class GroupTransport(Transport):
         dist.gather(message, rows, dist.get_global_rank(self._group, to), group=self._group)
         return [row[:length].cpu().numpy() for row, length in zip(rows or [], lengths, strict=False)]
 
-    def spread(self, message: np.ndarray, root: int) -> "_Rows":
+    def spread(self, message: np.ndarray, root: int) -> CollectiveHandle:
         """uint8[m], the same m on all ranks -> handle of uint8[1, m], the root's."""
         row = torch.from_numpy(message[None]).to(self._device)
         source = dist.get_global_rank(self._group, root)
-        return _Rows(dist.broadcast(row, source, self._group, async_op=True), row, row)
+        return _under_way(dist.broadcast(row, source, self._group, async_op=True), row, row)
 
-    def gather(self, message: np.ndarray) -> "_Rows":
+    def gather(self, message: np.ndarray) -> CollectiveHandle:
         """uint8[m], the same m on all ranks -> handle of uint8[ranks, m]."""
         own = torch.from_numpy(message).to(self._device)
         rows = torch.empty(self.size, message.size, dtype=torch.uint8, device=self._device)
-        return _Rows(dist.all_gather(list(rows), own, group=self._group, async_op=True), rows, own)
+        return _under_way(dist.all_gather(list(rows), own, group=self._group, async_op=True), rows, own)
 
-    def exchange(self, message: np.ndarray, splits: list[int], received: list[int]) -> "_Rows":
+    def exchange(self, message: np.ndarray, splits: list[int], received: list[int]) -> CollectiveHandle:
         """uint8[sum of splits] and how many bytes each rank gets of it, and this one of each -> handle of uint8."""
         own = torch.from_numpy(message).to(self._device)
         joined = torch.empty(sum(received), dtype=torch.uint8, device=self._device)
-        return _Rows(dist.all_to_all_single(joined, own, received, splits, self._group, async_op=True), joined, own)
+        return _under_way(dist.all_to_all_single(joined, own, received, splits, self._group, async_op=True), joined, own)
 
     def exchange_with(self, outgoing: dict[int, np.ndarray], incoming: dict[int, int]) -> dict[int, np.ndarray]:
         """Send uint8[m] to some ranks, receive as many bytes as said from others; returns them by rank. Waits."""
@@ -94,31 +94,20 @@ class GroupTransport(Transport):
         return {rank: room.cpu().numpy() for rank, room in rooms.items()}
 
 
-class _Rows:
-    def __init__(self, work, rows, own):
-        self._work, self._rows = work, rows
-        self._own = own  # alive until it is sent
+def _under_way(work, result: torch.Tensor, *sent: torch.Tensor) -> CollectiveHandle:
+    """sent: alive until it has left."""
+    def wait():
+        work.wait()
+        sent  # noqa: B018
+        return result.cpu().numpy()
 
-    def wait(self) -> np.ndarray:
-        self._work.wait()
-        return self._rows.cpu().numpy()
-
-
-class _Sum:
-    def __init__(self, work, tensor):
-        self._work, self._tensor = work, tensor
-
-    def wait(self) -> np.ndarray:
-        self._work.wait()
-        return self._tensor.cpu().numpy()
+    return CollectiveHandle(wait)
 
 
-class _Payloads:
-    #: What was sent on top of the payload.
-    padding: int
-
+class _Payloads(CollectiveHandle):
     def __init__(self, transport: GroupTransport, name: str, payload: np.ndarray, root: int | None = None):
         """root: whose payload all ranks get; None for those of all."""
+        super().__init__(self._receive)
         self._transport, self._payload = transport, payload
         self._collect = transport.gather if root is None else functools.partial(transport.spread, root=root)
         self._sends = root in (None, transport.rank)
@@ -126,7 +115,7 @@ class _Payloads:
         self._room = room_for(max(self._longest)) if self._longest else 0
         self._first = self._collect(_padded([_head(payload), payload[:self._room]], HEAD + self._room))
 
-    def wait(self) -> np.ndarray:
+    def _receive(self) -> np.ndarray:
         rows = self._first.wait()
         lengths = _lengths(rows)
         longest, room, transport = int(lengths.max()), self._room, self._transport
@@ -141,12 +130,11 @@ class _Payloads:
         return np.concatenate(parts)
 
 
-class _Pairs:
+class _Pairs(CollectiveHandle):
     """An alltoall. Nothing goes from a rank to itself but the payload for it."""
 
-    padding: int
-
     def __init__(self, transport: GroupTransport, name: str, payloads: list[np.ndarray]):
+        super().__init__(self._receive)
         self._transport, self._payloads = transport, payloads
         own, ranks = transport.rank, range(transport.size)
         self._sent, self._received = ([self._kept(name, *pair(rank)) for rank in ranks]
@@ -166,7 +154,7 @@ class _Pairs:
     def _kept(self, name, sender, receiver) -> collections.deque[int]:
         return self._transport.longest_of_pairs.setdefault((name, sender, receiver), collections.deque(maxlen=KEPT))
 
-    def wait(self) -> np.ndarray:
+    def _receive(self) -> np.ndarray:
         joined, own = self._first.wait(), self._transport.rank
         parts, incoming, at = [], {}, 0
         for rank, (room, payload) in enumerate(zip(self._rooms, self._payloads, strict=True)):

@@ -49,16 +49,16 @@ class TorchBucket(Bucket):
         return (communicator.name == "allgather" and not memory.has_hooks and compressor.transform is None
                 and compressor.sparsifier.name == "topk" and compressor.sparsifier.per == "bucket")
 
-    def start(self, transport, pack, stream, look=None, weigh=None):
-        """look gets tensors, weigh what it gets on the host: copies."""
+    def start(self, transport, pack, stream, on_gradient=None, on_compensated_gradient=None):
+        """on_gradient gets tensors of the device, on_compensated_gradient copies on the host."""
         started = time.perf_counter()
         state = self.memory.begin(self.name, self.size, self._arrays)
         dense = self._gradient if state is None else state[1]
         pack(dense)
-        if look:
-            look(dense, state and state[0])
-        if weigh:
-            weigh(dense.cpu().numpy(), state and state[0].cpu().numpy())
+        if on_gradient:
+            on_gradient(dense, state and state[0])
+        if on_compensated_gradient:
+            on_compensated_gradient(dense.cpu().numpy(), state and state[0].cpu().numpy())
         if state is not None:
             dense += state[0]
         indices = select_topk(dense, self.compressor.sparsifier.count(self.size))

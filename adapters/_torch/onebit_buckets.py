@@ -23,7 +23,7 @@ class OneBitBuckets(TorchBuckets):
 
     def __init__(self, optimizer, parameters, exchange, rules, communicator, *, warmup, **options):
         self._optimizer = optimizer
-        self._stages = {True: (rules, communicator, exchange.memories, exchange.schedules),
+        self._stages = {True: (rules, communicator, exchange.state.memories, exchange.schedules),
                         False: (Rules(warmup, {"*": warmup}), Allreduce(), Memories("none"), Schedules())}
         self._compressed = True
         super().__init__(parameters, exchange, rules, communicator, **options)
@@ -34,8 +34,8 @@ class OneBitBuckets(TorchBuckets):
         """Between steps: the buckets become those of the stage."""
         if self._optimizer.is_frozen != self._compressed:
             self._compressed = not self._compressed
-            (self._rules, self._communicator, self.exchange.memories,
-             self.exchange.schedules) = self._stages[self._compressed]
+            self._rules, self._communicator, *policies = self._stages[self._compressed]
+            self.exchange.replace_policies(*policies)
             self._build(*self._built)
 
     def produced(self, name):
@@ -46,7 +46,7 @@ class OneBitBuckets(TorchBuckets):
         self.follow_stage()
         super().synchronize()
 
-    def accompany(self):
+    def shadow_step(self):
         raise ConfigError("OneBitAdam: join() is not supported; a rank without data would have to know the momentum of each "
                           "step, and when the warm-up ends: give all ranks as many batches")
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..registry import Stage
-from ..transport.base import Transport, has_arrived
+from ..transport.base import CollectiveHandle, Transport
 
 
 @dataclasses.dataclass
@@ -15,7 +15,7 @@ class Pending:
     """An exchange under way: the transport's handle, how many payload bytes this rank gave it, seconds per stage, the
     index codecs of this rank's containers, and the bytes of its gradient, None where that is dense."""
 
-    handle: object
+    handle: CollectiveHandle
     wire_bytes: int
     seconds: dict[str, float]
     index_codecs: list[str] = dataclasses.field(default_factory=list, kw_only=True)
@@ -28,11 +28,13 @@ class Pending:
     support: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
 
     #: The handle that was waited for last.
-    over: object = dataclasses.field(default=None, kw_only=True, repr=False)
+    over: CollectiveHandle | None = dataclasses.field(default=None, kw_only=True, repr=False)
+    #: Whether the gradients bypass the exchange, so that nothing is left to decode.
+    bypasses = False
 
     def has_arrived(self) -> bool | None:
-        """Whether nothing is left to wait for: see `has_arrived` below. A handle that was waited for is not asked."""
-        return self.handle is self.over or has_arrived(self.handle)
+        """Whether nothing is left to wait for; None if that is not known. A handle that was waited for is not polled."""
+        return self.handle is self.over or self.handle.poll()
 
     def is_on_its_way(self) -> bool:
         """Whether a collective is known to be under way: sent, and not there yet."""
@@ -66,8 +68,10 @@ class Communicator(Stage):
     needs_memory = True
     #: Whether the gradient that `start` is given stays as it is.
     only_reads = False
-    #: Whether it goes another way where compression does not pay.
-    chooses = False
+    #: Whether it takes another strategy where compression does not pay; then `strategy` tells which.
+    switches = False
+    #: "float32" or "fp16" while gradients may bypass the exchange: see Exchange.bypass_dtype.
+    bypass_dtype: str | None = None
 
     def check(self, compressor) -> None:
         """Raise ConfigError if this communicator cannot carry what the compressor makes."""
@@ -77,6 +81,18 @@ class Communicator(Stage):
         if self.needs_linear and compressor.linear is None:
             raise ConfigError(f"communicator {self.name!r} sums values as they are and cannot carry {str(compressor)!r}: "
                               f"use allgather, or a spec with dense or randomk and raw or fp16 values")
+
+    def for_bucket(self, compressor, memory, transport: Transport, factors: "Communicator | None") -> "Communicator":
+        """The communicator of one bucket. Here, the same for all but those of factors.
+
+        Args:
+            compressor, memory: the bucket's.
+            factors: what can carry the factors of a low-rank compressor; None for another.
+
+        Raises:
+            ConfigError: the parts do not fit together.
+        """
+        return factors or self
 
     def collectives_of(self, transport: Transport) -> tuple[str, ...]:
         """The same where they depend on the number of ranks or on their hosts."""
@@ -124,6 +140,6 @@ def wait(pending: Pending):
     """The result of the exchange; the time spent waiting is counted as exchange."""
     started = time.perf_counter()
     result, pending.over = pending.handle.wait(), pending.handle
-    pending.wire_bytes += getattr(pending.handle, "padding", 0)
-    pending.count({"exchange": time.perf_counter() - started + getattr(pending.handle, "waited", 0.0)})
+    pending.wire_bytes += pending.handle.padding
+    pending.count({"exchange": time.perf_counter() - started + pending.handle.waited})
     return result

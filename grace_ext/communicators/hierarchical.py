@@ -203,7 +203,7 @@ def _flat(transport) -> Communicator | None:
     """What serves where there is one level only."""
     if transport.hosts is None:
         raise ExchangeError("communicator 'hierarchical' does not know yet which ranks share a host: "
-                            "call Exchange.check_layouts with what all ranks' Exchange.layout gave")
+                            "call Exchange.check_config_digests with what all ranks' config_digest gave")
     hosts = max(transport.hosts) + 1
     return _SUM if hosts == 1 else _GATHER if hosts == transport.size else None
 

@@ -9,7 +9,7 @@ from .engine import Exchange
 from .row_buckets import row_bucket
 
 
-def make_layout(exchange: Exchange, parts: list[list[Tensor]], tables, rules: Rules, communicator: Communicator,
+def build_buckets(exchange: Exchange, parts: list[list[Tensor]], tables, rules: Rules, communicator: Communicator,
                 prefix: str, bucket_bytes: float = math.inf, groups=None) -> list[Bucket]:
     """Buckets, in this order, for the tensors of each part; none has tensors of two parts, and all tensors of one have the
     same spec, memory and device. Tensors whose gradients come as rows follow, each in a bucket of its own.

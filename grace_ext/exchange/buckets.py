@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .._util.rng import Stream
-from ..communicators.base import Communicator, Pending
+from ..communicators.base import Communicator, Pending, wait
 from ..errors import ConfigError
 from ..memory.base import Memory
 from ..pipeline.compressor import Compressor
@@ -46,8 +46,8 @@ class Bucket:
     compressor: Compressor
     communicator: Communicator
     memory: Memory
-    #: Whether the adapter could reduce the tensors as they are; see Exchange.passes.
-    may_pass: bool = dataclasses.field(default=False, kw_only=True)
+    #: Whether the adapter could reduce the tensors as they are; see Exchange.bypass_dtype.
+    may_bypass: bool = dataclasses.field(default=False, kw_only=True)
 
     def __post_init__(self):
         self.sizes = tuple(tensor.size for tensor in self.tensors)
@@ -64,10 +64,10 @@ class Bucket:
         return np.empty(self.size, np.float32)
 
     def start(self, transport: Transport, pack: Callable[[np.ndarray], np.ndarray | None], stream: Stream,
-              look: Callable | None = None, weigh: Callable | None = None) -> Pending:
+              on_gradient: Callable | None = None, on_compensated_gradient: Callable | None = None) -> Pending:
         """Encode and send. pack(out) writes the gradient to out (float32[size]), or returns it, float32[size], in an array
-        that stays as it is until `finish`, which spares a copy. look(gradient, residual or None), if given, is called in
-        between; weigh, the same with what the memory has made of the gradient."""
+        that stays as it is until `finish`, which spares a copy. on_gradient(gradient, residual or None), if given, is
+        called in between; on_compensated_gradient, the same with what the memory has made of the gradient."""
         state = self.memory.begin(self.name, self.size) if self.communicator.needs_memory else None
         gradient = self._gradient if state is None else state[1]
         lent = pack(gradient)
@@ -75,11 +75,11 @@ class Bucket:
             gradient = lent
         elif lent is not None:
             np.copyto(gradient, lent)
-        if look:
-            look(gradient, state and state[0])
+        if on_gradient:
+            on_gradient(gradient, state and state[0])
         self.memory.correct(self.name, gradient, self.sizes, transport.size)
-        if weigh:
-            weigh(gradient, state and state[0])
+        if on_compensated_gradient:
+            on_compensated_gradient(gradient, state and state[0])
         pending = self.communicator.start(transport, self.name, self.compressor, gradient, state, stream, self.sizes)
         self.memory.sent(self.name, pending)
         return pending
@@ -97,6 +97,9 @@ class Bucket:
 
     def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
         """Receive the weighted sum in out. False if some rank's gradient was not finite."""
+        if pending.bypasses:
+            wait(pending)
+            return True
         finite = self.communicator.finish(pending, transport, out, weight)
         if finite:
             self.memory.received(self.name, out, weight * transport.size)

@@ -1,4 +1,4 @@
-"""Buckets that have arrived while backward goes on: the worker that encodes decodes them in between."""
+"""Decodes buckets that have arrived while backward goes on, in the worker thread, when it has nothing to encode."""
 
 import concurrent.futures.thread  # whose own part of Python's exit, registered with the import, has to come after ours
 import threading
@@ -7,78 +7,96 @@ from collections.abc import Callable
 from ..communicators.base import Pending
 from .buckets import Bucket
 
-_NAP = 0.001  # seconds between two looks at what has arrived
+_POLL = 0.001  # seconds between two polls of what has arrived
 #: Python ends. It waits for the threads of executors before it calls what is registered with atexit.
 _exit = threading.Event()
 threading._register_atexit(_exit.set)  # as concurrent.futures does; the last to register is the first to be called
 
 
-class Early:
-    """Of one step. Nothing here waits for other ranks: only a collective that is known to be over is received. And nothing
-    keeps Python from its end: a step that an exception broke off in the middle of backward is never ended.
+class EagerDecoder:
+    """Polls the buckets that were sent, and advances or receives those whose collective is over.
 
-    worker: the executor that encodes, one bucket at a time. advance(bucket, pending) and receive(bucket, pending, out): what
-    to do with those that have arrived. is_last(): whether the caller has nothing more to do than to wait.
+    It never waits for other ranks, and it does not keep Python from its end: a step that an exception broke off in the
+    middle of backward is never ended.
+
+    Args:
+        worker: the executor that encodes, one bucket at a time.
+        advance: advance(bucket, pending), for a bucket with more collectives to come.
+        receive: receive(bucket, pending, out), for one without.
+        is_last: whether the caller has nothing more to do than to wait, and so decodes by itself.
     """
 
     def __init__(self, worker: concurrent.futures.Executor, advance: Callable, receive: Callable, is_last: Callable):
         self._worker, self._advance, self._receive, self._is_last = worker, advance, receive, is_last
         self._lock = threading.Lock()
-        self._open: dict[str, tuple] = {}
+        self._sent: dict[str, tuple] = {}  # and not yet received by the worker
         self._levels: dict[str, int] = {}
         self._results: dict[str, concurrent.futures.Future] = {}
-        self._call = threading.Event()
-        self._looks: list[concurrent.futures.Future] = []
+        self._interrupted = threading.Event()
+        self._polls: list[concurrent.futures.Future] = []
         self._ended = False
 
     def add(self, bucket: Bucket, pending: Pending, out, collectives: int) -> None:
-        """By the thread that encoded it: this one was sent."""
+        """The bucket was sent. From the thread that encoded it."""
         with self._lock:
-            self._open[bucket.name] = bucket, pending, out, collectives
+            self._sent[bucket.name] = bucket, pending, out, collectives
 
-    def look(self) -> None:
-        """By the thread that encoded the last: when there is nothing to encode, let the worker look for what has arrived."""
-        if self._open and not self._is_last():
-            self._call.clear()  # buckets that were started before come before the look
-            self._looks.append(self._worker.submit(self._watch))
+    def poll_arrivals(self) -> None:
+        """Poll from now on, after what has been queued for encoding. From the thread that encoded the last bucket."""
+        if self._sent and not self._is_last():
+            self._interrupted.clear()
+            self._polls.append(self._worker.submit(self._poll))
 
-    def call(self) -> None:
+    def interrupt(self) -> None:
         """There is something to encode."""
-        self._call.set()
+        self._interrupted.set()
 
-    def rest(self) -> None:
-        """When it returns, the worker thread looks no more. Its errors surface here."""
-        self._call.set()
-        while self._looks:
-            self._looks.pop().result()
+    def stop(self) -> None:
+        """When it returns, the worker thread polls no more. Raises its errors."""
+        self._interrupted.set()
+        while self._polls:
+            self._polls.pop().result()
 
-    def end(self) -> None:
-        """With the step: nothing of it is looked for any more. Errors are forgotten."""
+    def end_step(self) -> None:
+        """Forget the step's buckets, and errors."""
         self._ended = True
-        self._call.set()
-        concurrent.futures.wait(list(self._looks))
+        self._interrupted.set()
+        concurrent.futures.wait(self._polls)
+        for kept in (self._sent, self._levels, self._results, self._polls):
+            kept.clear()
+        self._ended = False
 
-    def _watch(self) -> None:
-        while self._open and not (self._ended or self._is_last() or _exit.is_set()):
-            found = self._work()
-            if self._call.is_set():
+    def levels(self, bucket: Bucket) -> int:
+        """How many times the worker has advanced it. To be called after `stop`."""
+        return self._levels.get(bucket.name, 0)
+
+    def result(self, bucket: Bucket) -> concurrent.futures.Future | None:
+        """What receiving it gave; None if the caller has to receive it, and the worker will not."""
+        with self._lock:
+            self._sent.pop(bucket.name, None)
+            return self._results.get(bucket.name)
+
+    def _poll(self) -> None:
+        while self._sent and not (self._ended or self._is_last() or _exit.is_set()):
+            found = self._decode_arrived()
+            if self._interrupted.is_set():
                 return
             if not found:
-                self._call.wait(_NAP)
+                self._interrupted.wait(_POLL)
 
-    def _work(self) -> int:
-        """On what has arrived; returns how many have."""
+    def _decode_arrived(self) -> int:
+        """Returns how many have arrived."""
         with self._lock:
-            arrived = [one for one in self._open.values() if one[1].has_arrived()]
+            arrived = [one for one in self._sent.values() if one[1].has_arrived()]
         for bucket, pending, out, collectives in arrived:
-            if self._call.is_set():
+            if self._interrupted.is_set():
                 break  # others wait for what is encoded
             if self.levels(bucket) < collectives - 1:
                 self._advance(bucket, pending)
                 self._levels[bucket.name] = self.levels(bucket) + 1
                 continue
             with self._lock:
-                if self._open.pop(bucket.name, None) is None:
+                if self._sent.pop(bucket.name, None) is None:
                     continue  # the caller is at it
                 self._results[bucket.name] = future = concurrent.futures.Future()
             try:
@@ -86,13 +104,3 @@ class Early:
             except BaseException as error:
                 future.set_exception(error)
         return len(arrived)
-
-    def levels(self, bucket: Bucket) -> int:
-        """How many times the worker has advanced it. Of use when the worker rests."""
-        return self._levels.get(bucket.name, 0)
-
-    def result(self, bucket: Bucket) -> concurrent.futures.Future | None:
-        """Of receiving it; None: the caller has to do it, and the worker won't."""
-        with self._lock:
-            self._open.pop(bucket.name, None)
-            return self._results.get(bucket.name)

@@ -53,9 +53,9 @@ class RowBucket(Bucket):
     sends a tenth of the touched elements. The residual of other rows waits until a gradient touches them.
     """
 
-    def start(self, transport, pack, stream, look=None, weigh=None):
+    def start(self, transport, pack, stream, on_gradient=None, on_compensated_gradient=None):
         """Encode and send. pack() returns a RowGradient, whose values may have any shape of n * width elements. Raises
-        ConfigError if that is not one of this table. look and weigh are not called."""
+        ConfigError if that is not one of this table. The callbacks are not called."""
         started = time.perf_counter()
         given = self._checked(pack())
         touched = given.summed()

@@ -1,4 +1,4 @@
-"""Who encodes: the worker thread, or whoever would have to wait for it."""
+"""A serial work queue: a worker thread runs its items in order, and a caller that waits may run the next one itself."""
 
 import collections
 import concurrent.futures
@@ -6,45 +6,46 @@ import threading
 from collections.abc import Callable
 
 
-class Turns:
-    """Work for one thread at a time, in the order in which it came, done by a worker thread while others compute.
+class SerialExecutor:
+    """Runs one item at a time, in the order of `submit`.
 
-    A caller who would have to wait can take the worker's place, as far as that one has not begun: where ranks keep all cores
-    busy, it may take milliseconds until a sleeping worker gets one, and the caller has one.
+    Where ranks keep all cores busy it may take milliseconds until a sleeping worker gets one, and a caller that waits has
+    one: so it may run what the worker has not begun.
 
-    executor: of one thread; one of its own if None.
+    Args:
+        executor: of one thread; one of its own if None.
     """
 
     def __init__(self, executor: concurrent.futures.Executor | None = None):
         self.executor = executor or concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         self._owned = executor is None
-        self._turn = threading.Lock()
-        self._line: collections.deque[tuple[concurrent.futures.Future, Callable]] = collections.deque()
+        self._running = threading.Lock()
+        self._queue: collections.deque[tuple[concurrent.futures.Future, Callable]] = collections.deque()
 
     def submit(self, work: Callable, *args) -> concurrent.futures.Future:
         future = concurrent.futures.Future()
-        self._line.append((future, lambda: work(*args)))
-        self.executor.submit(self._next)
+        self._queue.append((future, lambda: work(*args)))
+        self.executor.submit(self._run_in_worker)
         return future
 
-    def take(self) -> concurrent.futures.Future | None:
-        """Do what is first in line and return it, which has its result then. None if somebody is at work, or there is
-        nothing to do. Not from inside of the work."""
-        if not self._turn.acquire(blocking=False):
+    def run_next(self) -> concurrent.futures.Future | None:
+        """Run the first item of the queue in this thread and return it, which has its result then. None if an item is being
+        run or there is none. Not to be called from an item."""
+        if not self._running.acquire(blocking=False):
             return None
         try:
-            return self._do_first()
+            return self._run_first()
         finally:
-            self._turn.release()
+            self._running.release()
 
-    def _next(self) -> None:
-        with self._turn:
-            self._do_first()  # a caller may have done it
+    def _run_in_worker(self) -> None:
+        with self._running:
+            self._run_first()  # a caller may have run it
 
-    def _do_first(self) -> concurrent.futures.Future | None:
-        if not self._line:
+    def _run_first(self) -> concurrent.futures.Future | None:
+        if not self._queue:
             return None
-        future, work = self._line.popleft()
+        future, work = self._queue.popleft()
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(work())

@@ -1,4 +1,4 @@
-"""All that an exchange tells to those who look on: captures, writers, timelines, warnings."""
+"""Tells captures, writers, timelines and warnings of an exchange's steps."""
 
 import math
 import threading
@@ -7,19 +7,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..communicators.base import Pending
 from ..transport.base import Transport
+from ..transport.tracing import Tracing
 from . import advice
 from .base import Writer
 from .capture import Capture
+from .listener import StepListener
 from .parse import observers
-from .timeline import Mark, Timeline, encoding, finishing
+from .timeline import Timeline, encoding, finishing
 
 
-class Watch:
-    """Of one exchange. Without anything to look at in a step, its methods return after a comparison.
+class ObserverDispatcher(StepListener):
+    """Serves the observers of one exchange. Without anything to see in a step, its methods return after a comparison.
 
-    observe: see grace_ext.observe.observers.
+    Args:
+        observe: see grace_ext.observe.observers.
     """
 
     def __init__(self, transport: Transport, observe=None, capture: Capture | None = None):
@@ -34,55 +36,56 @@ class Watch:
         #: The norms that were last seen of each tensor with a residual: of the gradient and the residual.
         self.norms: dict[str, tuple[float, float]] = {}
         self._seen: dict[str, tuple[float, float]] = {}  # in this step
-        self._marks: dict[str, Mark] = {}
+        self._traces: dict[str, Tracing] = {}
+        self._before: dict[str, dict[str, float]] = {}  # seconds by stage, of buckets that are being received
+        self._buckets: list = []
         self._drawing = threading.Lock()  # the worker may receive a bucket while the caller does
 
-    def signature(self) -> tuple:
-        """What has to be the same on all ranks."""
+    def signature(self):
         return (self._cost is not None,)
 
     def residual_norm_ratios(self) -> dict[str, float | None]:
         return {name: _number(residual, gradient) for name, (gradient, residual) in self.norms.items()}
 
-    # A step, in the order of its calls
+    def stats(self):
+        return {"residual_norm_ratio": self.residual_norm_ratios()}
 
-    def look(self, step: int, bucket) -> Callable | None:
-        """What a bucket is to call with (gradient, residual or None) before it encodes; None if nobody looks."""
-        looks = [self._norms_of(bucket)] if self._wants_norms(step) else []
+    def buckets_set(self, buckets):
+        self._buckets = buckets
+
+    def gradient_callback(self, step, bucket):
+        callbacks = [self._norms_of(bucket)] if self._wants_norms(step) else []
         if self._capture and (captures := self._capture.of(step, bucket)):
-            looks.append(captures)
-        if not looks:
+            callbacks.append(captures)
+        if not callbacks:
             return None
-        return lambda gradient, residual: [look(gradient, residual) for look in looks]
+        return lambda gradient, residual: [callback(gradient, residual) for callback in callbacks]
 
-    def timed(self, step: int, bucket, transport: Transport) -> Transport:
-        """The transport that the bucket is to start with."""
+    def bucket_transport(self, step, bucket, transport):
         if not any(timeline.wants(step) for timeline in self._timelines):
             return transport
-        self._marks[bucket.name] = Mark(transport)
-        return self._marks[bucket.name]
+        self._traces[bucket.name] = Tracing(transport)
+        return self._traces[bucket.name]
 
-    def before(self, step: int, bucket, pending: Pending) -> dict[str, float] | None:
-        """Before a bucket is advanced or finished; what it returns is for `after`."""
-        mark = self._marks.get(bucket.name)
-        if mark is None:
-            return None
-        if mark.at is not None:
-            self._draw(bucket, step, encoding(pending.seconds, mark.at))
-            mark.at = None
-        return dict(pending.seconds)
+    def receiving(self, step, bucket, pending):
+        trace = self._traces.get(bucket.name)
+        if trace is None:
+            return
+        if trace.at is not None:
+            self._draw(bucket, step, encoding(pending.seconds, trace.at))
+            trace.at = None
+        self._before[bucket.name] = dict(pending.seconds)
 
-    def after(self, step: int, bucket, pending: Pending, before: dict[str, float] | None) -> None:
+    def received(self, step, bucket, pending):
+        before = self._before.pop(bucket.name, None)
         if before is not None:
             self._draw(bucket, step, finishing(pending.seconds, before, time.perf_counter()))
 
-    def finished(self, step: int, bucket, pending: Pending) -> None:
-        """After a bucket's last `after`."""
+    def bucket_finished(self, step, bucket, pending):
         if self._cost and self._cost.counts(step):
             self._cost.add(bucket, pending)
 
-    def end_step(self, step: int, finite: bool, report: Callable[[], dict], buckets: list) -> None:
-        """When all is done and nothing is under way. report: gives the step's part of Exchange.stats."""
+    def end_step(self, step, finite, report):
         seen = self._seen if finite else {}
         self.norms.update(seen)
         writers = [writer for writer in self._writers if step % writer.every == 0]
@@ -99,11 +102,10 @@ class Watch:
             self._capture.end_step(step, finite)
         self._forget_step()
         if self._cost and self._cost.counts(step) and not all(
-                bucket.compressor.exact or bucket.communicator.chooses for bucket in buckets):
-            self._cost.end_step(step, finite, f"{buckets[0].name}.probe")
+                bucket.compressor.exact or bucket.communicator.switches for bucket in self._buckets):
+            self._cost.end_step(step, finite, f"{self._buckets[0].name}.probe")
 
-    def forget(self) -> None:
-        """The step failed."""
+    def abort(self):
         self._forget_step()
         if self._capture:
             self._capture.forget()
@@ -112,7 +114,8 @@ class Watch:
 
     def _forget_step(self) -> None:
         self._seen = {}
-        self._marks.clear()
+        self._traces.clear()
+        self._before.clear()
 
     def _wants_norms(self, step: int) -> bool:
         return (self._growth is not None and self._growth.wants()
@@ -121,7 +124,7 @@ class Watch:
     def _norms_of(self, bucket) -> Callable:
         seen = self._seen  # a failed step's worker may still be at work when the next begins
 
-        def look(gradient, residual):
+        def keep(gradient, residual):
             if residual is not None:
                 at = 0
                 for tensor in bucket.tensors:
@@ -129,7 +132,7 @@ class Watch:
                     seen[tensor.name] = _norm(gradient[part]), _norm(residual[part])
                     at += tensor.size
 
-        return look
+        return keep
 
     def _draw(self, bucket, step, phases) -> None:
         with self._drawing:

@@ -11,7 +11,6 @@ import re
 import time
 
 from ..errors import ConfigError
-from ..transport.base import Transport
 from .base import Observer
 
 _START = "start_time_since_epoch_in_micros"
@@ -59,31 +58,6 @@ class Timeline(Observer):
 
 def _named(kind: str, pid: int, name: str = "grace_ext") -> dict:
     return {"ph": "M", "name": kind, "pid": pid, "tid": _THREAD, "args": {"name": name}}
-
-
-class Mark(Transport):
-    """Passes collectives on, and keeps when the first was started, in seconds of time.perf_counter."""
-
-    def __init__(self, transport: Transport):
-        self._transport = transport
-        self.rank, self.size, self.hosts = transport.rank, transport.size, transport.hosts
-        self.at: float | None = None
-
-    def allgather(self, name, payload):
-        self.at = self.at or time.perf_counter()
-        return self._transport.allgather(name, payload)
-
-    def allreduce(self, name, array):
-        self.at = self.at or time.perf_counter()
-        return self._transport.allreduce(name, array)
-
-    def alltoall(self, name, payload, splits):
-        self.at = self.at or time.perf_counter()
-        return self._transport.alltoall(name, payload, splits)
-
-    def broadcast(self, name, payload, root):
-        self.at = self.at or time.perf_counter()
-        return self._transport.broadcast(name, payload, root)
 
 
 def encoding(seconds: dict[str, float], sent: float) -> list[tuple[str, float, float]]:

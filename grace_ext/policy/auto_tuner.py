@@ -15,6 +15,7 @@ import time
 import numpy as np
 
 from ..communicators.auto import DENSE
+from ..observe.listener import StepListener
 from ..transport.base import Transport
 from .cost_model import Codec, Link, codec_seconds, fit, step_of, wire_seconds
 from .link_probe import agreed, probe
@@ -56,41 +57,50 @@ def plans(predicted: list[dict[str, float]], slack: float) -> list[tuple[str, ..
     return list(dict.fromkeys(plan for plan in found if seconds(plan) <= seconds(best) + slack))
 
 
-class Chooser:
-    """Of an exchange's buckets that have a Switch. The calls are the same on all ranks, since step numbers are."""
+class AutoTuner(StepListener):
+    """Decides for the buckets that have a SwitchingCommunicator. The calls are the same on all ranks, since step numbers
+    are. With one rank, or without such buckets, it does nothing."""
 
-    def __init__(self, transport: Transport, buckets: list):
-        self._transport, self._between, self._buckets = transport, transport.between_steps(), buckets
-        self._name = f"{buckets[0].name}.choice"
+    def __init__(self, transport: Transport):
+        self._transport, self._between = transport, transport.between_steps()
+        self._buckets: list = []
+
+    def buckets_set(self, buckets):
+        self._buckets = [bucket for bucket in buckets if bucket.communicator.switches] if self._transport.size > 1 else []
         self._ended_at: float | None = None
         self._seconds: list[float] = []  # of the steps of the phase
-        self._seen: dict[str, list[tuple[float, float]]] = {bucket.name: [] for bucket in buckets}
+        self._seen: dict[str, list[tuple[float, float]]] = {bucket.name: [] for bucket in self._buckets}
         self._trials: list[tuple[str, ...]] = []
         self._results: list[tuple[float, tuple[str, ...]]] = []
         self._wait = _AGAIN
-        self._start()
+        if self._buckets:
+            self._name = f"{self._buckets[0].name}.choice"
+            self._start()
+
+    def stats(self):
+        return {"ways": {tensor.name: bucket.communicator.strategy for bucket in self._buckets for tensor in bucket.tensors}}
 
     def _start(self) -> None:
-        self._take(tuple(bucket.communicator.ways[0] for bucket in self._buckets))
+        self._take(tuple(bucket.communicator.strategies[0] for bucket in self._buckets))
         self._left, self._next = _FIRST, self._model
         self._results = []
 
     @property
     def plan(self) -> tuple[str, ...]:
-        return tuple(bucket.communicator.way for bucket in self._buckets)
+        return tuple(bucket.communicator.strategy for bucket in self._buckets)
 
     def _take(self, plan: tuple[str, ...]) -> None:
-        for bucket, way in zip(self._buckets, plan, strict=True):
-            bucket.communicator.take(way)
+        for bucket, strategy in zip(self._buckets, plan, strict=True):
+            bucket.communicator.switch_to(strategy)
         self._seconds.clear()
 
-    def add(self, bucket, pending) -> None:
-        """A bucket that is finished."""
+    def bucket_finished(self, step, bucket, pending):
         if bucket.name in self._seen and self._next == self._model:
             self._seen[bucket.name].append((pending.wire_bytes, pending.codec_seconds))
 
-    def end_step(self, finite: bool) -> None:
-        """When nothing is under way."""
+    def end_step(self, step, finite, report):
+        if not self._buckets:
+            return
         now = time.perf_counter()
         if self._ended_at is not None:
             self._seconds.append(now - self._ended_at)
@@ -112,7 +122,7 @@ class Chooser:
         for bucket, seen in zip(self._buckets, mean[:-1].reshape(-1, 2), strict=True):
             switch, size = bucket.communicator, bucket.size
             codecs = {way: codec_of(size, *((switch.payload(way, size), 0.0) if way in DENSE else seen))
-                      for way in switch.ways_over(self._transport)}
+                      for way in switch.strategies_over(self._transport)}
             predicted.append({way: seconds_of(way, size, codec, links, self._transport.hosts)
                               for way, codec in codecs.items()})
         for seen in self._seen.values():
@@ -160,14 +170,14 @@ class Chooser:
         if self._transport.rank == 0:
             _LOG.info("auto: %s", "; ".join(f"{1e3 * seconds:.3g} ms a step with {_described(plan)}"
                                             for seconds, plan in sorted(tried)))
-        self._steps, self._left, self._next = 0, _CHECK, self._look
+        self._steps, self._left, self._next = 0, _CHECK, self._recheck
 
     def _exactness(self, plan: tuple[str, ...]) -> int:
         """Bytes that each plan sends dense."""
         return sum(bucket.communicator.payload(way, bucket.size) for bucket, way in zip(self._buckets, plan, strict=True)
                    if way in DENSE)
 
-    def _look(self) -> None:
+    def _recheck(self) -> None:
         """Is the choice still good?"""
         self._steps += _CHECK
         taken = float(agreed(self._between, self._name, np.array([statistics.median(self._seconds)])).mean())

@@ -21,7 +21,7 @@ from ..communicators.sharded import slices
 from ..errors import ConfigError
 from ..pipeline import container
 from ..pipeline.decoder import decode_sum
-from ..transport.base import Transport
+from ..transport.base import CollectiveHandle, Transport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,11 +279,7 @@ class _Loopback(Transport):
     rank, size = 0, 1
 
     def allreduce(self, name, array):
-        self._array = array
-        return self
-
-    def wait(self):
-        return self._array
+        return CollectiveHandle.of(array)
 
 
 def measure_linear(compressor, gradient: np.ndarray, times=9) -> Codec:

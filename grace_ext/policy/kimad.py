@@ -11,15 +11,14 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 
-from ..communicators.auto import Switch
-from ..communicators.base import Pending
 from ..errors import ConfigError
+from ..observe.listener import StepListener
 from ..registry import register
 from ..transport.base import Transport
+from ..transport.metered import Metered
 from .allocation import DENSITIES, ErrorCurve, least_error
 from .bandwidth import BandwidthMonitor
 from .schedules import Schedule
@@ -53,6 +52,9 @@ class Kimad(Schedule):
     def at(self, step, final):
         return final  # before anything is known
 
+    def listener(self, transport, densities):
+        return DensityController(self, transport, densities)
+
 
 @register
 class KimadPlus(Kimad):
@@ -62,11 +64,15 @@ class KimadPlus(Kimad):
     by_bucket = True
 
 
-class Controller:
-    """Of one exchange and rank: containers describe themselves, so ranks may differ. Decides between steps."""
+class DensityController(StepListener):
+    """Decides between steps on the densities of one rank: containers describe themselves, so ranks may differ.
 
-    def __init__(self, schedule: Kimad, transport: Transport):
-        self._schedule, self._transport = schedule, transport
+    Args:
+        densities: by bucket; what it decides on is written there.
+    """
+
+    def __init__(self, schedule: Kimad, transport: Transport, densities: dict[str, float]):
+        self._schedule, self._transport, self.densities = schedule, transport, densities
         self.monitor = BandwidthMonitor(schedule.window, schedule.prior or None)
         self._buckets: list = []
         self._ended_at: float | None = None
@@ -77,12 +83,14 @@ class Controller:
         self._sent: dict[str, tuple[float, float]] = {}
         self._fixed: dict[str, float] = {}
         self._curves: dict[str, ErrorCurve] = {}
-        self.densities: dict[str, float] = {}
 
-    def set_buckets(self, buckets: list) -> None:
+    def wrap_transport(self, transport):
+        return Metered(transport, self.monitor.add)
+
+    def buckets_set(self, buckets):
         """Raises ConfigError for what cannot have a density of its own on each rank."""
         for bucket in buckets:
-            if isinstance(bucket.communicator, Switch):
+            if bucket.communicator.switches:
                 raise ConfigError(f"schedule {self._schedule.name!r} adapts the density, communicator 'auto' the way of "
                                   f"each bucket: use one of them")
             if self._adapts(bucket) and bucket.declared.sparsifier.shared:
@@ -96,18 +104,16 @@ class Controller:
     def _adapts(bucket) -> bool:
         return bucket.declared.lowrank is None and "density" in bucket.declared.sparsifier.options()
 
-    def weigh_of(self, bucket) -> Callable | None:
-        """What wants to see what the bucket compresses in this step: called with (gradient, residual or None)."""
+    def compensated_gradient_callback(self, step, bucket):
         wanted = self._schedule.by_bucket and self._step % CURVES == 0 and self._adapts(bucket)
-        return functools.partial(self._weigh, bucket.name) if wanted else None
+        return functools.partial(self._measure, bucket.name) if wanted else None
 
-    def _weigh(self, name: str, gradient: np.ndarray, residual: np.ndarray | None) -> None:
+    def _measure(self, name: str, gradient: np.ndarray, residual: np.ndarray | None) -> None:
         """In the thread that encodes."""
         with contextlib.suppress(ConfigError):  # not finite: all ranks will hear of it
             self._curves[name] = ErrorCurve(gradient, residual)
 
-    def add(self, bucket, pending: Pending) -> None:
-        """A bucket that is finished."""
+    def bucket_finished(self, step, bucket, pending):
         self._waited += pending.seconds.get("exchange", 0.0)
         sent = pending.wire_bytes * bucket.communicator.copies(self._transport)
         if not self._adapts(bucket):
@@ -115,7 +121,7 @@ class Controller:
         elif sent:
             self._sent[bucket.name] = sent, bucket.compressor.sparsifier.density
 
-    def end_step(self, finite: bool) -> None:
+    def end_step(self, step, finite, report):
         now = time.perf_counter()
         if self._ended_at is not None:
             self._computing.append(now - self._ended_at - self._waited)
@@ -125,9 +131,14 @@ class Controller:
             self._decide()
         self._waited, self._ended_at = 0.0, time.perf_counter()
 
-    def abort(self) -> None:
+    def abort(self):
         self.monitor.abort()
         self._waited, self._ended_at = 0.0, None
+
+    def stats(self):
+        densities = {tensor.name: self.densities[bucket.name] for bucket in self._buckets if bucket.name in self.densities
+                     for tensor in bucket.tensors}
+        return {"bandwidth": self.monitor.estimate, "densities": densities}
 
     @property
     def budget(self) -> float | None:
@@ -144,7 +155,8 @@ class Controller:
         budget = max(0.0, self.budget - sum(self._fixed.values()))
         sizes = {bucket.name: self._sizes(bucket) for bucket in adapting}
         everywhere = uniform(sum(sizes.values()), budget)
-        self.densities = dict.fromkeys(sizes, everywhere)
+        self.densities.clear()
+        self.densities.update(dict.fromkeys(sizes, everywhere))
         weighed = [name for name in sizes if name in self._curves] if self._schedule.by_bucket else []
         if len(weighed) > 1:
             at = np.searchsorted(DENSITIES, everywhere)

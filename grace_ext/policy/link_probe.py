@@ -14,7 +14,7 @@ _TIMES = 3
 
 
 def probe(transport: Transport, name: str, collective: str = "allreduce") -> list[tuple[int, float, float]]:
-    """A collective, between steps: time some of these, of growing length -> what cost_model.fit takes, the same on all ranks.
+    """A collective, between steps: time some of these, of growing length -> what cost_model.fit takes, alike on all ranks.
 
     name: the same on all ranks. The longest takes 10 ms or has 8 MiB.
     """

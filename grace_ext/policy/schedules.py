@@ -20,11 +20,15 @@ class Schedule(Stage):
     """The value of an option in a step."""
 
     kind = "schedule"
-    #: Whether the exchange decides on the value, from what it measures.
+    #: Whether its value is decided between steps, from what they showed.
     adaptive = False
 
     def at(self, step: int, final: float) -> float:
         """step: from 0. final: what stands in the spec."""
+        raise NotImplementedError
+
+    def listener(self, transport, densities: dict[str, float]):
+        """For an adaptive one: the StepListener that decides. densities: by bucket, which it keeps up to date."""
         raise NotImplementedError
 
 
@@ -78,17 +82,18 @@ class Schedules:
                 schedule = parse_stage("schedule", schedule)
             self._schedules[option] = schedule
         self._made: dict[tuple, Compressor] = {}
+        #: By bucket, what an adaptive schedule has decided for the next step.
+        self.densities: dict[str, float] = {}
 
     def __bool__(self):
         return bool(self._schedules)
 
-    @property
-    def adaptive(self) -> Schedule | None:
-        """The one that is. Raises ConfigError for one of another option than the density."""
+    def listeners(self, transport) -> list:
+        """Of the schedules that are adaptive. Raises ConfigError for one of another option than the density."""
         found = {option: one for option, one in self._schedules.items() if getattr(one, "adaptive", False)}
         if wrong := [option for option in found if option != "density"]:
             raise ConfigError(f"schedule {found[wrong[0]].name!r} is for the density, not for {', '.join(wrong)}")
-        return found.get("density")
+        return [one.listener(transport, self.densities) for one in found.values()]
 
     def at(self, compressor: Compressor, step: int, density: float | None = None) -> Compressor:
         """The compressor with the values of a step. density: that of an adaptive schedule, once there is one. Raises

@@ -1,6 +1,6 @@
 """How bytes get to other ranks: what communicators need of MPI, Gloo and NCCL, and what can be put around it."""
 
-from .base import Transport
+from .base import CollectiveHandle, Transport, TransportWrapper
 from .inprocess import InProcessGroup
 
-__all__ = ["InProcessGroup", "Transport"]
+__all__ = ["CollectiveHandle", "InProcessGroup", "Transport", "TransportWrapper"]

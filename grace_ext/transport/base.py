@@ -1,15 +1,64 @@
 """What a transport promises."""
 
+import time
+from collections.abc import Callable
+
 import numpy as np
+
+
+class CollectiveHandle:
+    """A collective under way.
+
+    Args:
+        wait: wait() blocks for the result.
+        poll: poll() tells whether the result is there, or None if that is not known now; for libraries in which ranks may
+            wait and start collectives in any order.
+        padding: the bytes that this rank sends on top of the payload.
+    """
+
+    #: Seconds that were spent waiting before `wait` was called.
+    waited = 0.0
+
+    def __init__(self, wait: Callable[[], np.ndarray], poll: Callable[[], bool | None] | None = None, padding: int = 0):
+        self._wait, self._poll, self.padding = wait, poll, padding
+        self._ended: Callable | None = None
+
+    @classmethod
+    def of(cls, result: np.ndarray) -> "CollectiveHandle":
+        """Of a collective that is over."""
+        return cls(lambda: result, lambda: True)
+
+    def poll(self) -> bool | None:
+        """Whether the result is there; None if the library does not tell, or this rank has not sent its part yet."""
+        there = self._poll() if self._poll else None
+        if there:
+            self._tell(late=True)
+        return there
+
+    def wait(self) -> np.ndarray:
+        """The result."""
+        late = bool(self._ended and self._poll and self._poll())
+        result = self._wait()
+        self._tell(late)
+        return result
+
+    def when_ended(self, call: Callable[[float, bool], None]) -> "CollectiveHandle":
+        """Have call(seconds of time.perf_counter, late) called once, in the thread that sees the end. late: whether that is
+        only the latest time at which it can have been."""
+        self._ended = call
+        return self
+
+    def _tell(self, late: bool) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended(time.perf_counter(), late)
 
 
 class Transport:
     """The few collectives that communicators are made of. An adapter wraps its library in one.
 
-    Calls return at once with a handle; `handle.wait()` blocks for the result (`handle.waited`, if there is one: the seconds
-    that were spent waiting before; `handle.padding`: the bytes that this rank sent on top of the payload; `handle.poll()`:
-    whether the result is there, for libraries in which ranks may wait and start collectives in any order). A name identifies
-    a collective: all ranks must start it, in any order. Failures raise ExchangeError or the library's own error.
+    Calls return at once with a CollectiveHandle. A name identifies a collective: all ranks must start it, in any order.
+    Failures raise ExchangeError or the library's own error.
     """
 
     rank: int
@@ -17,7 +66,7 @@ class Transport:
     #: This rank's number in the whole job, by which messages name it. Adapters' transports have it.
     world_rank: int
     #: Of each rank the number of its host; hosts are numbered in the order of their first ranks. None before the ranks have
-    #: told each other, in Exchange.check_layouts.
+    #: told each other, in Exchange.check_config_digests.
     hosts: tuple[int, ...] | None = None
     #: Whether a bucket's collective may start together with that of another.
     can_fuse = True
@@ -45,8 +94,42 @@ class Transport:
         return None
 
 
-def has_arrived(handle) -> bool | None:
-    """Whether the result of a collective is there; None if the library does not tell, or it waits for others of this rank to
-    go with."""
-    poll = getattr(handle, "poll", None)
-    return poll() if poll else None
+class TransportWrapper(Transport):
+    """Forwards everything to another transport."""
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self.rank, self.size, self.can_fuse = transport.rank, transport.size, transport.can_fuse
+
+    def __getattr__(self, name: str):
+        """What adapters have beside collectives."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._transport, name)
+
+    @property
+    def hosts(self):
+        return self._transport.hosts
+
+    @hosts.setter
+    def hosts(self, hosts):
+        self._transport.hosts = hosts
+
+    def between_steps(self):
+        return self._transport.between_steps()
+
+    def allgather(self, name, payload):
+        return self._start("allgather", name, payload)
+
+    def allreduce(self, name, array):
+        return self._start("allreduce", name, array)
+
+    def alltoall(self, name, payload, splits):
+        return self._start("alltoall", name, payload, splits)
+
+    def broadcast(self, name, payload, root):
+        return self._start("broadcast", name, payload, root)
+
+    def _start(self, kind: str, name: str, array: np.ndarray, *args) -> CollectiveHandle:
+        """Every collective comes through here. kind: the name of its method."""
+        return getattr(self._transport, kind)(name, array, *args)

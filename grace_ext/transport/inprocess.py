@@ -1,11 +1,12 @@
 """A transport between threads of one process, for tests and simulation."""
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
 from ..errors import ExchangeError
-from .base import Transport
+from .base import CollectiveHandle, Transport
 
 
 class InProcessGroup:
@@ -23,7 +24,8 @@ class InProcessGroup:
     def transport(self, rank: int) -> "InProcessTransport":
         return InProcessTransport(self, rank)
 
-    def _join(self, name: str, rank: int, given) -> dict:
+    def join(self, name: str, rank: int, given) -> dict:
+        """Returns what ranks have given, which becomes more until it is all ranks'."""
         with self._changed:
             rounds = self._open.setdefault(name, [])
             parts = next((parts for parts in rounds if rank not in parts), None)
@@ -36,7 +38,8 @@ class InProcessGroup:
                 self._changed.notify_all()
         return parts
 
-    def _wait(self, name: str, parts: dict) -> list:
+    def wait(self, name: str, parts: dict) -> list:
+        """What all ranks have given, in their order."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(parts) == self.size, self.timeout):
                 missing = sorted(set(range(self.size)) - set(parts))
@@ -52,26 +55,19 @@ class InProcessTransport(Transport):
         self.hosts = group.hosts
 
     def allgather(self, name, payload):
-        return _Handle(self._group, name, self._group._join(name, self.rank, payload.copy()), np.concatenate)
+        return self._start(name, payload.copy(), np.concatenate)
 
     def allreduce(self, name, array):
-        return _Handle(self._group, name, self._group._join(name, self.rank, array.copy()), _sum_in_rank_order)
+        return self._start(name, array.copy(), _sum_in_rank_order)
 
     def alltoall(self, name, payload, splits):
         parts = np.split(payload.copy(), np.cumsum(splits)[:-1])
-        return _Handle(self._group, name, self._group._join(name, self.rank, parts),
-                       lambda rows: np.concatenate([row[self.rank] for row in rows]))
+        return self._start(name, parts, lambda rows: np.concatenate([row[self.rank] for row in rows]))
 
-
-class _Handle:
-    def __init__(self, group, name, parts, combine):
-        self._group, self._name, self._parts, self._combine = group, name, parts, combine
-
-    def poll(self):
-        return len(self._parts) == self._group.size
-
-    def wait(self):
-        return self._combine(self._group._wait(self._name, self._parts))
+    def _start(self, name: str, given, combine: Callable) -> CollectiveHandle:
+        """combine: makes the result of what the ranks have given, in their order."""
+        parts = self._group.join(name, self.rank, given)
+        return CollectiveHandle(lambda: combine(self._group.wait(name, parts)), lambda: len(parts) == self.size)
 
 
 def _sum_in_rank_order(arrays: list[np.ndarray]) -> np.ndarray:

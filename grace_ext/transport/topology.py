@@ -9,19 +9,19 @@ import xxhash
 #: In the environment of a rank: what to take for its host's name. Ranks with the same one count as being on one host, for
 #: groups that hosts do not tell: racks, sites, the sockets of a large machine.
 VARIABLE = "GRACE_EXT_HOSTNAME"
-SIZE = 8  # bytes of `own`
+HOST_BYTES = 8  # of `own_host`
 
 
-def own() -> np.ndarray:
-    """uint8[SIZE], the same on all ranks of a host and on no others'."""
+def own_host() -> np.ndarray:
+    """uint8[HOST_BYTES], the same on all ranks of a host and on no others'."""
     name = os.environ.get(VARIABLE)
     # Hosts may have a name in common ("localhost"), and containers of one machine share its boot.
     parts = (socket.gethostname(), boot()) if name is None else (name,)
     return np.frombuffer(xxhash.xxh64_digest(repr(parts).encode("utf-8", "surrogateescape")), np.uint8).copy()
 
 
-def numbered(gathered: np.ndarray) -> tuple[int, ...]:
-    """gathered: uint8[ranks, SIZE], every rank's `own` -> the number of each rank's host; see Transport.hosts."""
+def number_hosts(gathered: np.ndarray) -> tuple[int, ...]:
+    """gathered: uint8[ranks, HOST_BYTES], every rank's `own_host` -> the number of each rank's host; see Transport.hosts."""
     numbers: dict[bytes, int] = {}
     return tuple(numbers.setdefault(row.tobytes(), len(numbers)) for row in gathered)
 

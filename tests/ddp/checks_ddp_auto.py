@@ -23,9 +23,9 @@ def a_dense_way_gives_what_plain_ddp_gives():
 @check
 def auto_measures_and_chooses_alike_on_all_ranks():
     chosen = []
-    choose = auto_tuner.Chooser._choose
+    choose = auto_tuner.AutoTuner._choose
     with mock.patch.object(auto_tuner, "_SECONDS", 0.01), mock.patch.object(auto_tuner, "_ROUNDS", 1), mock.patch.object(
-            auto_tuner.Chooser, "_choose", lambda self, tried: (choose(self, tried), chosen.append(self.plan))):
+            auto_tuner.AutoTuner, "_choose", lambda self, tried: (choose(self, tried), chosen.append(self.plan))):
         weights, state = train("topk:0.01/rice/qsgd:7", steps=130, communicator="auto")
     same_on_all_ranks(weights)
     assert torch.isfinite(weights).all()

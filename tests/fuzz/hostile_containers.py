@@ -26,7 +26,7 @@ from grace_ext.federated import Client, Rejected
 from grace_ext.federated.messages import Down, Up, read_up
 from grace_ext.pipeline.container import parse, split
 from grace_ext.pipeline.decoder import add_all, decode_rows, decode_sum
-from grace_ext.transport import Transport
+from grace_ext.transport import CollectiveHandle, Transport
 
 CONTAINERS, MEASURED = 500, 2  # of a batch
 LARGE = 50_000  # elements of those whose memory is looked at
@@ -39,9 +39,9 @@ IMPORTS = """import threading, tracemalloc
 import numpy as np
 import grace_ext
 from grace_ext import ContainerError, ExchangeError, cli, registry
-from grace_ext.transport import Transport
+from grace_ext.transport import CollectiveHandle, Transport
 from grace_ext.container import parse, split
-from grace_ext.decoder import add_all, decode_rows, decode_sum
+from grace_ext.pipeline.decoder import add_all, decode_rows, decode_sum
 from grace_ext.federated import Client, Rejected
 from grace_ext.federated.messages import Down, Up, read_up
 from grace_ext.rng import Stream
@@ -188,7 +188,7 @@ class Wire(Transport):
 
     def allgather(self, name, payload, *_):
         data = np.frombuffer(self.given.get(name.rpartition(".")[2], self.rest), np.uint8)
-        return type("Handle", (), {"wait": lambda _: data})()
+        return CollectiveHandle.of(data)
 
     alltoall = broadcast = allgather
 

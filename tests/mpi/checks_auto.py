@@ -11,6 +11,7 @@ from forced import always, hurried
 from harness import batches, compressed, flat, horovod, same_on_all_ranks, train
 
 from grace_ext.adapters.onebit_adam import OneBitAdam
+from grace_ext.observe.dispatch import ObserverDispatcher
 
 DENSE = {"float32": 5e-6, "fp16": 3e-3}
 
@@ -104,7 +105,7 @@ def what_is_owed_is_paid_before_the_first_dense_step_ends():
             if step == 3:
                 for bucket in optimizer._grace.exchange.buckets:
                     if bucket.communicator.chooses:
-                        bucket.communicator.take("float32")
+                        bucket.communicator.switch_to("float32")
             optimizer.zero_grad()
             loss = loss_of(net, x, y)
             given = given + torch.cat([gradient.flatten() for gradient in gradients(loss, net)])
@@ -148,8 +149,11 @@ def momenta_do_not_pass_for_gradients():
 def who_looks_on_sees_gradients_that_pass():
     """Here on one rank only."""
     seen, wants = [], hvd.rank() == 0
-    with always("float32"), mock.patch("grace_ext.observe.dispatch.Watch.look", lambda self, step, bucket: (
-            (lambda gradient, residual: seen.append((bucket.sizes, gradient.copy()))) if wants else None)):
+
+    def callback(self, step, bucket):
+        return (lambda gradient, residual: seen.append((bucket.sizes, gradient.copy()))) if wants else None
+
+    with always("float32"), mock.patch.object(ObserverDispatcher, "gradient_callback", callback):
         net = small()
         optimizer = compressed(communicator="auto", rules={"*": "topk:0.1/rice/raw"})(
             torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters())

@@ -71,7 +71,7 @@ def every_way_gives_what_it_gives_alone():
                         memory.load_state_dict({})
                     for bucket in exchange_of(ours).buckets:
                         if bucket.communicator.chooses:
-                            bucket.communicator.take(way)
+                            bucket.communicator.switch_to(way)
                 for number in range(2):
                     got = flat(step(random(*SHAPES, seed=number)))
                     assert np.allclose(got, alone[way][number], rtol=0, atol=1e-6), (way, number)
@@ -87,7 +87,7 @@ def what_is_owed_is_paid_before_the_first_dense_step_ends():
             if step == 3:
                 for bucket in exchange_of(ours).buckets:
                     if bucket.communicator.chooses:
-                        bucket.communicator.take("float32")
+                        bucket.communicator.switch_to("float32")
             gradients = random(*SHAPES, seed=step)
             given, got = given + flat(gradients), got + flat(ours.reduce(gradients, variables))
     assert np.allclose(got, of_all_ranks(given, "given").mean(axis=0), rtol=0, atol=1e-5)

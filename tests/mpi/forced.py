@@ -1,40 +1,41 @@
-"""Decides for communicator="auto" in the place of its Chooser, or hurries that one."""
+"""Decides for communicator="auto" in the place of its AutoTuner, or hurries that one."""
 
 import contextlib
 from unittest import mock
 
-from grace_ext.exchange import engine
+from grace_ext.exchange import assembly
+from grace_ext.observe.listener import StepListener
 from grace_ext.policy import auto_tuner
 
 
-class _Always:
-    def __init__(self, way: str, buckets: list):
-        self._buckets = buckets
-        for bucket in buckets:
-            bucket.communicator.take(way)
+class _Always(StepListener):
+    def __init__(self, strategy: str):
+        self._strategy, self._buckets = strategy, []
 
-    def add(self, bucket, pending):
-        pass
+    def buckets_set(self, buckets):
+        self._buckets = [bucket for bucket in buckets if bucket.communicator.switches]
+        for bucket in self._buckets:
+            bucket.communicator.switch_to(self._strategy)
 
-    def end_step(self, finite):
+    def end_step(self, step, finite, report):
         for bucket in self._buckets:
             bucket.communicator.end_step(finite)
 
 
-def always(way: str):
-    """A context in which buckets that are built take this way from their first step on."""
-    return mock.patch.object(engine, "Chooser", lambda transport, buckets: _Always(way, buckets))
+def always(strategy: str):
+    """A context in which buckets that are built have this strategy from their first step on."""
+    return mock.patch.object(assembly, "AutoTuner", lambda transport: _Always(strategy))
 
 
 @contextlib.contextmanager
 def hurried():
     """A context in which choosing takes few steps, is repeated soon, and gives every plan its trial. Yields the list of the
     plans that were tried."""
-    chooser, plans = auto_tuner.Chooser, []
-    plans_of, tried = auto_tuner.plans, chooser._tried
+    tuner, plans = auto_tuner.AutoTuner, []
+    plans_of, tried = auto_tuner.plans, tuner._tried
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(auto_tuner, "plans", lambda predicted, slack: plans_of(predicted, 1e9)))
         for name, value in {"_SECONDS": 0.01, "_ROUNDS": 1, "_CHECK": 5, "_AGAIN": 10, "_SLOWER": 1e9}.items():
             stack.enter_context(mock.patch.object(auto_tuner, name, value))
-        stack.enter_context(mock.patch.object(chooser, "_tried", lambda self: (plans.append(self.plan), tried(self))))
+        stack.enter_context(mock.patch.object(tuner, "_tried", lambda self: (plans.append(self.plan), tried(self))))
         yield plans

@@ -10,22 +10,18 @@ from test_communicators import gradient, on_all_ranks
 
 import grace_ext
 from grace_ext.communicators.base import Pending, wait
+from grace_ext.exchange import fusion
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
-from grace_ext.exchange.overlap import Late
+from grace_ext.exchange.scheduler import Scheduler
 from grace_ext.pipeline.spec import parse_stage
-from grace_ext.transport import Transport, fusion
+from grace_ext.transport import CollectiveHandle, Transport
 from grace_ext.transport.metered import Metered
 
 
-class Handle:
+def handle(arrived):
     """arrived: what poll() says."""
-
-    def __init__(self, arrived):
-        self.poll = lambda: arrived
-
-    def wait(self):
-        return self
+    return CollectiveHandle(lambda: None, lambda: arrived)
 
 
 class Silent(Transport):
@@ -34,12 +30,20 @@ class Silent(Transport):
     rank, size = 0, 2
 
     def allgather(self, name, payload):
-        return object()
+        return CollectiveHandle(lambda: None)
 
 
 def silent_and_fused():
-    group = fusion._Group(Silent(), ["a"])
-    return fusion.Member(Silent(), group).allgather("a", np.empty(0, np.uint8))
+    group = fusion._Group(2, ["a"])
+    return fusion.GroupMember(Silent(), group).allgather("a", np.empty(0, np.uint8))
+
+
+def meter_of(future=None):
+    """Of a step whose bucket "other" is that future's."""
+    scheduler = Scheduler(None, None, None, None)
+    if future:
+        scheduler._started["other"] = future
+    return scheduler.overlap
 
 
 def decode(bucket, pending, seconds):
@@ -49,11 +53,11 @@ def decode(bucket, pending, seconds):
 
 def late_beside(future):
     """After decoding for 2 seconds while this other bucket has the same yet to come."""
-    late = Late({"other": future} if future else {})
+    meter = meter_of(future)
     bucket, other = SimpleNamespace(name="own"), SimpleNamespace(name="other")
-    found = late.do(decode, bucket, Pending(Handle(True), 0, {"decode": 1.0}), 2.0, others=[bucket, other])
-    assert found == "own" and late.seconds == 2
-    return late.exposed
+    found = meter.decode(decode, bucket, Pending(handle(True), 0, {"decode": 1.0}), 2.0, others=[bucket, other])
+    assert found == "own" and meter.late == 2
+    return meter.exposed
 
 
 def done(pending):
@@ -63,34 +67,34 @@ def done(pending):
 
 
 def test_decoding_is_hidden_by_a_bucket_that_is_still_on_its_way():
-    assert late_beside(done(Pending(Handle(arrived=False), 0, {}))) == 0
+    assert late_beside(done(Pending(handle(arrived=False), 0, {}))) == 0
 
 
-@pytest.mark.parametrize("handle", [
-    pytest.param(Handle(arrived=True), id="arrived"),
-    pytest.param(fusion._Part(fusion._Group(Silent(), ["a"]), "a"), id="not sent yet"),
+@pytest.mark.parametrize("own", [
+    pytest.param(handle(arrived=True), id="arrived"),
+    pytest.param(fusion._Group(2, ["a"]).handle_of("a"), id="not sent yet"),
     pytest.param(Silent().allgather("a", None), id="nobody knows"),
     pytest.param(Metered(Silent(), None).allgather("a", np.empty(0)), id="nobody knows, metered"),
     pytest.param(silent_and_fused(), id="nobody knows, fused")])
-def test_decoding_is_exposed_when_nothing_else_is_under_way(handle):
-    assert late_beside(done(Pending(handle, 0, {}))) == 2
+def test_decoding_is_exposed_when_nothing_else_is_under_way(own):
+    assert late_beside(done(Pending(own, 0, {}))) == 2
 
 
 def test_encoding_is_always_exposed():
     """A sum, say, that goes on to the other ranks."""
-    late = Late({"other": done(Pending(Handle(arrived=False), 0, {}))})
-    pending = Pending(Handle(True), 0, {"decode": 1.0, "index": 1.0})
-    late.do(lambda _, pending: pending.count({"decode": 2.0, "index": 4.0}), SimpleNamespace(name="own"), pending,
-            others=[SimpleNamespace(name="other")])
-    assert late.seconds == 6 and late.exposed == 4
+    meter = meter_of(done(Pending(handle(arrived=False), 0, {})))
+    pending = Pending(handle(True), 0, {"decode": 1.0, "index": 1.0})
+    meter.decode(lambda _, pending: pending.count({"decode": 2.0, "index": 4.0}), SimpleNamespace(name="own"), pending,
+                 others=[SimpleNamespace(name="other")])
+    assert meter.late == 6 and meter.exposed == 4
 
 
 def test_a_bucket_that_was_waited_for_is_not_asked_again():
     """Horovod's handles are gone then."""
-    pending = Pending(Handle(arrived=False), 0, {})
+    pending = Pending(handle(arrived=False), 0, {})
     wait(pending)
     assert late_beside(done(pending)) == 2
-    pending.handle = Handle(arrived=False)  # its next collective
+    pending.handle = handle(arrived=False)  # its next collective
     assert late_beside(done(pending)) == 0
 
 
@@ -102,9 +106,9 @@ def test_buckets_that_have_not_been_started_or_failed_hide_nothing():
 
 
 def test_waiting_for_the_worker_is_exposed():
-    late = Late({"other": done(Pending(Handle(arrived=False), 0, {}))})
-    assert late.wait(lambda: time.sleep(0.01) or 7) == 7
-    assert late.seconds == late.exposed >= 0.01
+    meter = meter_of(done(Pending(handle(arrived=False), 0, {})))
+    assert meter.wait(lambda: time.sleep(0.01) or 7) == 7
+    assert meter.late == meter.exposed >= 0.01
 
 
 @pytest.mark.parametrize("communicator", ["allgather", "sharded", "tree"])

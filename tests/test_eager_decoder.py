@@ -9,7 +9,8 @@ import pytest
 
 from grace_ext import ContainerError
 from grace_ext.communicators.base import Pending, wait
-from grace_ext.exchange.eager_decoder import Early
+from grace_ext.exchange.eager_decoder import EagerDecoder
+from grace_ext.transport import CollectiveHandle
 
 
 class AtOnce(concurrent.futures.Executor):
@@ -25,54 +26,46 @@ def test_what_has_to_be_encoded_comes_before_the_next_that_has_arrived():
     def receive(bucket, pending, out):
         received.append(bucket.name)
         if bucket.name == "first":
-            early.call()
+            decoder.interrupt()
         return True
 
-    early = Early(AtOnce(), None, receive, lambda: False)
+    decoder = EagerDecoder(AtOnce(), None, receive, lambda: False)
     buckets = [SimpleNamespace(name=name) for name in ("first", "second")]
     for bucket in buckets:
-        early.add(bucket, Pending(SimpleNamespace(poll=lambda: True), 0, {}), None, 1)
-    early.look()
+        decoder.add(bucket, Pending(SimpleNamespace(poll=lambda: True), 0, {}), None, 1)
+    decoder.poll_arrivals()
     assert received == ["first"]
-    early.look()
+    decoder.poll_arrivals()
     assert received == ["first", "second"]
-    assert [early.result(bucket).result(0) for bucket in buckets] == [True, True]
+    assert [decoder.result(bucket).result(0) for bucket in buckets] == [True, True]
 
 
-class Once:
+def once():
     """A handle like Horovod's, which is gone once it was waited for."""
-
-    gone = False
-
-    def poll(self):
-        assert not self.gone
-        return True
-
-    def wait(self):
-        assert not self.gone
-        self.gone = True
+    left = [True]
+    return CollectiveHandle(left.pop, lambda: left[0])
 
 
 def test_a_bucket_whose_second_collective_is_left_out_is_received_too():
     """As that of PowerSGD before its `start`, which sends no second factors."""
-    early = Early(AtOnce(), lambda bucket, pending: wait(pending), lambda *_: True, lambda: False)
+    decoder = EagerDecoder(AtOnce(), lambda bucket, pending: wait(pending), lambda *_: True, lambda: False)
     bucket = SimpleNamespace(name="bucket")
-    early.add(bucket, Pending(Once(), 0, {}), None, 2)
-    early.look()
-    assert early.levels(bucket) == 1
-    assert early.result(bucket).result(0) is True
+    decoder.add(bucket, Pending(once(), 0, {}), None, 2)
+    decoder.poll_arrivals()
+    assert decoder.levels(bucket) == 1
+    assert decoder.result(bucket).result(0) is True
 
 
 def test_an_error_while_receiving_is_raised_to_who_asks_for_the_result():
     def receive(*_):
         raise ContainerError("damaged")
 
-    early = Early(AtOnce(), None, receive, lambda: False)
+    decoder = EagerDecoder(AtOnce(), None, receive, lambda: False)
     bucket = SimpleNamespace(name="bucket")
-    early.add(bucket, Pending(SimpleNamespace(poll=lambda: True), 0, {}), None, 1)
-    early.look()
+    decoder.add(bucket, Pending(SimpleNamespace(poll=lambda: True), 0, {}), None, 1)
+    decoder.poll_arrivals()
     with pytest.raises(ContainerError, match="damaged"):
-        early.result(bucket).result(0)
+        decoder.result(bucket).result(0)
 
 
 def test_a_step_that_is_broken_off_does_not_keep_python_from_its_end():
@@ -80,11 +73,11 @@ def test_a_step_that_is_broken_off_does_not_keep_python_from_its_end():
 import concurrent.futures
 from types import SimpleNamespace
 from grace_ext.communicators.base import Pending
-from grace_ext.early import Early
+from grace_ext.exchange.eager_decoder import EagerDecoder
 
-early = Early(concurrent.futures.ThreadPoolExecutor(1), None, None, lambda: False)
-early.add(SimpleNamespace(name="bucket"), Pending(SimpleNamespace(poll=lambda: False), 0, {}), None, 1)
-early.look()
+decoder = EagerDecoder(concurrent.futures.ThreadPoolExecutor(1), None, None, lambda: False)
+decoder.add(SimpleNamespace(name="bucket"), Pending(SimpleNamespace(poll=lambda: False), 0, {}), None, 1)
+decoder.poll_arrivals()
 raise RuntimeError("backward gives up")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)

@@ -9,54 +9,59 @@ import concurrent.futures
 import numpy as np
 
 from ..errors import ContainerError, ExchangeError
-from .base import Transport, has_arrived
+from ..observe.listener import StepListener
+from ..transport.base import CollectiveHandle, Transport, TransportWrapper
 
 MOST = 32 * 1024  # bytes of a rank's containers that go together
 _AGAIN = 100  # steps after which groups are made once more
 
 
-class Fusion:
-    """Of one exchange. All ranks receive the same containers, so they make the same groups without a word about it."""
+class Fusion(StepListener):
+    """Groups the buckets of an exchange. All ranks receive the same containers, so they make the same groups without a word
+    about it."""
 
     def __init__(self, transport: Transport):
         self._transport = transport
+        self._buckets: list = []
+
+    def buckets_set(self, buckets):
+        self._buckets = buckets if self._transport.can_fuse and len(buckets) > 1 else []
         self._received: dict[str, int] = {}
         self._groups: list[list] = []
         self._open: dict[str, _Group] = {}
         self._steps = 0
 
-    def begin(self) -> None:
-        """A step. Buckets that do not send containers in it are left out of their group."""
+    def step_started(self):
+        # Buckets that do not send containers in this step are left out of their group.
         for buckets in self._groups:
             names = [bucket.name for bucket in buckets if bucket.communicator.sends_containers]
             if len(names) > 1:
-                self._open.update(dict.fromkeys(names, _Group(self._transport, names)))
+                self._open.update(dict.fromkeys(names, _Group(self._transport.size, names)))
 
-    def together(self, bucket) -> list[str]:
-        """The names of all that go together with a bucket in this step, its own as well."""
+    def started_together(self, bucket):
         group = self._open.get(bucket.name)
-        return group.names if group else [bucket.name]
+        return group.names if group else []
 
-    def transport_of(self, bucket) -> Transport:
+    def bucket_transport(self, step, bucket, transport):
         group = self._open.get(bucket.name)
-        return Member(self._transport, group) if group else self._transport
+        return GroupMember(transport, group) if group else transport
 
-    def received(self, bucket, size: int) -> None:
-        """How many bytes of containers came from all ranks together."""
-        self._received[bucket.name] = max(size, self._received.get(bucket.name, 0))
+    def bucket_finished(self, step, bucket, pending):
+        if pending.received is not None:
+            self._received[bucket.name] = max(pending.received, self._received.get(bucket.name, 0))
 
-    def end_step(self, finite: bool, buckets: list) -> None:
+    def end_step(self, step, finite, report):
         self._open = {}
         if finite:
             if self._steps % _AGAIN == 0:
-                self._regroup(buckets)
+                self._regroup()
             self._steps += 1
 
-    def _regroup(self, buckets) -> None:
+    def _regroup(self) -> None:
         """Neighbours share a collective as long as a rank's containers are not too many bytes for one, on average."""
         self._groups, total = [], 0
         most = MOST * self._transport.size
-        for bucket in buckets:
+        for bucket in self._buckets:
             size = self._received.get(bucket.name)
             if size is None:
                 continue
@@ -67,45 +72,44 @@ class Fusion:
             total += size
         self._received = {}
 
-    def fail(self, bucket, error: BaseException) -> None:
-        """It has nothing to send, and never will in this step."""
+    def bucket_failed(self, bucket, error):
         if group := self._open.get(bucket.name):
             group.fail(error)
 
-    def abort(self) -> None:
+    def abort(self):
         for group in self._open.values():
             group.fail(ExchangeError("the step was given up before all of a collective's buckets were there"))
         self._open = {}
 
 
-class Member(Transport):
-    """What one bucket of a group starts with."""
+class GroupMember(TransportWrapper):
+    """The transport of one bucket of a group."""
 
     def __init__(self, transport: Transport, group: "_Group"):
-        self._transport, self._group = transport, group
-        self.rank, self.size, self.hosts = transport.rank, transport.size, transport.hosts
+        super().__init__(transport)
+        self._group = group
 
     def allgather(self, name, payload):
-        self._group.add(name, payload)
-        return _Part(self._group, name)
+        self._group.add(self._transport, name, payload)
+        return self._group.handle_of(name)
 
 
 class _Group:
-    def __init__(self, transport: Transport, names: list[str]):
+    def __init__(self, ranks: int, names: list[str]):
         self.names = names
-        self._transport = transport
+        self._ranks = ranks
         self._payloads: dict[str, np.ndarray] = {}
         self._sent: concurrent.futures.Future = concurrent.futures.Future()
         self._parts: dict[str, np.ndarray] | None = None
 
-    def add(self, name: str, payload: np.ndarray) -> None:
+    def add(self, transport: Transport, name: str, payload: np.ndarray) -> None:
         """The last one sends them all: their lengths, then the payloads in the order of the names."""
         self._payloads[name] = payload.copy()
         if len(self._payloads) == len(self.names):
             payloads = [self._payloads[name] for name in self.names]
             lengths = np.array([one.size for one in payloads], "<u4").view(np.uint8)
             try:
-                handle = self._transport.allgather(f"{self.names[0]}.fused", np.concatenate([lengths, *payloads]))
+                handle = transport.allgather(f"{self.names[0]}.fused", np.concatenate([lengths, *payloads]))
             except BaseException as error:
                 self.fail(error)  # the other buckets would wait for it
                 raise
@@ -115,25 +119,28 @@ class _Group:
         if not self._sent.done():
             self._sent.set_exception(error)
 
-    def arrived(self) -> bool | None:
+    def handle_of(self, name: str) -> CollectiveHandle:
+        """Of the payloads of that name, joined in the order of ranks. What this rank sends beside payloads is the padding of
+        the handle that is waited for first."""
+        def wait():
+            if self._parts is None:
+                sent = self._sent.result()
+                self._parts = self._split(sent.wait())
+                handle.padding = 4 * len(self.names) + sent.padding
+            return self._parts[name]
+
+        handle = CollectiveHandle(wait, self._poll)
+        return handle
+
+    def _poll(self) -> bool | None:
         if self._parts is not None:
             return True
-        return has_arrived(self._sent.result()) if self._sent.done() and not self._sent.exception() else None
-
-    def part(self, name: str) -> tuple[np.ndarray, int]:
-        """The payloads of that name, joined in the order of ranks; and how many bytes this rank sent beside payloads, said
-        once."""
-        padding = 0
-        if self._parts is None:
-            handle = self._sent.result()
-            self._parts = self._split(handle.wait())
-            padding = 4 * len(self.names) + getattr(handle, "padding", 0)
-        return self._parts[name], padding
+        return self._sent.result().poll() if self._sent.done() and not self._sent.exception() else None
 
     def _split(self, data: np.ndarray) -> dict[str, np.ndarray]:
         parts: dict[str, list] = {name: [] for name in self.names}
         head = 4 * len(self.names)
-        for rank in range(self._transport.size):
+        for rank in range(self._ranks):
             lengths = data[:head].copy().view("<u4").tolist() if data.size >= head else []
             if not lengths or head + sum(lengths) > data.size:
                 raise ContainerError(f"{self.names[0]!r}: rank {rank} sent {data.size} bytes, too few for {len(self.names)} "
@@ -145,16 +152,3 @@ class _Group:
         if data.size:
             raise ContainerError(f"{self.names[0]!r}: {data.size} bytes follow the containers of all ranks")
         return {name: np.concatenate(payloads) for name, payloads in parts.items()}
-
-
-class _Part:
-    def __init__(self, group: _Group, name: str):
-        self._group, self._name = group, name
-        self.padding = 0
-
-    def poll(self) -> bool | None:
-        return self._group.arrived()
-
-    def wait(self) -> np.ndarray:
-        part, self.padding = self._group.part(self._name)
-        return part

@@ -1,0 +1,53 @@
+"""Steps of a rank that has no more data: it takes part in those of the others with nothing.
+
+As a rank within torch's Join context manager does: it shadows the collectives of those that go on.
+"""
+
+from collections.abc import Callable
+
+from ..transport.base import CollectiveHandle
+
+
+def shadow_step(exchange, output_of: Callable, bypass_of: Callable | None = None) -> bool:
+    """Take part in a step of the other ranks, so that they can finish it and this rank's exchange stays in step.
+
+    Args:
+        exchange: the Exchange, between two steps.
+        output_of: output_of(bucket) -> what `finish` may write to.
+        bypass_of: bypass_of(bucket) -> a BypassPending of zeros, for a bucket that bypasses the exchange in this step.
+
+    Returns:
+        False, without a step, when no rank has anything to give.
+    """
+    if not exchange.buckets:
+        return False
+    exchange.begin_step(gradients=False)
+    if not _others_have_gradients(exchange):
+        exchange.forget_step()
+        return False
+    for bucket in exchange.buckets:
+        if exchange.bypass_dtype(bucket):
+            exchange.submit_bypass(bucket, bypass_of(bucket))
+        elif not exchange.is_started(bucket):
+            exchange.start_empty(bucket)
+    exchange.advance()
+    for bucket in exchange.buckets:
+        exchange.finish(bucket, output_of(bucket))
+    exchange.end_step()
+    return True
+
+
+def _others_have_gradients(exchange) -> bool:
+    """Known from the first containers, which are empty on ranks without a gradient; else the ranks were counted."""
+    counted = exchange.ranks_with_gradients()
+    if counted is not None:
+        return counted > 0
+    first = next(bucket for bucket in exchange.buckets if bucket.communicator.sends_containers)
+    together = {first.name}.union(*(one.started_together(first) for one in exchange.listeners))
+    for bucket in exchange.buckets:
+        if bucket.name in together:
+            exchange.start_empty(bucket)
+    pending = exchange.pending(first)
+    received = pending.handle.wait()
+    pending.handle = CollectiveHandle.of(received)
+    return received.size > 0

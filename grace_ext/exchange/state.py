@@ -1,0 +1,82 @@
+"""What an exchange remembers between steps: the memories of its buckets, and the factors of warm starts."""
+
+import numpy as np
+
+from ..communicators.factors import WarmStarts
+from ..errors import ConfigError
+from ..memory.base import Memory
+from ..policy.memories import Memories
+from .buckets import Bucket, Tensor
+
+_WARM_STARTS = "lowrank"  # in state dicts, beside the memories' fields
+
+
+class ExchangeState:
+    """The states of a step are a transaction: `commit` puts those of the next step in force, `rollback` keeps the old ones.
+
+    Args:
+        memories: which memory a tensor's error goes to.
+    """
+
+    def __init__(self, memories: Memories):
+        self.memories = memories
+        self.warm_starts = WarmStarts()
+        self._buckets: list[Bucket] = []
+        self._memories: list[Memory] = []  # of the buckets, each once
+
+    def memory_of(self, tensor: Tensor) -> Memory:
+        """The memory of a tensor that is compressed. Tensors of a bucket have the same one."""
+        return self.memories.choose(tensor.name, tensor.size)
+
+    def set_buckets(self, buckets: list[Bucket]) -> None:
+        """Replace the buckets; each tensor's state follows it into its new one."""
+        state = self.state_dict()
+        self._buckets = buckets
+        self._memories = list({id(bucket.memory): bucket.memory for bucket in buckets}.values())
+        self.load_state_dict(state)
+
+    def commit(self) -> None:
+        for part in (*self._memories, self.warm_starts):
+            part.commit()
+
+    def rollback(self) -> None:
+        for part in (*self._memories, self.warm_starts):
+            part.rollback()
+
+    def state_dict(self) -> dict:
+        """{field: {tensor name: float32[size]}}. Fields are those of the memories ("residual", …) and "lowrank"."""
+        state = {}
+        if factors := self.warm_starts.state_dict():
+            state[_WARM_STARTS] = factors
+        by_bucket = {id(memory): memory.state_dict() for memory in self._memories}
+        for bucket in self._buckets:
+            ends = np.cumsum(bucket.sizes)[:-1]
+            for field, array in by_bucket[id(bucket.memory)].get(bucket.name, {}).items():
+                parts = zip((tensor.name for tensor in bucket.tensors), np.split(array, ends), strict=True)
+                state.setdefault(field, {}).update(parts)
+        return state
+
+    def load_state_dict(self, state: dict) -> None:
+        """The inverse. Tensors without a state start from zero; fields that no memory here has are left out.
+
+        Raises:
+            ConfigError: a state has another size than its tensor.
+        """
+        by_memory: dict[int, dict] = {id(memory): {} for memory in self._memories}
+        for bucket in self._buckets:
+            for field in bucket.memory.states:
+                given = state.get(field, {})
+                if any(tensor.name in given for tensor in bucket.tensors):
+                    parts = [_fitting(field, tensor, given.get(tensor.name)) for tensor in bucket.tensors]
+                    by_memory[id(bucket.memory)].setdefault(bucket.name, {})[field] = np.concatenate(parts)
+        for memory in self._memories:
+            memory.load_state_dict(by_memory[id(memory)])
+        self.warm_starts.load_state_dict(state.get(_WARM_STARTS, {}))
+
+
+def _fitting(field: str, tensor: Tensor, state) -> np.ndarray:
+    if state is None:
+        return np.zeros(tensor.size, np.float32)
+    if np.size(state) != tensor.size:
+        raise ConfigError(f"{field} of {tensor.name!r} has {np.size(state)} elements, the tensor {tensor.size}")
+    return np.asarray(state, np.float32).reshape(-1)
