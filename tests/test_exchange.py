@@ -351,6 +351,14 @@ def test_ranks_with_another_seed_or_weight_are_told(differs):
         exchange.check_config_digests(np.concatenate([first, other]))
 
 
+def test_an_exchange_without_buckets_may_be_given_up_or_closed():
+    """As where its first buckets are refused."""
+    exchange = Exchange(InProcessGroup(2).transport(0), "residual", 1.0, schedule={"density": "kimad"}, joinable=True)
+    exchange.abort()
+    exchange.close()
+    assert exchange.stats()["steps"] == 0 and exchange.unfinished() == ()
+
+
 def test_two_threads_may_start_the_first_buckets_of_a_step(monkeypatch):
     """As autograd does with a thread for each device: the step begins once."""
     exchange = Exchange(InProcessGroup(1).transport(0), "none", 1.0)

@@ -22,7 +22,7 @@ class Fusion(StepListener):
 
     def __init__(self, transport: Transport):
         self._transport = transport
-        self._buckets: list = []
+        self.buckets_set([])
 
     def buckets_set(self, buckets):
         self._buckets = buckets if self._transport.can_fuse and len(buckets) > 1 else []

@@ -85,6 +85,8 @@ def report(exchanges) -> dict:
     found = {"residual_norm_ratio": {}, "ways": {}, "bandwidth": None, "densities": {}}
     for exchange in exchanges:
         total.merge(exchange.statistics.total)
+        found["ways"].update((tensor.name, bucket.communicator.strategy) for bucket in exchange.buckets
+                             if bucket.communicator.switches for tensor in bucket.tensors)
         for listener in exchange.listeners:
             for key, value in listener.stats().items():
                 found[key] = {**found[key], **value} if isinstance(value, dict) else value

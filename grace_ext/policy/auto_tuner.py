@@ -63,7 +63,7 @@ class AutoTuner(StepListener):
 
     def __init__(self, transport: Transport):
         self._transport, self._between = transport, transport.between_steps()
-        self._buckets: list = []
+        self.buckets_set([])
 
     def buckets_set(self, buckets):
         self._buckets = [bucket for bucket in buckets if bucket.communicator.switches] if self._transport.size > 1 else []
@@ -76,9 +76,6 @@ class AutoTuner(StepListener):
         if self._buckets:
             self._name = f"{self._buckets[0].name}.choice"
             self._start()
-
-    def stats(self):
-        return {"ways": {tensor.name: bucket.communicator.strategy for bucket in self._buckets for tensor in bucket.tensors}}
 
     def _start(self) -> None:
         self._take(tuple(bucket.communicator.strategies[0] for bucket in self._buckets))

@@ -104,7 +104,7 @@ def what_is_owed_is_paid_before_the_first_dense_step_ends():
         for step, (x, y) in enumerate(batches(6)):
             if step == 3:
                 for bucket in optimizer._grace.exchange.buckets:
-                    if bucket.communicator.chooses:
+                    if bucket.communicator.switches:
                         bucket.communicator.switch_to("float32")
             optimizer.zero_grad()
             loss = loss_of(net, x, y)

@@ -67,10 +67,9 @@ def every_way_gives_what_it_gives_alone():
             step = tf.function(lambda gradients: ours.reduce(gradients, variables))
             for way in (*ways, *ways[::-1]):
                 if ours._layouts:
-                    for memory in exchange_of(ours)._memories:
-                        memory.load_state_dict({})
+                    exchange_of(ours).state.load_state_dict({})
                     for bucket in exchange_of(ours).buckets:
-                        if bucket.communicator.chooses:
+                        if bucket.communicator.switches:
                             bucket.communicator.switch_to(way)
                 for number in range(2):
                     got = flat(step(random(*SHAPES, seed=number)))
@@ -86,7 +85,7 @@ def what_is_owed_is_paid_before_the_first_dense_step_ends():
         for step in range(6):
             if step == 3:
                 for bucket in exchange_of(ours).buckets:
-                    if bucket.communicator.chooses:
+                    if bucket.communicator.switches:
                         bucket.communicator.switch_to("float32")
             gradients = random(*SHAPES, seed=step)
             given, got = given + flat(gradients), got + flat(ours.reduce(gradients, variables))
