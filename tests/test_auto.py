@@ -226,7 +226,7 @@ def test_what_auto_cannot_do_is_refused(monkeypatch):
         on_all_ranks(make, ranks=1)
 
 
-def test_a_choice_is_rechecked_at_again(monkeypatch):
+def test_a_choice_is_looked_at_again(monkeypatch):
     monkeypatch.setattr(auto_tuner, "_CHECK", 5)
     monkeypatch.setattr(auto_tuner, "_AGAIN", 10)
     monkeypatch.setattr(auto_tuner, "_ROUNDS", 1)
