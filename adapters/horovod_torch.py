@@ -20,7 +20,7 @@ from torch.amp.grad_scaler import OptState
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.exchange import checkpoint
 from grace_ext.exchange.engine import Exchange
-from grace_ext.observe import onlookers, warn_of_one_rank
+from grace_ext.observe import parse_observers, warn_of_one_rank
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import DEFAULT_SPEC, Rules
 from grace_ext.transport import CollectiveHandle, Transport
@@ -29,10 +29,10 @@ from ._horovod.exits import guard_exit
 from ._horovod.lengths import Lengths, as_splits, from_itself, padded, to_itself, without_padding
 from ._horovod.options import check_reduction, prefix_of, understand_compression, weight_of
 from ._torch.buckets import JOIN_AND_CLOSURE, TorchBuckets
-from ._torch.connection import Connection
 from ._torch.elastic import CompressedOptimizer, register
 from ._torch.gradients import check_options, named
 from ._torch.saved_state import to_numpy, to_torch
+from ._torch.session import MembershipSession
 
 _AWAKE = 5e-3  # seconds of waiting for a collective before the first nap
 _NAP, _SHORTEST, _LONGEST = 0.1, 5e-5, 1e-3  # the next nap's share of the wait so far, and its seconds
@@ -208,7 +208,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     if backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}; allowed: 1 and more")
     check_options(selection, grad_scaler)
-    capture, observe = onlookers(capture, observe)
+    capture, observe = parse_observers(capture, observe)
     if num_groups:
         groups = num_groups
     compression, memory, communicator = understand_compression(hvd, compression, memory, communicator)
@@ -243,7 +243,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
             passes=wrapped._passes, sparse_as_dense=sparse_as_dense,
             scale=grad_scaler.get_scale if grad_scaler else lambda: 1.0)
 
-    wrapped._connection = Connection(
+    wrapped._session = MembershipSession(
         parameters, lambda: (process_set.rank(), process_set.size()) if process_set.included() else None, build,
         on_resize)
     if wrapped._grace is not None:
@@ -296,11 +296,11 @@ class _Methods:
     @property
     def _grace(self) -> TorchBuckets | None:
         """The buckets for the ranks there are now; None without other ranks."""
-        return self._connection.buckets
+        return self._session.buckets
 
     def synchronize(self):
         """Finish the exchange: afterwards every gradient is the average (or sum) over ranks, the same on all."""
-        self._connection.synchronize()
+        self._session.synchronize()
         self._synchronized, self._asked_by_scaler = True, False
 
     def join(self, *others):
@@ -316,9 +316,9 @@ class _Methods:
         """
         if any(optimizer._grace is not None and optimizer._grace.has_losses for optimizer in (self, *others)):
             raise ConfigError(JOIN_AND_CLOSURE)
-        connections = [optimizer._connection for optimizer in (self, *others)]
-        with concurrent.futures.ThreadPoolExecutor(len(connections)) as threads:  # whatever the order in which they step
-            last, *_ = threads.map(Connection.join, connections)
+        sessions = [optimizer._session for optimizer in (self, *others)]
+        with concurrent.futures.ThreadPoolExecutor(len(sessions)) as threads:  # whatever the order in which they step
+            last, *_ = threads.map(MembershipSession.join, sessions)
         return self._process_set.ranks[last] if self._process_set.included() else hvd.rank()
 
     @contextmanager
@@ -411,12 +411,12 @@ class _Methods:
         except ConfigError:
             self.param_groups.pop()
             raise
-        self._connection.add(parameters)
+        self._session.add(parameters)
 
     def state_dict(self):
         """The wrapped optimizer's, and under "grace_ext" this rank's memory, or those of all ranks after
         consolidate_state_dict(). No collective."""
-        return {**self._plain.state_dict(self), checkpoint.KEY: to_torch(self._connection.save())}
+        return {**self._plain.state_dict(self), checkpoint.KEY: to_torch(self._session.save())}
 
     def load_state_dict(self, state_dict):
         """Of a wrapped optimizer or a plain one. No collective: call it on all ranks, or, before the first step, on rank 0
@@ -427,11 +427,11 @@ class _Methods:
         saved = state_dict.get(checkpoint.KEY)
         # The optimizer first: what its memory is may depend on it, as that of 1-bit Adam does.
         self._load_plain({key: value for key, value in state_dict.items() if key != checkpoint.KEY})
-        self._connection.load(None if saved is None else to_numpy(saved))
+        self._session.load(None if saved is None else to_numpy(saved))
 
     def consolidate_state_dict(self, to=0):
         """A collective: until the next step, state_dict() on rank `to` holds the memories of all ranks."""
-        self._connection.consolidate(to)
+        self._session.consolidate(to)
 
     def set_backward_passes_per_step(self, passes):
         """How many backward passes are accumulated before gradients are exchanged, from the next step on."""

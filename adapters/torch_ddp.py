@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 
 from grace_ext import ConfigError
 from grace_ext.exchange.engine import Exchange
-from grace_ext.observe import onlookers, warn_of_one_rank
+from grace_ext.observe import parse_observers, warn_of_one_rank
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import DEFAULT_SPEC, Rules
 
@@ -71,7 +71,7 @@ class CompressionState:
                  schedule=None, on_resize=None, grad_scaler=None, observe=None):
         check_options(selection, grad_scaler)
         parameters = named([] if named_parameters is None else list(named_parameters))
-        capture, observe = onlookers(capture, observe)
+        capture, observe = parse_observers(capture, observe)
         group, device = _own_group(process_group, backend, timeout)
         transport = GroupTransport(group, device)
         self.rank, self.ranks = transport.rank, transport.size
@@ -126,7 +126,7 @@ def comm_hook(state: CompressionState, bucket: dist.GradBucket) -> torch.futures
     RuntimeError with the error's text. They leave the memory as it was before the step, and the next backward() raises
     ExchangeError: the ranks may be out of step.
     """
-    return state._buckets.take(bucket)
+    return state._buckets.on_bucket_ready(bucket)
 
 
 def _own_group(process_group, backend: str | None, timeout) -> tuple:

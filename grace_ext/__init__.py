@@ -2,7 +2,8 @@
 
 from . import communicators, index, lowrank, memory, policy, sparsifiers, transforms, value  # noqa: F401  (registers them)
 from .errors import ConfigError, ContainerError, ExchangeError, GraceError
-from .pipeline.compressor import Compressor, compressor
+from .pipeline.compressor import Compressor
+from .pipeline.compressor import make_compressor as compressor
 from .pipeline.container import parse as inspect
 from .pipeline.decoder import decode_add, decompress
 from .pipeline.params import from_params

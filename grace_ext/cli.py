@@ -32,10 +32,10 @@ _YEAR = re.compile(r"\b(19|20)\d\d\b")
 #: What a class may say about itself: attribute -> text for a true value, text for a false one.
 _TRAITS = {
     "lossless": ("lossless", "lossy"),
-    "linear": ("summable as {}", None),
+    "reducible_dtype": ("summable as {}", None),
     "shared": ("the same positions on all ranks", None),
     "stateful": ("keeps state", "keeps no state"),
-    "needs_linear": ("needs summable values", None),
+    "needs_reducible": ("needs summable values", None),
 }
 
 

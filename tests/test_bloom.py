@@ -169,7 +169,7 @@ def test_naive_does_not_shift_what_would_overflow():
 def test_auto_takes_none_of_it():
     gradient = contract.gauss(30_000)
     assert not any(Bloom(policy).lossless for policy in POLICIES)
-    assert [policy for policy in POLICIES if Bloom(policy).shifts] == ["naive"]
+    assert [policy for policy in POLICIES if Bloom(policy).remaps_values] == ["naive"]
     assert parse(grace_ext.compressor("topk:0.01/auto/raw").compress(gradient)).index_id != Bloom.id
 
 

@@ -83,8 +83,8 @@ def test_the_comparison_trains_each_way_and_writes_the_tables(compare, tmp_path,
     assert ("DDP powerSGD_hook, rank 4" in capsys.readouterr().out) == bool(more)
 
 
-def test_the_readme_has_the_markers(compare):
+def test_the_document_has_the_markers(compare):
     import compare_fashion_mnist
 
     for markers in (compare.MARKERS, compare_fashion_mnist.MARKERS):
-        compare_fashion_mnist.around_markers(ROOT / "README.md", markers)
+        compare_fashion_mnist.around_markers(ROOT / "docs/demos.md", markers)

@@ -36,7 +36,7 @@ def test_a_spec():
         other = grace_ext.compressor(again, 4)
         assert other == c and hash(other) == hash(c) and grace_ext.compressor(other) is other
     assert c != grace_ext.compressor(str(c)) and c != grace_ext.compressor("powersgd", 4) != grace_ext.compressor("topk", 4)
-    assert (c.linear, c.lossless, c.dense) == (None, False, False)
+    assert (c.reducible_dtype, c.lossless, c.dense) == (None, False, False)
 
 
 @pytest.mark.parametrize("given, message", [

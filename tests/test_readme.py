@@ -1,4 +1,4 @@
-"""What the README shows works as it stands there."""
+"""What the README and the documents beside it show works as it stands there."""
 
 import re
 from pathlib import Path
@@ -8,12 +8,13 @@ import numpy as np
 
 import grace_ext
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
 
 
-def test_the_codec_of_the_readme_passes_the_contract(temporary_registry):
-    source = re.search(r"<!-- codec:begin -->\s*```python\n(.*?)```\s*<!-- codec:end -->", README, re.S)[1]
-    exec(compile(source, "README.md", "exec"), {})
+def test_the_codec_that_is_added_passes_the_contract(temporary_registry):
+    source = re.search(r"<!-- codec:begin -->\s*```python\n(.*?)```\s*<!-- codec:end -->",
+                       (ROOT / "docs/adding-a-codec.md").read_text(), re.S)[1]
+    exec(compile(source, "adding-a-codec.md", "exec"), {})
     c = grace_ext.compressor("topk:0.1/rice/meansign")
     assert str(c) == "topk:0.1/rice/meansign"
     for gradient in contract.gradients().values():
@@ -24,15 +25,15 @@ def test_the_codec_of_the_readme_passes_the_contract(temporary_registry):
 
 
 def test_the_snippet_without_a_framework_works():
-    source = re.search(r"Without any framework:\s*```python\n(.*?)```", README, re.S)[1]
+    source = re.search(r"Without any framework:\s*```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
     gradient = contract.gauss(4000).reshape(40, 100)
     names = {"gradient": gradient, "accumulator": np.zeros(4000, np.float32)}
     exec(compile(source, "README.md", "exec"), names)
     np.testing.assert_allclose(names["accumulator"], names["dense"] / 4, rtol=1e-6)
 
 
-def test_the_specs_of_the_readme_compress_as_it_says():
-    rows = re.findall(r"\| `([^`]+)`[^|]*\| (?:about )?(\d+) times \|", README)
+def test_the_specs_to_choose_from_compress_as_the_document_says():
+    rows = re.findall(r"\| `([^`]+)`[^|]*\| (?:about )?(\d+) times \|", (ROOT / "docs/choosing.md").read_text())
     assert len(rows) == 6
     gradient = contract.gauss(1_000_000)
     for spec, ratio in rows:

@@ -145,4 +145,4 @@ def test_what_a_compressor_says_of_itself():
     for text, linear, lossless, dense in (("dense", "float32", True, True), ("dense/fp16", "float16", False, True),
                                           ("dense/qsgd", None, False, True), ("topk", None, True, False)):
         c = grace_ext.compressor(text)
-        assert (c.linear, c.lossless, c.dense) == (linear, lossless, dense)
+        assert (c.reducible_dtype, c.lossless, c.dense) == (linear, lossless, dense)

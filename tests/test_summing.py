@@ -11,7 +11,7 @@ from grace_ext.communicators.sharded import slices
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.shadow import shadow_step
-from grace_ext.observe.advice import Cost
+from grace_ext.observe.advice import CodecCostCheck
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.transport import CollectiveHandle, Transport
 
@@ -358,7 +358,7 @@ def test_statistics_count_all_containers_and_both_collectives():
         exchange = make(transport, "sharded")
         for i in range(3):
             step(exchange, gradient(i))
-        cost = Cost(transport)
+        cost = CodecCostCheck(transport)
         exchange.start(exchange.buckets[0], lambda out: np.copyto(out, gradient(3)))
         exchange.finish(exchange.buckets[0], np.empty(5000, np.float32))
         cost.add(exchange.buckets[0], pending := exchange.pending(exchange.buckets[0]))

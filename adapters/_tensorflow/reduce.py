@@ -15,7 +15,7 @@ from grace_ext.exchange import checkpoint
 from grace_ext.exchange.bucketing import build_buckets
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
-from grace_ext.observe import onlookers, warn_of_one_rank
+from grace_ext.observe import parse_observers, warn_of_one_rank
 from grace_ext.observe.capture import Capture
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.pipeline.spec import parse_stage
@@ -123,7 +123,7 @@ class Reducer:
         self._restore: Restore | None = None
         guard_exit(hvd)
         #: Shared by the layouts. They are made here and not in Options: a path is known again in another tape's options.
-        self._capture, self._observers = onlookers(options.capture, options.observe)
+        self._capture, self._observers = parse_observers(options.capture, options.observe)
         if not self.active:
             warn_of_one_rank(self._capture, self._observers, stacklevel=3)
 

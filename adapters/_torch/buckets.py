@@ -20,7 +20,7 @@ from .._common.stalls import check_config_digests
 from .._horovod.options import group_names
 from .bypass import BypassBucket
 from .gradients import on_device, pack, receive
-from .output_buffer import Room, as_gradient
+from .output_buffer import OutputBuffer, as_gradient
 from .rows import comes_as_rows
 
 JOIN_AND_CLOSURE = ("join() and step(closure): a rank without data has no loss to give; give all ranks as many batches, or "
@@ -63,7 +63,7 @@ class TorchBuckets:
             if not p.is_floating_point():
                 raise ConfigError(f"parameter {name!r} is {p.dtype}; gradients must be real floating point")
         self.order: list[str] | None = None  # of the buckets' tensors, once all ranks agreed on it
-        self._produced: list[str] = []  # the order of this rank's first backward pass, or that of a checkpoint
+        self._ready_order: list[str] = []  # the order of this rank's first backward pass, or that of a checkpoint
         self._kinds: dict[str, int] = {}  # what that backward pass gave
         self._build(list(reversed(self.parameters)))
 
@@ -75,12 +75,12 @@ class TorchBuckets:
         """Before the next step the ranks agree on an order of the tensors: this one if rank 0 asks for it; for an empty
         one, or one of other names, that of the next backward pass."""
         self.order = None
-        self._produced = list(order) if sorted(order) == sorted(self.parameters) else []
+        self._ready_order = list(order) if sorted(order) == sorted(self.parameters) else []
 
     @property
     def wanted_order(self) -> list[str]:
         """The order in force, or what this rank will ask for; empty if it does not know yet."""
-        return self._produced if self.order is None else self.order
+        return self._ready_order if self.order is None else self.order
 
     # Buckets
 
@@ -94,7 +94,7 @@ class TorchBuckets:
         for bucket in self.exchange.buckets:
             bucket.may_bypass = self.sends_gradients and all(self.parameters[tensor.name].dtype == torch.float32
                                                            for tensor in bucket.tensors)
-        self._rooms = {b.name: Room(b) for b in self.exchange.buckets}
+        self._outputs = {b.name: OutputBuffer(b) for b in self.exchange.buckets}
         self._bucket_of = {tensor.name: b for b in self.exchange.buckets for tensor in b.tensors}
         self._number_of = {tensor.name: i for b in self.exchange.buckets for i, tensor in enumerate(b.tensors)}
         self._reset_counts()
@@ -115,8 +115,8 @@ class TorchBuckets:
         if not names:
             return True
         number = {name: i for i, name in enumerate(names)}
-        known = set(self._produced)
-        order = self._produced + [name for name in reversed(names) if name not in known]
+        known = set(self._ready_order)
+        order = self._ready_order + [name for name in reversed(names) if name not in known]
         own = np.array([*((number[name], self._kinds.get(name, _NONE)) for name in order), (self.has_losses, 0)], "<u4")
         message = np.empty(0, np.uint8) if joined else own.view(np.uint8).reshape(-1)
         received = self.exchange.transport.allgather(f"{self.prefix}.order", message).wait()
@@ -155,7 +155,7 @@ class TorchBuckets:
         """Whether a bucket's gradients have been handed over and not yet been synchronized."""
         return bool(self._bypassing) or not all(self._missing.values())
 
-    def produced(self, name: str) -> None:
+    def on_gradient_ready(self, name: str) -> None:
         """The parameter has its gradient of one backward pass. Starts the bucket that it completes, except in a first step:
         there the ranks have yet to agree on the buckets."""
         self.fresh = True
@@ -169,8 +169,8 @@ class TorchBuckets:
             self._kinds[name] = _ROWS if as_rows else _DENSE
         self._left[name] -= 1
         if self._left[name] == 0:
-            if self.order is None and name not in self._produced:
-                self._produced.append(name)
+            if self.order is None and name not in self._ready_order:
+                self._ready_order.append(name)
             bucket = self._bucket_of[name]
             self._missing[bucket.name] -= 1
             if self.order is not None and self.exchange.bypass_dtype(bucket):
@@ -198,12 +198,12 @@ class TorchBuckets:
             return
         if self._scale_now is None:
             self._scale_now = float(self._scale())
-        room = self._rooms[bucket.name]
-        room.clear(self.parameters[tensor.name] for tensor in bucket.tensors)
+        output = self._outputs[bucket.name]
+        output.clear(self.parameters[tensor.name] for tensor in bucket.tensors)
         pack = functools.partial(self._pack, bucket, self._prescale / self._unit(bucket))
         if torch.device(bucket.device).type == "cuda":
             pack = functools.partial(_on_stream, torch.cuda.current_stream(bucket.device), pack)
-        self.exchange.start(bucket, pack, room.out if bucket.device == "cpu" else None)
+        self.exchange.start(bucket, pack, output.out if bucket.device == "cpu" else None)
 
     def _unit(self, bucket: Bucket) -> float:
         """What a bucket's gradients are divided by on their way: a memory keeps what is left of them beyond this step, and
@@ -257,7 +257,7 @@ class TorchBuckets:
         try:
             if self.order is None and not self._agree(joined=True):
                 return False
-            return shadow_step(self.exchange, lambda bucket: Room(bucket).out, self._bypass_with_zeros)
+            return shadow_step(self.exchange, lambda bucket: OutputBuffer(bucket).out, self._bypass_with_zeros)
         except BaseException:
             self.exchange.abort()
             raise
@@ -280,7 +280,7 @@ class TorchBuckets:
             self.exchange.finish(bucket, None)
             return
         parameters = [self.parameters[tensor.name] for tensor in bucket.tensors]
-        results = receive(self.exchange, bucket, self._rooms[bucket.name], parameters, self._unit(bucket))
+        results = receive(self.exchange, bucket, self._outputs[bucket.name], parameters, self._unit(bucket))
         for p, result in zip(parameters, results, strict=True):
             if p.requires_grad:
                 p.grad = as_gradient(p, result)

@@ -15,7 +15,7 @@ from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.exchange.engine import Exchange
 
 from .gradients import on_device, pack, receive
-from .output_buffer import Room, is_dense
+from .output_buffer import OutputBuffer, is_dense
 from .rows import comes_as_rows
 from .saved_state import gather_on
 
@@ -45,7 +45,7 @@ class DdpBuckets:
         self._names = {id(p): name for name, p in parameters.items()}
         self._numbered = not parameters
         #: The buckets' tensors by the bucket of DDP that they were in; None before the first step.
-        self.layout: list[list[str]] | None = None
+        self.bucket_names: list[list[str]] | None = None
         self._saved: dict | None = None  # what was loaded and is not in force yet
         self._consolidated: dict[int, dict] = {}
         self._on_resize = on_resize
@@ -53,7 +53,7 @@ class DdpBuckets:
         self._error: BaseException | None = None
         self._streams: set[torch.device] = set()
         self._bucket_of: dict[str, Bucket] = {}
-        self._rooms: dict = {}
+        self._outputs: dict = {}
         self._begin()
 
     # In the thread of backward
@@ -67,7 +67,7 @@ class DdpBuckets:
         self._missing = {bucket.name: len(bucket.tensors) for bucket in self.exchange.buckets}
         self._scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0  # 1.0 also if not enabled
 
-    def take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def on_bucket_ready(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """What the hook does."""
         if self._error is not None:
             raise ExchangeError("an earlier exchange of gradients failed, so the ranks may be out of step: restart from a "
@@ -81,7 +81,7 @@ class DdpBuckets:
         try:
             if self.exchange.transport.size == 1:
                 return self._pass(bucket)
-            return self._take(bucket, bucket.buffer())
+            return self._add_bucket(bucket, bucket.buffer())
         except BaseException as error:
             self._fail(error)
             raise
@@ -96,7 +96,7 @@ class DdpBuckets:
         future.set_result(bucket.buffer())
         return future
 
-    def _take(self, bucket, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    def _add_bucket(self, bucket, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         names = self._add_gradients(bucket, buffer)
         self._seen.append(names)
         on_cpu = buffer.device.type == "cpu"
@@ -105,11 +105,11 @@ class DdpBuckets:
         future = torch.futures.Future(devices=None if on_cpu else [buffer.device])
         self._futures.append((future, buffer, names))
         done = future.then(self._value)
-        if self.layout is None and bucket.is_last():
+        if self.bucket_names is None and bucket.is_last():
             self._worker.submit(self._open).result()
             names = list(self._gradients)
             self._missing = {bucket.name: len(bucket.tensors) for bucket in self.exchange.buckets}
-        if self.layout is not None:
+        if self.bucket_names is not None:
             self._start_complete(names)
         if bucket.is_last():
             self._worker.submit(self._end, self._futures)
@@ -136,7 +136,7 @@ class DdpBuckets:
     def _name(self, p: torch.nn.Parameter) -> str:
         name = self._names.get(id(p))
         if name is None:
-            if not self._numbered or self.layout is not None:
+            if not self._numbered or self.bucket_names is not None:
                 raise ConfigError(f"a parameter of shape {tuple(p.shape)} is not in named_parameters: pass "
                                   f"model.named_parameters() of the model that DDP wraps, and one state for each model")
             name = self._names[id(p)] = f"parameter{len(self._names)}"
@@ -175,7 +175,7 @@ class DdpBuckets:
         """See grace_ext.exchange.checkpoint; with "layout" beside the rest: the order of the tensors by bucket of DDP."""
         if self._saved is not None:
             return self._saved
-        transport, layout = self.exchange.transport, self.layout or []
+        transport, layout = self.exchange.transport, self.bucket_names or []
         saved = checkpoint.pack(self.exchange.state_dict(), transport.rank, transport.size,
                                 [name for part in layout for name in part])
         saved["memories"].update(self._consolidated)
@@ -186,7 +186,7 @@ class DdpBuckets:
         checkpoint.check_version(saved)
         if self._futures:
             raise ExchangeError("a state cannot be loaded during backward()")
-        self._saved, self._consolidated, self.layout = saved, {}, None
+        self._saved, self._consolidated, self.bucket_names = saved, {}, None
 
     def consolidate(self, to: int) -> None:
         """A collective: until the next step, `save` on rank `to` has the memories of all ranks."""
@@ -203,7 +203,7 @@ class DdpBuckets:
 
     def _open(self) -> None:
         """Before the first step, and the first one after a state was loaded."""
-        layout = self._first_layout()
+        layout = self._first_bucket_names()
         self._follows = layout == self._seen  # else DDP rebuilds its buckets now, and then they are as they were
         self._build(layout)
         whole, what = False, ""
@@ -220,7 +220,7 @@ class DdpBuckets:
                 if line:
                     _LOG.log(level, line)
 
-    def _first_layout(self) -> list[list[str]]:
+    def _first_bucket_names(self) -> list[list[str]]:
         """DDP's own, or the one of rank 0's checkpoint. A collective."""
         saved = self._saved.get("layout", []) if self._saved else []
         fits = sorted(name for part in saved for name in part) == sorted(self._gradients)
@@ -241,9 +241,9 @@ class DdpBuckets:
         buckets = build_buckets(self.exchange, [[tensors[name] for name in names] for names in layout], tables, self._rules,
                               self._communicator, self._prefix)
         self.exchange.set_buckets([on_device(bucket, self._selection) for bucket in buckets])
-        self._rooms = {bucket.name: Room(bucket) for bucket in self.exchange.buckets}
+        self._outputs = {bucket.name: OutputBuffer(bucket) for bucket in self.exchange.buckets}
         self._bucket_of = {t.name: b for b in self.exchange.buckets for t in b.tensors}
-        self.layout = layout
+        self.bucket_names = layout
         self.exchange.transport.forget_lengths()
         self.exchange.check_config_digests(self._gather("config", self.exchange.config_digest()))
 
@@ -266,7 +266,7 @@ class DdpBuckets:
             for bucket in self.exchange.buckets:
                 self._receive(bucket)
             self.exchange.end_step()
-            if self._follows and self.layout != self._seen:
+            if self._follows and self.bucket_names != self._seen:
                 self._build(self._seen)
             self._follows = True
         except BaseException as error:
@@ -276,7 +276,7 @@ class DdpBuckets:
 
     def _receive(self, bucket: Bucket) -> None:
         names = [tensor.name for tensor in bucket.tensors]
-        results = receive(self.exchange, bucket, self._rooms[bucket.name], [self._parameters[name] for name in names],
+        results = receive(self.exchange, bucket, self._outputs[bucket.name], [self._parameters[name] for name in names],
                           self._unit(bucket))
         for name, result in zip(names, results, strict=True):
             if result.is_sparse:

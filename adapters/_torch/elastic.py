@@ -38,12 +38,12 @@ class CompressedOptimizerStateHandler(horovods.OptimizerStateHandler):
 
     def restore(self):
         saved = dict(self._saved_optimizer_state)
-        self.value._connection.go_back(to_numpy(saved.pop(checkpoint.KEY)))
+        self.value._session.go_back(to_numpy(saved.pop(checkpoint.KEY)))
         self.value._load_plain(saved)
 
     def sync(self):
         if self._synced:  # Horovod was shut down and initialized meanwhile
-            self.value._connection.reconnect()
+            self.value._session.reconnect()
         self._synced = True
         # To get at an optimizer's state, Horovod may let it step once, which moves parameters that decay.
         parameters = [p for group in self.value.param_groups for p in group["params"]]

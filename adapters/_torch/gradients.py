@@ -9,7 +9,7 @@ from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.row_buckets import RowBucket
 
 from .device import TorchBucket
-from .output_buffer import Room
+from .output_buffer import OutputBuffer
 from .rows import from_rows, to_rows
 
 
@@ -70,11 +70,11 @@ def _is_flat(gradient: torch.Tensor | None) -> bool:
             and gradient.device.type == "cpu" and gradient.is_contiguous())
 
 
-def receive(exchange: Exchange, bucket: Bucket, room: Room, parameters: list, factor: float) -> list[torch.Tensor]:
-    """The bucket's results, times factor: contiguous views of the room, shaped like the parameters, or sparse tensors."""
-    exchange.finish(bucket, room.out)
+def receive(exchange: Exchange, bucket: Bucket, output: OutputBuffer, parameters: list, factor: float) -> list[torch.Tensor]:
+    """The bucket's results, times factor: contiguous views of `output`, shaped like the parameters, or sparse tensors."""
+    exchange.finish(bucket, output.out)
     if isinstance(bucket, RowBucket):
-        return [from_rows(room.out, parameters[0], factor)]
-    flat = room.lend()
+        return [from_rows(output.out, parameters[0], factor)]
+    flat = output.borrow()
     parts = (flat.mul_(factor) if factor != 1.0 else flat).split(bucket.sizes)
     return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]

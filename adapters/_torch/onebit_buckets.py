@@ -38,9 +38,9 @@ class OneBitBuckets(TorchBuckets):
             self.exchange.replace_policies(*policies)
             self._build(*self._built)
 
-    def produced(self, name):
+    def on_gradient_ready(self, name):
         self.follow_stage()
-        super().produced(name)
+        super().on_gradient_ready(name)
 
     def synchronize(self):
         self.follow_stage()
@@ -58,9 +58,9 @@ class OneBitBuckets(TorchBuckets):
         if not out:
             raise ConfigError(f"the gradient of {bucket.tensors[0].name!r} is sparse, and Adam's momentum is not: pass "
                               f"sparse_as_dense=True")
-        lent = super()._pack(bucket, factor, *out)
-        if lent is not None:
-            np.copyto(out[0], lent)
+        borrowed = super()._pack(bucket, factor, *out)
+        if borrowed is not None:
+            np.copyto(out[0], borrowed)
         if self._compressed:
             groups = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
             for tensor, part in zip(bucket.tensors, torch.as_tensor(out[0]).split(bucket.sizes), strict=True):

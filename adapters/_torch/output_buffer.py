@@ -12,7 +12,7 @@ from grace_ext.exchange.row_buckets import RowBucket, RowGradient
 from .device import TorchBucket
 
 
-class Room:
+class OutputBuffer:
     """The memory of one bucket's results, over many steps. Gradients are views of it, and users may keep these.
 
     out: what Exchange.finish writes to: a float32[size] of numpy, or of torch for a TorchBucket, or a RowGradient, whose
@@ -24,7 +24,7 @@ class Room:
         self._make()
 
     def _make(self) -> None:
-        self._lent: Callable = _nobody
+        self._borrowed: Callable = _nobody
         self.out = None  # what was there may be used for it
         if isinstance(self._bucket, RowBucket):
             self.out = RowGradient()
@@ -33,21 +33,21 @@ class Room:
         else:
             self.out = np.zeros(self._bucket.size, np.float32)
 
-    def lend(self) -> torch.Tensor:
-        """float32[size]: the room of a bucket that is not one of rows, for views that others get."""
+    def borrow(self) -> torch.Tensor:
+        """float32[size] of a bucket that is not one of rows, for views that others get."""
         if isinstance(self.out, torch.Tensor):
-            self._lent = _somebody  # who knows how long; and torch has the next room of an accelerator at hand
+            self._borrowed = _somebody  # who knows how long; and torch has the next room of an accelerator at hand
             return self.out
         # A tensor keeps the array alive that it was made from, and so does all that shares the tensor's memory. The views
         # that are handed out go when the next zero_grad() drops the gradients, unless somebody has kept one.
         array = self.out[:]
-        self._lent = weakref.ref(array)
+        self._borrowed = weakref.ref(array)
         return torch.from_numpy(array)
 
     def clear(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Before it is written to: if somebody still has views of an earlier step, `out` becomes other memory. Unless they
         are what the parameters' gradients are now, as after zero_grad(set_to_none=False): backward has written to these."""
-        if self._lent() is not None and not all(self._has(p.grad) for p in parameters if _gets_view(p)):
+        if self._borrowed() is not None and not all(self._has(p.grad) for p in parameters if _gets_view(p)):
             self._make()
 
     def _has(self, gradient: torch.Tensor | None) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import registry
 from ..errors import ConfigError
-from ..pipeline.compressor import Compressor, compressor
+from ..pipeline.compressor import Compressor, make_compressor
 from ..pipeline.presets import PRESETS
 from . import inputs, parts, road
 from .subject import Subject
@@ -53,11 +53,11 @@ def plan(*, input=("heavy",), size=None, density=None, spec=None, ranks=8, repet
         raise ConfigError(f"--size is for synthetic gradients ({', '.join(inputs.SYNTHETIC)}), not for files")
     sizes = size or [100_000 if quick else 25_600_000]
     gradients = inputs.gradients(input, sizes, densities[-1], seed)
-    compressors = {one: compressor(one) for one in spec or SPECS}
+    compressors = {one: make_compressor(one) for one in spec or SPECS}
     for one, made in compressors.items():
         if made.lowrank is not None:
             raise ConfigError(f"--spec {one}: makes no container; what is measured here are containers")
-    presets = {} if spec else {name: compressor(name) for name in PRESETS}
+    presets = {} if spec else {name: make_compressor(name) for name in PRESETS}
     return Plan(gradients, densities, compressors, presets, ranks, repetitions or (3 if quick else 9), peers)
 
 

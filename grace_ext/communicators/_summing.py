@@ -7,8 +7,7 @@ import numpy as np
 from .._util.rng import Stream
 from ..errors import ConfigError, ContainerError, ExchangeError
 from ..pipeline import container
-from ..pipeline.compressor import Compressor, Encoded
-from ..pipeline.compressor import compressor as compressor_of
+from ..pipeline.compressor import Compressor, Encoded, make_compressor
 from ..pipeline.container import Container
 from .base import Communicator, Pending, encode
 
@@ -17,7 +16,7 @@ _UNREADABLE = 0
 
 
 @dataclasses.dataclass
-class Step(Pending):
+class InFlightSum(Pending):
     """A step under way. unreadable: what was wrong with the containers that this rank got."""
 
     name: str
@@ -55,7 +54,7 @@ class Summing(Communicator):
 
 
 def exact() -> Compressor:
-    return compressor_of("nonzero")
+    return make_compressor("nonzero")
 
 
 def report_unreadable(rank: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from .base import Communicator, Pending, encode, wait
 class Allgather(Communicator):
     name = "allgather"
     sends_containers = True
-    only_reads = True
+    preserves_input = True
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         encoded = encode(compressor, gradient, state, stream, sizes)

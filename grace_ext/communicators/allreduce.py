@@ -21,7 +21,7 @@ from .base import Communicator, Pending, wait
 class Allreduce(Communicator):
     name = "allreduce"
     collectives = ("allreduce",)
-    needs_linear = True
+    needs_reducible = True
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         if not compressor.dense:
@@ -30,10 +30,10 @@ class Allreduce(Communicator):
         if state is not None:
             residual, pending = state
             gradient = np.add(gradient, residual, out=pending)
-        if state is None and compressor.linear == "float32":
+        if state is None and compressor.reducible_dtype == "float32":
             sent = gradient  # nobody needs it afterwards
         else:
-            sent = to_linear(gradient, compressor.linear, transport.size)
+            sent = to_linear(gradient, compressor.reducible_dtype, transport.size)
         if state is not None:
             np.subtract(gradient, from_linear(sent), out=pending)
         seconds = {"value": time.perf_counter() - started}
@@ -62,7 +62,7 @@ def _start_sparse(transport, name, compressor, gradient, state, scope):
     else:
         support, values = compressor.sparsifier.select_compensated(gradient, *state, scope)
     selected = time.perf_counter()
-    sent = to_linear(scaled(values, gradient.size) if compressor.unbiased else values, compressor.linear,
+    sent = to_linear(scaled(values, gradient.size) if compressor.unbiased else values, compressor.reducible_dtype,
                      transport.size)
     if state is not None:
         write_error(state[1], support, values, from_linear(sent))

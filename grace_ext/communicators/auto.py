@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..errors import ConfigError
-from ..pipeline.compressor import compressor as compressor_of
+from ..pipeline.compressor import make_compressor
 from ..registry import register
 from ..transport.base import Transport
 from .allgather import Allgather
@@ -51,7 +51,7 @@ class SwitchingCommunicator(Communicator):
     def __init__(self, compressed: dict[str, Communicator]):
         """compressed: the strategies with compression, by name; the first is where it begins."""
         self._compressed, self._allreduce = compressed, Allreduce()
-        self._dense = {strategy: compressor_of(spec) for strategy, spec in DENSE.items()}
+        self._dense = {strategy: make_compressor(spec) for strategy, spec in DENSE.items()}
         #: Names of all.
         self.strategies = (*compressed, *DENSE)
         self.strategy = self.strategies[0]
@@ -85,7 +85,7 @@ class SwitchingCommunicator(Communicator):
 
     def payload(self, strategy: str, size: int) -> int:
         """Bytes of a dense one."""
-        return size * np.dtype(self._dense[strategy].linear).itemsize
+        return size * np.dtype(self._dense[strategy].reducible_dtype).itemsize
 
     def switch_to(self, strategy: str) -> None:
         """Between steps."""
@@ -106,8 +106,8 @@ class SwitchingCommunicator(Communicator):
         return self._inner.tells_support
 
     @property
-    def only_reads(self):
-        return self._inner.only_reads
+    def preserves_input(self):
+        return self._inner.preserves_input
 
     @property
     def needs_memory(self) -> bool:

@@ -62,12 +62,12 @@ class Communicator(Stage):
     sends_containers = False
     #: Whether `Pending.support` is known, when an exchange has started, for all of the gradient.
     tells_support = True
-    #: Needs a compressor whose values can be summed as they are (`Compressor.linear`).
-    needs_linear = False
+    #: Needs a compressor whose values can be summed as they are (`Compressor.reducible_dtype`).
+    needs_reducible = False
     #: Whether the next step needs what the memory keeps.
     needs_memory = True
     #: Whether the gradient that `start` is given stays as it is.
-    only_reads = False
+    preserves_input = False
     #: Whether it takes another strategy where compression does not pay; then `strategy` tells which.
     switches = False
     #: "float32" or "fp16" while gradients may bypass the exchange: see Exchange.bypass_dtype.
@@ -78,7 +78,7 @@ class Communicator(Stage):
         if compressor.lowrank is not None:
             raise ConfigError(f"communicator {self.name!r} cannot carry {str(compressor)!r}: factors have their own, "
                               f"which Exchange.bucket chooses")
-        if self.needs_linear and compressor.linear is None:
+        if self.needs_reducible and compressor.reducible_dtype is None:
             raise ConfigError(f"communicator {self.name!r} sums values as they are and cannot carry {str(compressor)!r}: "
                               f"use allgather, or a spec with dense or randomk and raw or fp16 values")
 
@@ -106,13 +106,13 @@ class Communicator(Stage):
 
     def allreduced(self, compressor) -> str:
         """The dtype of what goes into its allreduces."""
-        return compressor.linear or "float32"
+        return compressor.reducible_dtype or "float32"
 
     def start(self, transport: Transport, name: str, compressor, gradient: np.ndarray, state, stream,
               sizes=None) -> Pending:
         """Encode float32[d] and start its exchange. state: what `memory.begin` gave, or None. sizes: the elements of
         the tensors in it, None for one. The gradient may be the memory's room itself, and may be overwritten unless the
-        communicator `only_reads` it."""
+        communicator `preserves_input` it."""
         raise NotImplementedError
 
     def start_empty(self, transport: Transport, name: str, compressor, size: int, stream, sizes=None) -> Pending:

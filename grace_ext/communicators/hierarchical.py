@@ -12,11 +12,11 @@ import numpy as np
 
 from .._util.scratch import scratch
 from ..errors import ContainerError, ExchangeError
-from ..pipeline.compressor import compressor as compressor_of
+from ..pipeline.compressor import make_compressor
 from ..pipeline.decoder import decode_sum
 from ..registry import register
 from ._slices import slices, stream_of_slice, within
-from ._summing import Step, Unreadable, exact, readable, report_unreadable
+from ._summing import InFlightSum, Unreadable, exact, readable, report_unreadable
 from .allgather import Allgather
 from .allreduce import Allreduce
 from .base import Communicator, wait
@@ -51,7 +51,7 @@ def places(hosts: tuple[int, ...], rank: int) -> _Places:
 
 
 @dataclasses.dataclass
-class _Step(Step):
+class _Step(InFlightSum):
     """parts: the slices. gradient: float32[d]; None on a rank without one. state: (residual, room for the next one), or
     None. sizes: of the tensors in the own slice. phase: of the collective under way."""
 
@@ -196,7 +196,7 @@ _SUM, _GATHER = Allreduce(), Allgather()
 
 @functools.cache
 def _plain():
-    return compressor_of("dense/raw")
+    return make_compressor("dense/raw")
 
 
 def _flat(transport) -> Communicator | None:

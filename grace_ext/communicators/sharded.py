@@ -16,14 +16,14 @@ from ..pipeline import container
 from ..pipeline.decoder import add_all, decode_sum
 from ..registry import register
 from ._slices import slices, stream_of_slice, within
-from ._summing import Step, Summing, exact, readable, report_unreadable
+from ._summing import InFlightSum, Summing, exact, readable, report_unreadable
 from .base import wait
 
 _NOTHING = np.empty(0, np.uint8)
 
 
 @dataclasses.dataclass
-class _Step(Step):
+class _Step(InFlightSum):
     """parts: the slices. summed: float32[n], this rank's part of its own slice's sum; None on a rank without one. keeps:
     whether that is the room of the next residual, which is added already. sizes: of the tensors in the own slice."""
 
@@ -43,7 +43,7 @@ class Sharded(Summing):
     n - 1. What a rank's containers leave out of other slices is in its residual there; what the sum's container leaves out,
     the owner keeps in its own residual, at its own slice. So all residuals together are still what all ranks together owe.
 
-    A density counts for each slice, and for the sum as well: after all ranks' containers, the sum's carries that share of
+    The density applies to each slice, and again to the sum: after all ranks' containers, the sum's carries that share of
     the elements, while allgather passes on up to n times as many. It saves bytes with 3 ranks and more, from containers of
     a hundred bytes on, and time where those bytes, (n - 1) (1 - 2 / n) containers a rank, take longer than one more
     collective of n ranks: at 4 ranks and 0.2 ms, of 17 kB on at 1 Gbit/s, of 2 kB on at 100 Mbit/s.
@@ -51,7 +51,7 @@ class Sharded(Summing):
 
     name = "sharded"
     collectives = ("alltoall", "allgather")
-    only_reads = True
+    preserves_input = True
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         parts = slices(gradient.size, transport.size)

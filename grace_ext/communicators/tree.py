@@ -13,14 +13,14 @@ from ..errors import ContainerError, ExchangeError
 from ..pipeline import container
 from ..pipeline.decoder import decode_add, decode_sum
 from ..registry import register
-from ._summing import Step, Summing, check_readable, exact, report_unreadable
+from ._summing import InFlightSum, Summing, check_readable, exact, report_unreadable
 from .base import wait
 
 _NOTHING = np.empty(0, np.uint8)
 
 
 @dataclasses.dataclass
-class _Step(Step):
+class _Step(InFlightSum):
     """gradient: float32[d], to which the sums of the ranks below are added. level: of the collective under way. report: what
     to send instead of a container, after an error."""
 
@@ -38,7 +38,7 @@ class Tree(Summing):
 
     ceil(log2 n) alltoalls in which each rank sends to one other at most, and a broadcast: a rank sends one container up, and
     receives at most ceil(log2 n) + 1. A rank's residual is what its container left out of the sum, so all residuals
-    together are what all ranks together owe. A density counts for each sum, the last one included, as of `sharded`, which
+    together are what all ranks together owe. The density applies to each sum, and again to the final one, as of `sharded`, which
     sends as little and needs two collectives; a tree's codecs see each bucket whole, and no container is cut in n.
     """
 

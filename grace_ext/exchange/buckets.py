@@ -70,11 +70,11 @@ class Bucket:
         called in between; on_compensated_gradient, the same with what the memory has made of the gradient."""
         state = self.memory.begin(self.name, self.size) if self.communicator.needs_memory else None
         gradient = self._gradient if state is None else state[1]
-        lent = pack(gradient)
-        if lent is not None and self.communicator.only_reads and not self.memory.has_hooks:
-            gradient = lent
-        elif lent is not None:
-            np.copyto(gradient, lent)
+        borrowed = pack(gradient)
+        if borrowed is not None and self.communicator.preserves_input and not self.memory.has_hooks:
+            gradient = borrowed
+        elif borrowed is not None:
+            np.copyto(gradient, borrowed)
         if on_gradient:
             on_gradient(gradient, state and state[0])
         self.memory.correct(self.name, gradient, self.sizes, transport.size)

@@ -7,8 +7,7 @@ import numpy as np
 
 from .._util.rng import Stream
 from ..errors import ConfigError, ContainerError
-from ..pipeline.compressor import Compressor
-from ..pipeline.compressor import compressor as compressor_of
+from ..pipeline.compressor import Compressor, make_compressor
 from .estimate import Estimate
 from .messages import FRESH, WHOLE, Up, read_down
 
@@ -29,7 +28,7 @@ class Client:
                  seed: int = 0):
         if memory not in MEMORIES:
             raise ConfigError(f"memory={memory!r}; allowed: {', '.join(MEMORIES)}")
-        self.compressor: Compressor = compressor_of(compression)
+        self.compressor: Compressor = make_compressor(compression)
         if self.compressor.unbiased and memory == "residual":
             raise ConfigError(f"{str(self.compressor)!r} is right on average by itself: use memory 'none'")
         start = np.array(start, np.float32).reshape(-1)
@@ -74,7 +73,7 @@ class Client:
     def update_by(self, change: np.ndarray, samples: float, compression=None) -> np.ndarray:
         """The message for what the server is to take for an update, float32[d]: the model before training less that after
         it, or a gradient. Otherwise as `update`."""
-        made = self.compressor if compression is None else compressor_of(compression)
+        made = self.compressor if compression is None else make_compressor(compression)
         base = self._base if self._memory == "ef21" else WHOLE
         return Up(self.round, float(samples), self._encode(change, made), base).pack()
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from .._util.rng import Stream
 from ..errors import ConfigError, ContainerError
-from ..pipeline.compressor import Compressor
-from ..pipeline.compressor import compressor as compressor_of
+from ..pipeline.compressor import Compressor, make_compressor
 from ..pipeline.container import Container
 from ..pipeline.decoder import decode_sum
 from .client import MEMORIES
@@ -79,7 +78,7 @@ class Server:
             raise ConfigError(f"staleness={staleness}; allowed: from 0 on")
         if keep < 1:
             raise ConfigError(f"keep={keep}; allowed: from 1 on")
-        self.compressor: Compressor = compressor_of(compression)
+        self.compressor: Compressor = make_compressor(compression)
         self.model = np.array(start, np.float32).reshape(-1)
         self.told = Estimate(self.model.size, self.model)
         self.round, self.clients, self.sampled = 0, clients, sampled
@@ -147,7 +146,7 @@ class Server:
         round."""
         if self._chosen is not None:
             raise ConfigError(f"round {self.round} has not ended")
-        made = self.compressor if compression is None else compressor_of(compression)
+        made = self.compressor if compression is None else make_compressor(compression)
         blob = self.told.tell(self.model, made, Stream(self._seed, "down", self.round + 1, -1))
         self.told_bytes = blob.size
         self.round += 1
@@ -171,7 +170,7 @@ class Server:
         if missed is not None and all(number in self._history for number in missed):
             blobs = [self._history[number] for number in missed]
         if blobs is None or len(blobs) > 1 and sum(blob.size for blob in blobs) > self.told.known.nbytes:
-            at, blobs = FRESH, [compressor_of(_EXACT).compress(self.told.known)]
+            at, blobs = FRESH, [make_compressor(_EXACT).compress(self.told.known)]
         self._at[client] = self._asked[client] = self.round
         message = Down(self.round, at, self._taken[client], blobs).pack()
         self._sent += message.size

@@ -22,7 +22,7 @@ class IndexCodec(Stage):
     lossless = True
     #: Whether the values of the given indices are sent in their order, to land at the positions of another support.
     #: Elsewhere the support gets the values that the gradient has there.
-    shifts = False
+    remaps_values = False
     #: Encodes any support. Otherwise the compressor calls it where the sparsifier's positions are made for it.
     universal = True
     #: Whether others encode and decode several times as fast: then `auto` wants half a percent for it.

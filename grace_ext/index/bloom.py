@@ -59,7 +59,7 @@ class Bloom(IndexCodec):
         self.seed = seed
 
     @property
-    def shifts(self):
+    def remaps_values(self):
         return self.policy == "naive"
 
     def encode(self, indices, d):

@@ -6,9 +6,9 @@
 from .base import Observer, Writer
 from .capture import Capture
 from .files import CsvWriter, JsonlWriter
-from .parse import observers, onlookers, warn_of_one_rank
+from .parse import observers, parse_observers, warn_of_one_rank
 from .tensorboard import TensorBoardWriter
 from .timeline import Timeline, merge_timelines
 
 __all__ = ["Capture", "CsvWriter", "JsonlWriter", "Observer", "TensorBoardWriter", "Timeline", "Writer", "merge_timelines",
-           "observers", "onlookers", "warn_of_one_rank"]
+           "observers", "parse_observers", "warn_of_one_rank"]

@@ -26,7 +26,7 @@ def _warn(kind: str, text: str) -> None:
         warnings.warn(f"{text} ({_VARIABLE}=0 silences this.)", stacklevel=2)
 
 
-class Growth:
+class ResidualGrowthCheck:
     """Looks at the norms of the residual and of the gradient after 8, 16, 32, ... steps.
 
     A sparsifier that sends k of d elements lets the residual grow for some multiple of d / k steps, and bounds it, for
@@ -80,7 +80,7 @@ class Growth:
               f"residual fade (memory='residual:decay=0.9'), or use memory='none' if the codec is unbiased.")
 
 
-class Cost:
+class CodecCostCheck:
     """Compares the codecs' seconds with those that the link needs for the bytes that they save.
 
     The link's bandwidth comes from a few timed allreduces after the steps number 20, 200, 2000, ... of the exchange. That

@@ -30,9 +30,9 @@ class ObserverDispatcher(StepListener):
         self._capture = capture if transport.rank == 0 else None
         self._writers = [one for one in here if isinstance(one, Writer)]
         self._timelines = [one for one in here if isinstance(one, Timeline)]
-        self._growth = advice.Growth() if transport.rank == 0 and advice.wanted() else None
+        self._growth = advice.ResidualGrowthCheck() if transport.rank == 0 and advice.wanted() else None
         can_probe = transport.size > 1 and transport.between_steps() is not None
-        self._cost = advice.Cost(transport) if can_probe and advice.wanted() else None
+        self._cost = advice.CodecCostCheck(transport) if can_probe and advice.wanted() else None
         #: The norms that were last seen of each tensor with a residual: of the gradient and the residual.
         self.norms: dict[str, tuple[float, float]] = {}
         self._seen: dict[str, tuple[float, float]] = {}  # in this step

@@ -35,7 +35,7 @@ def observers(observe) -> list[Observer]:
     return [TensorBoardWriter(observe)]
 
 
-def onlookers(capture, observe) -> tuple[Capture | None, list[Observer]]:
+def parse_observers(capture, observe) -> tuple[Capture | None, list[Observer]]:
     """What the adapters' arguments of these names stand for. capture: a folder, a Capture or None. Raises ConfigError."""
     return capture if isinstance(capture, Capture | None) else Capture(capture), observers(observe)
 

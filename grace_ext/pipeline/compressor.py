@@ -86,14 +86,14 @@ class Compressor:
         return self.sparsifier.name == "dense" and self.transform is None
 
     @property
-    def linear(self) -> str | None:
+    def reducible_dtype(self) -> str | None:
         """The dtype in which values could be summed by an allreduce instead ("float32", "float16"), or None."""
-        return self.value.linear if self.dense or self.sparsifier.shared and self.transform is None else None
+        return self.value.reducible_dtype if self.dense or self.sparsifier.shared and self.transform is None else None
 
     @property
     def exact(self) -> bool:
         """Whether an allreduce of its values is that of the plain gradients: nothing is compressed."""
-        return self.dense and self.linear == "float32"
+        return self.dense and self.reducible_dtype == "float32"
 
     @property
     def lossless(self) -> bool:
@@ -208,7 +208,7 @@ class Compressor:
         sent = values
         if support is not indices:
             values = gather(support)
-            if not (self.index.shifts and index_id == self.index.id):
+            if not (self.index.remaps_values and index_id == self.index.id):
                 sent = values
             elif max(max_magnitude(sent), max_magnitude(values)) >= _HUGE:
                 index_id, (index_section, support), values = RawIndex.id, RawIndex().encode(indices, d), sent
@@ -277,7 +277,7 @@ def _scope(stream: Stream, sizes, d: int) -> Scope:
 class LowRankCompressor(Compressor):
     """A low-rank spec ("powersgd:4"). It makes no containers: an Exchange sums its factors by allreduce."""
 
-    lossless, dense, unbiased, linear, transform = False, False, False, None, None
+    lossless, dense, unbiased, reducible_dtype, transform = False, False, False, None, None
 
     def __init__(self, stages: dict[str, registry.Stage], seed: int = 0):
         self.lowrank = stages["lowrank"]
@@ -327,7 +327,7 @@ def as_dense(gradient) -> tuple[np.ndarray, str]:
         return np.ascontiguousarray(array, np.float32).reshape(-1), array.dtype.name
 
 
-def compressor(compression, seed: int = 0) -> Compressor:
+def make_compressor(compression, seed: int = 0) -> Compressor:
     """A Compressor from a spec string, a spec dict, or a Compressor (returned as it is)."""
     if isinstance(compression, Compressor):
         return compression

@@ -5,7 +5,7 @@ Xu et al., NeurIPS 2021.
 """
 
 from ..errors import ConfigError
-from .compressor import compressor
+from .compressor import make_compressor
 
 _SPARSIFIERS = ("topk", "randomk", "threshold", "dgc", "none")
 _RATIO = 0.3  # GRACE's own default
@@ -46,8 +46,8 @@ def from_params(params: dict) -> dict:
     for key in _WITHOUT_EFFECT:
         read(key, None)
     read.finish()
-    made = compressor(spec)
-    found["communicator"] = communicator or ("allreduce" if made.linear or made.lowrank else "allgather")
+    made = make_compressor(spec)
+    found["communicator"] = communicator or ("allreduce" if made.reducible_dtype or made.lowrank else "allgather")
     return found
 
 

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from ..errors import ConfigError
-from ..pipeline.compressor import compressor as compressor_of
+from ..pipeline.compressor import make_compressor
 from . import cost_model
 from .rules import DEFAULT_SPEC
 
@@ -140,11 +140,11 @@ def advise(params: int, step_time: float, bandwidth: float, workers: int, *, per
 
 def measured(spec: str) -> cost_model.Codec:
     """The codec of a spec on this machine, by synthetic gradients with heavy tails."""
-    made = compressor_of(spec)
+    made = make_compressor(spec)
     gradients = [np.random.default_rng(seed).standard_t(3, _MEASURED).astype(np.float32) for seed in range(_GRADIENTS)]
-    if made.linear is not None:
+    if made.reducible_dtype is not None:
         one = cost_model.measure_linear(made, gradients[0])
-        scaled = np.dtype(made.linear).itemsize
+        scaled = np.dtype(made.reducible_dtype).itemsize
         return cost_model.Codec(lambda elements, summed: scaled * elements,
                                 lambda elements: one.encode(0) * elements / _MEASURED,
                                 lambda elements, containers: one.decode(0, 1) * elements / _MEASURED)
@@ -156,7 +156,7 @@ _FREE = cost_model.Codec(lambda elements, summed: 4 * elements, lambda elements:
 
 
 def _communicators(way: Way, workers: int, per_host: int) -> list[str]:
-    if way.spec is None or compressor_of(way.spec).linear is not None:
+    if way.spec is None or make_compressor(way.spec).reducible_dtype is not None:
         return [_LINEAR]
     found = ["allgather", *(["sharded"] if workers > 2 else [])]
     return [*found, "hierarchical"] if 1 < per_host < workers else found

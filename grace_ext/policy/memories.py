@@ -1,6 +1,6 @@
 """Which memory a tensor's error goes to: one for all, or by name pattern and size."""
 
-from .. import memory
+from ..memory import make_memory
 from ..memory.base import Memory
 from .patterns import Patterns
 
@@ -21,7 +21,7 @@ class Memories:
         self._default = self._shared(DEFAULT_MEMORY)
 
     def _shared(self, spec) -> Memory:
-        made = memory(spec)
+        made = make_memory(spec)
         return self._made.setdefault(made, made)
 
     def choose(self, name: str, size: int) -> Memory:

@@ -1,6 +1,6 @@
 """Which spec a tensor gets: by name pattern or by size, the first rule that fits."""
 
-from ..pipeline.compressor import Compressor, compressor
+from ..pipeline.compressor import Compressor, make_compressor
 from .patterns import Patterns
 
 DEFAULT_SPEC = "topk:0.01/rice/qsgd:7"
@@ -20,10 +20,11 @@ class Rules:
     """
 
     def __init__(self, default=DEFAULT_SPEC, rules: dict | None = None, seed: int = 0):
-        self.default = compressor(default, seed)
-        self.dense = compressor("dense/raw", seed)
-        self.rows = compressor(DEFAULT_ROWS_SPEC, seed) if self.default == compressor(DEFAULT_SPEC, seed) else self.default
-        self._rules = Patterns("rules", rules or {}, lambda spec: compressor(spec, seed))
+        self.default = make_compressor(default, seed)
+        self.dense = make_compressor("dense/raw", seed)
+        is_default = self.default == make_compressor(DEFAULT_SPEC, seed)
+        self.rows = make_compressor(DEFAULT_ROWS_SPEC, seed) if is_default else self.default
+        self._rules = Patterns("rules", rules or {}, lambda spec: make_compressor(spec, seed))
 
     def choose(self, name: str, size: int, ndim: int, as_rows: bool = False) -> Compressor:
         """The compressor for a tensor of that name, element count and number of dimensions. as_rows: whether its gradient

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._util.units import count, seconds
 from ..errors import ConfigError
-from ..pipeline.compressor import compressor as compressor_of
+from ..pipeline.compressor import make_compressor
 from ..policy.kimad import uniform
 from . import traces
 from .policies import EF21, Kimad, KimadPlus, Sender
@@ -125,7 +125,7 @@ def compare(task, setting: Setting, policies: Sequence[str], time: float, densit
 
 def equal_bytes(task, setting: Setting, up: float, down: float) -> EF21:
     """The fixed densities with which messages have about so many bytes, from the first steps with others."""
-    sizes = sum(Sender(compressor_of(setting.compression), task.layers).sizes)
+    sizes = sum(Sender(make_compressor(setting.compression), task.layers).sizes)
     first = EF21(uniform(sizes, up), uniform(sizes, down))
     pilot = simulate(task, first, dataclasses.replace(setting, steps=max(1, setting.steps // _PILOT), evaluations=1))
     sent = _bytes_of(pilot)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..federated import Client, Server
-from ..pipeline.compressor import compressor as compressor_of
+from ..pipeline.compressor import make_compressor
 from ..policy.bandwidth import BandwidthMonitor
 from .policies import Sender
 from .traces import Trace
@@ -103,7 +103,7 @@ class _Simulation:
     def __init__(self, task, policy, setting: Setting):
         self._task, self._policy, self._setting = task, policy, setting
         self._now, self._rate = 0.0, setting.rate
-        made = compressor_of(setting.compression)
+        made = make_compressor(setting.compression)
         workers = range(len(setting.up))
         ends = np.cumsum(task.layers)[:-1]
         self._split = lambda vector: np.split(vector, ends)

@@ -17,7 +17,7 @@ class ValueCodec(Stage):
     kind = "value"
     lossless = False
     #: The dtype in which the values can be summed by an allreduce instead of being sent as a container, if any.
-    linear: str | None = None
+    reducible_dtype: str | None = None
     #: Treats what is sent of each of a transform's chunks by itself: `for_chunks` gives the codec that encodes.
     needs_chunks = False
 

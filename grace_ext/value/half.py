@@ -15,7 +15,7 @@ class Half(ValueCodec):
     """Values beyond the range become +-65504 instead of Inf; with error feedback the rest follows in later steps."""
 
     name, id = "fp16", 2
-    linear = "float16"
+    reducible_dtype = "float16"
 
     def encode(self, values, stream):
         payload = np.empty(2 * values.size, np.uint8)

@@ -11,7 +11,7 @@ from .base import ValueCodec
 class RawValue(ValueCodec):
     name, id = "raw", 1
     lossless = True
-    linear = "float32"
+    reducible_dtype = "float32"
 
     def encode(self, values, stream):
         return values.astype("<f4", copy=False).view(np.uint8), None

@@ -26,7 +26,7 @@ def sums_on_the_way_train_alike_on_all_ranks():
             every = train("dense/deflate", steps=4, memory="none", communicator=communicator)[0]
         same_on_all_ranks(weights)
         assert torch.isfinite(weights).all()
-        assert len(state._buckets.layout) == 2, "DDP's buckets were not rebuilt"
+        assert len(state._buckets.bucket_names) == 2, "DDP's buckets were not rebuilt"
         stats = state.compression_stats()
         assert stats["steps"] == 12 and stats["compressed"]["ratio"] > 100, stats
         # With all elements sent, nothing but rounding tells it from plain DDP.

@@ -17,15 +17,15 @@ from .saved_state import gather_on
 _LOG = logging.getLogger("grace_ext")
 #: What a rank brings to the first step of a membership.
 _NOTHING, _CHECKPOINT, _EARLIER = 0, 1, 2
-#: Who exchanges a parameter's gradient: weak references to Connections.
+#: Who exchanges a parameter's gradient: weak references to MembershipSessions.
 _owners = WeakTensorKeyDictionary()
 
 
-class Connection:
+class MembershipSession:
     """Holds the buckets for the ranks there are now.
 
     membership() -> (rank, ranks), or None where this process takes no part. build(parameters) -> TorchBuckets, for more than
-    one rank. on_resize: see grace_ext.exchange.checkpoint.POLICIES. The parameters' hooks are the connection's, so they are
+    one rank. on_resize: see grace_ext.exchange.checkpoint.POLICIES. The parameters' hooks are the session's, so they are
     registered once.
     """
 
@@ -39,7 +39,7 @@ class Connection:
         self._own(parameters)
         self._open()
         self._kept = checkpoint.pack({"step": 0}, 0, 1, [])  # what one rank alone keeps for when there are more
-        self._bring(_NOTHING)
+        self._set_initial_state(_NOTHING)
 
     def _own(self, parameters: dict[str, torch.nn.Parameter]) -> None:
         """Whoever exchanged one of these before is detached."""
@@ -80,8 +80,8 @@ class Connection:
         alone = self._members is None or self._members[1] == 1
         self._buckets: TorchBuckets | None = None if alone else self._build(self.parameters)
 
-    def _bring(self, what: int, state: dict | None = None) -> None:
-        self._brought, self._state, self._settled = what, state, False
+    def _set_initial_state(self, what: int, state: dict | None = None) -> None:
+        self._initial, self._state, self._synced = what, state, False
 
     def reconnect(self) -> None:
         """Build the buckets for the ranks there are now. What this rank remembers is its part in what they start with."""
@@ -100,13 +100,13 @@ class Connection:
             memory = checkpoint.redistribute(self._buckets.exchange, [memory, *more], 1)
         self._buckets.follow(saved["order"])
         self._buckets.exchange.step = saved["step"]
-        self._bring(_EARLIER if saved["step"] else _NOTHING, memory)
+        self._set_initial_state(_EARLIER if saved["step"] else _NOTHING, memory)
 
-    def produced(self, name: str) -> None:
+    def on_gradient_ready(self, name: str) -> None:
         """Backward has accumulated the parameter's gradient."""
         buckets = self.buckets
         if buckets is not None:
-            buckets.produced(name)
+            buckets.on_gradient_ready(name)
 
     def synchronize(self) -> None:
         if self._detached:
@@ -117,8 +117,8 @@ class Connection:
         if buckets is None:
             self._kept["step"] += 1
             return
-        if not self._settled:
-            self._settle(buckets)
+        if not self._synced:
+            self._sync_initial_state(buckets)
         buckets.synchronize()
 
     def join(self) -> int:
@@ -128,8 +128,8 @@ class Connection:
             return 0
         if buckets.under_way():
             raise ExchangeError("optimizer.join() between backward() and step() or synchronize()")
-        if not self._settled:
-            self._settle(buckets)
+        if not self._synced:
+            self._sync_initial_state(buckets)
         joined_at = np.array([buckets.exchange.step], "<i8").view(np.uint8)
         while buckets.shadow_step():
             self._consolidated = {}
@@ -144,7 +144,7 @@ class Connection:
             return self._kept
         rank, ranks = self._members
         saved = checkpoint.pack(self._buckets.exchange.state_dict(), rank, ranks, self._buckets.wanted_order)
-        if not self._settled and self._brought == _EARLIER:
+        if not self._synced and self._initial == _EARLIER:
             saved["memories"][rank] = self._state
         saved["memories"].update(self._consolidated)
         return saved
@@ -164,7 +164,7 @@ class Connection:
         buckets.exchange.load_state_dict(loaded.state)
         buckets.follow(saved["order"] if saved else [])
         self._consolidated = {}
-        self._bring(_CHECKPOINT if loaded.whole else _NOTHING)
+        self._set_initial_state(_CHECKPOINT if loaded.whole else _NOTHING)
         if self._members[0] == 0:  # the others' part is said when the ranks settle
             _LOG.log(logging.WARNING if loaded.lost else logging.INFO, loaded.what)
 
@@ -179,7 +179,7 @@ class Connection:
         buckets.abort()
         buckets.follow(saved["order"])
         buckets.exchange.step = saved["step"]
-        self._bring(_EARLIER, memory)
+        self._set_initial_state(_EARLIER, memory)
 
     def consolidate(self, to: int) -> None:
         """A collective: until the next step, `save` on rank `to` has the memories of all ranks."""
@@ -193,22 +193,22 @@ class Connection:
         memories = gather_on(buckets.exchange.transport, f"{buckets.prefix}.consolidate", self.save()["memories"][rank], to)
         self._consolidated = dict(enumerate(memories))
 
-    def _settle(self, buckets: TorchBuckets) -> None:
+    def _sync_initial_state(self, buckets: TorchBuckets) -> None:
         """A collective, in the first step of a membership or after a checkpoint: all ranks start from one state."""
         exchange, rank = buckets.exchange, self._members[0]
         buckets.check_config_digests()
-        mine = np.array([self._brought, exchange.step], "<i8").view(np.uint8)
+        mine = np.array([self._initial, exchange.step], "<i8").view(np.uint8)
         brought, steps = buckets.gather("state", mine).copy().view("<i8").T
         if (brought == _EARLIER).any():
-            self._settle_resized(buckets, int(steps[0]), np.count_nonzero(brought == _EARLIER))
+            self._sync_resized_state(buckets, int(steps[0]), np.count_nonzero(brought == _EARLIER))
         elif (warning := checkpoint.settle(exchange, brought == _CHECKPOINT, steps)) and rank == 0:
             _LOG.warning(warning)
-        self._state, self._settled = None, True
+        self._state, self._synced = None, True
 
-    def _settle_resized(self, buckets: TorchBuckets, step: int, earlier: int) -> None:
+    def _sync_resized_state(self, buckets: TorchBuckets, step: int, earlier: int) -> None:
         exchange, rank = buckets.exchange, self._members[0]
         reset = self._on_resize == checkpoint.RESET
-        own = self._state if self._brought == _EARLIER else None
+        own = self._state if self._initial == _EARLIER else None
         state = {} if reset else checkpoint.gather_and_redistribute(exchange, own, f"{buckets.prefix}.state")
         exchange.load_state_dict({**state, "step": step})
         if rank == 0:
@@ -218,10 +218,10 @@ class Connection:
 
 
 def _hook(owner: weakref.ref, name: str) -> Callable:
-    """Does not keep the connection alive: the gradients of an optimizer that is gone are exchanged by nobody."""
+    """Does not keep the session alive: the gradients of an optimizer that is gone are exchanged by nobody."""
     def hook(_):
-        connection = owner()
-        if connection is not None:
-            connection.produced(name)
+        session = owner()
+        if session is not None:
+            session.on_gradient_ready(name)
 
     return hook

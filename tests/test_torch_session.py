@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from grace_ext.adapters._torch import saved_state  # noqa: E402
 from grace_ext.adapters._torch.buckets import TorchBuckets  # noqa: E402
-from grace_ext.adapters._torch.connection import Connection  # noqa: E402
+from grace_ext.adapters._torch.session import MembershipSession  # noqa: E402
 from grace_ext.exchange.engine import Exchange  # noqa: E402
 from grace_ext.pipeline.spec import parse_stage  # noqa: E402
 from grace_ext.policy import Rules  # noqa: E402
@@ -32,7 +32,7 @@ class Worker:
                                 prefix="p", bucket_bytes=10**6, groups=None, selection="auto", prescale=1.0, passes=1,
                                 sparse_as_dense=False, scale=lambda: 1.0)
 
-        self.connection = Connection({"w": self.weight}, lambda: (self.rank, self.group.size), build, on_resize)
+        self.connection = MembershipSession({"w": self.weight}, lambda: (self.rank, self.group.size), build, on_resize)
 
     def join(self, group, rank):
         self.group, self.rank = group, rank
@@ -155,7 +155,7 @@ def replace_the_last_of_three(**options):
     for worker in workers:
         worker.connection.reconnect()  # as the state handler does: neither rank nor number is another one
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda worker: worker.connection._settle(worker.connection.buckets), workers))
+        list(pool.map(lambda worker: worker.connection._sync_initial_state(worker.connection.buckets), workers))
     return workers, before
 
 
