@@ -38,8 +38,8 @@ class Tree(Summing):
 
     ceil(log2 n) alltoalls in which each rank sends to one other at most, and a broadcast: a rank sends one container up, and
     receives at most ceil(log2 n) + 1. A rank's residual is what its container left out of the sum, so all residuals
-    together are what all ranks together owe. The density applies to each sum, and again to the final one, as of `sharded`, which
-    sends as little and needs two collectives; a tree's codecs see each bucket whole, and no container is cut in n.
+    together are what all ranks together owe. The density applies to each sum, and again to the final one, as of `sharded`,
+    which sends as little and needs two collectives; a tree's codecs see each bucket whole, and no container is cut in n.
     """
 
     name = "tree"
