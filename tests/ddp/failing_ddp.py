@@ -32,7 +32,7 @@ for step in range(20):
         if sys.argv[1] == "late":
             time.sleep(10**6)
 
-        def broken(*_):
+        def broken(**_):
             raise MemoryError("the encoder of rank 1 broke")
 
         state._buckets.exchange.buckets[0].start = broken
