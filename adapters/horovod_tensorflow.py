@@ -1,7 +1,7 @@
 """Horovod's distributed training for TensorFlow, with compressed gradients. No patch to Horovod.
 
-    tape = DistributedGradientTape(tape)
-    optimizer = DistributedOptimizer(optimizer)
+tape = DistributedGradientTape(tape)
+optimizer = DistributedOptimizer(optimizer)
 """
 
 from ._tensorflow.callbacks import (
@@ -17,7 +17,17 @@ from ._tensorflow.gradient_tape import DistributedGradientTape, compression_stat
 from ._tensorflow.keras_optimizer import DistributedOptimizer, load_model
 
 __all__ = [
-    "BroadcastGlobalVariablesCallback", "CompressionStateCallback", "CompressionStatsCallback", "DistributedGradientTape",
-    "DistributedOptimizer", "LearningRateScheduleCallback", "LearningRateWarmupCallback", "MetricAverageCallback",
-    "broadcast_variables", "compression_state", "compression_stats", "load_compression_state", "load_model",
+    "BroadcastGlobalVariablesCallback",
+    "CompressionStateCallback",
+    "CompressionStatsCallback",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "broadcast_variables",
+    "compression_state",
+    "compression_stats",
+    "load_compression_state",
+    "load_model",
 ]

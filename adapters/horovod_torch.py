@@ -1,6 +1,6 @@
 """Horovod's distributed optimizer for PyTorch, with compressed gradients. No patch to Horovod.
 
-    optimizer = DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+optimizer = DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 """
 
 import concurrent.futures
@@ -56,8 +56,12 @@ class HorovodTransport(Transport):
         sent = torch.from_numpy(room)
         received = sent.new()
         held = _hold(sent, received)
-        return _collective(_allgather_async(sent, received, name, self._process_set), held,
-                       lambda received: without_padding(name, received.numpy()), room.size - payload.size)
+        return _collective(
+            _allgather_async(sent, received, name, self._process_set),
+            held,
+            lambda received: without_padding(name, received.numpy()),
+            room.size - payload.size,
+        )
 
     def allreduce(self, name, array):
         tensor = torch.from_numpy(array)
@@ -67,8 +71,18 @@ class HorovodTransport(Transport):
     def sum_tensor(self, name: str, tensor: torch.Tensor, prescale: float, postscale: float):
         """A tensor, on any device, as Horovod reduces it: in place -> handle."""
         held = _hold(tensor)
-        return _collective(hvd.allreduce_async_(tensor, op=hvd.Sum, name=name, prescale_factor=prescale,
-                                            postscale_factor=postscale, process_set=self._process_set), held, lambda _: None)
+        return _collective(
+            hvd.allreduce_async_(
+                tensor,
+                op=hvd.Sum,
+                name=name,
+                prescale_factor=prescale,
+                postscale_factor=postscale,
+                process_set=self._process_set,
+            ),
+            held,
+            lambda _: None,
+        )
 
     def alltoall(self, name, payload, splits):
         length = self._lengths.of(name, payload.size)
@@ -76,8 +90,11 @@ class HorovodTransport(Transport):
         sent, sizes = torch.from_numpy(room), torch.from_numpy(as_splits(name, parts))
         received, received_sizes = sent.new(), sizes.new()
         held = _hold(sent, sizes, received, received_sizes)
-        return _collective(_alltoall_async(sent, sizes, received, received_sizes, name, self._process_set), held,
-                       lambda got: from_itself(got[0].numpy(), got[1].tolist(), self.rank, length - payload.size))
+        return _collective(
+            _alltoall_async(sent, sizes, received, received_sizes, name, self._process_set),
+            held,
+            lambda got: from_itself(got[0].numpy(), got[1].tolist(), self.rank, length - payload.size),
+        )
 
     def send(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
         """A collective that returns all ranks' payloads, uint8[m], on rank `to` only, an empty list elsewhere."""
@@ -150,12 +167,32 @@ def _wait(handle: int, _held: list, payload):
     return payload(hvd.synchronize(handle))
 
 
-def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_SPEC, backward_passes_per_step=1,
-                         op=hvd.Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
-                         sparse_as_dense=False, process_set=hvd.global_process_set, *, memory="residual",
-                         communicator="allgather", rules=None, bucket_bytes=25 * 2**20, selection="auto", seed=0,
-                         capture=None, schedule=None, on_resize=None, grad_scaler=None, observe=None,
-                         _plain=None, _buckets=None):
+def DistributedOptimizer(
+    optimizer,
+    named_parameters=None,
+    compression=DEFAULT_SPEC,
+    backward_passes_per_step=1,
+    op=hvd.Average,
+    gradient_predivide_factor=1.0,
+    num_groups=0,
+    groups=None,
+    sparse_as_dense=False,
+    process_set=hvd.global_process_set,
+    *,
+    memory="residual",
+    communicator="allgather",
+    rules=None,
+    bucket_bytes=25 * 2**20,
+    selection="auto",
+    seed=0,
+    capture=None,
+    schedule=None,
+    on_resize=None,
+    grad_scaler=None,
+    observe=None,
+    _plain=None,
+    _buckets=None,
+):
     """Wrap a torch.optim.Optimizer so that gradients are compressed, exchanged and averaged before each step.
 
     A drop-in for hvd.DistributedOptimizer: the arguments up to process_set are Horovod's, in its order. The result is
@@ -234,18 +271,28 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=DEFAULT_S
     def build(parameters) -> TorchBuckets:
         guard_exit(hvd)
         weight = weight_of(hvd, op, gradient_predivide_factor, process_set.size())
-        exchange = Exchange(HorovodTransport(process_set), memory, weight, seed, capture, schedule=schedule,
-                            joinable=True, observe=observe)
+        exchange = Exchange(
+            HorovodTransport(process_set), memory, weight, seed, capture, schedule=schedule, joinable=True, observe=observe
+        )
         make = functools.partial(_buckets, wrapped) if _buckets else TorchBuckets
         return make(
-            parameters, exchange, Rules(compression, rules, seed), parse_stage("communicator", communicator), prefix=prefix,
-            bucket_bytes=bucket_bytes, groups=groups, selection=selection, prescale=1.0 / gradient_predivide_factor,
-            passes=wrapped._passes, sparse_as_dense=sparse_as_dense,
-            scale=grad_scaler.get_scale if grad_scaler else lambda: 1.0)
+            parameters,
+            exchange,
+            Rules(compression, rules, seed),
+            parse_stage("communicator", communicator),
+            prefix=prefix,
+            bucket_bytes=bucket_bytes,
+            groups=groups,
+            selection=selection,
+            prescale=1.0 / gradient_predivide_factor,
+            passes=wrapped._passes,
+            sparse_as_dense=sparse_as_dense,
+            scale=grad_scaler.get_scale if grad_scaler else lambda: 1.0,
+        )
 
     wrapped._session = MembershipSession(
-        parameters, lambda: (process_set.rank(), process_set.size()) if process_set.included() else None, build,
-        on_resize)
+        parameters, lambda: (process_set.rank(), process_set.size()) if process_set.included() else None, build, on_resize
+    )
     if wrapped._grace is not None:
         _check_momentum(optimizer, wrapped._grace)
         # A worker that elastic Horovod adds must start no collective here: the others are already somewhere else.
@@ -269,13 +316,19 @@ def _named(optimizer, named_parameters) -> dict[str, torch.nn.Parameter]:
 
 def _check_momentum(optimizer, buckets: TorchBuckets) -> None:
     """Raises ConfigError where a memory and the optimizer would both apply a momentum."""
-    corrected = {id(buckets.parameters[tensor.name]) for bucket in buckets.exchange.buckets
-                 if bucket.memory.applies_momentum for tensor in bucket.tensors}
+    corrected = {
+        id(buckets.parameters[tensor.name])
+        for bucket in buckets.exchange.buckets
+        if bucket.memory.applies_momentum
+        for tensor in bucket.tensors
+    }
     for group in optimizer.param_groups:
         momentum = group.get("momentum") or group.get("betas", (0,))[0]
         if momentum and any(id(p) in corrected for p in group["params"]):
-            raise ConfigError(f"memory 'dgc' has the momentum, and the optimizer's, {momentum}, would be applied once more: "
-                              f"use for example torch.optim.SGD with momentum=0 and memory 'dgc:momentum={momentum}'")
+            raise ConfigError(
+                f"memory 'dgc' has the momentum, and the optimizer's, {momentum}, would be applied once more: "
+                f"use for example torch.optim.SGD with momentum=0 and memory 'dgc:momentum={momentum}'"
+            )
 
 
 def _check_scaler(optimizer) -> None:
@@ -283,11 +336,15 @@ def _check_scaler(optimizer) -> None:
     scaler = optimizer._grad_scaler
     if scaler is not None:
         if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.UNSCALED:
-            raise ExchangeError("scaler.unscale_(optimizer) changed gradients that were on their way: call "
-                                "optimizer.synchronize() before it")
+            raise ExchangeError(
+                "scaler.unscale_(optimizer) changed gradients that were on their way: call optimizer.synchronize() before it"
+            )
     elif optimizer._grace is not None and any(b.memory.stateful for b in optimizer._grace.exchange.buckets):
-        warnings.warn("this optimizer was not told of its GradScaler: its memory keeps scaled units, which are wrong for a "
-                      "step whenever the loss scale changes; pass grad_scaler=scaler to DistributedOptimizer", stacklevel=4)
+        warnings.warn(
+            "this optimizer was not told of its GradScaler: its memory keeps scaled units, which are wrong for a "
+            "step whenever the loss scale changes; pass grad_scaler=scaler to DistributedOptimizer",
+            stacklevel=4,
+        )
 
 
 class _Methods:
@@ -345,24 +402,30 @@ class _Methods:
             return self._step_with(closure)
         if self._should_synchronize and not (self._asked_by_scaler and self._is_synchronized()):
             if self._is_synchronized():
-                warnings.warn("optimizer.step() after optimizer.synchronize() exchanges the gradients again; wrap it in "
-                              "optimizer.skip_synchronize()", stacklevel=2)
+                warnings.warn(
+                    "optimizer.step() after optimizer.synchronize() exchanges the gradients again; wrap it in "
+                    "optimizer.skip_synchronize()",
+                    stacklevel=2,
+                )
             self.synchronize()
         return self._inner_step()
 
     def _step_with(self, closure):
         buckets = self._grace
         if buckets is not None and buckets.fresh:
-            raise ExchangeError("step(closure) exchanges the gradients that the closure computes, and others are on their "
-                                "way: call backward() in the closure only, or optimizer.synchronize() before the step")
+            raise ExchangeError(
+                "step(closure) exchanges the gradients that the closure computes, and others are on their "
+                "way: call backward() in the closure only, or optimizer.synchronize() before the step"
+            )
 
         def synchronized():
             self._synchronized = False
             loss = closure()
             if not self._is_synchronized():
                 if not self._should_synchronize:
-                    raise ExchangeError("the closure of a step in skip_synchronize() has to call optimizer.synchronize() "
-                                        "after backward()")
+                    raise ExchangeError(
+                        "the closure of a step in skip_synchronize() has to call optimizer.synchronize() after backward()"
+                    )
                 self.synchronize()
             return loss if self._grace is None else self._grace.reduce_loss(loss)
 
@@ -397,8 +460,10 @@ class _Methods:
         """As the wrapped optimizer's; not between backward() and step() or synchronize()."""
         buckets = self._grace
         if buckets is not None and buckets.under_way():
-            raise ExchangeError("optimizer.zero_grad() between backward() and step() or synchronize() would race with the "
-                                "exchange of the gradients")
+            raise ExchangeError(
+                "optimizer.zero_grad() between backward() and step() or synchronize() would race with the "
+                "exchange of the gradients"
+            )
         self._synchronized = False
         return self._plain.zero_grad(self, *args, **kwargs)
 

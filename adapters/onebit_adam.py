@@ -21,8 +21,17 @@ _EXACT = {"raw": "dense/raw", "fp16": "dense/fp16"}
 _REFUSED = ("fused", "capturable", "differentiable")
 
 
-def OneBitAdam(optimizer, named_parameters=None, compression="dense/onebit", *, warmup_steps, warmup="raw",
-               variance_floor=0.1, memory="residual", **options):
+def OneBitAdam(
+    optimizer,
+    named_parameters=None,
+    compression="dense/onebit",
+    *,
+    warmup_steps,
+    warmup="raw",
+    variance_floor=0.1,
+    memory="residual",
+    **options,
+):
     """Wrap a torch.optim.Adam or AdamW: exact gradients for `warmup_steps` steps, then a frozen variance and compressed
     momentum with error feedback.
 
@@ -72,8 +81,9 @@ def OneBitAdam(optimizer, named_parameters=None, compression="dense/onebit", *, 
         raise ConfigError(f"variance_floor={variance_floor}; allowed: finite and not negative")
     buckets = functools.partial(OneBitBuckets, warmup=_EXACT[warmup])
     plain = type(kind.__name__, (_OneBitStep, kind), {"_warmup_steps": warmup_steps, "_variance_floor": variance_floor})
-    wrapped = DistributedOptimizer(optimizer, named_parameters, compression, memory=memory, **options,
-                                   _plain=plain, _buckets=buckets)
+    wrapped = DistributedOptimizer(
+        optimizer, named_parameters, compression, memory=memory, **options, _plain=plain, _buckets=buckets
+    )
     wrapped._count()
     return wrapped
 

@@ -11,6 +11,11 @@ from ._tensorflow.callbacks import (
 )
 
 __all__ = [
-    "BroadcastGlobalVariablesCallback", "CompressionStateCallback", "CompressionStatsCallback",
-    "LearningRateScheduleCallback", "LearningRateWarmupCallback", "MetricAverageCallback", "broadcast_variables",
+    "BroadcastGlobalVariablesCallback",
+    "CompressionStateCallback",
+    "CompressionStatsCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "broadcast_variables",
 ]

@@ -1,7 +1,7 @@
 """A communication hook for torch's DistributedDataParallel that compresses gradients, over Gloo and NCCL.
 
-    model = torch.nn.parallel.DistributedDataParallel(module)
-    model.register_comm_hook(CompressionState(module.named_parameters()), comm_hook)
+model = torch.nn.parallel.DistributedDataParallel(module)
+model.register_comm_hook(CompressionState(module.named_parameters()), comm_hook)
 """
 
 import concurrent.futures
@@ -66,9 +66,25 @@ class CompressionState:
     Raises ConfigError for specs, parts and arguments that cannot work.
     """
 
-    def __init__(self, named_parameters=None, compression=DEFAULT_SPEC, *, memory="residual", communicator="allgather",
-                 rules=None, process_group=None, backend=None, timeout=None, selection="auto", seed=0, capture=None,
-                 schedule=None, on_resize=None, grad_scaler=None, observe=None):
+    def __init__(
+        self,
+        named_parameters=None,
+        compression=DEFAULT_SPEC,
+        *,
+        memory="residual",
+        communicator="allgather",
+        rules=None,
+        process_group=None,
+        backend=None,
+        timeout=None,
+        selection="auto",
+        seed=0,
+        capture=None,
+        schedule=None,
+        on_resize=None,
+        grad_scaler=None,
+        observe=None,
+    ):
         check_options(selection, grad_scaler)
         parameters = named([] if named_parameters is None else list(named_parameters))
         capture, observe = parse_observers(capture, observe)
@@ -82,9 +98,16 @@ class CompressionState:
         if transport.size > 1:
             introduce(exchange, lambda message: transport.gather(message).wait(), np.empty(0, np.uint8))
         self._buckets = DdpBuckets(
-            parameters, exchange, worker, Rules(compression, rules, seed), parse_stage("communicator", communicator),
-            prefix=f"grace_ext.{group.group_name}", selection=selection, on_resize=on_resize,
-            grad_scaler=grad_scaler)
+            parameters,
+            exchange,
+            worker,
+            Rules(compression, rules, seed),
+            parse_stage("communicator", communicator),
+            prefix=f"grace_ext.{group.group_name}",
+            selection=selection,
+            on_resize=on_resize,
+            grad_scaler=grad_scaler,
+        )
 
     def state_dict(self) -> dict:
         """This rank's memory, the number of the next step and the order of the buckets; the memories of all ranks after

@@ -16,8 +16,12 @@ LABELS = {config: label for config, (label, *_) in CONFIGURATIONS.items()}
 
 
 def document(results: Results) -> str:
-    runs = [(config, results.get(model, rate, config)["options"]) for model in results.models()
-            for rate in results.rates(model) for config in results.configs(model, rate)]
+    runs = [
+        (config, results.get(model, rate, config)["options"])
+        for model in results.models()
+        for rate in results.rates(model)
+        for config in results.configs(model, rate)
+    ]
     hosts = runs[0][1]["hosts"]
     launchers = {config in OURS: options["launcher"] for config, options in runs if options["library"] == "horovod"}
     started = " and ".join(f"{'grace_ext' if ours else 'Horovod'} with `{launcher}`" for ours, launcher in launchers.items())
@@ -28,7 +32,8 @@ def document(results: Results) -> str:
         f"{started} were started each with what makes it the fastest here (`mpirun, ring`: Open MPI with its ring for "
         "allreduce), torch DDP over Gloo.",
         "![accuracy against time](cluster.png)",
-        bars(results)]
+        bars(results),
+    ]
     for model in results.models():
         target = results.target(model)
         parts.append(f"### {MODELS[model]}")
@@ -64,21 +69,35 @@ NOTES = f"""\
 def summary(results: Results) -> str:
     """For the README."""
     shown = ("horovod-fp16", "ddp-powersgd", "allgather", "auto")
-    rows = [["ms a step", "links", *(LABELS[config] for config in shown), "seconds to the same accuracy: Horovod fp16",
-             LABELS["allgather"]]]
+    rows = [
+        [
+            "ms a step",
+            "links",
+            *(LABELS[config] for config in shown),
+            "seconds to the same accuracy: Horovod fp16",
+            LABELS["allgather"],
+        ]
+    ]
     for model in results.models():
         for rate in results.rates(model):
-            steps = [milliseconds(results.step(model, rate, config)) + CUT * results.is_cut(model, rate, config)
-                     if results.get(model, rate, config) else "" for config in shown]
+            steps = [
+                milliseconds(results.step(model, rate, config)) + CUT * results.is_cut(model, rate, config)
+                if results.get(model, rate, config)
+                else ""
+                for config in shown
+            ]
             until = [_until(results, model, rate, config, "{:,.0f}") for config in (BASELINE, "allgather")]
             rows.append([MODELS[model], RATES[rate], *steps, *until])
-    return "\n\n".join([
-        as_markdown(rows),
-        "Four hosts (network namespaces, links limited by `tc`) share two cores, so without a limit, too, what "
-        "copies less is faster here; with cores of their own the gain is smaller on fast links. Horovod and grace_ext are "
-        "started each with the launcher that makes it the fastest. †: the median of some tens of steps, and the accuracies "
-        "of the same steps without a limit. All configurations, bytes and curves: [docs/benchmarks.md](docs/benchmarks.md).",
-        f"{measured(results)}, by `python benchmarks/cluster.py --data DIR --readme README.md`."])
+    return "\n\n".join(
+        [
+            as_markdown(rows),
+            "Four hosts (network namespaces, links limited by `tc`) share two cores, so without a limit, too, what "
+            "copies less is faster here; with cores of their own the gain is smaller on fast links. Horovod and grace_ext are "
+            "started each with the launcher that makes it the fastest. †: the median of some tens of steps, and the accuracies "
+            "of the same steps without a limit. All configurations, bytes and curves: [docs/benchmarks.md](docs/benchmarks.md).",
+            f"{measured(results)}, by `python benchmarks/cluster.py --data DIR --readme README.md`.",
+        ]
+    )
 
 
 def _until(results: Results, model: str, rate: str, config: str, form: str) -> str:
@@ -100,26 +119,50 @@ def milliseconds(seconds: float) -> str:
 
 def table(results: Results, model: str, rate: str, target: float | None) -> list[list[str]]:
     reached = f"seconds to {target:.1%}" if target else "seconds to accuracy"
-    rows = [["", "ms a step", "compute", "codec", "wire", "core", "bytes a step", "accuracy", reached,
-             "step against Horovod fp16"]]
+    rows = [
+        [
+            "",
+            "ms a step",
+            "compute",
+            "codec",
+            "wire",
+            "core",
+            "bytes a step",
+            "accuracy",
+            reached,
+            "step against Horovod fp16",
+        ]
+    ]
     compute = results.compute(model)
     base = results.step(model, rate, BASELINE) if results.get(model, rate, BASELINE) else None
     for config in results.configs(model, rate):
         key = (model, rate, config)
         run, step, codec = results.get(*key), results.step(*key), results.codec(*key)
         curve = results.curve(*key)
-        rows.append([LABELS[config] + CUT * results.is_cut(*key), milliseconds(step), milliseconds(compute),
-                     milliseconds(codec) if config in OURS else "", milliseconds(max(0.0, step - compute - codec)),
-                     milliseconds(run["core"]), size(run["sent"]), f"{curve[-1][1]:.2%}" if curve else "",
-                     _until(results, *key, "{:.1f}") if target else "",
-                     f"1/{base / step:.1f}" if base and step < base else f"{step / base:.2f}" if base else ""])
+        rows.append(
+            [
+                LABELS[config] + CUT * results.is_cut(*key),
+                milliseconds(step),
+                milliseconds(compute),
+                milliseconds(codec) if config in OURS else "",
+                milliseconds(max(0.0, step - compute - codec)),
+                milliseconds(run["core"]),
+                size(run["sent"]),
+                f"{curve[-1][1]:.2%}" if curve else "",
+                _until(results, *key, "{:.1f}") if target else "",
+                f"1/{base / step:.1f}" if base and step < base else f"{step / base:.2f}" if base else "",
+            ]
+        )
     return rows
 
 
 def neighbours(results: Results, model: str) -> str:
-    columns = [(RATES[rate] + title, steps) for rate in results.rates(model)
-               for title, comparison in ((", with Horovod", WITH_HOROVOD), ("", SIDE_BY_SIDE))
-               if (steps := results.side_by_side(model, rate, comparison))]
+    columns = [
+        (RATES[rate] + title, steps)
+        for rate in results.rates(model)
+        for title, comparison in ((", with Horovod", WITH_HOROVOD), ("", SIDE_BY_SIDE))
+        if (steps := results.side_by_side(model, rate, comparison))
+    ]
     rows = [["side by side, ms a step", *(title for title, _ in columns)]]
     for config in CONFIGURATIONS:
         steps = [of.get(config) for _, of in columns]
@@ -138,8 +181,10 @@ def bars(results: Results) -> str:
     """A table: what is asked for, and what was measured."""
     rows = [["", "against", "at most", *(LABELS[config] for config in OURS)]]
     for what, against, most, measured in results.verdicts():
-        cells = [f"{value:.3f}, {'met' if value <= most else '**missed**'}" if (value := measured.get(config)) else ""
-                 for config in OURS]
+        cells = [
+            f"{value:.3f}, {'met' if value <= most else '**missed**'}" if (value := measured.get(config)) else ""
+            for config in OURS
+        ]
         rows.append([what, against, f"{most:.3f}", *cells])
     return as_markdown(rows) if len(rows) > 1 else ""
 
@@ -152,8 +197,9 @@ def plot(results: Results, file: str) -> None:
 
     models = results.models()
     rates = [rate for rate in RATES if any(rate in results.rates(model) for model in models)]
-    figure, axes = plt.subplots(len(models), len(rates), figsize=(4.2 * len(rates), 3.2 * len(models) + 0.8),
-                                layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        len(models), len(rates), figsize=(4.2 * len(rates), 3.2 * len(models) + 0.8), layout="constrained", squeeze=False
+    )
     handles = {}
     for row, model in zip(axes, models, strict=True):
         for ax, rate in zip(row, rates, strict=True):
@@ -161,12 +207,17 @@ def plot(results: Results, file: str) -> None:
                 if results.get(model, rate, config) and (curve := results.curve(model, rate, config)):
                     style = ":" if results.is_cut(model, rate, config) else "-"
                     seconds, scores = zip(*curve, strict=True)
-                    [handles[LABELS[config]]] = ax.plot(seconds, [100 * score for score in scores], style,
-                                                        color=f"C{number}", marker=".")
+                    [handles[LABELS[config]]] = ax.plot(
+                        seconds, [100 * score for score in scores], style, color=f"C{number}", marker="."
+                    )
             if target := results.target(model):
                 ax.axhline(100 * target, color="grey", linewidth=0.8)
-            ax.set(xscale="log", title=f"{MODELS[model].split(',')[0]}, {RATES[rate]}", xlabel="seconds",
-                   ylabel="test accuracy (%)")
+            ax.set(
+                xscale="log",
+                title=f"{MODELS[model].split(',')[0]}, {RATES[rate]}",
+                xlabel="seconds",
+                ylabel="test accuracy (%)",
+            )
             ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             ax.grid(True, alpha=0.3, which="both")
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)

@@ -21,8 +21,11 @@ SIDE_BY_SIDE = "side-by-side"  # grace_ext's configurations
 WITH_HOROVOD = "side-by-side-horovod"  # and Horovod's own, where those are near
 #: In the order in which they run: the curves of the first are those of all.
 RATES = {"none": "unlimited", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
-MODELS = {"mlp": "MLP, 5.8 M parameters, Fashion-MNIST", "cnn": "CNN, 6.5 M parameters, Fashion-MNIST",
-          "text": "Embedding and LSTM, 7.3 M parameters, text"}
+MODELS = {
+    "mlp": "MLP, 5.8 M parameters, Fashion-MNIST",
+    "cnn": "CNN, 6.5 M parameters, Fashion-MNIST",
+    "text": "Embedding and LSTM, 7.3 M parameters, text",
+}
 POINTS = 0.005  # below the best accuracy of the baseline
 SHARDED_LOSES = 0.5  # points, at most
 AUTO = 1.05  # times the best fixed choice, at most
@@ -39,7 +42,7 @@ class Results:
         self._runs = {}
         for path in glob.glob(os.path.join(folder, "*_*_*.json")):
             with open(path) as file:
-                self._runs[tuple(os.path.basename(path)[:-len(".json")].split("_"))] = json.load(file)
+                self._runs[tuple(os.path.basename(path)[: -len(".json")].split("_"))] = json.load(file)
 
     def get(self, model: str, rate: str, config: str) -> dict | None:
         return self._runs.get((model, rate, config))
@@ -110,19 +113,37 @@ class Results:
             if self.get("mlp", rate, BASELINE):
                 ours = [config for config in OURS if self.get("mlp", rate, config)]
                 base = self.step("mlp", rate, BASELINE)
-                found.append((f"MLP, {RATES[rate]}: seconds per step", "Horovod fp16", step,
-                              {config: self.step("mlp", rate, config) / base for config in ours}))
+                found.append(
+                    (
+                        f"MLP, {RATES[rate]}: seconds per step",
+                        "Horovod fp16",
+                        step,
+                        {config: self.step("mlp", rate, config) / base for config in ours},
+                    )
+                )
                 base = self.seconds_to("mlp", rate, BASELINE)
                 times = {config: self.seconds_to("mlp", rate, config) for config in ours}
                 if base:
-                    found.append((f"MLP, {RATES[rate]}: time to the same accuracy", "Horovod fp16", whole,
-                                  {config: time / base if time else float("inf") for config, time in times.items()}))
+                    found.append(
+                        (
+                            f"MLP, {RATES[rate]}: time to the same accuracy",
+                            "Horovod fp16",
+                            whole,
+                            {config: time / base if time else float("inf") for config, time in times.items()},
+                        )
+                    )
         for model in self.models():
             free = {config: run["curve"] for config in OURS if (run := self.get(model, "none", config))}
             if "sharded" in free and "allgather" in free:
                 best = {config: 100 * max(accuracy for *_, accuracy in curve) for config, curve in free.items()}
-                found.append((f"{MODELS[model].split(',')[0]}: points of accuracy lost by sharded", "allgather",
-                              SHARDED_LOSES, {"sharded": best["allgather"] - best["sharded"]}))
+                found.append(
+                    (
+                        f"{MODELS[model].split(',')[0]}: points of accuracy lost by sharded",
+                        "allgather",
+                        SHARDED_LOSES,
+                        {"sharded": best["allgather"] - best["sharded"]},
+                    )
+                )
             for rate in self.rates(model):
                 what = f"{MODELS[model].split(',')[0]}, {RATES[rate]}: step of auto"
                 ours = self._auto(model, rate, SIDE_BY_SIDE, OURS)
@@ -145,6 +166,6 @@ def against_best(own: list[float], others: dict[str, list[float]]) -> float:
     smallest of several measurements is too small, but what is measured apart from the choice is not."""
     chosen = []
     for number in range(len(own)):
-        rest = {config: statistics.mean(steps[:number] + steps[number + 1:]) for config, steps in others.items()}
+        rest = {config: statistics.mean(steps[:number] + steps[number + 1 :]) for config, steps in others.items()}
         chosen.append(others[min(rest, key=rest.get)][number])
     return sum(own) / sum(chosen)

@@ -34,8 +34,13 @@ class Images:
     def load(self, folder: str) -> None:
         from fashion_mnist import read_idx
 
-        self._train, self._test = ((read_idx(folder, f"{part}-images-idx3-ubyte").unsqueeze(1),
-                                    read_idx(folder, f"{part}-labels-idx1-ubyte").long()) for part in ("train", "t10k"))
+        self._train, self._test = (
+            (
+                read_idx(folder, f"{part}-images-idx3-ubyte").unsqueeze(1),
+                read_idx(folder, f"{part}-labels-idx1-ubyte").long(),
+            )
+            for part in ("train", "t10k")
+        )
 
     def batch(self, generator) -> tuple:
         images, labels = self._train
@@ -86,7 +91,7 @@ class Text:
 
     @torch.inference_mode()
     def right(self, model, rank: int, ranks: int) -> tuple[int, int]:
-        windows = self._test[:HELD_OUT // (LENGTH + 1) * (LENGTH + 1)].view(-1, LENGTH + 1)[rank::ranks]
+        windows = self._test[: HELD_OUT // (LENGTH + 1) * (LENGTH + 1)].view(-1, LENGTH + 1)[rank::ranks]
         right = sum(int((model.predict(part) == part[:, 1:].flatten()).sum()) for part in windows.split(PART))
         return right, windows[:, 1:].numel()
 
@@ -120,14 +125,23 @@ class LanguageModel(nn.Module):
 def mlp() -> nn.Module:
     """5.8 million parameters."""
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
+        nn.Flatten(), nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
+    )
 
 
 def cnn() -> nn.Module:
     """6.5 million parameters, most of them in the first fully connected layer."""
     return nn.Sequential(
-        nn.Conv2d(1, 16, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(16, 64, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Flatten(), nn.Linear(64 * 7 * 7, 2048), nn.ReLU(), nn.Linear(2048, 10))
+        nn.Conv2d(1, 16, 5, stride=2, padding=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 64, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * 7 * 7, 2048),
+        nn.ReLU(),
+        nn.Linear(2048, 10),
+    )
 
 
 TASKS = {"mlp": Images(mlp, steps=500), "cnn": Images(cnn, steps=400), "text": Text(steps=400)}

@@ -128,7 +128,7 @@ def compute_seconds(group, task, model, optimizer, generator) -> list[float]:
         core = time.process_time()
         seconds = one_step(task, model, optimizer, generator)
         laps.append((seconds, time.process_time() - core))
-    return [statistics.median(column) for column in zip(*laps[COMPUTE // 4:], strict=True)]
+    return [statistics.median(column) for column in zip(*laps[COMPUTE // 4 :], strict=True)]
 
 
 def train(group, task, options: dict) -> dict:
@@ -174,15 +174,30 @@ def train(group, task, options: dict) -> dict:
     measured = step - WARM_UP
     seconds = {name: (value - stages.get(name, 0.0)) / measured for name, value in group.stages().items()}
     names = sorted(seconds)
-    mean = [number / group.ranks for number in group.sum([
-        *compute, *((late - start) / measured for late, start in zip(clock.total, early, strict=True)),
-        *(seconds[name] for name in names)])]
+    mean = [
+        number / group.ranks
+        for number in group.sum(
+            [
+                *compute,
+                *((late - start) / measured for late, start in zip(clock.total, early, strict=True)),
+                *(seconds[name] for name in names),
+            ]
+        )
+    ]
     keys = ("compute", "compute_core", "mean", "core", "sent", "received")
-    seconds = dict(zip(names, mean[len(keys):], strict=True))
+    seconds = dict(zip(names, mean[len(keys) :], strict=True))
     weights = sum(float(p.detach().double().abs().sum()) for p in plain.parameters())
-    return {"steps": step, "planned": planned, "laps": laps[WARM_UP:], **dict(zip(keys, mean, strict=False)),
-            "stages": seconds, "ways": group.ways(), "curve": curve, "seconds": clock.seconds,
-            "identical": group.sum([weights])[0] == group.ranks * weights}
+    return {
+        "steps": step,
+        "planned": planned,
+        "laps": laps[WARM_UP:],
+        **dict(zip(keys, mean, strict=False)),
+        "stages": seconds,
+        "ways": group.ways(),
+        "curve": curve,
+        "seconds": clock.seconds,
+        "identical": group.sum([weights])[0] == group.ranks * weights,
+    }
 
 
 def compare(options: dict) -> dict:
@@ -209,8 +224,10 @@ def compare(options: dict) -> dict:
             laps += [one_step(task, model, optimizer, generator) for _ in range(BLOCK)]
     medians = {key: group.sum([statistics.median(laps)])[0] / group.ranks for key, (group, *_, laps) in tried.items()}
     instances = {label: [medians[label, number] for number in range(INSTANCES)] for label in options["side_by_side"]}
-    return {"instances": instances,
-            "ways": {f"{label}, {number}": ways for (label, number), (group, *_) in tried.items() if (ways := group.ways())}}
+    return {
+        "instances": instances,
+        "ways": {f"{label}, {number}": ways for (label, number), (group, *_) in tried.items() if (ways := group.ways())},
+    }
 
 
 def one_step(task, model, optimizer, generator) -> float:

@@ -14,10 +14,28 @@ _spec.loader.exec_module(_module)
 Hosts, wait_until = _module.Hosts, _module.wait_until
 
 #: More ranks than cores; the allreduces by which grace_ext measures the link for a warning are not counted.
-ENVIRONMENT = {**_module.ENVIRONMENT, "OMPI_MCA_mpi_yield_when_idle": "1", "GRACE_EXT_WARN": "0", "PYTHONUNBUFFERED": "1",
-               "MASTER_ADDR": "host1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
-_PASSED_ON = [name for name in ("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "GRACE_EXT_CACHE", "GRACE_EXT_WARN",
-                                "OMP_NUM_THREADS", "TF_CPP_MIN_LOG_LEVEL") if name in ENVIRONMENT]
+ENVIRONMENT = {
+    **_module.ENVIRONMENT,
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "GRACE_EXT_WARN": "0",
+    "PYTHONUNBUFFERED": "1",
+    "MASTER_ADDR": "host1",
+    "MASTER_PORT": "29500",
+    "GLOO_SOCKET_IFNAME": "eth0",
+}
+_PASSED_ON = [
+    name
+    for name in (
+        "PATH",
+        "PYTHONPATH",
+        "PYTHONUNBUFFERED",
+        "GRACE_EXT_CACHE",
+        "GRACE_EXT_WARN",
+        "OMP_NUM_THREADS",
+        "TF_CPP_MIN_LOG_LEVEL",
+    )
+    if name in ENVIRONMENT
+]
 _GLOO = ["horovodrun", "--gloo", "--network-interfaces", "eth0", "--start-timeout", "120"]
 _MPIRUN = ["mpirun", "--map-by", "slot", "--bind-to", "none", "--mca", "btl_tcp_if_include", "eth0"]
 _RING = ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4"]

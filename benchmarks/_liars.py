@@ -34,14 +34,19 @@ class Row:
 ROWS = {
     "honest": Row("plain mean, nobody lies", WeightedMean(), lies=False),
     "plain": Row("plain mean", WeightedMean()),
-    "claimed": Row("plain mean, weighted by samples, of which at most 10,000 count", WeightedMean(),
-                   options={"weights": "samples", "most_samples": 10_000}),
+    "claimed": Row(
+        "plain mean, weighted by samples, of which at most 10,000 count",
+        WeightedMean(),
+        options={"weights": "samples", "most_samples": 10_000},
+    ),
     "clipped": Row("clipped mean", ClippedMean()),
     "median": Row("median", Median()),
     "trimmed": Row(f"trimmed mean, {LIARS / CLIENTS:.0%} at each end", TrimmedMean(LIARS / CLIENTS)),
     "mixed-median": Row("nearest-neighbor mixing, then the median", NearestNeighborMixing(Median(), LIARS / CLIENTS)),
-    "mixed": Row("nearest-neighbor mixing, then the trimmed mean",
-                 NearestNeighborMixing(TrimmedMean(LIARS / CLIENTS), LIARS / CLIENTS)),
+    "mixed": Row(
+        "nearest-neighbor mixing, then the trimmed mean",
+        NearestNeighborMixing(TrimmedMean(LIARS / CLIENTS), LIARS / CLIENTS),
+    ),
 }
 
 
@@ -56,8 +61,12 @@ class Setting:
 
 
 #: By column.
-SETTINGS = {"alike": Setting(), "alike, batches of 32": Setting(batch=32), "unlike": Setting(alpha=1.0),
-            "unlike, short lies": Setting(alpha=1.0, length=1.0)}
+SETTINGS = {
+    "alike": Setting(),
+    "alike, batches of 32": Setting(batch=32),
+    "unlike": Setting(alpha=1.0),
+    "unlike, short lies": Setting(alpha=1.0, length=1.0),
+}
 
 
 class Task:
@@ -110,38 +119,62 @@ def accuracy(row: Row, seed: int, setting: Setting) -> tuple[float, int]:
         for number in server.begin_round():
             change = task.change(clients[number].receive(server.message_for(number)), number)
             lies = row.lies and number < LIARS
-            server.receive(number, clients[number].update_by(-setting.length * change if lies else change,
-                                                             CLAIM if lies else task.samples(number)))
+            server.receive(
+                number,
+                clients[number].update_by(
+                    -setting.length * change if lies else change, CLAIM if lies else task.samples(number)
+                ),
+            )
         refused += len(server.end_round().rejected)
     return task.accuracy(server.model), refused
 
 
 def measure() -> tuple[str, bool]:
     """The section's text but for its last line, and whether the bar is met."""
-    found = {column: {name: [accuracy(row, seed, setting) for seed in SEEDS] for name, row in ROWS.items()}
-             for column, setting in SETTINGS.items()}
-    means = {column: {name: statistics.mean(one for one, _ in runs) for name, runs in rows.items()}
-             for column, rows in found.items()}
+    found = {
+        column: {name: [accuracy(row, seed, setting) for seed in SEEDS] for name, row in ROWS.items()}
+        for column, setting in SETTINGS.items()
+    }
+    means = {
+        column: {name: statistics.mean(one for one, _ in runs) for name, runs in rows.items()}
+        for column, rows in found.items()
+    }
     table = [["", *(part for column in SETTINGS for part in (f"accuracy, {column}", "points"))]]
     for name, row in ROWS.items():
         parts = [(means[column][name], means[column][name] - means[column]["honest"]) for column in SETTINGS]
-        table.append([row.label, *(part for value, gained in parts
-                                   for part in (f"{value:.2f} %", "" if name == "honest" else f"{gained:+.2f}"))])
+        table.append(
+            [
+                row.label,
+                *(
+                    part
+                    for value, gained in parts
+                    for part in (f"{value:.2f} %", "" if name == "honest" else f"{gained:+.2f}")
+                ),
+            ]
+        )
     lies = sum(row.lies for row in ROWS.values()) * len(SETTINGS) * len(SEEDS) * ROUNDS * LIARS
     refused = sum(count for rows in found.values() for runs in rows.values() for _, count in runs)
     gained = {name: {column: of[name] - of["honest"] for column, of in means.items()} for name in JUDGED}
-    judged = "".join(f"- The bar, at most {BAR:g} points lost, with {ROWS[name].label}: " + ", ".join(
-        f"{'met' if points >= -BAR else '**missed**'} with clients {column} ({points:+.2f} points)"
-        for column, points in columns.items()) + ".\n" for name, columns in gained.items())
-    text = (f"Written by `benchmarks/federated.py --liars`; do not edit between the markers. {LIARS} of {CLIENTS} clients "
-            f"send their update with the sign flipped and {Setting.length:g} times as long (short lies: as long as honest "
-            f"updates), and claim {CLAIM:g} samples. Clients that are unlike share out each class by LDA with alpha 1. "
-            f"A linear classifier of {FEATURES * CLASSES} weights on {SAMPLES} points in {CLASSES} clusters; {ROUNDS} "
-            f"rounds of {LOCAL_STEPS} local steps, on batches of 256 where nothing else is said, `{SPEC}`, memory "
-            f"`{MEMORY}`.\n\n{as_markdown(table)}\n\n"
-            f"- Accuracy on {TESTS} other points, the mean over {len(SEEDS)} seeds. Points: against the run in which nobody "
-            "lies, with the same clients. What robust means lose grows with how much the updates of honest clients differ: "
-            "by the noise of small batches, or by what clients have seen.\n"
-            f"- Of {lies} lies, the norm check refused {refused}.\n"
-            f"{judged}")
+    judged = "".join(
+        f"- The bar, at most {BAR:g} points lost, with {ROWS[name].label}: "
+        + ", ".join(
+            f"{'met' if points >= -BAR else '**missed**'} with clients {column} ({points:+.2f} points)"
+            for column, points in columns.items()
+        )
+        + ".\n"
+        for name, columns in gained.items()
+    )
+    text = (
+        f"Written by `benchmarks/federated.py --liars`; do not edit between the markers. {LIARS} of {CLIENTS} clients "
+        f"send their update with the sign flipped and {Setting.length:g} times as long (short lies: as long as honest "
+        f"updates), and claim {CLAIM:g} samples. Clients that are unlike share out each class by LDA with alpha 1. "
+        f"A linear classifier of {FEATURES * CLASSES} weights on {SAMPLES} points in {CLASSES} clusters; {ROUNDS} "
+        f"rounds of {LOCAL_STEPS} local steps, on batches of 256 where nothing else is said, `{SPEC}`, memory "
+        f"`{MEMORY}`.\n\n{as_markdown(table)}\n\n"
+        f"- Accuracy on {TESTS} other points, the mean over {len(SEEDS)} seeds. Points: against the run in which nobody "
+        "lies, with the same clients. What robust means lose grows with how much the updates of honest clients differ: "
+        "by the noise of small batches, or by what clients have seen.\n"
+        f"- Of {lies} lies, the norm check refused {refused}.\n"
+        f"{judged}"
+    )
     return text, any(min(columns.values()) >= -BAR for columns in gained.values())

@@ -34,26 +34,52 @@ def ranks_of(rate) -> list[int]:
 
 def bytes_table(rate) -> list[list[str]]:
     ranks = ranks_of(rate)
-    rows = [["bytes a rank and step", f"handed over, {ranks[0]} ranks", f"{ranks[-1]} ranks",
-             *(f"link, {n} ranks" for n in ranks), *(f"{n:,}" for n in SHOWN)]]
+    rows = [
+        [
+            "bytes a rank and step",
+            f"handed over, {ranks[0]} ranks",
+            f"{ranks[-1]} ranks",
+            *(f"link, {n} ranks" for n in ranks),
+            *(f"{n:,}" for n in SHOWN),
+        ]
+    ]
     for label, points in rate.points.items():
-        rows.append([label, *(size(points[n].payload) if n in points else "" for n in (ranks[0], ranks[-1])),
-                     *(cell(points[n].sent, rate.shared.sent(label, n), size) if n in points else "" for n in ranks),
-                     *(size(rate.own.sent(label, n)) for n in SHOWN)])
+        rows.append(
+            [
+                label,
+                *(size(points[n].payload) if n in points else "" for n in (ranks[0], ranks[-1])),
+                *(cell(points[n].sent, rate.shared.sent(label, n), size) if n in points else "" for n in ranks),
+                *(size(rate.own.sent(label, n)) for n in SHOWN),
+            ]
+        )
     return rows
 
 
 def time_table(rate) -> list[list[str]]:
     ranks = ranks_of(rate)
-    rows = [["ms a step", *(f"{n} ranks" for n in ranks), "wire alone, " + f"{ranks[-1]} ranks", "codecs alone",
-             *(f"{n:,}" for n in SHOWN)]]
+    rows = [
+        [
+            "ms a step",
+            *(f"{n} ranks" for n in ranks),
+            "wire alone, " + f"{ranks[-1]} ranks",
+            "codecs alone",
+            *(f"{n:,}" for n in SHOWN),
+        ]
+    ]
     for label, points in rate.points.items():
         last = points[max(points)]
-        rows.append([label, *(cell(points[n].seconds, rate.shared.seconds(label, n), milliseconds) if n in points else ""
-                              for n in ranks),
-                     cell(last.wire, rate.shared.wire(label, last.ranks), milliseconds),
-                     milliseconds(rate.own.codec(label, last.ranks)),
-                     *(milliseconds(rate.own.seconds(label, n)) for n in SHOWN)])
+        rows.append(
+            [
+                label,
+                *(
+                    cell(points[n].seconds, rate.shared.seconds(label, n), milliseconds) if n in points else ""
+                    for n in ranks
+                ),
+                cell(last.wire, rate.shared.wire(label, last.ranks), milliseconds),
+                milliseconds(rate.own.codec(label, last.ranks)),
+                *(milliseconds(rate.own.seconds(label, n)) for n in SHOWN),
+            ]
+        )
     return rows
 
 
@@ -63,26 +89,41 @@ def errors(rate) -> dict[str, list[tuple[float, str, int]]]:
     for label, points in rate.points.items():
         for point in points.values():
             if point.ranks not in FITTED:
-                pairs = {"step": (rate.shared.seconds(label, point.ranks), point.seconds),
-                         "wire": (rate.shared.wire(label, point.ranks), point.wire),
-                         "bytes": (rate.shared.sent(label, point.ranks), point.sent)}
+                pairs = {
+                    "step": (rate.shared.seconds(label, point.ranks), point.seconds),
+                    "wire": (rate.shared.wire(label, point.ranks), point.wire),
+                    "bytes": (rate.shared.sent(label, point.ranks), point.sent),
+                }
                 for what, (predicted, measured) in pairs.items():
                     found[what].append((predicted / measured - 1, label, point.ranks))
     return found
 
 
 def error_table(rates) -> list[list[str]]:
-    rows = [["predicted, for " + " and ".join(map(str, checked(rates))) + " ranks", "median error", "largest error", "at",
-             "above 20 %"]]
+    rows = [
+        [
+            "predicted, for " + " and ".join(map(str, checked(rates))) + " ranks",
+            "median error",
+            "largest error",
+            "at",
+            "above 20 %",
+        ]
+    ]
     titles = {"step": "seconds of a step", "wire": "seconds of its collectives", "bytes": "bytes on the link"}
     for rate in rates:
         for what, found in errors(rate).items():
             if not found:
                 continue
             largest, label, ranks = max(found, key=lambda one: abs(one[0]))
-            rows.append([f"{titles[what]}, {rate_of(rate.name)}", f"{statistics.median(abs(one[0]) for one in found):.0%}",
-                         f"{largest:+.0%}", f"{label}, {ranks} ranks",
-                         f"{sum(abs(one[0]) > 0.2 for one in found)} of {len(found)}"])
+            rows.append(
+                [
+                    f"{titles[what]}, {rate_of(rate.name)}",
+                    f"{statistics.median(abs(one[0]) for one in found):.0%}",
+                    f"{largest:+.0%}",
+                    f"{label}, {ranks} ranks",
+                    f"{sum(abs(one[0]) > 0.2 for one in found)} of {len(found)}",
+                ]
+            )
     return rows
 
 
@@ -95,9 +136,16 @@ def link_table(rates) -> list[list[str]]:
     for rate in rates:
         for collective, link in rate.shared.links.items():
             own = rate.own.links[collective]
-            rows.append([f"{collective}, {rate_of(rate.name)}",
-                         *(text for one in (link, own) for text in (
-                             f"{1e3 * one.setup:.2f} ms", f"{1e3 * one.alpha:.2f} ms", f"{1e9 * one.beta:.1f} ns"))])
+            rows.append(
+                [
+                    f"{collective}, {rate_of(rate.name)}",
+                    *(
+                        text
+                        for one in (link, own)
+                        for text in (f"{1e3 * one.setup:.2f} ms", f"{1e3 * one.alpha:.2f} ms", f"{1e9 * one.beta:.1f} ns")
+                    ),
+                ]
+            )
     return rows
 
 
@@ -108,65 +156,96 @@ def growth(rates) -> str:
         points = rate.points["sharded"]
         if 4 in points and 8 in points:
             handed, sent = (getattr(points[8], kind) / getattr(points[4], kind) for kind in ("payload", "sent"))
-            found.append(f"{handed:.3f} times those handed to collectives and {sent:.3f} times those on the link at "
-                         f"{rate_of(rate.name)}")
-    return ("- `sharded` at 8 ranks against 4: " + ", ".join(found) + ". A rank sends 2 (n − 1) / n containers, whatever is "
-            "done: from 4 ranks to 8 that is 7 / 6 = 1.167 times as much, and at any number less than 2 containers."
-            if found else "")
+            found.append(
+                f"{handed:.3f} times those handed to collectives and {sent:.3f} times those on the link at "
+                f"{rate_of(rate.name)}"
+            )
+    return (
+        "- `sharded` at 8 ranks against 4: " + ", ".join(found) + ". A rank sends 2 (n − 1) / n containers, whatever is "
+        "done: from 4 ranks to 8 that is 7 / 6 = 1.167 times as much, and at any number less than 2 containers."
+        if found
+        else ""
+    )
 
 
 def coordination(rates) -> str:
-    rows = [", ".join(f"{size(point.coordination)}/s with {ranks} ranks" for ranks, point in points.items())
-            + f" at {rate_of(rate.name)}" for rate in rates for points in [next(iter(rate.points.values()))]]
-    return ("- The error of bytes is that of headers and of Horovod's coordination, which goes on all the time between "
-            f"collectives. When there is nothing else to do, it sends {'; '.join(rows)}.")
+    rows = [
+        ", ".join(f"{size(point.coordination)}/s with {ranks} ranks" for ranks, point in points.items())
+        + f" at {rate_of(rate.name)}"
+        for rate in rates
+        for points in [next(iter(rate.points.values()))]
+    ]
+    return (
+        "- The error of bytes is that of headers and of Horovod's coordination, which goes on all the time between "
+        f"collectives. When there is nothing else to do, it sends {'; '.join(rows)}."
+    )
 
 
 def document(rates, args) -> str:
     cores = len(os.sched_getaffinity(0))
     links = " and ".join(rate_of(rate.name) for rate in rates)
-    defaults = {"rates": ["100mbit", "1gbit"], "ranks": [2, 3, 4, 6, 8], "elements": 4_000_000, "steps": 20,
-                "launcher": "horovodrun --gloo"}
-    options = "".join(f" --{name} {' '.join(map(str, given)) if isinstance(given, list) else given}"
-                      for name, default in defaults.items() if (given := getattr(args, name)) != default)
-    tables = [text for rate in rates for text in (
-        f"### {rate_of(rate.name)}", as_markdown(bytes_table(rate)), as_markdown(time_table(rate)))]
-    return "\n\n".join(filter(None, [
-        f"Written by `benchmarks/scaling.py`; do not edit. Exchange alone, without a model: a made-up gradient of "
-        f"{args.elements:,} float32, one rank on each of 2 to {max(args.ranks)} hosts, two on each for `hierarchical` "
-        f"({links}; `{args.launcher}`), with "
-        "`dense/fp16` and `topk:0.01/rice/qsgd:7`. All ranks have the scales of the elements in common, and half of their "
-        "values' variance.",
-        "![bytes and time against workers](scaling.png)",
-        "Cells with a slash are measured / predicted; columns from 16 on are simulated. Bytes: handed over to collectives, "
-        "as `compression_stats()` counts, and sent on the link, mean over ranks; measured with packet headers, "
-        "acknowledgements and Horovod's coordination, which the model leaves out. Time: median of a step; nothing hides "
-        "behind a backward pass.",
-        *tables,
-        "### How far to trust the simulation",
-        as_markdown(error_table(rates)),
-        "- Collectives are taken as Gloo has them: rings for allreduce, 2 (n − 1) rounds, and allgather, n − 1 rounds, all "
-        "messages at a time for alltoall. Other libraries take fewer rounds for short messages: with many workers the times "
-        "of the compressed ones are an upper bound.",
-        f"- The ranks share {cores} cores. Codecs were measured in one process alone, and the model lets as many ranks take "
-        "turns as have work at a time, so it predicts the measured step as it is; nothing was subtracted from that. \"Wire "
-        "alone\" is measured in other steps, in which each collective starts when all ranks have come to it, so that it "
-        "waits for nobody's codec; messages of Horovod and the kernel still take turns on the cores.",
-        "- The links were fitted to timed collectives of "
-        f"{' and '.join(map(str, FITTED))} ranks; the steps of none. For the check, α holds what sharing the cores adds. "
-        "For the simulation each worker has cores of its own: setup from two ranks, which do; α from a message of one byte "
-        "between two hosts, without Horovod; β is the least of the three collectives', as the link is the same. Horovod's "
-        "coordination is taken to be that of two ranks.",
-        "- Gloo's alltoall, and its allgather of two ranks, may take up to twice as long as the link needs: a rank that "
-        "starts after its peer sends its data before the notice that it is ready to receive, on the same connection, so one "
-        "direction comes after the other. The model leaves that to what is fitted.",
-        as_markdown(link_table(rates)),
-        growth(rates),
-        coordination(rates),
-        "- `tree` ends with an allgather in which only the root has something, because Horovod's broadcast has to know the "
-        "length before: a ring takes n − 1 rounds for it, each with all of the container.",
-        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
-        f"`python benchmarks/scaling.py{options}`."])) + "\n"
+    defaults = {
+        "rates": ["100mbit", "1gbit"],
+        "ranks": [2, 3, 4, 6, 8],
+        "elements": 4_000_000,
+        "steps": 20,
+        "launcher": "horovodrun --gloo",
+    }
+    options = "".join(
+        f" --{name} {' '.join(map(str, given)) if isinstance(given, list) else given}"
+        for name, default in defaults.items()
+        if (given := getattr(args, name)) != default
+    )
+    tables = [
+        text
+        for rate in rates
+        for text in (f"### {rate_of(rate.name)}", as_markdown(bytes_table(rate)), as_markdown(time_table(rate)))
+    ]
+    return (
+        "\n\n".join(
+            filter(
+                None,
+                [
+                    f"Written by `benchmarks/scaling.py`; do not edit. Exchange alone, without a model: a made-up gradient of "
+                    f"{args.elements:,} float32, one rank on each of 2 to {max(args.ranks)} hosts, two on each for `hierarchical` "
+                    f"({links}; `{args.launcher}`), with "
+                    "`dense/fp16` and `topk:0.01/rice/qsgd:7`. All ranks have the scales of the elements in common, and half of their "
+                    "values' variance.",
+                    "![bytes and time against workers](scaling.png)",
+                    "Cells with a slash are measured / predicted; columns from 16 on are simulated. Bytes: handed over to collectives, "
+                    "as `compression_stats()` counts, and sent on the link, mean over ranks; measured with packet headers, "
+                    "acknowledgements and Horovod's coordination, which the model leaves out. Time: median of a step; nothing hides "
+                    "behind a backward pass.",
+                    *tables,
+                    "### How far to trust the simulation",
+                    as_markdown(error_table(rates)),
+                    "- Collectives are taken as Gloo has them: rings for allreduce, 2 (n − 1) rounds, and allgather, n − 1 rounds, all "
+                    "messages at a time for alltoall. Other libraries take fewer rounds for short messages: with many workers the times "
+                    "of the compressed ones are an upper bound.",
+                    f"- The ranks share {cores} cores. Codecs were measured in one process alone, and the model lets as many ranks take "
+                    'turns as have work at a time, so it predicts the measured step as it is; nothing was subtracted from that. "Wire '
+                    'alone" is measured in other steps, in which each collective starts when all ranks have come to it, so that it '
+                    "waits for nobody's codec; messages of Horovod and the kernel still take turns on the cores.",
+                    "- The links were fitted to timed collectives of "
+                    f"{' and '.join(map(str, FITTED))} ranks; the steps of none. For the check, α holds what sharing the cores adds. "
+                    "For the simulation each worker has cores of its own: setup from two ranks, which do; α from a message of one byte "
+                    "between two hosts, without Horovod; β is the least of the three collectives', as the link is the same. Horovod's "
+                    "coordination is taken to be that of two ranks.",
+                    "- Gloo's alltoall, and its allgather of two ranks, may take up to twice as long as the link needs: a rank that "
+                    "starts after its peer sends its data before the notice that it is ready to receive, on the same connection, so one "
+                    "direction comes after the other. The model leaves that to what is fitted.",
+                    as_markdown(link_table(rates)),
+                    growth(rates),
+                    coordination(rates),
+                    "- `tree` ends with an allgather in which only the root has something, because Horovod's broadcast has to know the "
+                    "length before: a ring takes n − 1 rounds for it, each with all of the container.",
+                    f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
+                    f"`python benchmarks/scaling.py{options}`.",
+                ],
+            )
+        )
+        + "\n"
+    )
 
 
 def plot(rates, file: str) -> None:
@@ -197,7 +276,8 @@ def plot(rates, file: str) -> None:
         ax.minorticks_off()
         ax.grid(True, alpha=0.3)
     figure.legend(loc="outside lower center", ncols=len(STYLES), frameon=False)
-    figure.suptitle("Points: measured; broad lines: predicted for this machine's shared cores; lines: each worker has "
-                    "its own")
+    figure.suptitle(
+        "Points: measured; broad lines: predicted for this machine's shared cores; lines: each worker has its own"
+    )
     figure.savefig(file, dpi=150)
     plt.close(figure)

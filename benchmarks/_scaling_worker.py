@@ -48,8 +48,11 @@ class Clocked(TransportWrapper):
         if self.apart:
             barrier()
         started = time.perf_counter()
-        return super()._start(kind, name, array, *args).when_ended(
-            lambda ended, _: self.seconds.append(ended - started) if self.apart else None)
+        return (
+            super()
+            ._start(kind, name, array, *args)
+            .when_ended(lambda ended, _: self.seconds.append(ended - started) if self.apart else None)
+        )
 
 
 class Compressed:
@@ -59,8 +62,9 @@ class Compressed:
         spec, communicator, memory, _ = METHODS[label]
         self.clock = Clocked(HorovodTransport(hvd.global_process_set))
         self._exchange = Exchange(self.clock, memory, 1 / hvd.size())
-        self._bucket = self._exchange.bucket(label, [Tensor(label, elements, 2)], grace_ext.compressor(spec),
-                                             parse_stage("communicator", communicator))
+        self._bucket = self._exchange.bucket(
+            label, [Tensor(label, elements, 2)], grace_ext.compressor(spec), parse_stage("communicator", communicator)
+        )
         self._exchange.set_buckets([self._bucket])
         digests = self.clock.allgather(f"{label}.config", self._exchange.config_digest())
         self._exchange.check_config_digests(digests.wait())
@@ -106,6 +110,7 @@ class Plain:
 
 def measure(method, gradients, steps: int, seconds: float) -> dict:
     """Of this rank: "steps", seconds each; "apart", seconds of the collectives of each of other steps; bytes a step."""
+
     def step(number):
         started = time.perf_counter()
         method.step(gradients[number % len(gradients)])
@@ -147,7 +152,7 @@ def probe() -> list[tuple[str, int, float]]:
                 else:
                     splits = np.full(clock.size, data.size // clock.size)
                     splits[clock.rank] = 0
-                    clock.alltoall(name, data[:splits.sum()], splits.tolist()).wait()
+                    clock.alltoall(name, data[: splits.sum()], splits.tolist()).wait()
             slowest = statistics.median(hvd.allreduce(torch.tensor(clock.seconds), name="slowest", op=hvd.Max).tolist())
             found.append((collective, payload, slowest))
             if slowest > LONGEST_PROBE / 4:

@@ -29,12 +29,26 @@ def score_rows(results: dict, seeds: list[int]) -> list[list[str]]:
     rows = [["", *(f"seed {seed}" for seed in seeds), "mean", "standard deviation", "bytes sent per step"]]
     for label, runs in results.items():
         scores = [100 * run.last["accuracy"] for run in runs]
-        rows.append([label, *(f"{score:.2f} %" for score in scores), f"{statistics.mean(scores):.2f} %",
-                     f"{statistics.stdev(scores):.2f}" if len(scores) > 1 else "", size(runs[0].bytes_per_step)])
+        rows.append(
+            [
+                label,
+                *(f"{score:.2f} %" for score in scores),
+                f"{statistics.mean(scores):.2f} %",
+                f"{statistics.stdev(scores):.2f}" if len(scores) > 1 else "",
+                size(runs[0].bytes_per_step),
+            ]
+        )
         if runs is not plain:
             gains = differences(plain, runs)
-            rows.append(["difference, in points", *(f"{gain:+.2f}" for gain in gains), f"{statistics.mean(gains):+.2f}", "",
-                         f"{runs[0].last['ratio']:.0f}×"])
+            rows.append(
+                [
+                    "difference, in points",
+                    *(f"{gain:+.2f}" for gain in gains),
+                    f"{statistics.mean(gains):+.2f}",
+                    "",
+                    f"{runs[0].last['ratio']:.0f}×",
+                ]
+            )
     return rows
 
 
@@ -43,25 +57,30 @@ def document(results: dict, args, met: bool) -> str:
     _, *compressed = results.values()
     ratios = " and ".join(f"{layers_ratio(runs):.0f}×" for runs in compressed)
     options = f" --epochs {args.epochs}" if args.epochs != 5 else ""
-    return "\n\n".join([
-        "# Accuracy with and without compression",
-        "Written by `benchmarks/accuracy.py`; do not edit. Test accuracy on Fashion-MNIST after "
-        f"{args.epochs} epochs over {args.train_samples} images, {args.ranks} ranks, the same script, schedule and "
-        "seeds (`examples/pytorch_fashion_mnist.py`); the schedule was not tuned for compression.",
-        as_markdown(score_rows(results, args.seeds)),
-        f"- The compressed layers alone send {ratios} fewer bytes than their float32 gradients, headers "
-        "included. Biases and other small tensors are sent as float32; the bytes in the table include them.\n"
-        f"- The bar: the mean at most {MOST_POINTS_LOST} points below, and at least {LEAST_RATIO}× fewer bytes for the "
-        f"compressed layers. It is {'met' if met else '**missed**'}.\n"
-        f"- The memory is `{args.memory}`, the communicator `allgather`.",
-        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
-        f"`python benchmarks/accuracy.py --data DIR{options}`."]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                "# Accuracy with and without compression",
+                "Written by `benchmarks/accuracy.py`; do not edit. Test accuracy on Fashion-MNIST after "
+                f"{args.epochs} epochs over {args.train_samples} images, {args.ranks} ranks, the same script, schedule and "
+                "seeds (`examples/pytorch_fashion_mnist.py`); the schedule was not tuned for compression.",
+                as_markdown(score_rows(results, args.seeds)),
+                f"- The compressed layers alone send {ratios} fewer bytes than their float32 gradients, headers "
+                "included. Biases and other small tensors are sent as float32; the bytes in the table include them.\n"
+                f"- The bar: the mean at most {MOST_POINTS_LOST} points below, and at least {LEAST_RATIO}× fewer bytes for the "
+                f"compressed layers. It is {'met' if met else '**missed**'}.\n"
+                f"- The memory is `{args.memory}`, the communicator `allgather`.",
+                f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
+                f"`python benchmarks/accuracy.py --data DIR{options}`.",
+            ]
+        )
+        + "\n"
+    )
 
 
 def differences(plain, compressed) -> list[float]:
     """Points of accuracy gained by compression, per seed."""
-    return [100 * (ours.last["accuracy"] - theirs.last["accuracy"])
-            for ours, theirs in zip(compressed, plain, strict=True)]
+    return [100 * (ours.last["accuracy"] - theirs.last["accuracy"]) for ours, theirs in zip(compressed, plain, strict=True)]
 
 
 def layers_ratio(compressed) -> float:
@@ -86,13 +105,27 @@ def main():
     for seed in args.seeds:
         for (label, runs), compression in zip(results.items(), ("none", *args.spec), strict=True):
             print(f"\n{label}, seed {seed}", file=sys.stderr, flush=True)
-            options = ["--data", os.path.abspath(args.data), "--compression", compression, "--memory", args.memory,
-                       "--epochs", str(args.epochs), "--seed", str(seed), "--train-samples", str(args.train_samples)]
+            options = [
+                "--data",
+                os.path.abspath(args.data),
+                "--compression",
+                compression,
+                "--memory",
+                args.memory,
+                "--epochs",
+                str(args.epochs),
+                "--seed",
+                str(seed),
+                "--train-samples",
+                str(args.train_samples),
+            ]
             log_file = os.path.join(args.logs, f"{label.replace(' ', '-').replace('/', '-')}-{seed}.jsonl")
             runs.append(train(f"{label}, seed {seed}", options, log_file, args.ranks, timeout=1800))
     plain, *compressed = results.values()
-    met = all(statistics.mean(differences(plain, runs)) >= -MOST_POINTS_LOST and layers_ratio(runs) >= LEAST_RATIO
-              for runs in compressed)
+    met = all(
+        statistics.mean(differences(plain, runs)) >= -MOST_POINTS_LOST and layers_ratio(runs) >= LEAST_RATIO
+        for runs in compressed
+    )
     text = document(results, args, met)
     with open(args.out, "w", encoding="utf-8") as file:
         file.write(text)

@@ -25,8 +25,9 @@ KERAS = {"Keras 3": "0", "legacy Keras": "1"}  # TF_USE_LEGACY_KERAS
 
 
 def is_met(plain: list[Run], compressed: list[Run]) -> bool:
-    return (statistics.mean(differences(plain, compressed)) >= -MOST_POINTS_LOST
-            and all(len(set(run.last["checksums"])) == 1 for run in (*plain, *compressed)))
+    return statistics.mean(differences(plain, compressed)) >= -MOST_POINTS_LOST and all(
+        len(set(run.last["checksums"])) == 1 for run in (*plain, *compressed)
+    )
 
 
 def document(results: dict[str, dict[str, list[Run]]], args) -> str:
@@ -34,18 +35,24 @@ def document(results: dict[str, dict[str, list[Run]]], args) -> str:
     tables = [f"## {kind}\n\n{as_markdown(score_rows(runs, args.seeds))}" for kind, runs in results.items()]
     met = all(is_met(*runs.values()) for runs in results.values())
     options = f" --epochs {args.epochs}" if args.epochs != 3 else ""
-    return "\n\n".join([
-        "# Accuracy with and without compression: TensorFlow",
-        "Written by `benchmarks/accuracy_tensorflow.py`; do not edit. Test accuracy on Fashion-MNIST after "
-        f"{args.epochs} epochs over {args.train_samples} images, {args.ranks} ranks, Keras' compile and fit, the same "
-        "script, schedule and seeds (`examples/tensorflow_keras_fashion_mnist.py`); the schedule was not tuned for "
-        "compression.",
-        *tables,
-        f"- The bars: the mean at most {MOST_POINTS_LOST} points below float32, for both kinds of Keras, and all ranks' "
-        f"weights bit-identical after training in every run. They are {'met' if met else '**missed**'}.\n"
-        "- float32 is Horovod's allreduce of the same buckets; the memory is `residual`, the communicator `allgather`.",
-        f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "
-        f"`python benchmarks/accuracy_tensorflow.py --data DIR{options}`."]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                "# Accuracy with and without compression: TensorFlow",
+                "Written by `benchmarks/accuracy_tensorflow.py`; do not edit. Test accuracy on Fashion-MNIST after "
+                f"{args.epochs} epochs over {args.train_samples} images, {args.ranks} ranks, Keras' compile and fit, the same "
+                "script, schedule and seeds (`examples/tensorflow_keras_fashion_mnist.py`); the schedule was not tuned for "
+                "compression.",
+                *tables,
+                f"- The bars: the mean at most {MOST_POINTS_LOST} points below float32, for both kinds of Keras, and all ranks' "
+                f"weights bit-identical after training in every run. They are {'met' if met else '**missed**'}.\n"
+                "- float32 is Horovod's allreduce of the same buckets; the memory is `residual`, the communicator `allgather`.",
+                f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "
+                f"`python benchmarks/accuracy_tensorflow.py --data DIR{options}`.",
+            ]
+        )
+        + "\n"
+    )
 
 
 def main():
@@ -68,11 +75,22 @@ def main():
             for label, compression in labels.items():
                 title = f"{kind}, {label}, seed {seed}"
                 print(f"\n{title}", file=sys.stderr, flush=True)
-                options = ["--data", os.path.abspath(args.data), "--compression", compression, "--epochs", str(args.epochs),
-                           "--seed", str(seed), "--train-samples", str(args.train_samples)]
+                options = [
+                    "--data",
+                    os.path.abspath(args.data),
+                    "--compression",
+                    compression,
+                    "--epochs",
+                    str(args.epochs),
+                    "--seed",
+                    str(seed),
+                    "--train-samples",
+                    str(args.train_samples),
+                ]
                 log_file = os.path.join(args.logs, f"{title.replace(' ', '-').replace('/', '-')}.jsonl")
-                results[kind][label].append(train(title, options, log_file, args.ranks, 1800, FASHION,
-                                                  {"TF_USE_LEGACY_KERAS": legacy}))
+                results[kind][label].append(
+                    train(title, options, log_file, args.ranks, 1800, FASHION, {"TF_USE_LEGACY_KERAS": legacy})
+                )
     text = document(results, args)
     with open(args.out, "w", encoding="utf-8") as file:
         file.write(text)

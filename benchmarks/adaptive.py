@@ -64,9 +64,13 @@ class Phase:
 def configurations(args) -> dict[str, dict]:
     """label -> keyword arguments of DistributedOptimizer."""
     spec = SPEC.format(density=args.density)
-    return {f"fixed, {100 * args.density:g}%": {"compression": spec},
-            **{label: {"compression": spec, "schedule": {"density": f"{name}:{args.time}"}}
-               for label, name in (("Kimad", "kimad"), ("Kimad+", "kimad+"))}}
+    return {
+        f"fixed, {100 * args.density:g}%": {"compression": spec},
+        **{
+            label: {"compression": spec, "schedule": {"density": f"{name}:{args.time}"}}
+            for label, name in (("Kimad", "kimad"), ("Kimad+", "kimad+"))
+        },
+    }
 
 
 def run(up: Hosts, arguments: dict, args, folder: str) -> list[Phase]:
@@ -107,8 +111,14 @@ def phases(lines: list[list[float]], rates: list[str], began: list[float]) -> li
     sent = [after[2] - before[2] for before, after in zip(lines, lines[1:], strict=False)]
     for rate, start, end in zip(rates, began[:-1], began[1:], strict=True):
         inside = [(line, nbytes) for line, nbytes in zip(lines[1:], sent, strict=True) if start <= line[0] - line[1] < end]
-        found.append(Phase(rate, [line[0] - began[0] for line, _ in inside], [line[1] for line, _ in inside],
-                           [nbytes for _, nbytes in inside]))
+        found.append(
+            Phase(
+                rate,
+                [line[0] - began[0] for line, _ in inside],
+                [line[1] for line, _ in inside],
+                [nbytes for _, nbytes in inside],
+            )
+        )
     return found
 
 
@@ -137,22 +147,31 @@ def decision() -> tuple[float, float]:
 def document(found: dict[str, list[Phase]], cost: tuple[float, float], args) -> str:
     rows = [["", *args.rates, f"within {NEAR:.0%} of {1000 * args.time:.0f} ms"]]
     for label, run_of in found.items():
-        cells = [f"{1000 * phase.median():.0f} ms, {phase.share(args.time):.0%} of steps near, {size(phase.bytes())}"
-                 for phase in run_of]
+        cells = [
+            f"{1000 * phase.median():.0f} ms, {phase.share(args.time):.0%} of steps near, {size(phase.bytes())}"
+            for phase in run_of
+        ]
         near = all(abs(phase.median() - args.time) <= NEAR * args.time for phase in run_of)
         rows.append([label, *cells, "met" if near else "**missed**"])
-    return "\n\n".join([
-        f"{args.hosts} hosts (`mpirun/hosts`) train the MLP of 5.8 M parameters while the rate of all links changes every "
-        f"{args.seconds:g} s. Kimad aims at {1000 * args.time:.0f} ms a step. Of each phase, the first {SETTLED:.0%} left "
-        f"out: the median step of rank 0, how many steps are within {NEAR:.0%} of the time, and bytes that a rank hands to "
-        f"its collective.",
-        as_markdown(rows), "![steps over time](adaptive.png)",
-        f"To decide for {PARAMETERS / 1e6:g} M parameters in {LAYERS} layers takes Kimad+ {1000 * cost[0]:.1f} ms a step "
-        f"on one core, where one memcpy of the gradient takes {1000 * cost[1]:.1f} ms: {cost[0] / cost[1]:.2f} memcpy; at "
-        f"most 1 is asked for, {'met' if cost[0] <= cost[1] else '**missed**'}. Gradients are looked at in every {CURVES}th "
-        f"step, in the thread that compresses them.",
-        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
-        f"`python benchmarks/adaptive.py --data DIR`."]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                f"{args.hosts} hosts (`mpirun/hosts`) train the MLP of 5.8 M parameters while the rate of all links changes every "
+                f"{args.seconds:g} s. Kimad aims at {1000 * args.time:.0f} ms a step. Of each phase, the first {SETTLED:.0%} left "
+                f"out: the median step of rank 0, how many steps are within {NEAR:.0%} of the time, and bytes that a rank hands to "
+                f"its collective.",
+                as_markdown(rows),
+                "![steps over time](adaptive.png)",
+                f"To decide for {PARAMETERS / 1e6:g} M parameters in {LAYERS} layers takes Kimad+ {1000 * cost[0]:.1f} ms a step "
+                f"on one core, where one memcpy of the gradient takes {1000 * cost[1]:.1f} ms: {cost[0] / cost[1]:.2f} memcpy; at "
+                f"most 1 is asked for, {'met' if cost[0] <= cost[1] else '**missed**'}. Gradients are looked at in every {CURVES}th "
+                f"step, in the thread that compresses them.",
+                f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
+                f"`python benchmarks/adaptive.py --data DIR`.",
+            ]
+        )
+        + "\n"
+    )
 
 
 def plot(found: dict[str, list[Phase]], args, path: str) -> None:
@@ -163,8 +182,12 @@ def plot(found: dict[str, list[Phase]], args, path: str) -> None:
 
     figure, axis = plt.subplots(figsize=(11, 4), layout="constrained")
     for label, run_of in found.items():
-        axis.plot([at for phase in run_of for at in phase.times], [1000 * one for phase in run_of for one in phase.steps],
-                  label=label, alpha=0.8)
+        axis.plot(
+            [at for phase in run_of for at in phase.times],
+            [1000 * one for phase in run_of for one in phase.steps],
+            label=label,
+            alpha=0.8,
+        )
     axis.axhspan(1000 * (1 - NEAR) * args.time, 1000 * (1 + NEAR) * args.time, color="grey", alpha=0.2)
     for number, rate in enumerate(args.rates):
         axis.axvline(number * args.seconds, color="grey", linestyle=":")
@@ -206,8 +229,11 @@ def main() -> int:
                     print(f"[adaptive] {label}, attempt {attempt}: {error}", flush=True)
             else:
                 return 1
-            print(f"[adaptive] {label}: " + ", ".join(
-                f"{phase.rate} {1000 * phase.median():.0f} ms" for phase in found[label]), flush=True)
+            print(
+                f"[adaptive] {label}: "
+                + ", ".join(f"{phase.rate} {1000 * phase.median():.0f} ms" for phase in found[label]),
+                flush=True,
+            )
     os.makedirs(args.out, exist_ok=True)
     plot(found, args, os.path.join(args.out, "adaptive.png"))
     write_section(args.out, "adaptive", "Adaptive compression on hosts", document(found, cost, args))

@@ -33,8 +33,20 @@ from grace_ext.policy import Rules  # noqa: E402
 MEMCPYS, MILLISECONDS = 1.0, 1.0  # the bar
 MODELS = {  # about 10 million parameters each
     "perceptron": [(784, 2048), (2048,), (2048, 2048), (2048,), (2048, 2048), (2048,), (2048, 10), (10,)],
-    "convolutions": [(3, 3, 3, 64), *[(3, 3, 64, 64)] * 8, (3, 3, 64, 128), *[(3, 3, 128, 128)] * 8, (3, 3, 128, 256),
-                     *[(3, 3, 256, 256)] * 8, (3, 3, 256, 512), *[(512,)] * 24, (3, 3, 512, 512), (512, 1000), (1000,)]}
+    "convolutions": [
+        (3, 3, 3, 64),
+        *[(3, 3, 64, 64)] * 8,
+        (3, 3, 64, 128),
+        *[(3, 3, 128, 128)] * 8,
+        (3, 3, 128, 256),
+        *[(3, 3, 256, 256)] * 8,
+        (3, 3, 256, 512),
+        *[(512,)] * 24,
+        (3, 3, 512, 512),
+        (512, 1000),
+        (1000,),
+    ],
+}
 
 
 class Nothing(Communicator):
@@ -58,18 +70,24 @@ def build(shapes) -> exchange_graph.ExchangeGraph:
     tensors = [Tensor(str(i), int(np.prod(shape)), len(shape), shape=shape) for i, shape in enumerate(shapes)]
     rules = Rules()
     lists = make_buckets(tensors, lambda tensor: rules.choose(tensor.name, tensor.size, tensor.ndim), 25 * 2**20)
-    exchange = Exchange(exchange_graph.GraphTransport(hvd.global_process_set), grace_ext.memory("residual"), 1.0,
-                        executor=exchange_graph.CallersThread())
-    exchange.set_buckets([Bucket(f"bucket{i}", members, rules.default, Nothing(), exchange.memory)
-                          for i, members in enumerate(lists)])
+    exchange = Exchange(
+        exchange_graph.GraphTransport(hvd.global_process_set),
+        grace_ext.memory("residual"),
+        1.0,
+        executor=exchange_graph.CallersThread(),
+    )
+    exchange.set_buckets(
+        [Bucket(f"bucket{i}", members, rules.default, Nothing(), exchange.memory) for i, members in enumerate(lists)]
+    )
     return exchange_graph.ExchangeGraph(exchange, hvd.global_process_set, 1.0)
 
 
 def measure(shapes, repeats: int) -> dict[str, float]:
     """Medians in milliseconds: the step with the bridge, the same step without it, and a copy of the gradient in memory."""
     graph = build(shapes)
-    given = {str(i): tf.constant(np.random.default_rng(i).standard_normal(shape), tf.float32)
-             for i, shape in enumerate(shapes)}
+    given = {
+        str(i): tf.constant(np.random.default_rng(i).standard_normal(shape), tf.float32) for i, shape in enumerate(shapes)
+    }
     source = np.concatenate([one.numpy().ravel() for one in given.values()])
     target = source.copy()
 
@@ -105,18 +123,33 @@ def main() -> int:
         spent = times["bridge"] - times["step"]
         bar = MEMCPYS * times["memcpy"] + MILLISECONDS
         met &= spent <= bar
-        rows.append([model, str(len(shapes)), f"{sum(int(np.prod(shape)) for shape in shapes) / 1e6:.1f}",
-                     f"{times['memcpy']:.2f} ms", f"{spent:.2f} ms", f"{spent / times['memcpy']:.2f}", f"{bar:.2f} ms",
-                     "yes" if spent <= bar else "**no**"])
-    text = "\n\n".join([
-        "# The bridge between TensorFlow and the codecs",
-        "Written by `benchmarks/bridge.py`; do not edit. Milliseconds a step that the gradients' way from TensorFlow "
-        "into the buckets and back takes, codecs and network left out, inside `tf.function`; medians of "
-        f"{args.repeats} steps, each beside the same step without the bridge and a copy of the gradient in memory.",
-        as_markdown(rows),
-        f"The bar: {MEMCPYS:.0f} memcpy of the gradient and {MILLISECONDS:.0f} ms.",
-        f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "
-        "`python benchmarks/bridge.py`."]) + "\n"
+        rows.append(
+            [
+                model,
+                str(len(shapes)),
+                f"{sum(int(np.prod(shape)) for shape in shapes) / 1e6:.1f}",
+                f"{times['memcpy']:.2f} ms",
+                f"{spent:.2f} ms",
+                f"{spent / times['memcpy']:.2f}",
+                f"{bar:.2f} ms",
+                "yes" if spent <= bar else "**no**",
+            ]
+        )
+    text = (
+        "\n\n".join(
+            [
+                "# The bridge between TensorFlow and the codecs",
+                "Written by `benchmarks/bridge.py`; do not edit. Milliseconds a step that the gradients' way from TensorFlow "
+                "into the buckets and back takes, codecs and network left out, inside `tf.function`; medians of "
+                f"{args.repeats} steps, each beside the same step without the bridge and a copy of the gradient in memory.",
+                as_markdown(rows),
+                f"The bar: {MEMCPYS:.0f} memcpy of the gradient and {MILLISECONDS:.0f} ms.",
+                f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "
+                "`python benchmarks/bridge.py`.",
+            ]
+        )
+        + "\n"
+    )
     with open(args.out, "w") as out:
         out.write(text)
     print(text)

@@ -47,8 +47,9 @@ class Busy:
     def _keep_busy(self):
         if self._command:
             with open(self._log, "w") as file:
-                process = subprocess.Popen(shlex.split(self._command), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file,
-                                           stderr=file)
+                process = subprocess.Popen(
+                    shlex.split(self._command), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+                )
                 while process.poll() is None and not self._end.wait(1):
                     pass
                 process.terminate()
@@ -78,8 +79,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--target", default="test", choices=("test-quick", "test", "test-all"))
-    parser.add_argument("--beside", metavar="COMMAND", help="what keeps the cores busy as long as it runs; then, and "
-                        "without it, as many processes as cores, which never rest")
+    parser.add_argument(
+        "--beside",
+        metavar="COMMAND",
+        help="what keeps the cores busy as long as it runs; then, and "
+        "without it, as many processes as cores, which never rest",
+    )
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of reliability.md")
     parser.add_argument("--logs", default=os.path.join(ROOT, "build", "busy"))
     args = parser.parse_args()
@@ -92,11 +97,14 @@ def main():
             began = datetime.datetime.now()
             status, minutes, counts = run(args.target, os.path.join(args.logs, f"{args.target}-{number}.log"))
             failed += status != 0
-            rows.append([str(number), f"{began:%Y-%m-%d %H:%M}", counts if status == 0 else f"**{counts}**",
-                         f"{minutes:.1f}"])
+            rows.append(
+                [str(number), f"{began:%Y-%m-%d %H:%M}", counts if status == 0 else f"**{counts}**", f"{minutes:.1f}"]
+            )
             print(f"[{number}/{args.runs}] {counts}, status {status}, {minutes:.1f} minutes", flush=True)
-            text = (f"{as_markdown(rows)}\n\n`make {args.target}` of commit {tested}, beside {load}{cores} "
-                    f"processes that never rest, on {machine()}; by `python benchmarks/busy.py --runs {args.runs}`.\n")
+            text = (
+                f"{as_markdown(rows)}\n\n`make {args.target}` of commit {tested}, beside {load}{cores} "
+                f"processes that never rest, on {machine()}; by `python benchmarks/busy.py --runs {args.runs}`.\n"
+            )
             write_section(args.out, "busy", "On a busy machine", text, "reliability.md")
     sys.exit(1 if failed else 0)
 

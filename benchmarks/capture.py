@@ -36,17 +36,26 @@ def default_folder():
 def runs(data: str) -> dict[str, tuple[str, int, list[str]]]:
     """Name -> example, steps, options."""
     cnn = ["--data", data, "--model", "cnn", "--epochs", "1", "--train-samples", str(64 * RANKS * CNN_STEPS)]
-    return {"cnn": ("pytorch_fashion_mnist.py", CNN_STEPS, cnn),
-            "lm": ("pytorch_text.py", LM_STEPS, ["--steps", str(LM_STEPS), "--batch-size", "8"])}
+    return {
+        "cnn": ("pytorch_fashion_mnist.py", CNN_STEPS, cnn),
+        "lm": ("pytorch_text.py", LM_STEPS, ["--steps", str(LM_STEPS), "--batch-size", "8"]),
+    }
 
 
 def capture(name: str, example: str, steps: int, options: list[str], out: str) -> list[str]:
     """Run one example and save its last step's gradients; returns the files."""
     with tempfile.TemporaryDirectory() as work:
-        launch(name, os.path.join(EXAMPLES, example),
-               [*options, "--capture", work, "--capture-steps", str(steps - 1)], RANKS, SECONDS)
-        return [save(bench.load(os.path.join(work, f"{steps - 1}{suffix}.npz")), os.path.join(out, f"{name}{suffix}.npy"))
-                for suffix in ("", "-compensated")]
+        launch(
+            name,
+            os.path.join(EXAMPLES, example),
+            [*options, "--capture", work, "--capture-steps", str(steps - 1)],
+            RANKS,
+            SECONDS,
+        )
+        return [
+            save(bench.load(os.path.join(work, f"{steps - 1}{suffix}.npz")), os.path.join(out, f"{name}{suffix}.npy"))
+            for suffix in ("", "-compensated")
+        ]
 
 
 def save(gradient: np.ndarray, path: str) -> str:

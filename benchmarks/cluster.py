@@ -44,11 +44,18 @@ class Benchmark:
     def options(self, model: str, rate: str, config: str) -> dict:
         _, library, arguments = CONFIGURATIONS[config]
         steps = self.args.steps or TASKS[model].steps
-        return {"model": model, "seed": self.args.seed, "steps": steps, "evaluations": self.args.evaluations,
-                # Where the links are not limited, accuracy by step is measured for all rates.
-                "limit": self.args.limit if rate != "none" else 10**6,
-                "library": library, "arguments": arguments, "launcher": self.launcher(config, library),
-                "hosts": self.up.count}
+        return {
+            "model": model,
+            "seed": self.args.seed,
+            "steps": steps,
+            "evaluations": self.args.evaluations,
+            # Where the links are not limited, accuracy by step is measured for all rates.
+            "limit": self.args.limit if rate != "none" else 10**6,
+            "library": library,
+            "arguments": arguments,
+            "launcher": self.launcher(config, library),
+            "hosts": self.up.count,
+        }
 
     def launcher(self, config: str, library: str) -> str:
         if library == "ddp":
@@ -74,8 +81,10 @@ class Benchmark:
                 say(f"{title}: attempt {attempt}: {error}")
                 self.restart()
                 continue
-            say(f"{title}: {self.summary(out)}; {time.monotonic() - began:.0f} s, "
-                f"{(time.monotonic() - self.started) / 60:.1f} minutes in all")
+            say(
+                f"{title}: {self.summary(out)}; {time.monotonic() - began:.0f} s, "
+                f"{(time.monotonic() - self.started) / 60:.1f} minutes in all"
+            )
             return
         self.failed.append(f"{model}, {rate}, {config}")
 
@@ -105,18 +114,24 @@ class Benchmark:
 
     def side_by_side(self, model: str, rate: str) -> None:
         results = Results(self.args.raw)
-        steps = {config: results.step(model, rate, config) for config in self.args.configs
-                 if CONFIGURATIONS[config][1] == "horovod" and results.get(model, rate, config)}
+        steps = {
+            config: results.step(model, rate, config)
+            for config in self.args.configs
+            if CONFIGURATIONS[config][1] == "horovod" and results.get(model, rate, config)
+        }
         near = [config for config, seconds in steps.items() if seconds <= self.args.near * min(steps.values())]
         ours = [config for config in near if config in OURS]
-        for comparison, tried, launcher in ((SIDE_BY_SIDE, ours, self.args.our_launcher),
-                                            (WITH_HOROVOD, near if near != ours else [], self.args.launcher)):
+        for comparison, tried, launcher in (
+            (SIDE_BY_SIDE, ours, self.args.our_launcher),
+            (WITH_HOROVOD, near if near != ours else [], self.args.launcher),
+        ):
             if len(tried) < 2:
                 self.done += 1
                 continue
             options = {**self.options(model, rate, tried[0]), "launcher": launcher}
-            options["side_by_side"] = {config: {"arguments": CONFIGURATIONS[config][2], "settles": SETTLES.get(config, 8)}
-                                       for config in tried}
+            options["side_by_side"] = {
+                config: {"arguments": CONFIGURATIONS[config][2], "settles": SETTLES.get(config, 8)} for config in tried
+            }
             self.run(model, rate, comparison, options)
 
 
@@ -134,17 +149,34 @@ def parse_args():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rates", nargs="+", default=list(RATES), help="as mpirun/hosts takes them")
     parser.add_argument("--configs", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS))
-    parser.add_argument("--limit", type=float, default=100, help="seconds of steps; runs that would take longer on limited "
-                        "links are cut (default: %(default)s)")
-    parser.add_argument("--near", type=float, default=2.5, help="times the fastest step: configurations that are slower are "
-                        "not compared side by side (default: %(default)s)")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=100,
+        help="seconds of steps; runs that would take longer on limited links are cut (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--near",
+        type=float,
+        default=2.5,
+        help="times the fastest step: configurations that are slower are not compared side by side (default: %(default)s)",
+    )
     parser.add_argument("--steps", type=int, help="of a full run (default: those of the model)")
     parser.add_argument("--evaluations", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--launcher", choices=LAUNCHERS, default="mpirun, ring", help="of Horovod, and of all that is "
-                        "compared side by side with it (default: %(default)s, with which Horovod is the fastest here)")
-    parser.add_argument("--our-launcher", choices=LAUNCHERS, default="horovodrun --gloo", help="of grace_ext "
-                        "(default: %(default)s, with which it is the fastest here)")
+    parser.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        default="mpirun, ring",
+        help="of Horovod, and of all that is "
+        "compared side by side with it (default: %(default)s, with which Horovod is the fastest here)",
+    )
+    parser.add_argument(
+        "--our-launcher",
+        choices=LAUNCHERS,
+        default="horovodrun --gloo",
+        help="of grace_ext (default: %(default)s, with which it is the fastest here)",
+    )
     parser.add_argument("--hosts", type=int, default=HOSTS)
     parser.add_argument("--name", default="bench-cluster", help="of the hosts (mpirun/hosts --name)")
     args = parser.parse_args()

@@ -24,16 +24,22 @@ BASELINE = "allgather"
 
 def document(results: dict, args, met: bool) -> str:
     """results: communicator -> list of runs, one per seed; allgather first."""
-    return "\n\n".join([
-        f"Written by `benchmarks/communicators.py`; do not edit. Test accuracy on Fashion-MNIST after {args.epochs} epochs, "
-        f"{args.ranks} ranks, `{DEFAULT_SPEC}`, memory residual (`examples/pytorch_fashion_mnist.py`). `sharded` and `tree` "
-        "compress sums once more on their way, with error feedback of their own. Differences are to `allgather`; the factor "
-        "beside their mean is that of the bytes against float32, biases included.",
-        as_markdown(score_rows(results, args.seeds)),
-        f"- The bar: the mean at most {MOST_POINTS_LOST} points below that of `allgather`. It is "
-        f"{'met' if met else '**missed**'}.",
-        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
-        "`python benchmarks/communicators.py --data DIR`."]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                f"Written by `benchmarks/communicators.py`; do not edit. Test accuracy on Fashion-MNIST after {args.epochs} epochs, "
+                f"{args.ranks} ranks, `{DEFAULT_SPEC}`, memory residual (`examples/pytorch_fashion_mnist.py`). `sharded` and `tree` "
+                "compress sums once more on their way, with error feedback of their own. Differences are to `allgather`; the factor "
+                "beside their mean is that of the bytes against float32, biases included.",
+                as_markdown(score_rows(results, args.seeds)),
+                f"- The bar: the mean at most {MOST_POINTS_LOST} points below that of `allgather`. It is "
+                f"{'met' if met else '**missed**'}.",
+                f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
+                "`python benchmarks/communicators.py --data DIR`.",
+            ]
+        )
+        + "\n"
+    )
 
 
 def main():
@@ -54,8 +60,18 @@ def main():
         for communicator, runs in results.items():
             label = f"{communicator}, seed {seed}"
             print(f"\n{label}", file=sys.stderr, flush=True)
-            options = ["--data", os.path.abspath(args.data), "--communicator", communicator, "--epochs", str(args.epochs),
-                       "--seed", str(seed), "--train-samples", str(args.train_samples)]
+            options = [
+                "--data",
+                os.path.abspath(args.data),
+                "--communicator",
+                communicator,
+                "--epochs",
+                str(args.epochs),
+                "--seed",
+                str(seed),
+                "--train-samples",
+                str(args.train_samples),
+            ]
             log_file = os.path.join(args.logs, f"{communicator}-{seed}.jsonl")
             runs.append(train(label, options, log_file, args.ranks, timeout=1800))
     baseline, *others = results.values()

@@ -55,8 +55,16 @@ def main():
 
 def run(up: Hosts, launcher: str, log: str, args) -> list[dict]:
     """A record of each communicator; one without steps where the job did not get to the end of its run."""
-    options = ["--log-file", log, "--steps", str(args.steps), "--delay", str(args.delay), "--communicators",
-               *args.communicators]
+    options = [
+        "--log-file",
+        log,
+        "--steps",
+        str(args.steps),
+        "--delay",
+        str(args.delay),
+        "--communicators",
+        *args.communicators,
+    ]
     for attempt in (1, 2):
         try:
             Job(up, launcher, HOSTS, [os.path.abspath(__file__), *options]).end(args.timeout)
@@ -78,8 +86,10 @@ def run(up: Hosts, launcher: str, log: str, args) -> list[dict]:
 def said(record: dict, args) -> str:
     if not record["steps"]:
         return "did not end"
-    return (f"{record['steps']} steps in {record['seconds']:.1f} s, {record['compared']} comparisons: "
-            f"{'bit-identical' if is_good(record, args) else 'RANKS DIFFER'}")
+    return (
+        f"{record['steps']} steps in {record['seconds']:.1f} s, {record['compared']} comparisons: "
+        f"{'bit-identical' if is_good(record, args) else 'RANKS DIFFER'}"
+    )
 
 
 def is_good(record: dict, args) -> bool:
@@ -111,10 +121,16 @@ def train(communicator: str, args) -> dict:
 
     os.environ[topology.VARIABLE] = f"pair{hvd.rank() // 2}"  # so that `hierarchical` has hosts with two ranks
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(100, 300), torch.nn.ReLU(), torch.nn.Linear(300, 200), torch.nn.ReLU(),
-                              torch.nn.Linear(200, 10))
-    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.01, momentum=0.9), net.named_parameters(), SPEC,
-                                     communicator=communicator, bucket_bytes=50_000)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(100, 300), torch.nn.ReLU(), torch.nn.Linear(300, 200), torch.nn.ReLU(), torch.nn.Linear(200, 10)
+    )
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), 0.01, momentum=0.9),
+        net.named_parameters(),
+        SPEC,
+        communicator=communicator,
+        bucket_bytes=50_000,
+    )
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     pauses = Pauses(args.delay / 1e3 / PLACES, hvd.rank())
     net[3].register_full_backward_hook(lambda *_: pauses.pause())  # after the last layer's gradients, before the others'
@@ -134,9 +150,16 @@ def train(communicator: str, args) -> dict:
             identical += int((digests == digests[0]).all()) and all(p.isfinite().all() for p in net.parameters())
             if hvd.rank() == 0:
                 print(f"[delays] {communicator}: {step} steps", flush=True)  # where a job stood that did not end
-    return {"communicator": communicator, "steps": args.steps, "seconds": time.perf_counter() - started,
-            "paused": pauses.total, "longest": pauses.longest, "compared": compared, "identical": int(identical),
-            "buckets": len(optimizer._grace.exchange.buckets)}
+    return {
+        "communicator": communicator,
+        "steps": args.steps,
+        "seconds": time.perf_counter() - started,
+        "paused": pauses.total,
+        "longest": pauses.longest,
+        "compared": compared,
+        "identical": int(identical),
+        "buckets": len(optimizer._grace.exchange.buckets),
+    }
 
 
 def digest(net) -> np.ndarray:
@@ -166,23 +189,34 @@ def document(rows: list[tuple[str, dict]], args) -> str:
     for launcher, record in rows:
         cells = ["**did not end**", *4 * ["–"]]
         if record["steps"]:
-            cells = [f"{record['seconds']:.1f}", str(record["compared"]), str(record["identical"]),
-                     f"{record['paused']:.1f} s", f"{1e3 * record['longest']:.0f} ms"]
+            cells = [
+                f"{record['seconds']:.1f}",
+                str(record["compared"]),
+                str(record["identical"]),
+                f"{record['paused']:.1f} s",
+                f"{1e3 * record['longest']:.0f} ms",
+            ]
         table.append([f"`{launcher}`", f"`{record['communicator']}`", *cells])
     verdict = "met" if all(is_good(record, args) for _, record in rows) else "**missed**"
     buckets = max(record.get("buckets", 0) for _, record in rows)
-    return "\n\n".join([
-        f"Written by `benchmarks/delays.py`; do not edit. {HOSTS} hosts with a rank each (namespaces, see "
-        f"[cluster.md](cluster.md)), {args.steps:,} steps of a network of 92,000 parameters in {buckets} buckets, {SPEC}, "
-        f"memory residual. Each rank pauses {PLACES} times in a step, {args.delay:g} ms in all on average, for times that "
-        f"it draws by itself: exponentially distributed, one in {1 / RARE:.0f} of them {LONG} times as long; before the "
-        f"forward pass, in the middle of the backward pass, and before `step()`. Every {EVERY} steps and at the end, a "
-        "checksum of all bits of all parameters is compared between ranks. For `hierarchical`, two ranks each count as "
-        "being on one host.",
-        as_markdown(table),
-        f"- The bar: no run stands still, and ranks are bit-identical in every comparison. It is {verdict}.",
-        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by `python benchmarks/delays.py`. "
-        "The ranks share its cores, so seconds say nothing about speed."]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                f"Written by `benchmarks/delays.py`; do not edit. {HOSTS} hosts with a rank each (namespaces, see "
+                f"[cluster.md](cluster.md)), {args.steps:,} steps of a network of 92,000 parameters in {buckets} buckets, {SPEC}, "
+                f"memory residual. Each rank pauses {PLACES} times in a step, {args.delay:g} ms in all on average, for times that "
+                f"it draws by itself: exponentially distributed, one in {1 / RARE:.0f} of them {LONG} times as long; before the "
+                f"forward pass, in the middle of the backward pass, and before `step()`. Every {EVERY} steps and at the end, a "
+                "checksum of all bits of all parameters is compared between ranks. For `hierarchical`, two ranks each count as "
+                "being on one host.",
+                as_markdown(table),
+                f"- The bar: no run stands still, and ranks are bit-identical in every comparison. It is {verdict}.",
+                f"Measured on {datetime.date.today().isoformat()} on {machine()}, by `python benchmarks/delays.py`. "
+                "The ranks share its cores, so seconds say nothing about speed.",
+            ]
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -31,46 +31,68 @@ def ratio(run: Run) -> float:
 
 def lost(plain: list[Run], runs: list[Run]) -> float:
     """By how much the mean perplexity is above that of the plain runs: 0.01 is 1 %."""
-    return statistics.mean(run.last["perplexity"] for run in runs) / statistics.mean(
-        run.last["perplexity"] for run in plain) - 1
+    return (
+        statistics.mean(run.last["perplexity"] for run in runs) / statistics.mean(run.last["perplexity"] for run in plain)
+        - 1
+    )
 
 
 def is_met(plain: list[Run], runs: list[Run]) -> bool:
-    return (lost(plain, runs) <= MOST_PERPLEXITY_LOST and min(map(ratio, runs)) >= LEAST_RATIO
-            and all(len(set(run.last["checksums"])) == 1 for run in (*plain, *runs)))
+    return (
+        lost(plain, runs) <= MOST_PERPLEXITY_LOST
+        and min(map(ratio, runs)) >= LEAST_RATIO
+        and all(len(set(run.last["checksums"])) == 1 for run in (*plain, *runs))
+    )
 
 
 def document(results: dict[str, list[Run]], args) -> str:
     """results: label -> runs, one per seed; Horovod's first."""
     plain, *compressed = results.values()
-    rows = [["perplexity of held-out text", *(f"seed {seed}" for seed in args.seeds), "mean", "against Horovod",
-             "bytes sent per step", "ratio"]]
+    rows = [
+        [
+            "perplexity of held-out text",
+            *(f"seed {seed}" for seed in args.seeds),
+            "mean",
+            "against Horovod",
+            "bytes sent per step",
+            "ratio",
+        ]
+    ]
     for label, runs in results.items():
         scores = [run.last["perplexity"] for run in runs]
         sent = statistics.mean(run.bytes_per_step for run in runs)
-        against = ["", size(sent), ""] if runs is plain else [f"{lost(plain, runs):+.1%}", size(sent),
-                                                              f"{min(map(ratio, runs)):.1f}×"]
+        against = (
+            ["", size(sent), ""]
+            if runs is plain
+            else [f"{lost(plain, runs):+.1%}", size(sent), f"{min(map(ratio, runs)):.1f}×"]
+        )
         rows.append([label, *(f"{score:.1f}" for score in scores), f"{statistics.mean(scores):.1f}", *against])
     of_rows = plain[0].last["horovod_bytes_of_rows"] / plain[0].last["steps"]
     met = all(is_met(plain, runs) for runs in compressed)
     options = f" --steps {args.steps}" if args.steps != 300 else ""
-    return "\n\n".join([
-        "# Embeddings: gradients that come as rows",
-        f"Written by `benchmarks/embedding.py`; do not edit. `examples/tensorflow_tape_text.py`, {args.ranks} ranks, "
-        f"{args.steps} steps of 2,048 words per rank: an embedding and an output table of 50,000 × 64 (softmax sampled from "
-        "1,024 words), whose gradients are tf.IndexedSlices, and 37,000 parameters between them. Adagrad for the tables, "
-        "Adam for the layers; the same script, learning rates and seeds.",
-        as_markdown(rows),
-        f"- Horovod's own operations allgather the rows, {size(of_rows)} a step (float32 values, int64 indices, "
-        "duplicates as they come), and allreduce the other layers.\n"
-        "- Ratio: those bytes of rows alone, by everything that grace_ext sent, other layers, positions and headers "
-        "included; the smallest of the seeds.\n"
-        f"- `{DEFAULT_ROWS_SPEC}`, used for all layers here, is what the default spec stands for where a gradient comes as "
-        "rows.\n"
-        f"- The bars: the ratio at least {LEAST_RATIO}, the mean perplexity at most {MOST_PERPLEXITY_LOST:.0%} above "
-        f"Horovod's, all ranks' weights bit-identical at the end. They are {'met' if met else '**missed**'}.",
-        f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "
-        f"`python benchmarks/embedding.py{options}`."]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                "# Embeddings: gradients that come as rows",
+                f"Written by `benchmarks/embedding.py`; do not edit. `examples/tensorflow_tape_text.py`, {args.ranks} ranks, "
+                f"{args.steps} steps of 2,048 words per rank: an embedding and an output table of 50,000 × 64 (softmax sampled from "
+                "1,024 words), whose gradients are tf.IndexedSlices, and 37,000 parameters between them. Adagrad for the tables, "
+                "Adam for the layers; the same script, learning rates and seeds.",
+                as_markdown(rows),
+                f"- Horovod's own operations allgather the rows, {size(of_rows)} a step (float32 values, int64 indices, "
+                "duplicates as they come), and allreduce the other layers.\n"
+                "- Ratio: those bytes of rows alone, by everything that grace_ext sent, other layers, positions and headers "
+                "included; the smallest of the seeds.\n"
+                f"- `{DEFAULT_ROWS_SPEC}`, used for all layers here, is what the default spec stands for where a gradient comes as "
+                "rows.\n"
+                f"- The bars: the ratio at least {LEAST_RATIO}, the mean perplexity at most {MOST_PERPLEXITY_LOST:.0%} above "
+                f"Horovod's, all ranks' weights bit-identical at the end. They are {'met' if met else '**missed**'}.",
+                f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "
+                f"`python benchmarks/embedding.py{options}`.",
+            ]
+        )
+        + "\n"
+    )
 
 
 def main():

@@ -47,8 +47,9 @@ def main():
     for number, (label, parts) in enumerate(METHODS.items()):
         print(f"\n{label}", file=sys.stderr, flush=True)
         options = ["--data", os.path.abspath(args.data), "--steps", str(args.steps), "--worker", *parts]
-        runs[label] = train(label, options, os.path.join(args.logs, f"{number}.jsonl"), args.ranks, 3600, example=__file__,
-                            env=SHARED_CORES)
+        runs[label] = train(
+            label, options, os.path.join(args.logs, f"{number}.jsonl"), args.ranks, 3600, example=__file__, env=SHARED_CORES
+        )
     text = document(runs, args)
     with open(os.path.join(args.out, "endurance.md"), "w", encoding="utf-8") as file:
         file.write(text)
@@ -70,12 +71,19 @@ def work(args) -> int:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     images, labels = load(args.data, "train")
-    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64),
-                              torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(),
+        torch.nn.Linear(784, 128),
+        torch.nn.ReLU(),
+        torch.nn.Linear(128, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 10),
+    )
     compression, memory = args.worker
     momentum = 0.0 if memory == "dgc" else 0.9
-    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.01, momentum=momentum), net.named_parameters(),
-                                     compression, memory=memory)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), 0.01, momentum=momentum), net.named_parameters(), compression, memory=memory
+    )
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     shuffled = torch.Generator().manual_seed(hvd.rank())
     average = 0.0  # of the exchanged gradient's norm
@@ -85,12 +93,22 @@ def work(args) -> int:
         loss = torch.nn.functional.cross_entropy(net(images[batch]), labels[batch])
         loss.backward()
         optimizer.step()
-        average = 0.95 * average + 0.05 * norm(p.grad for p in net.parameters()) / (1 - 0.95 ** step)
+        average = 0.95 * average + 0.05 * norm(p.grad for p in net.parameters()) / (1 - 0.95**step)
         if step % (args.steps // POINTS) == 0 and hvd.rank() == 0:
             residuals = optimizer.state_dict()["grace_ext"]["memories"][0]["residual"]
             with open(args.log_file, "a") as log:
-                print(json.dumps({"step": step, "loss": loss.item(), "residual": norm(residuals.values()),
-                                  "gradient": average, "resident_bytes": resident_bytes()}), file=log)
+                print(
+                    json.dumps(
+                        {
+                            "step": step,
+                            "loss": loss.item(),
+                            "residual": norm(residuals.values()),
+                            "gradient": average,
+                            "resident_bytes": resident_bytes(),
+                        }
+                    ),
+                    file=log,
+                )
     return 0
 
 
@@ -107,7 +125,7 @@ def resident_bytes() -> int:
 def halves(run: Run) -> tuple[float, float]:
     """The largest residual norm of each."""
     norms = [entry["residual"] for entry in run.history]
-    return max(norms[:len(norms) // 2]), max(norms[len(norms) // 2:])
+    return max(norms[: len(norms) // 2]), max(norms[len(norms) // 2 :])
 
 
 def resident(run: Run) -> tuple[int, int]:
@@ -122,25 +140,48 @@ def is_bounded(run: Run) -> bool:
 
 
 def document(runs: dict[str, Run], args) -> str:
-    table = [["", "largest residual norm, first half", "second half", "norm of the exchanged gradient at the end",
-              "resident memory after a tenth", "at the end"]]
+    table = [
+        [
+            "",
+            "largest residual norm, first half",
+            "second half",
+            "norm of the exchanged gradient at the end",
+            "resident memory after a tenth",
+            "at the end",
+        ]
+    ]
     for label, run in runs.items():
         early, late = resident(run)
-        table.append([label, *(f"{value:.3g}" for value in (*halves(run), run.last["gradient"])),
-                      *(f"{count / 2**20:.1f} MiB" for count in (early, late))])
+        table.append(
+            [
+                label,
+                *(f"{value:.3g}" for value in (*halves(run), run.last["gradient"])),
+                *(f"{count / 2**20:.1f} MiB" for count in (early, late)),
+            ]
+        )
     met = all(map(is_bounded, runs.values()))
-    options = "".join(f" --{name} {getattr(args, name)}" for name, value in (("ranks", 4), ("steps", 10_000))
-                      if getattr(args, name) != value)
-    return "\n\n".join([
-        "# Endurance: residuals and memory over many steps",
-        "Written by `benchmarks/endurance.py`; do not edit. A network of 109,000 parameters on Fashion-MNIST with SGD "
-        f"at a constant learning rate, {args.ranks} ranks, {args.steps:,} steps. The residual is what error feedback holds "
-        "back on rank 0, L2 norm over all tensors.",
-        as_markdown(table), "![residual norms against steps](endurance.png)",
-        f"- The bar: no residual norm of the second half above {LEVEL} times the largest of the first, and resident memory "
-        f"at most {GROWTH - 1:.0%} above what it was after a tenth of the steps. It is {'met' if met else '**missed**'}.",
-        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
-        f"`python benchmarks/endurance.py --data DIR{options}`."]) + "\n"
+    options = "".join(
+        f" --{name} {getattr(args, name)}"
+        for name, value in (("ranks", 4), ("steps", 10_000))
+        if getattr(args, name) != value
+    )
+    return (
+        "\n\n".join(
+            [
+                "# Endurance: residuals and memory over many steps",
+                "Written by `benchmarks/endurance.py`; do not edit. A network of 109,000 parameters on Fashion-MNIST with SGD "
+                f"at a constant learning rate, {args.ranks} ranks, {args.steps:,} steps. The residual is what error feedback holds "
+                "back on rank 0, L2 norm over all tensors.",
+                as_markdown(table),
+                "![residual norms against steps](endurance.png)",
+                f"- The bar: no residual norm of the second half above {LEVEL} times the largest of the first, and resident memory "
+                f"at most {GROWTH - 1:.0%} above what it was after a tenth of the steps. It is {'met' if met else '**missed**'}.",
+                f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
+                f"`python benchmarks/endurance.py --data DIR{options}`.",
+            ]
+        )
+        + "\n"
+    )
 
 
 def plot(runs: dict[str, Run], file: str) -> None:

@@ -30,8 +30,11 @@ WORKER = os.path.join(ROOT, "benchmarks", "_faults_worker.py")
 RANKS = 3  # the last one's host is the one that something happens to
 FIRST = 20  # steps before it happens
 STALL = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "10", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "20"}
-KEEPALIVE = {"PRTE_MCA_oob_tcp_keepalive_time": "10", "PRTE_MCA_oob_tcp_keepalive_intvl": "5",
-             "PRTE_MCA_oob_tcp_keepalive_probes": "3"}
+KEEPALIVE = {
+    "PRTE_MCA_oob_tcp_keepalive_time": "10",
+    "PRTE_MCA_oob_tcp_keepalive_intvl": "5",
+    "PRTE_MCA_oob_tcp_keepalive_probes": "3",
+}
 LAUNCHERS = ("horovodrun --gloo", "mpirun")
 #: What a launcher says about what happened.
 NOTABLE = re.compile("lost communication|failed to report|exited on signal|exit with status|[Ss]tall")
@@ -141,12 +144,12 @@ def errors(folder: str) -> list[str]:
 def notable(output: str) -> str:
     """The first such line and the one after it, in which Open MPI's sentences go on."""
     lines = [re.sub(r"^\[[\d,]+\]<std\w+>: ?", "", line).strip() for line in output.splitlines()]
-    return next((" ".join(lines[at:at + 2]) for at, line in enumerate(lines) if NOTABLE.search(line)), "")
+    return next((" ".join(lines[at : at + 2]) for at, line in enumerate(lines) if NOTABLE.search(line)), "")
 
 
 def durations(folder: str, began: float, until: float | None) -> tuple[list[float | None], float | None]:
     measured = steps(folder, 0)
-    before = [seconds for at, seconds in measured[FIRST // 2:] if at < began]
+    before = [seconds for at, seconds in measured[FIRST // 2 :] if at < began]
     during = [seconds for at, seconds in measured if at >= began and (until is None or at - seconds < until)]
     after = [seconds for at, seconds in measured if until is not None and at - seconds >= until]
     medians = [statistics.median(part) if part else None for part in (before, during, after)]
@@ -158,22 +161,33 @@ def row(fault: Fault, launcher: str, seen: Seen) -> list[str]:
     if fault.end:
         longest = f"{seen.longest:.1f} s" if seen.longest else "none"
         seconds = f"a step took {before} before, {during} meanwhile, {after} after; the longest {longest}"
-        return [fault.title, launcher, f"{'training goes on' if seen.status is None else 'the job ends'}; {seconds}", "",
-                "" if seen.status is None else str(seen.status)]
+        return [
+            fault.title,
+            launcher,
+            f"{'training goes on' if seen.status is None else 'the job ends'}; {seconds}",
+            "",
+            "" if seen.status is None else str(seen.status),
+        ]
     texts = [f"ranks raise `{text}`" for text in dict.fromkeys(map(abridged, seen.errors))]
     if seen.said:
         texts.append(f"the launcher's output: `{abridged(seen.said)}`")
-    settings = ", ".join(f"`{name}={value}`" for name, value in fault.env.items()
-                         if name.startswith("PRTE") == (launcher == "mpirun"))
+    settings = ", ".join(
+        f"`{name}={value}`" for name, value in fault.env.items() if name.startswith("PRTE") == (launcher == "mpirun")
+    )
     ended = ", ".join(f"{seconds:.1f}" if seconds is not None else f"not within {FOR_GOOD}" for seconds in seen.ended)
-    return [fault.title, launcher + (f", {settings}" if settings else ""), "; ".join(texts) or "nothing", ended,
-            "it goes on" if seen.status is None else str(seen.status)]
+    return [
+        fault.title,
+        launcher + (f", {settings}" if settings else ""),
+        "; ".join(texts) or "nothing",
+        ended,
+        "it goes on" if seen.status is None else str(seen.status),
+    ]
 
 
 def abridged(text: str, most: int = 160) -> str:
     text = re.sub(r"\s+", " ", text).replace("|", "/").replace("`", "'")
     text = re.sub(r"/\S*/third_party/", "", text)  # where Horovod was built
-    return text if len(text) <= most else text[:most - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def document(raw: str) -> str:
@@ -186,13 +200,20 @@ def document(raw: str) -> str:
                     saved = json.load(file)
                 rows.append(row(fault, launcher, Seen(**saved["seen"])))
                 dates.add(saved["date"])
-    return "\n\n".join([
-        f"Written by `benchmarks/faults.py`; do not edit. {RANKS} ranks on {RANKS} hosts (`mpirun/hosts`) with links of "
-        "1 Gbit/s train a network of 0.8 M parameters with grace_ext's default spec. Seconds are counted from the fault "
-        "until the process of each other rank has ended (host1, host2); status: the launcher's.",
-        as_markdown([["what happens", "launcher, settings", "what is seen", "seconds", "status"], *rows]).replace(
-            "|---|--:|--:|--:|--:|", "|---|---|---|--:|--:|"),
-        f"Measured on {', '.join(sorted(dates))} on {machine()}, by `python benchmarks/faults.py`."]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                f"Written by `benchmarks/faults.py`; do not edit. {RANKS} ranks on {RANKS} hosts (`mpirun/hosts`) with links of "
+                "1 Gbit/s train a network of 0.8 M parameters with grace_ext's default spec. Seconds are counted from the fault "
+                "until the process of each other rank has ended (host1, host2); status: the launcher's.",
+                as_markdown([["what happens", "launcher, settings", "what is seen", "seconds", "status"], *rows]).replace(
+                    "|---|--:|--:|--:|--:|", "|---|---|---|--:|--:|"
+                ),
+                f"Measured on {', '.join(sorted(dates))} on {machine()}, by `python benchmarks/faults.py`.",
+            ]
+        )
+        + "\n"
+    )
 
 
 def path_of(raw: str, name: str, launcher: str) -> str:
@@ -230,8 +251,12 @@ def main() -> int:
     started, raw = time.monotonic(), os.path.abspath(args.raw)
     os.makedirs(raw, exist_ok=True)
     with Hosts(args.name, RANKS, "1gbit") as up:
-        failed = [f"{name}, {launcher}" for name in args.faults for launcher in args.launchers
-                  if not measure(up, name, launcher, raw)]
+        failed = [
+            f"{name}, {launcher}"
+            for name in args.faults
+            for launcher in args.launchers
+            if not measure(up, name, launcher, raw)
+        ]
     path = write_section(args.out, "faults", "Faults", document(raw))
     say(f"written: {path}; all in {(time.monotonic() - started) / 60:.1f} minutes")
     for what in failed:

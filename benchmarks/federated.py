@@ -54,8 +54,9 @@ METHODS = {
     "best": Method(FEDAVG, "ours", "topk:0.1/rice/lloyd:0.05", is_judged=True),
     PANTHALIA: Method(PANTHALIA, "AdamW, float32", "dense/raw"),
     "dct": Method(PANTHALIA, "Panthalia, 1 %", "panthalia", is_judged=True),
-    "dct-dense": Method(PANTHALIA, "Panthalia, 4.5 %", "dct:64/topk:0.045:per=chunk/auto/minmax:8:per=chunk:entropy=ans",
-                        is_judged=True),
+    "dct-dense": Method(
+        PANTHALIA, "Panthalia, 4.5 %", "dct:64/topk:0.045:per=chunk/auto/minmax:8:per=chunk:entropy=ans", is_judged=True
+    ),
 }
 #: By training: for what, the largest volume each way, and the most points of accuracy that may be lost. A bar is met if one
 #: of the methods that are judged meets it.
@@ -78,8 +79,11 @@ class Results:
 
     @staticmethod
     def is_comparable(run: dict, baseline: dict | None) -> bool:
-        return baseline is not None and all(baseline["options"].get(key) == value for key, value in run["options"].items()
-                                            if key not in ("compression", "memory"))
+        return baseline is not None and all(
+            baseline["options"].get(key) == value
+            for key, value in run["options"].items()
+            if key not in ("compression", "memory")
+        )
 
     def names(self, training: str) -> list[str]:
         return [name for name, method in METHODS.items() if method.training == training and self._runs[name]]
@@ -111,8 +115,10 @@ class Results:
         for training, (_, volume, points) in BARS.items():
             judged = [name for name in self.names(training) if METHODS[name].is_judged]
             if judged:
-                found[training] = {name: max(self.volume(name, "down"), self.volume(name, "up")) <= volume
-                                   and self.gained(name) >= -points for name in judged}
+                found[training] = {
+                    name: max(self.volume(name, "down"), self.volume(name, "up")) <= volume and self.gained(name) >= -points
+                    for name in judged
+                }
         return found
 
 
@@ -128,16 +134,41 @@ def accuracy(run: dict) -> float:
 def table(results: Results, training: str) -> list[list[str]]:
     names = results.names(training)
     has_paper = any(METHODS[name].paper for name in names)
-    rows = [["", "spec, memory", "volume down", "volume up", *(["DeepReduce's"] if has_paper else []), "fewer bytes",
-             "accuracy", "points", "client decodes, ms", "client encodes, ms", "server decodes, ms", "server encodes, ms"]]
+    rows = [
+        [
+            "",
+            "spec, memory",
+            "volume down",
+            "volume up",
+            *(["DeepReduce's"] if has_paper else []),
+            "fewer bytes",
+            "accuracy",
+            "points",
+            "client decodes, ms",
+            "client encodes, ms",
+            "server decodes, ms",
+            "server encodes, ms",
+        ]
+    ]
     for name in names:
         method, volumes = METHODS[name], [results.volume(name, way) for way in ("down", "up")]
-        times = [1000 * results.mean(name, "cpu_seconds", f"{who}_{what}")
-                 for who in ("client", "server") for what in ("decode", "encode")]
-        rows.append([method.label, f"`{method.spec}`, {method.memory}", *(f"{volume:.4f}" for volume in volumes),
-                     *([f"{method.paper:.4f}" if method.paper else ""] if has_paper else []), f"{1 / max(volumes):.1f}×",
-                     f"{results.accuracy(name):.2f} %", "" if name == training else f"{results.gained(name):+.2f}",
-                     *(f"{time:.1f}" for time in times)])
+        times = [
+            1000 * results.mean(name, "cpu_seconds", f"{who}_{what}")
+            for who in ("client", "server")
+            for what in ("decode", "encode")
+        ]
+        rows.append(
+            [
+                method.label,
+                f"`{method.spec}`, {method.memory}",
+                *(f"{volume:.4f}" for volume in volumes),
+                *([f"{method.paper:.4f}" if method.paper else ""] if has_paper else []),
+                f"{1 / max(volumes):.1f}×",
+                f"{results.accuracy(name):.2f} %",
+                "" if name == training else f"{results.gained(name):+.2f}",
+                *(f"{time:.1f}" for time in times),
+            ]
+        )
     return rows
 
 
@@ -145,31 +176,41 @@ def bars(results: Results) -> str:
     lines = []
     for training, verdicts in results.verdicts().items():
         what, volume, points = BARS[training]
-        each = (f"{'met' if is_met else '**missed**'} by {METHODS[name].label} ({results.volume(name, 'down'):.4f} down, "
-                f"{results.volume(name, 'up'):.4f} up, {results.gained(name):+.2f} points)"
-                for name, is_met in verdicts.items())
-        lines.append(f"- The bar for {what}, at most {volume:g} of the bytes each way and at most {points:g} points of "
-                     f"accuracy lost, is {', '.join(each)}.")
+        each = (
+            f"{'met' if is_met else '**missed**'} by {METHODS[name].label} ({results.volume(name, 'down'):.4f} down, "
+            f"{results.volume(name, 'up'):.4f} up, {results.gained(name):+.2f} points)"
+            for name, is_met in verdicts.items()
+        )
+        lines.append(
+            f"- The bar for {what}, at most {volume:g} of the bytes each way and at most {points:g} points of "
+            f"accuracy lost, is {', '.join(each)}."
+        )
     return "\n".join(lines)
 
 
 def described(run: dict, what: str) -> str:
     """A baseline's options in words."""
     options = run["options"]
-    local = {FEDAVG: f"{options['local_epochs']} local epoch, Adam on the clients",
-             PANTHALIA: f"{options['local_batches']} batch a gradient, AdamW on the server, whose learning rate falls to 0 "
-                        "as a cosine"}[what]
+    local = {
+        FEDAVG: f"{options['local_epochs']} local epoch, Adam on the clients",
+        PANTHALIA: f"{options['local_batches']} batch a gradient, AdamW on the server, whose learning rate falls to 0 "
+        "as a cosine",
+    }[what]
     taken = "all" if options["sampled"] is None else options["sampled"]
-    return (f"{options['rounds']} rounds, {options['clients']} clients, of which {taken} in a round, {local}, batches of "
-            f"{options['batch']}, learning rate {options['lr']:g}; a model of {run['parameters'] / 1e6:.2f} million "
-            f"parameters (`{options['model']}`), {options['train_samples'] or 60000} images split by LDA with alpha "
-            f"{options['alpha']:g}")
+    return (
+        f"{options['rounds']} rounds, {options['clients']} clients, of which {taken} in a round, {local}, batches of "
+        f"{options['batch']}, learning rate {options['lr']:g}; a model of {run['parameters'] / 1e6:.2f} million "
+        f"parameters (`{options['model']}`), {options['train_samples'] or 60000} images split by LDA with alpha "
+        f"{options['alpha']:g}"
+    )
 
 
 def document(results: Results, command: str) -> str:
     """The section; only of trainings whose baseline was measured."""
-    parts = ["Written by `benchmarks/federated.py`; do not edit between the markers. `examples/fedavg_fashion_mnist.py`, "
-             "compression and memory as the table says, all else alike."]
+    parts = [
+        "Written by `benchmarks/federated.py`; do not edit between the markers. `examples/fedavg_fashion_mnist.py`, "
+        "compression and memory as the table says, all else alike."
+    ]
     for training, title in ((FEDAVG, "FedAvg on Fashion-MNIST"), (PANTHALIA, "Panthalia on Fashion-MNIST")):
         if results.names(training):
             parts += [f"{title}: {described(results.runs(training)[0], training)}.", as_markdown(table(results, training))]
@@ -181,7 +222,8 @@ def document(results: Results, command: str) -> str:
         f"{f', over {seeds} seeds' if seeds > 1 else ', one seed'}. Points: against the float32 of the same table.\n"
         "- Milliseconds of CPU time, on average: a client decodes a message and encodes an update, its memory included; the "
         "server encodes one container a round, and decodes all updates of a round and takes its step.\n"
-        "- Panthalia's learning rate, and the larger density, were chosen by shorter runs with seed 0.\n" + bars(results))
+        "- Panthalia's learning rate, and the larger density, were chosen by shorter runs with seed 0.\n" + bars(results)
+    )
     parts.append("![Accuracy by round](federated.png)")
     parts.append(f"Measured on {' and '.join(results.dates())} on {machine()}, all ranks on the same cores, by `{command}`.")
     return "\n\n".join(parts) + "\n"
@@ -227,8 +269,19 @@ def measure(name: str, seed: int, args) -> None:
     say(f"{name}, seed {seed}: {method.spec}")
     given = [part for key, value in options.items() for part in (f"--{key.replace('_', '-')}", str(value))]
     mpirun = shutil.which("mpirun", path=os.path.dirname(sys.executable)) or "mpirun"
-    command = [mpirun, "--oversubscribe", "-n", str(args.clients + 1), sys.executable, EXAMPLE, "--data",
-               os.path.abspath(args.data), "--out", out, *given]
+    command = [
+        mpirun,
+        "--oversubscribe",
+        "-n",
+        str(args.clients + 1),
+        sys.executable,
+        EXAMPLE,
+        "--data",
+        os.path.abspath(args.data),
+        "--out",
+        out,
+        *given,
+    ]
     finish(f"{name}, seed {seed}", command, args.timeout, SHARED_CORES)
     with open(out, encoding="utf-8") as file:
         run = json.load(file)
@@ -240,8 +293,13 @@ def write_liars(folder: str) -> int:
     """Measure, and write the section about clients that lie. The exit status."""
     text, is_met = _liars.measure()
     date = datetime.date.today().isoformat()
-    path = write_section(folder, "liars", "Clients that lie", f"{text}\nMeasured on {date} on {machine()}, by `python "
-                         "benchmarks/federated.py --liars`.\n", "federated.md")
+    path = write_section(
+        folder,
+        "liars",
+        "Clients that lie",
+        f"{text}\nMeasured on {date} on {machine()}, by `python benchmarks/federated.py --liars`.\n",
+        "federated.md",
+    )
     say(f"written: {path}")
     return 0 if is_met else 1
 
@@ -258,8 +316,9 @@ def main() -> int:
     parser.add_argument("--data", help="folder of the data set (see mpirun/fetch_fashion_mnist.py); needed without --liars")
     parser.add_argument("--liars", action="store_true", help="only write the section about clients that lie")
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of federated.md and the plot")
-    parser.add_argument("--raw", default=os.path.join(ROOT, "benchmarks", "results", "federated"),
-                        help="folder of measurements")
+    parser.add_argument(
+        "--raw", default=os.path.join(ROOT, "benchmarks", "results", "federated"), help="folder of measurements"
+    )
     parser.add_argument("--resume", action="store_true", help="leave out what was measured before with the same options")
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS), help="none: only write the section")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -280,8 +339,10 @@ def main() -> int:
     results = Results(args.raw)
     plot(results, os.path.join(args.out, "federated.png"))
     command = "python benchmarks/federated.py --data DIR" + "".join(
-        f" --{option.replace('_', '-')} {getattr(args, option)}" for option, value in DEFAULTS.items()
-        if getattr(args, option) != value)
+        f" --{option.replace('_', '-')} {getattr(args, option)}"
+        for option, value in DEFAULTS.items()
+        if getattr(args, option) != value
+    )
     path = write_section(args.out, "federated", "Measured", document(results, command), "federated.md")
     say(f"written: {path}; all in {(time.monotonic() - started) / 60:.1f} minutes")
     return 0 if all(any(verdicts.values()) for verdicts in results.verdicts().values()) else 1

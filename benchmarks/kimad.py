@@ -32,38 +32,56 @@ IN_ONE = (4,)  # workers
 
 
 def document(found: dict, args) -> str:
-    parts = ["The network of `grace_ext.simulate.FashionMnist` (409,146 parameters) on a parameter server with EF21 both "
-             "ways (Algorithm 3 of Kimad), each layer compressed by itself. Links oscillate between 30 and 330 Mbit/s, as "
-             "in Figure 7 of the paper, scaled to this model: a period of 300 ms, 10% noise of each link, 4 ms of "
-             "computation, 8 ms aimed at for a step. EF21 has the fixed densities with which it sends as much as Kimad. "
-             "Bandwidth is what workers measured in their last transfers.",
-             "![steps over virtual time](kimad.png)", bars(found, args.workers)]
+    parts = [
+        "The network of `grace_ext.simulate.FashionMnist` (409,146 parameters) on a parameter server with EF21 both "
+        "ways (Algorithm 3 of Kimad), each layer compressed by itself. Links oscillate between 30 and 330 Mbit/s, as "
+        "in Figure 7 of the paper, scaled to this model: a period of 300 ms, 10% noise of each link, 4 ms of "
+        "computation, 8 ms aimed at for a step. EF21 has the fixed densities with which it sends as much as Kimad. "
+        "Bandwidth is what workers measured in their last transfers.",
+        "![steps over virtual time](kimad.png)",
+        bars(found, args.workers),
+    ]
     for phases in (OWN, ONE):
         rows = [["workers", "", "ms a step", "against EF21", "kB up", "kB down", "accuracy", "error against Kimad's"]]
         for workers, runs in ((count, runs) for (one, count), runs in found.items() if one == phases):
             for label, records in runs.items():
                 seconds, error = ratio(runs, label, "EF21", "seconds"), ratio(runs, label, "Kimad", "error")
-                rows.append([str(workers), label, f"{1000 * mean(records, 'seconds'):.2f}", f"{seconds:.3f}",
-                             f"{mean(records, 'up') / 1000:.1f}", f"{mean(records, 'down') / 1000:.1f}",
-                             f"{accuracy(records):.2%}", f"{error:.3f}"])
+                rows.append(
+                    [
+                        str(workers),
+                        label,
+                        f"{1000 * mean(records, 'seconds'):.2f}",
+                        f"{seconds:.3f}",
+                        f"{mean(records, 'up') / 1000:.1f}",
+                        f"{mean(records, 'down') / 1000:.1f}",
+                        f"{accuracy(records):.2%}",
+                        f"{error:.3f}",
+                    ]
+                )
         parts += [f"{phases[0].upper()}{phases[1:]}:", as_markdown(rows)]
     parts.append("""\
 - What adapting saves has two parts. A fixed message dwells in the slow part of the period, which costs about a tenth here,
   whatever the noise. The rest is waiting for the slowest worker, which is there only if links are not slow at the same time.
 - Times are virtual, so they are the same on every machine; accuracy can differ by what float32 rounds.""")
-    parts.append(f"{args.steps} steps of 32 images a worker, computed on {datetime.date.today().isoformat()} on "
-                 f"{machine()}, by `python benchmarks/kimad.py --data DIR`; one of them by hand: `python -m grace_ext "
-                 f"simulate --data DIR --workers 4 --steps {args.steps} {' '.join(SETTING)} --phases`.")
+    parts.append(
+        f"{args.steps} steps of 32 images a worker, computed on {datetime.date.today().isoformat()} on "
+        f"{machine()}, by `python benchmarks/kimad.py --data DIR`; one of them by hand: `python -m grace_ext "
+        f"simulate --data DIR --workers 4 --steps {args.steps} {' '.join(SETTING)} --phases`."
+    )
     return "\n\n".join(parts) + "\n"
 
 
 def bars(found: dict, numbers) -> str:
     rows = [[OWN, "at most", *(f"{workers} workers" for workers in numbers)]]
     for what, most, value in (
-            ("seconds a step, Kimad by EF21", FASTER, lambda runs: ratio(runs, "Kimad", "EF21", "seconds")),
-            ("points of accuracy between Kimad and EF21", POINTS,
-             lambda runs: 100 * abs(accuracy(runs["Kimad"]) - accuracy(runs["EF21"]))),
-            ("squared error, Kimad+ by Kimad", ERROR, lambda runs: ratio(runs, "Kimad+", "Kimad", "error"))):
+        ("seconds a step, Kimad by EF21", FASTER, lambda runs: ratio(runs, "Kimad", "EF21", "seconds")),
+        (
+            "points of accuracy between Kimad and EF21",
+            POINTS,
+            lambda runs: 100 * abs(accuracy(runs["Kimad"]) - accuracy(runs["EF21"])),
+        ),
+        ("squared error, Kimad+ by Kimad", ERROR, lambda runs: ratio(runs, "Kimad+", "Kimad", "error")),
+    ):
         measured = [value(found[OWN, workers]) for workers in numbers]
         rows.append([what, f"{most}", *(f"{one:.3f}, {'met' if one <= most else '**missed**'}" for one in measured)])
     return as_markdown(rows)
@@ -97,12 +115,19 @@ def main() -> int:
         more = ["--phases"] if phases == OWN else []
         options = simulation.parse_args([*SETTING, *more, "--steps", str(args.steps)])
         found[phases, workers] = compare(task, setting_of(workers, options), POLICIES, options.time)
-        print(f"[kimad] {phases}, {workers} workers: " + ", ".join(
-            f"{label} {1000 * mean(records, 'seconds'):.2f} ms, {accuracy(records):.2%}"
-            for label, records in found[phases, workers].items()) + f"; {(time.monotonic() - started) / 60:.1f} minutes",
-            flush=True)
-    draw({(workers, label): records for workers in args.workers[:2] for label, records in found[OWN, workers].items()},
-         os.path.join(args.out, "kimad.png"))
+        print(
+            f"[kimad] {phases}, {workers} workers: "
+            + ", ".join(
+                f"{label} {1000 * mean(records, 'seconds'):.2f} ms, {accuracy(records):.2%}"
+                for label, records in found[phases, workers].items()
+            )
+            + f"; {(time.monotonic() - started) / 60:.1f} minutes",
+            flush=True,
+        )
+    draw(
+        {(workers, label): records for workers in args.workers[:2] for label, records in found[OWN, workers].items()},
+        os.path.join(args.out, "kimad.png"),
+    )
     write_section(args.out, "kimad", "Adaptive compression, simulated", document(found, args))
     return 0
 

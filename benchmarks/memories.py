@@ -40,29 +40,69 @@ def methods(steps_per_epoch: int) -> list[Method]:
         Method(SGD, ["--compression", "none"]),
         Method("top-k 1 %, residual", [*topk, "--memory", "residual"], SGD, 0.5),
         Method("top-k 1 %, ef21", [*topk, "--memory", "ef21:0.9", "--lr", "0.5"], SGD, 0.5),
-        Method("top-k 0.1 %, dgc", ["--compression", "topk:0.001/rice/qsgd:7", "--memory", "dgc:nesterov=true", "--schedule",
-                                    f"density=warmup:{steps_per_epoch}"], SGD, 1.0),
+        Method(
+            "top-k 0.1 %, dgc",
+            [
+                "--compression",
+                "topk:0.001/rice/qsgd:7",
+                "--memory",
+                "dgc:nesterov=true",
+                "--schedule",
+                f"density=warmup:{steps_per_epoch}",
+            ],
+            SGD,
+            1.0,
+        ),
         Method("powersgd rank 4, residual", ["--compression", "powersgd:4", "--memory", "residual"], SGD, 0.5),
         Method("top-k 1 %, no memory", [*topk, "--memory", "none"], SGD),
         Method("top-k 0.1 %, no memory", ["--compression", "topk:0.001/rice/qsgd:7", "--memory", "none"], SGD),
         Method(ADAM, ["--compression", "none", *adam]),
-        Method("1-bit Adam", ["--compression", "dense/onebit", "--optimizer", "onebit_adam", "--lr", "0.001",
-                              "--warmup-steps", str(steps_per_epoch)], ADAM, 0.5),
+        Method(
+            "1-bit Adam",
+            [
+                "--compression",
+                "dense/onebit",
+                "--optimizer",
+                "onebit_adam",
+                "--lr",
+                "0.001",
+                "--warmup-steps",
+                str(steps_per_epoch),
+            ],
+            ADAM,
+            0.5,
+        ),
     ]
 
 
 def rows(results: dict[str, list], described: list[Method], seeds: list[int]) -> list[list[str]]:
     """results: label -> runs, one per seed."""
-    table = [["", *(f"seed {seed}" for seed in seeds), "mean", "difference, in points", "may lose", "bytes sent per step",
-              "fewer bytes"]]
+    table = [
+        [
+            "",
+            *(f"seed {seed}" for seed in seeds),
+            "mean",
+            "difference, in points",
+            "may lose",
+            "bytes sent per step",
+            "fewer bytes",
+        ]
+    ]
     for method in described:
         scores = accuracies(results[method.label])
         sent = results[method.label][0].bytes_per_step
         ratio = results[method.against][0].bytes_per_step / sent if method.against else 1
-        table.append([
-            method.label, *(f"{score:.2f} %" for score in scores), f"{statistics.mean(scores):.2f} %",
-            f"{difference(results, method):+.2f}" if method.against else "",
-            "" if method.lost is None else f"{method.lost:g}", size(sent), f"{ratio:.0f}×" if ratio > 1 else ""])
+        table.append(
+            [
+                method.label,
+                *(f"{score:.2f} %" for score in scores),
+                f"{statistics.mean(scores):.2f} %",
+                f"{difference(results, method):+.2f}" if method.against else "",
+                "" if method.lost is None else f"{method.lost:g}",
+                size(sent),
+                f"{ratio:.0f}×" if ratio > 1 else "",
+            ]
+        )
     return table
 
 
@@ -77,26 +117,35 @@ def difference(results, method: Method) -> float:
 
 def document(results, described, args) -> str:
     missed = failures(results, described)
-    options = "".join(f" --{name.replace('_', '-')} {getattr(args, name)}" for name, value in DEFAULTS.items()
-                      if getattr(args, name) != value)
-    return "\n\n".join([
-        "# Memories and methods",
-        "Written by `benchmarks/memories.py`; do not edit. Test accuracy on Fashion-MNIST of the 1.2-million-parameter CNN "
-        f"after {args.epochs} epochs over 60000 images, {args.ranks} ranks of {args.batch_size} images each, the same "
-        "script, learning-rate schedule and seeds (`examples/pytorch_fashion_mnist.py`); learning rates were not tuned for "
-        "compression.",
-        as_markdown(rows(results, described, args.seeds)),
-        "- Bytes sent per step: what one rank sends, on average over the whole run, so that the denser or uncompressed "
-        "first steps of dgc and 1-bit Adam count; biases and other small tensors, sent as float32, included. With 4 "
-        "ranks an allreduce sends 1.5 times its payload, an allgather 3 times its container.\n"
-        "- dgc and ef21: the memory brings the momentum, the optimizer has none. dgc's density is warmed up over the first "
-        "epoch; ef21's is a moving average, for which the learning rate is divided by 1 - 0.9.\n"
-        "- 1-bit Adam: the first epoch is uncompressed.\n"
-        "- A density of 0.1 % needs steps: on average an element is sent once in a thousand. With `--batch-size 32 "
-        "--seeds 0`, half as many steps, dgc lost 0.98 points.\n"
-        f"- The bars are {'met' if not missed else '**missed** by ' + ', '.join(missed)}.",
-        f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
-        f"`python benchmarks/memories.py --data DIR{options}`."]) + "\n"
+    options = "".join(
+        f" --{name.replace('_', '-')} {getattr(args, name)}"
+        for name, value in DEFAULTS.items()
+        if getattr(args, name) != value
+    )
+    return (
+        "\n\n".join(
+            [
+                "# Memories and methods",
+                "Written by `benchmarks/memories.py`; do not edit. Test accuracy on Fashion-MNIST of the 1.2-million-parameter CNN "
+                f"after {args.epochs} epochs over 60000 images, {args.ranks} ranks of {args.batch_size} images each, the same "
+                "script, learning-rate schedule and seeds (`examples/pytorch_fashion_mnist.py`); learning rates were not tuned for "
+                "compression.",
+                as_markdown(rows(results, described, args.seeds)),
+                "- Bytes sent per step: what one rank sends, on average over the whole run, so that the denser or uncompressed "
+                "first steps of dgc and 1-bit Adam count; biases and other small tensors, sent as float32, included. With 4 "
+                "ranks an allreduce sends 1.5 times its payload, an allgather 3 times its container.\n"
+                "- dgc and ef21: the memory brings the momentum, the optimizer has none. dgc's density is warmed up over the first "
+                "epoch; ef21's is a moving average, for which the learning rate is divided by 1 - 0.9.\n"
+                "- 1-bit Adam: the first epoch is uncompressed.\n"
+                "- A density of 0.1 % needs steps: on average an element is sent once in a thousand. With `--batch-size 32 "
+                "--seeds 0`, half as many steps, dgc lost 0.98 points.\n"
+                f"- The bars are {'met' if not missed else '**missed** by ' + ', '.join(missed)}.",
+                f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
+                f"`python benchmarks/memories.py --data DIR{options}`.",
+            ]
+        )
+        + "\n"
+    )
 
 
 def logged(label: str, log_file: str, epochs: int) -> Run | None:
@@ -109,8 +158,7 @@ def logged(label: str, log_file: str, epochs: int) -> Run | None:
 
 
 def failures(results, described) -> list[str]:
-    return [method.label for method in described
-            if method.lost is not None and difference(results, method) < -method.lost]
+    return [method.label for method in described if method.lost is not None and difference(results, method) < -method.lost]
 
 
 DEFAULTS = {"ranks": 4, "epochs": 3, "batch_size": 16}
@@ -133,12 +181,22 @@ def main():
     for seed in args.seeds:
         for number, method in enumerate(described):
             print(f"\n{method.label}, seed {seed}", file=sys.stderr, flush=True)
-            options = ["--data", os.path.abspath(args.data), *method.options, "--epochs", str(args.epochs),
-                       "--batch-size", str(args.batch_size), "--seed", str(seed)]
+            options = [
+                "--data",
+                os.path.abspath(args.data),
+                *method.options,
+                "--epochs",
+                str(args.epochs),
+                "--batch-size",
+                str(args.batch_size),
+                "--seed",
+                str(seed),
+            ]
             log_file = os.path.join(args.logs, f"{number}-{seed}.jsonl")
             run = logged(method.label, log_file, args.epochs) if args.resume else None
-            results[method.label].append(run or train(f"{method.label}, seed {seed}", options, log_file, args.ranks,
-                                                      timeout=1800, env=SHARED_CORES))
+            results[method.label].append(
+                run or train(f"{method.label}, seed {seed}", options, log_file, args.ranks, timeout=1800, env=SHARED_CORES)
+            )
     text = document(results, described, args)
     with open(args.out, "w", encoding="utf-8") as file:
         file.write(text)

@@ -43,11 +43,30 @@ from _page import ROOT, write_section
 from compare_fashion_mnist import as_markdown, machine
 
 LIST = os.path.join(ROOT, "benchmarks", "mutations.json")
-PARTS = ("kernels", "codecs", "container", "decoder", "exchange", "communicators", "memories", "policy", "observe",
-         "horovod-torch", "onebit", "horovod-tensorflow", "keras", "ddp", "mpi", "federated")
+PARTS = (
+    "kernels",
+    "codecs",
+    "container",
+    "decoder",
+    "exchange",
+    "communicators",
+    "memories",
+    "policy",
+    "observe",
+    "horovod-torch",
+    "onebit",
+    "horovod-tensorflow",
+    "keras",
+    "ddp",
+    "mpi",
+    "federated",
+)
 #: By suite: what it is called, and what pytest is told.
-SUITES = {"quick": ("`make test-quick`", ["--tier", "quick"]), "test": ("`make test`", ["--tier", "test"]),
-          "old": ("the old suite", [])}
+SUITES = {
+    "quick": ("`make test-quick`", ["--tier", "quick"]),
+    "test": ("`make test`", ["--tier", "test"]),
+    "old": ("the old suite", []),
+}
 #: Whole suites run as the Makefile runs them; the old one knows no groups of tests.
 WHOLE = {"quick": ["-n", "auto", "--dist", "loadgroup", "--no-loadscope-reorder"]}
 WHOLE |= {"test": WHOLE["quick"], "old": []}
@@ -101,8 +120,11 @@ def check(mutations: list[dict]) -> list[str]:
                 wrong.append(f"{mutation['id']}: it changes nothing but the text")
         except (OSError, SyntaxError, RunFailed) as error:
             wrong.append(f"{mutation['id']}: {error}")
-        wrong += [f"{mutation['id']}: there is no {path}" for path in paths_of(mutation)
-                  if not os.path.exists(os.path.join(ROOT, path))]
+        wrong += [
+            f"{mutation['id']}: there is no {path}"
+            for path in paths_of(mutation)
+            if not os.path.exists(os.path.join(ROOT, path))
+        ]
     return wrong
 
 
@@ -126,8 +148,9 @@ class Copy:
         self._process: subprocess.Popen | None = None
         self._stopped = False
         shutil.rmtree(folder, ignore_errors=True)
-        listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=source, check=True,
-                                capture_output=True, text=True).stdout
+        listed = subprocess.run(
+            ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=source, check=True, capture_output=True, text=True
+        ).stdout
         for name in filter(None, listed.split("\0")):
             if os.path.isfile(os.path.join(source, name)):  # not one that is deleted and still tracked
                 target = os.path.join(self.folder, name)
@@ -136,8 +159,9 @@ class Copy:
         subprocess.run(["git", "init", "--quiet"], cwd=self.folder, check=True)  # a test asks git for the files
         os.makedirs(self._site)
         with open(os.path.join(self._site, "sitecustomize.py"), "w", encoding="utf-8") as file:
-            file.write(_SITE.format(package=os.path.join(self.folder, "grace_ext"),
-                                    adapters=os.path.join(self.folder, "adapters")))
+            file.write(
+                _SITE.format(package=os.path.join(self.folder, "grace_ext"), adapters=os.path.join(self.folder, "adapters"))
+            )
         self._check_imports()
 
     @property
@@ -148,8 +172,9 @@ class Copy:
     def _check_imports(self) -> None:
         """From another folder, as examples and ranks may be."""
         code = "import grace_ext, grace_ext.adapters as a; print(grace_ext.__file__, a.__file__, sep='\\n')"
-        found = subprocess.run([sys.executable, "-c", code], cwd=self._site, env=self.environment, check=True,
-                               capture_output=True, text=True).stdout.split("\n")[:2]
+        found = subprocess.run(
+            [sys.executable, "-c", code], cwd=self._site, env=self.environment, check=True, capture_output=True, text=True
+        ).stdout.split("\n")[:2]
         expected = [os.path.join(self.folder, *place, "__init__.py") for place in (["grace_ext"], ["adapters"])]
         if found != expected:
             raise RunFailed(f"the tests of the copy would import {found}")
@@ -174,12 +199,31 @@ class Copy:
         failed, or the one that was running). seconds: that it may take; spins: of processor time for each process. Raises
         RunFailed if pytest cannot do what it is told."""
         # test_mutations.py would notice every mutation: it compares the list with the code.
-        command = [sys.executable, "-m", "pytest", "-x", "-v", "-ra", "--tb=no", "-p", "no:cacheprovider",
-                   "--ignore", "tests/test_mutations.py", *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-v",
+            "-ra",
+            "--tb=no",
+            "-p",
+            "no:cacheprovider",
+            "--ignore",
+            "tests/test_mutations.py",
+            *arguments,
+        ]
         output = os.path.join(os.path.dirname(self.folder), "output.txt")
         with open(output, "wb") as file:
-            self._process = subprocess.Popen(command, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
-                                             stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+            self._process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             resource.prlimit(self._process.pid, resource.RLIMIT_CPU, (spins, resource.RLIM_INFINITY))  # its children, too
             try:
                 status = self._process.wait(seconds)
@@ -251,8 +295,11 @@ def able_to_notice(copy: Copy, mutation: dict) -> list[str]:
 
 def measure(copy: Copy, mutation: dict, suite: str, seconds: float, near_only: bool = False) -> dict:
     """Under one suite; the tests near to it first, or alone."""
-    near = [shlex.split(one) for one, path in zip(mutation.get("near", ()), paths_of(mutation), strict=True)
-            if os.path.exists(os.path.join(copy.folder, path))]
+    near = [
+        shlex.split(one)
+        for one, path in zip(mutation.get("near", ()), paths_of(mutation), strict=True)
+        if os.path.exists(os.path.join(copy.folder, path))
+    ]
     started = time.monotonic()
     how, test = None, ""
     with copy.with_(mutation):
@@ -292,13 +339,18 @@ def run(args) -> int:
     results = read(args.results)
     kept = results["suites"].setdefault(args.suite, {"baseline": None, "mutations": {}})
     digests = {mutation["id"]: digest_of(mutation) for mutation in mutations}
-    left = [mutation for mutation in mutations if mutation["id"] in (args.only or digests) and not (
-        args.resume and is_measured(kept["mutations"].get(mutation["id"]), digests[mutation["id"]], args.near))]
+    left = [
+        mutation
+        for mutation in mutations
+        if mutation["id"] in (args.only or digests)
+        and not (args.resume and is_measured(kept["mutations"].get(mutation["id"]), digests[mutation["id"]], args.near))
+    ]
     slots: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     work = os.path.join(os.path.abspath(args.work), "old" if args.old else "new")
     copies = [Copy(source, f"{work}{number}") for number in range(args.jobs)]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=source, check=True, capture_output=True,
-                            text=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=source, check=True, capture_output=True, text=True
+    ).stdout.strip()
     if args.baseline:
         started = time.monotonic()
         how, test = copies[0].pytest([*SUITES[args.suite][1], *WHOLE[args.suite]], args.most)
@@ -316,12 +368,18 @@ def run(args) -> int:
         copy = slots.get()
         try:
             outcome = noticed_by_less(results, args.suite, mutation) or measure(
-                copy, then(mutation) if args.old else mutation, args.suite, seconds, args.near)
+                copy, then(mutation) if args.old else mutation, args.suite, seconds, args.near
+            )
         finally:
             slots.put(copy)
         with lock:
-            kept["mutations"][mutation["id"]] = {**outcome, "digest": digests[mutation["id"]], "commit": commit,
-                                                 "date": datetime.date.today().isoformat(), "machine": machine()}
+            kept["mutations"][mutation["id"]] = {
+                **outcome,
+                "digest": digests[mutation["id"]],
+                "commit": commit,
+                "date": datetime.date.today().isoformat(),
+                "machine": machine(),
+            }
             write(args.results, results)
             what = f"{outcome['how']}: {outcome['test']}" if outcome["caught"] else "missed"
             say(f"{args.suite}: {mutation['id']}: {what} ({outcome['seconds']:.0f} s)")
@@ -357,29 +415,47 @@ def write(path: str, results: dict) -> None:
 
 def document(mutations: list[dict], results: dict) -> str:
     suites = [suite for suite in SUITES if results["suites"].get(suite, {}).get("mutations")]
-    found = {suite: {mutation["id"]: outcome for mutation in mutations
-                     if (outcome := results["suites"][suite]["mutations"].get(mutation["id"]))
-                     and outcome["digest"] == digest_of(mutation)} for suite in suites}
+    found = {
+        suite: {
+            mutation["id"]: outcome
+            for mutation in mutations
+            if (outcome := results["suites"][suite]["mutations"].get(mutation["id"]))
+            and outcome["digest"] == digest_of(mutation)
+        }
+        for suite in suites
+    }
     titles = [SUITES[suite][0] for suite in suites]
     parts = {part: [mutation["id"] for mutation in mutations if mutation["part"] == part] for part in PARTS}
     parts = {**{part: ids for part, ids in parts.items() if ids}, "**all**": [mutation["id"] for mutation in mutations]}
-    shares = [["part", "mutations", *titles],
-              *([part, str(len(ids)), *(share(found[suite], ids) for suite in suites)] for part, ids in parts.items())]
-    single = [["mutation", "what a user would suffer", *titles],
-              *([f"`{one['id']}`", one["says"], *(outcome_of(found[suite].get(one["id"])) for suite in suites)]
-                for one in mutations)]
+    shares = [
+        ["part", "mutations", *titles],
+        *([part, str(len(ids)), *(share(found[suite], ids) for suite in suites)] for part, ids in parts.items()),
+    ]
+    single = [
+        ["mutation", "what a user would suffer", *titles],
+        *(
+            [f"`{one['id']}`", one["says"], *(outcome_of(found[suite].get(one["id"])) for suite in suites)]
+            for one in mutations
+        ),
+    ]
     outcomes = [outcome for by_id in found.values() for outcome in by_id.values()]
     dates, commits, machines = (sorted({outcome[key] for outcome in outcomes}) for key in ("date", "commit", "machine"))
-    return "\n\n".join([
-        f"Written by `benchmarks/mutations.py`; do not edit. {len(mutations)} faults, made one at a time in the code "
-        "(`benchmarks/mutations.json`), and the share of them that each suite notices.",
-        as_markdown(shares),
-        "Each mutation, and the first test by which each suite noticed it. A suite that takes more than "
-        f"{HANGS // 60} minutes, or twice its own time if that is longer, hangs, which counts as noticed; so does a process "
-        f"of the near tests that computes for more than {SPINS // 60} minutes.",
-        as_markdown(single).replace("|---|" + "--:|" * (len(single[0]) - 1), "|" + "---|" * len(single[0])),
-        f"Measured on {', '.join(dates)} at {', '.join(commits)} on {'; '.join(machines)}, by "
-        "`python benchmarks/mutations.py run`."]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                f"Written by `benchmarks/mutations.py`; do not edit. {len(mutations)} faults, made one at a time in the code "
+                "(`benchmarks/mutations.json`), and the share of them that each suite notices.",
+                as_markdown(shares),
+                "Each mutation, and the first test by which each suite noticed it. A suite that takes more than "
+                f"{HANGS // 60} minutes, or twice its own time if that is longer, hangs, which counts as noticed; so does a process "
+                f"of the near tests that computes for more than {SPINS // 60} minutes.",
+                as_markdown(single).replace("|---|" + "--:|" * (len(single[0]) - 1), "|" + "---|" * len(single[0])),
+                f"Measured on {', '.join(dates)} at {', '.join(commits)} on {'; '.join(machines)}, by "
+                "`python benchmarks/mutations.py run`.",
+            ]
+        )
+        + "\n"
+    )
 
 
 def share(found: dict, ids: list[str]) -> str:
@@ -437,8 +513,11 @@ def main() -> int:
     command.add_argument("--work", default=os.path.join(ROOT, "build", "mutations"), help="folder of the copies")
     command.add_argument("--baseline", action="store_true", help="run the suite without a mutation before; it must pass")
     command.add_argument("--most", type=float, default=4 * 3600, help="seconds that the baseline may take")
-    command.add_argument("--resume", action="store_true", help="leave out what has a result of this suite, and with the "
-                         "whole suite if --near is not there")
+    command.add_argument(
+        "--resume",
+        action="store_true",
+        help="leave out what has a result of this suite, and with the whole suite if --near is not there",
+    )
     command.set_defaults(run=run)
     command = commands.add_parser("page", parents=[kept], help="write the section of reliability.md")
     command.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of reliability.md")

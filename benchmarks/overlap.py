@@ -46,13 +46,36 @@ def main():
     for launcher, flag in LAUNCHERS.items():
         for communicator in COMMUNICATORS:
             log = os.path.join(args.logs, f"{communicator}{flag}")
-            finish(f"{communicator}, {launcher}", [
-                "horovodrun", flag, "-np", str(args.ranks), "--start-timeout", "120", sys.executable, __file__, "--ranks",
-                str(args.ranks), "--batch", str(args.batch), "--worker", communicator, "--log-file", log], 600, SHARED_CORES)
+            finish(
+                f"{communicator}, {launcher}",
+                [
+                    "horovodrun",
+                    flag,
+                    "-np",
+                    str(args.ranks),
+                    "--start-timeout",
+                    "120",
+                    sys.executable,
+                    __file__,
+                    "--ranks",
+                    str(args.ranks),
+                    "--batch",
+                    str(args.batch),
+                    "--worker",
+                    communicator,
+                    "--log-file",
+                    log,
+                ],
+                600,
+                SHARED_CORES,
+            )
             runs[communicator, launcher] = Run(log, args.ranks)
     drawn = next(iter(LAUNCHERS.values()))
-    draw(next(iter(runs.values())), os.path.join(args.logs, f"{COMMUNICATORS[0]}{drawn}.trace.json"),
-         os.path.join(args.out, "overlap.png"))
+    draw(
+        next(iter(runs.values())),
+        os.path.join(args.logs, f"{COMMUNICATORS[0]}{drawn}.trace.json"),
+        os.path.join(args.out, "overlap.png"),
+    )
     text = document(runs, args)
     write_section(args.out, "overlap", "Codecs beside backward", text)
     print(text)
@@ -92,12 +115,20 @@ def work(args) -> int:
     hvd.init()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    layers = [layer for inputs, outputs in zip(WIDTHS, WIDTHS[1:], strict=False)
-              for layer in (torch.nn.Linear(inputs, outputs), torch.nn.ReLU())]
+    layers = [
+        layer
+        for inputs, outputs in zip(WIDTHS, WIDTHS[1:], strict=False)
+        for layer in (torch.nn.Linear(inputs, outputs), torch.nn.ReLU())
+    ]
     net = torch.nn.Sequential(*layers[:-1])
     trace = Timeline(f"{args.log_file}.trace.json", steps=[DRAWN]) if hvd.rank() == 0 else None
-    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.01), net.named_parameters(), observe=trace,
-                                     communicator=args.worker, bucket_bytes=BUCKET_BYTES)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), 0.01),
+        net.named_parameters(),
+        observe=trace,
+        communicator=args.worker,
+        bucket_bytes=BUCKET_BYTES,
+    )
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     torch.manual_seed(hvd.rank())
     x, y = torch.randn(args.batch, WIDTHS[0]), torch.randint(0, WIDTHS[-1], (args.batch,))
@@ -111,42 +142,63 @@ def work(args) -> int:
         optimizer.step()
         last = optimizer.compression_stats()["last_step"]
         codec = sum(taken for stage, taken in last["seconds"].items() if stage != "exchange")
-        entries.append({"backward": backward, "backward_at": at, "codec": codec, "late": last["late_seconds"],
-                        "exposed": last["exposed_seconds"]})
+        entries.append(
+            {
+                "backward": backward,
+                "backward_at": at,
+                "codec": codec,
+                "late": last["late_seconds"],
+                "exposed": last["exposed_seconds"],
+            }
+        )
     with open(f"{args.log_file}.{hvd.rank()}.json", "w") as file:
         json.dump(entries, file)
     return 0
 
 
 def document(runs: dict[tuple[str, str], Run], args) -> str:
-    table = [["communicator", "launcher", "backward", "codecs in all", "of it late", "exposed", "share late",
-              "share exposed"]]
+    table = [
+        ["communicator", "launcher", "backward", "codecs in all", "of it late", "exposed", "share late", "share exposed"]
+    ]
     for (communicator, launcher), run in runs.items():
         times = (f"{1e3 * run.median(field):.1f} ms" for field in ("backward", "codec", "late", "exposed"))
         shares = (f"{run.share(field):.0%}" for field in ("late", "exposed"))
         table.append([f"`{communicator}`", f"`{launcher}`", *times, *shares])
-    missed, late = (" and ".join(f"`{communicator}` under `{launcher}`" for (communicator, launcher), run in runs.items()
-                                 if run.share(field) > BAR) for field in ("exposed", "late"))
-    options = "".join(f" --{name} {getattr(args, name)}" for name, usual in (("ranks", 2), ("batch", 128))
-                      if getattr(args, name) != usual)
+    missed, late = (
+        " and ".join(
+            f"`{communicator}` under `{launcher}`"
+            for (communicator, launcher), run in runs.items()
+            if run.share(field) > BAR
+        )
+        for field in ("exposed", "late")
+    )
+    options = "".join(
+        f" --{name} {getattr(args, name)}" for name, usual in (("ranks", 2), ("batch", 128)) if getattr(args, name) != usual
+    )
     parameters = sum((inputs + 1) * outputs for inputs, outputs in zip(WIDTHS, WIDTHS[1:], strict=False))
-    return "\n\n".join([
-        f"A network of {len(WIDTHS) - 1} layers and {parameters / 1e6:.1f} million parameters in buckets of "
-        f"{BUCKET_BYTES // 2**20} MiB, the default spec, {args.ranks} ranks. A worker thread encodes each bucket as soon as "
-        f"its gradients are there, and decodes in between what has come from the others. When backward has ended, the "
-        f"step itself encodes what the worker has not begun. Late is what is left of encoding and decoding then, and any "
-        f"waiting for the worker. The exchange hides some of that: decoding a bucket while another is still "
-        f"on its way that has the same before it makes the step no longer. The rest is exposed, encoding always: with "
-        f"`sharded`, that of sums, too, for which other ranks wait.",
-        as_markdown(table).replace("|---|--:|--:|", "|---|---|--:|"),
-        "![one step: backward, and the phases of each bucket](overlap.png)",
-        f"- The bar: where backward takes longer than the codecs, at most {BAR:.0%} of them are exposed. It is "
-        f"{f'**missed** by {missed}' if missed else 'met'}. If all that is late counted, it would be "
-        f"{f'missed by {late}' if late else 'met, too'}.\n"
-        f"- Under Open MPI, Horovod's thread never sleeps while it waits for another rank. Where the ranks keep all cores "
-        f"busy, it then loses its turns to backward, and collectives take longer; Gloo's threads sleep.",
-        f"Medians of {STEPS - WARM_UP} steps, measured on {datetime.date.today().isoformat()} on {machine()}, by "
-        f"`python benchmarks/overlap.py{options}`."]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                f"A network of {len(WIDTHS) - 1} layers and {parameters / 1e6:.1f} million parameters in buckets of "
+                f"{BUCKET_BYTES // 2**20} MiB, the default spec, {args.ranks} ranks. A worker thread encodes each bucket as soon as "
+                f"its gradients are there, and decodes in between what has come from the others. When backward has ended, the "
+                f"step itself encodes what the worker has not begun. Late is what is left of encoding and decoding then, and any "
+                f"waiting for the worker. The exchange hides some of that: decoding a bucket while another is still "
+                f"on its way that has the same before it makes the step no longer. The rest is exposed, encoding always: with "
+                f"`sharded`, that of sums, too, for which other ranks wait.",
+                as_markdown(table).replace("|---|--:|--:|", "|---|---|--:|"),
+                "![one step: backward, and the phases of each bucket](overlap.png)",
+                f"- The bar: where backward takes longer than the codecs, at most {BAR:.0%} of them are exposed. It is "
+                f"{f'**missed** by {missed}' if missed else 'met'}. If all that is late counted, it would be "
+                f"{f'missed by {late}' if late else 'met, too'}.\n"
+                f"- Under Open MPI, Horovod's thread never sleeps while it waits for another rank. Where the ranks keep all cores "
+                f"busy, it then loses its turns to backward, and collectives take longer; Gloo's threads sleep.",
+                f"Medians of {STEPS - WARM_UP} steps, measured on {datetime.date.today().isoformat()} on {machine()}, by "
+                f"`python benchmarks/overlap.py{options}`.",
+            ]
+        )
+        + "\n"
+    )
 
 
 def draw(run: Run, trace: str, file: str) -> None:
@@ -168,12 +220,19 @@ def draw(run: Run, trace: str, file: str) -> None:
     ax.broken_barh([(0, 1e3 * entry["backward"])], (-0.4, 0.8), color="0.75", label="backward")
     for kind, colour in (("encode", "tab:blue"), ("exchange", "tab:orange"), ("decode", "tab:green")):
         for number, pid in enumerate(rows, start=1):
-            bars = [((event["ts"] - start) / 1e3, event["dur"] / 1e3) for event in phases
-                    if event["pid"] == pid and event["name"] == kind]
+            bars = [
+                ((event["ts"] - start) / 1e3, event["dur"] / 1e3)
+                for event in phases
+                if event["pid"] == pid and event["name"] == kind
+            ]
             label = {"exchange": "waiting for others"}.get(kind, kind) if number == 1 else None
             ax.broken_barh(bars, (number - 0.4, 0.8), color=colour, label=label)
-    ax.set(xlabel="milliseconds since backward began", yticks=range(len(rows) + 1),
-           yticklabels=["backward", *(names[pid].rsplit(".", 1)[-1] for pid in rows)], title="One step on rank 0")
+    ax.set(
+        xlabel="milliseconds since backward began",
+        yticks=range(len(rows) + 1),
+        yticklabels=["backward", *(names[pid].rsplit(".", 1)[-1] for pid in rows)],
+        title="One step on rank 0",
+    )
     ax.invert_yaxis()
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(file, dpi=150)

@@ -117,9 +117,11 @@ def probes(runs: dict[int, list[dict]]) -> dict[str, list[tuple[int, float, floa
     for ranks, results in runs.items():
         for collective, payload, seconds in results[0]["probes"]:
             splits = np.full((ranks, ranks), payload // ranks)
-            part = {"allreduce": lambda p=payload, n=ranks: cost_model.ring_allreduce(n, p),
-                    "allgather": lambda p=payload, n=ranks: cost_model.ring_allgather([p] * n),
-                    "alltoall": lambda s=splits: cost_model.alltoall(s)}[collective]()
+            part = {
+                "allreduce": lambda p=payload, n=ranks: cost_model.ring_allreduce(n, p),
+                "allgather": lambda p=payload, n=ranks: cost_model.ring_allgather([p] * n),
+                "alltoall": lambda s=splits: cost_model.alltoall(s),
+            }[collective]()
             samples.setdefault(collective, []).append((part.rounds, part.path, seconds))
     return samples
 
@@ -134,9 +136,12 @@ def fit_own(two: list[dict]) -> dict[str, cost_model.Link]:
     """Links of two ranks, each of which has a core. alpha is a message's own time, measured without Horovod; of two ranks'
     probes it could not be told from the rest. beta is the link's, so the least that a collective gets by with."""
     alpha = two[0]["message"]
-    fitted = {collective: cost_model.fit([(0, path, max(seconds - alpha * rounds, 0.1 * seconds))
-                                    for rounds, path, seconds in samples])
-              for collective, samples in probes({2: two}).items()}
+    fitted = {
+        collective: cost_model.fit(
+            [(0, path, max(seconds - alpha * rounds, 0.1 * seconds)) for rounds, path, seconds in samples]
+        )
+        for collective, samples in probes({2: two}).items()
+    }
     beta = min(link.beta for link in fitted.values())
     return {collective: cost_model.Link(link.setup, alpha, beta) for collective, link in fitted.items()}
 
@@ -145,9 +150,11 @@ def measure_codecs(elements: int) -> dict[str, cost_model.Codec]:
     """In this process alone, one thread."""
     gradients = [gradient_of(elements, rank, 0) for rank in range(SOURCES)]
     topk = cost_model.measure(compressor(TOPK), gradients)
-    return {"Horovod fp16": measure_casts(gradients[0]),
-            "allreduce, fp16": cost_model.measure_linear(compressor("dense/fp16"), gradients[0]),
-            **{label: topk for label, (spec, *_) in METHODS.items() if spec == TOPK}}
+    return {
+        "Horovod fp16": measure_casts(gradients[0]),
+        "allreduce, fp16": cost_model.measure_linear(compressor("dense/fp16"), gradients[0]),
+        **{label: topk for label, (spec, *_) in METHODS.items() if spec == TOPK},
+    }
 
 
 def measure_casts(gradient: np.ndarray, times=9) -> cost_model.Codec:
@@ -177,8 +184,13 @@ def run(up: Hosts, rate: str, ranks: int, per_host: int, args) -> list[dict]:
 
 
 def _start(up: Hosts, ranks: int, per_host: int, out: str, args) -> None:
-    options = {"out": out, "elements": args.elements, "steps": args.steps, "seconds": args.seconds,
-               "methods": [label for label, (*_, on_host) in METHODS.items() if on_host == per_host]}
+    options = {
+        "out": out,
+        "elements": args.elements,
+        "steps": args.steps,
+        "seconds": args.seconds,
+        "methods": [label for label, (*_, on_host) in METHODS.items() if on_host == per_host],
+    }
     for attempt in (1, 2):  # Open MPI's mpirun stands still once in a while (see docs/cluster.md)
         try:
             Job(up, args.launcher, ranks, [WORKER, json.dumps(options)], per_host=per_host).end(args.timeout)
@@ -211,14 +223,29 @@ def main():
     with Hosts(args.name, max(args.ranks), args.rates[0]) as up:
         for rate in args.rates:
             up("rate", rate)
-            jobs = {per_host: {ranks: run(up, rate, ranks, per_host, args) for ranks in args.ranks
-                               if ranks % per_host == 0 and (per_host == 1 or ranks > per_host)} for per_host in LAYOUTS}
+            jobs = {
+                per_host: {
+                    ranks: run(up, rate, ranks, per_host, args)
+                    for ranks in args.ranks
+                    if ranks % per_host == 0 and (per_host == 1 or ranks > per_host)
+                }
+                for per_host in LAYOUTS
+            }
             runs = jobs[1]
-            rates.append(Rate(
-                rate, {label: {ranks: point_of(one, label) for ranks, one in jobs[per_host].items()}
-                       for label, (*_, per_host) in METHODS.items() if jobs[per_host]},
-                Model(args.elements, codecs, fit_shared({ranks: runs[ranks] for ranks in FITTED if ranks in runs}), cores()),
-                Model(args.elements, codecs, fit_own(runs[2]), float("inf"))))
+            rates.append(
+                Rate(
+                    rate,
+                    {
+                        label: {ranks: point_of(one, label) for ranks, one in jobs[per_host].items()}
+                        for label, (*_, per_host) in METHODS.items()
+                        if jobs[per_host]
+                    },
+                    Model(
+                        args.elements, codecs, fit_shared({ranks: runs[ranks] for ranks in FITTED if ranks in runs}), cores()
+                    ),
+                    Model(args.elements, codecs, fit_own(runs[2]), float("inf")),
+                )
+            )
     text = document(rates, args)
     plot(rates, os.path.join(args.out, "scaling.png"))
     write_section(args.out, "scaling", "Scaling", text)

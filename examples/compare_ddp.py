@@ -35,11 +35,13 @@ def captions(runs: list[Run], ranks: int, epochs: int) -> tuple[str, str]:
         "the backward pass. Exchange: the rest of a step; what torch's hooks compute cannot be told from it. Bytes sent: "
         "what one rank sends per step, headers included; for an allreduce (a ring) 2(n−1)/n times its payload, for an "
         "allgather n−1 times its container. Ratio: against DDP float32."
-        + (f" The compressed layers alone: {layers:.0f}×." if layers else ""))
+        + (f" The compressed layers alone: {layers:.0f}×." if layers else "")
+    )
     projected = (
         "Projected, not measured: compute time (the least of the runs, for all of them) plus codec time plus bytes sent / "
         "bandwidth; without latency, with nothing hidden behind the backward pass, and without what torch's hooks compute, "
-        "which is in their favour.")
+        "which is in their favour."
+    )
     return measured, projected
 
 

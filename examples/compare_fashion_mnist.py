@@ -61,8 +61,16 @@ class Run:
         return self.last["bytes_sent"] / self.last["steps"]
 
 
-def train(label: str, options: list[str], log_file: str, ranks: int, timeout: float, example: str = EXAMPLE,
-          env: dict[str, str] | None = None, launcher=None) -> Run:
+def train(
+    label: str,
+    options: list[str],
+    log_file: str,
+    ranks: int,
+    timeout: float,
+    example: str = EXAMPLE,
+    env: dict[str, str] | None = None,
+    launcher=None,
+) -> Run:
     """Run an example under horovodrun, or as the launcher says. Raises RunFailed."""
     if os.path.exists(log_file):
         os.remove(log_file)
@@ -72,8 +80,9 @@ def train(label: str, options: list[str], log_file: str, ranks: int, timeout: fl
         return Run(label, [json.loads(line) for line in log])
 
 
-def launch(label: str, script: str, options: list[str], ranks: int, timeout: float,
-           env: dict[str, str] | None = None) -> None:
+def launch(
+    label: str, script: str, options: list[str], ranks: int, timeout: float, env: dict[str, str] | None = None
+) -> None:
     """Run a script under horovodrun; its progress goes to this terminal. env: set on top. Raises RunFailed."""
     finish(label, [*horovodrun(ranks), script, *options], timeout, env)
 
@@ -97,8 +106,7 @@ def finish(label: str, command: list[str], timeout: float, env: dict[str, str] |
     if status != 0:
         how = f"did not end within {timeout:.0f} seconds" if status is None else f"ended with status {status}"
         tail = "\n".join(f"    {line}" for line in lines)
-        raise RunFailed(f"the run {label!r} {how}; the end of its output:\n{tail}\nthe command:\n    "
-                        + " ".join(command))
+        raise RunFailed(f"the run {label!r} {how}; the end of its output:\n{tail}\nthe command:\n    " + " ".join(command))
 
 
 def _run(command: list[str], timeout: float, env: dict[str, str]):
@@ -107,8 +115,9 @@ def _run(command: list[str], timeout: float, env: dict[str, str]):
     env["PATH"] = os.path.dirname(sys.executable) + os.pathsep + env.get("PATH", "")
     if not sys.stderr.isatty():
         env.setdefault("TQDM_MININTERVAL", "10")  # in a file, each update of the bar is a line
-    child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                             stderr=subprocess.STDOUT, start_new_session=True)
+    child = subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
     late = threading.Event()
     timer = threading.Timer(timeout, lambda: (late.set(), _stop(child)))
     timer.start()
@@ -159,8 +168,9 @@ def machine(packages=(("PyTorch", "torch"), HOROVOD)) -> str:
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as info:
             name = next((line.split(":")[1].strip() for line in info if line.startswith("model name")), name)
-    versions = ", ".join(f"{title} {importlib.metadata.version(package)}" for title, package in
-                         (*packages, ("grace_ext", "grace_ext")))
+    versions = ", ".join(
+        f"{title} {importlib.metadata.version(package)}" for title, package in (*packages, ("grace_ext", "grace_ext"))
+    )
     cores = len(os.sched_getaffinity(0))
     return f"{name}, {cores} core{'s' * (cores > 1)}, CPU only; Python {platform.python_version()}, {versions}"
 
@@ -178,8 +188,16 @@ def measured_table(runs: list[Run]) -> list[list[str]]:
     rows = [["", "test accuracy", "ms per step", "compute", "codec", "exchange", "bytes sent per step", "ratio"]]
     for run in runs:
         times = [1000 * run.seconds[stage] for stage in ("compute", "codec", "exchange")]
-        rows.append([run.label, f"{100 * run.last['accuracy']:.2f} %", f"{sum(times):.1f}",
-                     *(f"{time:.1f}" for time in times), size(run.bytes_per_step), f"{run.last['ratio']:.0f}×"])
+        rows.append(
+            [
+                run.label,
+                f"{100 * run.last['accuracy']:.2f} %",
+                f"{sum(times):.1f}",
+                *(f"{time:.1f}" for time in times),
+                size(run.bytes_per_step),
+                f"{run.last['ratio']:.0f}×",
+            ]
+        )
     return rows
 
 
@@ -201,16 +219,24 @@ def captions(runs: list[Run], ranks: int, epochs: int) -> tuple[str, str]:
         "container; with 2 ranks both are the payload. Ratio: against Horovod float32. "
         + (f"The compressed layers alone: {layers:.0f}×. " if layers else "")
         + "Codec: selecting, encoding, decoding. Exchange: the time that a step waits for the others and for Horovod; "
-        "what Horovod does in the background of the backward pass, and its conversion to fp16, count as compute.")
-    projected = ("Projected, not measured: compute time (the least of the runs, for all of them) plus codec time plus "
-                 "bytes sent / bandwidth; without latency, and with nothing hidden behind the backward pass.")
+        "what Horovod does in the background of the backward pass, and its conversion to fp16, count as compute."
+    )
+    projected = (
+        "Projected, not measured: compute time (the least of the runs, for all of them) plus codec time plus "
+        "bytes sent / bandwidth; without latency, and with nothing hidden behind the backward pass."
+    )
     return measured, projected
 
 
 def as_text(rows: list[list[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.rjust(width) if column else cell.ljust(width)
-                       for column, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in rows]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
@@ -221,8 +247,18 @@ def as_markdown(rows: list[list[str]]) -> str:
 
 def document(runs: list[Run], captions: tuple[str, str], made: str) -> str:
     """made: on what and by which command."""
-    return "\n\n".join([as_markdown(measured_table(runs)), captions[0], as_markdown(projected_table(runs)), captions[1],
-                        f"Measured on {datetime.date.today().isoformat()} on {made}."]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                as_markdown(measured_table(runs)),
+                captions[0],
+                as_markdown(projected_table(runs)),
+                captions[1],
+                f"Measured on {datetime.date.today().isoformat()} on {made}.",
+            ]
+        )
+        + "\n"
+    )
 
 
 def around_markers(path: str, markers: tuple[str, str] = MARKERS) -> tuple[str, str]:
@@ -246,13 +282,20 @@ def plot(runs: list[Run], folder: str) -> list[str]:
     import matplotlib.pyplot as plt
 
     files = []
-    axes = {"epochs": ("epochs", lambda entry: entry["epoch"]),
-            "bytes": ("bytes sent per rank since the start (MB, logarithmic)", lambda entry: entry["bytes_sent"] / 1e6)}
+    axes = {
+        "epochs": ("epochs", lambda entry: entry["epoch"]),
+        "bytes": ("bytes sent per rank since the start (MB, logarithmic)", lambda entry: entry["bytes_sent"] / 1e6),
+    }
     for name, (title, x_of) in axes.items():
         figure, ax = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
         for run, marker, style in zip(runs, "os^D", ("-", "--", "-", ":"), strict=False):
-            ax.plot([x_of(entry) for entry in run.history], [100 * entry["accuracy"] for entry in run.history],
-                    style, marker=marker, label=run.label)
+            ax.plot(
+                [x_of(entry) for entry in run.history],
+                [100 * entry["accuracy"] for entry in run.history],
+                style,
+                marker=marker,
+                label=run.label,
+            )
         if name == "bytes":
             ax.set_xscale("log")
             ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -291,8 +334,11 @@ def parse_args(parser: argparse.ArgumentParser, markers: tuple[str, str]):
             around_markers(args.readme, markers)
     except (grace_ext.GraceError, ValueError, OSError) as error:
         parser.error(str(error))
-    args.changed = {name: value for name, value in vars(args).items()
-                    if name not in ("data", "out", "readme", "timeout") and value != parser.get_default(name)}
+    args.changed = {
+        name: value
+        for name, value in vars(args).items()
+        if name not in ("data", "out", "readme", "timeout") and value != parser.get_default(name)
+    }
     return args
 
 
@@ -302,8 +348,20 @@ def train_all(methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE,
     runs = []
     for number, (label, (name, compression)) in enumerate(methods.items(), 1):
         print(f"\n[{number}/{len(methods)}] {label}", file=sys.stderr, flush=True)
-        options = ["--data", os.path.abspath(args.data), "--compression", compression, "--memory", args.memory,
-                   "--epochs", str(args.epochs), "--seed", str(args.seed), "--train-samples", str(args.train_samples)]
+        options = [
+            "--data",
+            os.path.abspath(args.data),
+            "--compression",
+            compression,
+            "--memory",
+            args.memory,
+            "--epochs",
+            str(args.epochs),
+            "--seed",
+            str(args.seed),
+            "--train-samples",
+            str(args.train_samples),
+        ]
         log_file = os.path.join(args.out, f"{name}.jsonl")
         runs.append(train(label, options, log_file, args.ranks, args.timeout, example, env, launcher))
     return runs
@@ -311,8 +369,9 @@ def train_all(methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE,
 
 def command_of(script: str, args, usual: str) -> str:
     """The command that gives the same figures: `usual`, or the script with what was changed."""
-    changed = "".join(f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}")
-                      for name, value in args.changed.items())
+    changed = "".join(
+        f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in args.changed.items()
+    )
     return f"python examples/{script} --data DIR --out DIR{changed}" if changed else usual
 
 
@@ -334,8 +393,14 @@ def publish(runs: list[Run], args, captions: tuple[str, str], made: str, markers
 def main():
     args = parse_args(make_parser(__doc__.splitlines()[0], 3, MARKERS), MARKERS)
     started = time.perf_counter()
-    runs = train_all({"Horovod float32": ("float32", "none"), "Horovod fp16": ("fp16", "fp16"),
-                      f"grace_ext {args.spec}": ("grace_ext", args.spec)}, args)
+    runs = train_all(
+        {
+            "Horovod float32": ("float32", "none"),
+            "Horovod fp16": ("fp16", "fp16"),
+            f"grace_ext {args.spec}": ("grace_ext", args.spec),
+        },
+        args,
+    )
     made = f"{machine()}, by `{command_of('compare_fashion_mnist.py', args, 'make demo')}`"
     publish(runs, args, captions(runs, args.ranks, args.epochs), made, MARKERS)
     print(f"all in {(time.perf_counter() - started) / 60:.1f} minutes")

@@ -38,8 +38,16 @@ def table(pairs: list[list[Run]]) -> list[list[str]]:
     """pairs: of runs of one example, the one without compression first."""
     rows = [["", "result", "ms per step", "bytes sent per step", "ratio"]]
     for pair in pairs:
-        rows += [[run.label, result(run), f"{1000 * run.last['seconds_per_step']:.1f}", size(run.bytes_per_step),
-                  f"{pair[0].bytes_per_step / run.bytes_per_step:.0f}×"] for run in pair]
+        rows += [
+            [
+                run.label,
+                result(run),
+                f"{1000 * run.last['seconds_per_step']:.1f}",
+                size(run.bytes_per_step),
+                f"{pair[0].bytes_per_step / run.bytes_per_step:.0f}×",
+            ]
+            for run in pair
+        ]
     return rows
 
 
@@ -50,7 +58,8 @@ def caption(pairs: list[list[Run]], args) -> str:
         f"epoch{'s' * (args.epochs != 1)}, 1.2 million parameters, test accuracy; uncompressed: Horovod's allreduce. Text: "
         f"a loop under tf.function, {args.steps} steps, two tables of 50,000 × 64 whose gradients are tf.IndexedSlices, "
         "perplexity of held-out text. Bytes sent: what one rank sends per step, headers included. Of the text's bytes with "
-        f"Horovod, {size(of_rows)} are its allgather of rows; the rest is its allreduce of the dense layers.")
+        f"Horovod, {size(of_rows)} are its allgather of rows; the rest is its allreduce of the dense layers."
+    )
 
 
 def plot(pairs: list[list[Run]], folder: str) -> list[str]:
@@ -64,12 +73,18 @@ def plot(pairs: list[list[Run]], folder: str) -> list[str]:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    scores = (("accuracy", 100, "Fashion-MNIST, Keras' fit", "test accuracy (%)"),
-              ("perplexity", 1, "text, tf.function", "perplexity of held-out text"))
+    scores = (
+        ("accuracy", 100, "Fashion-MNIST, Keras' fit", "test accuracy (%)"),
+        ("perplexity", 1, "text, tf.function", "perplexity of held-out text"),
+    )
     for ax, pair, (key, scale, title, label) in zip(axes, pairs, scores, strict=True):
         for run, marker in zip(pair, "os", strict=True):
-            ax.plot([entry["bytes_sent"] / 1e6 for entry in run.history], [scale * entry[key] for entry in run.history],
-                    marker=marker, label=run.label)
+            ax.plot(
+                [entry["bytes_sent"] / 1e6 for entry in run.history],
+                [scale * entry[key] for entry in run.history],
+                marker=marker,
+                label=run.label,
+            )
         ax.set(xscale="log", xlabel="bytes sent per rank since the start (MB, logarithmic)", ylabel=label, title=title)
         ax.grid(True, alpha=0.3, which="both")
         ax.legend()
@@ -100,25 +115,47 @@ def parse_args():
             around_markers(args.readme, MARKERS)
     except (grace_ext.GraceError, ValueError, OSError) as error:
         parser.error(str(error))
-    args.changed = {name: value for name, value in vars(args).items()
-                    if name not in ("data", "out", "readme", "timeout") and value != parser.get_default(name)}
+    args.changed = {
+        name: value
+        for name, value in vars(args).items()
+        if name not in ("data", "out", "readme", "timeout") and value != parser.get_default(name)
+    }
     return args
 
 
 def run_all(args) -> list[list[Run]]:
-    fashion = ["--data", os.path.abspath(args.data), "--epochs", str(args.epochs),
-               "--train-samples", str(args.train_samples)]
-    plan = [(FASHION, fashion, {"none": "Fashion-MNIST, float32", args.spec: f"Fashion-MNIST, grace_ext {args.spec}"}),
-            (TEXT, ["--steps", str(args.steps)],
-             {"horovod": "text, Horovod", args.text_spec: f"text, grace_ext {args.text_spec}"})]
+    fashion = [
+        "--data",
+        os.path.abspath(args.data),
+        "--epochs",
+        str(args.epochs),
+        "--train-samples",
+        str(args.train_samples),
+    ]
+    plan = [
+        (FASHION, fashion, {"none": "Fashion-MNIST, float32", args.spec: f"Fashion-MNIST, grace_ext {args.spec}"}),
+        (
+            TEXT,
+            ["--steps", str(args.steps)],
+            {"horovod": "text, Horovod", args.text_spec: f"text, grace_ext {args.text_spec}"},
+        ),
+    ]
     pairs = []
     for example, options, labels in plan:
         pairs.append([])
         for compression, label in labels.items():
             number = sum(map(len, pairs)) + 1
             print(f"\n[{number}/4] {label}", file=sys.stderr, flush=True)
-            pairs[-1].append(train(label, [*options, "--compression", compression, "--seed", str(args.seed)],
-                                   os.path.join(args.out, f"{number}.jsonl"), args.ranks, args.timeout, example))
+            pairs[-1].append(
+                train(
+                    label,
+                    [*options, "--compression", compression, "--seed", str(args.seed)],
+                    os.path.join(args.out, f"{number}.jsonl"),
+                    args.ranks,
+                    args.timeout,
+                    example,
+                )
+            )
     return pairs
 
 
@@ -129,11 +166,19 @@ def main():
     pairs = run_all(args)
     rows = table(pairs)
     command = "python examples/compare_tensorflow.py --data DIR --out DIR" + "".join(
-        f" --{name.replace('_', '-')} {value}" for name, value in args.changed.items())
-    text = "\n\n".join([
-        as_markdown(rows), caption(pairs, args),
-        f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "
-        f"`{command if args.changed else 'make demo-tensorflow'}`."]) + "\n"
+        f" --{name.replace('_', '-')} {value}" for name, value in args.changed.items()
+    )
+    text = (
+        "\n\n".join(
+            [
+                as_markdown(rows),
+                caption(pairs, args),
+                f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "
+                f"`{command if args.changed else 'make demo-tensorflow'}`.",
+            ]
+        )
+        + "\n"
+    )
     files = [os.path.join(args.out, "comparison.md"), *plot(pairs, args.out)]
     with open(files[0], "w", encoding="utf-8") as file:
         file.write(text)

@@ -32,6 +32,13 @@ def load(folder, part):
 def small():
     """1.2 million parameters, nearly all of them in the first fully connected layer."""
     return nn.Sequential(
-        nn.Conv2d(1, 16, 4, stride=2, padding=1), nn.ReLU(),
-        nn.Conv2d(16, 48, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Flatten(), nn.Linear(48 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, 10))
+        nn.Conv2d(1, 16, 4, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 48, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(48 * 7 * 7, 512),
+        nn.ReLU(),
+        nn.Linear(512, 10),
+    )

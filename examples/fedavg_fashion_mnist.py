@@ -117,9 +117,17 @@ class Serving:
     def __init__(self, start: np.ndarray, net: torch.nn.Module, args, comm: MPI.Comm):
         self.args, self.comm, self.net, self.test = args, comm, net, load(args.data, "t10k")
         self.adamw = AdamW(start.size, args.lr, args.weight_decay, args.lr_rounds) if args.method == "panthalia" else None
-        self.core = MeasuredServer(start, comm.size - 1, args.compression, sampled=args.sampled, optimizer=self.adamw,
-                                   weights="samples", most_samples=args.train_samples or TRAIN_SAMPLES, memory=args.memory,
-                                   seed=args.seed)
+        self.core = MeasuredServer(
+            start,
+            comm.size - 1,
+            args.compression,
+            sampled=args.sampled,
+            optimizer=self.adamw,
+            weights="samples",
+            most_samples=args.train_samples or TRAIN_SAMPLES,
+            memory=args.memory,
+            seed=args.seed,
+        )
         self.options = {key: value for key, value in vars(args).items() if key not in NOT_KEPT} | {"clients": comm.size - 1}
         #: By round: bytes of messages, and how many there were; accuracy: [round, accuracy] of each evaluation.
         self.log = {"sent": [], "messages_sent": [], "received": [], "messages_received": [], "rejected": [], "accuracy": []}
@@ -139,20 +147,29 @@ class Serving:
 
     def keep(self) -> None:
         if self.args.state:
-            self.state.save(round=self.core.round, options=json.dumps(self.options), log=json.dumps(self.log),
-                            **(self.adamw.state_dict() if self.adamw else {}))
+            self.state.save(
+                round=self.core.round,
+                options=json.dumps(self.options),
+                log=json.dumps(self.log),
+                **(self.adamw.state_dict() if self.adamw else {}),
+            )
             self.core.save(self.args.state)
 
     def run(self) -> None:
         server = FederatedServer(self.core, self.comm, timeout=self.args.timeout, pace=self.args.pace)
-        progress = tqdm(range(self.core.round, self.args.rounds), initial=self.core.round, total=self.args.rounds,
-                        unit="round")
+        progress = tqdm(
+            range(self.core.round, self.args.rounds), initial=self.core.round, total=self.args.rounds, unit="round"
+        )
         done = self.core.round
         for _ in progress:
             report = server.round()
-            for key, value in {"sent": report.sent, "received": report.received, "messages_received": len(report.taken),
-                               "messages_sent": len({*report.taken, *report.missing, *report.rejected}),
-                               "rejected": len(report.rejected)}.items():
+            for key, value in {
+                "sent": report.sent,
+                "received": report.received,
+                "messages_received": len(report.taken),
+                "messages_sent": len({*report.taken, *report.missing, *report.rejected}),
+                "rejected": len(report.rejected),
+            }.items():
                 self.log[key].append(value)
             if report.round % self.args.evaluate_every == 0 or report.round == self.args.rounds:
                 self.evaluate()
@@ -175,33 +192,52 @@ class Serving:
         """Bytes of all messages down and up, by those of the same messages as float32. Without the first round's down: all
         begin with the same model, and there is nothing to tell."""
         whole = 4 * self.core.model.size
-        return tuple(sum(self.log[way][first:]) / max(1, whole * sum(self.log[f"messages_{way}"][first:]))
-                     for way, first in (("sent", 1), ("received", 0)))
+        return tuple(
+            sum(self.log[way][first:]) / max(1, whole * sum(self.log[f"messages_{way}"][first:]))
+            for way, first in (("sent", 1), ("received", 0))
+        )
 
     def write(self, rounds: int, clients: list) -> None:
         """rounds: of this run. clients: of each rank, seconds and the number of updates."""
         updates = max(1, sum(count for _, count in clients[1:]))
-        means = {f"client_{what}": sum(seconds[what] for seconds, _ in clients[1:]) / updates
-                 for what in ("decode", "encode")}
+        means = {
+            f"client_{what}": sum(seconds[what] for seconds, _ in clients[1:]) / updates for what in ("decode", "encode")
+        }
         means |= {f"server_{what}": self.core.seconds[what] / max(1, rounds) for what in ("decode", "encode")}
-        tqdm.write(f"{self.summary()}; CPU ms: "
-                   + ", ".join(f"{what.replace('_', ' ')} {1000 * value:.2f}" for what, value in means.items()))
+        tqdm.write(
+            f"{self.summary()}; CPU ms: "
+            + ", ".join(f"{what.replace('_', ' ')} {1000 * value:.2f}" for what, value in means.items())
+        )
         if self.args.out:
             down, up = self.volumes()
             with open(f"{self.args.out}.new", "w", encoding="utf-8") as file:
-                json.dump({"options": {**self.options, "rounds": self.args.rounds}, "parameters": self.core.model.size,
-                           "volume": {"down": down, "up": up}, "cpu_seconds": means, **self.log}, file)
+                json.dump(
+                    {
+                        "options": {**self.options, "rounds": self.args.rounds},
+                        "parameters": self.core.model.size,
+                        "volume": {"down": down, "up": up},
+                        "cpu_seconds": means,
+                        **self.log,
+                    },
+                    file,
+                )
             os.replace(f"{self.args.out}.new", self.args.out)
 
 
 def take_part(start: np.ndarray, net: torch.nn.Module, args, comm: MPI.Comm, resumed: int) -> None:
     """A client's rank."""
     number = comm.rank - 1
-    images, labels = (read_idx(args.data, f"train-{name}-ubyte")[:args.train_samples]
-                      for name in ("images-idx3", "labels-idx1"))
+    images, labels = (
+        read_idx(args.data, f"train-{name}-ubyte")[: args.train_samples] for name in ("images-idx3", "labels-idx1")
+    )
     mine = torch.from_numpy(lda_split(labels.numpy(), comm.size - 1, args.alpha, args.seed)[number])
-    data = {"images": scaled(images[mine]), "labels": labels[mine].long(), "batch": args.batch, "number": number,
-            "seed": args.seed}
+    data = {
+        "images": scaled(images[mine]),
+        "labels": labels[mine].long(),
+        "batch": args.batch,
+        "number": number,
+        "seed": args.seed,
+    }
     if args.method == "fedavg":
         train = Epochs(net, **data, epochs=args.local_epochs, lr=args.lr)
     else:
@@ -219,11 +255,21 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
     parser.add_argument("--method", choices=DEFAULTS, default="fedavg")
-    parser.add_argument("--compression", metavar="SPEC", help="both ways; dense/raw: none (default: "
-                        + ", ".join(f"{spec} for {method}" for method, (spec, _) in DEFAULTS.items()) + ")")
+    parser.add_argument(
+        "--compression",
+        metavar="SPEC",
+        help="both ways; dense/raw: none (default: "
+        + ", ".join(f"{spec} for {method}" for method, (spec, _) in DEFAULTS.items())
+        + ")",
+    )
     parser.add_argument("--memory", choices=("residual", "ef21", "none"), default="residual", help="of the clients")
-    parser.add_argument("--rounds", type=int, help="in all, those before a resume counted in (default: "
-                        + ", ".join(f"{rounds} for {method}" for method, (_, rounds) in DEFAULTS.items()) + ")")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help="in all, those before a resume counted in (default: "
+        + ", ".join(f"{rounds} for {method}" for method, (_, rounds) in DEFAULTS.items())
+        + ")",
+    )
     parser.add_argument("--sampled", type=int, metavar="M", help="clients in a round (default: all)")
     parser.add_argument("--local-epochs", type=int, default=1, help="of fedavg, in a round")
     parser.add_argument("--local-batches", type=int, default=1, help="of panthalia, in a gradient")
@@ -236,11 +282,18 @@ def parse_args():
     parser.add_argument("--train-samples", type=int, metavar="N", help="use only so many, of all clients")
     parser.add_argument("--evaluate-every", type=int, default=1, metavar="ROUNDS")
     parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="that a round waits for updates")
-    parser.add_argument("--pace", type=float, metavar="SECONDS", help="that a round is to take: densities follow what the "
-                        "links give (Kimad; default: they stay)")
+    parser.add_argument(
+        "--pace",
+        type=float,
+        metavar="SECONDS",
+        help="that a round is to take: densities follow what the links give (Kimad; default: they stay)",
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--state", metavar="FILE", help="keep the state there, and in files beside it, after each round; go "
-                        "on from it if it is there")
+    parser.add_argument(
+        "--state",
+        metavar="FILE",
+        help="keep the state there, and in files beside it, after each round; go on from it if it is there",
+    )
     parser.add_argument("--out", metavar="FILE", help="gets a JSON object: options, accuracy, bytes, seconds")
     args = parser.parse_args()
     spec, rounds = DEFAULTS[args.method]

@@ -43,8 +43,10 @@ def lda_split(labels: np.ndarray, clients: int, alpha: float, seed: int, least: 
         split = [np.sort(np.concatenate(part)) for part in parts]
         if min(part.size for part in split) >= least:
             return split
-    raise ConfigError(f"{len(labels)} samples could not be split with alpha={alpha} so that each of {clients} clients has "
-                      f"{least}; take a larger alpha or fewer clients")
+    raise ConfigError(
+        f"{len(labels)} samples could not be split with alpha={alpha} so that each of {clients} clients has "
+        f"{least}; take a larger alpha or fewer clients"
+    )
 
 
 def vector_of(net: nn.Module) -> np.ndarray:
@@ -112,7 +114,7 @@ class Gradient(LocalTraining):
         """model, float32[d] -> model - gradient, float32[d], and the number of samples."""
         set_vector(self.net, model)
         self.net.zero_grad()
-        chosen = self._order(round_, 0)[:self._batches * self._batch]
+        chosen = self._order(round_, 0)[: self._batches * self._batch]
         self._loss(chosen).backward()
         gradient = parameters_to_vector(parameter.grad for parameter in self.net.parameters())
         return model - gradient.numpy(), len(self._labels)

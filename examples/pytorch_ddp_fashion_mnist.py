@@ -81,7 +81,7 @@ def compute_seconds(module, loader, args):
         train_step(alone, optimizer, images, labels)
         laps.append(time.perf_counter() - started)
         started = time.perf_counter()
-    return statistics.median(laps[len(laps) // 4:])
+    return statistics.median(laps[len(laps) // 4 :])
 
 
 class Meter:
@@ -128,9 +128,13 @@ class Meter:
         step, codec = self.seconds / counted, (self._codec() - self.codec_before) / counted
         compute = min(self.compute, step - codec)  # where the machine was slower before the training than in it
         layers = self.state.compression_stats().get("compressed", {}) if isinstance(self.state, CompressionState) else {}
-        return {"steps": self.steps, "bytes_sent": round(sent), "ratio": ring * 4 * self.steps * self.parameters / sent,
-                "compressed_layers_ratio": layers.get("ratio"),
-                "seconds_per_step": {"compute": compute, "codec": codec, "exchange": step - codec - compute}}
+        return {
+            "steps": self.steps,
+            "bytes_sent": round(sent),
+            "ratio": ring * 4 * self.steps * self.parameters / sent,
+            "compressed_layers_ratio": layers.get("ratio"),
+            "seconds_per_step": {"compute": compute, "codec": codec, "exchange": step - codec - compute},
+        }
 
 
 def main(args):
@@ -139,7 +143,7 @@ def main(args):
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])))
     torch.manual_seed(args.seed)
     test = [tensor[rank::ranks] for tensor in load(args.data, "t10k")]
-    train = TensorDataset(*(tensor[:args.train_samples] for tensor in load(args.data, "train")))
+    train = TensorDataset(*(tensor[: args.train_samples] for tensor in load(args.data, "train")))
     sampler = DistributedSampler(train, ranks, rank, seed=args.seed)
     loader = DataLoader(train, None, sampler=BatchSampler(sampler, args.batch_size, drop_last=True))
     module = small()
@@ -147,7 +151,8 @@ def main(args):
     model, state = wrap(module, args)
     optimizer = make_optimizer(module, args)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, args.lr, args.epochs * len(loader), pct_start=0.2, cycle_momentum=False)
+        optimizer, args.lr, args.epochs * len(loader), pct_start=0.2, cycle_momentum=False
+    )
     meter = Meter(state, module, args, compute)
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
@@ -161,8 +166,10 @@ def main(args):
             if step in (len(loader) // 2, len(loader)):
                 result = {"epoch": epoch + step / len(loader), **evaluate(module, *test), **meter.report()}
                 if rank == 0:
-                    progress.write(f"epoch {result['epoch']:.1f}: test accuracy {result['accuracy']:.2%}, "
-                                   f"{result['ratio']:.0f}x fewer bytes")
+                    progress.write(
+                        f"epoch {result['epoch']:.1f}: test accuracy {result['accuracy']:.2%}, "
+                        f"{result['ratio']:.0f}x fewer bytes"
+                    )
                     with open(args.log_file, "a") as log:
                         print(json.dumps(result), file=log)
             started = time.perf_counter()

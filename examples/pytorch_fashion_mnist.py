@@ -30,13 +30,25 @@ WARM_UP = 10  # steps whose time is not counted
 
 def cnn():
     """2.7 million parameters, nearly all of them in convolutions."""
+
     def block(inputs, outputs):
         return nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
 
     return nn.Sequential(
-        nn.Conv2d(1, 64, 3, stride=2, padding=1), nn.ReLU(), *block(64, 128), nn.MaxPool2d(2), *block(128, 256),
-        *block(256, 256), nn.MaxPool2d(2), *block(256, 512), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
-        nn.Linear(512 * 2 * 2, 256), nn.ReLU(), nn.Linear(256, 10))
+        nn.Conv2d(1, 64, 3, stride=2, padding=1),
+        nn.ReLU(),
+        *block(64, 128),
+        nn.MaxPool2d(2),
+        *block(128, 256),
+        *block(256, 256),
+        nn.MaxPool2d(2),
+        *block(256, 512),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512 * 2 * 2, 256),
+        nn.ReLU(),
+        nn.Linear(256, 10),
+    )
 
 
 MODELS = {"small": small, "cnn": cnn}
@@ -90,16 +102,21 @@ class Meter:
         copies = {"allgather": hvd.size() - 1, "hierarchical": 1}.get(self.communicator, ring)
         sent = ring * (stats["bytes_out"] - layers["bytes_out"]) + copies * layers["bytes_out"]
         seconds = dict(zip(STAGES, (self.seconds / max(1, self.steps - WARM_UP)).tolist(), strict=True))
-        return {"steps": self.steps, "bytes_sent": round(sent), "ratio": ring * 4 * numbers / (sent or 1),
-                "compressed_layers_ratio": layers.get("ratio"), "seconds_per_step": seconds}
+        return {
+            "steps": self.steps,
+            "bytes_sent": round(sent),
+            "ratio": ring * 4 * numbers / (sent or 1),
+            "compressed_layers_ratio": layers.get("ratio"),
+            "seconds_per_step": seconds,
+        }
 
 
 def main(args):
     hvd.init()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
     torch.manual_seed(args.seed)
-    test = [tensor[hvd.rank()::hvd.size()] for tensor in load(args.data, "t10k")]
-    train = TensorDataset(*(tensor[:args.train_samples] for tensor in load(args.data, "train")))
+    test = [tensor[hvd.rank() :: hvd.size()] for tensor in load(args.data, "t10k")]
+    train = TensorDataset(*(tensor[: args.train_samples] for tensor in load(args.data, "train")))
     sampler = DistributedSampler(train, hvd.size(), hvd.rank(), seed=args.seed)
     loader = DataLoader(train, None, sampler=BatchSampler(sampler, args.batch_size, drop_last=True))
     model = MODELS[args.model]()
@@ -107,16 +124,24 @@ def main(args):
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     if args.optimizer == "onebit_adam":
-        optimizer = OneBitAdam(optimizer, model.named_parameters(), args.compression, memory=args.memory,
-                               warmup_steps=args.warmup_steps)
+        optimizer = OneBitAdam(
+            optimizer, model.named_parameters(), args.compression, memory=args.memory, warmup_steps=args.warmup_steps
+        )
     elif args.compression in HOROVOD:
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), HOROVOD[args.compression])
     else:
-        optimizer = DistributedOptimizer(optimizer, model.named_parameters(), args.compression,
-                                         memory=args.memory, communicator=args.communicator, schedule=dict(args.schedule),
-                                         capture=args.capture and Capture(args.capture, args.capture_steps))
+        optimizer = DistributedOptimizer(
+            optimizer,
+            model.named_parameters(),
+            args.compression,
+            memory=args.memory,
+            communicator=args.communicator,
+            schedule=dict(args.schedule),
+            capture=args.capture and Capture(args.capture, args.capture_steps),
+        )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, args.lr, args.epochs * len(loader), pct_start=0.2, cycle_momentum=False)
+        optimizer, args.lr, args.epochs * len(loader), pct_start=0.2, cycle_momentum=False
+    )
     meter = Meter(optimizer, model, args)
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
@@ -150,8 +175,14 @@ if __name__ == "__main__":
     parser.add_argument("--compression", default="topk:0.01/rice/qsgd:7", help="or none, fp16: Horovod's own")
     parser.add_argument("--memory", default="residual", help="residual, none, ef21, dgc, …")
     parser.add_argument("--communicator", default="allgather", help="allgather, sharded, hierarchical, tree, …")
-    parser.add_argument("--schedule", nargs="+", default=[], metavar="OPTION=SPEC", type=lambda text: text.split("=", 1),
-                        help="options of the spec that change with the step, such as density=warmup:400")
+    parser.add_argument(
+        "--schedule",
+        nargs="+",
+        default=[],
+        metavar="OPTION=SPEC",
+        type=lambda text: text.split("=", 1),
+        help="options of the spec that change with the step, such as density=warmup:400",
+    )
     parser.add_argument("--optimizer", choices=("sgd", "adam", "onebit_adam"), default="sgd")
     parser.add_argument("--warmup-steps", type=int, default=400, metavar="N", help="of 1-bit Adam, which are not compressed")
     parser.add_argument("--model", choices=MODELS, default="small")

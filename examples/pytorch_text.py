@@ -85,8 +85,13 @@ def main(args):
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    optimizer = DistributedOptimizer(optimizer, model.named_parameters(), args.compression, memory=args.memory,
-                                     capture=args.capture and Capture(args.capture, args.capture_steps))
+    optimizer = DistributedOptimizer(
+        optimizer,
+        model.named_parameters(),
+        args.compression,
+        memory=args.memory,
+        capture=args.capture and Capture(args.capture, args.capture_steps),
+    )
     generator = torch.Generator().manual_seed(args.seed * hvd.size() + hvd.rank())
     progress = tqdm(range(args.steps), unit="step", disable=hvd.rank() > 0)
     for _ in progress:
@@ -98,7 +103,7 @@ def main(args):
         sent = optimizer.compression_stats()
         progress.set_postfix_str(f"loss {loss:.3f}" + (f", {sent['ratio']:.0f}x fewer bytes" if sent["steps"] else ""))
     with torch.inference_mode():  # every rank its share of the held-out text
-        share = held_out[:HELD_OUT // 100 * 100].view(-1, 100)[hvd.rank()::hvd.size()]
+        share = held_out[: HELD_OUT // 100 * 100].view(-1, 100)[hvd.rank() :: hvd.size()]
         losses = torch.stack([model(part) for part in share.split(5)])
     loss = hvd.allreduce(losses.mean(), name="held out").item()
     if hvd.rank() == 0:

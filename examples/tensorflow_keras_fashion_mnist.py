@@ -50,11 +50,18 @@ def dataset(folder, part, samples=None):
 def make_model():
     """1.2 million parameters, nearly all of them in the first fully connected layer."""
     layers = keras.layers
-    return keras.Sequential([
-        keras.Input((28, 28, 1)), layers.Rescaling(1 / 90, -0.81),
-        layers.Conv2D(16, 4, strides=2, padding="same", activation="relu"),
-        layers.Conv2D(48, 3, padding="same", activation="relu"), layers.MaxPooling2D(),
-        layers.Flatten(), layers.Dense(512, activation="relu"), layers.Dense(10)])
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            layers.Rescaling(1 / 90, -0.81),
+            layers.Conv2D(16, 4, strides=2, padding="same", activation="relu"),
+            layers.Conv2D(48, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(512, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
 
 
 class Log(keras.callbacks.Callback):
@@ -74,9 +81,14 @@ class Log(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         weights = b"".join(weight.tobytes() for weight in self.model.get_weights())
-        result = {"epoch": epoch + 1, "accuracy": logs["val_accuracy"], "loss": logs["val_loss"],
-                  "seconds_per_step": (self.ends[-1] - self.ends[0]) / max(1, len(self.ends) - 1),
-                  "checksums": hvd.allgather_object(zlib.crc32(weights)), **self.volume()}  # all ranks' must agree
+        result = {
+            "epoch": epoch + 1,
+            "accuracy": logs["val_accuracy"],
+            "loss": logs["val_loss"],
+            "seconds_per_step": (self.ends[-1] - self.ends[0]) / max(1, len(self.ends) - 1),
+            "checksums": hvd.allgather_object(zlib.crc32(weights)),
+            **self.volume(),
+        }  # all ranks' must agree
         if hvd.rank() == 0:
             with open(self.path, "a") as log:
                 print(json.dumps(result), file=log)
@@ -88,8 +100,12 @@ class Log(keras.callbacks.Callback):
             return {}
         layers = stats["compressed"]
         sent = self.ring * (stats["bytes_out"] - layers["bytes_out"]) + self.gather * layers["bytes_out"]
-        return {"steps": stats["steps"], "bytes_sent": round(sent), "ratio": self.ring * stats["bytes_in"] / sent,
-                "compressed_layers_ratio": layers["ratio"]}
+        return {
+            "steps": stats["steps"],
+            "bytes_sent": round(sent),
+            "ratio": self.ring * stats["bytes_in"] / sent,
+            "compressed_layers_ratio": layers["ratio"],
+        }
 
 
 def main(args):
@@ -102,8 +118,11 @@ def main(args):
     train = train.shuffle(len(train), args.seed).shard(hvd.size(), hvd.rank()).batch(args.batch_size, drop_remainder=True)
     test = dataset(args.data, "t10k").shard(hvd.size(), hvd.rank()).batch(500)
     model = make_model()
-    optimizer = DistributedOptimizer(keras.optimizers.SGD(args.lr, momentum=0.9, nesterov=True),
-                                     compression=HOROVOD.get(args.compression, args.compression), memory=args.memory)
+    optimizer = DistributedOptimizer(
+        keras.optimizers.SGD(args.lr, momentum=0.9, nesterov=True),
+        compression=HOROVOD.get(args.compression, args.compression),
+        memory=args.memory,
+    )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)  # XLA cannot call Horovod
     callbacks = [
@@ -116,8 +135,7 @@ def main(args):
     ]
     if hvd.rank() == 0:
         callbacks.append(TqdmCallback(verbose=2))
-    model.fit(train.prefetch(2), epochs=args.epochs, validation_data=test, callbacks=callbacks, shuffle=False,
-              verbose=0)
+    model.fit(train.prefetch(2), epochs=args.epochs, validation_data=test, callbacks=callbacks, shuffle=False, verbose=0)
 
 
 if __name__ == "__main__":

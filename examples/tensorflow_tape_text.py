@@ -65,9 +65,13 @@ class Model:
         self.output = tf.Variable(tf.random.normal([ROWS, WIDTH], stddev=0.1), name="output")
         self.bias = tf.Variable(tf.zeros([ROWS]), name="output_bias")
         layers = keras.layers
-        self.hidden = keras.Sequential([  # sees a word and the 15 before it
-            layers.Conv1D(WIDTH, 4, padding="causal", activation="relu"),
-            layers.Conv1D(WIDTH, 4, padding="causal", dilation_rate=4, activation="relu"), layers.Dense(WIDTH)])
+        self.hidden = keras.Sequential(
+            [  # sees a word and the 15 before it
+                layers.Conv1D(WIDTH, 4, padding="causal", activation="relu"),
+                layers.Conv1D(WIDTH, 4, padding="causal", dilation_rate=4, activation="relu"),
+                layers.Dense(WIDTH),
+            ]
+        )
         self.hidden.build([None, None, WIDTH])
         self.variables = [self.embedding, self.output, self.bias, *self.hidden.trainable_variables]
 
@@ -78,8 +82,9 @@ class Model:
 
     def sampled_loss(self, words):
         states, following = self.states(words)
-        return tf.reduce_mean(tf.nn.sampled_softmax_loss(
-            self.output, self.bias, following[:, None], states, SAMPLED, ROWS, seed=hvd.rank()))
+        return tf.reduce_mean(
+            tf.nn.sampled_softmax_loss(self.output, self.bias, following[:, None], states, SAMPLED, ROWS, seed=hvd.rank())
+        )
 
     def loss(self, words):
         states, following = self.states(words)
@@ -93,8 +98,7 @@ def rows_once(gradient):
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     rows, slots = tf.unique(gradient.indices)
-    return tf.IndexedSlices(tf.math.unsorted_segment_sum(gradient.values, slots, tf.size(rows)), rows,
-                            gradient.dense_shape)
+    return tf.IndexedSlices(tf.math.unsorted_segment_sum(gradient.values, slots, tf.size(rows)), rows, gradient.dense_shape)
 
 
 def horovod_bytes(model, positions: int) -> tuple[int, int]:
@@ -124,9 +128,13 @@ class Meter:
         sent = self.steps * of_all
         if self.args.compression != HOROVOD:
             sent = (n - 1) * compression_stats(self.model.variables).get("bytes_out", 0)
-        return {"steps": self.steps, "bytes_sent": sent, "horovod_bytes_sent": self.steps * of_all,
-                "horovod_bytes_of_rows": self.steps * of_rows,
-                "seconds_per_step": self.seconds / max(1, self.steps - WARM_UP)}
+        return {
+            "steps": self.steps,
+            "bytes_sent": sent,
+            "horovod_bytes_sent": self.steps * of_all,
+            "horovod_bytes_of_rows": self.steps * of_rows,
+            "seconds_per_step": self.seconds / max(1, self.steps - WARM_UP),
+        }
 
 
 def main(args):
@@ -136,7 +144,7 @@ def main(args):
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     keras.utils.set_random_seed(args.seed)
     words = read_words()
-    train, held_out = words[:-HELD_OUT], words[-HELD_OUT:].reshape(-1, 100)[hvd.rank()::hvd.size()]
+    train, held_out = words[:-HELD_OUT], words[-HELD_OUT:].reshape(-1, 100)[hvd.rank() :: hvd.size()]
     model = Model()
     decay = keras.optimizers.schedules.PolynomialDecay
     tables = keras.optimizers.Adagrad(decay(args.lr, args.steps), initial_accumulator_value=1e-6)  # suits sparse rows

@@ -11,6 +11,16 @@ from .pipeline.presets import PRESETS
 
 __version__ = "0.1.0"
 __all__ = [
-    "Compressor", "ConfigError", "ContainerError", "ExchangeError", "GraceError", "PRESETS", "compressor", "decode_add",
-    "decompress", "from_params", "inspect", "memory",
+    "Compressor",
+    "ConfigError",
+    "ContainerError",
+    "ExchangeError",
+    "GraceError",
+    "PRESETS",
+    "compressor",
+    "decode_add",
+    "decompress",
+    "from_params",
+    "inspect",
+    "memory",
 ]

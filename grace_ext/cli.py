@@ -125,16 +125,18 @@ def catalogue() -> list[dict]:
         for name in registry.names(kind):
             cls = registry.lookup(kind, name)
             summary, *others = _paragraphs(sys.modules[cls.__module__].__doc__) or [""]
-            found.append({
-                "kind": kind,
-                "name": name,
-                "id": cls.id,
-                "options": {key: parameter.default for key, parameter in registry.parameters(cls).items()},
-                "traits": _traits(cls),
-                "summary": summary,
-                "notes": (_paragraphs(cls.__doc__) or [""])[0],
-                "papers": [text for text in others if _YEAR.search(text)],
-            })
+            found.append(
+                {
+                    "kind": kind,
+                    "name": name,
+                    "id": cls.id,
+                    "options": {key: parameter.default for key, parameter in registry.parameters(cls).items()},
+                    "traits": _traits(cls),
+                    "summary": summary,
+                    "notes": (_paragraphs(cls.__doc__) or [""])[0],
+                    "papers": [text for text in others if _YEAR.search(text)],
+                }
+            )
     return found
 
 
@@ -224,8 +226,12 @@ def _check_sections(parsed: Container) -> None:
 
 def run_bench(arguments) -> int:
     """Measure every stage and the whole road against one memcpy of the gradient."""
-    plan = bench.plan(**{key: getattr(arguments, key) for key in (
-        "input", "size", "density", "spec", "ranks", "repetitions", "peers", "quick", "seed")})
+    plan = bench.plan(
+        **{
+            key: getattr(arguments, key)
+            for key in ("input", "size", "density", "spec", "ranks", "repetitions", "peers", "quick", "seed")
+        }
+    )
     if arguments.plot and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib, which is not installed: pip install 'grace_ext[plots]'")
     for path in (arguments.json, arguments.plot, arguments.markdown):
@@ -268,8 +274,8 @@ def timeline(arguments) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m grace_ext",
-        description="Gradient compression: see what is there, look into containers, measure.")
+        prog="python -m grace_ext", description="Gradient compression: see what is there, look into containers, measure."
+    )
     parser.add_argument("--version", action="version", version=f"grace_ext {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
@@ -279,8 +285,12 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     add("warmup", warmup).add_argument(
-        "--jobs", type=count, default=len(os.sched_getaffinity(0)), metavar="N",
-        help="processes that compile (default: %(default)s, the cores of this process)")
+        "--jobs",
+        type=count,
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="processes that compile (default: %(default)s, the cores of this process)",
+    )
     add("codecs", codecs).add_argument("--json", action="store_true", help="machine-readable")
     add("inspect", inspect).add_argument("file", help="one container, or several one after the other")
     _add_bench_arguments(add("bench", run_bench))
@@ -301,21 +311,39 @@ def _add_advise_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=count, required=True, metavar="N", help="in all")
     add("--per-host", type=count, default=1, metavar="N", help="workers that share a host's link (default: %(default)s)")
     add("--latency", type=seconds, default=1e-4, metavar="T", help="of a message (default: 100us)")
-    add("--overlap", type=float, default=0.5, metavar="X", help="share of the step that the exchange can hide behind "
-        "(default: %(default)s)")
+    add(
+        "--overlap",
+        type=float,
+        default=0.5,
+        metavar="X",
+        help="share of the step that the exchange can hide behind (default: %(default)s)",
+    )
     add("--strict", action="store_true", help="recommend only what does no more than round every element")
-    add("--optimizer", choices=advisor.OPTIMIZERS, help="sgd: with momentum; adam: AdamW and its kin, too. Only what was "
-        "shown to keep accuracy with it is recommended (default: with all of them)")
+    add(
+        "--optimizer",
+        choices=advisor.OPTIMIZERS,
+        help="sgd: with momentum; adam: AdamW and its kin, too. Only what was "
+        "shown to keep accuracy with it is recommended (default: with all of them)",
+    )
 
 
 def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--input", nargs="+", default=["heavy"], metavar="INPUT",
-        help=f"{', '.join(bench.SYNTHETIC)}, or a .npy or .npz file of saved gradients (default: heavy)")
-    add("--size", type=count, nargs="+", metavar="N",
-        help="elements of a synthetic gradient, such as 1M (default: 25.6M)")
-    add("--density", type=float, nargs="+", metavar="X",
-        help="shares of the elements that are selected (default: 0.001 0.01 0.1)")
+    add(
+        "--input",
+        nargs="+",
+        default=["heavy"],
+        metavar="INPUT",
+        help=f"{', '.join(bench.SYNTHETIC)}, or a .npy or .npz file of saved gradients (default: heavy)",
+    )
+    add("--size", type=count, nargs="+", metavar="N", help="elements of a synthetic gradient, such as 1M (default: 25.6M)")
+    add(
+        "--density",
+        type=float,
+        nargs="+",
+        metavar="X",
+        help="shares of the elements that are selected (default: 0.001 0.01 0.1)",
+    )
     add("--spec", nargs="+", help=f"whole roads (default: {' '.join(bench.SPECS)} and all presets)")
     add("--ranks", type=count, default=8, metavar="N", help="containers to add up (default: %(default)s)")
     add("--repetitions", type=count, metavar="N", help="of each measurement (default: 9)")

@@ -50,8 +50,9 @@ class Stage:
 @functools.cache
 def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
     """The options of a stage class: its constructor's parameters by name. Read-only: all callers get the same."""
-    return types.MappingProxyType({key: p for key, p in inspect.signature(cls).parameters.items()
-                                   if p.kind is not p.VAR_KEYWORD})
+    return types.MappingProxyType(
+        {key: p for key, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD}
+    )
 
 
 def register(cls: type) -> type:

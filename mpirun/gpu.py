@@ -7,6 +7,7 @@ import shutil
 
 WITHOUT_NVTX = {"HOROVOD_WITHOUT_NVTX": "1"}
 
+
 def build_settings(torch_cuda, site_packages, link_folder):
     """(Horovod's build options for this machine's GPUs or the lack of them, a remark for the user).
 

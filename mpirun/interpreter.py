@@ -36,11 +36,7 @@ def choose(wanted, venv):
         if not _is_supported(python):
             fail(f"PYTHON={wanted} is Python {dotted(python['version'])}; 3.10 to 3.13 are supported")
         return python
-    found = [
-        python
-        for python in (_describe(name, venv) for name in CANDIDATES)
-        if python and _is_supported(python)
-    ]
+    found = [python for python in (_describe(name, venv) for name in CANDIDATES) if python and _is_supported(python)]
     if not found:
         fail("no Python 3.10 to 3.13 found. Run: apt-get install python3.11 python3.11-venv python3.11-dev")
     if found[0]["has"]["horovod"]:

@@ -49,9 +49,7 @@ class Progress:
         path = os.path.join(self.log_dir, log)
         started = time.monotonic()
         with open(path, "wb") as out:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd=cwd
-            )
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd=cwd)
         try:
             while True:
                 try:

@@ -186,9 +186,7 @@ def make_venv(python, inherits, progress):
 def inherit_from(python):
     """Let .venv find an interpreter's programs, and its packages if it is in a virtual environment itself."""
     if python["is_venv"]:
-        write_pth(
-            "inherited", *(f"import site; site.addsitedir({site!r})" for site in python["site_packages"])
-        )
+        write_pth("inherited", *(f"import site; site.addsitedir({site!r})" for site in python["site_packages"]))
     lib = os.path.join(python["prefix"], "lib")
     if glob.glob(f"{glob.escape(lib)}/libmpi.so*"):
         tell_mpi4py(lib)

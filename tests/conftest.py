@@ -16,8 +16,20 @@ TIERS = ("quick", "test", "all")
 #: How many examples hypothesis draws for a property.
 EXAMPLES = {"quick": 15, "test": 25, "all": 60}
 #: The groups of tests that take the longest begin first, so that all processes end together.
-LONGEST = ("hosts", "test_horovod_keras", "test_elastic", "test_horovod_tensorflow", "test_cpus", "test_horovod_torch",
-           "test_fuzz_programs", "test_fuzz_faults", "test_keras", "test_torch_ddp", "test_federated", "test_properties")
+LONGEST = (
+    "hosts",
+    "test_horovod_keras",
+    "test_elastic",
+    "test_horovod_tensorflow",
+    "test_cpus",
+    "test_horovod_torch",
+    "test_fuzz_programs",
+    "test_fuzz_faults",
+    "test_keras",
+    "test_torch_ddp",
+    "test_federated",
+    "test_properties",
+)
 
 
 def pytest_addoption(parser):
@@ -27,8 +39,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     # Drawn from a fixed seed: a test run says the same on every machine and on every day.
-    settings.register_profile("grace_ext", deadline=None, derandomize=True, database=None,
-                              max_examples=EXAMPLES[config.getoption("tier")])
+    settings.register_profile(
+        "grace_ext", deadline=None, derandomize=True, database=None, max_examples=EXAMPLES[config.getoption("tier")]
+    )
     settings.load_profile("grace_ext")
     # A shell that runs pytest in the background makes it ignore SIGINT, and so would all that tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -53,7 +53,7 @@ def mutations(payload, seed=0, count=40):
     rng = np.random.default_rng(seed)
     yield payload[:0]
     yield payload[:-1]
-    yield payload[:payload.size // 2]
+    yield payload[: payload.size // 2]
     yield np.append(payload, np.uint8(0))
     yield rng.integers(0, 256, payload.size).astype(np.uint8)
     for _ in range(count if payload.size else 0):
@@ -64,6 +64,7 @@ def mutations(payload, seed=0, count=40):
 
 
 # Inputs
+
 
 def gauss(d, seed=0):
     return np.random.default_rng(seed).standard_normal(d).astype(np.float32)
@@ -93,8 +94,11 @@ def gradients():
 def supports():
     """name -> (indices uint32[k], d), k >= 1."""
     rng = np.random.default_rng(2)
-    found = {"the only one": (np.zeros(1, np.uint32), 1), "last": (np.array([4096], np.uint32), 4097),
-             "first and last of 2**20": (np.array([0, 2**20 - 1], np.uint32), 2**20)}
+    found = {
+        "the only one": (np.zeros(1, np.uint32), 1),
+        "last": (np.array([4096], np.uint32), 4097),
+        "first and last of 2**20": (np.array([0, 2**20 - 1], np.uint32), 2**20),
+    }
     for d in (8, 15, 16, 17, 511, 512, 513, 4095, 4096, 4097):
         for k in {1, d // 10 or 1, d // 2, d - 1, d}:
             found[f"{k} of {d}"] = (np.sort(rng.choice(d, k, replace=False)).astype(np.uint32), d)
@@ -109,6 +113,7 @@ def index_codecs():
 
 
 # The parts
+
 
 def check_index_codec(codec, indices, d):
     codec = codec.choose(read_only(indices), d)
@@ -198,6 +203,7 @@ def check_sparsifier(sparsifier, dense):
 
 
 # The whole pipeline
+
 
 def check_compressor(c, gradient):
     """Round trip, sizes, wrong sizes. Returns (container, dense)."""
@@ -293,8 +299,12 @@ def _residual(memory, gradient):
 
 def arrays_of(exchange) -> dict:
     """All that an exchange keeps between steps, "field:tensor" -> array."""
-    return {f"{field}:{name}": array for field, kept in exchange.state_dict().items() if field != "step"
-            for name, array in kept.items()}
+    return {
+        f"{field}:{name}": array
+        for field, kept in exchange.state_dict().items()
+        if field != "step"
+        for name, array in kept.items()
+    }
 
 
 def peak_of(refusal, function, *arguments):

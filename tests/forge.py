@@ -37,8 +37,23 @@ def number(value):
     return value if isinstance(value, bytes) else varint(value)
 
 
-def container(*, magic=0x47, version=0xE1, flags=0, index=1, value=1, d=8, transform=b"", shape=None, k=3,
-              index_length=None, value_length=None, index_section=None, value_section=None, order_section=b""):
+def container(
+    *,
+    magic=0x47,
+    version=0xE1,
+    flags=0,
+    index=1,
+    value=1,
+    d=8,
+    transform=b"",
+    shape=None,
+    k=3,
+    index_length=None,
+    value_length=None,
+    index_section=None,
+    value_section=None,
+    order_section=b"",
+):
     """A valid container of 8 elements with 1.0, 2.0, 3.0 at 1, 4, 7 unless told otherwise. Any number may be bytes."""
     index_section = u32(1, 4, 7) if index_section is None else index_section
     value_section = f32(1, 2, 3) if value_section is None else value_section

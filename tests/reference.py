@@ -20,7 +20,7 @@ class Reader:
 
     def take(self, count):
         self.at += count
-        return self.data[self.at - count:self.at]
+        return self.data[self.at - count : self.at]
 
     def byte(self):
         return self.take(1)[0]
@@ -97,7 +97,7 @@ def qsgd(section, k):
     s = int.from_bytes(section[2:at], "little") if flags & 0x40 else 2 ** (bits - 1) - 1
     count = math.ceil(k / bucket)
     norms = struct.unpack_from(f"<{count}f", section, at)
-    rest = section[at + 4 * count:]
+    rest = section[at + 4 * count :]
     codes = reference_levels.levels(rest, 2 * s + 1, k) if flags & 0x20 else twins.unpack(rest, bits, k)
     return twins.unqsgd(codes, s, bucket, norms).tolist()
 

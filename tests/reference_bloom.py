@@ -46,8 +46,10 @@ def scores_of(positives):
     sizes = Counter(bit for _, bits in positives for bit in bits)
     sure = [any(sizes[bit] == 1 for bit in bits) for _, bits in positives]
     explained = {bit for (_, bits), certain in zip(positives, sure, strict=True) if certain for bit in bits}
-    return [8193 if certain else sum(1024 // min(255, sizes[bit]) for bit in bits if bit not in explained)
-            for (_, bits), certain in zip(positives, sure, strict=True)]
+    return [
+        8193 if certain else sum(1024 // min(255, sizes[bit]) for bit in bits if bit not in explained)
+        for (_, bits), certain in zip(positives, sure, strict=True)
+    ]
 
 
 def choose(found, scores, k, seed):
@@ -73,7 +75,7 @@ def bloom(section, d, k):
     if policy in (1, 2):
         return choose(found, scores_of(positives) if policy == 2 else [0] * len(found), k, seed)
     first = {3: 0, 4: (len(found) - k) // 2, 5: len(found) - k, 6: 0}[policy]
-    return found[first:first + k]
+    return found[first : first + k]
 
 
 INDEX = {9: bloom}

@@ -28,7 +28,7 @@ def polyfit(section, k):
 
 
 def dexp(section, k):
-    p, = struct.unpack_from("<I", section)
+    (p,) = struct.unpack_from("<I", section)
     values, at = [], 4
     for sign, n in ((1, p), (-1, k - p)):
         if n:
@@ -42,7 +42,7 @@ def dexp(section, k):
 def sketchml(section, k):
     used = section[0] + 1
     table = struct.unpack_from(f"<{used}f", section, 1)
-    return [table[level] for level in reference_levels.levels(section[1 + 4 * used:], used, k)]
+    return [table[level] for level in reference_levels.levels(section[1 + 4 * used :], used, k)]
 
 
 VALUE = {10: polyfit, 11: dexp, 12: sketchml}

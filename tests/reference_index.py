@@ -12,8 +12,8 @@ def ascending(gaps):
 
 def rle(section, d, k):
     zeros_code, ones_code, n, prefix_bytes = struct.unpack_from("<BBII", section)
-    prefixes = iter(twins.to_bits(section[10:10 + prefix_bytes]))
-    suffixes = iter(twins.to_bits(section[10 + prefix_bytes:]))
+    prefixes = iter(twins.to_bits(section[10 : 10 + prefix_bytes]))
+    suffixes = iter(twins.to_bits(section[10 + prefix_bytes :]))
 
     def number(code):
         prefix, e = 0, code & 127
@@ -73,7 +73,7 @@ def byte_counts(d):
     """How often each byte value occurs in the four bytes of 0 to d - 1."""
     counts = [0] * 256
     for place in range(4):
-        unit = 256 ** place
+        unit = 256**place
         for value in range(256):
             full, rest = divmod(d, 256 * unit)
             counts[value] += full * unit + sorted((0, rest - value * unit, unit))[1]
@@ -90,7 +90,7 @@ def package_merge(counts, limit):
     for _ in range(limit - 1):
         pairs = [(a[0] + b[0], 1, a[2] + b[2]) for a, b in zip(row[::2], row[1::2], strict=False)]
         row = sorted(items + pairs, key=lambda entry: entry[:2])
-    for value in itertools.chain(*(values for _, _, values in row[:2 * len(items) - 2])):
+    for value in itertools.chain(*(values for _, _, values in row[: 2 * len(items) - 2])):
         lengths[value] += 1
     return lengths
 
@@ -135,7 +135,7 @@ def rice_adaptive(section, d, k):
     split = 1 + (5 * blocks + 7) // 8
     shifts = [e for e in twins.unpack(section[1:split], 5, blocks) for _ in range(block)][:k]
     low_bytes = (sum(shifts) + 7) // 8
-    lows, unary = (iter(twins.to_bits(part)) for part in (section[split:split + low_bytes], section[split + low_bytes:]))
+    lows, unary = (iter(twins.to_bits(part)) for part in (section[split : split + low_bytes], section[split + low_bytes :]))
     gaps = []
     for e in shifts:
         low = sum(next(lows) << i for i in range(e))
@@ -154,9 +154,9 @@ def rows(section, d, k):
             assert not section and count == domain
         return list(reference.INDEX[id](section, domain, count)) if id else list(range(domain))
 
-    touched = part(row_codec, section[14:14 + split], -(-d // width), r)
+    touched = part(row_codec, section[14 : 14 + split], -(-d // width), r)
     elements = [x for row in touched for x in range(row * width, min(d, (row + 1) * width))]
-    found = [elements[i] for i in part(codec, section[14 + split:], len(elements), k)]
+    found = [elements[i] for i in part(codec, section[14 + split :], len(elements), k)]
     assert len({x // width for x in found}) == r
     return found
 

@@ -26,7 +26,7 @@ def blocks(body, alphabet, k):
     lengths, at = struct.unpack_from(f"<{count}I", body, 1), 1 + 4 * count
     payloads = []
     for length in lengths:
-        payloads.append(body[at:at + length])
+        payloads.append(body[at : at + length])
         at += length
     payloads.append(body[at:])
     assert all(payload[0] <= 3 for payload in payloads)
@@ -78,7 +78,7 @@ def ans(body, alphabet, k):
     starts = [sum(shares[:s]) for s in range(alphabet)]
     owner = [s for s in range(alphabet) for _ in range(shares[s])]
     states = list(struct.unpack_from("<8I", body, used))
-    words = iter(struct.unpack(f"<{(len(body) - used - 32) // 2}H", body[used + 32:]))
+    words = iter(struct.unpack(f"<{(len(body) - used - 32) // 2}H", body[used + 32 :]))
     found = []
     for i in range(k):
         x = states[i % 8]
@@ -106,7 +106,7 @@ def huffman(body, alphabet, k):
     sizes = struct.unpack_from("<3I", body, used)
     at, found = used + 12, []
     for t, size in enumerate((*sizes, len(body) - used - 12 - sum(sizes))):
-        bits = iter(twins.to_bits(body[at:at + size]))
+        bits = iter(twins.to_bits(body[at : at + size]))
         at += size
         quarter = -(-k // 4)
         for _ in range(min(t * quarter, k), min((t + 1) * quarter, k)):

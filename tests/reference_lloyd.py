@@ -11,10 +11,10 @@ FLT_MAX = float(np.finfo(np.float32).max)
 def lloyd(section, k):
     most, start, step, count = struct.unpack_from("<BffI", section)
     shared = min(most, 16)
-    fractions, at = section[13:13 + shared], 13 + shared
+    fractions, at = section[13 : 13 + shared], 13 + shared
     escapes = iter(struct.unpack_from(f"<{count}f", section, at))
     values = []
-    for code in reference_levels.levels(section[at + 4 * count:], 2 * most + (2 if count else 1), k):
+    for code in reference_levels.levels(section[at + 4 * count :], 2 * most + (2 if count else 1), k):
         level = code - most
         if level > most:
             values.append(next(escapes))

@@ -9,7 +9,7 @@ from reference_levels import levels
 
 
 def bf16(section, k):
-    return [struct.unpack("<f", bytes(2) + section[2 * i:2 * i + 2])[0] for i in range(k)]
+    return [struct.unpack("<f", bytes(2) + section[2 * i : 2 * i + 2])[0] for i in range(k)]
 
 
 def minmax(section, k):
@@ -18,8 +18,8 @@ def minmax(section, k):
     count = math.ceil(k / chunk)
     ranges = struct.unpack_from(f"<{2 * count}f", section, 5)
     found = []
-    for i, level in enumerate(levels(section[5 + 8 * count:], 2**bits, k)):
-        low, high = ranges[2 * (i // chunk):][:2]
+    for i, level in enumerate(levels(section[5 + 8 * count :], 2**bits, k)):
+        low, high = ranges[2 * (i // chunk) :][:2]
         found.append(float(np.float32(low + level * ((high - low) / (2**bits - 1)))))
     return found
 
@@ -43,7 +43,7 @@ def times(digit, scale):
 def terngrad(section, k):
     bucket, count = scales(section, k, 1)
     norms = struct.unpack_from(f"<{count}f", section, 2)
-    body = section[2 + 4 * count:]
+    body = section[2 + 4 * count :]
     ternary = levels(body, 3, k) if section[1] else digits(body, k)
     return [times(digit, norms[i // bucket]) for i, digit in enumerate(ternary)]
 
@@ -51,7 +51,7 @@ def terngrad(section, k):
 def onebit(section, k):
     bucket, count = scales(section, k, 2)
     means = struct.unpack_from(f"<{count}f", section, 1)
-    bits = twins.unpack(section[1 + 4 * count:], 1, k)
+    bits = twins.unpack(section[1 + 4 * count :], 1, k)
     return [means[2 * (i // bucket) + bit] for i, bit in enumerate(bits)]
 
 
@@ -62,7 +62,7 @@ def natural(section, k):
 
 
 def threelc(section, k):
-    scale, = struct.unpack_from("<f", section)
+    (scale,) = struct.unpack_from("<f", section)
     packed = b"".join(bytes([121] * (byte - 241)) if byte > 242 else bytes([byte]) for byte in section[4:])
     return [times(digit, scale) for digit in digits(packed, k)]
 

@@ -28,8 +28,11 @@ def slowest(terminalreporter) -> list[tuple[float, str]]:
     for report in (report for reports in terminalreporter.stats.values() for report in reports):
         if isinstance(report, pytest.TestReport):
             rows.append((report.duration, f"{report.when:8} {report.nodeid}"))
-            rows += [(seconds, f"in ranks {report.nodeid}") for name, seconds in report.user_properties
-                     if name == "seconds" and report.when == "call"]
+            rows += [
+                (seconds, f"in ranks {report.nodeid}")
+                for name, seconds in report.user_properties
+                if name == "seconds" and report.when == "call"
+            ]
     return sorted((row for row in rows if row[0] > 0.1), reverse=True)[:SLOWEST]
 
 
@@ -49,8 +52,15 @@ class Record:
 
         counts = [len(terminalreporter.stats.get(kind, [])) for kind in ("passed", "skipped", "failed", "error")]
         minutes = (datetime.datetime.now() - self.started).total_seconds() / 60
-        rows = [["date", "commit", "passed", "skipped", "failed", "minutes"],
-                [self.started.date().isoformat(), self.commit, *(f"{count:,}" for count in counts[:2]),
-                 f"{counts[2] + counts[3]:,}", f"{minutes:.0f}"]]
+        rows = [
+            ["date", "commit", "passed", "skipped", "failed", "minutes"],
+            [
+                self.started.date().isoformat(),
+                self.commit,
+                *(f"{count:,}" for count in counts[:2]),
+                f"{counts[2] + counts[3]:,}",
+                f"{minutes:.0f}",
+            ],
+        ]
         text = f"{as_markdown(rows)}\n\nRun on {machine()}, by `make test-{self.tier}`.\n"
         write_section(str(self.page.parent), f"test-{self.tier}", "The last whole run", text, self.page.name)

@@ -18,8 +18,14 @@ RATES = {"dense/fp16": 2, "dense/qsgd:8": 1.01, WAYS[3].spec: 0.02, WAYS[4].spec
 def codecs(nanoseconds):
     """Of this cost an element, to encode and to decode a container."""
     each = 1e-9 * nanoseconds
-    return {spec: cost_model.Codec(lambda elements, summed, rate=rate: rate * elements, lambda elements: each * elements,
-                             lambda elements, containers: each * elements * containers) for spec, rate in RATES.items()}
+    return {
+        spec: cost_model.Codec(
+            lambda elements, summed, rate=rate: rate * elements,
+            lambda elements: each * elements,
+            lambda elements, containers: each * elements * containers,
+        )
+        for spec, rate in RATES.items()
+    }
 
 
 FREE, FAST, SLOW = codecs(0), codecs(0.01), codecs(1)
@@ -47,20 +53,28 @@ def test_what_hides_behind_the_step_costs_nothing():
     assert all(one.step_seconds == 1.0 for one in hidden.values())
 
 
-@pytest.mark.parametrize("params, step_time, bandwidth, workers, per_host, strict, label", [
-    # Computation takes more than twice as long as communication: nothing.
-    (25_000_000, 0.1, 400e9, 8, 8, False, "none"), (25_000_000, 0.1, 100e9, 8, 1, True, "none"),
-    # In between: fp16 where the training must stay as it is, top-k otherwise.
-    (100_000_000, 0.1, 64e9, 8, 1, True, "fp16"), (100_000_000, 0.1, 20e9, 8, 1, True, "fp16"),
-    (100_000_000, 0.1, 20e9, 8, 1, False, "default"),
-    # Exercise 3: 64 hosts of 8 GPUs, 100 Gbit/s, 10**9 parameters, 100 ms.
-    (10**9, 0.1, 100e9, 512, 8, False, "default"), (10**9, 0.1, 100e9, 512, 8, True, "fp16"),
-    # GPT-3 at 400 Gbit/s.
-    (175 * 10**9 // 8, 1.0, 400e9, 64, 8, False, "default")])
+@pytest.mark.parametrize(
+    "params, step_time, bandwidth, workers, per_host, strict, label",
+    [
+        # Computation takes more than twice as long as communication: nothing.
+        (25_000_000, 0.1, 400e9, 8, 8, False, "none"),
+        (25_000_000, 0.1, 100e9, 8, 1, True, "none"),
+        # In between: fp16 where the training must stay as it is, top-k otherwise.
+        (100_000_000, 0.1, 64e9, 8, 1, True, "fp16"),
+        (100_000_000, 0.1, 20e9, 8, 1, True, "fp16"),
+        (100_000_000, 0.1, 20e9, 8, 1, False, "default"),
+        # Exercise 3: 64 hosts of 8 GPUs, 100 Gbit/s, 10**9 parameters, 100 ms.
+        (10**9, 0.1, 100e9, 512, 8, False, "default"),
+        (10**9, 0.1, 100e9, 512, 8, True, "fp16"),
+        # GPT-3 at 400 Gbit/s.
+        (175 * 10**9 // 8, 1.0, 400e9, 64, 8, False, "default"),
+    ],
+)
 def test_the_exercises_of_the_survey(params, step_time, bandwidth, workers, per_host, strict, label):
     """With codecs and a network as fast as an accelerator's."""
-    advice = advise(params, step_time, bandwidth, workers, per_host=per_host, latency=1e-6, strict=strict, optimizer="sgd",
-                    codecs=FREE)
+    advice = advise(
+        params, step_time, bandwidth, workers, per_host=per_host, latency=1e-6, strict=strict, optimizer="sgd", codecs=FREE
+    )
     assert advice.recommended.way.label == label, advisor.report(advice)
 
 
@@ -97,8 +111,10 @@ def test_speed_without_accuracy_is_not_recommended(optimizer):
     """On a link on which top-k is many times as fast, but was not shown to keep accuracy with this optimizer."""
     advice = advise(100_000_000, 0.1, 1e8, 4, optimizer=optimizer, codecs=FREE)
     assert advice.recommended.way.label == "fp16", advisor.report(advice)
-    default, tenth = (next(line for line in advice.reason.splitlines() if line.startswith(repr(label)))
-                      for label in ("default", "top 0.1 %"))
+    default, tenth = (
+        next(line for line in advice.reason.splitlines() if line.startswith(repr(label)))
+        for label in ("default", "top 0.1 %")
+    )
     assert "it lost accuracy: -1.65 points with adam" in default
     assert "was not shown to keep accuracy with" in tenth and "adam" in tenth
     assert ("it was with sgd" in default) == ("it was with sgd" in tenth) == (optimizer is None)
@@ -115,9 +131,13 @@ def test_a_recommendation_says_what_accuracy_rests_on():
 def table_of(page, heading):
     """The rows of the first table below a heading of a page of docs/, by their label: {label: {column: cell}}."""
     text = (Path(__file__).parent.parent / "docs" / page).read_text()
-    lines = iter(text[text.index(heading):].splitlines())
-    cells = [line.strip("|").split("|") for line in itertools.takewhile(
-        lambda line: line.startswith("|"), itertools.dropwhile(lambda line: not line.startswith("|"), lines))]
+    lines = iter(text[text.index(heading) :].splitlines())
+    cells = [
+        line.strip("|").split("|")
+        for line in itertools.takewhile(
+            lambda line: line.startswith("|"), itertools.dropwhile(lambda line: not line.startswith("|"), lines)
+        )
+    ]
     columns = [cell.strip() for cell in cells[0]]
     return {row[0].strip(): dict(zip(columns, map(str.strip, row), strict=True)) for row in cells[2:]}
 
@@ -142,10 +162,23 @@ def test_the_hosts_link_is_shared_in_an_alltoall():
     assert together.wire_seconds == pytest.approx(4 * 3 * 0.05e6 * 8 / 1e9)  # four owners, to three hosts each
 
 
-@pytest.mark.parametrize("wrong", [
-    {"params": 0}, {"params": 1.5}, {"step_time": 0}, {"step_time": float("nan")}, {"bandwidth": -1},
-    {"bandwidth": float("inf")}, {"workers": 1}, {"per_host": 0}, {"per_host": 3}, {"latency": -1}, {"overlap": 1.5},
-    {"optimizer": "rmsprop"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"params": 0},
+        {"params": 1.5},
+        {"step_time": 0},
+        {"step_time": float("nan")},
+        {"bandwidth": -1},
+        {"bandwidth": float("inf")},
+        {"workers": 1},
+        {"per_host": 0},
+        {"per_host": 3},
+        {"latency": -1},
+        {"overlap": 1.5},
+        {"optimizer": "rmsprop"},
+    ],
+)
 def test_numbers_that_make_no_sense(wrong):
     (name,) = wrong
     with pytest.raises(ConfigError, match=name):

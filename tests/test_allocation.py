@@ -21,7 +21,7 @@ def test_the_histogram_counts_leading_bits(d, compensated):
     gradient[1::7] = 0
     gradient[2::9], gradient[3::11] = np.inf, np.nan
     expected = np.zeros(BINS, np.int64)
-    for x in (gradient + residual if compensated else gradient):
+    for x in gradient + residual if compensated else gradient:
         expected[(int(np.float32(x).view(np.uint32)) & 0x7FFFFFFF) >> int(SHIFT)] += 1
     counts = np.zeros((LANES, BINS), np.int64)
     magnitude_histogram(gradient, residual, compensated, counts)
@@ -30,9 +30,11 @@ def test_the_histogram_counts_leading_bits(d, compensated):
 
 def cheapest(weights, values, capacity):
     """All combinations: the least value, None if none fits."""
-    totals = [sum(row[choice] for row, choice in zip(values, choices, strict=True))
-              for choices in itertools.product(range(weights.shape[1]), repeat=len(weights))
-              if sum(row[choice] for row, choice in zip(weights, choices, strict=True)) <= capacity]
+    totals = [
+        sum(row[choice] for row, choice in zip(values, choices, strict=True))
+        for choices in itertools.product(range(weights.shape[1]), repeat=len(weights))
+        if sum(row[choice] for row, choice in zip(weights, choices, strict=True)) <= capacity
+    ]
     return min(totals, default=None)
 
 
@@ -52,7 +54,7 @@ def test_the_knapsack_finds_what_trying_all_finds(seed):
 @pytest.mark.parametrize("d", [1, 10, 1000, 100_000])
 def test_an_error_curve_is_that_of_sorting(d):
     gradient, residual = layer(d, 1), layer(d, 2, 0.5)
-    gradient[d // 3::5] = 0
+    gradient[d // 3 :: 5] = 0
     for curve, values in [(ErrorCurve(gradient), gradient), (ErrorCurve(gradient, residual), gradient + residual)]:
         squares = np.sort(np.square(values.astype(np.float64)))[::-1]
         ks = np.unique(np.concatenate([[0, 1, d], counts_of(d)])).astype(int)
@@ -100,7 +102,7 @@ def test_least_error_is_that_of_trying_all(share):
 
 def test_layers_that_differ_get_other_densities():
     """At the same bytes, the error is a good deal less than with one density for all."""
-    curves = [ErrorCurve(layer(20_000, seed, 10.0 ** -seed)) for seed in range(4)]
+    curves = [ErrorCurve(layer(20_000, seed, 10.0**-seed)) for seed in range(4)]
     sizes = sizes_of(curves)
     uniform = 48
     budget = sizes[:, uniform].sum()

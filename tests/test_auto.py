@@ -31,8 +31,12 @@ def links_can_be_measured(monkeypatch):
 
 def make(transport, spec="topk:0.05/rice/raw", memory="residual"):
     exchange = Exchange(transport, memory, 1 / transport.size)
-    exchange.set_buckets([exchange.bucket(f"bucket.{t.name}", [t], grace_ext.compressor(spec),
-                                          parse_stage("communicator", "auto")) for t in TENSORS])
+    exchange.set_buckets(
+        [
+            exchange.bucket(f"bucket.{t.name}", [t], grace_ext.compressor(spec), parse_stage("communicator", "auto"))
+            for t in TENSORS
+        ]
+    )
     return exchange
 
 
@@ -63,8 +67,13 @@ def test_the_model_takes_what_pays():
     """Two buckets of a million elements: one whose codec is quick, one for which it takes longer than its bytes here."""
     link, hosts = Link(1e-4, 0.0, 8 / 1e9), (0, 1, 2, 3)
     links = dict.fromkeys(("allgather", "allreduce", "alltoall"), link)
-    predicted = [{way: auto_tuner.seconds_of(way, 10**6, auto_tuner.codec_of(10**6, *given), links, hosts)
-                  for way, given in (("allgather", (1e4, codec)), ("float32", (4e6, 0.0)))} for codec in (1e-3, 1.0)]
+    predicted = [
+        {
+            way: auto_tuner.seconds_of(way, 10**6, auto_tuner.codec_of(10**6, *given), links, hosts)
+            for way, given in (("allgather", (1e4, codec)), ("float32", (4e6, 0.0)))
+        }
+        for codec in (1e-3, 1.0)
+    ]
     assert predicted[0]["float32"] == pytest.approx(1e-4 + 6e6 * 8e-9)
     assert predicted[0]["allgather"] == pytest.approx(1e-3 + 1e-4 + 3e4 * 8e-9)
     assert auto_tuner.plans(predicted, 0.0) == [("allgather", "float32")]
@@ -76,8 +85,10 @@ def test_the_model_takes_what_pays():
 def test_the_model_knows_how_containers_travel():
     link = Link(0.0, 0.0, 1.0)
     links = dict.fromkeys(("allgather", "allreduce", "alltoall"), link)
-    seconds = {way: auto_tuner.seconds_of(way, 1000, auto_tuner.codec_of(1000, 120, 0.0), links, (0, 0, 1, 1, 2, 2))
-               for way in ("allgather", "sharded", "hierarchical", "factors")}
+    seconds = {
+        way: auto_tuner.seconds_of(way, 1000, auto_tuner.codec_of(1000, 120, 0.0), links, (0, 0, 1, 1, 2, 2))
+        for way in ("allgather", "sharded", "hierarchical", "factors")
+    }
     assert seconds == pytest.approx({"allgather": 600, "sharded": 200, "hierarchical": 120, "factors": 200}, rel=0.01)
 
 
@@ -243,8 +254,9 @@ def test_a_choice_is_looked_at_again(monkeypatch):
     assert 1 <= len(starts) and all(other == starts for other in others)
 
 
-@pytest.mark.parametrize("later, again", [((1.6, 1.6, 1.6), False), ((1.0, 1.4, 1.0), False), ((1.6, 5.0, 1.0), True),
-                                          ((5.0, 5.0, 5.0), True)])
+@pytest.mark.parametrize(
+    "later, again", [((1.6, 1.6, 1.6), False), ((1.0, 1.4, 1.0), False), ((1.6, 5.0, 1.0), True), ((5.0, 5.0, 5.0), True)]
+)
 def test_a_choice_is_made_again_when_steps_become_slower_than_they_were_with_it(monkeypatch, later, again):
     """later: seconds of a step in the 50 steps after the choice, whose trials took 1 s a step, the 50 after that, ..."""
     clock = threading.local()

@@ -12,9 +12,18 @@ def one_step(monitor, *collectives):
     monitor.end_step()
 
 
-@pytest.mark.parametrize("spans, total", [
-    ([], 0), ([(1, 2)], 1), ([(1, 3), (2, 4)], 3), ([(2, 4), (1, 3)], 3), ([(1, 10), (2, 3)], 9), ([(1, 2), (4, 6)], 3),
-    ([(1, 2), (2, 3)], 2)])
+@pytest.mark.parametrize(
+    "spans, total",
+    [
+        ([], 0),
+        ([(1, 2)], 1),
+        ([(1, 3), (2, 4)], 3),
+        ([(2, 4), (1, 3)], 3),
+        ([(1, 10), (2, 3)], 9),
+        ([(1, 2), (4, 6)], 3),
+        ([(1, 2), (2, 3)], 2),
+    ],
+)
 def test_union(spans, total):
     assert union(spans) == total
 

@@ -75,10 +75,30 @@ def files(tmp_path_factory, gradient):
     folder = tmp_path_factory.mktemp("bench")
     saved = folder / "saved.npy"
     np.save(saved, gradient)
-    argv = ["bench", "--quick", "--size", "20k", "--density", "0.1", "0.01", "--repetitions", "1", "--ranks", "3",
-            "--spec", "topk:0.01/rice/qsgd:7", "topk:0.01/test_pairs/test_sorted", "dense/fp16", "--input", "heavy",
-            str(saved),
-            "--json", f"{folder}/figures.json", "--markdown", f"{folder}/codecs.md"]
+    argv = [
+        "bench",
+        "--quick",
+        "--size",
+        "20k",
+        "--density",
+        "0.1",
+        "0.01",
+        "--repetitions",
+        "1",
+        "--ranks",
+        "3",
+        "--spec",
+        "topk:0.01/rice/qsgd:7",
+        "topk:0.01/test_pairs/test_sorted",
+        "dense/fp16",
+        "--input",
+        "heavy",
+        str(saved),
+        "--json",
+        f"{folder}/figures.json",
+        "--markdown",
+        f"{folder}/codecs.md",
+    ]
     if importlib.util.find_spec("matplotlib"):
         argv += ["--plot", f"{folder}/codecs.png"]
     captured = io.StringIO()
@@ -108,14 +128,19 @@ def test_bench_figures_say_when_where_and_how(figures):
 
 
 def is_time(row) -> bool:
-    return row["repetitions"] >= 1 and all(0 < row[unit][which] for unit in ("seconds", "memcpy")
-                                           for which in ("median", "minimum"))
+    return row["repetitions"] >= 1 and all(
+        0 < row[unit][which] for unit in ("seconds", "memcpy") for which in ("median", "minimum")
+    )
 
 
 def test_bench_measures_every_index_codec(figures):
     rows = {(row["density"], row["stage"]): row for row in figures["runs"][0]["index"] if not row["peer"]}
-    swept = [(density, str(codec)) for density in (0.01, 0.1) for codec in parts.variants("index", density == 0.1)
-             if codec.universal]
+    swept = [
+        (density, str(codec))
+        for density in (0.01, 0.1)
+        for codec in parts.variants("index", density == 0.1)
+        if codec.universal
+    ]
     assert sorted(rows) == sorted(swept)
     assert (0.1, "test_pairs:spicy") in rows and (0.01, "test_pairs:spicy") not in rows
     for (density, _), row in rows.items():
@@ -160,8 +185,10 @@ def test_bench_measures_the_whole_road(figures):
     rows = {row["spec"]: row for row in figures["runs"][0]["road"]}
     assert list(rows) == ["topk:0.01/rice/qsgd:7", "topk:0.01/test_pairs/test_sorted", "dense/fp16"]
     assert all(is_time(row["compress"]) and is_time(row["decode"]) and row["ranks"] == 3 for row in rows.values())
-    assert rows["dense/fp16"]["bytes"] == container.parse(
-        grace_ext.compressor("dense/fp16").compress(np.ones(20_000, np.float32))).nbytes
+    assert (
+        rows["dense/fp16"]["bytes"]
+        == container.parse(grace_ext.compressor("dense/fp16").compress(np.ones(20_000, np.float32))).nbytes
+    )
     assert set(rows["dense/fp16"]["stages"]) == {"select", "index", "value", "container", "residual"}
 
 
@@ -252,12 +279,15 @@ def test_bench_on_saved_gradients(name, tmp_path, capsys, gradient):
     assert f"=== {name}, {2050 if name.endswith('npz') else 2000:,} elements" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("array, message", [
-    (np.array([1, np.nan], np.float32), "not finite"),
-    (np.zeros(5, np.float32), "all zeros"),
-    (np.zeros((0, 3), np.float32), "all zeros"),
-    (np.arange(5), "int64"),
-])
+@pytest.mark.parametrize(
+    "array, message",
+    [
+        (np.array([1, np.nan], np.float32), "not finite"),
+        (np.zeros(5, np.float32), "all zeros"),
+        (np.zeros((0, 3), np.float32), "all zeros"),
+        (np.arange(5), "int64"),
+    ],
+)
 def test_bench_refuses_gradients_that_are_none(array, message, tmp_path, capsys):
     np.save(tmp_path / "saved.npy", array)
     assert cli.main(["bench", *SMALL, "--input", str(tmp_path / "saved.npy")]) == 2
@@ -271,15 +301,18 @@ def test_bench_refuses_other_files(content, tmp_path, capsys):
     assert "not a .npy or .npz file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv, message", [
-    (["--spec", "topk:0.01/rise/qsgd"], "known: "),
-    (["--spec", "topkk"], "unknown sparsifier 'topkk'"),
-    (["--density", "0"], "above 0 and at most 1"),
-    (["--input", "heavyy"], "heavy, gauss"),
-    (["--size", "3G"], "too large"),
-    (["--json", "/no/such/folder/x.json"], "there is no folder /no/such/folder"),
-    (["--spec", "topk:0.1", "powersgd:4"], "powersgd:4: makes no container"),
-])
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--spec", "topk:0.01/rise/qsgd"], "known: "),
+        (["--spec", "topkk"], "unknown sparsifier 'topkk'"),
+        (["--density", "0"], "above 0 and at most 1"),
+        (["--input", "heavyy"], "heavy, gauss"),
+        (["--size", "3G"], "too large"),
+        (["--json", "/no/such/folder/x.json"], "there is no folder /no/such/folder"),
+        (["--spec", "topk:0.1", "powersgd:4"], "powersgd:4: makes no container"),
+    ],
+)
 def test_bench_refuses_at_once_what_cannot_work(argv, message, capsys):
     assert cli.main(["bench", *argv]) == 2
     assert message in capsys.readouterr().err
@@ -313,8 +346,12 @@ def test_a_mix_of_inputs_takes_the_size_for_the_synthetic_ones(tmp_path, gradien
         paths.append(str(tmp_path / folder / "saved.npy"))
         np.save(paths[-1], gradient)
     plan = bench.plan(input=["gauss", *paths], size=[10, 30])
-    assert list(plan.gradients) == ["gauss, 10 elements", "gauss, 30 elements", "saved.npy, 2,000 elements",
-                                    f"{paths[1]}, 2,000 elements"]
+    assert list(plan.gradients) == [
+        "gauss, 10 elements",
+        "gauss, 30 elements",
+        "saved.npy, 2,000 elements",
+        f"{paths[1]}, 2,000 elements",
+    ]
     assert [make().size for make in plan.gradients.values()] == [10, 30, 2000, 2000]
 
 
@@ -356,7 +393,10 @@ def test_value_peers_give_the_values_back():
 def test_bench_marks_peers(figures, files):
     names = {row["stage"] for row in figures["runs"][0]["index"] if row["peer"]}
     assert any(name.startswith("zlib") for name in names)
-    for package, text in (("pyroaring", "pyroaring BitMap (library)"), ("constriction", "ANS, 63 levels (library)"),
-                          ("pybloomfilter", "pybloomfilter, 0.001, naive queries (library)"),
-                          ("torch", "torch's PowerSGD hook, rank 4")):
+    for package, text in (
+        ("pyroaring", "pyroaring BitMap (library)"),
+        ("constriction", "ANS, 63 levels (library)"),
+        ("pybloomfilter", "pybloomfilter, 0.001, naive queries (library)"),
+        ("torch", "torch's PowerSGD hook, rank 4"),
+    ):
         assert (text in (files / "codecs.md").read_text()) == bool(importlib.util.find_spec(package)), package

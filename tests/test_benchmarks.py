@@ -18,8 +18,17 @@ CURVE = [[10, 2.0, 0.5], [20, 4.0, 0.7], [30, 6.0, 0.8]]  # step, seconds, accur
 
 
 def put(folder, rate, config, step, curve=(), **more):
-    run = {"laps": [step], "curve": list(curve), "compute": 0.01, "stages": {"select": 0.002, "exchange": 0.5}, "core": 0.02,
-           "sent": 1e6, "date": "2026-01-01", "options": {"hosts": 4, "launcher": "mpirun"}, **more}
+    run = {
+        "laps": [step],
+        "curve": list(curve),
+        "compute": 0.01,
+        "stages": {"select": 0.002, "exchange": 0.5},
+        "core": 0.02,
+        "sent": 1e6,
+        "date": "2026-01-01",
+        "options": {"hosts": 4, "launcher": "mpirun"},
+        **more,
+    }
     Path(path_of(str(folder), "mlp", rate, config)).write_text(json.dumps(run))
 
 
@@ -32,10 +41,12 @@ def results(tmp_path):
     put(tmp_path, "100mbit", "ddp-fp16", 1.6)
     put(tmp_path, "none", "auto", 0.1)
     for comparison, instances in {
-            SIDE_BY_SIDE: {"sharded": [0.1, 0.12], "auto": [0.11, 0.132]},
-            WITH_HOROVOD: {"horovod-fp16": [0.2, 0.2], "sharded": [0.1, 0.12], "auto": [0.09, 0.11]}}.items():
+        SIDE_BY_SIDE: {"sharded": [0.1, 0.12], "auto": [0.11, 0.132]},
+        WITH_HOROVOD: {"horovod-fp16": [0.2, 0.2], "sharded": [0.1, 0.12], "auto": [0.09, 0.11]},
+    }.items():
         Path(path_of(str(tmp_path), "mlp", "none", comparison)).write_text(
-            json.dumps({"instances": instances, "date": "2026-01-02"}))
+            json.dumps({"instances": instances, "date": "2026-01-02"})
+        )
     return Results(str(tmp_path))
 
 
@@ -67,8 +78,9 @@ def test_the_best_of_equals_is_not_the_smallest_of_its_measurements():
     random = np.random.default_rng(0)
     own, *others = random.normal(1.0, 0.05, (5, 3, 4000))
     fixed = {str(number): one for number, one in enumerate(others)}
-    ratios = [against_best(own[:, i].tolist(), {name: one[:, i].tolist() for name, one in fixed.items()})
-              for i in range(4000)]
+    ratios = [
+        against_best(own[:, i].tolist(), {name: one[:, i].tolist() for name, one in fixed.items()}) for i in range(4000)
+    ]
     assert np.mean(ratios) == pytest.approx(1.0, abs=0.003)
     assert against_best([1.0, 1.1], {"slow": [3.0, 3.0], "fast": [0.5, 0.55]}) == pytest.approx(2.0)
 

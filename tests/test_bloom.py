@@ -79,7 +79,7 @@ def test_policies(policy):
     elif first is None:
         assert support.size == r and support[0] < every[30] and support[-1] > every[-30]
     else:
-        assert np.array_equal(support, every[first:first + r])
+        assert np.array_equal(support, every[first : first + r])
     assert support.tolist() == slow.bloom(payload.tobytes(), d, support.size)
 
 
@@ -196,18 +196,22 @@ def valid(k=40, d=2000):
     return Bloom("p1", 0.01).encode(uniform(d, k), d)[0]
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda p: p[:5], "missing"),
-    (lambda p: p[:6], "missing"),
-    (lambda p: p[:-1], "missing"),
-    (lambda p: np.append(p, np.uint8(0)), "missing"),
-    (lambda p: np.concatenate([[7], p[1:]]), "no known kind"),
-    (lambda p: np.concatenate([p[:1], [0], p[2:]]), "0 hash functions"),
-    (lambda p: np.concatenate([p[:1], [17], p[2:]]), "17 hash functions"),
-    (lambda p: np.concatenate([p[:6], np.full(224, 255)]), "more than raw"),
-    (lambda p: np.concatenate([p[:6], np.zeros(p.size - 6)]), "0 positives cannot give 40"),
-    (lambda p: np.concatenate([[0], p[1:]]), r"\d+ positives cannot give 40 positions under p0"),
-], ids=lambda change: change if isinstance(change, str) else "")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p[:5], "missing"),
+        (lambda p: p[:6], "missing"),
+        (lambda p: p[:-1], "missing"),
+        (lambda p: np.append(p, np.uint8(0)), "missing"),
+        (lambda p: np.concatenate([[7], p[1:]]), "no known kind"),
+        (lambda p: np.concatenate([p[:1], [0], p[2:]]), "0 hash functions"),
+        (lambda p: np.concatenate([p[:1], [17], p[2:]]), "17 hash functions"),
+        (lambda p: np.concatenate([p[:6], np.full(224, 255)]), "more than raw"),
+        (lambda p: np.concatenate([p[:6], np.zeros(p.size - 6)]), "0 positives cannot give 40"),
+        (lambda p: np.concatenate([[0], p[1:]]), r"\d+ positives cannot give 40 positions under p0"),
+    ],
+    ids=lambda change: change if isinstance(change, str) else "",
+)
 def test_malformed_payloads(change, message):
     out = np.zeros(40, np.uint32)
     Bloom.decode(valid(), 2000, out)
@@ -215,10 +219,17 @@ def test_malformed_payloads(change, message):
         Bloom.decode(change(valid()).astype(np.uint8), 2000, out)
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"policy": "p3"}, "allowed: p0, p1, p2, leftmost"), ({"fpr": 0.0}, "1e-06 to 0.9"), ({"fpr": 0.95}, "16 hash"),
-    ({"fpr": math.nan}, "fpr=nan"), ({"seed": -1}, "0 to 2"), ({"seed": 2**32}, "0 to 2"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "p3"}, "allowed: p0, p1, p2, leftmost"),
+        ({"fpr": 0.0}, "1e-06 to 0.9"),
+        ({"fpr": 0.95}, "16 hash"),
+        ({"fpr": math.nan}, "fpr=nan"),
+        ({"seed": -1}, "0 to 2"),
+        ({"seed": 2**32}, "0 to 2"),
+    ],
+)
 def test_options_out_of_range(options, message):
     with pytest.raises(ConfigError, match=message):
         Bloom(**options)

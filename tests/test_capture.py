@@ -18,6 +18,7 @@ from grace_ext.pipeline.spec import parse_stage
 
 def run(folder, steps=(0, 2), poison=None):
     """Four steps of one bucket on all ranks: the results of the ranks, and rank 0's residual before each step."""
+
     def work(transport):
         exchange = make(transport, capture=Capture(folder, steps))
         received, states = [], []
@@ -36,7 +37,11 @@ def run(folder, steps=(0, 2), poison=None):
 def test_captured_is_what_the_compressor_gets(tmp_path):
     _, states = run(tmp_path / "new" / "folder")[0]
     assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == [
-        "0-compensated.npz", "0.npz", "2-compensated.npz", "2.npz"]
+        "0-compensated.npz",
+        "0.npz",
+        "2-compensated.npz",
+        "2.npz",
+    ]
     for i in (0, 2):
         with np.load(tmp_path / "new" / "folder" / f"{i}.npz") as saved:
             assert {name: saved[name].size for name in saved.files} == {t.name: t.size for t in TENSORS}
@@ -90,8 +95,17 @@ def test_a_lack_of_memory_in_the_worker_thread_ends_the_capture_only(tmp_path, m
 def test_without_a_memory_there_is_one_file_and_a_tensor_may_be_called_file(tmp_path):
     def work(transport):
         exchange = Exchange(transport, grace_ext.memory("none"), 0.5, capture=Capture(tmp_path, [0]))
-        exchange.set_buckets([Bucket("b", [Tensor("file", 5000, 2)], grace_ext.compressor("topk:0.1"),
-                                     parse_stage("communicator", "allgather"), NoMemory())])
+        exchange.set_buckets(
+            [
+                Bucket(
+                    "b",
+                    [Tensor("file", 5000, 2)],
+                    grace_ext.compressor("topk:0.1"),
+                    parse_stage("communicator", "allgather"),
+                    NoMemory(),
+                )
+            ]
+        )
         step(exchange, gradient(7 + transport.rank))
 
     on_all_ranks(work)

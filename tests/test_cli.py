@@ -117,7 +117,8 @@ def test_codecs_as_json(sample, capsys):
     assert cli.main(["codecs", "--json"]) == 0
     parts = json.loads(capsys.readouterr().out)
     assert [(part["kind"], part["name"]) for part in parts] == [
-        (kind, name) for kind in registry.KINDS for name in registry.names(kind)]
+        (kind, name) for kind in registry.KINDS for name in registry.names(kind)
+    ]
     by_name = {(part["kind"], part["name"]): part for part in parts}
     assert by_name["sparsifier", "topk"]["options"] == {"density": 0.01, "per": "bucket"}
     assert by_name["value", "fp16"]["traits"] == ["lossy", "summable as float16"]
@@ -143,20 +144,30 @@ def test_inspect_shows_header_and_sections(tmp_path, capsys, gradient):
     out = capsys.readouterr().out
     parsed = container.parse(blob)
     index, value = parsed.index_section.size, parsed.value_section.size
-    for line in (f"container 0 at byte 0: {blob.size} bytes, checksum ok", "dtype    float64", "shape    40 x 50",
-                 "d        2,000", "k        20 (density 1.0000%)",
-                 f"index    rice (id 3), {index} bytes, {8 * index / 20:.2f} bits per index; "
-                 f"uniformly random positions need {bench.index_bound(2000, 20):.2f}",
-                 f"value    qsgd (id 3), {value} bytes, {8 * value / 20:.2f} bits per value",
-                 f"overhead {blob.size - index - value} bytes", f"ratio    {8000 / blob.size:.2f} : 1"):
+    for line in (
+        f"container 0 at byte 0: {blob.size} bytes, checksum ok",
+        "dtype    float64",
+        "shape    40 x 50",
+        "d        2,000",
+        "k        20 (density 1.0000%)",
+        f"index    rice (id 3), {index} bytes, {8 * index / 20:.2f} bits per index; "
+        f"uniformly random positions need {bench.index_bound(2000, 20):.2f}",
+        f"value    qsgd (id 3), {value} bytes, {8 * value / 20:.2f} bits per value",
+        f"overhead {blob.size - index - value} bytes",
+        f"ratio    {8000 / blob.size:.2f} : 1",
+    ):
         assert line in out
 
 
 def test_inspect_shows_every_container_of_an_allgather(tmp_path, capsys, gradient):
     broken = gradient.copy()
     broken[3, 4] = np.inf
-    blobs = [grace_ext.compressor("dense/fp16").compress(gradient), grace_ext.compressor("topk").compress(broken),
-             grace_ext.compressor("topk").compress(0 * gradient), grace_ext.compressor("topk").compress(gradient[:0])]
+    blobs = [
+        grace_ext.compressor("dense/fp16").compress(gradient),
+        grace_ext.compressor("topk").compress(broken),
+        grace_ext.compressor("topk").compress(0 * gradient),
+        grace_ext.compressor("topk").compress(gradient[:0]),
+    ]
     np.concatenate(blobs).tofile(tmp_path / "all.bin")
     assert cli.main(["inspect", str(tmp_path / "all.bin")]) == 0
     dense, non_finite, zeros, nothing = re.split(r"^container.*\n", capsys.readouterr().out, flags=re.MULTILINE)[1:]
@@ -174,14 +185,17 @@ def test_inspect_shows_the_order_section(tmp_path, capsys):
     assert "order    2 bytes, 3.20 bits per value" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("damage, message", [
-    (lambda blob: blob[:-1], "the sections need"),
-    (lambda blob: blob[:3], "the buffer ends before"),
-    (lambda blob: np.append(blob[:-1], blob[-1] ^ np.uint8(1)), "checksum"),
-    (lambda blob: np.append(blob, np.uint8(7)), "container 1 at byte"),
-    (lambda blob: blob[1:], "magic"),
-    (lambda blob: blob[:0], "is empty"),
-])
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda blob: blob[:-1], "the sections need"),
+        (lambda blob: blob[:3], "the buffer ends before"),
+        (lambda blob: np.append(blob[:-1], blob[-1] ^ np.uint8(1)), "checksum"),
+        (lambda blob: np.append(blob, np.uint8(7)), "container 1 at byte"),
+        (lambda blob: blob[1:], "magic"),
+        (lambda blob: blob[:0], "is empty"),
+    ],
+)
 def test_inspect_tells_what_is_wrong(tmp_path, gradient, damage, message):
     damage(grace_ext.compressor("topk:0.01/rice/qsgd").compress(gradient)).tofile(tmp_path / "bad.bin")
     status, _, err = run("inspect", tmp_path / "bad.bin")
@@ -192,14 +206,18 @@ def test_inspect_tells_what_is_wrong(tmp_path, gradient, damage, message):
 def test_inspect_goes_on_behind_a_section_that_does_not_decode(tmp_path, capsys):
     section = np.frombuffer(b"\x03\xff\xff", np.uint8)
     values = np.zeros(8, np.uint8)
-    bad = [container.pack(100, 2, 3, section, 1, values), container.pack(100, 2, 99, section, 1, values),
-           container.pack(2**31 - 1, 2**31 - 1, 3, section, 1, values)]
+    bad = [
+        container.pack(100, 2, 3, section, 1, values),
+        container.pack(100, 2, 99, section, 1, values),
+        container.pack(2**31 - 1, 2**31 - 1, 3, section, 1, values),
+    ]
     np.concatenate([*bad, container.pack_non_finite(7)]).tofile(tmp_path / "bad.bin")
     assert cli.main(["inspect", str(tmp_path / "bad.bin")]) == 1
     out, err = capsys.readouterr()
     assert out.count("checksum ok") == 4 and "unknown (id 99)" in out
     assert [line.split(": ")[2] for line in err.splitlines()] == [
-        f"container {i} at byte {at}" for i, at in enumerate(np.cumsum([0, bad[0].size, bad[1].size]))]
+        f"container {i} at byte {at}" for i, at in enumerate(np.cumsum([0, bad[0].size, bad[1].size]))
+    ]
     assert "index codec 99 is not known" in err
 
 

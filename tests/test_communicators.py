@@ -53,8 +53,9 @@ def exchange(communicator, compressor, gradients, weight=1.0):
     return on_all_ranks(work)
 
 
-@pytest.mark.parametrize("name", ["topk:0.1/rice/raw", "topk:0.1/rice/qsgd:7", "dense/deflate", "dense/raw",
-                                  "topk:0.9/bitmap"])
+@pytest.mark.parametrize(
+    "name", ["topk:0.1/rice/raw", "topk:0.1/rice/qsgd:7", "dense/deflate", "dense/raw", "topk:0.9/bitmap"]
+)
 def test_allgather_is_the_sum_in_rank_order(name):
     gradients = [gradient(rank) for rank in range(RANKS)]
     expected = np.zeros(5000, np.float32)
@@ -95,8 +96,9 @@ def test_allreduce(name, tolerance):
         assert finite
 
 
-@pytest.mark.parametrize("name, tolerance", [("randomk:0.1", 0), ("randomk:0.1/rice/fp16", 2e-2),
-                                             ("randomk:0.1:unbiased=true/raw", 1e-6)])
+@pytest.mark.parametrize(
+    "name, tolerance", [("randomk:0.1", 0), ("randomk:0.1/rice/fp16", 2e-2), ("randomk:0.1:unbiased=true/raw", 1e-6)]
+)
 def test_allreduce_of_shared_positions_is_what_allgather_gives(name, tolerance):
     gradients = [gradient(rank) for rank in range(RANKS)]
     gathered, reduced = (exchange(communicator, name, gradients, 0.5) for communicator in ("allgather", "allreduce"))
@@ -120,11 +122,19 @@ def test_allreduce_of_shared_positions_keeps_what_was_not_sent(name):
     assert np.count_nonzero(out) == 500
 
 
-@pytest.mark.parametrize("communicator, name", [("allgather", "topk:0.1/rice/qsgd:7"), ("allgather", "dense/qsgd:4"),
-                                                ("allreduce", "dense/fp16"), ("allreduce", "dense/raw"),
-                                                ("allgather", "randomk:0.01"), ("allreduce", "randomk:0.01"),
-                                                ("allreduce", "randomk:0.01/fp16"),
-                                                ("allreduce", "randomk:0.01:unbiased=true")])
+@pytest.mark.parametrize(
+    "communicator, name",
+    [
+        ("allgather", "topk:0.1/rice/qsgd:7"),
+        ("allgather", "dense/qsgd:4"),
+        ("allreduce", "dense/fp16"),
+        ("allreduce", "dense/raw"),
+        ("allgather", "randomk:0.01"),
+        ("allreduce", "randomk:0.01"),
+        ("allreduce", "randomk:0.01/fp16"),
+        ("allreduce", "randomk:0.01:unbiased=true"),
+    ],
+)
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_one_non_finite_rank_is_seen_by_all(communicator, name, poison):
     gradients = [gradient(rank) for rank in range(RANKS)]

@@ -31,16 +31,21 @@ stats = [kernel._compiled.stats for kernel in used]
 count = lambda which: sum(sum(getattr(s, which).values()) for s in stats)
 print(count("cache_hits"), count("cache_misses"), _compile.cache_folder())
 """
-LOAD = 'for kernel in used:\n    kernel.load()\n'
-WARM_UP = USE.replace(LOAD, """
+LOAD = "for kernel in used:\n    kernel.load()\n"
+WARM_UP = USE.replace(
+    LOAD,
+    """
 _compile.ALL_KERNELS[:] = used
 seen = []
 assert _compile.warmup(lambda *progress: seen.append(progress), jobs=2) == 3
 assert [progress[:2] for progress in seen] == [(1, 3), (2, 3), (3, 3)]
 assert {progress[2] for progress in seen} == {kernel.__name__ for kernel in used}
-""")
+""",
+)
 # One kernel's lock is held, and another kernel is loaded meanwhile.
-APART = USE.replace(LOAD, """
+APART = USE.replace(
+    LOAD,
+    """
 import threading
 with _compile._host_lock(pack_bits.name):
     waiting = threading.Thread(target=pack_bits.load)
@@ -50,7 +55,8 @@ with _compile._host_lock(pack_bits.name):
     waiting.join(0.5)
     assert waiting.is_alive()
 waiting.join()
-""")
+""",
+)
 NO_TEMPORARY_FOLDER = "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/proc/not/there']\n"
 
 
@@ -62,8 +68,15 @@ class Child:
             (place / folder).mkdir(exist_ok=True)
         env = {key: value for key, value in os.environ.items() if not key.startswith(("GRACE_EXT_", "XDG_", "NUMBA_"))}
         env |= {"HOME": str(place / "home"), "TMPDIR": str(place / "tmp"), **{k: str(v) for k, v in changes.items()}}
-        self.process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, text=True, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=env,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         assert self.process.stdout.readline() == "ready\n", self.process.communicate()[1]
 
     def go(self):
@@ -195,6 +208,7 @@ def test_a_strangers_folder_of_locks_is_not_used(tmp_path):
 
 
 # In this process
+
 
 def test_each_kernel_is_compiled_for_one_signature():
     seen = []

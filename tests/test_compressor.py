@@ -20,8 +20,10 @@ def test_dtypes(text, dtype):
     gradient = contract.gauss(600).astype(dtype)
     blob = grace_ext.compressor(text).compress(gradient)
     assert parse(blob).dtype == np.dtype(dtype).name
-    assert contract.same_bits(grace_ext.decompress(blob, 600),
-                              grace_ext.decompress(grace_ext.compressor(text).compress(gradient.astype(np.float32)), 600))
+    assert contract.same_bits(
+        grace_ext.decompress(blob, 600),
+        grace_ext.decompress(grace_ext.compressor(text).compress(gradient.astype(np.float32)), 600),
+    )
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "bool", "complex64", "longdouble", "object", "U4"])
@@ -69,10 +71,19 @@ def test_the_input_is_not_changed():
         assert not (grace_ext.decompress(blob, 5000) == 7).any(), "the container is a view of something"
 
 
-@pytest.mark.parametrize("wrong", [
-    np.zeros(8, np.float64), np.zeros((2, 4), np.float32), np.zeros(16, np.float32)[::2],
-    contract.read_only(np.zeros(8, np.float32)), [0.0] * 8, None, np.float32(0),
-], ids=["float64", "2-D", "strided", "read-only", "list", "None", "scalar"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        np.zeros(8, np.float64),
+        np.zeros((2, 4), np.float32),
+        np.zeros(16, np.float32)[::2],
+        contract.read_only(np.zeros(8, np.float32)),
+        [0.0] * 8,
+        None,
+        np.float32(0),
+    ],
+    ids=["float64", "2-D", "strided", "read-only", "list", "None", "scalar"],
+)
 def test_accumulators_that_are_refused(wrong):
     blob = grace_ext.compressor("topk:0.5").compress(contract.gauss(8))
     for run in (lambda: grace_ext.decode_add(blob, wrong), lambda: decode_sum([parse(blob)], wrong)):

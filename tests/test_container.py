@@ -18,8 +18,16 @@ from grace_ext.pipeline.decoder import decode_rows, decode_sum
 def test_the_forged_container_is_valid():
     """All tests below break one thing in it."""
     assert grace_ext.decompress(forge.container(), 8).tolist() == [0, 1, 0, 0, 2, 0, 0, 3]
-    assert grace_ext.decompress(forge.container(flags=ORDER, order_section=bytes([0b100001])), 8).tolist() \
-        == [0, 2, 0, 0, 1, 0, 0, 3]
+    assert grace_ext.decompress(forge.container(flags=ORDER, order_section=bytes([0b100001])), 8).tolist() == [
+        0,
+        2,
+        0,
+        0,
+        1,
+        0,
+        0,
+        3,
+    ]
     assert grace_ext.decompress(forge.container(flags=SHAPE, shape=(2, 2, 2)), 8).tolist() == [0, 1, 0, 0, 2, 0, 0, 3]
     assert np.isnan(grace_ext.decompress(forge.container(flags=NON_FINITE, index=0, value=0), 8)).all()
     assert grace_ext.decompress(forge.container(index=0, d=3), 3).tolist() == [1, 2, 3]
@@ -54,12 +62,23 @@ def test_the_reference_decoder_agrees(text):
 
 # The header
 
-@pytest.mark.parametrize("field, bytes_", [("magic", b""), ("version", b"\x47"), ("flags", b"\x47\xe1"),
-                                           ("index codec", b"\x47\xe1\0"), ("value codec", b"\x47\xe1\0\1"),
-                                           ("d", b"\x47\xe1\0\1\1"), ("d", b"\x47\xe1\0\1\1\x80"),
-                                           ("k", b"\x47\xe1\0\1\1\x08"), ("index length", b"\x47\xe1\0\1\1\x08\3"),
-                                           ("value length", b"\x47\xe1\0\1\1\x08\3\x0c"),
-                                           ("value length", b"\x47\xe1\0\0\1\x08")])
+
+@pytest.mark.parametrize(
+    "field, bytes_",
+    [
+        ("magic", b""),
+        ("version", b"\x47"),
+        ("flags", b"\x47\xe1"),
+        ("index codec", b"\x47\xe1\0"),
+        ("value codec", b"\x47\xe1\0\1"),
+        ("d", b"\x47\xe1\0\1\1"),
+        ("d", b"\x47\xe1\0\1\1\x80"),
+        ("k", b"\x47\xe1\0\1\1\x08"),
+        ("index length", b"\x47\xe1\0\1\1\x08\3"),
+        ("value length", b"\x47\xe1\0\1\1\x08\3\x0c"),
+        ("value length", b"\x47\xe1\0\0\1\x08"),
+    ],
+)
 def test_ends_within_the_header(field, bytes_):
     refused(f"the buffer ends before the {field}$" if field not in "dk" else f"the buffer ends before {field}$", bytes_)
 
@@ -101,20 +120,30 @@ def test_unknown_transform():
 
 def test_malformed_transform():
     for parameters in (b"\x06", b"\x00\x02", b"\x09\x01", b"\x06\x03", b"\x06\x02\x00"):
-        refused("dct: the parameters are missing", forge.container(
-            flags=TRANSFORM, transform=bytes((1, len(parameters))) + parameters))
+        refused(
+            "dct: the parameters are missing",
+            forge.container(flags=TRANSFORM, transform=bytes((1, len(parameters))) + parameters),
+        )
     refused("17 bytes of transform parameters", forge.container(flags=TRANSFORM, transform=b"\x01\x11" + bytes(17)))
 
 
-@pytest.mark.parametrize("broken", [{"index": 1}, {"value": 1}, {"flags": NON_FINITE | ORDER},
-                                    {"flags": NON_FINITE | TRANSFORM, "transform": b"\x01\x02\x06\x02"}])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"index": 1},
+        {"value": 1},
+        {"flags": NON_FINITE | ORDER},
+        {"flags": NON_FINITE | TRANSFORM, "transform": b"\x01\x02\x06\x02"},
+    ],
+)
 def test_non_finite_with_reserved_parts(broken):
     fields = {"flags": NON_FINITE, "index": 0, "value": 0, **broken}
     refused("a non-finite container has no codecs, no order and no transform", forge.container(**fields))
 
 
-@pytest.mark.parametrize("bytes_", [b"\x88\x00", b"\x88\x80\x00", b"\x80\x80\x80\x80\x10", b"\x80\x80\x80\x80\x80\x01",
-                                    b"\xff\xff\xff\xff\xff"])
+@pytest.mark.parametrize(
+    "bytes_", [b"\x88\x00", b"\x88\x80\x00", b"\x80\x80\x80\x80\x10", b"\x80\x80\x80\x80\x80\x01", b"\xff\xff\xff\xff\xff"]
+)
 @pytest.mark.parametrize("field", ["d", "k", "index_length", "value_length", "shape"])
 def test_varint_not_in_its_shortest_form_or_too_large(field, bytes_):
     fields = {"flags": SHAPE, "shape": (bytes_,)} if field == "shape" else {field: bytes_}
@@ -149,6 +178,7 @@ def test_too_many_dimensions():
 
 # Lengths and the checksum
 
+
 def test_sections_longer_than_the_buffer():
     refused("the sections need .* bytes, the buffer has", forge.container(index_length=2**32 - 1))
     refused("the sections need .* bytes, the buffer has", forge.container(value_length=13))
@@ -174,9 +204,18 @@ def test_checksum():
 
 # Buffers
 
-@pytest.mark.parametrize("make", [bytes, bytearray, memoryview, lambda b: np.frombuffer(b, np.uint8),
-                                  lambda b: np.frombuffer(b"x" + b, np.uint8)[1:],
-                                  lambda b: np.repeat(np.frombuffer(b, np.uint8), 2)[::2]])
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        bytes,
+        bytearray,
+        memoryview,
+        lambda b: np.frombuffer(b, np.uint8),
+        lambda b: np.frombuffer(b"x" + b, np.uint8)[1:],
+        lambda b: np.repeat(np.frombuffer(b, np.uint8), 2)[::2],
+    ],
+)
 def test_any_buffer_of_bytes(make):
     blob = grace_ext.compressor("topk:0.1/rice/qsgd").compress(contract.gauss(1000))
     assert contract.same_bits(grace_ext.decompress(make(blob.tobytes()), 1000), grace_ext.decompress(blob, 1000))
@@ -224,6 +263,7 @@ def test_varint(size):
 
 def test_overhead_of_the_largest_headers():
     """Rule 5, on headers alone: what the largest numbers below each limit cost."""
+
     def overhead(d, k, index_bytes, value_bytes):
         sizes = varint(d) + varint(k) + varint(index_bytes) + varint(value_bytes)
         return len(forge.container(k=0, d=0, index_section=b"", value_section=b"")) - 4 + len(sizes)
@@ -236,8 +276,13 @@ def test_huge_d_allocates_nothing(monkeypatch):
     """A claim of 2**31 - 1 elements is refused, or read, before anything of that size exists."""
     makers = {name: getattr(np, name) for name in ("empty", "zeros", "full")}
     for name in makers:
-        monkeypatch.setattr(np, name, lambda size, *rest, make=makers[name], **more:
-                            make(size, *rest, **more) if np.prod(size) < 10_000 else pytest.fail(f"{size} elements"))
+        monkeypatch.setattr(
+            np,
+            name,
+            lambda size, *rest, make=makers[name], **more: (
+                make(size, *rest, **more) if np.prod(size) < 10_000 else pytest.fail(f"{size} elements")
+            ),
+        )
     claims = [forge.container(d=2**31 - 1, **more) for more in ({}, {"k": 2**31 - 1}, {"index": 0}, {"index": 3})]
     claims.append(forge.container(d=2**31 - 1, flags=NON_FINITE, index=0, value=0))
     for blob in claims:

@@ -52,8 +52,9 @@ def test_rice():
     refused("not 3 positions below 8", rice(bytes([1, 0b101, 0b10101])))  # the last is 8
 
 
-@pytest.mark.parametrize("head", [
-    "", "08", "0103", "0402", "0410", "0483", "0443", "044307", "044303", "084380", "014300", "1103"])
+@pytest.mark.parametrize(
+    "head", ["", "08", "0103", "0402", "0410", "0483", "0443", "044307", "044303", "084380", "014300", "1103"]
+)
 def test_qsgd_parameters(head):
     """Also: a reserved bit, levels that are missing, those that bits says, of another width, too many, none."""
     for section in (bytes.fromhex(head), bytes.fromhex(head) + bytes(20)):
@@ -94,9 +95,14 @@ def test_deflate():
         return forge.container(value=4, value_section=packer.compress(data) + packer.flush() + tail)
 
     assert grace_ext.decompress(stream(f32(1, 2, 3)), 8)[[1, 4, 7]].tolist() == [1, 2, 3]
-    for bad in (stream(f32(1, 2)), stream(f32(1, 2, 3) + b"\0"), stream(bytes(100_000_000)), stream(f32(1, 2, 3), b"x"),
-                forge.container(value=4, value_section=b""),
-                forge.container(value=4, value_section=container.parse(stream(f32(1, 2, 3))).value_section.tobytes()[:-1])):
+    for bad in (
+        stream(f32(1, 2)),
+        stream(f32(1, 2, 3) + b"\0"),
+        stream(bytes(100_000_000)),
+        stream(f32(1, 2, 3), b"x"),
+        forge.container(value=4, value_section=b""),
+        forge.container(value=4, value_section=container.parse(stream(f32(1, 2, 3))).value_section.tobytes()[:-1]),
+    ):
         refused("the stream does not hold exactly 3 values", bad)
     refused("deflate: Error", forge.container(value=4, value_section=b"\xff\xff\xff"))
 

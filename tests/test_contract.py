@@ -22,15 +22,28 @@ OPTIONS = {
     ("index", "rice_adaptive"): ["rice_adaptive:16", "rice_adaptive:4096"],
     ("index", "rows"): ["rows:1", "rows:7", "rows:2147483647"],
     ("transform", "dct"): ["dct:8", "dct:16:dims=1"],
-    ("index", "bloom"): ["bloom:p1:fpr=0.01", "bloom:p2:fpr=0.01", "bloom:leftmost:fpr=0.1", "bloom:middle:fpr=0.5",
-                         "bloom:rightmost:fpr=1e-6", "bloom:naive:fpr=0.9:seed=7"],
+    ("index", "bloom"): [
+        "bloom:p1:fpr=0.01",
+        "bloom:p2:fpr=0.01",
+        "bloom:leftmost:fpr=0.1",
+        "bloom:middle:fpr=0.5",
+        "bloom:rightmost:fpr=1e-6",
+        "bloom:naive:fpr=0.9:seed=7",
+    ],
     ("sparsifier", "topk"): ["topk:0.1", "topk:1.0", "topk:0.1:per=tensor"],
     ("sparsifier", "randomk"): ["randomk:0.2", "randomk:1.0", "randomk:0.3:unbiased=true"],
     ("sparsifier", "threshold"): ["threshold:1.5"],
     ("sparsifier", "dgc"): ["dgc:0.1:sample=0.5"],
-    ("value", "qsgd"): ["qsgd:2", "qsgd:7:bucket=8", "qsgd:8:bucket=32768", "qsgd:levels=1:norm=l2:bucket=8",
-                        "qsgd:levels=256:norm=l2", "qsgd:levels=32767", "qsgd:levels=5:entropy=huffman",
-                        "qsgd:norm=l2:entropy=ans"],
+    ("value", "qsgd"): [
+        "qsgd:2",
+        "qsgd:7:bucket=8",
+        "qsgd:8:bucket=32768",
+        "qsgd:levels=1:norm=l2:bucket=8",
+        "qsgd:levels=256:norm=l2",
+        "qsgd:levels=32767",
+        "qsgd:levels=5:entropy=huffman",
+        "qsgd:norm=l2:entropy=ans",
+    ],
     ("value", "sketchml"): ["sketchml:5:entropy=ans", "sketchml:256:entropy=huffman"],
     ("value", "lloyd"): ["lloyd:0.01:entropy=huffman", "lloyd:0.3", "lloyd:0.1:entropy=none"],
     ("value", "deflate"): ["deflate:6"],
@@ -42,16 +55,40 @@ OPTIONS = {
     ("value", "threelc"): ["threelc:1.1"],
 }
 # cosine(what receivers get, true top-k) of a normal gradient; 0.5 where nothing is known: a mix-up gives about 0.
-COSINE = {"raw": 1, "deflate": 1, "deflate:6": 1, "fp16": 1 - 1e-6, "qsgd": 1 - 1e-4, "qsgd:7:bucket=8": 1 - 1e-3,
-          "qsgd:8:bucket=32768": 1 - 1e-3,
-          "dexp": 1 - 1e-3, "sketchml": 0.995, "sketchml:5:entropy=ans": 0.9, "sketchml:256:entropy=huffman": 0.999,
-          "lloyd": 1 - 1.3e-3, "lloyd:0.01:entropy=huffman": 1 - 1e-4,
-          "polyfit": 1 - 1e-4, "polyfit:1:segments=20": 1 - 1e-4,
-          "bf16": 1 - 1e-5,
-          "minmax": 1 - 1e-4, "minmax:4:chunk=100:entropy=ans": 0.98, "natural": 0.9, "natural:8:entropy=huffman": 0.9,
-          "onebit": 0.9, "onebit:0": 0.9, "terngrad": 0.6, "terngrad:ans:bucket=64": 0.65}
-STOCHASTIC = {"qsgd", *OPTIONS["value", "qsgd"], "natural", *OPTIONS["value", "natural"], "terngrad",
-              *OPTIONS["value", "terngrad"]}
+COSINE = {
+    "raw": 1,
+    "deflate": 1,
+    "deflate:6": 1,
+    "fp16": 1 - 1e-6,
+    "qsgd": 1 - 1e-4,
+    "qsgd:7:bucket=8": 1 - 1e-3,
+    "qsgd:8:bucket=32768": 1 - 1e-3,
+    "dexp": 1 - 1e-3,
+    "sketchml": 0.995,
+    "sketchml:5:entropy=ans": 0.9,
+    "sketchml:256:entropy=huffman": 0.999,
+    "lloyd": 1 - 1.3e-3,
+    "lloyd:0.01:entropy=huffman": 1 - 1e-4,
+    "polyfit": 1 - 1e-4,
+    "polyfit:1:segments=20": 1 - 1e-4,
+    "bf16": 1 - 1e-5,
+    "minmax": 1 - 1e-4,
+    "minmax:4:chunk=100:entropy=ans": 0.98,
+    "natural": 0.9,
+    "natural:8:entropy=huffman": 0.9,
+    "onebit": 0.9,
+    "onebit:0": 0.9,
+    "terngrad": 0.6,
+    "terngrad:ans:bucket=64": 0.65,
+}
+STOCHASTIC = {
+    "qsgd",
+    *OPTIONS["value", "qsgd"],
+    "natural",
+    *OPTIONS["value", "natural"],
+    "terngrad",
+    *OPTIONS["value", "terngrad"],
+}
 
 
 def variants(kind):
@@ -78,8 +115,10 @@ def test_index_codec(text, name):
     contract.check_index_codec(spec.parse_stage("index", text), *contract.supports()[name])
 
 
-@pytest.mark.parametrize("text", [name for name in contract.index_codecs() if registry.lookup("index", name).lossless
-                                  and name not in ("auto", "bitmap")])
+@pytest.mark.parametrize(
+    "text",
+    [name for name in contract.index_codecs() if registry.lookup("index", name).lossless and name not in ("auto", "bitmap")],
+)
 def test_index_codec_with_huge_d(text):
     """d = 2**31 - 1: nothing may depend on it in size, and no position may wrap. (A bitmap has d bits by definition.)"""
     indices = np.array([0, 5, 2**30, 2**31 - 3, 2**31 - 2], np.uint32)
@@ -150,8 +189,10 @@ def test_non_finite(text):
             blob = c.compress(gradient)
             assert parse(blob, d).non_finite and blob.size <= 24
             assert np.isnan(grace_ext.decompress(blob, d)).all()
-            for run in (lambda out, b=blob: grace_ext.decode_add(b, out, 0.5),
-                        lambda out, b=blob, n=d: decode_sum([parse(c.compress(contract.gauss(n))), parse(b)], out)):
+            for run in (
+                lambda out, b=blob: grace_ext.decode_add(b, out, 0.5),
+                lambda out, b=blob, n=d: decode_sum([parse(c.compress(contract.gauss(n))), parse(b)], out),
+            ):
                 out = contract.gauss(d)
                 run(out)
                 assert np.isnan(out).all()
@@ -234,19 +275,23 @@ def test_another_process_decodes_and_encodes_the_same(tmp_path):
     for text in specs():
         blobs.append(grace_ext.compressor(text, 9).compress(gradient, name="w", step=2, rank=3))
     np.savez(tmp_path / "blobs.npz", *blobs)
-    decoder = ("import sys, numpy as np, grace_ext\n"
-               "blobs = np.load(sys.argv[1])\n"
-               "out = [grace_ext.decompress(blobs[key], 3000) for key in blobs.files]\n"
-               "np.savez(sys.argv[2], *out)\n")
+    decoder = (
+        "import sys, numpy as np, grace_ext\n"
+        "blobs = np.load(sys.argv[1])\n"
+        "out = [grace_ext.decompress(blobs[key], 3000) for key in blobs.files]\n"
+        "np.savez(sys.argv[2], *out)\n"
+    )
     subprocess.run([sys.executable, "-c", decoder, tmp_path / "blobs.npz", tmp_path / "out.npz"], check=True)
     with np.load(tmp_path / "out.npz") as decoded:
         for key, blob in zip(decoded.files, blobs, strict=True):
             assert contract.same_bits(decoded[key], grace_ext.decompress(blob, 3000))
-    encoder = ("import sys, numpy as np, grace_ext\n"
-               "from grace_ext.rng import Stream\n"
-               "g = np.random.default_rng(0).standard_normal(3000).astype(np.float32)\n"
-               "out = [grace_ext.compressor(t, 9).compress(g, name='w', step=2, rank=3) for t in sys.argv[2:]]\n"
-               "np.savez(sys.argv[1], *out)\n")
+    encoder = (
+        "import sys, numpy as np, grace_ext\n"
+        "from grace_ext.rng import Stream\n"
+        "g = np.random.default_rng(0).standard_normal(3000).astype(np.float32)\n"
+        "out = [grace_ext.compressor(t, 9).compress(g, name='w', step=2, rank=3) for t in sys.argv[2:]]\n"
+        "np.savez(sys.argv[1], *out)\n"
+    )
     subprocess.run([sys.executable, "-c", encoder, tmp_path / "again.npz", *specs()], check=True)
     with np.load(tmp_path / "again.npz") as again:
         assert [again[key].tobytes() for key in again.files] == [blob.tobytes() for blob in blobs]

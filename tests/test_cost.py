@@ -51,9 +51,16 @@ def size_of(name):
 
 @pytest.mark.parametrize("d", [5000, 4999, 3])
 @pytest.mark.parametrize("ranks", range(2, 9))
-@pytest.mark.parametrize("communicator, name", [("allgather", "topk:0.1/raw/raw"), ("sharded", "topk:0.1/raw/raw"),
-                                                ("tree", "topk:0.1/raw/raw"), ("sharded", "dense/fp16"),
-                                                ("allreduce", "dense/fp16")])
+@pytest.mark.parametrize(
+    "communicator, name",
+    [
+        ("allgather", "topk:0.1/raw/raw"),
+        ("sharded", "topk:0.1/raw/raw"),
+        ("tree", "topk:0.1/raw/raw"),
+        ("sharded", "dense/fp16"),
+        ("allreduce", "dense/fp16"),
+    ],
+)
 def test_bytes_are_those_of_the_communicators(communicator, name, ranks, d):
     compressor, one = grace_ext.compressor(name), spec.parse_stage("communicator", communicator)
 
@@ -105,8 +112,11 @@ def test_a_ring_allreduce_is_its_messages(ranks):
 
 
 def codec():
-    return cost.Codec(lambda elements, summed: 20 + elements / 50, lambda elements: 1e-5 + 1e-9 * elements,
-                      lambda elements, containers: 1e-10 * elements + 1e-5 * containers)
+    return cost.Codec(
+        lambda elements, summed: 20 + elements / 50,
+        lambda elements: 1e-5 + 1e-9 * elements,
+        lambda elements, containers: 1e-10 * elements + 1e-5 * containers,
+    )
 
 
 def test_bytes_of_sharded_do_not_grow_with_the_ranks_and_those_of_allgather_do():
@@ -134,11 +144,18 @@ def test_time_grows_with_ranks_and_latency(communicator):
 
 
 def test_the_way_through_a_tree_takes_each_level_after_the_other():
-    step = cost.step_of("tree", 8, 1000, cost.Codec(lambda elements, summed: 100.0 * summed, lambda elements: 1.0,
-                                                    lambda elements, containers: 0.25))
+    step = cost.step_of(
+        "tree",
+        8,
+        1000,
+        cost.Codec(lambda elements, summed: 100.0 * summed, lambda elements: 1.0, lambda elements, containers: 0.25),
+    )
     collectives = [part for part in step if isinstance(part, cost.Collective)]
     assert [part.sent.tolist() for part in collectives[:3]] == [
-        [0, 100, 0, 100, 0, 100, 0, 100], [0, 0, 200, 0, 0, 0, 200, 0], [0, 0, 0, 0, 400, 0, 0, 0]]
+        [0, 100, 0, 100, 0, 100, 0, 100],
+        [0, 0, 200, 0, 0, 0, 200, 0],
+        [0, 0, 0, 0, 400, 0, 0, 0],
+    ]
     assert [part.path for part in collectives] == [100, 200, 400, 7 * 800]
     assert cost.codec_seconds(step) == 4 * 1.0 + 4 * 0.25
     # Four ranks encode at a time, then two, one, one; all decode the last container.
@@ -146,8 +163,16 @@ def test_the_way_through_a_tree_takes_each_level_after_the_other():
 
 
 def test_a_rank_of_sharded_encodes_each_slice_once_and_the_others_are_what_it_sums():
-    step = cost.step_of("sharded", 4, 1001, cost.Codec(lambda elements, summed: elements, lambda elements: elements,
-                                                       lambda elements, containers: 1e4 * elements + 1e7 * containers))
+    step = cost.step_of(
+        "sharded",
+        4,
+        1001,
+        cost.Codec(
+            lambda elements, summed: elements,
+            lambda elements: elements,
+            lambda elements, containers: 1e4 * elements + 1e7 * containers,
+        ),
+    )
     sending, summing, all_sums = (part.seconds for part in step if isinstance(part, cost.Work))
     assert sending == 1001 - 250
     assert summing == 1e4 * 251 + 1e7 * 3 + 251

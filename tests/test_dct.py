@@ -32,7 +32,7 @@ def test_kernel_against_the_matrix(n, dims):
     cosines = definition(n)
     expected = given @ cosines.T
     if dims == 2:
-        expected = np.concatenate([cosines @ expected[start:start + n] for start in range(0, 3 * n, n)])
+        expected = np.concatenate([cosines @ expected[start : start + n] for start in range(0, 3 * n, n)])
     rows = given.copy()
     transform(rows, dims, False, factors(n))
     assert np.linalg.norm(rows - expected) < 3e-6 * np.linalg.norm(expected)
@@ -53,8 +53,11 @@ def test_rows_that_are_no_square(rows):
 def test_all_machines_have_the_same_factors():
     """Their distance from where float32 rounds the other way is far beyond what two mathematics libraries differ in."""
     for n in SIZES:
-        exact = [1 / math.sqrt(n)] + [1 / (2 * math.cos(math.pi * (2 * i + 1) / (4 * h)))
-                                      for h in (1 << e for e in range(n.bit_length() - 1)) for i in range(h)]
+        exact = [1 / math.sqrt(n)] + [
+            1 / (2 * math.cos(math.pi * (2 * i + 1) / (4 * h)))
+            for h in (1 << e for e in range(n.bit_length() - 1))
+            for i in range(h)
+        ]
         for value, rounded in zip(exact, factors(n), strict=True):
             for neighbour in (np.nextafter(rounded, np.float32(0)), np.nextafter(rounded, np.float32(99))):
                 middle = (float(rounded) + float(neighbour)) / 2
@@ -88,8 +91,10 @@ def test_values_beyond_the_range_stay_in_the_residual():
     assert contract.same_bits(pending, gradient - sent)
 
 
-@pytest.mark.parametrize(("options", "message"), [({"size": 3}, "dct: size=3; allowed: 2, 4"), ({"size": 512}, "size=512"),
-                                                  ({"dims": 3}, "dct: dims=3; allowed: 1, 2")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"size": 3}, "dct: size=3; allowed: 2, 4"), ({"size": 512}, "size=512"), ({"dims": 3}, "dct: dims=3; allowed: 1, 2")],
+)
 def test_options(options, message):
     with pytest.raises(grace_ext.ConfigError, match=message):
         DCT(**options)

@@ -13,6 +13,7 @@ from grace_ext.value import deflate
 LIBRARIES = {"zlib": zlib}
 try:
     from isal import isal_zlib
+
     LIBRARIES["isal"] = isal_zlib
 except ImportError:
     pass

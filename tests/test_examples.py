@@ -25,8 +25,14 @@ def scripts():
         import pytorch_text
 
         yield pytorch_text, pytorch_fashion_mnist, capture
-        for name in ("capture", "compare_fashion_mnist", "fashion_mnist", "fetch_fashion_mnist", "pytorch_text",
-                     "pytorch_fashion_mnist"):
+        for name in (
+            "capture",
+            "compare_fashion_mnist",
+            "fashion_mnist",
+            "fetch_fashion_mnist",
+            "pytorch_text",
+            "pytorch_fashion_mnist",
+        ):
             sys.modules.pop(name, None)
 
 

@@ -44,8 +44,18 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize("compression, least, most", [("powersgd", 1, 2), ("topk:0.01/rice/qsgd:7", 50, 250)])
 def test_the_example_logs_what_it_sent(compare, data, tmp_path, compression, least, most):
     log = tmp_path / "log.jsonl"
-    command = [*compare.torchrun(2), compare.EXAMPLE, "--data", str(data), "--compression", compression, "--epochs", "1",
-               "--log-file", str(log)]
+    command = [
+        *compare.torchrun(2),
+        compare.EXAMPLE,
+        "--data",
+        str(data),
+        "--compression",
+        compression,
+        "--epochs",
+        "1",
+        "--log-file",
+        str(log),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "horovod" not in done.stderr.lower()
@@ -65,9 +75,20 @@ def test_the_comparison_trains_each_way_and_writes_the_tables(compare, tmp_path,
         calls.append(options[options.index("--compression") + 1])
         assert example == compare.EXAMPLE and Path(example).is_file() and launcher is compare.torchrun and ranks == 2
         sent = {"none": 4000, "fp16": 2000}.get(calls[-1], 100)
-        return compare.Run(label, [{
-            "epoch": 1.0, "accuracy": 0.9, "steps": 2, "bytes_sent": sent, "ratio": 4000 / sent,
-            "compressed_layers_ratio": None, "seconds_per_step": {"compute": 0.02, "codec": 0.001, "exchange": 0.004}}])
+        return compare.Run(
+            label,
+            [
+                {
+                    "epoch": 1.0,
+                    "accuracy": 0.9,
+                    "steps": 2,
+                    "bytes_sent": sent,
+                    "ratio": 4000 / sent,
+                    "compressed_layers_ratio": None,
+                    "seconds_per_step": {"compute": 0.02, "codec": 0.001, "exchange": 0.004},
+                }
+            ],
+        )
 
     monkeypatch.setattr(compare_fashion_mnist, "train", train)
     readme = tmp_path / "README.md"

@@ -27,7 +27,11 @@ def scripts():
         hvd.init()
         yield tensorflow_tape_text, tensorflow_keras_fashion_mnist, compare_tensorflow
         for name in (
-                "compare_fashion_mnist", "compare_tensorflow", "tensorflow_keras_fashion_mnist", "tensorflow_tape_text"):
+            "compare_fashion_mnist",
+            "compare_tensorflow",
+            "tensorflow_keras_fashion_mnist",
+            "tensorflow_tape_text",
+        ):
             sys.modules.pop(name, None)
 
 
@@ -105,9 +109,12 @@ def test_the_comparison_runs_both_examples_twice_and_writes_the_table(launched, 
     readme.write_text("before\n" + "\nold\n".join(compare.MARKERS) + "\nafter")
     monkeypatch.setattr(sys, "argv", ["x", "--data", "d", "--out", str(tmp_path / "out"), "--readme", str(readme)])
     compare.main()
-    assert calls == [("tensorflow_keras_fashion_mnist.py", "none"),
-                     ("tensorflow_keras_fashion_mnist.py", compare.DEFAULT_SPEC),
-                     ("tensorflow_tape_text.py", "horovod"), ("tensorflow_tape_text.py", compare.DEFAULT_ROWS_SPEC)]
+    assert calls == [
+        ("tensorflow_keras_fashion_mnist.py", "none"),
+        ("tensorflow_keras_fashion_mnist.py", compare.DEFAULT_SPEC),
+        ("tensorflow_tape_text.py", "horovod"),
+        ("tensorflow_tape_text.py", compare.DEFAULT_ROWS_SPEC),
+    ]
     table = (tmp_path / "out" / "comparison.md").read_text()
     assert "| text, Horovod | perplexity 100.0 | 20.0 | 2 kB | 1× |" in table and "`make demo-tensorflow`" in table
     assert f"grace_ext {compare.DEFAULT_SPEC} | 90.00 % accuracy | 20.0 | 50 B | 40× |" in table
@@ -139,22 +146,37 @@ def benchmarks(scripts, monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize(("perplexity", "sent", "checksums", "met"), [
-    (100.9, 6.6e3, [1, 1], True), (101.1, 6.6e3, [1, 1], False), (90, 6.7e3, [1, 1], False), (90, 6.6e3, [1, 2], False)])
+@pytest.mark.parametrize(
+    ("perplexity", "sent", "checksums", "met"),
+    [(100.9, 6.6e3, [1, 1], True), (101.1, 6.6e3, [1, 1], False), (90, 6.7e3, [1, 1], False), (90, 6.6e3, [1, 2], False)],
+)
 def test_the_bars_of_the_embedding_benchmark(benchmarks, scripts, perplexity, sent, checksums, met):
     embedding, _ = benchmarks
 
     def run(perplexity, sent, checksums):
-        return scripts[2].Run("", [{"perplexity": perplexity, "bytes_sent": sent, "horovod_bytes_of_rows": 1e5,
-                                    "steps": 1, "checksums": checksums}])
+        return scripts[2].Run(
+            "",
+            [
+                {
+                    "perplexity": perplexity,
+                    "bytes_sent": sent,
+                    "horovod_bytes_of_rows": 1e5,
+                    "steps": 1,
+                    "checksums": checksums,
+                }
+            ],
+        )
 
     assert embedding.is_met([run(100, 2e5, [3, 3])], [run(perplexity, sent, checksums)]) == met
 
 
-@pytest.mark.parametrize(("accuracy", "checksums", "met"), [
-    (0.8951, [1, 1], True), (0.8949, [1, 1], False), (0.95, [1, 2], False)])
+@pytest.mark.parametrize(
+    ("accuracy", "checksums", "met"), [(0.8951, [1, 1], True), (0.8949, [1, 1], False), (0.95, [1, 2], False)]
+)
 def test_the_bars_of_the_accuracy_benchmark(benchmarks, scripts, accuracy, checksums, met):
     _, benchmark = benchmarks
-    plain, compressed = (scripts[2].Run("", [{"accuracy": value, "checksums": sums}])
-                         for value, sums in ((0.9, [3, 3]), (accuracy, checksums)))
+    plain, compressed = (
+        scripts[2].Run("", [{"accuracy": value, "checksums": sums}])
+        for value, sums in ((0.9, [3, 3]), (accuracy, checksums))
+    )
     assert benchmark.is_met([plain], [compressed]) == met

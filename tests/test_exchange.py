@@ -29,8 +29,17 @@ TENSORS = [Tensor("a", 3000, 2), Tensor("b", 2000, 2)]
 
 def make(transport, spec="topk:0.1/rice/qsgd:7", communicator="allgather", memory="residual", **options):
     exchange = Exchange(transport, grace_ext.memory(memory), 1 / transport.size, **options)
-    exchange.set_buckets([Bucket("bucket", TENSORS, grace_ext.compressor(spec), parse_stage("communicator", communicator),
-                                 exchange.memory_of(TENSORS[0]))])
+    exchange.set_buckets(
+        [
+            Bucket(
+                "bucket",
+                TENSORS,
+                grace_ext.compressor(spec),
+                parse_stage("communicator", communicator),
+                exchange.memory_of(TENSORS[0]),
+            )
+        ]
+    )
     return exchange
 
 
@@ -64,10 +73,12 @@ def step(exchange, given):
     return out, exchange.end_step()
 
 
-@pytest.mark.parametrize("spec, communicator", [("topk:0.05/rice/raw", "allgather"), ("randomk:0.05", "allgather"),
-                                                ("randomk:0.05", "allreduce")])
+@pytest.mark.parametrize(
+    "spec, communicator", [("topk:0.05/rice/raw", "allgather"), ("randomk:0.05", "allgather"), ("randomk:0.05", "allreduce")]
+)
 def test_nothing_is_lost_over_many_steps(spec, communicator):
     """Per rank: sum of gradients = sum of what was sent + residual. Over ranks: the averages are what was sent."""
+
     def work(transport):
         exchange = make(transport, spec, communicator)
         received = np.zeros(5000, np.float64)
@@ -83,18 +94,30 @@ def test_nothing_is_lost_over_many_steps(spec, communicator):
         np.testing.assert_allclose(received + residual, given, atol=1e-4)
 
 
-@pytest.mark.parametrize("spec, communicator, memory", [
-    *[("topk:0.05/rice/qsgd:7", way, memory) for way in ("allgather", "sharded", "tree", "hierarchical")
-      for memory in ("residual", "none")],
-    *[("topk:0.05/rice/qsgd:7", "allgather", memory) for memory in ("ef21", "dgc:0.9")],
-    ("dct:8/topk:0.1/raw/raw", "allgather", "residual"), ("dense/fp16", "allgather", "residual"),
-    ("dense/fp16", "allreduce", "residual"), ("dense/raw", "allreduce", "none"), ("randomk:0.05", "allreduce", "residual")])
+@pytest.mark.parametrize(
+    "spec, communicator, memory",
+    [
+        *[
+            ("topk:0.05/rice/qsgd:7", way, memory)
+            for way in ("allgather", "sharded", "tree", "hierarchical")
+            for memory in ("residual", "none")
+        ],
+        *[("topk:0.05/rice/qsgd:7", "allgather", memory) for memory in ("ef21", "dgc:0.9")],
+        ("dct:8/topk:0.1/raw/raw", "allgather", "residual"),
+        ("dense/fp16", "allgather", "residual"),
+        ("dense/fp16", "allreduce", "residual"),
+        ("dense/raw", "allreduce", "none"),
+        ("randomk:0.05", "allreduce", "residual"),
+    ],
+)
 def test_a_gradient_may_stay_where_it_is(spec, communicator, memory):
     """Given in an array of the caller's, which stays as it is, or copied: the same results and states."""
+
     def work(transport, lends):
         exchange = Exchange(transport, memory, 1 / transport.size)
-        exchange.set_buckets([exchange.bucket("bucket", TENSORS, grace_ext.compressor(spec),
-                                              parse_stage("communicator", communicator))])
+        exchange.set_buckets(
+            [exchange.bucket("bucket", TENSORS, grace_ext.compressor(spec), parse_stage("communicator", communicator))]
+        )
         (bucket,) = exchange.buckets
         results = []
         for i in range(3):
@@ -134,14 +157,17 @@ def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(parts):
     on_all_ranks(work)
 
 
-@pytest.mark.parametrize("spec, communicator", [("topk:0.1/rice/raw", "allgather"), ("randomk:0.05", "allreduce"),
-                                                ("dense/fp16", "allreduce")])
+@pytest.mark.parametrize(
+    "spec, communicator", [("topk:0.1/rice/raw", "allgather"), ("randomk:0.05", "allreduce"), ("dense/fp16", "allreduce")]
+)
 def test_ranks_that_run_out_of_data_shadow_the_steps_of_others(spec, communicator):
     """Rank r gives r gradients. What they do not get is a rank's own share; averages are over all ranks."""
+
     def work(transport):
         exchange = Exchange(transport, "none", 1 / transport.size, joinable=True)
-        exchange.set_buckets([exchange.bucket("bucket", TENSORS, grace_ext.compressor(spec),
-                                              parse_stage("communicator", communicator))])
+        exchange.set_buckets(
+            [exchange.bucket("bucket", TENSORS, grace_ext.compressor(spec), parse_stage("communicator", communicator))]
+        )
         received = [step(exchange, gradient(10 * transport.rank + i))[0] for i in range(transport.rank)]
 
         def room(bucket):
@@ -167,8 +193,16 @@ def test_memory_follows_its_tensors_into_new_buckets():
         exchange = make(transport)
         step(exchange, gradient(transport.rank))
         before = arrays_of(exchange)
-        swapped = [Bucket(f"new{i}", [tensor], grace_ext.compressor("topk:0.1"), parse_stage("communicator", "allgather"),
-                          exchange.memory_of(TENSORS[0])) for i, tensor in enumerate(reversed(TENSORS))]
+        swapped = [
+            Bucket(
+                f"new{i}",
+                [tensor],
+                grace_ext.compressor("topk:0.1"),
+                parse_stage("communicator", "allgather"),
+                exchange.memory_of(TENSORS[0]),
+            )
+            for i, tensor in enumerate(reversed(TENSORS))
+        ]
         exchange.set_buckets(swapped)
         after = arrays_of(exchange)
         assert before.keys() == after.keys() == {"residual:a", "residual:b"}
@@ -198,11 +232,21 @@ def test_an_error_in_the_worker_thread_surfaces_and_abort_cleans_up():
 @pytest.mark.parametrize("communicator", ["allgather", "sharded"])
 def test_after_an_error_nothing_more_of_the_step_is_sent(communicator):
     """Where collectives have no names, the other ranks would take what comes next for what did not come."""
+
     def work(transport):
         exchange = make(transport)
-        exchange.set_buckets([
-            Bucket(tensor.name, [tensor], grace_ext.compressor("topk:0.1/raw"), parse_stage("communicator", communicator),
-                   exchange.memory_of(tensor)) for tensor in (*TENSORS, Tensor("c", 1000, 2))])
+        exchange.set_buckets(
+            [
+                Bucket(
+                    tensor.name,
+                    [tensor],
+                    grace_ext.compressor("topk:0.1/raw"),
+                    parse_stage("communicator", communicator),
+                    exchange.memory_of(tensor),
+                )
+                for tensor in (*TENSORS, Tensor("c", 1000, 2))
+            ]
+        )
         sent = []
         for collective in ("allgather", "alltoall"):
             plain = getattr(transport, collective)
@@ -211,7 +255,7 @@ def test_after_an_error_nothing_more_of_the_step_is_sent(communicator):
         def pack(bucket, out):
             if bucket.name == "b":
                 raise RuntimeError("no gradient today")
-            np.copyto(out, gradient(1)[:bucket.size])
+            np.copyto(out, gradient(1)[: bucket.size])
 
         def start():
             for bucket in exchange.buckets:
@@ -263,8 +307,14 @@ def test_statistics_name_the_codecs_that_auto_chose():
 
 def test_buckets_respect_order_size_compressor_device_and_groups():
     dense, sparse = grace_ext.compressor("dense/raw"), grace_ext.compressor("topk:0.1")
-    tensors = [Tensor("big", 5000, 2), Tensor("x", 600, 2), Tensor("bias", 10, 1), Tensor("y", 600, 2),
-               Tensor("gpu", 600, 2, "cuda:0"), Tensor("z", 600, 2)]
+    tensors = [
+        Tensor("big", 5000, 2),
+        Tensor("x", 600, 2),
+        Tensor("bias", 10, 1),
+        Tensor("y", 600, 2),
+        Tensor("gpu", 600, 2, "cuda:0"),
+        Tensor("z", 600, 2),
+    ]
 
     def names(groups=None, limit=4 * 1300):
         lists = make_buckets(tensors, lambda t: dense if t.ndim == 1 else sparse, limit, groups)
@@ -278,31 +328,37 @@ def test_buckets_respect_order_size_compressor_device_and_groups():
 def test_a_layout_keeps_apart_what_has_no_place_in_one_bucket():
     """Parts, specs, memories and tables."""
     exchange = Exchange(InProcessGroup(1).transport(0), {"*.kept": "residual", "*": "none"}, 1.0)
-    parts = [[Tensor(name, 5000, 2, shape=(50, 100)) for name in names]
-             for names in (["a", "a.kept", "table", "b"], ["c", "sparse", "d"])]
+    parts = [
+        [Tensor(name, 5000, 2, shape=(50, 100)) for name in names]
+        for names in (["a", "a.kept", "table", "b"], ["c", "sparse", "d"])
+    ]
     rules = Rules("topk:0.1", {"b": "dense/fp16", "sparse": "dense/raw"})
     buckets = build_buckets(exchange, parts, {"table", "sparse"}, rules, parse_stage("communicator", "allgather"), "first")
-    found = {bucket.name: ([t.name for t in bucket.tensors], str(bucket.compressor), bucket.memory.name)
-             for bucket in buckets}
+    found = {
+        bucket.name: ([t.name for t in bucket.tensors], str(bucket.compressor), bucket.memory.name) for bucket in buckets
+    }
     assert found == {
         "first.bucket0": (["a"], "topk:0.1/auto/raw", "none"),
         "first.bucket1": (["a.kept"], "topk:0.1/auto/raw", "residual"),
         "first.bucket2": (["b"], "dense/auto/fp16", "none"),
         "first.bucket3": (["c", "d"], "topk:0.1/auto/raw", "none"),
         "first.rows0": (["table"], "topk:0.1/rows:100/raw", "none"),
-        "first.rows1": (["sparse"], "dense/rows:100/raw", "none")}
+        "first.rows1": (["sparse"], "dense/rows:100/raw", "none"),
+    }
 
 
 @pytest.mark.parametrize("bucket_bytes", [math.inf, 1000])
 def test_building_takes_work_in_proportion_to_the_number_of_tensors(bucket_bytes):
     """Counted in calls of functions, which do not depend on the machine. In one bucket, or two tensors in each."""
+
     def calls(count):
         exchange = Exchange(InProcessGroup(1).transport(0), "residual", 1.0)
         tensors = [Tensor(f"t{i}", 100, 2, shape=(10, 10)) for i in range(count)]
         profile = cProfile.Profile()
         profile.enable()
-        buckets = build_buckets(exchange, [tensors], set(), Rules("topk:0.1"), parse_stage("communicator", "allgather"), "p",
-                              bucket_bytes)
+        buckets = build_buckets(
+            exchange, [tensors], set(), Rules("topk:0.1"), parse_stage("communicator", "allgather"), "p", bucket_bytes
+        )
         profile.disable()
         assert len(buckets) == (1 if bucket_bytes == math.inf else count // 2)
         return pstats.Stats(profile).total_calls
@@ -339,10 +395,19 @@ def test_rules():
 @pytest.mark.parametrize("differs", ["seed", "weight"])
 def test_ranks_with_another_seed_or_weight_are_told(differs):
     """Random positions and rounding follow the seed; all ranks have to draw alike."""
+
     def layout(**options):
         exchange = Exchange(InProcessGroup(2).transport(0), "residual", **{"weight": 0.5, "seed": 0, **options})
-        exchange.set_buckets([exchange.bucket("bucket", [Tensor("a", 50, 1)], grace_ext.compressor("randomk:0.1"),
-                                              parse_stage("communicator", "allgather"))])
+        exchange.set_buckets(
+            [
+                exchange.bucket(
+                    "bucket",
+                    [Tensor("a", 50, 1)],
+                    grace_ext.compressor("randomk:0.1"),
+                    parse_stage("communicator", "allgather"),
+                )
+            ]
+        )
         return exchange, exchange.config_digest()
 
     (exchange, first), (_, same), (_, other) = layout(), layout(), layout(**{differs: 1})
@@ -362,8 +427,14 @@ def test_an_exchange_without_buckets_may_be_given_up_or_closed():
 def test_two_threads_may_start_the_first_buckets_of_a_step(monkeypatch):
     """As autograd does with a thread for each device: the step begins once."""
     exchange = Exchange(InProcessGroup(1).transport(0), "none", 1.0)
-    exchange.set_buckets([exchange.bucket(name, [Tensor(name, 50, 1)], grace_ext.compressor("dense/raw"),
-                                          parse_stage("communicator", "allgather")) for name in "ab"])
+    exchange.set_buckets(
+        [
+            exchange.bucket(
+                name, [Tensor(name, 50, 1)], grace_ext.compressor("dense/raw"), parse_stage("communicator", "allgather")
+            )
+            for name in "ab"
+        ]
+    )
     begun, both = [], threading.Barrier(2, timeout=1)
 
     def begin_step():

@@ -48,7 +48,7 @@ class Pairs(IndexCodec):
             raise ContainerError("test-pairs: wrong length")
         pairs = np.empty(out.size, np.uint32)
         count = bitmap_decode(payload, pairs)
-        support = Pairs._both(pairs[:max(count, 0)], d)
+        support = Pairs._both(pairs[: max(count, 0)], d)
         if support.size != out.size:
             raise ContainerError("test-pairs: wrong count")
         out[:] = support

@@ -74,8 +74,10 @@ def test_without_compression_it_is_fedavg():
     for _ in range(5):
         chosen = server.begin_round()
         for number in chosen:
-            server.receive(number, clients[number].update(train(number, clients[number].receive(server.message_for(number))),
-                                                          samples(number)))
+            server.receive(
+                number,
+                clients[number].update(train(number, clients[number].receive(server.message_for(number))), samples(number)),
+            )
         total = sum(samples(number) for number in chosen)
         model = sum(np.float32(samples(number) / total) * train(number, model) for number in chosen)
         server.end_round()
@@ -92,7 +94,7 @@ def test_nothing_is_lost_on_the_way_up():
         trained = train(0, model)
         message = client.update(trained, 1)
         given += model - trained
-        got += grace_ext.decompress(message[up_header():], D)
+        got += grace_ext.decompress(message[up_header() :], D)
         server.receive(0, message)
         server.end_round()
     server.begin_round()
@@ -179,10 +181,15 @@ def test_a_correction_of_what_the_server_does_not_have_is_refused():
     server, clients = make("ef21")
     for _ in range(3):
         play(server, clients)
-    report = play(server, clients, lambda number, message: message if number else dataclasses.replace(
-        read_up(message, D)[0], base=2).pack())
-    assert report.rejected == {0: "estimate: a correction of the estimate after round 2; it is that after round 3: the "
-                                  "client has to begin again with zeros, and base 0"}
+    report = play(
+        server,
+        clients,
+        lambda number, message: message if number else dataclasses.replace(read_up(message, D)[0], base=2).pack(),
+    )
+    assert report.rejected == {
+        0: "estimate: a correction of the estimate after round 2; it is that after round 3: the "
+        "client has to begin again with zeros, and base 0"
+    }
     assert set(play(server, clients).taken) == set(range(CLIENTS))
     agree(server, clients)
 
@@ -204,7 +211,7 @@ def test_messages_of_another_version_are_refused():
         assert bytes(message[:4]) == b"GXF2"
         message[3] = ord("1")
         length = (up_header() if message is up else Down(1, 0, 0, []).pack().size) - 4
-        message[length:length + 4] = np.frombuffer(container.checksum(message[:length]), np.uint8)
+        message[length : length + 4] = np.frombuffer(container.checksum(message[:length]), np.uint8)
     with pytest.raises(ContainerError, match="version '1'"):
         clients[0].receive(down)
     with pytest.raises(Rejected, match="version '1'"):
@@ -321,7 +328,7 @@ def test_who_comes_with_nothing_gets_the_model():
 def forged(what, honest):
     """A broken or hostile client's message."""
     round_ = read_up(honest, D)[0].round
-    blob = honest[up_header():]
+    blob = honest[up_header() :]
 
     def compressed(values):
         return grace_ext.compressor(SPEC).compress(values.astype(np.float32))
@@ -342,10 +349,23 @@ def forged(what, honest):
     }[what]()
 
 
-@pytest.mark.parametrize("what, reason", [
-    ("malformed", "malformed"), ("empty", "malformed"), ("cut", "malformed"), ("bit", "malformed"),
-    ("other size", "malformed"), ("huge", "oversized"), ("oversized", "oversized"), ("late", "late"),
-    ("no samples", "samples"), ("endless samples", "samples"), ("not finite", "not finite"), ("norm", "norm")])
+@pytest.mark.parametrize(
+    "what, reason",
+    [
+        ("malformed", "malformed"),
+        ("empty", "malformed"),
+        ("cut", "malformed"),
+        ("bit", "malformed"),
+        ("other size", "malformed"),
+        ("huge", "oversized"),
+        ("oversized", "oversized"),
+        ("late", "late"),
+        ("no samples", "samples"),
+        ("endless samples", "samples"),
+        ("not finite", "not finite"),
+        ("norm", "norm"),
+    ],
+)
 def test_a_broken_client_is_not_believed_and_training_goes_on(what, reason):
     server, clients = make()
     for _ in range(3):
@@ -383,7 +403,7 @@ def test_no_update_takes_the_model_to_inf(memory, longest):
             for number in server.begin_round():
                 clients[number].receive(server.message_for(number))
                 change = np.zeros(D, np.float32)
-                change[number] = longest * (-1)**server.round if memory == "ef21" else longest
+                change[number] = longest * (-1) ** server.round if memory == "ef21" else longest
                 message = clients[number].update_by(change, 1.0)
                 if longest > 2**100:
                     with pytest.raises(Rejected, match="norm: "):
@@ -437,8 +457,8 @@ def test_a_message_may_be_overwritten_once_it_has_been_taken():
     room = np.empty(10_000, np.uint8)
 
     def through_the_room(number, message):
-        room[:message.size] = message
-        return room[:message.size]
+        room[: message.size] = message
+        return room[: message.size]
 
     for _ in range(3):
         assert play(server, clients, through_the_room) == play(other, others)
@@ -503,8 +523,10 @@ def test_a_saved_server_goes_on_as_if_nothing_had_happened(tmp_path, memory):
     assert other.model.tobytes() == server.model.tobytes() and other.rejections == server.rejections
     with pytest.raises(ConfigError, match="clients"):
         Server(start(), CLIENTS + 1).load(tmp_path / "server.npz")
-    np.savez(tmp_path / "older.npz", **{name: value for name, value in np.load(tmp_path / "server.npz").items()
-                                        if name not in ("asked", "unscaled")})
+    np.savez(
+        tmp_path / "older.npz",
+        **{name: value for name, value in np.load(tmp_path / "server.npz").items() if name not in ("asked", "unscaled")},
+    )
     with pytest.raises(ConfigError, match="lacks asked, unscaled"):
         other.load(tmp_path / "older.npz")
 
@@ -560,19 +582,24 @@ def test_where_clients_choose_their_densities_norms_are_judged_by_how_many_value
 
 def claiming(claims):
     """A change for `play`: the clients in `claims` say that they have so many samples."""
+
     def forge(number, message):
         return dataclasses.replace(read_up(message, D)[0], samples=claims[number]).pack() if number in claims else message
 
     return forge
 
 
-@pytest.mark.parametrize("options, weights", [
-    ({}, [1, 1, 1, 1, 1, 1]),
-    ({"weights": "uniform"}, [1, 1, 1, 1, 1, 1]),
-    ({"weights": "samples", "most_samples": 40.0}, [10, 20, 30, 40, 40, 40]),
-    ({"weights": {0: 5, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1e-3}}, [5, 1, 1, 1, 1, 1e-3]),
-    ({"weights": dict.fromkeys(range(6), 1.7e308)}, [1, 1, 1, 1, 1, 1]),
-    ({"weights": "samples", "most_samples": 1.7e308}, [0, 0, 0, 0, 1, 1])])
+@pytest.mark.parametrize(
+    "options, weights",
+    [
+        ({}, [1, 1, 1, 1, 1, 1]),
+        ({"weights": "uniform"}, [1, 1, 1, 1, 1, 1]),
+        ({"weights": "samples", "most_samples": 40.0}, [10, 20, 30, 40, 40, 40]),
+        ({"weights": {0: 5, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1e-3}}, [5, 1, 1, 1, 1, 1e-3]),
+        ({"weights": dict.fromkeys(range(6), 1.7e308)}, [1, 1, 1, 1, 1, 1]),
+        ({"weights": "samples", "most_samples": 1.7e308}, [0, 0, 0, 0, 1, 1]),
+    ],
+)
 @pytest.mark.parametrize("memory", ["none", "ef21"])
 def test_the_weights_are_the_servers(memory, options, weights):
     """Two clients claim as many samples as a float64 can say; the mean is that of the server's weights."""
@@ -627,7 +654,7 @@ def test_whose_update_could_not_be_compared_is_saved_and_counts_once_there_are_o
     clients = [Client(start(), "dense/raw", memory="none", number=number) for number in range(3)]
     taken = []
     for number in range(40):
-        chosen, = server.begin_round()
+        (chosen,) = server.begin_round()
         clients[chosen].receive(server.message_for(chosen))
         server.receive(chosen, clients[chosen].update_by(np.full(D, number >= 10, np.float32), 1.0))
         taken += server.end_round().taken
@@ -645,17 +672,28 @@ def test_the_norm_check_can_be_switched_off_by_its_option_only():
     assert len(report.taken) == CLIENTS
 
 
-@pytest.mark.parametrize("wrong", [
-    {"weights": "largest"}, {"weights": "samples"}, {"weights": {0: 1.0}}, {"weights": dict.fromkeys(range(6), 0.0)},
-    {"weights": dict.fromkeys(range(6), math.inf)}, {"weights": dict.fromkeys(range(7), 1.0)}, {"most_samples": 5},
-    {"weights": "samples", "most_samples": 0}, {"weights": "samples", "most_samples": math.inf}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"weights": "largest"},
+        {"weights": "samples"},
+        {"weights": {0: 1.0}},
+        {"weights": dict.fromkeys(range(6), 0.0)},
+        {"weights": dict.fromkeys(range(6), math.inf)},
+        {"weights": dict.fromkeys(range(7), 1.0)},
+        {"most_samples": 5},
+        {"weights": "samples", "most_samples": 0},
+        {"weights": "samples", "most_samples": math.inf},
+    ],
+)
 def test_weights_that_make_no_sense(wrong):
     with pytest.raises(ConfigError, match="weights|most_samples"):
         Server(start(), CLIENTS, **wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"sampled": 0}, {"sampled": 7}, {"memory": "dgc"}, {"norm_limit": 1}, {"keep": 0},
-                                   {"staleness": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"sampled": 0}, {"sampled": 7}, {"memory": "dgc"}, {"norm_limit": 1}, {"keep": 0}, {"staleness": -1}]
+)
 def test_options_that_make_no_sense(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Server(start(), CLIENTS, **wrong)

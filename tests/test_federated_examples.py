@@ -81,8 +81,9 @@ def problem(seed=0):
 def clients_of(training, spec, kind, count=3, **options):
     net, images, labels = problem()
     start = training.vector_of(net)
-    made = [kind(net, images[number::count], labels[number::count], number=number, seed=0, **options)
-            for number in range(count)]
+    made = [
+        kind(net, images[number::count], labels[number::count], number=number, seed=0, **options) for number in range(count)
+    ]
     return start, [(Client(start, spec, number=number), train) for number, train in enumerate(made)]
 
 
@@ -95,8 +96,14 @@ def play(server, clients):
 
 def test_panthalia_without_compression_is_adamw_on_the_mean_gradient(training):
     start, clients = clients_of(training, "dense/raw", training.Gradient, batch=1000, batches=1)  # all samples
-    server = Server(start, len(clients), "dense/raw", optimizer=training.AdamW(start.size, 0.01, 0.1), weights="samples",
-                    most_samples=400)
+    server = Server(
+        start,
+        len(clients),
+        "dense/raw",
+        optimizer=training.AdamW(start.size, 0.01, 0.1),
+        weights="samples",
+        most_samples=400,
+    )
     net, images, labels = problem()
     optimizer = torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0.1)
     for _ in range(5):
@@ -155,12 +162,29 @@ def test_a_round_of_a_client_depends_on_nothing_but_its_number(training):
 
 def put(federated, folder, name, accuracy, volume, **options):
     method = federated.METHODS[name]
-    run = {"options": {"compression": method.spec, "memory": method.memory, "seed": 0, "rounds": 9, "clients": 10,
-                       "batch": 64, "sampled": None, "local_epochs": 1, "local_batches": 1, "lr": 0.001, "model": "mlp",
-                       "alpha": 0.5, "train_samples": None, **options},
-           "parameters": 10**6, "volume": {"down": volume, "up": volume}, "date": "2026-01-01",
-           "cpu_seconds": {f"{who}_{what}": 0.001 for who in ("client", "server") for what in ("encode", "decode")},
-           "accuracy": [[number, 0.1] for number in range(4)] + [[number, accuracy] for number in range(4, 9)]}
+    run = {
+        "options": {
+            "compression": method.spec,
+            "memory": method.memory,
+            "seed": 0,
+            "rounds": 9,
+            "clients": 10,
+            "batch": 64,
+            "sampled": None,
+            "local_epochs": 1,
+            "local_batches": 1,
+            "lr": 0.001,
+            "model": "mlp",
+            "alpha": 0.5,
+            "train_samples": None,
+            **options,
+        },
+        "parameters": 10**6,
+        "volume": {"down": volume, "up": volume},
+        "date": "2026-01-01",
+        "cpu_seconds": {f"{who}_{what}": 0.001 for who in ("client", "server") for what in ("encode", "decode")},
+        "accuracy": [[number, 0.1] for number in range(4)] + [[number, accuracy] for number in range(4, 9)],
+    }
     Path(federated.path_of(str(folder), name, options.get("seed", 0))).write_text(json.dumps(run))
 
 

@@ -26,8 +26,10 @@ ROBUST = [*SORTING, *(NearestNeighborMixing(one, 0.3) for one in SORTING)]
 
 def updates_of(vectors, shares=None):
     shares = [1 / len(vectors)] * len(vectors) if shares is None else shares
-    return [Update(lambda vector=vector: vector, float(np.linalg.norm(vector)), share)
-            for vector, share in zip(vectors, shares, strict=True)]
+    return [
+        Update(lambda vector=vector: vector, float(np.linalg.norm(vector)), share)
+        for vector, share in zip(vectors, shares, strict=True)
+    ]
 
 
 def vectors_of(count, seed=0):
@@ -42,11 +44,13 @@ def test_the_median_is_that_of_each_element(clients, block, monkeypatch):
     np.testing.assert_allclose(Median()(updates_of(vectors), D), np.median(vectors, axis=0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("clients, share, left", [
-    (10, 0.3, 4), (10, 0.0, 10), (10, 0.25, 4), (7, 0.3, 1), (2, 0.3, 2), (1, 0.4, 1), (3, 0.4, 1), (20, 0.1, 16)])
+@pytest.mark.parametrize(
+    "clients, share, left",
+    [(10, 0.3, 4), (10, 0.0, 10), (10, 0.25, 4), (7, 0.3, 1), (2, 0.3, 2), (1, 0.4, 1), (3, 0.4, 1), (20, 0.1, 16)],
+)
 def test_the_trimmed_mean_leaves_out_at_least_its_share_at_each_end(clients, share, left):
     vectors, cut = vectors_of(clients), (clients - left) // 2
-    expected = np.sort(vectors, axis=0)[cut:clients - cut].mean(axis=0)
+    expected = np.sort(vectors, axis=0)[cut : clients - cut].mean(axis=0)
     np.testing.assert_allclose(TrimmedMean(share)(updates_of(vectors), D), expected, atol=1e-6)
 
 
@@ -74,8 +78,9 @@ def test_the_clipped_mean_scales_long_updates_down():
     vectors = vectors_of(4) * np.array([[1], [1], [0.1], [1e6]], np.float32)
     shares, norms = [0.1, 0.2, 0.3, 0.4], np.linalg.norm(vectors.astype(float), axis=1)
     for radius, given in ((np.median(norms), None), (5.0, 5.0)):
-        expected = sum(share * min(1, radius / norm) * vector
-                       for share, norm, vector in zip(shares, norms, vectors, strict=True))
+        expected = sum(
+            share * min(1, radius / norm) * vector for share, norm, vector in zip(shares, norms, vectors, strict=True)
+        )
         np.testing.assert_allclose(ClippedMean(given)(updates_of(vectors, shares), D), expected, rtol=1e-4, atol=1e-5)
     zeros = updates_of(np.zeros((3, D), np.float32))
     assert not ClippedMean()(zeros, D).any()
@@ -130,8 +135,9 @@ def flipped(change):
 
 
 @pytest.mark.parametrize("one", ROBUST)
-@pytest.mark.parametrize("memory, spec", [
-    ("none", "dense/raw"), ("residual", "dense/minmax:8"), ("ef21", "topk:0.3/rice/raw")])
+@pytest.mark.parametrize(
+    "memory, spec", [("none", "dense/raw"), ("residual", "dense/minmax:8"), ("ef21", "topk:0.3/rice/raw")]
+)
 def test_robust_means_go_where_honest_clients_want_to(one, memory, spec):
     assert train(one, memory, spec, flipped) < 0.2
     assert train(one, memory, spec, lambda change: change) < 0.2

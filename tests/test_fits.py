@@ -54,6 +54,7 @@ def heavy(k=10_000):
 
 # Sort
 
+
 def sort(values, fence=lambda array: array):
     k = values.size
     order, ordered = fence(np.zeros(k, np.uint32)), fence(np.zeros(k, np.float32))
@@ -79,6 +80,7 @@ def test_argsort_of_keys_that_differ_in_one_digit():
 
 # Polynomials
 
+
 def pieces(codec, values):
     """What encode sent: [(coefficients, low edge, high edge, magnitudes of the segment)]."""
     payload, order = codec.encode(values, contract.STREAM)
@@ -89,9 +91,9 @@ def pieces(codec, values):
     start = 0
     for count in counts:
         for _ in range(count):
-            length, = struct.unpack_from("<I", data, at)
+            (length,) = struct.unpack_from("<I", data, at)
             c = np.frombuffer(data, "<f4", degree + 1, coefficients_at)
-            found.append((c, *struct.unpack_from("<2f", data, edge_at), ordered[start:start + length]))
+            found.append((c, *struct.unpack_from("<2f", data, edge_at), ordered[start : start + length]))
             start, at, edge_at, coefficients_at = start + length, at + 4, edge_at + 4, coefficients_at + 4 * (degree + 1)
         edge_at += 4 * (count > 0)
     return found
@@ -177,17 +179,25 @@ def forged(degree=1, counts=(1, 0), lengths=(3,), edges=(1, 2), c=(0, 0)):
     return np.frombuffer(bytes([degree, *counts]) + numbers, np.uint8)
 
 
-@pytest.mark.parametrize("message, payload", [
-    ("out of range", np.zeros(2, np.uint8)), ("out of range", forged(degree=10)),
-    ("bytes for 1 segments", forged()[:-1]), ("bytes for 2 segments", forged(counts=(1, 1))),
-    ("bytes for 0 segments", forged(counts=(0, 0))), ("do not hold 3 values", forged(lengths=(2,))),
-    ("do not hold 3 values", forged(counts=(0, 0), lengths=(), edges=(), c=())),
-    ("do not hold 3 values", forged(counts=(2, 0), lengths=(3, 0), edges=(1, 2, 3), c=(0,) * 4)),
-    ("coefficient is not finite", forged(c=(0, float("nan")))), ("coefficient is not finite", forged(c=(float("inf"), 0))),
-    ("not finite and ascending", forged(edges=(2, 1))), ("not finite and ascending", forged(edges=(-1, 1))),
-    ("not finite and ascending", forged(edges=(1, float("inf")))),
-    ("not finite and ascending", forged(edges=(float("nan"), 1))),
-])
+@pytest.mark.parametrize(
+    "message, payload",
+    [
+        ("out of range", np.zeros(2, np.uint8)),
+        ("out of range", forged(degree=10)),
+        ("bytes for 1 segments", forged()[:-1]),
+        ("bytes for 2 segments", forged(counts=(1, 1))),
+        ("bytes for 0 segments", forged(counts=(0, 0))),
+        ("do not hold 3 values", forged(lengths=(2,))),
+        ("do not hold 3 values", forged(counts=(0, 0), lengths=(), edges=(), c=())),
+        ("do not hold 3 values", forged(counts=(2, 0), lengths=(3, 0), edges=(1, 2, 3), c=(0,) * 4)),
+        ("coefficient is not finite", forged(c=(0, float("nan")))),
+        ("coefficient is not finite", forged(c=(float("inf"), 0))),
+        ("not finite and ascending", forged(edges=(2, 1))),
+        ("not finite and ascending", forged(edges=(-1, 1))),
+        ("not finite and ascending", forged(edges=(1, float("inf")))),
+        ("not finite and ascending", forged(edges=(float("nan"), 1))),
+    ],
+)
 def test_polyfit_refuses(message, payload):
     out = np.zeros(3, np.float32)
     PolyFit.decode(forged(), out)
@@ -197,6 +207,7 @@ def test_polyfit_refuses(message, payload):
 
 
 # Exponentials
+
 
 def fit(magnitudes):
     """(parameters b, d, a, c; the decoded magnitudes)."""
@@ -236,11 +247,23 @@ def test_rates_and_amplitudes_are_numpys(name):
     assert np.allclose(out / magnitudes[-1], expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("magnitudes, bound", [
-    (np.full(700, 3.0), 0), (np.zeros(5), 0), (np.array([2.5]), 0), (np.array([1.0, 2.0]), 1e-6),
-    (np.arange(1000.0), 0.02), (np.arange(1.0, 4.0), 0.02), (np.append(np.zeros(4999), 1.0), 0.02),
-    (np.append(np.full(9, 1.0), 1e30), 0.02), (np.sqrt(np.arange(3000.0)), 0.1), (np.repeat([1.0, 2.0], 300), 0.2),
-    (np.full(20, contract.FLT_MAX), 0), (np.full(20, 1e-45), 0)])
+@pytest.mark.parametrize(
+    "magnitudes, bound",
+    [
+        (np.full(700, 3.0), 0),
+        (np.zeros(5), 0),
+        (np.array([2.5]), 0),
+        (np.array([1.0, 2.0]), 1e-6),
+        (np.arange(1000.0), 0.02),
+        (np.arange(1.0, 4.0), 0.02),
+        (np.append(np.zeros(4999), 1.0), 0.02),
+        (np.append(np.full(9, 1.0), 1e30), 0.02),
+        (np.sqrt(np.arange(3000.0)), 0.1),
+        (np.repeat([1.0, 2.0], 300), 0.2),
+        (np.full(20, contract.FLT_MAX), 0),
+        (np.full(20, 1e-45), 0),
+    ],
+)
 def test_degenerate_fits(magnitudes, bound):
     """Constants, lines, single peaks, steps: no two rates to be found, or complex ones."""
     magnitudes = magnitudes.astype(np.float32)
@@ -279,14 +302,22 @@ def forged_fit(count=2, numbers=(1, 1, 0, 0, 1, 0) * 2):
     return np.frombuffer(struct.pack(f"<I{len(numbers)}f", count, *numbers), np.uint8)
 
 
-@pytest.mark.parametrize("message, payload", [
-    ("bytes for", np.zeros(0, np.uint8)), ("bytes for", np.zeros(3, np.uint8)), ("bytes for", forged_fit()[:-1]),
-    ("52 bytes for 3 of 3", forged_fit(3)), ("52 bytes for 0 of 3", forged_fit(0)), ("bytes for 4 of 3", forged_fit(4)),
-    ("bytes for 4294967295 of 3", forged_fit(2**32 - 1)), ("28 bytes for 2 of 3", forged_fit(numbers=(1, 1, 0, 0, 1, 0))),
-    ("not finite", forged_fit(numbers=(1, 1, 0, 0, 1, 0, 1, 1, 0, 0, 1, float("nan")))),
-    ("not finite and ascending", forged_fit(numbers=(1, 1, 0, 0, 1, 0, 2, 1, 0, 0, 1, 0))),
-    ("not finite and ascending", forged_fit(numbers=(-1, 1, 0, 0, 1, 0, 2, 2, 0, 0, 1, 0))),
-])
+@pytest.mark.parametrize(
+    "message, payload",
+    [
+        ("bytes for", np.zeros(0, np.uint8)),
+        ("bytes for", np.zeros(3, np.uint8)),
+        ("bytes for", forged_fit()[:-1]),
+        ("52 bytes for 3 of 3", forged_fit(3)),
+        ("52 bytes for 0 of 3", forged_fit(0)),
+        ("bytes for 4 of 3", forged_fit(4)),
+        ("bytes for 4294967295 of 3", forged_fit(2**32 - 1)),
+        ("28 bytes for 2 of 3", forged_fit(numbers=(1, 1, 0, 0, 1, 0))),
+        ("not finite", forged_fit(numbers=(1, 1, 0, 0, 1, 0, 1, 1, 0, 0, 1, float("nan")))),
+        ("not finite and ascending", forged_fit(numbers=(1, 1, 0, 0, 1, 0, 2, 1, 0, 0, 1, 0))),
+        ("not finite and ascending", forged_fit(numbers=(-1, 1, 0, 0, 1, 0, 2, 2, 0, 0, 1, 0))),
+    ],
+)
 def test_dexp_refuses(message, payload):
     out = np.zeros(3, np.float32)
     DoubleExponential.decode(forged_fit(), out)
@@ -296,6 +327,7 @@ def test_dexp_refuses(message, payload):
 
 
 # Quantile sketch
+
 
 def sketch(values, most, bins, fence=lambda array: array):
     counts, lookup = fence(np.full(2 * bins + 1, 7, np.uint32)), fence(np.full(2 * bins + 1, 7, np.uint8))
@@ -336,8 +368,12 @@ def test_the_sketch_keeps_signs_and_zeros(name, text):
 
 
 def test_few_distinct_values_are_exact():
-    for values in (CASES["ties"], CASES["all equal"], CASES["one value in zeros"],
-                   np.repeat(np.array([1e-30, 1e30, -1, 0], np.float32), 100)):
+    for values in (
+        CASES["ties"],
+        CASES["all equal"],
+        CASES["one value in zeros"],
+        np.repeat(np.array([1e-30, 1e30, -1, 0], np.float32), 100),
+    ):
         assert np.array_equal(round_trip(SketchML(), values)[0], values)
 
 
@@ -357,13 +393,19 @@ def forged_sketch(last=1, table=(1, 2), levels=(0, 0b101)):
     return np.frombuffer(bytes([last]) + struct.pack(f"<{len(table)}f", *table) + bytes(levels), np.uint8)
 
 
-@pytest.mark.parametrize("message, payload", [
-    ("the table is missing", np.zeros(0, np.uint8)), ("the table is missing", forged_sketch()[:8]),
-    ("the table is missing", forged_sketch(255)), ("levels", forged_sketch()[:-1]), ("levels", forged_sketch()[:-2]),
-    ("a level is out of range", forged_sketch(2, (1, 2, 3), (0, 0b111111))),
-    ("a mean is not finite", forged_sketch(table=(1, float("inf")))),
-    ("a mean is not finite", forged_sketch(table=(float("nan"), 1))),
-])
+@pytest.mark.parametrize(
+    "message, payload",
+    [
+        ("the table is missing", np.zeros(0, np.uint8)),
+        ("the table is missing", forged_sketch()[:8]),
+        ("the table is missing", forged_sketch(255)),
+        ("levels", forged_sketch()[:-1]),
+        ("levels", forged_sketch()[:-2]),
+        ("a level is out of range", forged_sketch(2, (1, 2, 3), (0, 0b111111))),
+        ("a mean is not finite", forged_sketch(table=(1, float("inf")))),
+        ("a mean is not finite", forged_sketch(table=(float("nan"), 1))),
+    ],
+)
 def test_sketchml_refuses(message, payload):
     out = np.zeros(3, np.float32)
     SketchML.decode(forged_sketch(), out)
@@ -374,6 +416,7 @@ def test_sketchml_refuses(message, payload):
 
 # Memory
 
+
 def fits_in_fences(fence):
     good = True
     for k in (*range(1, 20), 255, 256, 257, 700):
@@ -382,7 +425,7 @@ def fits_in_fences(fence):
         good &= np.array_equal(ordered, values[order])
         magnitudes = fence(np.sort(np.abs(values)))
         ends = fence(np.zeros(5, np.int64))
-        ends = fence(ends[:find_knots(magnitudes, 3, ends)])
+        ends = fence(ends[: find_knots(magnitudes, 3, ends)])
         c = fence(np.zeros((ends.size, 6), np.float32).reshape(-1)).reshape(ends.size, 6)
         fit_segments(magnitudes, ends, c)
         edges, out = fence(np.zeros(ends.size + 1, np.float32)), fence(np.ones(k, np.float32))

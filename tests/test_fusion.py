@@ -45,9 +45,17 @@ class Counting(Transport):
 
 def make(transport, specs=ALL_TOPK, communicator="allgather", **options):
     exchange = Exchange(transport, "residual", 1 / transport.size, **options)
-    exchange.set_buckets([exchange.bucket(f"bucket{i}", [Tensor(f"t{i}", size, 2)], grace_ext.compressor(spec),
-                                          parse_stage("communicator", communicator))
-                          for i, (size, spec) in enumerate(zip(SIZES, specs, strict=True))])
+    exchange.set_buckets(
+        [
+            exchange.bucket(
+                f"bucket{i}",
+                [Tensor(f"t{i}", size, 2)],
+                grace_ext.compressor(spec),
+                parse_stage("communicator", communicator),
+            )
+            for i, (size, spec) in enumerate(zip(SIZES, specs, strict=True))
+        ]
+    )
     return exchange
 
 
@@ -125,8 +133,9 @@ def test_ranks_that_have_joined_take_part():
         assert max(map(len, groups)) > 1
 
 
-@pytest.mark.parametrize("data", [np.zeros(3, np.uint8), np.array([2**31, 0], "<u4").view(np.uint8),
-                                  np.zeros(8 * RANKS + 1, np.uint8)])
+@pytest.mark.parametrize(
+    "data", [np.zeros(3, np.uint8), np.array([2**31, 0], "<u4").view(np.uint8), np.zeros(8 * RANKS + 1, np.uint8)]
+)
 def test_what_is_no_fused_message_is_an_error(data):
     class Wrong(Transport):
         rank, size = 0, RANKS
@@ -159,6 +168,7 @@ def test_a_collective_that_cannot_be_started_is_an_error_of_all_its_buckets():
 @pytest.mark.parametrize("error", [MemoryError, SystemExit])
 def test_a_bucket_that_cannot_be_encoded_is_an_error_of_those_that_it_goes_with(error):
     """Their rank would wait for itself. Found by tests/fuzz/faulty_ranks.py --seed 38."""
+
     def work(transport):
         exchange = make(transport)
         step(exchange, parts_of(transport.rank))
@@ -199,8 +209,11 @@ def test_groups_follow_the_sizes_of_containers(monkeypatch):
     fused = Fusion(type("T", (), {"size": 1, "can_fuse": True})())
     buckets = [type("B", (), {"name": name})() for name in "abcd"]
     fused.buckets_set(buckets)
-    for sizes, groups in (((1000, 1000, 40_000, 10), ["ab", "c", "d"]), ((1,) * 4, None),
-                          ((20_000, 20_000, 10, 10), ["a", "bcd"])):
+    for sizes, groups in (
+        ((1000, 1000, 40_000, 10), ["ab", "c", "d"]),
+        ((1,) * 4, None),
+        ((20_000, 20_000, 10, 10), ["a", "bcd"]),
+    ):
         for bucket, size in zip(buckets, sizes, strict=True):
             fused.bucket_finished(0, bucket, Pending(None, 0, {}, received=size))
         fused.end_step(0, True, None)
@@ -214,6 +227,7 @@ def test_groups_follow_the_sizes_of_containers(monkeypatch):
 @pytest.mark.parametrize("communicator", ["allgather", "sharded", "tree"])
 def test_what_has_arrived_is_decoded_while_others_are_to_come(communicator):
     """The last bucket is held back until the others' results are there, which the worker brings about by itself."""
+
     def work(transport):
         exchange = make(transport, communicator=communicator)
         without(exchange, Fusion)

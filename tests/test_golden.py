@@ -42,8 +42,11 @@ def test_encodes_to_the_stored_bytes(name):
 
 def test_every_registered_codec_has_a_golden_file():
     parsed = [container.parse(stored(name)[0]) for name in CASES]
-    for kind, found in (("index", {p.index_id for p in parsed}), ("value", {p.value_id for p in parsed}),
-                        ("transform", {p.transform[0] for p in parsed if p.transform})):
+    for kind, found in (
+        ("index", {p.index_id for p in parsed}),
+        ("value", {p.value_id for p in parsed}),
+        ("transform", {p.transform[0] for p in parsed if p.transform}),
+    ):
         ids = {name: registry.lookup(kind, name).id for name in registry.names(kind)}
         missing = [name for name, id_ in ids.items() if id_ is not None and id_ not in found]
         assert not missing, f"{kind} codecs without a golden file: {missing}; run python tests/golden/make.py"

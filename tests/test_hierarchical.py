@@ -48,6 +48,7 @@ def expected(spec, gradients, placement, memory="residual", residual=0):
     """gradients: float32[steps, ranks, d] -> the results of the steps, and the residuals of the ranks after them."""
     compressor, outs, residual = grace_ext.compressor(spec), [], residual + np.zeros_like(gradients[0])
     for i, given in enumerate(gradients):
+
         def sent(array, name, rank, i=i):
             return grace_ext.decompress(compressor.compress(array, name=name, step=i, rank=rank), array.size)
 
@@ -58,12 +59,25 @@ def expected(spec, gradients, placement, memory="residual", residual=0):
 
 
 @pytest.mark.parametrize("d", [4999, 1])
-@pytest.mark.parametrize("spec, memory, placement", [
-    (TOPK, "residual", TWO_BY_TWO), (TOPK, "residual", ROUND_ROBIN), (TOPK, "none", UNEVEN), (TOPK, "residual", THREE),
-    (TOPK, "residual", (0, 0, 0)), (TOPK, "residual", (0, 1, 2)), (TOPK, "residual", (0,)),
-    ("randomk:0.1/fp16", "residual", ROUND_ROBIN), ("randomk:0.1:unbiased=true/fp16", "none", UNEVEN),
-    ("topk:0.05/bloom/raw", "residual", UNEVEN), ("dense/qsgd:4", "none", THREE), ("dense/fp16", "residual", (0, 0)),
-    ("dense/fp16", "residual", TWO_BY_TWO), ("threshold:1.5", "residual", THREE)])
+@pytest.mark.parametrize(
+    "spec, memory, placement",
+    [
+        (TOPK, "residual", TWO_BY_TWO),
+        (TOPK, "residual", ROUND_ROBIN),
+        (TOPK, "none", UNEVEN),
+        (TOPK, "residual", THREE),
+        (TOPK, "residual", (0, 0, 0)),
+        (TOPK, "residual", (0, 1, 2)),
+        (TOPK, "residual", (0,)),
+        ("randomk:0.1/fp16", "residual", ROUND_ROBIN),
+        ("randomk:0.1:unbiased=true/fp16", "none", UNEVEN),
+        ("topk:0.05/bloom/raw", "residual", UNEVEN),
+        ("dense/qsgd:4", "none", THREE),
+        ("dense/fp16", "residual", (0, 0)),
+        ("dense/fp16", "residual", TWO_BY_TWO),
+        ("threshold:1.5", "residual", THREE),
+    ],
+)
 def test_it_is_what_plain_loops_give(spec, memory, placement, d):
     ranks = len(placement)
     gradients = np.stack([[gradient(10 * rank + i, d) for rank in range(ranks)] for i in range(4)])
@@ -101,6 +115,7 @@ def test_what_others_than_the_owner_hold_is_sent_too(placement):
 
 def test_between_hosts_goes_one_container_for_each_of_them():
     """Whatever the number of a host's ranks; dense values and copies of containers stay on the host."""
+
     def work(transport):
         recorder = Splits(transport)
         exchange = make(recorder, "hierarchical", "topk:0.01/rice/qsgd:7", d=200_000)
@@ -131,8 +146,9 @@ class Splits(Recorder):
         return super().alltoall(name, payload, splits)
 
 
-@pytest.mark.parametrize("placement, kinds", [
-    (TWO_BY_TWO, 3 * ["alltoall"]), ((0, 1, 2), ["allgather"]), ((0, 0, 0, 0), ["allreduce"])])
+@pytest.mark.parametrize(
+    "placement, kinds", [(TWO_BY_TWO, 3 * ["alltoall"]), ((0, 1, 2), ["allgather"]), ((0, 0, 0, 0), ["allreduce"])]
+)
 def test_it_takes_no_more_collectives_than_the_places_need(placement, kinds):
     def work(transport):
         recorder = Recorder(transport)
@@ -150,6 +166,7 @@ def test_one_host_sums_exactly_whatever_the_spec():
     """In float32, also where the spec itself would go by allreduce in float16."""
     gradients = [gradient(rank) for rank in range(3)]
     for spec in ("dense/fp16", "randomk:0.1/fp16", TOPK):
+
         def work(transport, spec=spec):
             assert parse_stage("communicator", "hierarchical").allreduced(grace_ext.compressor(spec)) == "float32"
             exchange = make(transport, "hierarchical", spec)
@@ -162,15 +179,18 @@ def test_one_host_sums_exactly_whatever_the_spec():
 
 @pytest.mark.parametrize("placement, hit", [(TWO_BY_TWO, 0), (TWO_BY_TWO, 3), (UNEVEN, 0), (UNEVEN, 2), (THREE, 3)])
 @pytest.mark.parametrize("phase", ["local", "hosts"])
-@pytest.mark.parametrize("damage", [
-    lambda array: array[:-1], lambda array: np.append(array, np.uint8(1)), lambda array: np.tile(array, 7)])
+@pytest.mark.parametrize(
+    "damage", [lambda array: array[:-1], lambda array: np.append(array, np.uint8(1)), lambda array: np.tile(array, 7)]
+)
 def test_what_an_owner_cannot_read_is_told_to_all(placement, hit, phase, damage):
     """Whichever it is, on whichever host; nobody waits in vain, and no memory changes."""
+
     def work(transport):
         is_hit = transport.rank == hit
         exchange = make(Damaging(transport, phase, damage) if is_hit else transport, "hierarchical")
-        with pytest.raises(ContainerError if is_hit else ExchangeError,
-                           match=None if is_hit else f"rank {hit} got something other"):
+        with pytest.raises(
+            ContainerError if is_hit else ExchangeError, match=None if is_hit else f"rank {hit} got something other"
+        ):
             step(exchange, gradient(transport.rank))
         exchange.abort()
         assert not residual_of(exchange).any()
@@ -201,6 +221,7 @@ class Damaging(Recorder):
 
 def test_an_owner_that_joined_passes_on_all_that_its_host_gives():
     """Exactly, as nobody else keeps what it would leave out; its own residual stays."""
+
     def work(transport):
         exchange = make(transport, "hierarchical", joinable=True)
         step(exchange, gradient(transport.rank))
@@ -230,6 +251,7 @@ def test_memories_that_follow_single_ranks_are_refused():
 
 # Which ranks share a host
 
+
 def test_hosts_are_numbered_in_the_order_of_their_first_ranks(monkeypatch):
     def named(name):
         monkeypatch.setenv(topology.VARIABLE, name)
@@ -256,8 +278,13 @@ def test_ranks_tell_each_other_their_hosts_with_their_layouts(monkeypatch):
         monkeypatch.setenv(topology.VARIABLE, f"rack{rank % 2}")
         made = Exchange(group.transport(rank), "residual", 1.0)
         made.transport.hosts = None
-        made.set_buckets([made.bucket("bucket", [Tensor("a", 50, 2)], grace_ext.compressor(spec),
-                                      parse_stage("communicator", "hierarchical"))])
+        made.set_buckets(
+            [
+                made.bucket(
+                    "bucket", [Tensor("a", 50, 2)], grace_ext.compressor(spec), parse_stage("communicator", "hierarchical")
+                )
+            ]
+        )
         return made, made.config_digest()
 
     group = InProcessGroup(4)

@@ -58,7 +58,7 @@ def test_an_alltoall_pads_what_a_rank_sends_to_itself(rank):
     assert room.size == sum(parts) == 20
     assert [own - before for own, before in zip(parts, splits, strict=True)] == [9 if i == rank else 0 for i in range(3)]
     ends = np.cumsum(parts)
-    sent = [room[end - size:end] for end, size in zip(ends, parts, strict=True)]
+    sent = [room[end - size : end] for end, size in zip(ends, parts, strict=True)]
     sent[rank] = sent[rank][9:]
     assert np.concatenate(sent).tobytes() == given.tobytes()
     others = [payload(size) for size in (2, 3, 5)]

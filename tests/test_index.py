@@ -24,8 +24,11 @@ from grace_ext.kernels.runs import GOLOMB, best_run_code, numbers_decode, number
 from grace_ext.pipeline import spec
 
 LOSSLESS = [name for name in contract.index_codecs() if registry.lookup("index", name).lossless]
-FIXED = [name for name in LOSSLESS if registry.lookup("index", name).id is not None
-         and not registry.lookup("index", name).composite]
+FIXED = [
+    name
+    for name in LOSSLESS
+    if registry.lookup("index", name).id is not None and not registry.lookup("index", name).composite
+]
 VARIANTS = [*FIXED, "huffman:bytes", "rice_adaptive:16", "rows", "rows:96", "rows:1"]
 HUGE = 2**31 - 1
 
@@ -48,15 +51,18 @@ def inputs():
         "rows with holes": (blocks(96 * ascending(2000, 30), 96)[rng.random(30 * 96) < 0.8], 2000 * 96),
         "blocks of channels": (blocks(576 * ascending(64, 5), 9 * 7), 576 * 64),
         "two densities": (np.r_[ascending(10_000, 2000), 10_000 + ascending(300_000, 700)].astype(np.uint32), 310_000),
-        "scales that vary": (np.cumsum(1 + rng.geometric(2.0 ** -np.repeat(rng.integers(1, 12, 20), 100))).astype(np.uint32),
-                             10**7),
+        "scales that vary": (
+            np.cumsum(1 + rng.geometric(2.0 ** -np.repeat(rng.integers(1, 12, 20), 100))).astype(np.uint32),
+            10**7,
+        ),
         "every third": (np.arange(0, 9000, 3, dtype=np.uint32), 9000),
         "all": (np.arange(5000, dtype=np.uint32), 5000),
         "all but one": (np.delete(np.arange(5000), 2500).astype(np.uint32), 5000),
         "random 1 %": (ascending(200_000, 2000), 200_000),
-        "first of many": (np.zeros(1, np.uint32), HUGE), "last of many": (np.array([HUGE - 1], np.uint32), HUGE),
+        "first of many": (np.zeros(1, np.uint32), HUGE),
+        "last of many": (np.array([HUGE - 1], np.uint32), HUGE),
         "both ends": (np.array([0, HUGE - 1], np.uint32), HUGE),
-        "ends of many": (np.r_[0:700, HUGE - 900:HUGE].astype(np.uint32), HUGE),
+        "ends of many": (np.r_[0:700, HUGE - 900 : HUGE].astype(np.uint32), HUGE),
         "all lengths of gaps": (np.cumsum([1 << i for i in range(31)]).astype(np.uint32) - 1, HUGE),
     }
     for bits in (7, 14, 21, 28):  # where a varint gets a byte longer
@@ -130,6 +136,7 @@ def test_stays_inside_its_arrays(text):
 
 # Elias-Fano's random access
 
+
 @pytest.mark.parametrize("name", inputs())
 def test_one_position_of_elias_fano(name):
     indices, d = inputs()[name]
@@ -156,12 +163,18 @@ def test_one_position_of_a_broken_section():
 
 # Runs
 
+
 def number_lists():
     rng = np.random.default_rng(0)
-    return {"zeros": [0] * 100, "one": [7],
-            "small": rng.geometric(0.3, 300).tolist(), "large": rng.geometric(1e-6, 60).tolist(),
-            "heavy tail": np.minimum(rng.pareto(0.4, 500), 2**30).astype(int).tolist(), "largest": [HUGE - 1, 0, HUGE - 1],
-            "a long prefix": [0] * 70 + [5000] + [0] * 70}
+    return {
+        "zeros": [0] * 100,
+        "one": [7],
+        "small": rng.geometric(0.3, 300).tolist(),
+        "large": rng.geometric(1e-6, 60).tolist(),
+        "heavy tail": np.minimum(rng.pareto(0.4, 500), 2**30).astype(int).tolist(),
+        "largest": [HUGE - 1, 0, HUGE - 1],
+        "a long prefix": [0] * 70 + [5000] + [0] * 70,
+    }
 
 
 @pytest.mark.parametrize("code", [0, 1, 4, 12, 30, GOLOMB, GOLOMB + 1, GOLOMB + 5, GOLOMB + 30])
@@ -176,11 +189,11 @@ def test_numbers_in_every_code(name, code):
     bits = numbers_encode(np.array(values, np.uint32), code, 3, 3, low, high)
     assert bits == (3 + len(prefixes), 3 + len(suffixes))
     for stream, expected in ((low, prefixes), (high, suffixes)):
-        assert np.unpackbits(stream, bitorder="little")[:3 + len(expected)].tolist() == [1, 0, 1] + expected
+        assert np.unpackbits(stream, bitorder="little")[: 3 + len(expected)].tolist() == [1, 0, 1] + expected
     out = np.empty(len(values), np.uint32)
     assert numbers_decode(low, high, 3, 3, code, max(values) + 1, out) == bits and out.tolist() == values
     assert numbers_decode(low, high, 3, 3, code, max(values), out) == (-1, -1), "a number is too large"
-    short = low[:(bits[0] - 1) // 8]
+    short = low[: (bits[0] - 1) // 8]
     assert numbers_decode(short, high, 3, 3, code, max(values) + 1, out) == (-1, -1), "the last prefix is missing"
 
 
@@ -210,6 +223,7 @@ def test_rare_large_runs_do_not_make_the_code_long():
 
 # Adaptive Rice
 
+
 @pytest.mark.parametrize("name", inputs())
 @pytest.mark.parametrize("block", [16, 128, 4096])
 def test_rice_adaptive(name, block):
@@ -221,7 +235,7 @@ def test_rice_adaptive(name, block):
     assert payload.tobytes() == twins_index.rice_adaptive(indices, block, shifts)
     gaps = np.array(twins_index.gaps(indices))
     for number, e in enumerate(shifts):
-        part = gaps[number * block:(number + 1) * block]
+        part = gaps[number * block : (number + 1) * block]
         bits = [part.size * (e + 1) + int((part >> e).sum()) for e in range(31)]
         assert bits[e] <= 1.1 * min(bits)
 
@@ -241,12 +255,24 @@ def test_rice_adaptive_refuses_parameters():
 
 # Huffman
 
-@pytest.mark.parametrize("counts", [[1], [0, 5], [1, 1], [1, 2, 4, 8], [1 << i for i in range(30)], [3] * 120,
-                                    [10**8, *range(119)], [i * i for i in range(120)]])
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [1],
+        [0, 5],
+        [1, 1],
+        [1, 2, 4, 8],
+        [1 << i for i in range(30)],
+        [3] * 120,
+        [10**8, *range(119)],
+        [i * i for i in range(120)],
+    ],
+)
 def test_code_lengths(counts):
     """As the slow twin's, in every context; the sizes add up."""
     rows = np.zeros((8, 128), np.int64)
-    rows[:, :len(counts)] = counts
+    rows[:, : len(counts)] = counts
     rows[3] = 0  # a context that does not occur
     lengths = np.full((8, 128), 77, np.uint8)
     kept = rows.copy()
@@ -275,11 +301,16 @@ def test_bytes_under_a_code_of_all_positions(d):
 
 
 def test_bytes_that_are_not_ascending_are_refused():
-    code = {symbol: bits for bits, symbol in
-            reference_index.canonical(reference_index.package_merge(reference_index.byte_counts(300), 12)).items()}
+    code = {
+        symbol: bits
+        for bits, symbol in reference_index.canonical(
+            reference_index.package_merge(reference_index.byte_counts(300), 12)
+        ).items()
+    }
     for positions, good in (((1, 2, 299), True), ((1, 2, 2), False), ((2, 1, 3), False), ((1, 2, 300), False)):
-        streams = [twins.to_bytes([bit for byte in position.to_bytes(4, "little") for bit in code[byte]])
-                   for position in positions]
+        streams = [
+            twins.to_bytes([bit for byte in position.to_bytes(4, "little") for bit in code[byte]]) for position in positions
+        ]
         head = bytes(1) + b"".join(len(stream).to_bytes(4, "little") for stream in streams)
         out = np.empty(3, np.uint32)
         section = np.frombuffer(head + b"".join(streams), np.uint8)
@@ -294,8 +325,10 @@ def test_huffman_refuses_another_scheme():
 def test_huffman_uses_contexts_where_they_help():
     rng = np.random.default_rng(0)
     clustered = np.cumsum(1 + rng.geometric(2.0 ** -np.repeat(rng.integers(1, 12, 400), 50))).astype(np.uint32)
-    first = {name: registry.lookup("index", "huffman")().encode(indices, HUGE)[0][0]
-             for name, indices in (("clustered", clustered), ("random", ascending(10**7, 20_000)))}
+    first = {
+        name: registry.lookup("index", "huffman")().encode(indices, HUGE)[0][0]
+        for name, indices in (("clustered", clustered), ("random", ascending(10**7, 20_000)))
+    }
     assert first == {"clustered": 8, "random": 1}
 
 
@@ -305,6 +338,7 @@ def test_rle_of_whole_rows_costs_next_to_nothing():
 
 
 # auto
+
 
 def fixed(d):
     return [registry.lookup("index", name)() for name in FIXED if fits(name, d)]
@@ -334,8 +368,10 @@ def test_auto_takes_about_the_shortest_without_encoding(name, monkeypatch):
 
 def test_auto_leaves_huffman_where_it_saves_next_to_nothing():
     """At random positions Rice is as short within half a percent, and three times as fast; where they cluster it is not."""
-    names = [registry.lookup("index", "auto")().choose(indices, d).name
-             for indices, d in ((ascending(10**6, 100_000), 10**6), inputs()["scales that vary"])]
+    names = [
+        registry.lookup("index", "auto")().choose(indices, d).name
+        for indices, d in ((ascending(10**6, 100_000), 10**6), inputs()["scales that vary"])
+    ]
     assert names == ["rice", "huffman"]
 
 
@@ -356,8 +392,13 @@ def test_auto_is_within_2_percent_of_the_bound_on_random_positions(density):
 
 def test_auto_on_clustered_positions():
     """Far below the bound for random positions, which real gradients are not."""
-    for name, share in (("rows of an embedding", 0.04), ("rows with holes", 0.4), ("blocks of channels", 0.2),
-                        ("two densities", 0.9), ("scales that vary", 0.75)):
+    for name, share in (
+        ("rows of an embedding", 0.04),
+        ("rows with holes", 0.4),
+        ("blocks of channels", 0.2),
+        ("two densities", 0.9),
+        ("scales that vary", 0.75),
+    ):
         indices, d = inputs()[name]
         k = indices.size
         bound = (math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)) / math.log(2)
@@ -367,8 +408,12 @@ def test_auto_on_clustered_positions():
 def test_the_choice_is_shown():
     rows = np.zeros(96 * 2000, np.float32)
     rows[inputs()["rows of an embedding"][0]] = 1
-    cases = ((rows, "topk:1.0", "rle"), (contract.gauss(20_000), "topk:0.01/bitmap", "raw"),
-             (contract.gauss(20_000), "topk:0.1/elias_fano", "elias_fano"), (contract.gauss(100), "dense", None),
-             (np.full(100, np.nan, np.float32), "topk", None))
+    cases = (
+        (rows, "topk:1.0", "rle"),
+        (contract.gauss(20_000), "topk:0.01/bitmap", "raw"),
+        (contract.gauss(20_000), "topk:0.1/elias_fano", "elias_fano"),
+        (contract.gauss(100), "dense", None),
+        (np.full(100, np.nan, np.float32), "topk", None),
+    )
     for gradient, spec_, expected in cases:
         assert grace_ext.compressor(spec_).encode(gradient, contract.STREAM).index_codec == expected

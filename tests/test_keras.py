@@ -27,10 +27,14 @@ KINDS = {
     "tf_keras": (tf_keras, lambda **options: tf_keras.optimizers.Adam(0.01, **options)),
     "tf_keras-legacy": (tf_keras, lambda **options: tf_keras.optimizers.legacy.Adam(0.01, **options)),
     "keras-scaled": (keras, lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))),
-    "tf_keras-scaled": (tf_keras, lambda: tf_keras.mixed_precision.LossScaleOptimizer(
-        tf_keras.optimizers.SGD(0.1, momentum=0.9))),
-    "tf_keras-legacy-scaled": (tf_keras, lambda: tf_keras.mixed_precision.LossScaleOptimizer(
-        tf_keras.optimizers.legacy.SGD(0.1, momentum=0.9))),
+    "tf_keras-scaled": (
+        tf_keras,
+        lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD(0.1, momentum=0.9)),
+    ),
+    "tf_keras-legacy-scaled": (
+        tf_keras,
+        lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.1, momentum=0.9)),
+    ),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 X = np.random.default_rng(0).normal(size=(32, 6)).astype(np.float32)
@@ -65,9 +69,17 @@ def assert_equal(ours: list, theirs: list):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("kind, options", [
-    *((kind, {}) for kind in KINDS),
-    *((kind, options) for kind in ("keras", "tf_keras") for options in ({"run_eagerly": True}, {"steps_per_execution": 3}))])
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        *((kind, {}) for kind in KINDS),
+        *(
+            (kind, options)
+            for kind in ("keras", "tf_keras")
+            for options in ({"run_eagerly": True}, {"steps_per_execution": 3})
+        ),
+    ],
+)
 def test_one_rank_trains_as_without(kind, options):
     ours, theirs = trained(kind, True, **options), trained(kind, False, **options)
     assert_equal(ours.get_weights(), theirs.get_weights())
@@ -158,8 +170,12 @@ def test_a_checkpoint_holds_what_the_plain_one_holds(kind, tmp_path):
     assert_equal(state(fresh.optimizer), state(ours.optimizer))
 
 
-FORMATS = [(kind, name) for kind in KINDS for name in ("x.keras", "x.h5", "folder")
-           if not (name == "folder" and KINDS[kind][0] is keras)]  # Keras 3 does not write SavedModels with optimizers
+FORMATS = [
+    (kind, name)
+    for kind in KINDS
+    for name in ("x.keras", "x.h5", "folder")
+    if not (name == "folder" and KINDS[kind][0] is keras)
+]  # Keras 3 does not write SavedModels with optimizers
 LOADER = """
 import sys
 sys.modules["grace_ext"] = None  # importing it fails
@@ -188,8 +204,9 @@ def saved(tmp_path_factory):
                 net.save(path)
                 jobs.append((KINDS[kind][0].__name__, str(path), str(path) + ".npz"))
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    done = subprocess.run([sys.executable, "-c", LOADER, str(folder / "jobs.json")], capture_output=True, text=True,
-                          timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADER, str(folder / "jobs.json")], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
@@ -203,8 +220,9 @@ def test_a_saved_model_loads_where_grace_ext_is_not(kind, name, saved):
         assert "9" in {str(ours[key]) for key in ours.files}, "iterations"
 
 
-@pytest.mark.parametrize("kind, name", [
-    (kind, name) for kind, name in FORMATS if KINDS[kind][0] is tf_keras or name != "x.h5"])
+@pytest.mark.parametrize(
+    "kind, name", [(kind, name) for kind, name in FORMATS if KINDS[kind][0] is tf_keras or name != "x.h5"]
+)
 def test_load_model_loads_and_wraps_again(kind, name, saved):
     path = saved / f"{kind}-True" / name
     net = load_model(path, keras=KINDS[kind][0], compression="dense/raw")
@@ -235,7 +253,7 @@ def test_backward_passes_are_summed(kind, average, eagerly):
     inner = getattr(plain, "inner_optimizer", plain)
     for start in range(0, 32, 8):
         with tf.GradientTape() as tape:
-            losses = [tf.reduce_mean((theirs(X[at:at + 4]) - Y[at:at + 4]) ** 2) for at in (start, start + 4)]
+            losses = [tf.reduce_mean((theirs(X[at : at + 4]) - Y[at : at + 4]) ** 2) for at in (start, start + 4)]
             loss = tf.add_n(losses) / (2 if average else 1)
         variables = theirs.trainable_variables
         if api is keras and not inner.built:
@@ -254,8 +272,9 @@ def test_sparse_gradients_are_summed_as_rows(kind, sparse_as_dense, monkeypatch)
     optimizer = DistributedOptimizer(make(), backward_passes_per_step=3, sparse_as_dense=sparse_as_dense)
     seen = []
     exchange = optimizer._grace.exchange
-    monkeypatch.setattr(optimizer._grace, "exchange", lambda gradients, variables: seen.extend(gradients) or exchange(
-        gradients, variables))
+    monkeypatch.setattr(
+        optimizer._grace, "exchange", lambda gradients, variables: seen.extend(gradients) or exchange(gradients, variables)
+    )
     table = api.layers.Embedding(10, 2)
     table.build(None)
     before = np.asarray(table.trainable_variables[0])
@@ -335,9 +354,16 @@ def test_tf_keras_can_scale_around_it_without_passes(kind):
                 net.fit(X, Y, verbose=0)
 
 
-@pytest.mark.parametrize("options, text", [
-    ({"op": hvd.Adasum}, "Adasum"), ({"device_dense": "/cpu:0"}, "device_dense"), ({"device_sparse": "/gpu:0"}, "device_"),
-    ({"backward_passes_per_step": 0}, "1 and more"), ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "Average only")])
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"op": hvd.Adasum}, "Adasum"),
+        ({"device_dense": "/cpu:0"}, "device_dense"),
+        ({"device_sparse": "/gpu:0"}, "device_"),
+        ({"backward_passes_per_step": 0}, "1 and more"),
+        ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "Average only"),
+    ],
+)
 def test_what_cannot_be_honoured_is_refused(options, text):
     optimizer = keras.optimizers.SGD()
     with pytest.raises(ConfigError, match=text):
@@ -364,9 +390,16 @@ def test_what_is_no_optimizer_is_refused(given):
 
 def test_another_backend_is_refused():
     pytest.importorskip("torch")
-    script = ("import keras, horovod.tensorflow as hvd\nhvd.init()\n"
-              "from grace_ext.adapters.horovod_tensorflow import DistributedOptimizer\n"
-              "DistributedOptimizer(keras.optimizers.SGD())")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "KERAS_BACKEND": "torch"})
+    script = (
+        "import keras, horovod.tensorflow as hvd\nhvd.init()\n"
+        "from grace_ext.adapters.horovod_tensorflow import DistributedOptimizer\n"
+        "DistributedOptimizer(keras.optimizers.SGD())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "KERAS_BACKEND": "torch"},
+    )
     assert "ConfigError: Keras runs on the backend 'torch'" in done.stderr, done.stderr[-2000:]

@@ -26,8 +26,11 @@ pytestmark = pytest.mark.tier("test")
 
 hvd.init()
 
-SGD = {"keras": (keras, keras.optimizers.SGD), "tf_keras": (tf_keras, tf_keras.optimizers.SGD),
-       "tf_keras-legacy": (tf_keras, tf_keras.optimizers.legacy.SGD)}
+SGD = {
+    "keras": (keras, keras.optimizers.SGD),
+    "tf_keras": (tf_keras, tf_keras.optimizers.SGD),
+    "tf_keras-legacy": (tf_keras, tf_keras.optimizers.legacy.SGD),
+}
 every_kind = pytest.mark.parametrize("kind", SGD)
 X = np.random.default_rng(0).normal(size=(24, 5)).astype(np.float32)
 Y = np.random.default_rng(1).normal(size=(24, 1)).astype(np.float32)
@@ -49,8 +52,13 @@ def test_with_one_rank_they_change_nothing(kind):
     api, sgd = SGD[kind]
     ours = compiled(api, DistributedOptimizer(sgd(0.1)))
     theirs = compiled(api, sgd(0.1))
-    history = fit(ours, BroadcastGlobalVariablesCallback(0), MetricAverageCallback(), CompressionStatsCallback("unused"),
-                  LearningRateWarmupCallback(0.1, 1))
+    history = fit(
+        ours,
+        BroadcastGlobalVariablesCallback(0),
+        MetricAverageCallback(),
+        CompressionStatsCallback("unused"),
+        LearningRateWarmupCallback(0.1, 1),
+    )
     assert history.history.keys() == {"loss", "lr"}
     assert history.history["loss"] == fit(theirs).history["loss"]
     np.testing.assert_array_equal(ours.get_weights()[0], theirs.get_weights()[0])
@@ -69,15 +77,17 @@ def test_they_are_callbacks_of_both_kerases():
 
 
 def test_made_before_any_keras_is_used():
-    script = ("import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'\n"
-              "import horovod.tensorflow as hvd, numpy as np, tensorflow as tf\n"
-              "from grace_ext.adapters.horovod_tensorflow import MetricAverageCallback\n"
-              "hvd.init()\n"
-              "callback = MetricAverageCallback()\n"
-              "net = tf.keras.Sequential([tf.keras.layers.Dense(1)])\n"
-              "assert tf.keras.__name__.startswith('tf_keras')\n"
-              "net.compile('sgd', 'mse')\n"
-              "net.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0, callbacks=[callback])")
+    script = (
+        "import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'\n"
+        "import horovod.tensorflow as hvd, numpy as np, tensorflow as tf\n"
+        "from grace_ext.adapters.horovod_tensorflow import MetricAverageCallback\n"
+        "hvd.init()\n"
+        "callback = MetricAverageCallback()\n"
+        "net = tf.keras.Sequential([tf.keras.layers.Dense(1)])\n"
+        "assert tf.keras.__name__.startswith('tf_keras')\n"
+        "net.compile('sgd', 'mse')\n"
+        "net.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0, callbacks=[callback])"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -88,11 +98,14 @@ def test_a_schedule_corrects_the_momentum(kind):
     for correction in (True, False):
         net = compiled(api, sgd(0.1, momentum=0.9))
         weight, bias = (np.float64(value) for value in net.get_weights())
-        history = fit(net, LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False,
-                                                        momentum_correction=correction), epochs=2)
+        history = fit(
+            net,
+            LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False, momentum_correction=correction),
+            epochs=2,
+        )
         velocity, rate = [np.zeros((5, 1)), np.zeros(1)], 0.1
         for step in range(6):
-            x, y = (array[step % 3 * 8:step % 3 * 8 + 8] for array in (X, Y))
+            x, y = (array[step % 3 * 8 : step % 3 * 8 + 8] for array in (X, Y))
             before, rate = rate, 0.1 * (1 + step / 3)
             error = 2 * (x @ weight + bias - y) / 8
             scale = rate / before if correction else 1.0
@@ -130,7 +143,8 @@ def test_what_cannot_be_honoured_is_refused():
     callback.set_params({"steps": None})
     with pytest.raises(ConfigError, match="give steps_per_epoch"):
         callback.on_train_begin()
-    compiled(keras, keras.optimizers.SGD()).fit(endless, steps_per_epoch=2, verbose=0, callbacks=[
-        LearningRateWarmupCallback(0.1, steps_per_epoch=2)])
+    compiled(keras, keras.optimizers.SGD()).fit(
+        endless, steps_per_epoch=2, verbose=0, callbacks=[LearningRateWarmupCallback(0.1, steps_per_epoch=2)]
+    )
     with pytest.raises(ConfigError, match="outside"):
         tf.function(lambda: broadcast_variables([tf.Variable(1.0)]))()

@@ -39,7 +39,7 @@ class Fence:
         whole = np.frombuffer(memory, np.uint8)
         assert LIBC.mprotect(whole.ctypes.data + room, mmap.PAGESIZE, 0) == 0
         self.kept.append((memory, whole))
-        copy = whole[room - array.nbytes:room].view(array.dtype)
+        copy = whole[room - array.nbytes : room].view(array.dtype)
         copy[:] = array
         return copy
 
@@ -80,7 +80,7 @@ def rice(fence, e):
         d = int(indices[-1]) + 1
         low, high = fence(np.zeros(remainder_bytes(k, e) + 8, np.uint8)), fence(np.zeros(quotient_room(d, k, e), np.uint8))
         bits = kernels.rice_encode(fence(indices), e, low, high)
-        streams = fence(low[:remainder_bytes(k, e)]), fence(high[:(bits + 7) // 8])
+        streams = fence(low[: remainder_bytes(k, e)]), fence(high[: (bits + 7) // 8])
         out = fence(np.zeros(k, np.uint32))
         good &= kernels.rice_decode(*streams, d, e, out) == bits and np.array_equal(out, indices)
         for junk in (0, 255, 1):
@@ -101,7 +101,7 @@ def qsgd(fence, bits):
         levels = (1 << bits - 1) - 1
         kernels.qsgd_encode(fence(values), levels, bits, 16, k % 2 == 0, np.uint32(1), np.uint32(2), norms, packed)
         out = fence(np.zeros(k, np.float32))
-        good &= kernels.qsgd_decode(fence(packed[:-(-k * bits // 8)]), levels, bits, 16, norms, out)
+        good &= kernels.qsgd_decode(fence(packed[: -(-k * bits // 8)]), levels, bits, 16, norms, out)
         good &= kernels.max_magnitude(fence(values)) == twins.magnitudes(values).max()
     return good
 
@@ -198,8 +198,16 @@ def topk(fence, d):
         for fused in (False, True):
             room = [fence(np.zeros(candidate_room(d, k), np.uint32)) for _ in range(3)]
             gradient, residual = (fence(np.float32(0.5) * values) for _ in range(2))
-            n = kernels.select_topk(gradient if fused else fence(values), residual, fence(np.zeros(d, np.float32)), fused, k,
-                                    *room, fence(np.zeros(sample_room(d), np.uint32)), fence(np.zeros(BINS, np.int64)))
+            n = kernels.select_topk(
+                gradient if fused else fence(values),
+                residual,
+                fence(np.zeros(d, np.float32)),
+                fused,
+                k,
+                *room,
+                fence(np.zeros(sample_room(d), np.uint32)),
+                fence(np.zeros(BINS, np.int64)),
+            )
             good &= np.array_equal(room[0][:n], twins.topk(values, k))
     return good
 
@@ -216,8 +224,14 @@ def sums(fence, d):
     kernels.add_dense(out, fence(np.zeros(d, np.float32)), np.float32(1))
     kernels.add_at(out, fence(positions), values, np.float32(1))
     kernels.write_error(out, fence(positions), values, fence(np.zeros(positions.size, np.float32)))
-    kernels.sum_sparse(out, fence(positions), values, fence(np.zeros(1, np.int64)),
-                       fence(np.array([positions.size], np.int64)), np.float32(1))
+    kernels.sum_sparse(
+        out,
+        fence(positions),
+        values,
+        fence(np.zeros(1, np.int64)),
+        fence(np.array([positions.size], np.int64)),
+        np.float32(1),
+    )
     return out.sum(dtype=np.float64) == positions.size
 
 

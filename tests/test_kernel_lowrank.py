@@ -16,10 +16,20 @@ def awkward_rows():
     twice = g.copy()
     twice[2] = twice[0]
     twice[3] = 2 * twice[1] - twice[0]
-    return {"random": g, "zero": 0 * g, "a zero row": g * np.float32([[1], [0], [1], [1]]), "dependent": twice,
-            "large": g * np.float32(5e37), "subnormal": np.float32(1e-42) * np.sign(g) * np.arange(1, 101, dtype=np.float32),
-            "nearly dependent": g[:1] + np.float32(1e-6) * g, "square": gauss(25).reshape(5, 5), "one": np.float32([[-3]]),
-            "one zero": np.float32([[0]]), "one row": gauss(7)[None], "full square": np.zeros((4, 4), np.float32)}
+    return {
+        "random": g,
+        "zero": 0 * g,
+        "a zero row": g * np.float32([[1], [0], [1], [1]]),
+        "dependent": twice,
+        "large": g * np.float32(5e37),
+        "subnormal": np.float32(1e-42) * np.sign(g) * np.arange(1, 101, dtype=np.float32),
+        "nearly dependent": g[:1] + np.float32(1e-6) * g,
+        "square": gauss(25).reshape(5, 5),
+        "one": np.float32([[-3]]),
+        "one zero": np.float32([[0]]),
+        "one row": gauss(7)[None],
+        "full square": np.zeros((4, 4), np.float32),
+    }
 
 
 @pytest.mark.parametrize("name", awkward_rows())
@@ -49,8 +59,9 @@ def test_random_rows_depend_on_the_key_and_are_nearly_normal():
     assert abs((np.abs(scaled) < 1).mean() - 0.68) < 0.02
 
 
-@pytest.mark.parametrize("r, n, m", [(1, 1, 1), (1, 5, 3), (2, 3, 1025), (3, 2, 1024), (4, 7, 100), (5, 3, 2500),
-                                     (9, 40, 30)])
+@pytest.mark.parametrize(
+    "r, n, m", [(1, 1, 1), (1, 5, 3), (2, 3, 1025), (3, 2, 1024), (4, 7, 100), (5, 3, 2500), (9, 40, 30)]
+)
 def test_expand(r, n, m):
     pt, qt, start = gauss(r * n, 1).reshape(r, n), gauss(r * m, 2).reshape(r, m), gauss(n * m, 3)
     own = gauss(r * m, 4).reshape(r, m)

@@ -22,8 +22,15 @@ def run_above(values, bound, residual=None, out=None):
     fused = residual is not None
     room = values.size + SLACK
     positions, found = guarded(room), guarded(room)
-    n = select_above(values, residual if fused else values, out if fused else np.empty(0, np.float32), fused, bound,
-                     positions[:room], found[:room])
+    n = select_above(
+        values,
+        residual if fused else values,
+        out if fused else np.empty(0, np.float32),
+        fused,
+        bound,
+        positions[:room],
+        found[:room],
+    )
     assert (positions[room:] == 0xA5A5A5A5).all() and (found[room:] == 0xA5A5A5A5).all(), "written behind the end"
     return positions[:n], found[:n].view(np.float32)
 
@@ -47,8 +54,24 @@ def test_select_above(d, bound):
         assert out.tobytes() == total.tobytes()
 
 
-@pytest.mark.parametrize("k, d", [(1, 1), (1, 2), (2, 2), (1, 7), (6, 7), (7, 7), (3, 1000), (999, 1000), (1000, 1000),
-                                  (1, 2**31 - 1), (5000, 2**31 - 1), (5000, 5001), (4096, 2**30)])
+@pytest.mark.parametrize(
+    "k, d",
+    [
+        (1, 1),
+        (1, 2),
+        (2, 2),
+        (1, 7),
+        (6, 7),
+        (7, 7),
+        (3, 1000),
+        (999, 1000),
+        (1000, 1000),
+        (1, 2**31 - 1),
+        (5000, 2**31 - 1),
+        (5000, 5001),
+        (4096, 2**30),
+    ],
+)
 def test_draw_positions(k, d):
     keys = np.random.default_rng(k).integers(0, 2**32, (20 if k < 100 else 2, 2)).tolist()
     for low, high in [(0, 0), (0xFFFFFFFF, 0xFFFFFFFF), *keys]:
@@ -56,4 +79,4 @@ def test_draw_positions(k, d):
         draw_positions(out[:k], d, low, high)
         assert (out[k:] == 0xA5A5A5A5).all()
         assert out[:k].tolist() == twins_sparse.draw_positions(k, d, low, high)
-        assert (out[1:k] > out[:k - 1]).all() and out[k - 1] < d
+        assert (out[1:k] > out[: k - 1]).all() and out[k - 1] < d

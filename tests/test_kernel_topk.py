@@ -15,8 +15,16 @@ def run(values, k, residual=None, out=None, candidates=None):
     arrays = [np.full(room + 64, 0xA5A5A5A5, np.uint32) for _ in range(3)]
     sample = np.full(sample_room(d) + 64, 0xA5A5A5A5, np.uint32)
     fused = residual is not None
-    n = select_topk(values, residual if fused else values, out if fused else np.empty(0, np.float32), fused, k,
-                    *(array[:room] for array in arrays), sample[:-64], np.empty(BINS, np.int64))
+    n = select_topk(
+        values,
+        residual if fused else values,
+        out if fused else np.empty(0, np.float32),
+        fused,
+        k,
+        *(array[:room] for array in arrays),
+        sample[:-64],
+        np.empty(BINS, np.int64),
+    )
     for guard in (sample, *arrays):
         assert (guard[-64:] == 0xA5A5A5A5).all(), "written behind the end"
     return arrays[0][:n], arrays[1][:n].view(np.float32)

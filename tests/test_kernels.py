@@ -21,8 +21,12 @@ def guarded(size, dtype=np.uint8):
     """An array between two guard zones, and a function that tells whether they are untouched."""
     whole = np.full((size + 128) * np.dtype(dtype).itemsize, GUARD, np.uint8).view(dtype)
     before = whole.copy()
-    return whole[64:64 + size], lambda: (whole[:64].tobytes() == before[:64].tobytes()
-                                         and whole[64 + size:].tobytes() == before[64 + size:].tobytes())
+    return (
+        whole[64 : 64 + size],
+        lambda: (
+            whole[:64].tobytes() == before[:64].tobytes() and whole[64 + size :].tobytes() == before[64 + size :].tobytes()
+        ),
+    )
 
 
 # Rice
@@ -47,7 +51,7 @@ def rice_encode(indices, d, e):
     bits = kernels.rice_encode(np.array(indices, np.uint32), e, low, high)
     assert k == 0 or kernels.quotient_bits(np.array(indices, np.uint32), e) == bits
     assert low_intact() and high_intact()
-    return low[:remainder_bytes(k, e)].copy(), high[:(bits + 7) // 8].copy(), bits
+    return low[: remainder_bytes(k, e)].copy(), high[: (bits + 7) // 8].copy(), bits
 
 
 @pytest.mark.parametrize("name", RICE_SUPPORTS)
@@ -104,6 +108,7 @@ def test_rice_decode_survives_any_bytes(e):
 
 
 # Bits
+
 
 @pytest.mark.parametrize("width", range(32))
 def test_pack_bits(width):
@@ -171,15 +176,17 @@ def test_qsgd(levels, two_norm, kind):
             packed, packed_intact = guarded(k * width // 8 + 8)
             kernels.qsgd_encode(values, levels, width, bucket, two_norm, *map(np.uint32, KEY), found_norms, packed)
             assert found_norms.tobytes() == norms.tobytes()
-            assert packed[:-(-k * width // 8)].tobytes() == twins.pack(codes, width)
+            assert packed[: -(-k * width // 8)].tobytes() == twins.pack(codes, width)
             assert norms_intact() and packed_intact()
 
             out, intact = guarded(k, np.float32)
-            assert kernels.qsgd_decode(packed[:-(-k * width // 8)].copy(), levels, width, bucket, norms, out)
+            assert kernels.qsgd_decode(packed[: -(-k * width // 8)].copy(), levels, width, bucket, norms, out)
             assert out.tobytes() == twins.unqsgd(codes, levels, bucket, norms).tobytes() and intact()
             assert np.isfinite(out).all()
-            assert (abs(out.astype(float) - values) <= np.repeat(norms, bucket)[:k].astype(float) / levels
-                    * (1 + 1e-5) + 2.0**-119).all(), "an error of more than one level"
+            assert (
+                abs(out.astype(float) - values)
+                <= np.repeat(norms, bucket)[:k].astype(float) / levels * (1 + 1e-5) + 2.0**-119
+            ).all(), "an error of more than one level"
 
 
 @pytest.mark.parametrize("kind", ["normal", "huge", "tiny", "zeros", "equal"])
@@ -242,6 +249,7 @@ def test_max_magnitude(size):
 
 # Sums
 
+
 def shares_below(d, ranks, seed=0):
     """Overlapping sparse vectors, one of them empty, one in a single place, one dense at the start."""
     rng = np.random.default_rng(seed)
@@ -254,8 +262,14 @@ def shares_below(d, ranks, seed=0):
 def run_sum_sparse(out, shares, weight):
     ends = np.cumsum([p.size for p, _ in shares])
     starts = np.concatenate([[0], ends[:-1]])
-    kernels.sum_sparse(out, np.concatenate([p for p, _ in shares]), np.concatenate([v for _, v in shares]),
-                       starts.astype(np.int64), ends.astype(np.int64), np.float32(weight))
+    kernels.sum_sparse(
+        out,
+        np.concatenate([p for p, _ in shares]),
+        np.concatenate([v for _, v in shares]),
+        starts.astype(np.int64),
+        ends.astype(np.int64),
+        np.float32(weight),
+    )
 
 
 @pytest.mark.parametrize("d", [1, 100, 32767, 32768, 32769, 100_000])
@@ -273,12 +287,12 @@ def test_sum_sparse_streamed(offset, more):
     d = 4 * 1024 * 1024 + more
     whole = np.full(d + 64, 7, np.float32)
     first = (-(whole.ctypes.data >> 2)) % 16 + offset
-    out = whole[first:first + d]
+    out = whole[first : first + d]
     assert out.ctypes.data % 64 == 4 * offset
     shares = shares_below(d, 4) + [(np.array([0, 14, 15, 16, 32783, d - 1], np.uint32), np.arange(1, 7).astype(np.float32))]
     run_sum_sparse(out, shares, 0.7)
     assert out.tobytes() == twins.sum_sparse(d, shares, 0.7).tobytes()
-    assert (whole[:first] == 7).all() and (whole[first + d:] == 7).all()
+    assert (whole[:first] == 7).all() and (whole[first + d :] == 7).all()
 
 
 def test_add_dense():

@@ -69,8 +69,9 @@ def fenced(fence):
             payload = np.full(6 + 8, junk, np.uint8)
             for policy in range(7):
                 payload[:2] = policy, 3
-                contract.refused_or(lambda received, out, d=d: Bloom.decode(received, d, out), fence(payload),
-                                    fence(np.zeros(k, np.uint32)))
+                contract.refused_or(
+                    lambda received, out, d=d: Bloom.decode(received, d, out), fence(payload), fence(np.zeros(k, np.uint32))
+                )
     return good
 
 

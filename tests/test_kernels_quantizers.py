@@ -13,10 +13,13 @@ FLT_MAX = np.finfo(np.float32).max
 
 # 16 bits
 
+
 def floats_around(bits, shift):
     """Finite float32 at, beside and half-way between the 16-bit numbers; bits: their upper or lower halves as float32."""
-    found = [np.uint32(bits) + np.uint32(offset % 2**32) for offset in
-             (-1, 0, 1, (1 << shift - 1) - 1, 1 << shift - 1, (1 << shift - 1) + 1)]
+    found = [
+        np.uint32(bits) + np.uint32(offset % 2**32)
+        for offset in (-1, 0, 1, (1 << shift - 1) - 1, 1 << shift - 1, (1 << shift - 1) + 1)
+    ]
     found.append(np.random.default_rng(0).integers(0, 2**32, 100_000, np.uint64).astype(np.uint32))
     values = np.concatenate(found).view(np.float32)
     return values[np.isfinite(values)]
@@ -38,7 +41,7 @@ def test_fp16_encode_is_numpys_cast(limit):
 def test_fp16_encode_returns_the_largest_magnitude(size):
     for special in (-1e30, np.nan, -np.inf):
         values = np.linspace(-1, 2, size).astype(np.float32)
-        values[size // 3:size // 3 + 1] = special
+        values[size // 3 : size // 3 + 1] = special
         out, intact = guarded(size, np.uint16)
         magnitudes = values.view(np.uint32) & 0x7FFFFFFF
         assert half.fp16_encode(values, np.float32(65504), out) == max(magnitudes.tolist(), default=0) and intact()
@@ -184,7 +187,7 @@ def test_zero_runs():
             packed = packed.astype(np.uint8)
             folded, intact = guarded(packed.size)
             folded[:] = packed
-            folded = folded[:ternary.fold_zeros(folded, packed.size)]
+            folded = folded[: ternary.fold_zeros(folded, packed.size)]
             assert folded.tobytes() == twins.fold(packed.tobytes()) and intact()
             out, intact = guarded(packed.size)
             assert ternary.unfold_zeros(folded, out) and np.array_equal(out, packed) and intact()
@@ -212,6 +215,7 @@ def test_onebit(kind):
 
 def inside(fence):
     """Every array ends where a page begins that may not be touched."""
+
     def room(size, dtype=np.uint8):
         return fence(np.zeros(size, dtype))
 
@@ -237,7 +241,7 @@ def inside(fence):
             packed = room(-(-k // 5))
             ternary.pack_fives(digits, packed)
             ternary.unpack_fives(packed, k, room(5 * packed.size + 3))
-            folded = fence(packed[:ternary.fold_zeros(fence(packed), packed.size)])
+            folded = fence(packed[: ternary.fold_zeros(fence(packed), packed.size)])
             ternary.unfold_zeros(folded, room(packed.size))
             ternary.unfold_zeros(fence(np.full(k, 255, np.uint8)), room(packed.size))
     return True

@@ -67,9 +67,14 @@ class Training:
         self.clock = link.clock
         self.exchange = Exchange(link, "residual", 0.5, schedule={"density": schedule}, **options)
         self._scales = scales
-        self.exchange.set_buckets([self.exchange.bucket(f"b{i}", [Tensor(f"t{i}", D, 2)], grace_ext.compressor(spec),
-                                                        parse_stage("communicator", communicator))
-                                   for i in range(len(scales))])
+        self.exchange.set_buckets(
+            [
+                self.exchange.bucket(
+                    f"b{i}", [Tensor(f"t{i}", D, 2)], grace_ext.compressor(spec), parse_stage("communicator", communicator)
+                )
+                for i in range(len(scales))
+            ]
+        )
         self._step = 0
 
     def step(self, compute=0.1, hidden=0.0, change=lambda given: given):
@@ -175,10 +180,16 @@ def test_a_gradient_that_is_not_finite_changes_nothing(clock):
 
 def test_ranks_may_differ():
     """Each decides for itself; all get the same sum."""
+
     def work(transport):
         exchange = Exchange(transport, "residual", 1 / transport.size, schedule={"density": "kimad:0.5"})
-        exchange.set_buckets([exchange.bucket("b", [Tensor("t", 5000, 2)], grace_ext.compressor(SPEC),
-                                              parse_stage("communicator", "sharded"))])
+        exchange.set_buckets(
+            [
+                exchange.bucket(
+                    "b", [Tensor("t", 5000, 2)], grace_ext.compressor(SPEC), parse_stage("communicator", "sharded")
+                )
+            ]
+        )
         (bucket,) = exchange.buckets
         outs = []
         for step in range(4):
@@ -197,15 +208,26 @@ def test_ranks_may_differ():
         np.testing.assert_array_equal(outs, results[0][0])
 
 
-@pytest.mark.parametrize("schedule, spec, communicator, message", [
-    ({"density": "kimad:0"}, SPEC, "allgather", "seconds"), ({"density": "kimad:1:prior=-1"}, SPEC, "allgather", "prior"),
-    ({"density": "kimad:1:window=0"}, SPEC, "allgather", "window"), ({"bits": "kimad:1"}, SPEC, "allgather", "density"),
-    ({"density": "kimad:1"}, "randomk:0.1:unbiased=false", "allgather", "positions")])
+@pytest.mark.parametrize(
+    "schedule, spec, communicator, message",
+    [
+        ({"density": "kimad:0"}, SPEC, "allgather", "seconds"),
+        ({"density": "kimad:1:prior=-1"}, SPEC, "allgather", "prior"),
+        ({"density": "kimad:1:window=0"}, SPEC, "allgather", "window"),
+        ({"bits": "kimad:1"}, SPEC, "allgather", "density"),
+        ({"density": "kimad:1"}, "randomk:0.1:unbiased=false", "allgather", "positions"),
+    ],
+)
 def test_what_does_not_fit_together(clock, schedule, spec, communicator, message):
     with pytest.raises(ConfigError, match=message):
         exchange = Exchange(Link(clock, 1e6), "residual", 1.0, schedule=schedule)
-        exchange.set_buckets([exchange.bucket("b", [Tensor("t", 100, 2)], grace_ext.compressor(spec),
-                                              parse_stage("communicator", communicator))])
+        exchange.set_buckets(
+            [
+                exchange.bucket(
+                    "b", [Tensor("t", 100, 2)], grace_ext.compressor(spec), parse_stage("communicator", communicator)
+                )
+            ]
+        )
 
 
 def test_uniform_is_the_density_of_the_budget():

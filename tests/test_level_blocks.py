@@ -21,11 +21,17 @@ def draw(k, alphabet, scales, seed=0):
 
 
 INPUTS = {
-    "one": (draw(1, 5, [1]), 5), "a block": (draw(64, 9, [2]), 9), "and one": (draw(65, 9, [2, 0]), 9),
-    "two scales": (draw(5000, 100, [1, 12]), 100), "one scale": (draw(5000, 100, [6]), 100),
-    "many": (draw(20_000, 256, np.exp2(np.arange(0, 7, 0.2))), 256), "constant blocks": (draw(6000, 7, [0, 0, 3, 0]), 7),
-    "two levels": (np.repeat(np.arange(80, dtype=np.uint8) & 1, 64), 2), "constant": (np.full(200, 3, np.uint8), 4),
-    "at the ends": (np.repeat(np.resize(np.uint8([0, 255, 127]), 70), 64), 256), "one level": (np.zeros(99, np.uint8), 1),
+    "one": (draw(1, 5, [1]), 5),
+    "a block": (draw(64, 9, [2]), 9),
+    "and one": (draw(65, 9, [2, 0]), 9),
+    "two scales": (draw(5000, 100, [1, 12]), 100),
+    "one scale": (draw(5000, 100, [6]), 100),
+    "many": (draw(20_000, 256, np.exp2(np.arange(0, 7, 0.2))), 256),
+    "constant blocks": (draw(6000, 7, [0, 0, 3, 0]), 7),
+    "two levels": (np.repeat(np.arange(80, dtype=np.uint8) & 1, 64), 2),
+    "constant": (np.full(200, 3, np.uint8), 4),
+    "at the ends": (np.repeat(np.resize(np.uint8([0, 255, 127]), 70), 64), 256),
+    "one level": (np.zeros(99, np.uint8), 1),
 }
 MIXED = draw(5000, 100, [1, 12, 3])
 
@@ -43,14 +49,15 @@ def test_choice(name):
     assert all(parts)
 
     # The wider a block, the higher its class, and blocks of one fine class stay together.
-    fine = [twins_levels.fine_class(levels[64 * b:64 * b + 64].tolist(), alphabet) for b in range(count)]
+    fine = [twins_levels.fine_class(levels[64 * b : 64 * b + 64].tolist(), alphabet) for b in range(count)]
     pairs = sorted(set(zip(fine, numbers.tolist(), strict=True)))
     assert len({f for f, _ in pairs}) == len(pairs) and [c for _, c in pairs] == sorted(c for _, c in pairs)
 
     def cost(classes):
         found = twins_levels.parts(levels.tolist(), classes)
-        return (sum(twins_levels.stream_cost(part, alphabet) for part in found)
-                + twins_levels.entropy([classes.count(c) for c in set(classes)]))
+        return sum(twins_levels.stream_cost(part, alphabet) for part in found) + twins_levels.entropy(
+            [classes.count(c) for c in set(classes)]
+        )
 
     chosen, slack = cost(numbers.tolist()), 1 + 2e-4 * levels.size
     assert saved == pytest.approx(twins_levels.stream_cost(levels.tolist(), alphabet) - chosen - 320, abs=slack)
@@ -141,15 +148,25 @@ def test_a_forged_payload():
     assert out.tolist() == [2] * 64 + [4] * 64 + [2] * 2 == reference_levels.levels(GOOD.tobytes(), 5, 130)
 
 
-@pytest.mark.parametrize("payload, message", [
-    (GOOD[:1], "number of classes"), (forged(1, NUMBERS, [3, 4]), "number of classes"),
-    (forged(9, *[[3, 0]] * 10), "number of classes"), (GOOD[:9], "number of classes"),
-    (forged(2, NUMBERS, [3, 4], [3, 2], lengths=[2, 2**32 - 1]), "do not hold"), (GOOD[:-3], "do not hold"),
-    (forged(2, [0, 0b111], [3, 4], [3, 2]), "no blocks"), (forged(2, [3, 1], [3, 4], [3, 2]), "no blocks"),
-    (forged(3, [0, 0b110100], [3, 1], [3, 2], [3, 3]), "out of range"),
-    (forged(2, NUMBERS, GOOD, [3, 2]), "not known"), (forged(2, GOOD, [3, 4], [3, 2]), "not known"),
-    (forged(2, NUMBERS, [3, 5], [3, 2]), "out of range"), (GOOD[:-2], "not known"), (np.r_[GOOD, GOOD[:1]], "constant"),
-])
+@pytest.mark.parametrize(
+    "payload, message",
+    [
+        (GOOD[:1], "number of classes"),
+        (forged(1, NUMBERS, [3, 4]), "number of classes"),
+        (forged(9, *[[3, 0]] * 10), "number of classes"),
+        (GOOD[:9], "number of classes"),
+        (forged(2, NUMBERS, [3, 4], [3, 2], lengths=[2, 2**32 - 1]), "do not hold"),
+        (GOOD[:-3], "do not hold"),
+        (forged(2, [0, 0b111], [3, 4], [3, 2]), "no blocks"),
+        (forged(2, [3, 1], [3, 4], [3, 2]), "no blocks"),
+        (forged(3, [0, 0b110100], [3, 1], [3, 2], [3, 3]), "out of range"),
+        (forged(2, NUMBERS, GOOD, [3, 2]), "not known"),
+        (forged(2, GOOD, [3, 4], [3, 2]), "not known"),
+        (forged(2, NUMBERS, [3, 5], [3, 2]), "out of range"),
+        (GOOD[:-2], "not known"),
+        (np.r_[GOOD, GOOD[:1]], "constant"),
+    ],
+)
 def test_malformed(payload, message):
     with pytest.raises(ContainerError, match=message):
         unpack_levels(payload, 5, np.empty(130, np.uint8))

@@ -102,10 +102,15 @@ def test_counts():
 
 
 COUNTS = {
-    "two": [1, 1], "skewed": [10**9, 1], "flat": [5] * 256, "one heavy in many": [1] * 255 + [10**6],
+    "two": [1, 1],
+    "skewed": [10**9, 1],
+    "flat": [5] * 256,
+    "one heavy in many": [1] * 255 + [10**6],
     "powers": [1 << i for i in range(31)],
     "fibonacci": [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597],
-    "holes": [0, 3, 0, 0, 9, 1, 0], "largest": [2**31 - 3, 1, 1], "normal": np.bincount(draw(3000, 200, 20)).tolist(),
+    "holes": [0, 3, 0, 0, 9, 1, 0],
+    "largest": [2**31 - 3, 1, 1],
+    "normal": np.bincount(draw(3000, 200, 20)).tolist(),
 }
 
 
@@ -135,7 +140,7 @@ def test_tables(name):
         again = np.full((2, n), 99, np.uint8)
         assert kernels.read_table(out[:size].copy(), width, largest, *again) == size
         assert np.array_equal(again, parts)
-        assert kernels.read_table(out[:size - 1].copy(), width, largest, *again) == -1
+        assert kernels.read_table(out[: size - 1].copy(), width, largest, *again) == -1
         assert kernels.read_table(out[:size].copy(), width, int(parts[0].max()) - 1, *again) == -1
 
 
@@ -213,9 +218,9 @@ def test_a_changed_stream_is_noticed():
     assert seen > 20
 
 
-@pytest.mark.parametrize("payload", [
-    [], [4], [255, 1], [3], [3, 5], [3, 0, 0], [0], [0, 255], [0, 0, 0, 0], [1], [2], [2, 0], [1, 0],
-], ids=str)
+@pytest.mark.parametrize(
+    "payload", [[], [4], [255, 1], [3], [3, 5], [3, 0, 0], [0], [0, 255], [0, 0, 0, 0], [1], [2], [2, 0], [1, 0]], ids=str
+)
 def test_malformed(payload):
     with pytest.raises(ContainerError, match="levels"):
         unpack_levels(np.array(payload, np.uint8), 5, np.empty(3, np.uint8))

@@ -53,12 +53,18 @@ def fading(k):
 @pytest.fixture(scope="module")
 def inputs():
     rng = np.random.default_rng(6)
-    return {"normal": contract.gauss(100_000), "laplace": rng.laplace(size=100_000).astype(np.float32),
-            "heavy, top 1 %": heavy(5_000_000, 0.01), "heavy, top 10 %": heavy(1_000_000, 0.1),
-            "heavy": heavy(100_000, 1.0), "normal, top 10 %": largest(contract.gauss(500_000), 0.1)}
+    return {
+        "normal": contract.gauss(100_000),
+        "laplace": rng.laplace(size=100_000).astype(np.float32),
+        "heavy, top 1 %": heavy(5_000_000, 0.01),
+        "heavy, top 10 %": heavy(1_000_000, 0.1),
+        "heavy": heavy(100_000, 1.0),
+        "normal, top 10 %": largest(contract.gauss(500_000), 0.1),
+    }
 
 
 # What it promises
+
 
 @pytest.mark.parametrize("error", [*ERRORS, 0.01, 0.5])
 def test_the_error_is_met(inputs, error):
@@ -82,12 +88,19 @@ def test_near_the_rate_distortion_bound(inputs, error):
 QSGD = [f"qsgd:{bits}:bucket={bucket}" for bits in range(2, 9) for bucket in (128, 4096)]
 MINMAX = [f"minmax:{bits}:chunk={chunk}" for bits in range(1, 9) for chunk in (0, 512)]
 FITS = ["polyfit:1:segments=1", "polyfit:3", "dexp"]
-CODED = [f"qsgd:levels={levels}:bucket={bucket}:norm={norm}:entropy=ans" for norm in ("max", "l2")
-         for levels in (1, 3, 7, 20, 63, 127) for bucket in (512, 4096)]
+CODED = [
+    f"qsgd:levels={levels}:bucket={bucket}:norm={norm}:entropy=ans"
+    for norm in ("max", "l2")
+    for levels in (1, 3, 7, 20, 63, 127)
+    for bucket in (512, 4096)
+]
 
 
-@pytest.mark.parametrize("rivals, advantage", [(QSGD, 1), (MINMAX, 1), (FITS, 6), (CODED, 0.45)],
-                         ids=["qsgd", "minmax", "fits", "entropy-coded qsgd"])
+@pytest.mark.parametrize(
+    "rivals, advantage",
+    [(QSGD, 1), (MINMAX, 1), (FITS, 6), (CODED, 0.45)],
+    ids=["qsgd", "minmax", "fits", "entropy-coded qsgd"],
+)
 def test_fewer_bits_than_the_others_at_equal_error(inputs, rivals, advantage):
     """At every error from 0.02 to 0.3 that a rival reaches; the order of a fit is counted. minmax is compared on heavy
     tails only: on normal values in small chunks it comes within one bit of the rate-distortion bound itself."""
@@ -133,10 +146,14 @@ def test_the_same_bytes_on_every_machine():
 # Kernels
 
 VALUES = {
-    "normal": contract.gauss(1003), "one": np.array([-2.5], np.float32), "sixteen": contract.gauss(16, 3),
-    "equal": np.full(70, -1.25, np.float32), "subnormal": contract.gauss(200) * np.float32(1e-41),
+    "normal": contract.gauss(1003),
+    "one": np.array([-2.5], np.float32),
+    "sixteen": contract.gauss(16, 3),
+    "equal": np.full(70, -1.25, np.float32),
+    "subnormal": contract.gauss(200) * np.float32(1e-41),
     "huge": np.clip(contract.gauss(300), -3, 3) * np.float32(1.1e38),
-    "one far out": np.r_[contract.gauss(999), np.float32(1e6), np.float32(-2e37)], "zeros": np.zeros(40, np.float32),
+    "one far out": np.r_[contract.gauss(999), np.float32(1e6), np.float32(-2e37)],
+    "zeros": np.zeros(40, np.float32),
     "some far out": np.r_[contract.gauss(1999), np.float32([20, -30, 25])],
     "sparse": np.where(np.arange(900) % 9 == 0, contract.gauss(900), np.float32(0)),
 }
@@ -196,7 +213,7 @@ def test_kernels(name, error):
         assert kernels.lloyd_decode(codes, table, escapes[:count].copy(), out) and intact()
         expected = [x if level is None else table[most + level] for x, level in zip(values, levels, strict=True)]
         assert out.tolist() == expected
-        for wrong in (escapes[:count - 1].copy(), np.append(escapes[:count], np.float32(0))):
+        for wrong in (escapes[: count - 1].copy(), np.append(escapes[:count], np.float32(0))):
             assert count <= 1 or not kernels.lloyd_decode(codes, table, wrong, out)
 
 
@@ -229,16 +246,23 @@ def test_decoded_values(name):
 
 # What is refused
 
-@pytest.mark.parametrize("change, message", [
-    (lambda p: p[:12], "the parameters are missing"),
-    (lambda p: np.r_[np.uint8(128), p[1:]], "a parameter is out of range"),
-    (lambda p: np.r_[p[:1], np.float32([-1]).view(np.uint8), p[5:]], "a parameter is out of range"),
-    (lambda p: np.r_[p[:1], np.float32([np.nan]).view(np.uint8), p[5:]], "a parameter is out of range"),
-    (lambda p: np.r_[p[:5], np.float32([np.inf]).view(np.uint8), p[9:]], "a parameter is out of range"),
-    (lambda p: np.r_[p[:9], np.uint8([1, 0, 0, 0]), p[13:]], "a parameter is out of range"),
-    (lambda p: np.r_[np.uint8(127), p[1:9], np.uint8([0, 0, 0, 8]), p[13:]], "do not hold 134217728 values"),
-    (lambda p: np.r_[np.uint8(127), p[1:9], np.uint8([1, 0, 0, 0]), np.uint8([255] * 20), p[13:]], "a value is not finite"),
-])
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda p: p[:12], "the parameters are missing"),
+        (lambda p: np.r_[np.uint8(128), p[1:]], "a parameter is out of range"),
+        (lambda p: np.r_[p[:1], np.float32([-1]).view(np.uint8), p[5:]], "a parameter is out of range"),
+        (lambda p: np.r_[p[:1], np.float32([np.nan]).view(np.uint8), p[5:]], "a parameter is out of range"),
+        (lambda p: np.r_[p[:5], np.float32([np.inf]).view(np.uint8), p[9:]], "a parameter is out of range"),
+        (lambda p: np.r_[p[:9], np.uint8([1, 0, 0, 0]), p[13:]], "a parameter is out of range"),
+        (lambda p: np.r_[np.uint8(127), p[1:9], np.uint8([0, 0, 0, 8]), p[13:]], "do not hold 134217728 values"),
+        (
+            lambda p: np.r_[np.uint8(127), p[1:9], np.uint8([1, 0, 0, 0]), np.uint8([255] * 20), p[13:]],
+            "a value is not finite",
+        ),
+    ],
+)
 def test_malformed(change, message):
     payload, _ = Lloyd(0.1).encode(contract.gauss(100), Stream())
     with pytest.raises(ContainerError, match=message):
@@ -253,8 +277,10 @@ def test_escapes_must_be_as_many_as_the_levels_say():
     out = np.empty_like(values)
     Lloyd.decode(payload, out)
     assert out[-3:].tolist() == [20, -30, 25]
-    for wrong in (np.r_[payload[:9], np.uint8([2, 0, 0, 0]), payload[13:37], payload[41:]],
-                  np.r_[payload[:9], np.uint8([4, 0, 0, 0]), payload[13:33], payload[29:]]):
+    for wrong in (
+        np.r_[payload[:9], np.uint8([2, 0, 0, 0]), payload[13:37], payload[41:]],
+        np.r_[payload[:9], np.uint8([4, 0, 0, 0]), payload[13:33], payload[29:]],
+    ):
         with pytest.raises(ContainerError, match="not as many as the levels say"):
             Lloyd.decode(wrong, out)
 

@@ -27,6 +27,7 @@ FACTORED = {"conv": (16, 36), "wide": (8, 90), "tall": (120, 12)}  # at rank 2
 
 # The spec
 
+
 def test_a_spec():
     c = grace_ext.compressor("powersgd:2:start=3:warm_start=false", seed=4)
     assert str(c) == "powersgd:2:start=3:warm_start=false" and c.lowrank == PowerSGD(2, start=3, warm_start=False)
@@ -39,19 +40,22 @@ def test_a_spec():
     assert (c.reducible_dtype, c.lossless, c.dense) == (None, False, False)
 
 
-@pytest.mark.parametrize("given, message", [
-    ("powersgd:0", "rank=0; allowed: 1 to 4096"),
-    ("powersgd:5000", "rank=5000; allowed"),
-    ("powersgd:min_rate=0", "min_rate=0.0; allowed"),
-    ("powersgd:min_rate=nan", "min_rate=nan; allowed"),
-    ("powersgd:start=-1", "start=-1; allowed"),
-    ("powersgd:rnak=2", "'powersgd' has no option 'rnak'; its options: rank, min_rate, start, warm_start"),
-    ("powersgd:4/rice", "stands alone"),
-    ("powersdg:4", "unknown sparsifier 'powersdg'; known: .*topk.*; low-rank methods: powersgd"),
-    ({"lowrank": {"name": "powersgd", "epsilon": 1e-8}}, "no option 'epsilon'"),
-    ({"lowrank": "powersgd", "value": "raw"}, "unknown keys \\['lowrank'\\]|lowrank alone"),
-    ({"lowrank": "topk"}, "unknown lowrank 'topk'; known: powersgd"),
-])
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("powersgd:0", "rank=0; allowed: 1 to 4096"),
+        ("powersgd:5000", "rank=5000; allowed"),
+        ("powersgd:min_rate=0", "min_rate=0.0; allowed"),
+        ("powersgd:min_rate=nan", "min_rate=nan; allowed"),
+        ("powersgd:start=-1", "start=-1; allowed"),
+        ("powersgd:rnak=2", "'powersgd' has no option 'rnak'; its options: rank, min_rate, start, warm_start"),
+        ("powersgd:4/rice", "stands alone"),
+        ("powersdg:4", "unknown sparsifier 'powersdg'; known: .*topk.*; low-rank methods: powersgd"),
+        ({"lowrank": {"name": "powersgd", "epsilon": 1e-8}}, "no option 'epsilon'"),
+        ({"lowrank": "powersgd", "value": "raw"}, "unknown keys \\['lowrank'\\]|lowrank alone"),
+        ({"lowrank": "topk"}, "unknown lowrank 'topk'; known: powersgd"),
+    ],
+)
 def test_mistakes(given, message):
     with pytest.raises(ConfigError, match=message):
         grace_ext.compressor(given)
@@ -59,8 +63,11 @@ def test_mistakes(given, message):
 
 def test_it_makes_no_container():
     c = grace_ext.compressor("powersgd:4")
-    for call in (lambda: c.compress(gauss(100)), lambda: c.encode(gauss(100), Stream()),
-                 lambda: c.encode_compensated(gauss(100), gauss(100), gauss(100), Stream())):
+    for call in (
+        lambda: c.compress(gauss(100)),
+        lambda: c.encode(gauss(100), Stream()),
+        lambda: c.encode_compensated(gauss(100), gauss(100), gauss(100), Stream()),
+    ):
         with pytest.raises(ConfigError, match="'powersgd' makes no container: its factors are summed by allreduce"):
             call()
     for communicator in ("allgather", "allreduce"):
@@ -85,10 +92,12 @@ def test_which_tensors_are_factored():
 
 # The exchange
 
+
 def make(transport, spec="powersgd:2", memory="residual", tensors=TENSORS, seed=0):
     exchange = Exchange(transport, grace_ext.memory(memory), 1 / transport.size, seed)
-    exchange.set_buckets([exchange.bucket("bucket", tensors, grace_ext.compressor(spec, seed),
-                                          parse_stage("communicator", "allgather"))])
+    exchange.set_buckets(
+        [exchange.bucket("bucket", tensors, grace_ext.compressor(spec, seed), parse_stage("communicator", "allgather"))]
+    )
     return exchange
 
 
@@ -109,8 +118,10 @@ def gradient(rank, step):
     parts = []
     for shape in SHAPES.values():
         rows, columns = shape[0], int(np.prod(shape[1:]))
-        parts.append(common.standard_normal((rows, 1)) @ common.standard_normal((1, columns))
-                     + 0.3 * own.standard_normal((rows, columns)))
+        parts.append(
+            common.standard_normal((rows, 1)) @ common.standard_normal((1, columns))
+            + 0.3 * own.standard_normal((rows, columns))
+        )
     return np.concatenate([part.ravel() for part in parts]).astype(np.float32)
 
 
@@ -176,10 +187,13 @@ def test_nothing_is_lost_over_many_steps():
 
 def test_a_matrix_of_the_rank_comes_through_whole():
     """And of a lower rank: the columns that have no direction of their own do no harm. Zero stays exactly zero."""
-    low = {name: np.outer(gauss(rows, 1), gauss(columns, 2)) if name != "tall" else np.zeros((rows, columns), np.float32)
-           for name, (rows, columns) in FACTORED.items()}
-    given = np.concatenate([low[name].ravel() if name in low else gauss(tensor.size) for name, tensor in
-                            zip(SHAPES, TENSORS, strict=True)]).astype(np.float32)
+    low = {
+        name: np.outer(gauss(rows, 1), gauss(columns, 2)) if name != "tall" else np.zeros((rows, columns), np.float32)
+        for name, (rows, columns) in FACTORED.items()
+    }
+    given = np.concatenate(
+        [low[name].ravel() if name in low else gauss(tensor.size) for name, tensor in zip(SHAPES, TENSORS, strict=True)]
+    ).astype(np.float32)
     exchange = make(InProcessGroup(1).transport(0), "powersgd:3:min_rate=1")
     for _ in range(4):
         out, finite = step(exchange, given)
@@ -205,6 +219,7 @@ def test_warm_start_finds_the_best_approximation():
 @pytest.mark.parametrize("where", ["conv", "bias"])
 def test_a_non_finite_gradient_on_one_rank_leaves_every_state(where, poison):
     """3e38 in all elements is finite, but its factors are not."""
+
     def work(transport):
         exchange = make(transport)
         for i in range(2):
@@ -231,8 +246,9 @@ def test_a_non_finite_bucket_keeps_the_states_of_the_others_too():
     def work(transport):
         exchange = make(transport)
         communicator = parse_stage("communicator", "allgather")
-        exchange.set_buckets([exchange.bucket(tensor.name, [tensor], grace_ext.compressor("powersgd:2"), communicator)
-                              for tensor in TENSORS])
+        exchange.set_buckets(
+            [exchange.bucket(tensor.name, [tensor], grace_ext.compressor("powersgd:2"), communicator) for tensor in TENSORS]
+        )
 
         def run(given):
             for bucket in exchange.buckets:
@@ -338,6 +354,7 @@ def test_seeds_give_other_starts():
 
 def test_what_ranks_differ_by_does_not_pile_up():
     """The mean of the gradients is sent whole, and nothing else is ever left to send."""
+
     def work(transport):
         exchange = make(transport, "powersgd:2", tensors=[Tensor("w", 40 * 30, 2, shape=(40, 30))])
         rng = np.random.default_rng(5)  # all ranks know what the others have

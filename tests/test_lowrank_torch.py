@@ -46,14 +46,26 @@ def starts(rank):
 def theirs(tmp_path_factory):
     """What torch's ranks got: a dict a rank."""
     folder = tmp_path_factory.mktemp("torch")
-    given = {f"{run}.{i}.{rank}.{name}": gradient(name, i, rank)
-             for run in RUNS for i in range(STEPS) for rank in range(RANKS) for name in SHAPES}
+    given = {
+        f"{run}.{i}.{rank}.{name}": gradient(name, i, rank)
+        for run in RUNS
+        for i in range(STEPS)
+        for rank in range(RANKS)
+        for name in SHAPES
+    }
     given.update({f"{run}.q.{name}": np.ascontiguousarray(q.T) for run in RUNS for name, q in starts(int(run[0])).items()})
     np.savez(folder / "given.npz", **given)
     script = Path(__file__).with_name("torch_powersgd.py")
-    processes = [subprocess.Popen([sys.executable, script, folder, str(rank), str(RANKS)], stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-                 for rank in range(RANKS)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, folder, str(rank), str(RANKS)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(RANKS)
+    ]
     try:
         for process in processes:
             output, _ = process.communicate(timeout=120)
@@ -87,9 +99,13 @@ def test_the_same_as_torchs_hook(theirs, run):
             for (name, shape), part in zip(SHAPES.items(), np.split(out, ends), strict=True):
                 close(part.reshape(shape), theirs[r][f"{run}.{i}.{name}"], f"{name}, step {i}")
                 if memory == "residual" and name in first:  # torch keeps what ranks differ by, too: it sums to 0
-                    own, expected = (np.mean(errors, axis=0) for errors in (
-                        [ours[rank][i][1]["residual"][name].reshape(shape) for rank in range(RANKS)],
-                        [theirs[rank][f"{run}.{i}.error.{name}"] for rank in range(RANKS)]))
+                    own, expected = (
+                        np.mean(errors, axis=0)
+                        for errors in (
+                            [ours[rank][i][1]["residual"][name].reshape(shape) for rank in range(RANKS)],
+                            [theirs[rank][f"{run}.{i}.error.{name}"] for rank in range(RANKS)],
+                        )
+                    )
                     close(own, expected, f"residual of {name}, step {i}")
 
 

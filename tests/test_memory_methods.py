@@ -27,8 +27,12 @@ def gradient(rank, step):
 def make(transport, memory, spec="topk:0.1/rice/raw", weight=None, tensors=TENSORS, schedule=None, communicator="allgather"):
     exchange = Exchange(transport, memory, weight or 1 / transport.size, schedule=schedule)
     lists = make_buckets(tensors, exchange.memory_of, 2**30)
-    exchange.set_buckets([exchange.bucket(f"bucket{i}", members, grace_ext.compressor(spec),
-                                          parse_stage("communicator", communicator)) for i, members in enumerate(lists)])
+    exchange.set_buckets(
+        [
+            exchange.bucket(f"bucket{i}", members, grace_ext.compressor(spec), parse_stage("communicator", communicator))
+            for i, members in enumerate(lists)
+        ]
+    )
     return exchange
 
 
@@ -45,7 +49,7 @@ def step(exchange, given):
 def _parts(exchange, given):
     start = 0
     for bucket in exchange.buckets:
-        yield bucket, given[start:start + bucket.size]
+        yield bucket, given[start : start + bucket.size]
         start += bucket.size
 
 
@@ -74,9 +78,16 @@ def dgc_twin(steps, momentum, masking=True, nesterov=False, clip=0.0, k=500):
         yield sent.mean(axis=0), u, v
 
 
-@pytest.mark.parametrize("options, keywords", [
-    ("", {}), (":masking=false", {"masking": False}), (":nesterov=true", {"nesterov": True}), (":clip=20", {"clip": 20.0}),
-    (":0.5:clip=1e9", {"momentum": 0.5})])
+@pytest.mark.parametrize(
+    "options, keywords",
+    [
+        ("", {}),
+        (":masking=false", {"masking": False}),
+        (":nesterov=true", {"nesterov": True}),
+        (":clip=20", {"clip": 20.0}),
+        (":0.5:clip=1e9", {"momentum": 0.5}),
+    ],
+)
 def test_dgc_is_the_papers(options, keywords):
     def work(transport):
         exchange = make(transport, "dgc" + options)
@@ -134,6 +145,7 @@ def test_ef21_is_the_papers():
 @pytest.mark.parametrize("spec", ["topk:0.1/rice/raw", "topk:0.05/bloom/qsgd:7", "dct/topk:0.1/raw", "dense/minmax:8"])
 def test_ef21_with_momentum_finds_a_constant_gradient(spec):
     """Whatever contracts, brings the aggregate to the mean of the ranks' gradients if these stand still."""
+
     def work(transport):
         exchange = make(transport, "ef21:0.5", spec)
         for _ in range(60):
@@ -160,8 +172,16 @@ def test_decay_of_the_residual():
     assert plain.state_dict()["w"]["residual"].tolist() == [1] * 4
 
 
-@pytest.mark.parametrize("memory, spec", [
-    ("ef21", "topk:0.1"), ("ef21:0.9", "topk:0.1"), ("dgc", "topk:0.1"), ("dgc", "dense/raw"), ("residual:0.9", "topk:0.1")])
+@pytest.mark.parametrize(
+    "memory, spec",
+    [
+        ("ef21", "topk:0.1"),
+        ("ef21:0.9", "topk:0.1"),
+        ("dgc", "topk:0.1"),
+        ("dgc", "dense/raw"),
+        ("residual:0.9", "topk:0.1"),
+    ],
+)
 def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(memory, spec):
     def work(transport):
         exchange = make(transport, memory, spec)
@@ -183,15 +203,21 @@ def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(memory, spec):
                 assert all(contract.same_bits(before[key], after[key]) for key in before)
                 continue
             assert all(np.isfinite(array).all() for array in arrays_of(exchange).values())
-            exchange.load_state_dict({field: {name.split(":")[1]: array for name, array in before.items()
-                                              if name.startswith(field)} for field in {key.split(":")[0] for key in before}})
+            exchange.load_state_dict(
+                {
+                    field: {name.split(":")[1]: array for name, array in before.items() if name.startswith(field)}
+                    for field in {key.split(":")[0] for key in before}
+                }
+            )
         return step(exchange, gradient(transport.rank, 4))[1]
 
     assert all(on_all_ranks(work, RANKS))
 
 
-@pytest.mark.parametrize("memory, spec", [("ef21:0.9", "topk:0.1/rice/qsgd:7"), ("dgc", "topk:0.1"), ("dgc", "dense/raw"),
-                                          ("residual:0.9", "randomk:0.1")])
+@pytest.mark.parametrize(
+    "memory, spec",
+    [("ef21:0.9", "topk:0.1/rice/qsgd:7"), ("dgc", "topk:0.1"), ("dgc", "dense/raw"), ("residual:0.9", "randomk:0.1")],
+)
 def test_a_state_goes_on_where_it_was_saved(memory, spec):
     def work(transport):
         exchange = make(transport, memory, spec)
@@ -201,8 +227,9 @@ def test_a_state_goes_on_where_it_was_saved(memory, spec):
         other.load_state_dict(exchange.state_dict())
         assert other.step == 3
         for i in range(3, 6):
-            assert contract.same_bits(step(exchange, gradient(transport.rank, i))[0],
-                                      step(other, gradient(transport.rank, i))[0])
+            assert contract.same_bits(
+                step(exchange, gradient(transport.rank, i))[0], step(other, gradient(transport.rank, i))[0]
+            )
         mine, others = arrays_of(exchange), arrays_of(other)
         assert mine and mine.keys() == others.keys() and all(contract.same_bits(mine[key], others[key]) for key in mine)
 
@@ -211,8 +238,9 @@ def test_a_state_goes_on_where_it_was_saved(memory, spec):
 
 def test_ranks_that_take_over():
     residual = grace_ext.memory("dgc")
-    states = [{"residual": np.full(2, 1.0 + rank, np.float32), "velocity": np.full(2, 2.0 * rank, np.float32)}
-              for rank in range(4)]
+    states = [
+        {"residual": np.full(2, 1.0 + rank, np.float32), "velocity": np.full(2, 2.0 * rank, np.float32)} for rank in range(4)
+    ]
     taken = residual.redistribute(states, 2)
     assert taken["residual"].tolist() == [5, 5], "the sum over ranks stays 10"
     assert taken["velocity"].tolist() == [3, 3], "the mean"
@@ -223,16 +251,23 @@ def test_ranks_that_take_over():
 def test_pairings_that_make_no_sense():
     transport = InProcessGroup(1).transport(0)
     for memory, spec, communicator, message in [
-            ("ef21", "randomk:0.1", "allreduce", "adds up containers"),
-            ("ef21", "powersgd:2", "allgather", "adds up containers"),
-            ("dgc", "powersgd:2", "allgather", "follows single elements"),
-            ("dgc", "dct/topk:0.1", "allgather", "follows single elements"),
-            ("ef21", "randomk:0.1:unbiased=true", "allgather", "right on average"),
-            ("dgc", "randomk:0.1:unbiased=true", "allgather", "right on average")]:
+        ("ef21", "randomk:0.1", "allreduce", "adds up containers"),
+        ("ef21", "powersgd:2", "allgather", "adds up containers"),
+        ("dgc", "powersgd:2", "allgather", "follows single elements"),
+        ("dgc", "dct/topk:0.1", "allgather", "follows single elements"),
+        ("ef21", "randomk:0.1:unbiased=true", "allgather", "right on average"),
+        ("dgc", "randomk:0.1:unbiased=true", "allgather", "right on average"),
+    ]:
         with pytest.raises(ConfigError, match=message):
             make(transport, memory, spec, communicator=communicator)
-    for spec, message in [("dgc:1", "momentum=1"), ("dgc:clip=-1", "clip=-1"), ("dgc:clip=nan", "clip=nan"),
-                          ("ef21:1", "momentum=1"), ("residual:0", "decay=0"), ("residual:1.5", "decay=1.5")]:
+    for spec, message in [
+        ("dgc:1", "momentum=1"),
+        ("dgc:clip=-1", "clip=-1"),
+        ("dgc:clip=nan", "clip=nan"),
+        ("ef21:1", "momentum=1"),
+        ("residual:0", "decay=0"),
+        ("residual:1.5", "decay=1.5"),
+    ]:
         with pytest.raises(ConfigError, match=message):
             grace_ext.memory(spec)
 
@@ -244,8 +279,11 @@ def test_memories_by_name():
     assert memories.choose("head.weight", 10).name == "ef21"
     assert memories.choose("b.weight", 10) == grace_ext.memory("residual")
     assert memories.choose("b.weight", 10) is memories.choose("c.weight", 10), "equal specs share one"
-    for wrong, message in [({"<x": "none"}, "memory: '<x' is not a size"), ({3: "none"}, "memory: 3 is not a name"),
-                           ({"*": "nothing"}, "unknown memory 'nothing'")]:
+    for wrong, message in [
+        ({"<x": "none"}, "memory: '<x' is not a size"),
+        ({3: "none"}, "memory: 3 is not a name"),
+        ({"*": "nothing"}, "unknown memory 'nothing'"),
+    ]:
         with pytest.raises(ConfigError, match=message):
             Memories(wrong)
 
@@ -263,8 +301,10 @@ def test_tensors_of_other_memories_are_in_other_buckets():
 # Schedules
 
 
-@pytest.mark.parametrize("step, expected", [(0, 0.25), (99, 0.25), (100, 0.0625), (200, 0.015625), (399, 0.00390625),
-                                            (400, 0.001), (10**6, 0.001)])
+@pytest.mark.parametrize(
+    "step, expected",
+    [(0, 0.25), (99, 0.25), (100, 0.0625), (200, 0.015625), (399, 0.00390625), (400, 0.001), (10**6, 0.001)],
+)
 def test_warmup(step, expected):
     warmup = parse_stage("schedule", "warmup:400")
     assert warmup.at(step, 0.001) == pytest.approx(expected, rel=0.02)
@@ -272,8 +312,12 @@ def test_warmup(step, expected):
 
 def test_a_density_and_levels_change_with_the_step():
     def work(transport):
-        exchange = make(transport, "residual", "topk:0.01/raw/qsgd:7", schedule={
-            "density": "warmup:4:start=0.16:stages=2", "bits": lambda step: 3 + step})
+        exchange = make(
+            transport,
+            "residual",
+            "topk:0.01/raw/qsgd:7",
+            schedule={"density": "warmup:4:start=0.16:stages=2", "bits": lambda step: 3 + step},
+        )
         seen = []
         for i in range(6):
             step(exchange, gradient(transport.rank, i))
@@ -282,8 +326,14 @@ def test_a_density_and_levels_change_with_the_step():
 
     specs = on_all_ranks(work, 2)
     assert specs[0] == specs[1]
-    assert specs[0] == ["topk:0.16/raw/qsgd:3", "topk:0.16/raw/qsgd:4", "topk:0.04/raw/qsgd:5", "topk:0.04/raw/qsgd:6",
-                        "topk/raw/qsgd:7", "topk/raw/qsgd"]
+    assert specs[0] == [
+        "topk:0.16/raw/qsgd:3",
+        "topk:0.16/raw/qsgd:4",
+        "topk:0.04/raw/qsgd:5",
+        "topk:0.04/raw/qsgd:6",
+        "topk/raw/qsgd:7",
+        "topk/raw/qsgd",
+    ]
 
 
 def test_a_schedule_goes_on_after_loading():

@@ -20,6 +20,7 @@ STEPS = 6
 
 def run(observe=None, poison=None, **options):
     """Some steps on all ranks: the results, and the residual before each step, of each rank; and rank 0's statistics."""
+
     def work(transport):
         exchange = make(transport, observe=observe, **options)
         received, states = [], []
@@ -192,9 +193,13 @@ class Broken(Writer):
 
 def test_what_cannot_be_written_ends_that_observer_only(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    observe = [JsonlWriter(tmp_path / "file" / "log.jsonl", every=1),
-               Broken("full", OSError(28, "No space left on device"), every=1), Broken("bug", KeyError("a bug"), every=1),
-               Timeline(tmp_path / "file" / "ours.json"), JsonlWriter(tmp_path / "good.jsonl", every=1)]
+    observe = [
+        JsonlWriter(tmp_path / "file" / "log.jsonl", every=1),
+        Broken("full", OSError(28, "No space left on device"), every=1),
+        Broken("bug", KeyError("a bug"), every=1),
+        Timeline(tmp_path / "file" / "ours.json"),
+        JsonlWriter(tmp_path / "good.jsonl", every=1),
+    ]
     with pytest.warns(UserWarning, match="observing the compression in .* ends: ") as caught:
         results = run(observe)
     assert len([one for one in caught if "ends:" in str(one.message)]) == 4, "one each, not one a step"

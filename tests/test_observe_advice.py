@@ -28,8 +28,16 @@ def nothing_was_said(monkeypatch):
 
 def exchange(transport, spec, memory="residual", d=2000, **options):
     made = Exchange(transport, memory, 1 / transport.size, **options)
-    made.set_buckets([made.bucket("bucket", [Tensor("layer.weight", d, 2)], grace_ext.compressor(spec),
-                                  parse_stage("communicator", "allgather"))])
+    made.set_buckets(
+        [
+            made.bucket(
+                "bucket",
+                [Tensor("layer.weight", d, 2)],
+                grace_ext.compressor(spec),
+                parse_stage("communicator", "allgather"),
+            )
+        ]
+    )
     return made
 
 
@@ -72,9 +80,17 @@ def test_healthy_top_k_is_left_alone(spec, steps, gradients):
     assert warned(spec, gradients, steps) == []
 
 
-@pytest.mark.parametrize("spec, memory", [
-    ("dense/onebit", "residual"), ("dense/terngrad", "residual"), ("powersgd:2", "residual"), ("randomk:0.1", "residual"),
-    ("dense/qsgd:2:norm=l2", "none"), ("topk:0.1", "dgc")])
+@pytest.mark.parametrize(
+    "spec, memory",
+    [
+        ("dense/onebit", "residual"),
+        ("dense/terngrad", "residual"),
+        ("powersgd:2", "residual"),
+        ("randomk:0.1", "residual"),
+        ("dense/qsgd:2:norm=l2", "none"),
+        ("topk:0.1", "dgc"),
+    ],
+)
 def test_other_healthy_pairings_are_left_alone(spec, memory):
     assert warned(spec, steady, 520, memory=memory) == []
 
@@ -89,6 +105,7 @@ def test_a_codec_whose_error_is_larger_than_its_input_is_warned_of_once_and_at_o
 @pytest.mark.parametrize("gradients", [noise, steady])
 def test_elements_that_are_never_sent_are_warned_of(temporary_registry, gradients):
     """Their residual is a random walk, which stays far below the bound for long, or grows with each step."""
+
     @register
     class FirstHalf(Sparsifier):
         name = "firsthalf"

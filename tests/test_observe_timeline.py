@@ -32,8 +32,16 @@ HOROVOD = """[
 def run(timeline, spec="topk:0.1/rice/qsgd:7", steps=3, communicator="allgather"):
     def work(transport):
         exchange = Exchange(transport, "residual", 0.5, observe=timeline)
-        exchange.set_buckets([exchange.bucket("bucket", [Tensor("a", 5000, 2, shape=(50, 100))],
-                                              grace_ext.compressor(spec), parse_stage("communicator", communicator))])
+        exchange.set_buckets(
+            [
+                exchange.bucket(
+                    "bucket",
+                    [Tensor("a", 5000, 2, shape=(50, 100))],
+                    grace_ext.compressor(spec),
+                    parse_stage("communicator", communicator),
+                )
+            ]
+        )
         for i in range(steps):
             exchange.start(exchange.buckets[0], lambda out, i=i: np.copyto(out, gradient(i)))
             exchange.advance()
@@ -44,8 +52,11 @@ def run(timeline, spec="topk:0.1/rice/qsgd:7", steps=3, communicator="allgather"
 
 
 def phases(path, step):
-    return {event["name"]: (event["ts"], event["ts"] + event["dur"]) for event in json.loads(path.read_text())
-            if event["ph"] == "X" and event["args"]["step"] == step}
+    return {
+        event["name"]: (event["ts"], event["ts"] + event["dur"])
+        for event in json.loads(path.read_text())
+        if event["ph"] == "X" and event["args"]["step"] == step
+    }
 
 
 def test_phases_follow_each_other(tmp_path):
@@ -58,8 +69,11 @@ def test_phases_follow_each_other(tmp_path):
         assert all(start <= end for start, end in found.values())
         assert found["encode"][0] <= found["select"][0] + 0.01 and found["residual"][1] <= found["encode"][1] + 0.01
     assert phases(tmp_path / "ours.json", 1)["decode"][1] <= phases(tmp_path / "ours.json", 2)["encode"][0]
-    names = [event["args"].get("name") for event in json.loads((tmp_path / "ours.json").read_text())
-             if event["name"] == "process_name"]
+    names = [
+        event["args"].get("name")
+        for event in json.loads((tmp_path / "ours.json").read_text())
+        if event["name"] == "process_name"
+    ]
     assert names == [None, "bucket"]
 
 
@@ -86,29 +100,43 @@ def test_merged_on_one_clock_and_in_the_rows_of_the_collective(tmp_path):
     ours._started, ours._origin = 5_000_040, 1.0  # 40 us after Horovod's
     ours.add(0, "grace_ext.0.bucket1", 7, [("encode", 1.00001, 1.00002)])
     ours.add(0, "grace_ext.1.bucket1", 7, [("encode", 1.00003, 1.00004)])
-    done = subprocess.run([sys.executable, "-m", "grace_ext", "timeline", "horovod.json", "ours.json", "-o", "horovod.json"],
-                          capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "grace_ext", "timeline", "horovod.json", "ours.json", "-o", "horovod.json"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0 and "2 phases" in done.stdout, done
     merged = json.loads((tmp_path / "horovod.json").read_text())
     theirs = json.loads(HOROVOD)
-    assert merged[:len(theirs)] == theirs
+    assert merged[: len(theirs)] == theirs
     first, second = (event for event in merged if event.get("name") == "encode")
     assert (first["pid"], first["ts"], first["dur"]) == (2, 50, 10)
     assert (second["pid"], second["ts"]) == (3, 70)
-    assert {event["pid"]: event["args"]["name"] for event in merged if event.get("name") == "process_name"
-            and "name" in event["args"]}[3] == "grace_ext.1.bucket1"
+    assert {
+        event["pid"]: event["args"]["name"]
+        for event in merged
+        if event.get("name") == "process_name" and "name" in event["args"]
+    }[3] == "grace_ext.1.bucket1"
 
 
 def test_a_trace_that_was_cut_off_between_events_is_merged(tmp_path):
-    (tmp_path / "horovod.json").write_text(HOROVOD[:HOROVOD.index('{"ph": "E", "ts": 150')])
+    (tmp_path / "horovod.json").write_text(HOROVOD[: HOROVOD.index('{"ph": "E", "ts": 150')])
     run(Timeline(tmp_path / "ours.json"), steps=1)
     assert merge_timelines(tmp_path / "horovod.json", tmp_path / "ours.json", tmp_path / "merged.json") > 5
     assert json.loads((tmp_path / "merged.json").read_text())
 
 
-@pytest.mark.parametrize("text, message", [
-    ("{}", "not a Chrome trace"), ("[", "does not say when"), ("[1]", "list of events"), ("hello", "not a Chrome trace"),
-    ('[{"ph": "B"}]', "does not say when it began")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{}", "not a Chrome trace"),
+        ("[", "does not say when"),
+        ("[1]", "list of events"),
+        ("hello", "not a Chrome trace"),
+        ('[{"ph": "B"}]', "does not say when it began"),
+    ],
+)
 def test_other_files_are_refused(tmp_path, text, message):
     (tmp_path / "horovod.json").write_text(text)
     run(Timeline(tmp_path / "ours.json"), steps=1)
@@ -119,6 +147,7 @@ def test_other_files_are_refused(tmp_path, text, message):
 
 def test_tracing_forwards_every_kind_of_collective():
     """One that fell back on another would leave the other ranks, which are not traced, in the one they were told of."""
+
     class Named(Transport):
         rank, size, hosts = 0, 2, (0, 0)
 
@@ -126,6 +155,10 @@ def test_tracing_forwards_every_kind_of_collective():
     for name in collectives:
         setattr(Named, name, lambda self, *_, name=name: name)
     payload, tracing = np.empty(0, np.uint8), Tracing(Named())
-    assert (tracing.allgather("a", payload), tracing.allreduce("a", payload), tracing.alltoall("a", payload, [0, 0]),
-            tracing.broadcast("a", payload, 0)) == collectives
+    assert (
+        tracing.allgather("a", payload),
+        tracing.allreduce("a", payload),
+        tracing.alltoall("a", payload, [0, 0]),
+        tracing.broadcast("a", payload, 0),
+    ) == collectives
     assert tracing.at is not None

@@ -70,12 +70,16 @@ def test_decoding_is_hidden_by_a_bucket_that_is_still_on_its_way():
     assert late_beside(done(Pending(handle(arrived=False), 0, {}))) == 0
 
 
-@pytest.mark.parametrize("own", [
-    pytest.param(handle(arrived=True), id="arrived"),
-    pytest.param(fusion._Group(2, ["a"]).handle_of("a"), id="not sent yet"),
-    pytest.param(Silent().allgather("a", None), id="nobody knows"),
-    pytest.param(Metered(Silent(), None).allgather("a", np.empty(0)), id="nobody knows, metered"),
-    pytest.param(silent_and_fused(), id="nobody knows, fused")])
+@pytest.mark.parametrize(
+    "own",
+    [
+        pytest.param(handle(arrived=True), id="arrived"),
+        pytest.param(fusion._Group(2, ["a"]).handle_of("a"), id="not sent yet"),
+        pytest.param(Silent().allgather("a", None), id="nobody knows"),
+        pytest.param(Metered(Silent(), None).allgather("a", np.empty(0)), id="nobody knows, metered"),
+        pytest.param(silent_and_fused(), id="nobody knows, fused"),
+    ],
+)
 def test_decoding_is_exposed_when_nothing_else_is_under_way(own):
     assert late_beside(done(Pending(own, 0, {}))) == 2
 
@@ -84,8 +88,12 @@ def test_encoding_is_always_exposed():
     """A sum, say, that goes on to the other ranks."""
     meter = meter_of(done(Pending(handle(arrived=False), 0, {})))
     pending = Pending(handle(True), 0, {"decode": 1.0, "index": 1.0})
-    meter.decode(lambda _, pending: pending.count({"decode": 2.0, "index": 4.0}), SimpleNamespace(name="own"), pending,
-                 others=[SimpleNamespace(name="other")])
+    meter.decode(
+        lambda _, pending: pending.count({"decode": 2.0, "index": 4.0}),
+        SimpleNamespace(name="own"),
+        pending,
+        others=[SimpleNamespace(name="other")],
+    )
     assert meter.late == 6 and meter.exposed == 4
 
 
@@ -114,11 +122,18 @@ def test_waiting_for_the_worker_is_exposed():
 @pytest.mark.parametrize("communicator", ["allgather", "sharded", "tree"])
 def test_an_exchange_says_what_was_late_and_exposed(communicator):
     """The last bucket is, always."""
+
     def work(transport):
         exchange = Exchange(transport, "residual", 1 / transport.size)
         compressor, own = grace_ext.compressor("topk:0.1/rice/raw"), gradient(transport.rank)
-        exchange.set_buckets([exchange.bucket(f"bucket{i}", [Tensor(f"t{i}", own.size, 2)], compressor,
-                                              parse_stage("communicator", communicator)) for i in range(3)])
+        exchange.set_buckets(
+            [
+                exchange.bucket(
+                    f"bucket{i}", [Tensor(f"t{i}", own.size, 2)], compressor, parse_stage("communicator", communicator)
+                )
+                for i in range(3)
+            ]
+        )
         for _ in range(3):
             for bucket in exchange.buckets:
                 exchange.start(bucket, lambda to: own)

@@ -43,16 +43,24 @@ def test_it_is_what_its_name_says(name):
 def test_another_density():
     assert grace_ext.compressor("dr-rle:0.1") == grace_ext.compressor("topk:0.1/rle/raw")
     assert grace_ext.compressor(" dr-bf-p2-qsgd ").sparsifier.density == 0.01
-    for wrong, message in (("dr-rle:2", "topk: density=2"), ("dr-rle:", "density"), ("3lc:0.1", "takes no density"),
-                           ("dr-rle/raw", "unknown sparsifier 'dr-rle'")):
+    for wrong, message in (
+        ("dr-rle:2", "topk: density=2"),
+        ("dr-rle:", "density"),
+        ("3lc:0.1", "takes no density"),
+        ("dr-rle/raw", "unknown sparsifier 'dr-rle'"),
+    ):
         with pytest.raises(ConfigError, match=message):
             grace_ext.compressor(wrong)
 
 
 GRACE = [
     ({}, "dense/raw", "none", "allreduce"),
-    ({"compressor": "topk", "compress_ratio": 0.01, "memory": "residual", "communicator": "allgather", "world_size": 8},
-     "topk:0.01", "residual", "allgather"),
+    (
+        {"compressor": "topk", "compress_ratio": 0.01, "memory": "residual", "communicator": "allgather", "world_size": 8},
+        "topk:0.01",
+        "residual",
+        "allgather",
+    ),
     ({"compressor": "topk"}, "topk:0.3", "none", "allgather"),
     ({"compressor": "randomk", "compress_ratio": 0.1, "communicator": "allreduce"}, "randomk:0.1", "none", "allreduce"),
     ({"compressor": "fp16", "communicator": "broadcast"}, "dense/fp16", "none", "allgather"),
@@ -65,8 +73,12 @@ GRACE = [
     ({"compressor": "powersgd", "memory": "powersgd", "compress_rank": 4}, "powersgd:4", "residual", "allreduce"),
     ({"compressor": "sketch", "quantiles": 32}, "dense/sketchml:32", "none", "allgather"),
     ({"compressor": "3lc", "sparsity_multiplier": 1.5}, "dense/threelc:1.5", "none", "allgather"),
-    ({"compressor": "SKCompressCPU", "num_quantiles": 128, "sparsifier": "threshold", "threshold": 0.0},
-     "nonzero/huffman/sketchml:128:entropy=huffman", "none", "allgather"),
+    (
+        {"compressor": "SKCompressCPU", "num_quantiles": 128, "sparsifier": "threshold", "threshold": 0.0},
+        "nonzero/huffman/sketchml:128:entropy=huffman",
+        "none",
+        "allgather",
+    ),
 ] + [({"compressor": name}, f"dense/{name}", "none", "allgather") for name in ("terngrad", "onebit", "natural")]
 TOPK = {"compressor": "topk", "compress_ratio": 0.01, "memory": "residual", "communicator": "allgather"}
 DEEPREDUCE = [
@@ -81,8 +93,10 @@ DEEPREDUCE = [
     ({"deepreduce": "value", "value": "doubleexp"}, "auto/dexp"),
     ({"deepreduce": "value", "value": "qsgd", "bucket_size": 128}, "auto/qsgd:levels=127:norm=l2:bucket=128"),
     ({"deepreduce": "both"}, "bloom:leftmost:fpr=0.001/polyfit"),
-    ({"deepreduce": "both", "index": "bloom", "policy": "random", "fpr": 0.01, "value": "qsgd"},
-     "bloom:p1:fpr=0.01/qsgd:levels=127:norm=l2"),
+    (
+        {"deepreduce": "both", "index": "bloom", "policy": "random", "fpr": 0.01, "value": "qsgd"},
+        "bloom:p1:fpr=0.01/qsgd:levels=127:norm=l2",
+    ),
 ]
 
 
@@ -102,22 +116,25 @@ def test_params_of_deepreduce(params, spec):
     assert found["memory"] == "residual" and found["communicator"] == "allgather"
 
 
-@pytest.mark.parametrize(("params", "message"), [
-    ("topk", "params is a dictionary, not str"),
-    ({"compressor": "signum"}, "compressor='signum' is not there; known: 3lc, dgc"),
-    ({"compressor": ["topk"]}, "is not there"),
-    ({"compressor": "topk", "compres_ratio": 0.1}, "compres_ratio: unknown, or without a meaning"),
-    ({"compressor": "fp16", "compress_ratio": 0.1}, "compress_ratio: unknown, or without a meaning"),
-    ({**TOPK, "deepreduce": "index", "index": "rle", "fpr": 0.1}, "fpr: unknown, or without a meaning"),
-    ({**TOPK, "deepreduce": "indices"}, "deepreduce='indices'; allowed: None, index, value, both"),
-    ({**TOPK, "deepreduce": "index", "index": "golomb"}, "index='golomb'; allowed: bloom, bloom_cpu, rle"),
-    ({**TOPK, "deepreduce": "index", "policy": "p9"}, "policy='p9'; allowed: naive"),
-    ({**TOPK, "deepreduce": "value", "value": ["qsgd"]}, re.escape("value=['qsgd']; allowed: polyfit")),
-    ({"compressor": "fp16", "deepreduce": "value"}, "deepreduce='value' needs one of topk, randomk"),
-    ({"memory": "efsignsgd"}, "memory='efsignsgd'; allowed: none, residual, powersgd, dgc"),
-    ({"communicator": "ring"}, "communicator='ring'; allowed: None, allreduce, allgather, broadcast"),
-    ({"compressor": "topk", "compress_ratio": 3}, "topk: density=3"),
-])
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ("topk", "params is a dictionary, not str"),
+        ({"compressor": "signum"}, "compressor='signum' is not there; known: 3lc, dgc"),
+        ({"compressor": ["topk"]}, "is not there"),
+        ({"compressor": "topk", "compres_ratio": 0.1}, "compres_ratio: unknown, or without a meaning"),
+        ({"compressor": "fp16", "compress_ratio": 0.1}, "compress_ratio: unknown, or without a meaning"),
+        ({**TOPK, "deepreduce": "index", "index": "rle", "fpr": 0.1}, "fpr: unknown, or without a meaning"),
+        ({**TOPK, "deepreduce": "indices"}, "deepreduce='indices'; allowed: None, index, value, both"),
+        ({**TOPK, "deepreduce": "index", "index": "golomb"}, "index='golomb'; allowed: bloom, bloom_cpu, rle"),
+        ({**TOPK, "deepreduce": "index", "policy": "p9"}, "policy='p9'; allowed: naive"),
+        ({**TOPK, "deepreduce": "value", "value": ["qsgd"]}, re.escape("value=['qsgd']; allowed: polyfit")),
+        ({"compressor": "fp16", "deepreduce": "value"}, "deepreduce='value' needs one of topk, randomk"),
+        ({"memory": "efsignsgd"}, "memory='efsignsgd'; allowed: none, residual, powersgd, dgc"),
+        ({"communicator": "ring"}, "communicator='ring'; allowed: None, allreduce, allgather, broadcast"),
+        ({"compressor": "topk", "compress_ratio": 3}, "topk: density=3"),
+    ],
+)
 def test_params_that_cannot_be(params, message):
     with pytest.raises(ConfigError, match=message):
         from_params(params)

@@ -20,11 +20,13 @@ SPECS = test_contract.specs()
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 sizes = st.one_of(st.integers(0, 70), st.sampled_from([255, 256, 257, 511, 512, 513, 4095, 4097]))
 # Few distinct values (ties, zeros) or any floats; hypothesis fills most of a large array with one value.
-arrays = sizes.flatmap(lambda d: st.one_of(
-    stnp.arrays(np.float32, d, elements=finite),
-    stnp.arrays(np.float32, d, elements=st.sampled_from([-1.0, -0.0, 0.0, 0.5, 1.0, 1e-45])),
-    st.integers(0, 2**32 - 1).map(lambda seed: contract.gauss(d, seed)),
-))
+arrays = sizes.flatmap(
+    lambda d: st.one_of(
+        stnp.arrays(np.float32, d, elements=finite),
+        stnp.arrays(np.float32, d, elements=st.sampled_from([-1.0, -0.0, 0.0, 0.5, 1.0, 1e-45])),
+        st.integers(0, 2**32 - 1).map(lambda seed: contract.gauss(d, seed)),
+    )
+)
 densities = st.floats(1e-6, 1.0)
 
 
@@ -34,8 +36,13 @@ def test_round_trip(text, gradient):
     contract.check_compressor(grace_ext.compressor(text), gradient)
 
 
-@given(gradient=arrays, density=densities, index=st.sampled_from(contract.index_codecs()),
-       value=st.sampled_from(registry.names("value")), seed=st.integers(-2**63, 2**63 - 1))
+@given(
+    gradient=arrays,
+    density=densities,
+    index=st.sampled_from(contract.index_codecs()),
+    value=st.sampled_from(registry.names("value")),
+    seed=st.integers(-(2**63), 2**63 - 1),
+)
 @settings(max_examples=200)
 def test_round_trip_of_any_combination(gradient, density, index, value, seed):
     c = grace_ext.compressor({"sparsifier": {"name": "topk", "density": density}, "index": index, "value": value}, seed)
@@ -43,9 +50,12 @@ def test_round_trip_of_any_combination(gradient, density, index, value, seed):
     contract.check_compressor(c, gradient)
 
 
-@given(steps=st.integers(1, 600).flatmap(
-           lambda d: st.lists(stnp.arrays(np.float32, d, elements=finite), min_size=1, max_size=3)),
-       text=st.sampled_from(SPECS))
+@given(
+    steps=st.integers(1, 600).flatmap(
+        lambda d: st.lists(stnp.arrays(np.float32, d, elements=finite), min_size=1, max_size=3)
+    ),
+    text=st.sampled_from(SPECS),
+)
 @settings(max_examples=150)
 def test_feedback(steps, text):
     contract.check_feedback(grace_ext.compressor(text), steps)
@@ -60,6 +70,7 @@ def test_index_codecs(name, data):
 
 
 # Hostile bytes
+
 
 def try_all(blob, size):
     """Every way to read a container ends well or with ContainerError. Returns whether it could be read."""
@@ -110,11 +121,22 @@ number = st.one_of(st.integers(0, 40), st.integers(0, 2**32 - 1), st.binary(min_
 section = st.one_of(st.binary(max_size=60), st.lists(st.integers(0, 40), max_size=12).map(lambda n: forge.u32(*sorted(n))))
 
 
-@given(fields=st.fixed_dictionaries(
-    {"d": st.integers(0, 40), "index": st.integers(0, 11), "value": st.integers(0, 15)},
-    optional={"flags": st.integers(0, 255), "k": number, "index_length": number, "value_length": number,
-              "shape": st.lists(number, max_size=3), "index_section": section, "value_section": section,
-              "order_section": st.binary(max_size=8), "transform": st.binary(max_size=4)}))
+@given(
+    fields=st.fixed_dictionaries(
+        {"d": st.integers(0, 40), "index": st.integers(0, 11), "value": st.integers(0, 15)},
+        optional={
+            "flags": st.integers(0, 255),
+            "k": number,
+            "index_length": number,
+            "value_length": number,
+            "shape": st.lists(number, max_size=3),
+            "index_section": section,
+            "value_section": section,
+            "order_section": st.binary(max_size=8),
+            "transform": st.binary(max_size=4),
+        },
+    )
+)
 @settings(max_examples=500)
 def test_forged_headers(fields):
     """Everything is well sealed and nothing need fit."""
@@ -137,7 +159,7 @@ def test_mutated_containers(text, data):
         elif change == "flip" and body:
             body[at] ^= 1 << data.draw(st.integers(0, 7))
         elif change == "cut":
-            del body[at:at + data.draw(st.integers(1, 4))]
+            del body[at : at + data.draw(st.integers(1, 4))]
         else:
             body[at:at] = data.draw(st.binary(min_size=1, max_size=4))
     mutated = forge.seal(bytes(body))
@@ -156,13 +178,19 @@ def test_memory_is_bounded_by_the_expected_size():
             for k in (1, 1000, d):
                 for size in (0, 1, 60, 500):
                     junk = rng.integers(0, 256, size, np.uint8).tobytes()
-                    claims.append(forge.container(d=d, index=index, value=value, k=k, index_section=junk[:size // 2],
-                                                  value_section=junk))
+                    claims.append(
+                        forge.container(
+                            d=d, index=index, value=value, k=k, index_section=junk[: size // 2], value_section=junk
+                        )
+                    )
     bomb = zlib.compressobj(9, 8, -15)
     bomb = bomb.compress(bytes(50_000_000)) + bomb.flush()
     claims.append(forge.container(d=d, index=0, value=4, value_section=bomb))
-    claims.append(forge.container(d=d, flags=forge.ORDER, index=0, value=2, value_section=bytes(2 * d),
-                                  order_section=bytes(17 * d // 8)))
+    claims.append(
+        forge.container(
+            d=d, flags=forge.ORDER, index=0, value=2, value_section=bytes(2 * d), order_section=bytes(17 * d // 8)
+        )
+    )
     for blob in claims:
         check_peak(8 * 4 * d + 200_000, grace_ext.decompress, blob, d)
 

@@ -26,31 +26,81 @@ def decoded(codec, section, k):
     return out
 
 
-@pytest.mark.parametrize("text, allowed", [
-    ("minmax:0", "1 to 8"), ("minmax:9", "1 to 8"), ("minmax:chunk=1", "2 to 2147483647"), ("minmax:chunk=-5", "2 to"),
-    ("minmax:chunk=2147483648", "2 to 2147483647"), ("minmax:entropy=zip", "none, huffman, ans"),
-    ("minmax:per=tensor", "all, chunk"), ("minmax:chunk=41:per=chunk", "only one of the two"),
-    ("natural:1", "2 to 8"), ("natural:9", "2 to 8"), ("natural:entropy=zip", "none, huffman, ans"),
-    ("onebit:4", "power of two from 8 to 32768"), ("onebit:65536", "power of two"), ("onebit:500", "power of two"),
-    ("terngrad:bucket=-8", "power of two"), ("terngrad:five", "trits, bits, huffman, ans"),
-    ("threelc:0.99", "from 1 to below 2"), ("threelc:2", "from 1 to below 2"), ("threelc:nan", "from 1 to below 2")])
+@pytest.mark.parametrize(
+    "text, allowed",
+    [
+        ("minmax:0", "1 to 8"),
+        ("minmax:9", "1 to 8"),
+        ("minmax:chunk=1", "2 to 2147483647"),
+        ("minmax:chunk=-5", "2 to"),
+        ("minmax:chunk=2147483648", "2 to 2147483647"),
+        ("minmax:entropy=zip", "none, huffman, ans"),
+        ("minmax:per=tensor", "all, chunk"),
+        ("minmax:chunk=41:per=chunk", "only one of the two"),
+        ("natural:1", "2 to 8"),
+        ("natural:9", "2 to 8"),
+        ("natural:entropy=zip", "none, huffman, ans"),
+        ("onebit:4", "power of two from 8 to 32768"),
+        ("onebit:65536", "power of two"),
+        ("onebit:500", "power of two"),
+        ("terngrad:bucket=-8", "power of two"),
+        ("terngrad:five", "trits, bits, huffman, ans"),
+        ("threelc:0.99", "from 1 to below 2"),
+        ("threelc:2", "from 1 to below 2"),
+        ("threelc:nan", "from 1 to below 2"),
+    ],
+)
 def test_options_out_of_range(text, allowed):
     with pytest.raises(ConfigError, match=allowed):
         spec.parse_stage("value", text)
 
 
 REFUSED = {
-    "minmax": [(slice(0, 4), "parameters"), ((0, 0), "parameters"), ((0, 9), "parameters"), (slice(0, 12), "too short"),
-               ((8, 0x7F), "not finite"), ((8, 0x41), "above its largest"), (slice(0, -1), "levels")],
-    "onebit": [(slice(0, 0), "empty"), ((0, 2), "bucket"), ((0, 16), "bucket"), (slice(0, 7), "too short"),
-               ((4, 0x7F), "not finite"), (slice(0, -1), "signs"), ((-1, 0xFF), "signs")],
-    "natural": [(slice(0, 1), "exponents"), ((0, 0), "exponents"), ((0, 255), "exponents"), ((1, 128), "exponents"),
-                (slice(0, -1), "levels"), ((-1, 0xFF), "levels")],
-    "terngrad": [(slice(0, 1), "parameters"), ((1, 2), "parameters"), ((0, 1), "bucket"), (slice(0, 5), "too short"),
-                 ((5, 0x7F), "not finite"), ((5, 0xBF), "negative"), (slice(0, -1), "ternary digits"),
-                 ((-1, 0xFF), "ternary digits"), ((-1, 0), "ternary digits")],
-    "threelc": [(slice(0, 3), "too short"), ((3, 0x7F), "not finite"), ((3, 0xBF), "negative"),
-                (slice(0, -1), "ternary digits"), ((-1, 0xFF), "ternary digits"), ((-1, 0), "ternary digits")],
+    "minmax": [
+        (slice(0, 4), "parameters"),
+        ((0, 0), "parameters"),
+        ((0, 9), "parameters"),
+        (slice(0, 12), "too short"),
+        ((8, 0x7F), "not finite"),
+        ((8, 0x41), "above its largest"),
+        (slice(0, -1), "levels"),
+    ],
+    "onebit": [
+        (slice(0, 0), "empty"),
+        ((0, 2), "bucket"),
+        ((0, 16), "bucket"),
+        (slice(0, 7), "too short"),
+        ((4, 0x7F), "not finite"),
+        (slice(0, -1), "signs"),
+        ((-1, 0xFF), "signs"),
+    ],
+    "natural": [
+        (slice(0, 1), "exponents"),
+        ((0, 0), "exponents"),
+        ((0, 255), "exponents"),
+        ((1, 128), "exponents"),
+        (slice(0, -1), "levels"),
+        ((-1, 0xFF), "levels"),
+    ],
+    "terngrad": [
+        (slice(0, 1), "parameters"),
+        ((1, 2), "parameters"),
+        ((0, 1), "bucket"),
+        (slice(0, 5), "too short"),
+        ((5, 0x7F), "not finite"),
+        ((5, 0xBF), "negative"),
+        (slice(0, -1), "ternary digits"),
+        ((-1, 0xFF), "ternary digits"),
+        ((-1, 0), "ternary digits"),
+    ],
+    "threelc": [
+        (slice(0, 3), "too short"),
+        ((3, 0x7F), "not finite"),
+        ((3, 0xBF), "negative"),
+        (slice(0, -1), "ternary digits"),
+        ((-1, 0xFF), "ternary digits"),
+        ((-1, 0), "ternary digits"),
+    ],
     "bf16": [(slice(0, -1), "bytes for 11 values")],
 }
 
@@ -86,7 +136,7 @@ def test_minmax_error_is_half_a_level(bits):
         values = contract.gauss(3001, bits) + np.float32(0.5)
         got = encoded(f"minmax:{bits}:chunk={chunk}", values)[1].astype(float)
         for start in range(0, 3001, chunk or 3001):
-            part, found = values[start:start + (chunk or 3001)].astype(float), got[start:start + (chunk or 3001)]
+            part, found = values[start : start + (chunk or 3001)].astype(float), got[start : start + (chunk or 3001)]
             half = (part.max() - part.min()) / (2**bits - 1) / 2
             assert abs(found - part).max() <= half * (1 + 1e-5) + 1e-6
             assert found.min() == part.min() and found.max() == part.max()
@@ -121,7 +171,7 @@ def test_terngrad_is_ternary(bucket):
     values = contract.gauss(1000)
     got = encoded(f"terngrad:bucket={bucket}", values)[1]
     for start in range(0, 1000, bucket or 1000):
-        part, found = values[start:start + (bucket or 1000)], got[start:start + (bucket or 1000)]
+        part, found = values[start : start + (bucket or 1000)], got[start : start + (bucket or 1000)]
         assert set(abs(found)) <= {0, abs(part).max()}
         assert ((found == 0) | (np.sign(found) == np.sign(part))).all()
         largest = abs(part).argmax()
@@ -133,9 +183,9 @@ def test_onebit_sends_the_means_of_both_signs():
     for bucket in (0, 128):
         got = encoded(f"onebit:{bucket}", values)[1]
         for start in range(0, 1000, bucket or 1000):
-            part = values[start:start + (bucket or 1000)].astype(float)
+            part = values[start : start + (bucket or 1000)].astype(float)
             means = np.where(part < 0, part[part < 0].mean(), part[part >= 0].mean())
-            np.testing.assert_allclose(got[start:start + (bucket or 1000)], means, rtol=1e-6)
+            np.testing.assert_allclose(got[start : start + (bucket or 1000)], means, rtol=1e-6)
     assert (encoded("onebit", [FLT_MAX] * 20)[1] == FLT_MAX).all()
 
 
@@ -192,8 +242,10 @@ def test_minmax_of_a_transforms_chunks_follows_the_sparsifier(density):
     text = f"dct:64/topk:{density}:per=chunk/auto"
     container = parse(compressor(f"{text}/minmax:8:per=chunk").compress(gradient))
     assert int.from_bytes(container.value_section[1:5].tobytes(), "little") == round(density * 4096) or density < 1 / 4096
-    exact, sent = (decompress(compressor(f"{text}/{value}").compress(gradient), gradient.size).reshape(4, -1)
-                   for value in ("raw", "minmax:8:per=chunk"))
+    exact, sent = (
+        decompress(compressor(f"{text}/{value}").compress(gradient), gradient.size).reshape(4, -1)
+        for value in ("raw", "minmax:8:per=chunk")
+    )
     for one, other in zip(exact, sent, strict=True):
         assert np.linalg.norm(one - other) < 0.01 * np.linalg.norm(one)
 

@@ -12,8 +12,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_codec_that_is_added_passes_the_contract(temporary_registry):
-    source = re.search(r"<!-- codec:begin -->\s*```python\n(.*?)```\s*<!-- codec:end -->",
-                       (ROOT / "docs/adding-a-codec.md").read_text(), re.S)[1]
+    source = re.search(
+        r"<!-- codec:begin -->\s*```python\n(.*?)```\s*<!-- codec:end -->",
+        (ROOT / "docs/adding-a-codec.md").read_text(),
+        re.S,
+    )[1]
     exec(compile(source, "adding-a-codec.md", "exec"), {})
     c = grace_ext.compressor("topk:0.1/rice/meansign")
     assert str(c) == "topk:0.1/rice/meansign"

@@ -104,8 +104,18 @@ def test_the_options_of_a_new_part_convert_by_their_defaults():
     assert str(part) == "test-options:true:count=-4:share=1.0:text=b:maybe=5"
     assert grace_ext.compressor(f"topk/{part}").index == part
     assert build("index", "test-options").options() == {"flag": False, "count": 3, "share": 0.5, "text": "a", "maybe": None}
-    for key, value in (("flag", "maybe"), ("flag", 2), ("count", "3.0"), ("count", 3.5), ("count", float("nan")),
-                       ("count", float("inf")), ("count", True), ("share", "x"), ("share", True), ("maybe", "x")):
+    for key, value in (
+        ("flag", "maybe"),
+        ("flag", 2),
+        ("count", "3.0"),
+        ("count", 3.5),
+        ("count", float("nan")),
+        ("count", float("inf")),
+        ("count", True),
+        ("share", "x"),
+        ("share", True),
+        ("maybe", "x"),
+    ):
         with pytest.raises(ConfigError, match=f"option '{key}': .* is not a"):
             build("index", "test-options", {key: value})
 

@@ -26,10 +26,27 @@ from grace_ext.value.raw import RawValue
 
 SHAPE = (300, 3, 8)
 ROWS, WIDTH = 300, 24
-LOSSLESS = ["dense/raw", "dense/deflate", "nonzero/raw", "topk:1.0/bitmap/raw", "dense/bloom/raw", "powersgd:4",
-            "dct/topk:0.1/rice/qsgd"]
-LOSSY = ["topk:0.1/raw", "topk:0.1/rice/qsgd:7", "dense/qsgd:4", "randomk:0.2", "randomk:0.2/shared/fp16", "dense/lloyd:0.1",
-         "threshold:1.5/bloom/raw", "dgc:0.1", "topk:0.001/raw", "dense/onebit"]
+LOSSLESS = [
+    "dense/raw",
+    "dense/deflate",
+    "nonzero/raw",
+    "topk:1.0/bitmap/raw",
+    "dense/bloom/raw",
+    "powersgd:4",
+    "dct/topk:0.1/rice/qsgd",
+]
+LOSSY = [
+    "topk:0.1/raw",
+    "topk:0.1/rice/qsgd:7",
+    "dense/qsgd:4",
+    "randomk:0.2",
+    "randomk:0.2/shared/fp16",
+    "dense/lloyd:0.1",
+    "threshold:1.5/bloom/raw",
+    "dgc:0.1",
+    "topk:0.001/raw",
+    "dense/onebit",
+]
 
 
 def make(transport, spec, shape=SHAPE, memory="residual", **options):
@@ -97,6 +114,7 @@ def test_exact(spec):
 @pytest.mark.parametrize("spec", LOSSY)
 def test_nothing_is_lost(spec):
     """Per rank: sum of gradients = sum of what was sent + residual, over steps that touch different rows."""
+
     def work(transport):
         exchange = make(transport, spec)
         received, outs = np.zeros((ROWS, WIDTH)), []
@@ -129,7 +147,7 @@ def test_the_same_as_a_dense_gradient_of_the_touched_rows(spec):
         exchange = make(transport, spec, memory="none")
         return step(exchange, given)[0]
 
-    out, = on_all_ranks(work, ranks=1)
+    (out,) = on_all_ranks(work, ranks=1)
     check_result(out)
     if expected is not None:
         assert dense(out)[touched].reshape(-1).tobytes() == expected.tobytes()
@@ -141,7 +159,7 @@ def test_unbiased_values_are_scaled_by_the_touched_rows():
     def work(transport):
         return step(make(transport, "randomk:0.25:unbiased=true", memory="none"), given)[0]
 
-    out, = on_all_ranks(work, ranks=1)
+    (out,) = on_all_ranks(work, ranks=1)
     assert set(np.unique(out.values)) == {0, 4} and (out.values == 4).mean() == pytest.approx(0.25, abs=0.01)
     with pytest.raises(ConfigError, match="average by itself"):
         on_all_ranks(lambda transport: make(transport, "randomk:0.25:unbiased=true"), ranks=1)
@@ -187,6 +205,7 @@ def test_ranks_without_rows(spec, empty):
 @pytest.mark.parametrize("spec", ["dense/raw", "topk:0.1/rice/qsgd:7", "randomk:0.1"])
 def test_a_non_finite_gradient_on_one_rank(spec, special):
     """All ranks see NaN in all rows that the others name, and every memory stays."""
+
     def work(transport):
         exchange = make(transport, spec)
         assert step(exchange, rows_of(transport.rank))[1]
@@ -216,7 +235,7 @@ def test_a_residual_waits_until_its_row_is_touched():
         out, _ = step(exchange, RowGradient(np.array([1]), np.array([[1, 4]])))
         assert (out.indices.tolist(), out.values.tolist()) == ([1], [[0, 4]])
         assert arrays_of(exchange)["residual:emb"].tolist() == [1, 0, 1, 0, 2, 3, 0, 0]
-        tensor, = exchange.buckets[0].tensors
+        (tensor,) = exchange.buckets[0].tensors
         memory = exchange.memory_of(tensor)
         exchange.set_buckets([row_bucket("other", tensor, grace_ext.compressor("topk:0.001/raw"), memory)])
         out, _ = step(exchange, RowGradient(np.array([2]), np.array([[1, 1]])))
@@ -249,6 +268,7 @@ def test_what_is_refused():
 
 def test_statistics_and_capture(tmp_path):
     """What an allgather of the rows as they came would have sent, and what was sent."""
+
     def work(transport):
         exchange = make(transport, "topk:0.1/rice/qsgd:7", capture=Capture(tmp_path, [0]))
         step(exchange, rows_of(1))
@@ -279,6 +299,7 @@ def test_no_step_costs_what_the_table_costs():
 
 # Containers
 
+
 def packed(index_id, section, k, value=1.0, d=ROWS * WIDTH):
     return container.parse(container.pack(d, k, index_id, section, RawValue.id, np.full(k, value, "<f4").view(np.uint8)))
 
@@ -295,8 +316,10 @@ def u32(*numbers):
 def test_ranks_may_name_positions_in_any_way():
     """Another index codec, another width: the result depends on the positions only."""
     indices = np.array([0, 1, 24, 50, 51, 52, 7199], np.uint32)
-    forms = [packed(codec.id, codec.encode(indices, ROWS * WIDTH)[0], 7, value)
-             for value, codec in ((1, Rows(WIDTH)), (2, Rows(5)), (4, registry.build("index", "varint")))]
+    forms = [
+        packed(codec.id, codec.encode(indices, ROWS * WIDTH)[0], 7, value)
+        for value, codec in ((1, Rows(WIDTH)), (2, Rows(5)), (4, registry.build("index", "varint")))
+    ]
     rows, values = decode_rows(forms, WIDTH, 0.5)
     assert rows.tolist() == [0, 1, 2, 299]
     expected = np.zeros(ROWS * WIDTH, np.float32)
@@ -304,34 +327,39 @@ def test_ranks_may_name_positions_in_any_way():
     assert np.array_equal(values, expected.reshape(ROWS, WIDTH)[rows])
 
 
-@pytest.mark.parametrize("bad, k", [
-    (section(0, 0, 24, 1, b"", b""), 24),  # all rows, but 1 of them
-    (section(1, 0, 24, 1, u32(300), b""), 24),  # no such row
-    (section(1, 0, 24, 2, u32(3, 3), b""), 48),
-    (section(1, 0, 24, 2, u32(3, 4), b""), 24),  # two whole rows have 48
-    (section(1, 0, 24, 2, u32(3, 4), b"\0"), 48),
-    (section(1, 1, 24, 2, u32(3, 4), u32(0, 48)), 2),
-    (section(1, 1, 24, 2, u32(3, 4), u32(0, 1)), 2),  # nothing in row 4
-    (section(1, 1, 24, 2, u32(3, 4), u32(24, 25)), 2),  # nothing in row 3
-    (section(1, 1, 24, 3, u32(3, 4, 5), u32(0, 1)), 2),  # more rows than positions
-    (section(1, 1, 0, 2, u32(3, 4), u32(0, 30)), 2),
-    (section(1, 1, 24, 0, b"", u32(0, 30)), 2),
-    (section(9, 1, 24, 2, u32(3, 4), u32(0, 30)), 2),
-    (section(1, 10, 24, 2, u32(3, 4), bytes(8)), 2),
-    (section(1, 11, 24, 2, u32(3, 4), section(1, 1, 1, 2, u32(0, 30), b"").tobytes()), 2),
-    (section(1, 99, 24, 2, u32(3, 4), u32(0, 30)), 2),
-    (section(1, 1, 24, 2, u32(3, 4), u32(0, 30))[:-1], 2),
-    (section(1, 1, 24, 2, u32(3, 4), u32(0, 30))[:13], 2),
-    (section(0, 1, 24, 300, b"", u32(*range(0, 7176, 24))), 299),
-])
+@pytest.mark.parametrize(
+    "bad, k",
+    [
+        (section(0, 0, 24, 1, b"", b""), 24),  # all rows, but 1 of them
+        (section(1, 0, 24, 1, u32(300), b""), 24),  # no such row
+        (section(1, 0, 24, 2, u32(3, 3), b""), 48),
+        (section(1, 0, 24, 2, u32(3, 4), b""), 24),  # two whole rows have 48
+        (section(1, 0, 24, 2, u32(3, 4), b"\0"), 48),
+        (section(1, 1, 24, 2, u32(3, 4), u32(0, 48)), 2),
+        (section(1, 1, 24, 2, u32(3, 4), u32(0, 1)), 2),  # nothing in row 4
+        (section(1, 1, 24, 2, u32(3, 4), u32(24, 25)), 2),  # nothing in row 3
+        (section(1, 1, 24, 3, u32(3, 4, 5), u32(0, 1)), 2),  # more rows than positions
+        (section(1, 1, 0, 2, u32(3, 4), u32(0, 30)), 2),
+        (section(1, 1, 24, 0, b"", u32(0, 30)), 2),
+        (section(9, 1, 24, 2, u32(3, 4), u32(0, 30)), 2),
+        (section(1, 10, 24, 2, u32(3, 4), bytes(8)), 2),
+        (section(1, 11, 24, 2, u32(3, 4), section(1, 1, 1, 2, u32(0, 30), b"").tobytes()), 2),
+        (section(1, 99, 24, 2, u32(3, 4), u32(0, 30)), 2),
+        (section(1, 1, 24, 2, u32(3, 4), u32(0, 30))[:-1], 2),
+        (section(1, 1, 24, 2, u32(3, 4), u32(0, 30))[:13], 2),
+        (section(0, 1, 24, 300, b"", u32(*range(0, 7176, 24))), 299),
+    ],
+)
 def test_malicious_sections(bad, k):
     with pytest.raises(ContainerError, match="rows|index"):
         decode_rows([packed(Rows.id, bad, k)], WIDTH)
 
 
 def test_containers_of_something_else():
-    for blob in (grace_ext.compressor("dense/raw").compress(contract.gauss(ROWS * WIDTH)),
-                 grace_ext.compressor("dct/topk:0.1/raw").compress(contract.gauss(ROWS * WIDTH))):
+    for blob in (
+        grace_ext.compressor("dense/raw").compress(contract.gauss(ROWS * WIDTH)),
+        grace_ext.compressor("dct/topk:0.1/raw").compress(contract.gauss(ROWS * WIDTH)),
+    ):
         with pytest.raises(ContainerError, match="neither dense nor transformed"):
             decode_rows([container.parse(blob)], WIDTH)
 
@@ -356,6 +384,7 @@ def test_damaged_sections_never_do_harm():
 
 
 # Kernels
+
 
 @pytest.mark.parametrize("width", [1, 7, 64, 2**31 - 1])
 def test_kernels(width):
@@ -382,7 +411,7 @@ def check_adding(fence):
         expected[place] += np.float32(0.3) * value
     for k in range(1, compact.size + 1):
         result = fence(out)
-        touched = own[:np.unique(compact[:k] // width).size]
+        touched = own[: np.unique(compact[:k] // width).size]
         add_compact(result, fence(rows), fence(touched), width, fence(compact[:k]), fence(values[:k]), np.float32(0.3))
     slots, sums = fence(np.array([1, 0, 1])), fence(np.zeros((2, 3), np.float32).reshape(-1)).reshape(2, 3)
     add_rows(sums, slots, fence(np.arange(9, dtype=np.float32)).reshape(3, 3))

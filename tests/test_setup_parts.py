@@ -52,11 +52,14 @@ def test_frameworks_of_a_need(scripts):
     assert scripts.parse_arguments(["--need", "all", "--frameworks", "tensorflow"]).frameworks == ["tensorflow"]
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--need", "some"], "choose from"),
-    (["--frameworks", "jax"], "--frameworks takes some of: torch tensorflow"),
-    (["--need", "demo", "--frameworks", "tensorflow"], "--frameworks must have torch in it"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--need", "some"], "choose from"),
+        (["--frameworks", "jax"], "--frameworks takes some of: torch tensorflow"),
+        (["--need", "demo", "--frameworks", "tensorflow"], "--frameworks must have torch in it"),
+    ],
+)
 def test_arguments_that_cannot_work(scripts, capsys, arguments, message):
     with pytest.raises(SystemExit):
         scripts.parse_arguments(arguments)
@@ -78,7 +81,10 @@ def test_the_times_are_left_for_others(scripts, tmp_path, monkeypatch, capsys):
     assert list(progress.seconds()) == ["venv", "packages"]
     scripts.tell_times("ddp", {"venv": 4.2, "packages": 60.1})
     assert json.loads((tmp_path / "times.json").read_text()) == {
-        "need": "ddp", "seconds": 64.3, "steps": {"venv": 4.2, "packages": 60.1}}
+        "need": "ddp",
+        "seconds": 64.3,
+        "steps": {"venv": 4.2, "packages": 60.1},
+    }
     assert "done in 64 s (venv 4, packages 60)" in capsys.readouterr().out
 
 
@@ -104,13 +110,14 @@ NAME = "horovod-0.28.1-py3-none-any.whl"
 
 def wheel(folder, library, framework, requirement):
     folder.mkdir()
-    files = {"horovod/__init__.py": "", library: "code",
-             "horovod/metadata.json": json.dumps({framework: "2", "dummy": "none"}),
-             "horovod-0.28.1.dist-info/METADATA":
-                 f"Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\nRequires-Dist: {requirement}\n",
-             "horovod-0.28.1.dist-info/WHEEL":
-                 "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-             "horovod-0.28.1.dist-info/RECORD": "not looked at"}
+    files = {
+        "horovod/__init__.py": "",
+        library: "code",
+        "horovod/metadata.json": json.dumps({framework: "2", "dummy": "none"}),
+        "horovod-0.28.1.dist-info/METADATA": f"Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\nRequires-Dist: {requirement}\n",
+        "horovod-0.28.1.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "horovod-0.28.1.dist-info/RECORD": "not looked at",
+    }
     with zipfile.ZipFile(folder / NAME, "w") as archive:
         for name, content in files.items():
             archive.writestr(name, content)
@@ -137,6 +144,19 @@ def test_one_wheel_of_two(scripts, tmp_path):
 def test_pip_installs_the_merged_wheel(scripts, tmp_path):
     parts = [wheel(tmp_path / name, f"horovod/{name}/lib.so", name, "psutil") for name in ("torch", "tensorflow")]
     merged = scripts.horovod_wheel.merge(parts, str(tmp_path))
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target",
-                    str(tmp_path / "site"), merged], check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--target",
+            str(tmp_path / "site"),
+            merged,
+        ],
+        check=True,
+    )
     assert (tmp_path / "site/horovod/torch/lib.so").exists() and (tmp_path / "site/horovod/tensorflow/lib.so").exists()

@@ -26,9 +26,16 @@ def slow_end(trace, start, nbytes, step=1e-4):
     return time
 
 
-@pytest.mark.parametrize("trace", [
-    Trace([0.3, 0.2, 0.5], [100.0, 0.0, 40.0]), traces.sinusoid(30.0, 330.0, 2.0), traces.step(10.0, 50.0, 0.8),
-    traces.sinusoid(30.0, 330.0, 2.0).shifted(0.7), traces.step(10.0, 50.0, 0.8).noisy(0.5, np.random.default_rng(1))])
+@pytest.mark.parametrize(
+    "trace",
+    [
+        Trace([0.3, 0.2, 0.5], [100.0, 0.0, 40.0]),
+        traces.sinusoid(30.0, 330.0, 2.0),
+        traces.step(10.0, 50.0, 0.8),
+        traces.sinusoid(30.0, 330.0, 2.0).shifted(0.7),
+        traces.step(10.0, 50.0, 0.8).noisy(0.5, np.random.default_rng(1)),
+    ],
+)
 @pytest.mark.parametrize("start, nbytes", [(0.0, 3.0), (0.25, 20.0), (1.37, 160.0), (4.0, 500.0)])
 def test_a_transfer_ends_when_the_bytes_are_through(trace, start, nbytes):
     end = trace.end(start, nbytes)
@@ -59,17 +66,33 @@ def test_a_trace_from_a_file(tmp_path):
     assert trace.period == 4 and [trace.rate(t) for t in (0, 1.6, 3.9, 4.1)] == [1e6, 0, 1e7, 1e6]
 
 
-@pytest.mark.parametrize("text, message", [
-    ("sawtooth:1mbit", "allowed: constant:RATE"), ("constant", "allowed"), ("constant:0mbit", "allowed"),
-    ("sinusoid:1mbit:2mbit", "allowed"), ("step:1mbit:2mbit:1s:3", "allowed"), ("constant:fast", "allowed")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("sawtooth:1mbit", "allowed: constant:RATE"),
+        ("constant", "allowed"),
+        ("constant:0mbit", "allowed"),
+        ("sinusoid:1mbit:2mbit", "allowed"),
+        ("step:1mbit:2mbit:1s:3", "allowed"),
+        ("constant:fast", "allowed"),
+    ],
+)
 def test_traces_that_make_no_sense(text, message):
     with pytest.raises(ConfigError, match=message):
         traces.parse(text)
 
 
-@pytest.mark.parametrize("rows, message", [
-    ("0,8\n", "2 at least"), ("0,8\n0,9\n", "above 0"), ("0,8\n1,x\n", "two numbers"), ("0\n1\n", "two numbers"),
-    ("0,0\n1,5\n", "not all 0"), ("0,nan\n1,5\n", "finite")])
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ("0,8\n", "2 at least"),
+        ("0,8\n0,9\n", "above 0"),
+        ("0,8\n1,x\n", "two numbers"),
+        ("0\n1\n", "two numbers"),
+        ("0,0\n1,5\n", "not all 0"),
+        ("0,nan\n1,5\n", "finite"),
+    ],
+)
 def test_files_that_are_no_traces(tmp_path, rows, message):
     path = tmp_path / "trace.csv"
     path.write_text(rows)
@@ -88,7 +111,7 @@ class Plain:
     def _close(self, vector, estimate, density):
         for part in np.split(np.arange(vector.size), np.cumsum(self.task.layers)[:-1]):
             difference = vector[part] - estimate[part]
-            largest = np.argsort(-np.abs(difference), kind="stable")[:max(1, round(density * part.size))]
+            largest = np.argsort(-np.abs(difference), kind="stable")[: max(1, round(density * part.size))]
             estimate[part[largest]] += difference[largest]
 
     def step(self, step):
@@ -134,8 +157,9 @@ def mean(records, name):
 
 def test_a_steps_time_is_what_its_transfers_take(slow):
     task, setting = slow
-    setting = dataclasses.replace(setting, up=[traces.constant(1e5), traces.constant(2e5)],
-                                  down=[traces.constant(4e5), traces.constant(1e6)], steps=5)
+    setting = dataclasses.replace(
+        setting, up=[traces.constant(1e5), traces.constant(2e5)], down=[traces.constant(4e5), traces.constant(1e6)], steps=5
+    )
     now = 0.0
     for record in simulate(task, EF21(0.05, 0.05), setting):
         assert record.start == pytest.approx(now)
@@ -173,14 +197,23 @@ def test_equal_bytes(slow):
     assert mean(records, "up") == pytest.approx(2000, rel=0.15) and mean(records, "down") == pytest.approx(3000, rel=0.15)
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: EF21(0.0, 0.1), "density=0.0; allowed"), (lambda: Kimad(0.0), "seconds=0.0; allowed"),
-    (lambda: KimadPlus(float("nan")), "seconds=nan; allowed"), (lambda: Quadratic(3, 4), "4 layers of 3"),
-    (lambda: Setting([FAST], [], 0.1, 1, 0.1), "1 traces up, 0 down"),
-    (lambda: Setting([FAST], [FAST], 0.1, 0, 0.1), "steps=0; allowed"),
-    (lambda: Setting([FAST], [FAST], float("nan"), 1, 0.1), "compute=nan; allowed"),
-    (lambda: FashionMnist("/nowhere"), "there is no /nowhere"),
-    (lambda: simulate(Quadratic(), EF21(1, 1), Setting([FAST], [FAST], 0, 1, 0.1, compression="dense/raw")), "no density")])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: EF21(0.0, 0.1), "density=0.0; allowed"),
+        (lambda: Kimad(0.0), "seconds=0.0; allowed"),
+        (lambda: KimadPlus(float("nan")), "seconds=nan; allowed"),
+        (lambda: Quadratic(3, 4), "4 layers of 3"),
+        (lambda: Setting([FAST], [], 0.1, 1, 0.1), "1 traces up, 0 down"),
+        (lambda: Setting([FAST], [FAST], 0.1, 0, 0.1), "steps=0; allowed"),
+        (lambda: Setting([FAST], [FAST], float("nan"), 1, 0.1), "compute=nan; allowed"),
+        (lambda: FashionMnist("/nowhere"), "there is no /nowhere"),
+        (
+            lambda: simulate(Quadratic(), EF21(1, 1), Setting([FAST], [FAST], 0, 1, 0.1, compression="dense/raw")),
+            "no density",
+        ),
+    ],
+)
 def test_mistakes(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
@@ -195,8 +228,22 @@ def test_the_first_workers_links_do_not_depend_on_how_many_there_are():
     assert len({trace.rate(0.3) for trace in four.up + four.down}) == 8
 
 
-COMMAND = ["simulate", "--workers", "1", "2", "--steps", "12", "--time", "20ms", "--compute", "5ms", "--noise", "0.2",
-           "--up", "sinusoid:300kbit:3300kbit:500ms"]
+COMMAND = [
+    "simulate",
+    "--workers",
+    "1",
+    "2",
+    "--steps",
+    "12",
+    "--time",
+    "20ms",
+    "--compute",
+    "5ms",
+    "--noise",
+    "0.2",
+    "--up",
+    "sinusoid:300kbit:3300kbit:500ms",
+]
 
 
 def test_the_command_writes_the_same_table_file_and_plot_each_time(tmp_path, capsys):
@@ -208,7 +255,8 @@ def test_the_command_writes_the_same_table_file_and_plot_each_time(tmp_path, cap
         files.append(path.read_bytes())
     assert texts[0] == texts[1] and files[0] == files[1]
     assert [line.split()[:2] for line in texts[0].splitlines()[1:]] == [
-        [str(workers), label] for workers in (1, 2) for label in ("Kimad", "Kimad+", "EF21")]
+        [str(workers), label] for workers in (1, 2) for label in ("Kimad", "Kimad+", "EF21")
+    ]
     rows = list(csv.DictReader(files[0].decode().splitlines()))
     assert len(rows) == 2 * 3 * 12 and float(rows[0]["seconds"]) > 0.005
     assert (tmp_path / "plot.png").stat().st_size > 1000
@@ -222,10 +270,16 @@ def test_what_is_compared_is_what_was_asked_for(more, capsys):
     assert [line for line in err.splitlines() if line.startswith("[12/12]")] == err.splitlines()[11::12]
 
 
-@pytest.mark.parametrize("more, message", [
-    (["--task", "cnn"], "needs --data"), (["--up", "nothing"], "allowed: constant"),
-    (["--csv", "/nowhere/a.csv"], "no folder"), (["--noise", "-1"], "noise=-1.0; allowed"),
-    (["--compression", "dense/raw"], "no density")])
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--task", "cnn"], "needs --data"),
+        (["--up", "nothing"], "allowed: constant"),
+        (["--csv", "/nowhere/a.csv"], "no folder"),
+        (["--noise", "-1"], "noise=-1.0; allowed"),
+        (["--compression", "dense/raw"], "no density"),
+    ],
+)
 def test_arguments_that_cannot_work(more, message, capsys):
     assert main([*COMMAND, *more]) == 2
     assert message in capsys.readouterr().err

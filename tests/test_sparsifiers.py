@@ -30,13 +30,28 @@ def heavy(d, seed=0):
     return np.random.default_rng(seed).standard_t(2, d).astype(np.float32)
 
 
-@pytest.mark.parametrize("text, message", [
-    ("topk:0.1:per=layer", "allowed: bucket, tensor, chunk"), ("threshold:0", "above 0"), ("threshold:-1", "above 0"),
-    ("threshold:1e-60", "above 0"), ("threshold:inf", "finite"), ("threshold:nan", "finite"), ("threshold:1e39", "finite"),
-    ("dgc:0", "density=0.0; allowed"), ("dgc:1.5", "density=1.5; allowed"), ("dgc:sample=0", "sample=0.0; allowed"),
-    ("dgc:sample=2", "sample=2.0; allowed"), ("randomk:0", "density=0.0; allowed"), ("randomk:nan", "density=nan; allowed"),
-    ("randomk:unbiased=maybe", "not a bool"), ("topk:0.1:per=chunk/raw", "needs a transform before it"),
-    ("topk:0.1/shared", "'topk'"), ("dense/shared/raw", "'dense'")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("topk:0.1:per=layer", "allowed: bucket, tensor, chunk"),
+        ("threshold:0", "above 0"),
+        ("threshold:-1", "above 0"),
+        ("threshold:1e-60", "above 0"),
+        ("threshold:inf", "finite"),
+        ("threshold:nan", "finite"),
+        ("threshold:1e39", "finite"),
+        ("dgc:0", "density=0.0; allowed"),
+        ("dgc:1.5", "density=1.5; allowed"),
+        ("dgc:sample=0", "sample=0.0; allowed"),
+        ("dgc:sample=2", "sample=2.0; allowed"),
+        ("randomk:0", "density=0.0; allowed"),
+        ("randomk:nan", "density=nan; allowed"),
+        ("randomk:unbiased=maybe", "not a bool"),
+        ("topk:0.1:per=chunk/raw", "needs a transform before it"),
+        ("topk:0.1/shared", "'topk'"),
+        ("dense/shared/raw", "'dense'"),
+    ],
+)
 def test_what_is_not_allowed(text, message):
     with pytest.raises(ConfigError, match=message):
         grace_ext.compressor(text)
@@ -60,8 +75,10 @@ def test_topk_per_tensor_is_topk_of_each_tensor(sizes):
     dense = contract.gauss(5000) * np.repeat(np.float32(10) ** np.arange(len(sizes), dtype=np.float32), sizes)
     dense[:20] = 0
     starts = np.cumsum((0, *sizes[:-1]))
-    expected = [start + twins.topk(dense[start:start + size], min(size, max(1, round(0.02 * size))))
-                for start, size in zip(starts, sizes, strict=True)]
+    expected = [
+        start + twins.topk(dense[start : start + size], min(size, max(1, round(0.02 * size))))
+        for start, size in zip(starts, sizes, strict=True)
+    ]
     found = select("topk:0.02:per=tensor", dense, sizes=sizes)
     contract.check_support(found, 5000)
     assert np.array_equal(found, np.concatenate(expected))
@@ -75,8 +92,13 @@ def test_topk_per_tensor_is_topk_of_each_tensor(sizes):
 
 def test_the_bucket_tells_its_sizes():
     tensors = [Tensor("a", 100, 2), Tensor("b", 300, 2)]
-    bucket = Bucket("b", tensors, grace_ext.compressor("topk:0.01:per=tensor/raw/raw"),
-                    parse_stage("communicator", "allgather"), NoMemory())
+    bucket = Bucket(
+        "b",
+        tensors,
+        grace_ext.compressor("topk:0.01:per=tensor/raw/raw"),
+        parse_stage("communicator", "allgather"),
+        NoMemory(),
+    )
     transport = grace_ext.communicators.InProcessGroup(1).transport(0)
     out = np.empty(400, np.float32)
     pending = bucket.start(transport, lambda into: np.copyto(into, np.arange(1, 401, dtype=np.float32)), Stream())
@@ -85,6 +107,7 @@ def test_the_bucket_tells_its_sizes():
 
 
 # DGC
+
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1])
 def test_dgc_selects_about_k(density):
@@ -133,6 +156,7 @@ def test_one_bad_value_far_from_the_sample(text):
 
 
 # Random positions
+
 
 def test_randomk_draws_the_same_on_all_ranks():
     dense, k = contract.gauss(5000), 50
@@ -239,8 +263,16 @@ def test_error_feedback_on_top_of_unbiased_values_is_refused():
 # Per chunk
 
 
-@pytest.mark.parametrize("values", [contract.gauss(10_000), np.round(contract.gauss(9999)),
-                                    np.zeros(500, np.float32), np.full(77, -3.0, np.float32), np.empty(0, np.float32)])
+@pytest.mark.parametrize(
+    "values",
+    [
+        contract.gauss(10_000),
+        np.round(contract.gauss(9999)),
+        np.zeros(500, np.float32),
+        np.full(77, -3.0, np.float32),
+        np.empty(0, np.float32),
+    ],
+)
 @pytest.mark.parametrize(("chunk", "density"), [(64, 0.05), (4096, 0.01), (16, 1.0), (1000, 0.999), (2, 0.001)])
 def test_per_chunk(values, chunk, density):
     """As many of every chunk, zeros too: a value codec's chunks stay those of the transform."""
@@ -249,7 +281,7 @@ def test_per_chunk(values, chunk, density):
     indices, found = sparsifier.select(values, Scope(Stream(), (values.size,), chunk))
     expected = []
     for start in range(0, values.size, chunk):
-        order = np.argsort(-np.abs(values[start:start + chunk]), kind="stable")[:k]
+        order = np.argsort(-np.abs(values[start : start + chunk]), kind="stable")[:k]
         expected += sorted(start + order)
     assert np.array_equal(indices, expected) and contract.same_bits(found, values[indices])
 

@@ -35,12 +35,19 @@ class Ranks:
 
     def __init__(self, monkeypatch, capfd, stall=0, machines=(HERE,) * 3, own=0, stopped=STOPPED):
         self.ended, self.capfd, self.shuts_down = [], capfd, False
-        self.ranks = [Process(machine, rank, 100 + rank, 1, {HERE: "here", ELSEWHERE: "there"}[machine])
-                      for rank, machine in enumerate(machines)]
+        self.ranks = [
+            Process(machine, rank, 100 + rank, 1, {HERE: "here", ELSEWHERE: "there"}[machine])
+            for rank, machine in enumerate(machines)
+        ]
         self.states = dict.fromkeys(range(len(machines)), "runs")
         monkeypatch.setattr(Process, "state", lambda process: self.states[process.rank])
-        self.watcher = Watcher(stopped, stall, lambda *given: self.ended.append(given), lambda: self.ended.append("this"),
-                               lambda: self.shuts_down)
+        self.watcher = Watcher(
+            stopped,
+            stall,
+            lambda *given: self.ended.append(given),
+            lambda: self.ended.append("this"),
+            lambda: self.shuts_down,
+        )
         self.exchange = Exchange(7, "weights")
         self.watcher.add(self.exchange, self.ranks[own], self.ranks)
         self.watcher.look()  # from here on nothing has got any further
@@ -153,8 +160,12 @@ def test_waiting_without_a_reason_that_can_be_seen_is_reported_once(ranks, caplo
         assert not caplog.messages
         job.look(10)
     (text,) = caplog.messages
-    for part in ("rank 0 has waited for 60 s, in step 7 for 'weights'", "stopped: none", "ranks of there cannot be seen",
-                 "GRACE_EXT_STALL_SECONDS=N"):
+    for part in (
+        "rank 0 has waited for 60 s, in step 7 for 'weights'",
+        "stopped: none",
+        "ranks of there cannot be seen",
+        "GRACE_EXT_STALL_SECONDS=N",
+    ):
         assert part in text, text
     assert not job.ended
 
@@ -295,9 +306,15 @@ def test_states_are_what_linux_says():
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/comm"), reason="Linux has names of processes")
-@pytest.mark.parametrize("error, left", [
-    (None, True), (RuntimeError("rank 1 gives up"), True), (RuntimeError("Horovod has been shut down. This was"), False),
-    (RuntimeError("[gloo/transport/tcp/pair.cc:535] Connection closed by peer"), False)])
+@pytest.mark.parametrize(
+    "error, left",
+    [
+        (None, True),
+        (RuntimeError("rank 1 gives up"), True),
+        (RuntimeError("Horovod has been shut down. This was"), False),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:535] Connection closed by peer"), False),
+    ],
+)
 def test_a_rank_that_ends_tells_those_it_leaves(monkeypatch, error, left):
     asked = []
     noting = type("Noting", (), {"name_who_left": lambda _, wait: asked.append(wait)})()
@@ -313,13 +330,20 @@ def test_a_rank_that_ends_tells_those_it_leaves(monkeypatch, error, left):
 
 
 def test_this_process_ends_whatever_its_threads_hold():
-    done = subprocess.run([sys.executable, "-c", """if True:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            """if True:
         import sys, threading, time
         from grace_ext.adapters._common import stalls
         stalls._FLUSH = 0.1
         sys.stdout = type("Stuck", (), {"write": lambda *_: None, "flush": lambda _: time.sleep(10**6)})()
         threading.Thread(target=time.sleep, args=[10**6]).start()
-        stalls._end()"""], timeout=600)
+        stalls._end()""",
+        ],
+        timeout=600,
+    )
     assert done.returncode == 1
 
 
@@ -336,8 +360,15 @@ def test_ranks_are_watched_from_when_their_configurations_are_known(monkeypatch)
     monkeypatch.setattr(stalls, "_watchers", [type("Noting", (), {"add": lambda _, *given: added.append(given)})()])
     transports = [InProcessGroup(2).transport(rank) for rank in range(2)]
     known = []
-    exchange = type("Exchange", (), {"transport": transports[1], "config_digest": lambda _: np.arange(16, dtype=np.uint8),
-                                     "check_config_digests": lambda _, rows: known.append(rows)})()
+    exchange = type(
+        "Exchange",
+        (),
+        {
+            "transport": transports[1],
+            "config_digest": lambda _: np.arange(16, dtype=np.uint8),
+            "check_config_digests": lambda _, rows: known.append(rows),
+        },
+    )()
     stalls.check_config_digests(exchange, lambda record: np.tile(record, 2))
     assert np.array_equal(known[0], [np.arange(16)] * 2)
     ((one, own, ranks),) = added

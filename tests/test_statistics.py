@@ -32,9 +32,18 @@ def level_width(values, codec):
     return np.repeat(norms, codec.bucket) / (codec.levels or 2 ** (codec.bits - 1) - 1)
 
 
-SAMPLED = ["qsgd:2", "qsgd:4:bucket=64", "qsgd:7", "qsgd:8:bucket=2048", "qsgd:levels=5:entropy=ans",
-           "qsgd:levels=1:bucket=8:norm=l2", "qsgd:4:norm=l2", "qsgd:8:norm=l2:entropy=huffman",
-           "qsgd:levels=100:bucket=64:norm=l2:entropy=ans", "qsgd:levels=300:norm=l2"]
+SAMPLED = [
+    "qsgd:2",
+    "qsgd:4:bucket=64",
+    "qsgd:7",
+    "qsgd:8:bucket=2048",
+    "qsgd:levels=5:entropy=ans",
+    "qsgd:levels=1:bucket=8:norm=l2",
+    "qsgd:4:norm=l2",
+    "qsgd:8:norm=l2:entropy=huffman",
+    "qsgd:levels=100:bucket=64:norm=l2:entropy=ans",
+    "qsgd:levels=300:norm=l2",
+]
 
 
 @pytest.fixture(scope="module", params=SAMPLED)
@@ -79,8 +88,12 @@ def test_qsgd_is_within_the_published_bound(s, norm, n):
     The found mean is one of 50 steps. Bernstein: its error is beyond the margin with probability 1e-9 at most, as each
     of the 50 n squared errors is independent, at most width**2, and their expected sum is that of the bound or less.
     """
-    for values in (contract.gauss(n, n), np.sign(contract.gauss(n, n)) * np.float32(0.3),
-                   np.eye(1, n, dtype=np.float32)[0], (contract.gauss(n) ** 5).astype(np.float32)):
+    for values in (
+        contract.gauss(n, n),
+        np.sign(contract.gauss(n, n)) * np.float32(0.3),
+        np.eye(1, n, dtype=np.float32)[0],
+        (contract.gauss(n) ** 5).astype(np.float32),
+    ):
         codec = QSGD(bucket=n, levels=s, norm=norm)
         errors = [decode(codec, values, Stream(1, "w", step, 0)) - values for step in range(50)]
         bound = min(n / s**2, math.sqrt(n) / s) * (values.astype(np.float64) ** 2).sum()
@@ -102,9 +115,15 @@ def test_streams_look_independent():
     k, codec = 16384, QSGD(2, 32768)
     values = np.full(k, 0.5, np.float32)
     values[-1] = 1
-    keys = [Stream(), *(Stream(seed=i) for i in (1, 2, -1)), *(Stream(step=i) for i in (1, 2, 1000)),
-            *(Stream(rank=i) for i in (1, 2, 63)), *(Stream(name=n) for n in ("a", "b", "conv1.weight")),
-            Stream(step=1, rank=1), Stream(seed=1, step=1)]
+    keys = [
+        Stream(),
+        *(Stream(seed=i) for i in (1, 2, -1)),
+        *(Stream(step=i) for i in (1, 2, 1000)),
+        *(Stream(rank=i) for i in (1, 2, 63)),
+        *(Stream(name=n) for n in ("a", "b", "conv1.weight")),
+        Stream(step=1, rank=1),
+        Stream(seed=1, step=1),
+    ]
     bits = np.stack([rounded_up(values, codec, key)[:-1] for key in keys]).astype(np.float64) * 2 - 1
     limit = 6 / math.sqrt(k)
     assert abs(bits.mean(1)).max() < limit, "up and down are not equally likely"
@@ -130,8 +149,21 @@ def test_random_numbers_are_uniform():
 
 
 def test_keys_differ_in_every_part():
-    keys = {Stream(*key).key() for key in ((0, "", 0, 0), (1, "", 0, 0), (0, "", 1, 0), (0, "", 0, 1), (0, "a", 0, 0),
-                                           (1, "", 1, 0), (1, "", 0, 1), (0, "", 1, 1), (-1, "", 0, 0), (0, "\0", 0, 0))}
+    keys = {
+        Stream(*key).key()
+        for key in (
+            (0, "", 0, 0),
+            (1, "", 0, 0),
+            (0, "", 1, 0),
+            (0, "", 0, 1),
+            (0, "a", 0, 0),
+            (1, "", 1, 0),
+            (1, "", 0, 1),
+            (0, "", 1, 1),
+            (-1, "", 0, 0),
+            (0, "\0", 0, 0),
+        )
+    }
     assert len(keys) == 10
     shared = {Stream(0, "a", 1, rank).shared().key() for rank in range(4)}
     assert len(shared) == 1 and not shared & {Stream(0, "a", 1, rank).key() for rank in range(4)}
@@ -140,6 +172,7 @@ def test_keys_differ_in_every_part():
 
 def test_the_users_generators_are_left_alone():
     """Neither drawn from nor seeded: their state is as it was, and other seeds there change nothing here."""
+
     def work():
         c = grace_ext.compressor("topk:0.1/rice/qsgd:4", seed=3)
         blob = c.compress(contract.gauss(5000), name="w", step=1)
@@ -159,13 +192,15 @@ def test_the_users_generators_are_left_alone():
 
 def test_torchs_generator_is_left_alone():
     pytest.importorskip("torch")
-    code = ("import torch, numpy as np, grace_ext\n"
-            "torch.manual_seed(1)\n"
-            "before = torch.get_rng_state().clone()\n"
-            "g = torch.randn(5000, generator=torch.Generator().manual_seed(0)).numpy()\n"
-            "c = grace_ext.compressor('topk:0.1/rice/qsgd:4')\n"
-            "grace_ext.decompress(c.compress(g), 5000)\n"
-            "assert torch.equal(torch.get_rng_state(), before)\n")
+    code = (
+        "import torch, numpy as np, grace_ext\n"
+        "torch.manual_seed(1)\n"
+        "before = torch.get_rng_state().clone()\n"
+        "g = torch.randn(5000, generator=torch.Generator().manual_seed(0)).numpy()\n"
+        "c = grace_ext.compressor('topk:0.1/rice/qsgd:4')\n"
+        "grace_ext.decompress(c.compress(g), 5000)\n"
+        "assert torch.equal(torch.get_rng_state(), before)\n"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

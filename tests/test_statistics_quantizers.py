@@ -69,8 +69,9 @@ def test_natural_is_within_the_published_bound():
 def test_terngrad_has_the_expected_square():
     """E |Q(v)|^2 = max |v| * |v|_1 in a bucket (Wen et al., equation 9 and after). Off by 3 % with probability < 1e-9."""
     values = contract.gauss(K, 3)
-    squares = [(decode(spec.parse_stage("value", "terngrad"), values, Stream(2, "w", step, 0)) ** 2).sum()
-               for step in range(200)]
+    squares = [
+        (decode(spec.parse_stage("value", "terngrad"), values, Stream(2, "w", step, 0)) ** 2).sum() for step in range(200)
+    ]
     expected = float(abs(values).max()) * abs(values.astype(float)).sum()
     assert abs(np.mean(squares) / expected - 1) < 0.03
 

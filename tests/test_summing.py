@@ -49,8 +49,16 @@ def changed(handle, change):
 def make(transport, communicator, spec=TOPK, memory="residual", d=5000, weight=1.0, **options):
     exchange = Exchange(transport, memory, weight, **options)
     tensors = [Tensor("a", d - d // 3, 2), Tensor("b", d // 3, 2)]
-    exchange.set_buckets([exchange.bucket("bucket", tensors, grace_ext.compressor(spec, seed=options.get("seed", 0)),
-                                          parse_stage("communicator", communicator))])
+    exchange.set_buckets(
+        [
+            exchange.bucket(
+                "bucket",
+                tensors,
+                grace_ext.compressor(spec, seed=options.get("seed", 0)),
+                parse_stage("communicator", communicator),
+            )
+        ]
+    )
     return exchange
 
 
@@ -109,6 +117,7 @@ def reference(communicator, spec, gradients, weight, memory):
     """gradients: float32[steps, ranks, d] -> the results of the steps, and the residuals of the ranks after them."""
     compressor, outs, residual = grace_ext.compressor(spec), [], np.zeros_like(gradients[0])
     for i, given in enumerate(gradients):
+
         def sent(array, name, rank, i=i):
             return grace_ext.decompress(compressor.compress(array, name=name, step=i, rank=rank), array.size)
 
@@ -119,11 +128,21 @@ def reference(communicator, spec, gradients, weight, memory):
 
 
 @pytest.mark.parametrize("d", [5000, 4999, 7])
-@pytest.mark.parametrize("spec, memory, ranks", [
-    (TOPK, "residual", 5), (TOPK, "none", 4), ("topk:0.1/rice/raw", "residual", 1), ("topk:0.9/bitmap", "residual", 2),
-    ("dense/qsgd:4", "residual", 4), ("dense/fp16", "none", 3), ("randomk:0.1/fp16", "residual", 3),
-    ("topk:0.05/bloom/raw", "residual", 3), ("threshold:1.5", "residual", 3),
-    ("dense/onebit", "residual", 3)])
+@pytest.mark.parametrize(
+    "spec, memory, ranks",
+    [
+        (TOPK, "residual", 5),
+        (TOPK, "none", 4),
+        ("topk:0.1/rice/raw", "residual", 1),
+        ("topk:0.9/bitmap", "residual", 2),
+        ("dense/qsgd:4", "residual", 4),
+        ("dense/fp16", "none", 3),
+        ("randomk:0.1/fp16", "residual", 3),
+        ("topk:0.05/bloom/raw", "residual", 3),
+        ("threshold:1.5", "residual", 3),
+        ("dense/onebit", "residual", 3),
+    ],
+)
 @both
 def test_it_is_what_plain_loops_give(communicator, spec, memory, ranks, d):
     gradients = np.stack([[gradient(10 * rank + i, d) for rank in range(ranks)] for i in range(4)])
@@ -175,12 +194,21 @@ def test_slices_are_equal_parts_of_all():
             assert [i for part in slices(d, ranks) for i in range(d)[part]] == list(range(d))
 
 
-@pytest.mark.parametrize("spec, memory", [
-    (TOPK, "residual"), ("topk:0.02:per=tensor/rice/raw", "residual"), ("randomk:0.05", "residual"),
-    ("dense/qsgd:4", "residual"), ("dct:16/topk:0.1/rice/qsgd:7", "residual"), (TOPK, "dgc:0.0:masking=false")])
+@pytest.mark.parametrize(
+    "spec, memory",
+    [
+        (TOPK, "residual"),
+        ("topk:0.02:per=tensor/rice/raw", "residual"),
+        ("randomk:0.05", "residual"),
+        ("dense/qsgd:4", "residual"),
+        ("dct:16/topk:0.1/rice/qsgd:7", "residual"),
+        (TOPK, "dgc:0.0:masking=false"),
+    ],
+)
 @all_of_them
 def test_nothing_is_lost(communicator, spec, memory):
     """What all ranks owe together is what was given and did not come yet."""
+
     def work(transport):
         exchange = make(transport, communicator, spec, memory)
         received = sum(step(exchange, gradient(100 * transport.rank + i))[0].astype(np.float64) for i in range(20))
@@ -197,6 +225,7 @@ def test_nothing_is_lost(communicator, spec, memory):
 @all_of_them
 def test_what_is_owed_outlives_a_change_of_ranks(communicator):
     """By redistribution, as when a job goes on with another number of ranks."""
+
     def first(transport):
         exchange = make(transport, communicator)
         received = sum(step(exchange, gradient(100 * transport.rank + i))[0] for i in range(5))
@@ -223,13 +252,15 @@ def test_random_positions_are_those_of_the_sum(communicator):
     gradients = [gradient(rank) for rank in range(4)]
     expected = gradients[0] + gradients[1] + gradients[2] + gradients[3]
     for out, _ in on_all_ranks(
-            lambda transport: step(make(transport, communicator, "randomk:0.1"), gradients[transport.rank]), 4):
+        lambda transport: step(make(transport, communicator, "randomk:0.1"), gradients[transport.rank]), 4
+    ):
         assert np.count_nonzero(out) == 500
         np.testing.assert_allclose(out[out != 0], expected[out != 0], atol=1e-5)
 
 
 def test_bytes_of_slices_do_not_grow_with_the_ranks():
     """Handed to collectives: as much with 8 ranks as with 4. On the links: 2 (n - 1) / n times that."""
+
     def work(transport):
         recorder = Recorder(transport)
         exchange = make(recorder, "sharded", "topk:0.01/rice/qsgd:7", d=200_000)
@@ -265,6 +296,7 @@ def test_each_rank_of_a_tree_sends_one_container():
 @all_of_them
 def test_a_non_finite_gradient_reaches_all_ranks_and_no_memory(communicator, spec, memory, at):
     """Wherever in the gradient of whichever rank: its own slice or another's."""
+
     def work(transport):
         exchange = make(transport, communicator, spec, memory)
         step(exchange, gradient(transport.rank))
@@ -291,6 +323,7 @@ def test_a_sum_that_overflows_is_not_finite(communicator):
 @all_of_them
 def test_ranks_that_joined_pass_on_sums(communicator):
     """Rank r gives r gradients. The residuals of those that joined stay, and nothing that the others send gets lost."""
+
     def work(transport):
         exchange = make(transport, communicator, "topk:0.02/rice/qsgd:7", joinable=True)
         received = [step(exchange, gradient(10 * transport.rank + i))[0] for i in range(transport.rank)]
@@ -321,12 +354,19 @@ def test_joining_before_any_step(communicator):
 
 
 @pytest.mark.parametrize("what", ["alltoall", "allgather"])
-@pytest.mark.parametrize("damage", [
-    lambda array: array[:-1], lambda array: np.append(array, np.uint8(1)), lambda array: array[::-1].copy(),
-    lambda array: np.append(array, array)])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda array: array[:-1],
+        lambda array: np.append(array, np.uint8(1)),
+        lambda array: array[::-1].copy(),
+        lambda array: np.append(array, array),
+    ],
+)
 @both
 def test_damaged_containers_are_told_to_all(communicator, what, damage):
     """Also what only one rank has seen; nobody waits in vain, and no memory changes."""
+
     def work(transport):
         hit = transport.rank == 2 or what == "allgather"
         exchange = make(Recorder(transport, {what: damage} if hit else None), communicator)
@@ -344,8 +384,11 @@ def test_what_cannot_be_summed_on_the_way_is_refused(communicator):
     def bucket(spec, memory):
         on_all_ranks(lambda transport: make(transport, communicator, spec, memory), 1)
 
-    for spec, memory, message in (("randomk:0.1:unbiased=true", "none", "unbiased=false"),
-                                  (TOPK, "ef21", "use communicator allgather"), (TOPK, "dgc", "dgc:masking=false")):
+    for spec, memory, message in (
+        ("randomk:0.1:unbiased=true", "none", "unbiased=false"),
+        (TOPK, "ef21", "use communicator allgather"),
+        (TOPK, "dgc", "dgc:masking=false"),
+    ):
         with pytest.raises(ConfigError, match=message):
             bucket(spec, memory)
     bucket("powersgd:2", "residual")  # goes by allreduce, as with every communicator

@@ -99,8 +99,10 @@ def test_groups_by_number_and_by_variable():
             group_names(wrong, names)
 
 
-@pytest.mark.parametrize("options, text", [
-    ({"op": "Adasum"}, "op"), ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "gradient_predivide_factor")])
+@pytest.mark.parametrize(
+    "options, text",
+    [({"op": "Adasum"}, "op"), ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "gradient_predivide_factor")],
+)
 def test_options_that_cannot_be_honoured(options, text):
     if options["op"] == "Adasum":
         options = {"op": hvd.Adasum}

@@ -28,9 +28,20 @@ class Worker:
 
         def build(parameters):
             exchange = Exchange(self.group.transport(self.rank), memory, 1 / self.group.size)
-            return TorchBuckets(parameters, exchange, Rules(spec, None, 0), parse_stage("communicator", "allgather"),
-                                prefix="p", bucket_bytes=10**6, groups=None, selection="auto", prescale=1.0, passes=1,
-                                sparse_as_dense=False, scale=lambda: 1.0)
+            return TorchBuckets(
+                parameters,
+                exchange,
+                Rules(spec, None, 0),
+                parse_stage("communicator", "allgather"),
+                prefix="p",
+                bucket_bytes=10**6,
+                groups=None,
+                selection="auto",
+                prescale=1.0,
+                passes=1,
+                sparse_as_dense=False,
+                scale=lambda: 1.0,
+            )
 
         self.connection = MembershipSession({"w": self.weight}, lambda: (self.rank, self.group.size), build, on_resize)
 

@@ -35,8 +35,9 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     found = {}
     for run in sorted({key.split(".")[0] for key in given}):
         steps = 1 + max(int(key.split(".")[1]) for key in given if key.startswith(f"{run}.") and ".q." not in key)
-        gradients = [{key.split(".")[3]: g for key, g in given.items() if key.startswith(f"{run}.{i}.{rank}.")}
-                     for i in range(steps)]
+        gradients = [
+            {key.split(".")[3]: g for key, g in given.items() if key.startswith(f"{run}.{i}.{rank}.")} for i in range(steps)
+        ]
         starts = {key.split(".")[2]: q for key, q in given.items() if key.startswith(f"{run}.q.")}
         found.update(train(run, gradients, starts))
     np.savez(folder / f"torch{rank}.npz", **found)

@@ -18,6 +18,7 @@ def magnitudes(values):
 
 # Selection
 
+
 def topk(values, k):
     """The k largest magnitudes, ties to the lowest index, never an exact zero: int64[n], ascending."""
     magnitude = magnitudes(values)
@@ -70,6 +71,7 @@ def topk_branch(values, k, sample_room, candidates):
 
 # Bits
 
+
 def to_bytes(bits):
     """0s and 1s, least significant first -> bytes; the last byte is filled with 0."""
     return np.packbits(np.array(bits, np.uint8), bitorder="little").tobytes()
@@ -101,6 +103,7 @@ def bitmap(indices, d):
 
 # Rice
 
+
 def rice(indices, e):
     """(remainders, quotients, bits of the quotients)."""
     remainders, quotients, previous = [], [], -1
@@ -127,6 +130,7 @@ def unrice(remainders, quotients, k, e):
 
 # QSGD
 
+
 def random32(i, low, high):
     """The counter-based random number of place i: murmur3's finalizer with a key before and one in the middle."""
     x = (i * 0x9E3779B1 & WORD) ^ low
@@ -141,7 +145,7 @@ def qsgd(values, s, bucket, low, high, two_norm=False):
     f = np.float32
     norms, codes = [], []
     for start in range(0, len(values), bucket):
-        part = values[start:start + bucket]
+        part = values[start : start + bucket]
         norm = f(min(norm2(part), 3.4028e38)) if two_norm else max(abs(x) for x in part)
         norm = min(norm, f(3.4028e38))
         norm = norm if norm >= f(2.0**-119) else f(0)
@@ -158,7 +162,7 @@ def qsgd_wide(values, s, bucket, low, high, two_norm=False):
     f = np.float32
     norms, codes = [], []
     for start in range(0, len(values), bucket):
-        part = values[start:start + bucket]
+        part = values[start : start + bucket]
         norm = min(f(min(norm2(part), 3.4028e38)) if two_norm else max(abs(x) for x in part), f(3.4028e38))
         norm = norm if norm >= f(2.0**-110) else f(0)
         norms.append(norm)
@@ -188,6 +192,7 @@ def unqsgd(codes, s, bucket, norms):
 
 
 # Sums
+
 
 def sum_sparse(size, shares, weight):
     """weight * x added rank after rank, in float32. shares: [(positions, values)]."""

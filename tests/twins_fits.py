@@ -30,8 +30,10 @@ def chord(values, start, end, least):
     """(position, distance) of the value furthest from the chord, -1 if no place is allowed."""
     first, last = float(values[start]), float(values[end - 1])
     slope = (last - first) / max(end - 1 - start, 1)
-    return max(((abs(float(values[i]) - (first + slope * (i - start))), -i) for i in range(start + least, end - least + 1)),
-               default=(-1.0, -start))
+    return max(
+        ((abs(float(values[i]) - (first + slope * (i - start))), -i) for i in range(start + least, end - least + 1)),
+        default=(-1.0, -start),
+    )
 
 
 def knots(values, least, most):
@@ -60,6 +62,7 @@ def least_squares(values, degree):
 
 
 # Exponentials
+
 
 def exp(t):
     """Taylor's series of t / 1024, squared ten times, in float64."""
@@ -109,6 +112,7 @@ def amplitudes(values, b, d):
 
 # Quantile sketch
 
+
 def sketch(values, most, bins):
     """(levels, means as float32): buckets ascending from 0."""
     bits = [int(x) for x in values.view(np.uint32)]
@@ -118,8 +122,10 @@ def sketch(values, most, bins):
     shift = 0
     while largest - floor >> shift >= bins:
         shift += 1
-    found = [(0 if m == 0 else (1 + (max(m - floor, 0) >> shift)) * (-1 if x >> 31 else 1))
-             for x, m in zip(bits, magnitudes, strict=True)]
+    found = [
+        (0 if m == 0 else (1 + (max(m - floor, 0) >> shift)) * (-1 if x >> 31 else 1))
+        for x, m in zip(bits, magnitudes, strict=True)
+    ]
     groups = [sorted(b for b in found if b < 0), [b for b in found if b == 0], sorted(b for b in found if b > 0)]
     parts = most - bool(groups[1])
     if groups[0]:
@@ -133,8 +139,9 @@ def sketch(values, most, bins):
             level_of.update((b, level) for b in part)
             level += 1
     levels = [level_of[b] for b in found]
-    means = [math.fsum(float(v) for v, at in zip(values, levels, strict=True) if at == i) / levels.count(i)
-             for i in range(level)]
+    means = [
+        math.fsum(float(v) for v, at in zip(values, levels, strict=True) if at == i) / levels.count(i) for i in range(level)
+    ]
     return levels, np.array(means, np.float32)
 
 

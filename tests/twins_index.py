@@ -83,6 +83,7 @@ def split_rows(indices, width):
 
 # Huffman
 
+
 def class_of(gap):
     """(class, extra bits)."""
     extra = max(0, gap.bit_length() - 3)
@@ -113,7 +114,7 @@ def package_merge(counts, limit):
     for _ in range(limit):
         pairs = [(a[0] + b[0], 999, a[2] + b[2]) for a, b in zip(row[::2], row[1::2], strict=False)]
         row = sorted(coins + pairs, key=lambda coin: coin[:2])
-    for _, _, symbols in row[:2 * len(coins) - 2]:
+    for _, _, symbols in row[: 2 * len(coins) - 2]:
         for symbol in symbols:
             lengths[symbol] += 1
     return lengths

@@ -77,7 +77,7 @@ def parts(levels, numbers):
     """The levels of each class."""
     found = [[] for _ in range(max(numbers) + 1)]
     for b, c in enumerate(numbers):
-        found[c] += levels[64 * b:64 * b + 64]
+        found[c] += levels[64 * b : 64 * b + 64]
     return found
 
 

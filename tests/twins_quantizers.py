@@ -11,6 +11,7 @@ from twins import random32
 
 # 16 bits
 
+
 def bfloat16(x):
     """The 16 bits of the bfloat16 nearest to a finite float32, of two the one whose last bit is 0; never Inf."""
     low = int(np.float32(abs(x)).view(np.uint32)) >> 16
@@ -23,17 +24,18 @@ def bfloat16(x):
 def un_bfloat16(bits):
     """The value of a bfloat16 with a finite value: sign, 8 bits of exponent, 7 of mantissa."""
     exponent, mantissa = bits >> 7 & 255, bits & 127
-    value = (128 + mantissa) * 2.0 ** (exponent - 134) if exponent else mantissa * 2.0 ** -133
+    value = (128 + mantissa) * 2.0 ** (exponent - 134) if exponent else mantissa * 2.0**-133
     return -value if bits >> 15 else value
 
 
 # Affine
 
+
 def minmax(values, chunk, top):
     """(ranges float32[chunks, 2], levels int[k]); Python's floats are float64."""
     ranges, levels = [], []
     for start in range(0, len(values), chunk):
-        part = [float(x) for x in values[start:start + chunk]]
+        part = [float(x) for x in values[start : start + chunk]]
         low, high = (pick(part, key=lambda x: (x, math.copysign(1, x))) for pick in (min, max))
         ranges.append((low, high))
         scale = top / (high - low) if high > low else 0.0
@@ -47,6 +49,7 @@ def un_minmax(levels, chunk, top, ranges):
 
 
 # Powers of two
+
 
 def natural(values, lowest, count, low, high):
     """Levels int[k]: the exact fraction of the smallest power that is not above, and 23 random bits."""
@@ -63,18 +66,20 @@ def natural(values, lowest, count, low, high):
 
 
 def un_natural(levels, lowest, zero):
-    return [math.copysign(2.0 ** (lowest + abs(level - zero) - 128), level - zero) if level != zero else 0.0
-            for level in levels]
+    return [
+        math.copysign(2.0 ** (lowest + abs(level - zero) - 128), level - zero) if level != zero else 0.0 for level in levels
+    ]
 
 
 # Ternary
+
 
 def ternary(values, bucket, low, high):
     """(norms float32[buckets], digits int[k]); every operation in float32, in this order."""
     f = np.float32
     norms, found = [], []
     for start in range(0, len(values), bucket):
-        part = values[start:start + bucket]
+        part = values[start : start + bucket]
         norm = max(abs(x) for x in part)
         norm = norm if norm >= f(2.0**-100) else f(0)
         norms.append(norm)
@@ -87,8 +92,9 @@ def ternary(values, bucket, low, high):
 
 def fives(digits):
     filled = [*digits, *[1] * (-len(digits) % 5)]
-    return bytes(81 * a + 27 * b + 9 * c + 3 * d + e
-                 for a, b, c, d, e in (filled[i:i + 5] for i in range(0, len(filled), 5)))
+    return bytes(
+        81 * a + 27 * b + 9 * c + 3 * d + e for a, b, c, d, e in (filled[i : i + 5] for i in range(0, len(filled), 5))
+    )
 
 
 def fold(packed):
@@ -97,11 +103,12 @@ def fold(packed):
 
 # Signs
 
+
 def onebit(values, bucket):
     """(means float32[buckets, 2], bits). The sums of the 16 lanes are added up one after the other, in float64."""
     means = []
     for start in range(0, len(values), bucket):
-        part = [float(x) for x in values[start:start + bucket]]
+        part = [float(x) for x in values[start : start + bucket]]
         for chosen in (lambda x: x >= 0, lambda x: x < 0):
             lanes = [reduce(add, (x for x in part[lane::16] if chosen(x)), 0.0) for lane in range(16)]
             count = sum(map(chosen, part))

@@ -36,13 +36,17 @@ def _end_all_ranks() -> None:
         return
     failed = getattr(sys, "last_value", None) is not None  # set by the interpreter with the traceback
     if not failed and _open:
-        _LOG.error("federated: rank %d ends %s: all ranks are ended", MPI.COMM_WORLD.rank,
-                   " and ".join(sorted(set(_open.values()))))
+        _LOG.error(
+            "federated: rank %d ends %s: all ranks are ended", MPI.COMM_WORLD.rank, " and ".join(sorted(set(_open.values())))
+        )
     if failed or _open:
         set_abort_status(1)
     elif _silent:
-        _LOG.error("federated: ranks %s did not answer; if they do not end within %g s, the job ends without them",
-                   sorted(_silent), PATIENCE)
+        _LOG.error(
+            "federated: ranks %s did not answer; if they do not end within %g s, the job ends without them",
+            sorted(_silent),
+            PATIENCE,
+        )
         # A thread of C: MPI_Finalize keeps the interpreter lock. Later than here, nothing would watch it.
         faulthandler.dump_traceback_later(PATIENCE, exit=True, file=sys.__stderr__)
         MPI.Finalize()

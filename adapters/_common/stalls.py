@@ -56,8 +56,8 @@ def introduce(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray], me
     uint8[ranks * m], in any shape. message: uint8[m] that goes with it -> uint8[ranks, m]."""
     own = Process.own(exchange.transport.world_rank)
     gathered = gather(np.concatenate([message, own.pack()])).reshape(exchange.transport.size, -1)
-    _watcher().add(exchange, own, [Process.unpack(record) for record in gathered[:, message.size:]])
-    return gathered[:, :message.size]
+    _watcher().add(exchange, own, [Process.unpack(record) for record in gathered[:, message.size :]])
+    return gathered[:, : message.size]
 
 
 def check_config_digests(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -175,11 +175,16 @@ class Watcher:
         patience = self._stopped + (first != self._own.rank)  # one rank says it, and another only if that one cannot
         for process in self._which(_HALTED, patience):
             seconds = self._states[process][1]
-            where = ("in hvd.shutdown()" if self._shutting else
-                     next(_where(exchange) for exchange, one in idle.items() if process in one.here))
-            self._say(f"a signal stopped rank {process.rank} (pid {process.pid}, on this host) {seconds} s ago, and others "
-                      f"wait for it, this one {where}. It is killed, so that the job ends or, if it is elastic, goes on "
-                      f"without it. {STOPPED}=N in the environment waits for N seconds, 0 for ever")
+            where = (
+                "in hvd.shutdown()"
+                if self._shutting
+                else next(_where(exchange) for exchange, one in idle.items() if process in one.here)
+            )
+            self._say(
+                f"a signal stopped rank {process.rank} (pid {process.pid}, on this host) {seconds} s ago, and others "
+                f"wait for it, this one {where}. It is killed, so that the job ends or, if it is elastic, goes on "
+                f"without it. {STOPPED}=N in the environment waits for N seconds, 0 for ever"
+            )
             try:
                 self._kill(process.pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -192,23 +197,33 @@ class Watcher:
         """End this rank if what it waits for cannot come, or if that is wanted; report it otherwise."""
         gone = [process for process in self._which(_GONE, self._stopped) if process in one.here]
         if self._stopped and gone and one.waits >= self._stopped and not _is_elastic():
-            self._say(f"has waited for {one.waits} s, {where}, and rank {gone[0].rank} (pid {gone[0].pid}, on this host) is "
-                      f"gone: this rank ends, too. {STOPPED}=N in the environment waits for N seconds, 0 for ever")
+            self._say(
+                f"has waited for {one.waits} s, {where}, and rank {gone[0].rank} (pid {gone[0].pid}, on this host) is "
+                f"gone: this rank ends, too. {STOPPED}=N in the environment waits for N seconds, 0 for ever"
+            )
             self._end()
         elif self._stall and one.waits >= self._stall:
             self._say(f"has waited for {one.waits} s, {where}. {self._known(one)}. {STALL} says {self._stall:g}: it ends")
             self._end()
         elif one.waits == _REPORT:
-            _LOG.warning("rank %d has waited for %d s, %s. %s. Others may compute for long, or save something. %s=N in the "
-                         "environment ends a rank that has waited for N seconds", self._own.rank, one.waits, where,
-                         self._known(one), STALL)
+            _LOG.warning(
+                "rank %d has waited for %d s, %s. %s. Others may compute for long, or save something. %s=N in the "
+                "environment ends a rank that has waited for N seconds",
+                self._own.rank,
+                one.waits,
+                where,
+                self._known(one),
+                STALL,
+            )
 
     def _judge_shutdown(self) -> None:
         """It waits for nothing but the other ranks' threads of Horovod, one of which may never come: see _horovod_exit. A
         rank that is stopped has a time of its own, and is named."""
         if self._stopped and self._shutting >= self._stopped and not _is_elastic() and not self._which(_HALTED):
-            self._say(f"has been in hvd.shutdown() for {self._shutting} s, and other ranks do not answer: this rank ends. "
-                      f"{STOPPED}=N in the environment waits for N seconds, 0 for ever")
+            self._say(
+                f"has been in hvd.shutdown() for {self._shutting} s, and other ranks do not answer: this rank ends. "
+                f"{STOPPED}=N in the environment waits for N seconds, 0 for ever"
+            )
             self._end()
 
     def name_who_left(self, wait: Callable[[], bool]) -> None:
@@ -222,8 +237,9 @@ class Watcher:
 
     def _known(self, one: "_Watched") -> str:
         stopped = ", ".join(str(process.rank) for process in self._which(_HALTED))
-        return (f"Ranks of this host ({self._own.host}) that a signal has stopped: {stopped or 'none'}"
-                + (f"; ranks of {', '.join(one.elsewhere)} cannot be seen from here" if one.elsewhere else ""))
+        return f"Ranks of this host ({self._own.host}) that a signal has stopped: {stopped or 'none'}" + (
+            f"; ranks of {', '.join(one.elsewhere)} cannot be seen from here" if one.elsewhere else ""
+        )
 
     def _say(self, what: str) -> None:
         """Past Python's own buffers, which somebody may hold."""

@@ -33,8 +33,8 @@ def padded(payload: np.ndarray, length: int) -> np.ndarray:
     """uint8[m] with its length before it, and what is missing to `length` bytes behind it."""
     room = np.empty(_HEAD + length, np.uint8)
     room[:_HEAD].view("<u8")[:] = payload.size, room.size
-    room[_HEAD:_HEAD + payload.size] = payload
-    room[_HEAD + payload.size:] = 0
+    room[_HEAD : _HEAD + payload.size] = payload
+    room[_HEAD + payload.size :] = 0
     return room
 
 
@@ -45,7 +45,7 @@ def without_padding(name: str, received: np.ndarray) -> np.ndarray:
         size, length = left[:_HEAD].copy().view("<u8").tolist() if left.size >= _HEAD else (0, 0)
         if not _HEAD + size <= length <= left.size:
             raise ContainerError(f"{name!r}: a payload of {size} bytes in {length}, of which {left.size} came")
-        parts.append(left[_HEAD:_HEAD + size])
+        parts.append(left[_HEAD : _HEAD + size])
         left = left[length:]
     return np.concatenate(parts) if parts else received
 
@@ -54,8 +54,10 @@ def as_splits(name: str, sizes: list[int]) -> np.ndarray:
     """Bytes for each rank -> int32[ranks], as Horovod takes them. Raises ConfigError for 2 GiB and more, which have no place
     in one."""
     if max(sizes) > np.iinfo(np.int32).max:
-        raise ConfigError(f"{name!r}: {max(sizes)} bytes go to one rank, and an alltoall of Horovod takes less than 2 GiB; "
-                          f"use the communicator 'allgather' for tensors as large as that, or a smaller bucket_bytes")
+        raise ConfigError(
+            f"{name!r}: {max(sizes)} bytes go to one rank, and an alltoall of Horovod takes less than 2 GiB; "
+            f"use the communicator 'allgather' for tensors as large as that, or a smaller bucket_bytes"
+        )
     return np.array(sizes, np.int32)
 
 
@@ -64,11 +66,11 @@ def to_itself(payload: np.ndarray, splits: list[int], rank: int, length: int) ->
     it goes to the rank itself and costs nothing."""
     room, missing = np.zeros(length, np.uint8), length - payload.size
     before = sum(splits[:rank])
-    room[:before], room[before + missing:] = payload[:before], payload[before:]
-    return room, [*splits[:rank], splits[rank] + missing, *splits[rank + 1:]]
+    room[:before], room[before + missing :] = payload[:before], payload[before:]
+    return room, [*splits[:rank], splits[rank] + missing, *splits[rank + 1 :]]
 
 
 def from_itself(received: np.ndarray, splits: list[int], rank: int, missing: int) -> np.ndarray:
     """What an alltoall brought, without the bytes that `to_itself` had put there. splits: the bytes from each rank."""
     before = sum(splits[:rank])
-    return np.concatenate([received[:before], received[before + missing:]])
+    return np.concatenate([received[:before], received[before + missing :]])

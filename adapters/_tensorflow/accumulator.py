@@ -22,12 +22,16 @@ class Accumulator:
             return
         if self._sparse_as_dense:
             gradients = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-        sums = [None if gradient is None else self._sum(gradient, variable)
-                for gradient, variable in zip(gradients, variables, strict=True)]
+        sums = [
+            None if gradient is None else self._sum(gradient, variable)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
 
         def apply_sums():
-            totals = [None if own is None else own.take(gradient, self._scale)
-                      for own, gradient in zip(sums, gradients, strict=True)]
+            totals = [
+                None if own is None else own.take(gradient, self._scale)
+                for own, gradient in zip(sums, gradients, strict=True)
+            ]
             apply(totals)
 
         def add():

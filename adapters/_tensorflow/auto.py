@@ -27,8 +27,9 @@ class SwitchedNodes(BucketNodes):
     def start(self, gradients, order):
         sent = self._part(self._encode, self._inputs(gradients), order)
         with tf.device("/cpu:0"):
-            passed = [self._passed(sent[0], number, gradients[tensor.name])
-                      for number, tensor in enumerate(self._bucket.tensors)]
+            passed = [
+                self._passed(sent[0], number, gradients[tensor.name]) for number, tensor in enumerate(self._bucket.tensors)
+            ]
         return [*sent, *passed]
 
     def _part(self, function, inputs, order) -> list[tf.Tensor]:
@@ -63,8 +64,10 @@ class SwitchedNodes(BucketNodes):
         return [received, *passed]
 
     def _collective(self, level, kind, payload, splits, process_set) -> tf.Tensor:
-        ways = [functools.partial(_by_bytes, way, payload, splits, f"{self._bucket.name}.{level}.{way}", process_set)
-                for way in _KINDS]
+        ways = [
+            functools.partial(_by_bytes, way, payload, splits, f"{self._bucket.name}.{level}.{way}", process_set)
+            for way in _KINDS
+        ]
         with tf.device("/cpu:0"):
             received = tf.switch_case(kind, ways)
         received.set_shape([None])

@@ -22,8 +22,9 @@ from . import saved_state
 
 _CHUNK_BYTES = 64 * 2**20
 # What tf.summary.scalar writes too; that one needs the package tensorboard.
-_SCALAR = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"),
-                                       data_class="DATA_CLASS_SCALAR")
+_SCALAR = tf.compat.v1.SummaryMetadata(
+    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"), data_class="DATA_CLASS_SCALAR"
+)
 
 
 def broadcast_variables(variables, root_rank=0, process_set=hvd.global_process_set) -> None:
@@ -52,7 +53,7 @@ def broadcast_variables(variables, root_rank=0, process_set=hvd.global_process_s
         received = hvd.broadcast(tf.constant(sent), root_rank, process_set=process_set).numpy()
         start = 0
         for variable, value in chunk:
-            part = received[start:start + value.nbytes].copy()  # starts where values of its type may start
+            part = received[start : start + value.nbytes].copy()  # starts where values of its type may start
             variable.assign(part.view(value.dtype).reshape(value.shape))
             start += value.nbytes
 
@@ -121,8 +122,9 @@ class BroadcastGlobalVariablesCallback(_Callback):
         optimizer = self.model.optimizer
         _build(optimizer, self.model.trainable_variables)
         known = [*self.model.weights, *_variables(optimizer)]
-        broadcast_variables([variable for variable in known if id(_native(variable)) not in self._local], self._root_rank,
-                            self._process_set)
+        broadcast_variables(
+            [variable for variable in known if id(_native(variable)) not in self._local], self._root_rank, self._process_set
+        )
 
 
 class MetricAverageCallback(_Callback):
@@ -145,7 +147,7 @@ class MetricAverageCallback(_Callback):
         row = np.array([zlib.crc32("\n".join(names).encode()), *(logs[name] for name in names)], np.float64)
         rows = hvd.allgather(tf.constant(row), process_set=self._process_set).numpy()
         size = self._process_set.size()
-        if rows.size != size * row.size or (rows[::row.size] != row[0]).any():
+        if rows.size != size * row.size or (rows[:: row.size] != row[0]).any():
             raise ExchangeError(f"MetricAverageCallback: ranks have other metrics than this one: {', '.join(names)}")
         averages = rows.reshape(size, -1).mean(0)[1:]
         logs.update(zip(names, averages.tolist(), strict=True))
@@ -162,8 +164,16 @@ class LearningRateScheduleCallback(_Callback):
     Logs the learning rate as `lr`. Raises ConfigError for an optimizer with a learning-rate schedule of its own.
     """
 
-    def __init__(self, initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True, momentum_correction=True,
-                 steps_per_epoch=None):
+    def __init__(
+        self,
+        initial_lr,
+        multiplier,
+        start_epoch=0,
+        end_epoch=None,
+        staircase=True,
+        momentum_correction=True,
+        steps_per_epoch=None,
+    ):
         super().__init__()
         if initial_lr is None:
             raise ConfigError("initial_lr is required")
@@ -177,8 +187,9 @@ class LearningRateScheduleCallback(_Callback):
         if not self._staircase and not self.steps_per_epoch:
             self.steps_per_epoch = (self.params or {}).get("steps")
             if not self.steps_per_epoch:
-                raise ConfigError(f"{type(self).__name__}: Keras does not know the number of batches in an epoch; give "
-                                  "steps_per_epoch")
+                raise ConfigError(
+                    f"{type(self).__name__}: Keras does not know the number of batches in an epoch; give steps_per_epoch"
+                )
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
@@ -218,8 +229,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             epoch += 1 / self.steps_per_epoch  # the last batch has the whole rate
             return (epoch * (hvd.size() - 1) / warmup_epochs + 1) / hvd.size()
 
-        super().__init__(initial_lr, multiplier, end_epoch=warmup_epochs, staircase=False,
-                         momentum_correction=momentum_correction, steps_per_epoch=steps_per_epoch)
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
         self._verbose = verbose
 
     def on_epoch_end(self, epoch, logs=None):
@@ -250,8 +267,11 @@ class CompressionStatsCallback(_Callback):
             return
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(str(self._log_dir))
-        scalars = {"ratio": stats["ratio"], "wire_mb_per_step": stats["bytes_out"] / 1e6 / stats["steps"],
-                   **{f"seconds_per_step/{stage}": seconds / stats["steps"] for stage, seconds in stats["seconds"].items()}}
+        scalars = {
+            "ratio": stats["ratio"],
+            "wire_mb_per_step": stats["bytes_out"] / 1e6 / stats["steps"],
+            **{f"seconds_per_step/{stage}": seconds / stats["steps"] for stage, seconds in stats["seconds"].items()},
+        }
         with self._writer.as_default(int(self.model.optimizer.iterations)):
             for name, value in scalars.items():
                 tf.summary.write(f"compression/{name}", tf.constant(value, tf.float32), metadata=_SCALAR)
@@ -338,9 +358,11 @@ class CompressionStateCallback(_Callback):
         self._saved = self._iterations()
         name = f"rank{self._process_set.rank()}.npz"
         saved_state.write(self._folder / str(self._saved) / name, _wrapped(self.model.optimizer).compression_state())
-        saves = sorted((path for path in self._folder.glob(f"*/{name}") if path.parent.name.isdigit()),
-                       key=lambda path: path.stat().st_mtime_ns)
-        for old in saves[:-self._keep] if self._keep else ():
+        saves = sorted(
+            (path for path in self._folder.glob(f"*/{name}") if path.parent.name.isdigit()),
+            key=lambda path: path.stat().st_mtime_ns,
+        )
+        for old in saves[: -self._keep] if self._keep else ():
             old.unlink()
             with contextlib.suppress(OSError):  # other ranks' are in there
                 old.parent.rmdir()

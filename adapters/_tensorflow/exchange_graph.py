@@ -56,8 +56,7 @@ class ExchangeGraph:
         graph = tf.compat.v1.get_default_graph()
         order = [graph.get_operation_by_name(self._last_node[graph])] if graph in self._last_node else []
         sent = [nodes.start(gradients, order) for nodes in self._nodes]
-        received = [nodes.exchange(array, order, self.process_set)
-                    for nodes, array in zip(self._nodes, sent, strict=True)]
+        received = [nodes.exchange(array, order, self.process_set) for nodes, array in zip(self._nodes, sent, strict=True)]
         results = {}
         for nodes, array in zip(self._nodes, received, strict=True):
             results.update(nodes.finish(array, order, gradients))
@@ -67,11 +66,14 @@ class ExchangeGraph:
     def check_idle(self) -> None:
         if any(self.exchange.is_started(bucket) for bucket in self.exchange.buckets):
             self.exchange.abort()
-            raise ExchangeError("a step's gradients came before those of the step before were exchanged, because that one "
-                                "was interrupted, or because two steps run at a time")
+            raise ExchangeError(
+                "a step's gradients came before those of the step before were exchanged, because that one "
+                "was interrupted, or because two steps run at a time"
+            )
 
     def guarded(self, function):
         """The function; an error in it gives up the step."""
+
         def run(*arrays):
             try:
                 with scratch_in(self._arrays):

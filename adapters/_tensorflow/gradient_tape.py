@@ -14,11 +14,28 @@ _reducers: dict[tuple, Reducer] = {}  # by options and sources
 _loaded: dict[tuple, tuple] = {}  # by sources, arguments of load_state_dict of those that there are not yet
 
 
-def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compression=DEFAULT_SPEC, sparse_as_dense=False,
-                            op=hvd.Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
-                            process_set=hvd.global_process_set, scale_local_gradients=True, *, memory="residual",
-                            communicator="allgather", rules=None, bucket_bytes=25 * 2**20, seed=0, capture=None,
-                            schedule=None, observe=None):
+def DistributedGradientTape(
+    gradtape,
+    device_dense="",
+    device_sparse="",
+    compression=DEFAULT_SPEC,
+    sparse_as_dense=False,
+    op=hvd.Average,
+    gradient_predivide_factor=1.0,
+    num_groups=0,
+    groups=None,
+    process_set=hvd.global_process_set,
+    scale_local_gradients=True,
+    *,
+    memory="residual",
+    communicator="allgather",
+    rules=None,
+    bucket_bytes=25 * 2**20,
+    seed=0,
+    capture=None,
+    schedule=None,
+    observe=None,
+):
     """Wrap a tf.GradientTape so that `gradient` gives gradients that are compressed, exchanged and averaged over ranks.
 
     A drop-in for hvd.DistributedGradientTape: the arguments up to scale_local_gradients are Horovod's, in its order. The
@@ -36,9 +53,23 @@ def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compres
     Raises ConfigError for what cannot be honoured: op=Adasum, complex variables, specs that differ between ranks, XLA.
     """
     check_devices(device_dense, device_sparse)
-    options = Options(compression, memory, communicator, rules, bucket_bytes, groups or num_groups, op,
-                      gradient_predivide_factor, sparse_as_dense, process_set, scale_local_gradients, seed, capture,
-                      schedule, observe)
+    options = Options(
+        compression,
+        memory,
+        communicator,
+        rules,
+        bucket_bytes,
+        groups or num_groups,
+        op,
+        gradient_predivide_factor,
+        sparse_as_dense,
+        process_set,
+        scale_local_gradients,
+        seed,
+        capture,
+        schedule,
+        observe,
+    )
     plain = type(gradtape)
     if not isinstance(gradtape, tf.GradientTape) or hasattr(plain, "_plain"):
         raise ConfigError(f"a tf.GradientTape that is not wrapped yet was expected, not {gradtape!r}")
@@ -139,9 +170,11 @@ def _check_not_made_anew(options: Options, sources: list) -> None:
     wanted = _identities(sources)
     for (_, identities), reducer in _reducers.items() if any(map(_is_variable, sources)) else ():
         if identities == wanted and (name := reducer.made_anew(options)):
-            raise ConfigError(f"{name}: this tape has another object than an earlier one over the same sources, whose other "
-                              f"options are the same. Its memory would begin at zero, and what was not sent so far would "
-                              f"be lost: make the object once, before the loop, and give it to all these tapes")
+            raise ConfigError(
+                f"{name}: this tape has another object than an earlier one over the same sources, whose other "
+                f"options are the same. Its memory would begin at zero, and what was not sent so far would "
+                f"be lost: make the object once, before the loop, and give it to all these tapes"
+            )
 
 
 def _identities(sources) -> tuple:

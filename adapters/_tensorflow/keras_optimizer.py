@@ -19,12 +19,31 @@ from .accumulator import Accumulator
 from .reduce import Options, Reducer, check_devices
 
 
-def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse="", compression=DEFAULT_SPEC,
-                         sparse_as_dense=False, gradient_predivide_factor=1.0, op=hvd.Average, backward_passes_per_step=1,
-                         average_aggregated_gradients=False, num_groups=0, groups=None,
-                         process_set=hvd.global_process_set, scale_local_gradients=True, *, memory="residual",
-                         communicator="allgather", rules=None, bucket_bytes=25 * 2**20, seed=0, capture=None,
-                         schedule=None, observe=None):
+def DistributedOptimizer(
+    optimizer,
+    name=None,
+    device_dense="",
+    device_sparse="",
+    compression=DEFAULT_SPEC,
+    sparse_as_dense=False,
+    gradient_predivide_factor=1.0,
+    op=hvd.Average,
+    backward_passes_per_step=1,
+    average_aggregated_gradients=False,
+    num_groups=0,
+    groups=None,
+    process_set=hvd.global_process_set,
+    scale_local_gradients=True,
+    *,
+    memory="residual",
+    communicator="allgather",
+    rules=None,
+    bucket_bytes=25 * 2**20,
+    seed=0,
+    capture=None,
+    schedule=None,
+    observe=None,
+):
     """Wrap a Keras optimizer so that gradients are compressed, exchanged and averaged over ranks before they are applied.
 
     A drop-in for horovod.tensorflow.keras.DistributedOptimizer: the arguments up to scale_local_gradients are Horovod's,
@@ -56,9 +75,23 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
     check_devices(device_dense, device_sparse)
     if backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}; allowed: 1 and more")
-    options = Options(compression, memory, communicator, rules, bucket_bytes, groups or num_groups, op,
-                      gradient_predivide_factor, sparse_as_dense, process_set, scale_local_gradients, seed, capture,
-                      schedule, observe)
+    options = Options(
+        compression,
+        memory,
+        communicator,
+        rules,
+        bucket_bytes,
+        groups or num_groups,
+        op,
+        gradient_predivide_factor,
+        sparse_as_dense,
+        process_set,
+        scale_local_gradients,
+        seed,
+        capture,
+        schedule,
+        observe,
+    )
     hooks = _hooks(optimizer)
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     if any(hasattr(type(wrapped), "_grace") for wrapped in (optimizer, inner)):
@@ -72,10 +105,15 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
     if any(map(_has_momentum, (inner, *getattr(inner, "optimizers", ())))):
         for memory in Memories(options.memory).all():
             if memory.applies_momentum:
-                raise ConfigError(f"memory {str(memory)!r} applies the momentum before gradients are compressed: use "
-                                  f"for example keras.optimizers.SGD with momentum=0")
-    state = _State(Reducer(options), Accumulator(backward_passes_per_step, average_aggregated_gradients, sparse_as_dense),
-                   options.memory != "none")
+                raise ConfigError(
+                    f"memory {str(memory)!r} applies the momentum before gradients are compressed: use "
+                    f"for example keras.optimizers.SGD with momentum=0"
+                )
+    state = _State(
+        Reducer(options),
+        Accumulator(backward_passes_per_step, average_aggregated_gradients, sparse_as_dense),
+        options.memory != "none",
+    )
     if hooks is _KERAS_3 or inner is optimizer:
         _subclass(optimizer, state, *hooks)
     else:  # tf_keras' LossScaleOptimizer lets the inner optimizer exchange, before it decides whether to skip the step
@@ -196,10 +234,12 @@ class _Keras3:
 
     def __setattr__(self, name, value):
         if name == "loss_scale_factor" and value is None:  # the constructors of those optimizers do this
-            raise ConfigError("a LossScaleOptimizer or MultiOptimizer cannot hold a DistributedOptimizer: ranks would skip "
-                              "steps apart. Wrap the outermost: "
-                              "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). Under the policy "
-                              "mixed_float16 model.compile puts other optimizers into a LossScaleOptimizer, so give it one")
+            raise ConfigError(
+                "a LossScaleOptimizer or MultiOptimizer cannot hold a DistributedOptimizer: ranks would skip "
+                "steps apart. Wrap the outermost: "
+                "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). Under the policy "
+                "mixed_float16 model.compile puts other optimizers into a LossScaleOptimizer, so give it one"
+            )
         self._plain.__setattr__(self, name, value)
 
 
@@ -223,15 +263,21 @@ class _TfKerasPasses:
         if state.accumulator.passes == 1 or not grads_and_vars:
             return plain.apply_gradients(self, grads_and_vars, *args, **kwargs)
         if kwargs.get("skip_gradients_aggregation") or not kwargs.get("experimental_aggregate_gradients", True):
-            raise ConfigError("backward_passes_per_step: the gradients must not be aggregated before. With a "
-                              "LossScaleOptimizer write "
-                              "DistributedOptimizer(LossScaleOptimizer(optimizer), backward_passes_per_step=...)")
+            raise ConfigError(
+                "backward_passes_per_step: the gradients must not be aggregated before. With a "
+                "LossScaleOptimizer write "
+                "DistributedOptimizer(LossScaleOptimizer(optimizer), backward_passes_per_step=...)"
+            )
         grads, variables = zip(*grads_and_vars, strict=True)
         with tf.init_scope():
             inner = getattr(self, "inner_optimizer", self)
             inner.build(variables) if hasattr(inner, "build") else inner._create_all_weights(variables)
-        state.accumulator.call(grads, variables, lambda gradients: plain.apply_gradients(
-            self, list(zip(gradients, variables, strict=True)), *args, **kwargs), lambda: _count(self))
+        state.accumulator.call(
+            grads,
+            variables,
+            lambda gradients: plain.apply_gradients(self, list(zip(gradients, variables, strict=True)), *args, **kwargs),
+            lambda: _count(self),
+        )
         return self.iterations
 
 
@@ -246,8 +292,11 @@ def _hooks(optimizer) -> tuple:
     if hasattr(optimizer, "stateless_apply") and not (on_tensorflow or isinstance(optimizer, type)):
         backend = sys.modules["keras"].backend.backend()
         raise ConfigError(f"Keras runs on the backend {backend!r}; this adapter needs KERAS_BACKEND=tensorflow")
-    for method, hooks in (("stateless_apply", _KERAS_3), ("aggregate_gradients", _TF_KERAS),
-                          ("_aggregate_gradients", _TF_KERAS_LEGACY)):
+    for method, hooks in (
+        ("stateless_apply", _KERAS_3),
+        ("aggregate_gradients", _TF_KERAS),
+        ("_aggregate_gradients", _TF_KERAS_LEGACY),
+    ):
         if on_tensorflow and hasattr(optimizer, method):
             return hooks
     raise ConfigError(f"optimizer: an optimizer of keras or tf_keras is expected, not {optimizer!r}")
@@ -255,10 +304,18 @@ def _hooks(optimizer) -> tuple:
 
 def _subclass(optimizer, state: _State, *hooks) -> None:
     plain = type(optimizer)
-    methods = {name: method for hook in (_Common, *hooks) for name, method in vars(hook).items()
-               if name not in ("__module__", "__dict__", "__weakref__", "__doc__")}
+    methods = {
+        name: method
+        for hook in (_Common, *hooks)
+        for name, method in vars(hook).items()
+        if name not in ("__module__", "__dict__", "__weakref__", "__doc__")
+    }
     namespace = {
-        **methods, "_grace": state, "_plain": plain, "__module__": plain.__module__, "__doc__": plain.__doc__,
+        **methods,
+        "_grace": state,
+        "_plain": plain,
+        "__module__": plain.__module__,
+        "__doc__": plain.__doc__,
         # Whoever asks an object for its class, to write down its name in a file, hears the plain one.
         "__class__": property(lambda self: plain),
         "from_config": plain.from_config,

@@ -27,9 +27,12 @@ class BucketNodes:
         self._is_first = bucket is graph.exchange.buckets[0]
         self._is_last = bucket is graph.exchange.buckets[-1]
         #: Of the inputs of each collective.
-        self._dtypes = {"allgather": [tf.uint8], "alltoall": [tf.uint8, tf.int32],
-                        "broadcast": [tf.uint8],
-                        "allreduce": [tf.as_dtype(bucket.communicator.allreduced(bucket.compressor))]}
+        self._dtypes = {
+            "allgather": [tf.uint8],
+            "alltoall": [tf.uint8, tf.int32],
+            "broadcast": [tf.uint8],
+            "allreduce": [tf.as_dtype(bucket.communicator.allreduced(bucket.compressor))],
+        }
         self._collectives = bucket.communicator.collectives_of(graph.exchange.transport)
 
     def start(self, gradients, order) -> list[tf.Tensor]:
@@ -59,8 +62,10 @@ class BucketNodes:
         """Decode: results by tensor name."""
         (flat,) = self._graph.call(self._decode, [received], [tf.float32], order)
         flat.set_shape([self._bucket.size])
-        return {tensor.name: tf.reshape(part, gradients[tensor.name].shape) for tensor, part
-                in zip(self._bucket.tensors, tf.split(flat, self._bucket.sizes), strict=True)}
+        return {
+            tensor.name: tf.reshape(part, gradients[tensor.name].shape)
+            for tensor, part in zip(self._bucket.tensors, tf.split(flat, self._bucket.sizes), strict=True)
+        }
 
     # What runs in Python.
 
@@ -99,8 +104,8 @@ class BucketNodes:
         parts = []
         at = 0
         for array in arrays:
-            flat, part = array.reshape(-1), out[at:at + array.size]
-            parts += [(flat[i:i + _PART], part[i:i + _PART]) for i in range(0, array.size, _PART)]
+            flat, part = array.reshape(-1), out[at : at + array.size]
+            parts += [(flat[i : i + _PART], part[i : i + _PART]) for i in range(0, array.size, _PART)]
             at += array.size
         rest = iter(parts)  # that two threads take from
 
@@ -160,7 +165,7 @@ class Results:
                 return self._arrays[i]
         raw = np.empty(4 * self._size + 2 * _ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT + 4 * self._offset
-        array = raw[start:start + 4 * self._size].view(np.float32)
+        array = raw[start : start + 4 * self._size].view(np.float32)
         self._arrays = [*self._arrays[-1:], array]
         return array
 

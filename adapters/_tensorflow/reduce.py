@@ -56,7 +56,8 @@ class Options:
     def __post_init__(self):
         check_reduction(hvd, self.op, self.gradient_predivide_factor)
         self.compression, self.memory, self.communicator = understand_compression(
-            hvd, self.compression, self.memory, self.communicator)
+            hvd, self.compression, self.memory, self.communicator
+        )
 
     def key(self) -> tuple:
         """By field; equal for equal options. Variables, process sets, captures and observers are told apart, not looked
@@ -82,8 +83,9 @@ class Options:
         if there is none. For options that a loop may make at every step, and that say nothing of what is exchanged with
         whom."""
         names = [field.name for field in dataclasses.fields(self)]
-        differing = [(name, own, others) for name, own, others in zip(names, self.key(), other.key(), strict=True)
-                     if own != others]
+        differing = [
+            (name, own, others) for name, own, others in zip(names, self.key(), other.key(), strict=True) if own != others
+        ]
         if all(name not in ("process_set", "groups") and _alike(own, others) for name, own, others in differing):
             return differing[0][0] if differing else None
         return None
@@ -142,8 +144,11 @@ class Reducer:
         if local:
             return self._reduce_shared(gradients, variables, {id(variable) for variable in local})
         names = _unique([name_of(variable) for variable in variables])
-        given = {name: self._checked(name, gradient, variable)
-                 for name, gradient, variable in zip(names, gradients, variables, strict=True) if gradient is not None}
+        given = {
+            name: self._checked(name, gradient, variable)
+            for name, gradient, variable in zip(names, gradients, variables, strict=True)
+            if gradient is not None
+        }
         if not given:
             return list(gradients)
         layout = self._layout(given, dict(zip(names, variables, strict=True)))
@@ -178,9 +183,15 @@ class Reducer:
             tensors = [_tensor(name, gradient, variables[name], common[name]) for name, gradient in given.items()]
             with tf.init_scope():
                 float32 = {name for name, gradient in given.items() if gradient.dtype == tf.float32}
-                self._layouts[key] = _Layout(self._options, tensors, tables, float32,
-                                             {id(variable): name for name, variable in variables.items()},
-                                             self._capture, self._observers)
+                self._layouts[key] = _Layout(
+                    self._options,
+                    tensors,
+                    tables,
+                    float32,
+                    {id(variable): name for name, variable in variables.items()},
+                    self._capture,
+                    self._observers,
+                )
             self._restored(self._layouts[key])
         return self._layouts[key]
 
@@ -195,9 +206,17 @@ class Reducer:
         process_set = self._options.process_set
         rank, ranks = process_set.rank(), process_set.size()
         waiting = self._restore.waiting() if self._restore else []
-        return {"rank": rank, "ranks": ranks, "layouts": [
-            *(checkpoint.pack(layout.exchange.state_dict(), rank, ranks, layout.names) for layout in self._layouts.values()),
-            *waiting]}
+        return {
+            "rank": rank,
+            "ranks": ranks,
+            "layouts": [
+                *(
+                    checkpoint.pack(layout.exchange.state_dict(), rank, ranks, layout.names)
+                    for layout in self._layouts.values()
+                ),
+                *waiting,
+            ],
+        }
 
     def load_state_dict(self, states, on_resize=None) -> dict | None:
         """A collective: go on from what state_dict returned, on all ranks, now or in the first step. See Restore. Returns
@@ -224,24 +243,50 @@ class Reducer:
 class _Layout:
     """The buckets of certain gradients, in the reverse order of their variables: about that in which backward makes them."""
 
-    def __init__(self, options: Options, tensors: list[Tensor], tables: set[str], float32: set[str], names: dict[int, str],
-                 capture: Capture | None, observe: list):
+    def __init__(
+        self,
+        options: Options,
+        tensors: list[Tensor],
+        tables: set[str],
+        float32: set[str],
+        names: dict[int, str],
+        capture: Capture | None,
+        observe: list,
+    ):
         """tables: the names of those whose gradients come as rows; each has a bucket of its own. float32: of those with
         gradients of that dtype. names: by id of the variable."""
         process_set = options.process_set
         weight = weight_of(hvd, options.op, options.gradient_predivide_factor, process_set.size())
-        self.exchange = Exchange(GraphTransport(process_set), options.memory, weight, options.seed,
-                                 capture, CallersThread(), options.schedule, observe=observe)
+        self.exchange = Exchange(
+            GraphTransport(process_set),
+            options.memory,
+            weight,
+            options.seed,
+            capture,
+            CallersThread(),
+            options.schedule,
+            observe=observe,
+        )
         rules = Rules(options.compression, options.rules, options.seed)
         communicator = parse_stage("communicator", options.communicator)
         self.names = [tensor.name for tensor in tensors]
-        self.exchange.set_buckets(build_buckets(
-            self.exchange, [tensors[::-1]], tables, rules, communicator, prefix_of(process_set), options.bucket_bytes,
-            group_names(options.groups, names)))
+        self.exchange.set_buckets(
+            build_buckets(
+                self.exchange,
+                [tensors[::-1]],
+                tables,
+                rules,
+                communicator,
+                prefix_of(process_set),
+                options.bucket_bytes,
+                group_names(options.groups, names),
+            )
+        )
         for bucket in self.exchange.buckets:
             bucket.may_bypass = float32.issuperset(tensor.name for tensor in bucket.tensors)
-        check_config_digests(self.exchange,
-                             lambda digest: hvd.allgather(tf.constant(digest), process_set=process_set).numpy())
+        check_config_digests(
+            self.exchange, lambda digest: hvd.allgather(tf.constant(digest), process_set=process_set).numpy()
+        )
         self.graph = ExchangeGraph(self.exchange, process_set, 1.0 / options.gradient_predivide_factor)
         self._function = None
 
@@ -249,7 +294,8 @@ class _Layout:
         """As a graph as well: there Horovod's operations have names and overlap."""
         if self._function is None:
             self._function = tf.function(self.graph.add).get_concrete_function(
-                {name: _spec(gradient) for name, gradient in given.items()})
+                {name: _spec(gradient) for name, gradient in given.items()}
+            )
         self.graph.error = None
         try:
             return self._function(given)
@@ -265,9 +311,11 @@ def check_not_compiled() -> None:
     if not tf.compat.v1.executing_eagerly_outside_functions():
         raise ConfigError("sessions of TensorFlow 1 are not supported: leave eager execution enabled")
     if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise ConfigError("XLA compiles this training step, and a compiled step cannot exchange gradients: switch it off "
-                          "with model.compile(..., jit_compile=False) (Keras 3 compiles by itself on a GPU: "
-                          "jit_compile='auto'), or in your own loop with @tf.function(jit_compile=False)")
+        raise ConfigError(
+            "XLA compiles this training step, and a compiled step cannot exchange gradients: switch it off "
+            "with model.compile(..., jit_compile=False) (Keras 3 compiles by itself on a GPU: "
+            "jit_compile='auto'), or in your own loop with @tf.function(jit_compile=False)"
+        )
 
 
 def check_devices(device_dense: str, device_sparse: str) -> None:

@@ -37,14 +37,23 @@ class Restore:
         self._layouts = _merged(states)
         same = all(saved["ranks"] == ranks for saved in self._layouts)
         whole = bool(self._layouts) and all(
-            self._rank in saved["memories"] if same else len(saved["memories"]) == saved["ranks"] for saved in self._layouts)
+            self._rank in saved["memories"] if same else len(saved["memories"]) == saved["ranks"] for saved in self._layouts
+        )
         passes = next((state.get("passes") for state in states if state["rank"] == self._rank), None) if same else None
-        told = _gather({"whole": whole, "calls": passes["calls"] if passes else 0,
-                        "layouts": [_outline(saved) for saved in self._layouts]}, process_set)
+        told = _gather(
+            {
+                "whole": whole,
+                "calls": passes["calls"] if passes else 0,
+                "layouts": [_outline(saved) for saved in self._layouts],
+            },
+            process_set,
+        )
         outlines = [one["layouts"] for one in told if one["layouts"]]
         if any(outline != outlines[0] for outline in outlines):
-            raise ConfigError("the ranks load states of different steps or models: "
-                              f"steps {[[saved['step'] for saved in outline] for outline in outlines]}")
+            raise ConfigError(
+                "the ranks load states of different steps or models: "
+                f"steps {[[saved['step'] for saved in outline] for outline in outlines]}"
+            )
         self._whole = np.array([one["whole"] for one in told])
         if outlines and (not self._layouts or not same and not self._whole.all()):
             self._layouts = [{**outline, "memories": {}} for outline in outlines[0]]
@@ -72,6 +81,7 @@ class Restore:
     def _take(self, names) -> dict | None:
         """The one with most of these names; else one with as many tensors, which then go by their order, since automatic
         names count on ("dense_1") when a model is made once more."""
+
         def likeness(saved):
             return len({*names} & {*saved["order"]}), -abs(len(saved["order"]) - len(names))
 
@@ -87,11 +97,15 @@ class Restore:
 
 def _merged(states: list[dict]) -> list[dict]:
     """The layouts with the memories of all these ranks."""
-    if any([_outline(saved) for saved in state["layouts"]] != [_outline(saved) for saved in states[0]["layouts"]]
-           for state in states):
+    if any(
+        [_outline(saved) for saved in state["layouts"]] != [_outline(saved) for saved in states[0]["layouts"]]
+        for state in states
+    ):
         raise ConfigError("the states are of different steps, models or numbers of ranks")
-    return [{**parts[0], "memories": {rank: memory for saved in parts for rank, memory in saved["memories"].items()}}
-            for parts in zip(*(state["layouts"] for state in states), strict=True)]
+    return [
+        {**parts[0], "memories": {rank: memory for saved in parts for rank, memory in saved["memories"].items()}}
+        for parts in zip(*(state["layouts"] for state in states), strict=True)
+    ]
 
 
 def _outline(saved: dict) -> dict:
@@ -99,8 +113,10 @@ def _outline(saved: dict) -> dict:
 
 
 def _renamed(saved: dict, names: dict) -> dict:
-    memories = {rank: {field: {names[name]: array for name, array in arrays.items()} for field, arrays in memory.items()}
-                for rank, memory in saved["memories"].items()}
+    memories = {
+        rank: {field: {names[name]: array for name, array in arrays.items()} for field, arrays in memory.items()}
+        for rank, memory in saved["memories"].items()
+    }
     return {**saved, "memories": memories}
 
 
@@ -132,8 +148,10 @@ def write(path, state: dict) -> None:
 def read(path) -> dict:
     """The inverse of write."""
     with np.load(path) as file:
-        state = json.loads(str(file["arr_0"]), object_hook=lambda found: file[f"arr_{found['array']}"]
-                           if found.keys() == {"array"} else found)
+        state = json.loads(
+            str(file["arr_0"]),
+            object_hook=lambda found: file[f"arr_{found['array']}"] if found.keys() == {"array"} else found,
+        )
     for saved in state["layouts"]:
         saved["memories"] = {int(rank): memory for rank, memory in saved["memories"].items()}
     return state

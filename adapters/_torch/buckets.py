@@ -23,8 +23,10 @@ from .gradients import on_device, pack, receive
 from .output_buffer import OutputBuffer, as_gradient
 from .rows import comes_as_rows
 
-JOIN_AND_CLOSURE = ("join() and step(closure): a rank without data has no loss to give; give all ranks as many batches, or "
-                    "step without a closure")
+JOIN_AND_CLOSURE = (
+    "join() and step(closure): a rank without data has no loss to give; give all ranks as many batches, or "
+    "step without a closure"
+)
 _NONE, _DENSE, _ROWS = 0, 1, 2  # what a rank's first backward pass says of a gradient
 
 
@@ -41,8 +43,22 @@ class TorchBuckets:
     #: Whether what is exchanged are the gradients, and nothing that `_pack` makes of them.
     sends_gradients = True
 
-    def __init__(self, parameters: dict[str, torch.nn.Parameter], exchange: Exchange, rules, communicator, *, prefix,
-                 bucket_bytes, groups, selection, prescale, passes, sparse_as_dense, scale: Callable[[], float]):
+    def __init__(
+        self,
+        parameters: dict[str, torch.nn.Parameter],
+        exchange: Exchange,
+        rules,
+        communicator,
+        *,
+        prefix,
+        bucket_bytes,
+        groups,
+        selection,
+        prescale,
+        passes,
+        sparse_as_dense,
+        scale: Callable[[], float],
+    ):
         self.exchange = exchange
         self.all_parameters = parameters
         self._rules, self._communicator = rules, communicator
@@ -88,12 +104,14 @@ class TorchBuckets:
         """tables: names of those whose gradients come as rows; each has a bucket of its own."""
         self._built = order, tables
         tensors = [Tensor(name, p.numel(), p.dim(), str(p.device), tuple(p.shape)) for name, p in self._in_order(order)]
-        buckets = build_buckets(self.exchange, [tensors], tables, self._rules, self._communicator, self.prefix,
-                              self._bucket_bytes, self._groups)
+        buckets = build_buckets(
+            self.exchange, [tensors], tables, self._rules, self._communicator, self.prefix, self._bucket_bytes, self._groups
+        )
         self.exchange.set_buckets([on_device(bucket, self._selection) for bucket in buckets])
         for bucket in self.exchange.buckets:
-            bucket.may_bypass = self.sends_gradients and all(self.parameters[tensor.name].dtype == torch.float32
-                                                           for tensor in bucket.tensors)
+            bucket.may_bypass = self.sends_gradients and all(
+                self.parameters[tensor.name].dtype == torch.float32 for tensor in bucket.tensors
+            )
         self._outputs = {b.name: OutputBuffer(b) for b in self.exchange.buckets}
         self._bucket_of = {tensor.name: b for b in self.exchange.buckets for tensor in b.tensors}
         self._number_of = {tensor.name: i for b in self.exchange.buckets for i, tensor in enumerate(b.tensors)}
@@ -162,8 +180,10 @@ class TorchBuckets:
         if name not in self.parameters:
             return  # it was frozen at the last exchange; the next one takes it in
         if self._left[name] == 0:
-            raise ExchangeError(f"the gradient of {name!r} was computed more than backward_passes_per_step="
-                                f"{self._passes} times before step(); increase backward_passes_per_step")
+            raise ExchangeError(
+                f"the gradient of {name!r} was computed more than backward_passes_per_step="
+                f"{self._passes} times before step(); increase backward_passes_per_step"
+            )
         if self.order is None:
             as_rows = not self._sparse_as_dense and comes_as_rows(name, self.parameters[name].grad)
             self._kinds[name] = _ROWS if as_rows else _DENSE
@@ -247,8 +267,10 @@ class TorchBuckets:
         if not are_known.any():
             return loss
         if not are_known.all():
-            raise ConfigError(f"the closure returned a number on ranks {np.flatnonzero(are_known).tolist()} only; it has to "
-                              f"return one on all ranks, or on none")
+            raise ConfigError(
+                f"the closure returned a number on ranks {np.flatnonzero(are_known).tolist()} only; it has to "
+                f"return one on all ranks, or on none"
+            )
         reduced = sum(values.tolist()) * self._prescale * self.exchange.weight
         return torch.full_like(loss.detach(), reduced) if isinstance(loss, torch.Tensor) else reduced
 

@@ -29,7 +29,7 @@ class BypassBucket:
         flat = gradient.reshape(-1)
         if self._on_gradient:
             end = self._ends[number]
-            self._seen[end - flat.numel():end] = flat.cpu()
+            self._seen[end - flat.numel() : end] = flat.cpu()
         sent = flat.half() if self._half else flat
         handle = self._transport.sum_tensor(f"{self._bucket.name}.{number}", sent, *self._factors)
         self._sent[number] = handle, sent, flat, gradient

@@ -33,9 +33,19 @@ class DdpBuckets:
     DDP completes them, which is the same on all ranks; what remains when all have started.
     """
 
-    def __init__(self, parameters: dict[str, torch.nn.Parameter], exchange: Exchange,
-                 worker: concurrent.futures.Executor, rules, communicator, *, prefix: str, selection: str, on_resize,
-                 grad_scaler=None):
+    def __init__(
+        self,
+        parameters: dict[str, torch.nn.Parameter],
+        exchange: Exchange,
+        worker: concurrent.futures.Executor,
+        rules,
+        communicator,
+        *,
+        prefix: str,
+        selection: str,
+        on_resize,
+        grad_scaler=None,
+    ):
         """parameters: by name, {} to number them as they come. worker: the exchange's executor, of one thread."""
         checkpoint.check_policy(on_resize)
         self.exchange = exchange
@@ -70,8 +80,9 @@ class DdpBuckets:
     def on_bucket_ready(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """What the hook does."""
         if self._error is not None:
-            raise ExchangeError("an earlier exchange of gradients failed, so the ranks may be out of step: restart from a "
-                                "checkpoint") from self._error
+            raise ExchangeError(
+                "an earlier exchange of gradients failed, so the ranks may be out of step: restart from a checkpoint"
+            ) from self._error
         if bucket.index() == 0:
             if self._seen and self._futures:
                 self._fail(ExchangeError("a backward pass ended before all of its gradients were there"))
@@ -137,8 +148,10 @@ class DdpBuckets:
         name = self._names.get(id(p))
         if name is None:
             if not self._numbered or self.bucket_names is not None:
-                raise ConfigError(f"a parameter of shape {tuple(p.shape)} is not in named_parameters: pass "
-                                  f"model.named_parameters() of the model that DDP wraps, and one state for each model")
+                raise ConfigError(
+                    f"a parameter of shape {tuple(p.shape)} is not in named_parameters: pass "
+                    f"model.named_parameters() of the model that DDP wraps, and one state for each model"
+                )
             name = self._names[id(p)] = f"parameter{len(self._names)}"
             self._parameters[name] = p
         return name
@@ -176,8 +189,9 @@ class DdpBuckets:
         if self._saved is not None:
             return self._saved
         transport, layout = self.exchange.transport, self.bucket_names or []
-        saved = checkpoint.pack(self.exchange.state_dict(), transport.rank, transport.size,
-                                [name for part in layout for name in part])
+        saved = checkpoint.pack(
+            self.exchange.state_dict(), transport.rank, transport.size, [name for part in layout for name in part]
+        )
         saved["memories"].update(self._consolidated)
         return {**saved, "layout": layout}
 
@@ -225,8 +239,9 @@ class DdpBuckets:
         saved = self._saved.get("layout", []) if self._saved else []
         fits = sorted(name for part in saved for name in part) == sorted(self._gradients)
         names = list(self._gradients)
-        order = np.array([2 * names.index(name) + (name == part[0])
-                          for part in (saved if fits else self._seen) for name in part], "<u4")
+        order = np.array(
+            [2 * names.index(name) + (name == part[0]) for part in (saved if fits else self._seen) for name in part], "<u4"
+        )
         layout: list[list[str]] = []
         for code in self._gather("order", order.view(np.uint8)).reshape(-1, order.nbytes)[0].copy().view("<u4"):
             if code % 2:
@@ -235,11 +250,18 @@ class DdpBuckets:
         return layout
 
     def _build(self, layout: list[list[str]]) -> None:
-        tensors = {name: Tensor(name, g.numel(), g.dim(), str(g.device), tuple(g.shape))
-                   for name, g in self._gradients.items()}
+        tensors = {
+            name: Tensor(name, g.numel(), g.dim(), str(g.device), tuple(g.shape)) for name, g in self._gradients.items()
+        }
         tables = {name for name, g in self._gradients.items() if g.is_sparse}
-        buckets = build_buckets(self.exchange, [[tensors[name] for name in names] for names in layout], tables, self._rules,
-                              self._communicator, self._prefix)
+        buckets = build_buckets(
+            self.exchange,
+            [[tensors[name] for name in names] for names in layout],
+            tables,
+            self._rules,
+            self._communicator,
+            self._prefix,
+        )
         self.exchange.set_buckets([on_device(bucket, self._selection) for bucket in buckets])
         self._outputs = {bucket.name: OutputBuffer(bucket) for bucket in self.exchange.buckets}
         self._bucket_of = {t.name: b for b in self.exchange.buckets for t in b.tensors}
@@ -276,8 +298,9 @@ class DdpBuckets:
 
     def _receive(self, bucket: Bucket) -> None:
         names = [tensor.name for tensor in bucket.tensors]
-        results = receive(self.exchange, bucket, self._outputs[bucket.name], [self._parameters[name] for name in names],
-                          self._unit(bucket))
+        results = receive(
+            self.exchange, bucket, self._outputs[bucket.name], [self._parameters[name] for name in names], self._unit(bucket)
+        )
         for name, result in zip(names, results, strict=True):
             if result.is_sparse:
                 self._gradients[name] = result

@@ -86,9 +86,11 @@ class GroupTransport(Transport):
         """Send uint8[m] to some ranks, receive as many bytes as said from others; returns them by rank. Waits."""
         sent = {rank: torch.from_numpy(payload).to(self._device) for rank, payload in outgoing.items()}
         rooms = {rank: torch.empty(size, dtype=torch.uint8, device=self._device) for rank, size in incoming.items()}
-        operations = [dist.P2POp(operation, tensor, dist.get_global_rank(self._group, rank), self._group)
-                      for operation, tensors in ((dist.isend, sent), (dist.irecv, rooms))
-                      for rank, tensor in tensors.items()]
+        operations = [
+            dist.P2POp(operation, tensor, dist.get_global_rank(self._group, rank), self._group)
+            for operation, tensors in ((dist.isend, sent), (dist.irecv, rooms))
+            for rank, tensor in tensors.items()
+        ]
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
         return {rank: room.cpu().numpy() for rank, room in rooms.items()}
@@ -96,6 +98,7 @@ class GroupTransport(Transport):
 
 def _under_way(work, result: torch.Tensor, *sent: torch.Tensor) -> CollectiveHandle:
     """sent: alive until it has left."""
+
     def wait():
         work.wait()
         sent  # noqa: B018
@@ -113,19 +116,22 @@ class _Payloads(CollectiveHandle):
         self._sends = root in (None, transport.rank)
         self._longest = transport.longest.setdefault(name, collections.deque(maxlen=KEPT))
         self._room = room_for(max(self._longest)) if self._longest else 0
-        self._first = self._collect(_padded([_head(payload), payload[:self._room]], HEAD + self._room))
+        self._first = self._collect(_padded([_head(payload), payload[: self._room]], HEAD + self._room))
 
     def _receive(self) -> np.ndarray:
         rows = self._first.wait()
         lengths = _lengths(rows)
         longest, room, transport = int(lengths.max()), self._room, self._transport
         self._longest.append(longest)
-        parts = [row[HEAD:HEAD + min(length, room)] for row, length in zip(rows, lengths, strict=True)]
+        parts = [row[HEAD : HEAD + min(length, room)] for row, length in zip(rows, lengths, strict=True)]
         if longest > room:
             transport.second_gathers += 1
             rests = self._collect(_padded([self._payload[room:]], longest - room)).wait()
-            parts = [part for row, length, first in zip(rests, lengths, parts, strict=True)
-                     for part in (first, row[:max(0, length - room)])]
+            parts = [
+                part
+                for row, length, first in zip(rests, lengths, parts, strict=True)
+                for part in (first, row[: max(0, length - room)])
+            ]
         self.padding = HEAD + max(room, longest) - self._payload.size if self._sends else 0
         return np.concatenate(parts)
 
@@ -137,19 +143,32 @@ class _Pairs(CollectiveHandle):
         super().__init__(self._receive)
         self._transport, self._payloads = transport, payloads
         own, ranks = transport.rank, range(transport.size)
-        self._sent, self._received = ([self._kept(name, *pair(rank)) for rank in ranks]
-                                      for pair in (lambda rank: (own, rank), lambda rank: (rank, own)))
-        rooms, self._rooms = ([room_for(max(kept)) if kept else 0 for kept in lists]
-                              for lists in (self._sent, self._received))
-        messages = [_padded([_head(payload), payload[:room]], HEAD + room)
-                    for payload, room in zip(payloads, rooms, strict=True)]
+        self._sent, self._received = (
+            [self._kept(name, *pair(rank)) for rank in ranks]
+            for pair in (lambda rank: (own, rank), lambda rank: (rank, own))
+        )
+        rooms, self._rooms = (
+            [room_for(max(kept)) if kept else 0 for kept in lists] for lists in (self._sent, self._received)
+        )
+        messages = [
+            _padded([_head(payload), payload[:room]], HEAD + room) for payload, room in zip(payloads, rooms, strict=True)
+        ]
         messages[own] = messages[own][:0]
-        self._rests = {rank: payload[room:] for rank, (payload, room) in enumerate(zip(payloads, rooms, strict=True))
-                       if payload.size > room and rank != own}
-        self.padding = (sum(message.size for message in messages) + sum(rest.size for rest in self._rests.values())
-                        - sum(payload.size for payload in payloads))
-        self._first = transport.exchange(np.concatenate(messages), [message.size for message in messages],
-                                         [HEAD + room if rank != own else 0 for rank, room in enumerate(self._rooms)])
+        self._rests = {
+            rank: payload[room:]
+            for rank, (payload, room) in enumerate(zip(payloads, rooms, strict=True))
+            if payload.size > room and rank != own
+        }
+        self.padding = (
+            sum(message.size for message in messages)
+            + sum(rest.size for rest in self._rests.values())
+            - sum(payload.size for payload in payloads)
+        )
+        self._first = transport.exchange(
+            np.concatenate(messages),
+            [message.size for message in messages],
+            [HEAD + room if rank != own else 0 for rank, room in enumerate(self._rooms)],
+        )
 
     def _kept(self, name, sender, receiver) -> collections.deque[int]:
         return self._transport.longest_of_pairs.setdefault((name, sender, receiver), collections.deque(maxlen=KEPT))
@@ -162,9 +181,9 @@ class _Pairs(CollectiveHandle):
             if rank == own:
                 parts.append(payload)
                 continue
-            (length,) = _lengths(joined[None, at:at + HEAD])
+            (length,) = _lengths(joined[None, at : at + HEAD])
             self._received[rank].append(int(length))
-            parts.append(joined[at + HEAD:at + HEAD + min(length, room)])
+            parts.append(joined[at + HEAD : at + HEAD + min(length, room)])
             if length > room:
                 incoming[rank] = int(length) - room
             at += HEAD + room
@@ -187,7 +206,7 @@ def _padded(parts: list[np.ndarray], size: int) -> np.ndarray:
     message = np.zeros(size, np.uint8)
     at = 0
     for part in parts:
-        message[at:at + part.size] = part
+        message[at : at + part.size] = part
         at += part.size
     return message
 

@@ -46,8 +46,13 @@ class TorchBucket(Bucket):
     @staticmethod
     def fits(compressor, communicator, memory) -> bool:
         """Whether this road exists for these parts; otherwise the whole gradient goes to the host."""
-        return (communicator.name == "allgather" and not memory.has_hooks and compressor.transform is None
-                and compressor.sparsifier.name == "topk" and compressor.sparsifier.per == "bucket")
+        return (
+            communicator.name == "allgather"
+            and not memory.has_hooks
+            and compressor.transform is None
+            and compressor.sparsifier.name == "topk"
+            and compressor.sparsifier.per == "bucket"
+        )
 
     def start(self, transport, pack, stream, on_gradient=None, on_compensated_gradient=None):
         """on_gradient gets tensors of the device, on_compensated_gradient copies on the host."""
@@ -63,13 +68,23 @@ class TorchBucket(Bucket):
             dense += state[0]
         indices = select_topk(dense, self.compressor.sparsifier.count(self.size))
         encoded = self.compressor.pack(
-            self.size, indices.to(torch.int32).cpu().numpy().view(np.uint32), dense[indices].cpu().numpy(),
-            lambda support: dense[self._positions(support)].cpu().numpy(), stream, started=started)
+            self.size,
+            indices.to(torch.int32).cpu().numpy().view(np.uint32),
+            dense[indices].cpu().numpy(),
+            lambda support: dense[self._positions(support)].cpu().numpy(),
+            stream,
+            started=started,
+        )
         if state is not None and not encoded.non_finite:
             dense[self._positions(encoded.support)] = self._values(encoded.values - encoded.decoded)
-        return Pending(transport.allgather(self.name, encoded.blob), encoded.blob.size, encoded.seconds,
-                       index_codecs=[encoded.index_codec] if encoded.index_codec else [], container=encoded.blob,
-                       support=encoded.support)
+        return Pending(
+            transport.allgather(self.name, encoded.blob),
+            encoded.blob.size,
+            encoded.seconds,
+            index_codecs=[encoded.index_codec] if encoded.index_codec else [],
+            container=encoded.blob,
+            support=encoded.support,
+        )
 
     def finish(self, pending, transport, out, weight):
         joined = wait(pending)
@@ -97,5 +112,5 @@ def select_topk(dense: torch.Tensor, k: int) -> torch.Tensor:
     magnitude = dense.view(torch.int32) & MAGNITUDE
     bound = torch.topk(magnitude, k, sorted=False).values.min().clamp(min=1)
     above = torch.nonzero(magnitude > bound).flatten()
-    ties = torch.nonzero(magnitude == bound).flatten()[:k - above.numel()]
+    ties = torch.nonzero(magnitude == bound).flatten()[: k - above.numel()]
     return torch.cat([above, ties]).sort().values

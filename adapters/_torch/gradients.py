@@ -66,8 +66,13 @@ def pack(bucket: Bucket, gradients: list, factor: float, *out):
 
 def _is_flat(gradient: torch.Tensor | None) -> bool:
     """Whether its elements lie in memory as in a bucket."""
-    return (gradient is not None and gradient.layout == torch.strided and gradient.dtype == torch.float32
-            and gradient.device.type == "cpu" and gradient.is_contiguous())
+    return (
+        gradient is not None
+        and gradient.layout == torch.strided
+        and gradient.dtype == torch.float32
+        and gradient.device.type == "cpu"
+        and gradient.is_contiguous()
+    )
 
 
 def receive(exchange: Exchange, bucket: Bucket, output: OutputBuffer, parameters: list, factor: float) -> list[torch.Tensor]:

@@ -23,8 +23,10 @@ class OneBitBuckets(TorchBuckets):
 
     def __init__(self, optimizer, parameters, exchange, rules, communicator, *, warmup, **options):
         self._optimizer = optimizer
-        self._stages = {True: (rules, communicator, exchange.state.memories, exchange.schedules),
-                        False: (Rules(warmup, {"*": warmup}), Allreduce(), Memories("none"), Schedules())}
+        self._stages = {
+            True: (rules, communicator, exchange.state.memories, exchange.schedules),
+            False: (Rules(warmup, {"*": warmup}), Allreduce(), Memories("none"), Schedules()),
+        }
         self._compressed = True
         super().__init__(parameters, exchange, rules, communicator, **options)
         if any(bucket.memory.applies_momentum for bucket in exchange.buckets):
@@ -47,8 +49,10 @@ class OneBitBuckets(TorchBuckets):
         super().synchronize()
 
     def shadow_step(self):
-        raise ConfigError("OneBitAdam: join() is not supported; a rank without data would have to know the momentum of each "
-                          "step, and when the warm-up ends: give all ranks as many batches")
+        raise ConfigError(
+            "OneBitAdam: join() is not supported; a rank without data would have to know the momentum of each "
+            "step, and when the warm-up ends: give all ranks as many batches"
+        )
 
     def _unit(self, bucket):
         # The momentum is kept in unscaled units, whether or not there is a residual as well.
@@ -56,8 +60,10 @@ class OneBitBuckets(TorchBuckets):
 
     def _pack(self, bucket, factor, *out):
         if not out:
-            raise ConfigError(f"the gradient of {bucket.tensors[0].name!r} is sparse, and Adam's momentum is not: pass "
-                              f"sparse_as_dense=True")
+            raise ConfigError(
+                f"the gradient of {bucket.tensors[0].name!r} is sparse, and Adam's momentum is not: pass "
+                f"sparse_as_dense=True"
+            )
         borrowed = super()._pack(bucket, factor, *out)
         if borrowed is not None:
             np.copyto(out[0], borrowed)

@@ -52,8 +52,7 @@ class OutputBuffer:
 
     def _has(self, gradient: torch.Tensor | None) -> bool:
         address = self.out.data_ptr() if isinstance(self.out, torch.Tensor) else self.out.__array_interface__["data"][0]
-        return (gradient is not None and gradient.layout == torch.strided
-                and gradient.untyped_storage().data_ptr() == address)
+        return gradient is not None and gradient.layout == torch.strided and gradient.untyped_storage().data_ptr() == address
 
 
 def as_gradient(p: torch.nn.Parameter, result: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,9 @@ def comes_as_rows(name: str, gradient: torch.Tensor) -> bool:
     if gradient.layout == torch.strided:
         return False
     if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1:
-        raise ConfigError(f"the gradient of {name!r} is sparse in another way than by rows ({gradient.layout}); pass "
-                          f"sparse_as_dense=True")
+        raise ConfigError(
+            f"the gradient of {name!r} is sparse in another way than by rows ({gradient.layout}); pass sparse_as_dense=True"
+        )
     return True
 
 
@@ -33,5 +34,6 @@ def from_rows(rows: RowGradient, like: torch.nn.Parameter, factor: float) -> tor
     """A coalesced sparse gradient of the parameter, times factor."""
     values = torch.from_numpy(rows.values).reshape(-1, *like.shape[1:])
     values = (values if factor == 1.0 else values * factor).to(like.device, like.dtype)
-    return torch.sparse_coo_tensor(torch.from_numpy(rows.indices)[None].to(like.device), values, like.shape,
-                                   is_coalesced=True, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        torch.from_numpy(rows.indices)[None].to(like.device), values, like.shape, is_coalesced=True, check_invariants=False
+    )

@@ -34,8 +34,11 @@ def gather_on(transport, name: str, memory: dict, to: int) -> list[dict]:
     received: list[list[np.ndarray]] = [[] for _ in lengths]
     chunk = _CHUNK // transport.size
     for start in range(0, int(lengths.max()), chunk):
-        parts = transport.send(f"{name}.{start}", own[start:start + chunk], to)
+        parts = transport.send(f"{name}.{start}", own[start : start + chunk], to)
         for pieces, part in zip(received, parts, strict=True) if parts else ():
             pieces.append(part)
-    return [to_numpy(torch.load(io.BytesIO(np.concatenate(pieces).tobytes()), weights_only=True))
-            for pieces in received if pieces]
+    return [
+        to_numpy(torch.load(io.BytesIO(np.concatenate(pieces).tobytes()), weights_only=True))
+        for pieces in received
+        if pieces
+    ]

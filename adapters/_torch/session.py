@@ -110,8 +110,10 @@ class MembershipSession:
 
     def synchronize(self) -> None:
         if self._detached:
-            raise ExchangeError("this optimizer's parameters were wrapped once more, by another DistributedOptimizer, which "
-                                "exchanges their gradients now")
+            raise ExchangeError(
+                "this optimizer's parameters were wrapped once more, by another DistributedOptimizer, which "
+                "exchanges their gradients now"
+            )
         buckets = self.buckets
         self._consolidated = {}
         if buckets is None:
@@ -158,8 +160,10 @@ class MembershipSession:
             self._kept = saved or checkpoint.pack({"step": 0}, 0, 1, [])
             return
         if buckets.under_way():
-            raise ExchangeError("optimizer.load_state_dict() between backward() and step() or synchronize(): load before "
-                                "backward(), on all ranks")
+            raise ExchangeError(
+                "optimizer.load_state_dict() between backward() and step() or synchronize(): load before "
+                "backward(), on all ranks"
+            )
         loaded = checkpoint.choose(saved, buckets.exchange, self._on_resize)
         buckets.exchange.load_state_dict(loaded.state)
         buckets.follow(saved["order"] if saved else [])
@@ -212,13 +216,18 @@ class MembershipSession:
         state = {} if reset else checkpoint.gather_and_redistribute(exchange, own, f"{buckets.prefix}.state")
         exchange.load_state_dict({**state, "step": step})
         if rank == 0:
-            _LOG.warning("the ranks have changed: there are %d, of which %d were there before; memories %s; what ranks held "
-                         "that are gone is lost", exchange.transport.size, earlier,
-                         "start from zero (on_resize='reset')" if reset else f"of these {earlier} were redistributed")
+            _LOG.warning(
+                "the ranks have changed: there are %d, of which %d were there before; memories %s; what ranks held "
+                "that are gone is lost",
+                exchange.transport.size,
+                earlier,
+                "start from zero (on_resize='reset')" if reset else f"of these {earlier} were redistributed",
+            )
 
 
 def _hook(owner: weakref.ref, name: str) -> Callable:
     """Does not keep the session alive: the gradients of an optimizer that is gone are exchanged by nobody."""
+
     def hook(_):
         session = owner()
         if session is not None:

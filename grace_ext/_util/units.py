@@ -15,6 +15,7 @@ def count(text: str) -> int:
 
 def _quantity(name: str, units: dict[str, float]) -> Callable[[str], float]:
     """A positive number, with one of these units or without."""
+
     def parse(text: str) -> float:
         unit = next((unit for unit in sorted(units, key=len, reverse=True) if text.endswith(unit)), "")
         number = float(text.removesuffix(unit)) * units.get(unit, 1)

@@ -40,8 +40,9 @@ def _installed(name: str) -> bool:
 @contextlib.contextmanager
 def selection(gradient: np.ndarray, k: int):
     """What frameworks offer: the k largest magnitudes, positions in no order, and their values. One thread."""
+
     def numpy_topk():
-        indices = np.argpartition(np.abs(gradient), gradient.size - k)[gradient.size - k:]
+        indices = np.argpartition(np.abs(gradient), gradient.size - k)[gradient.size - k :]
         return indices, gradient[indices]
 
     found = {("np.argpartition", "abs, select, gather"): Contestant(numpy_topk)}
@@ -109,13 +110,17 @@ def _bloom(indices, d, rate):
 
     filter_ = make()
     answers = np.array([position in filter_ for position in positions])
-    return Peer(lambda: np.empty(filter_.num_bits // 8, np.uint8) if make() else None,
-                lambda payload: [position in filter_ for position in positions],
-                decode_scale=d / asked.size, fpr=float(answers[others].mean()) if others.any() else None)
+    return Peer(
+        lambda: np.empty(filter_.num_bits // 8, np.uint8) if make() else None,
+        lambda payload: [position in filter_ for position in positions],
+        decode_scale=d / asked.size,
+        fpr=float(answers[others].mean()) if others.any() else None,
+    )
 
 
 def value(values: np.ndarray) -> dict[str, Peer]:
     """values: float32[k]."""
+
     def packed():
         return np.frombuffer(zlib.compress(values, 6), np.uint8)
 
@@ -142,8 +147,8 @@ def _ans(values, levels):
         return np.concatenate([scale.reshape(1), frequencies]).view(np.uint8), coder.get_compressed().view(np.uint8)
 
     def decode(payload):
-        head = payload[:4 + 4 * levels].view(np.float32)
-        coder = stream.stack.AnsCoder(payload[4 + 4 * levels:].view(np.uint32))
+        head = payload[: 4 + 4 * levels].view(np.float32)
+        coder = stream.stack.AnsCoder(payload[4 + 4 * levels :].view(np.uint32))
         numbers = coder.decode(stream.model.Categorical(head[1:], perfect=False), values.size)
         return (numbers - half).astype(np.float32) * head[0]
 

@@ -18,8 +18,9 @@ _MOST_BITS = 22
 def draw(results: dict, path: Path) -> None:
     """A row of panels for each gradient, and one with times of the largest; the suffix of the path decides the format."""
     runs = results["runs"]
-    figure, axes = pyplot.subplots(len(runs) + 1, 3, figsize=(22, 7.5 * (len(runs) + 1)), layout="constrained",
-                                   squeeze=False)
+    figure, axes = pyplot.subplots(
+        len(runs) + 1, 3, figsize=(22, 7.5 * (len(runs) + 1)), layout="constrained", squeeze=False
+    )
     for row, run in zip(axes, runs, strict=False):
         places = list(dict.fromkeys(one["values"] for one in run["value"]))
         _index(row[0], run)
@@ -43,8 +44,13 @@ def _index(axes, run):
     for place, ((name, peer), points) in enumerate(lines.items()):
         # auto lies on top of the codec that it chose: hollow, so that both are seen
         face = {"markerfacecolor": "none", "markersize": 14, "linestyle": ":"} if name == "auto" else {}
-        axes.plot(*_columns(points), marker=_MARKERS[place % len(_MARKERS)], color=_COLOURS[place % 20],
-                  label=f"{name} (library)" if peer else name, **{"linestyle": "--" if peer else "-", **face})
+        axes.plot(
+            *_columns(points),
+            marker=_MARKERS[place % len(_MARKERS)],
+            color=_COLOURS[place % 20],
+            label=f"{name} (library)" if peer else name,
+            **{"linestyle": "--" if peer else "-", **face},
+        )
     bounds = sorted({(row["density"], row["bound"]) for row in run["index"]})
     axes.plot(*_columns(bounds), "k--", label="log2 C(d, k) / k")
     axes.set(xscale="log", yscale="log", xlabel="density", ylabel="bits per index")
@@ -68,13 +74,24 @@ def _rate_distortion(axes, run, where):
     for (curve, name, peer), points in lines.items():
         place = names.index(name)
         style = "--" if peer else "-" if curve == name else ":"
-        axes.plot(*_columns(sorted(points)), marker=_MARKERS[place % len(_MARKERS)], color=_COLOURS[place % 20],
-                  linestyle=style, label=f"{curve} (library)" if peer else curve)
+        axes.plot(
+            *_columns(sorted(points)),
+            marker=_MARKERS[place % len(_MARKERS)],
+            color=_COLOURS[place % 20],
+            linestyle=style,
+            label=f"{curve} (library)" if peer else curve,
+        )
     errors = np.geomspace(0.002, 1)
     axes.plot(errors, -np.log2(errors), "k--", label="½ log2(1 / D), Gaussian values, D = error²")
     axes.text(0.02, 0.97, "bits of lossless codecs: " + ", ".join(lossless), transform=axes.transAxes, fontsize=8)
-    axes.set(xscale="log", xlim=(0.002, 1.5), ylim=(0, _MOST_BITS), xlabel="relative 2-norm error",
-             ylabel="bits per value", title=f"value codecs, {where}")
+    axes.set(
+        xscale="log",
+        xlim=(0.002, 1.5),
+        ylim=(0, _MOST_BITS),
+        xlabel="relative 2-norm error",
+        ylabel="bits per value",
+        title=f"value codecs, {where}",
+    )
     axes.grid(alpha=0.3)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3, fontsize=8)
 
@@ -87,11 +104,13 @@ def _selection(axes, run):
         rows = [row for row in run["selection"] if (row["name"], row["form"]) == label]
         offset = (place - (len(labels) - 1) / 2) * height
         positions = [densities.index(row["density"]) + offset for row in rows]
-        bars = axes.barh(positions, [row["memcpy"]["median"] for row in rows], height, label=", ".join(label),
-                         color=_COLOURS[place % 20])
+        bars = axes.barh(
+            positions, [row["memcpy"]["median"] for row in rows], height, label=", ".join(label), color=_COLOURS[place % 20]
+        )
         axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
-    axes.set(xscale="log", xlabel="memcpys of the gradient (median)", ylabel="density",
-             title=f"{run['gradient']}\nselection")
+    axes.set(
+        xscale="log", xlabel="memcpys of the gradient (median)", ylabel="density", title=f"{run['gradient']}\nselection"
+    )
     axes.set_xlim(0.5, 1.6 * max(row["memcpy"]["median"] for row in run["selection"]))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_yticks(range(len(densities)), [f"{density:.4g}" for density in densities])
@@ -100,8 +119,10 @@ def _selection(axes, run):
 
 def _road(axes, run):
     rows = run["road"]
-    for side, label, offset in (("compress", "compress, with error feedback", -0.2),
-                                ("decode", f"decode-add of {rows[0]['ranks']} ranks", 0.2)):
+    for side, label, offset in (
+        ("compress", "compress, with error feedback", -0.2),
+        ("decode", f"decode-add of {rows[0]['ranks']} ranks", 0.2),
+    ):
         times = [row[side]["memcpy"]["median"] for row in rows]
         bars = axes.barh([place + offset for place in range(len(rows))], times, 0.4, label=label)
         axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)

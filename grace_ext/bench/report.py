@@ -4,14 +4,17 @@ import dataclasses
 import math
 import textwrap
 
-_HOW = ("Times: the median of {repetitions} repetitions (fewer, but at least three, where they take more than some "
-        "seconds) and in parentheses the minimum, as multiples of one memcpy (np.copyto) of the gradient. What is "
-        "compared took turns with that memcpy. Everything ran on one thread.")
+_HOW = (
+    "Times: the median of {repetitions} repetitions (fewer, but at least three, where they take more than some "
+    "seconds) and in parentheses the minimum, as multiples of one memcpy (np.copyto) of the gradient. What is "
+    "compared took turns with that memcpy. Everything ran on one thread."
+)
 _RATES = ("encode M/s", "decode M/s", "encode x memcpy", "decode x memcpy")
 _STAGES = ("transform", "select", "index", "value", "container", "residual")
 _SIDES = ("compress", "decode")
-_VOLUME = ("ratio: dense float32 over the bytes, headers included; volume: its inverse; value error: of the values that "
-           "are sent.")
+_VOLUME = (
+    "ratio: dense float32 over the bytes, headers included; volume: its inverse; value error: of the values that are sent."
+)
 _VOLUME_HEADER = ("bytes", "ratio", "volume", "value error", "compress x memcpy", "decode-add x memcpy")
 _PEERS = "(library): not part of grace_ext, for comparison."
 
@@ -28,18 +31,37 @@ class Table:
 
 def tables(run: dict) -> list[Table]:
     """The tables of one gradient; none for kinds of parts that do not exist."""
-    made = (("selection", _selection), ("index", _index), ("value", _value), ("transform", _transform),
-            ("lowrank", _low_rank), ("road", _road), ("road", _stages), ("preset", _presets))
+    made = (
+        ("selection", _selection),
+        ("index", _index),
+        ("value", _value),
+        ("transform", _transform),
+        ("lowrank", _low_rank),
+        ("road", _road),
+        ("road", _stages),
+        ("preset", _presets),
+    )
     return [make(run) for kind, make in made if run[kind]]
 
 
 def _selection(run):
-    rows = [[f"{row['name']}, {row['form']}", f"{row['density']:.4g}",
-             "" if row["selected"] is None else f"{row['selected']:,}", _times(row)] for row in run["selection"]]
-    return Table("Selection", "fused: gradient + residual is formed in the same pass and written out; error "
-                 "feedback only: that sum alone. torch.topk and np.argpartition give the positions in no order and "
-                 "leave the sum out.",
-                 ["sparsifier", "density", "selected", "x memcpy"], rows)
+    rows = [
+        [
+            f"{row['name']}, {row['form']}",
+            f"{row['density']:.4g}",
+            "" if row["selected"] is None else f"{row['selected']:,}",
+            _times(row),
+        ]
+        for row in run["selection"]
+    ]
+    return Table(
+        "Selection",
+        "fused: gradient + residual is formed in the same pass and written out; error "
+        "feedback only: that sum alone. torch.topk and np.argpartition give the positions in no order and "
+        "leave the sum out.",
+        ["sparsifier", "density", "selected", "x memcpy"],
+        rows,
+    )
 
 
 def _index(run):
@@ -47,69 +69,141 @@ def _index(run):
     for row in run["index"]:
         name = _peer(row) + (f" ({row['chosen']})" if row["chosen"] != row["name"] else "")
         grown = "" if row["support"] == row["k"] else f" (rebuilds {row['support']:,} of {row['k']:,})"
-        rows.append([name + grown, f"{row['density']:.4g}", f"{row['bits']:.2f}", f"{row['bound']:.2f}",
-                     f"{row['bits'] / row['bound']:.2f}" if row["bound"] > 0 else "", _share(row["kept"], ".3f"),
-                     _share(row["fpr"], ".3g"), *_rates(row)])
-    return Table("Index codecs", "bound: log2 C(d, k) / k, which uniformly random positions cannot beat on average; "
-                 "clustered ones can. kept: the share of the selected positions that receivers rebuild, where it may be "
-                 "less than 1; FPR: the share of the other positions that they rebuild as well. M/s: million indices a "
-                 f"second, inputs in the cache; view: nothing is copied. {_PEERS} A library's Bloom filter answers a "
-                 "sample of the positions; its decoding time is that times d over the sample's size.",
-                 ["codec", "density", "bits/index", "bound", "of bound", "kept", "FPR", *_RATES], rows)
+        rows.append(
+            [
+                name + grown,
+                f"{row['density']:.4g}",
+                f"{row['bits']:.2f}",
+                f"{row['bound']:.2f}",
+                f"{row['bits'] / row['bound']:.2f}" if row["bound"] > 0 else "",
+                _share(row["kept"], ".3f"),
+                _share(row["fpr"], ".3g"),
+                *_rates(row),
+            ]
+        )
+    return Table(
+        "Index codecs",
+        "bound: log2 C(d, k) / k, which uniformly random positions cannot beat on average; "
+        "clustered ones can. kept: the share of the selected positions that receivers rebuild, where it may be "
+        "less than 1; FPR: the share of the other positions that they rebuild as well. M/s: million indices a "
+        f"second, inputs in the cache; view: nothing is copied. {_PEERS} A library's Bloom filter answers a "
+        "sample of the positions; its decoding time is that times d over the sample's size.",
+        ["codec", "density", "bits/index", "bound", "of bound", "kept", "FPR", *_RATES],
+        rows,
+    )
 
 
 def _value(run):
-    rows = [[_peer(row), row["values"], f"{row['k']:,}", f"{row['bits']:.2f}", _error(row["error"]),
-             f"{row['bits'] + math.log2(row['error']):.2f}" if row["error"] > 0 else "", *_rates(row)]
-            for row in run["value"]]
-    return Table("Value codecs", "top: the values at those positions; dense: the gradient, from its beginning. error: "
-                 "the 2-norm of decoded - original over that of the original. above Gauss: bits more than the Gaussian "
-                 "rate-distortion function at that error, log2(1 / error); other distributions can have fewer. Bits "
-                 f"include norms, parameters, tables and the order that a sorting codec needs. {_PEERS}",
-                 ["codec", "values", "k", "bits/value", "error", "above Gauss", *_RATES], rows)
+    rows = [
+        [
+            _peer(row),
+            row["values"],
+            f"{row['k']:,}",
+            f"{row['bits']:.2f}",
+            _error(row["error"]),
+            f"{row['bits'] + math.log2(row['error']):.2f}" if row["error"] > 0 else "",
+            *_rates(row),
+        ]
+        for row in run["value"]
+    ]
+    return Table(
+        "Value codecs",
+        "top: the values at those positions; dense: the gradient, from its beginning. error: "
+        "the 2-norm of decoded - original over that of the original. above Gauss: bits more than the Gaussian "
+        "rate-distortion function at that error, log2(1 / error); other distributions can have fewer. Bits "
+        f"include norms, parameters, tables and the order that a sorting codec needs. {_PEERS}",
+        ["codec", "values", "k", "bits/value", "error", "above Gauss", *_RATES],
+        rows,
+    )
 
 
 def _transform(run):
-    rows = [[row["stage"], f"{row['density']:.4g}", f"{row['whole']:.3f}", f"{row['chunks']:.3f}", f"{row['plain']:.3f}",
-             *(_times(row[side]) for side in ("encode", "decode"))] for row in run["transform"]]
-    return Table("Transforms", "error of keeping only the largest coefficients: of all, or the same share of each chunk; "
-                 "beside it, that of the largest elements of the gradient itself.",
-                 ["transform", "density", "error, of all", "error, of each chunk", "error, no transform",
-                  "forward x memcpy", "inverse x memcpy"], rows)
+    rows = [
+        [
+            row["stage"],
+            f"{row['density']:.4g}",
+            f"{row['whole']:.3f}",
+            f"{row['chunks']:.3f}",
+            f"{row['plain']:.3f}",
+            *(_times(row[side]) for side in ("encode", "decode")),
+        ]
+        for row in run["transform"]
+    ]
+    return Table(
+        "Transforms",
+        "error of keeping only the largest coefficients: of all, or the same share of each chunk; "
+        "beside it, that of the largest elements of the gradient itself.",
+        [
+            "transform",
+            "density",
+            "error, of all",
+            "error, of each chunk",
+            "error, no transform",
+            "forward x memcpy",
+            "inverse x memcpy",
+        ],
+        rows,
+    )
 
 
 def _low_rank(run):
-    rows = [[row["stage"], " x ".join(map(str, row["shape"])), f"{row['volume']:.5f}", f"{row['error']:.3f}", _times(row)]
-            for row in run["lowrank"]]
-    return Table("Low rank", "One step with a warm start and the approximation, without any exchange, on the gradient as "
-                 "one matrix. volume: the factors over the matrix. Here numpy and torch multiply with as many threads as "
-                 "they take by themselves.", ["method", "matrix", "volume", "error", "x memcpy"], rows)
+    rows = [
+        [row["stage"], " x ".join(map(str, row["shape"])), f"{row['volume']:.5f}", f"{row['error']:.3f}", _times(row)]
+        for row in run["lowrank"]
+    ]
+    return Table(
+        "Low rank",
+        "One step with a warm start and the approximation, without any exchange, on the gradient as "
+        "one matrix. volume: the factors over the matrix. Here numpy and torch multiply with as many threads as "
+        "they take by themselves.",
+        ["method", "matrix", "volume", "error", "x memcpy"],
+        rows,
+    )
 
 
 def _road(run):
-    rows = [[row["spec"], *_volume(row), *(f"{1e3 * row[side]['seconds']['median']:.2f}" for side in _SIDES)]
-            for row in run["road"]]
-    return Table("The whole road", "compress: gradient + residual, selection, codecs, container and the next "
-                 f"residual, in place. decode-add: checking {run['road'][0]['ranks']} containers (one a rank) and "
-                 f"writing their weighted sum to a dense gradient. {_VOLUME}",
-                 ["spec", *_VOLUME_HEADER, "compress ms", "decode-add ms"], rows)
+    rows = [
+        [row["spec"], *_volume(row), *(f"{1e3 * row[side]['seconds']['median']:.2f}" for side in _SIDES)]
+        for row in run["road"]
+    ]
+    return Table(
+        "The whole road",
+        "compress: gradient + residual, selection, codecs, container and the next "
+        f"residual, in place. decode-add: checking {run['road'][0]['ranks']} containers (one a rank) and "
+        f"writing their weighted sum to a dense gradient. {_VOLUME}",
+        ["spec", *_VOLUME_HEADER, "compress ms", "decode-add ms"],
+        rows,
+    )
 
 
 def _presets(run):
     rows = [[row["preset"], row["spec"], *_volume(row)] for row in run["preset"]]
-    return Table("Presets", f"Published methods, as whole roads; decode-add of one container. {_VOLUME}",
-                 ["preset", "spec", *_VOLUME_HEADER], rows)
+    return Table(
+        "Presets",
+        f"Published methods, as whole roads; decode-add of one container. {_VOLUME}",
+        ["preset", "spec", *_VOLUME_HEADER],
+        rows,
+    )
 
 
 def _stages(run):
     rows = [[row["spec"], *(f"{row['stages'].get(stage, 0):.2f}" for stage in _STAGES)] for row in run["road"]]
-    return Table("Where compress spends its time", "In memcpys of the gradient (medians), by the compressor's own "
-                 "clock.", ["spec", *_STAGES], rows)
+    return Table(
+        "Where compress spends its time",
+        "In memcpys of the gradient (medians), by the compressor's own clock.",
+        ["spec", *_STAGES],
+        rows,
+    )
 
 
 def _volume(row: dict) -> list[str]:
-    return [f"{row['bytes']:,}", f"{row['ratio']:.1f}", f"{row['volume']:.5f}", _error(row["value_error"]),
-            *(_times(row[side]) for side in _SIDES)]
+    return [
+        f"{row['bytes']:,}",
+        f"{row['ratio']:.1f}",
+        f"{row['volume']:.5f}",
+        _error(row["value_error"]),
+        *(_times(row[side]) for side in _SIDES),
+    ]
 
 
 def _peer(row: dict) -> str:
@@ -174,15 +268,34 @@ def _wrap(paragraph: str) -> str:
 
 def markdown(results: dict, image: str | None = None) -> str:
     """docs/codecs.md. image: the plot's path as seen from the document."""
-    out = ["# Parts and figures", "", f"Written on {results['date']} by", "", "```", results["command"], "```",
-           "", "Do not edit: run the command again.", "", "## What there is", ""]
+    out = [
+        "# Parts and figures",
+        "",
+        f"Written on {results['date']} by",
+        "",
+        "```",
+        results["command"],
+        "```",
+        "",
+        "Do not edit: run the command again.",
+        "",
+        "## What there is",
+        "",
+    ]
     header = ["kind", "name and defaults", "id", "properties", "what it is", "from"]
     rows = []
     for part in results["catalogue"]:
         options = "".join(f":{key}={value}" for key, value in part["options"].items())
-        rows.append([part["kind"], f"`{part['name']}{options}`", "" if part["id"] is None else str(part["id"]),
-                     ", ".join(part["traits"]), f"{part['summary']} {part['notes']}".strip(),
-                     " ".join(part["papers"])])
+        rows.append(
+            [
+                part["kind"],
+                f"`{part['name']}{options}`",
+                "" if part["id"] is None else str(part["id"]),
+                ", ".join(part["traits"]),
+                f"{part['summary']} {part['notes']}".strip(),
+                " ".join(part["papers"]),
+            ]
+        )
     out += [*_markdown_table(header, rows), "", "## Figures", ""]
     out += [*(f"- {line}" for line in _circumstances(results)), ""]
     if image:

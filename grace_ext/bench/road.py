@@ -24,16 +24,26 @@ def road(subject: Subject, spec: str, one: Compressor, ranks: int, patience: flo
     joined, work, stages = np.concatenate(blobs), np.empty_like(subject.gradient), []
     compress = Contestant(
         lambda: stages.append(one.encode_compensated(work, residual, work, subject.stream).seconds),
-        lambda: np.copyto(work, subject.gradient))
+        lambda: np.copyto(work, subject.gradient),
+    )
     out = np.empty_like(subject.gradient)
     decode = Contestant(lambda: decode_sum(container.split(joined, ranks, subject.d), out, 1 / ranks), touch(joined))
     times = subject.race({"compress": compress, "decode": decode}, patience)
     reference = times["compress"]["seconds"]["median"] / times["compress"]["memcpy"]["median"]
     medians = {key: float(np.median([each[key] for each in stages[1:]])) for key in stages[0]}
     size = blobs[0].size
-    return [{"spec": spec, "bytes": size, "ratio": 4 * subject.d / size, "volume": size / (4 * subject.d),
-             "ranks": ranks, "value_error": error, **times,
-             "stages": {key: seconds / reference for key, seconds in medians.items()}}]
+    return [
+        {
+            "spec": spec,
+            "bytes": size,
+            "ratio": 4 * subject.d / size,
+            "volume": size / (4 * subject.d),
+            "ranks": ranks,
+            "value_error": error,
+            **times,
+            "stages": {key: seconds / reference for key, seconds in medians.items()},
+        }
+    ]
 
 
 def preset(subject: Subject, name: str, one: Compressor) -> list[dict]:

@@ -19,9 +19,18 @@ from ..pipeline.presets import PRESETS
 from . import inputs, parts, road
 from .subject import Subject
 
-SPECS = ("topk:0.01/rice/qsgd:7", "topk:0.01/auto/qsgd:7", "topk:0.001/auto/qsgd:7", "topk:0.01/auto/raw",
-         "topk:0.01/auto/lloyd:0.05", "topk:0.01/auto/lloyd:0.075", "topk:0.1/huffman/qsgd:8", "topk:0.1/auto/lloyd:0.075",
-         "dense/qsgd:8", "dense/fp16")
+SPECS = (
+    "topk:0.01/rice/qsgd:7",
+    "topk:0.01/auto/qsgd:7",
+    "topk:0.001/auto/qsgd:7",
+    "topk:0.01/auto/raw",
+    "topk:0.01/auto/lloyd:0.05",
+    "topk:0.01/auto/lloyd:0.075",
+    "topk:0.1/huffman/qsgd:8",
+    "topk:0.1/auto/lloyd:0.075",
+    "dense/qsgd:8",
+    "dense/fp16",
+)
 KINDS = ("selection", "index", "value", "transform", "lowrank", "road", "preset")
 _DENSITIES = (0.001, 0.01, 0.1)
 _SIMD = ("avx512f", "avx512vbmi2", "avx2", "avx", "sse4.2", "sve", "neon")
@@ -40,8 +49,9 @@ class Plan:
     peers: bool
 
 
-def plan(*, input=("heavy",), size=None, density=None, spec=None, ranks=8, repetitions=None, peers=True, quick=False,
-         seed=0) -> Plan:
+def plan(
+    *, input=("heavy",), size=None, density=None, spec=None, ranks=8, repetitions=None, peers=True, quick=False, seed=0
+) -> Plan:
     """Check what is asked for before anything is measured. Raises ConfigError.
 
     spec: whole roads; None for SPECS and all presets.
@@ -66,9 +76,11 @@ def measure(plan: Plan, progress: Callable[[int, int, str], None]) -> dict:
     middle = plan.densities[len(plan.densities) // 2]
     kinds = [("selection", f"selection of {x:.4g}", parts.selection, (x,)) for x in plan.densities]
     kinds += [("index", f"index codecs at {x:.4g}", parts.index_codecs, (x, x == middle)) for x in plan.densities]
-    kinds += [("value", "value codecs", parts.value_codecs, (middle,)),
-              ("transform", "transforms", parts.transforms, (middle,)),
-              ("lowrank", "low rank", parts.low_rank, ())]
+    kinds += [
+        ("value", "value codecs", parts.value_codecs, (middle,)),
+        ("transform", "transforms", parts.transforms, (middle,)),
+        ("lowrank", "low rank", parts.low_rank, ()),
+    ]
     kinds += [("road", one, road.road, (one, made, plan.ranks)) for one, made in plan.compressors.items()]
     kinds += [("preset", one, road.preset, (one, made)) for one, made in plan.presets.items()]
     runs, done, total = [], 0, len(plan.gradients) * len(kinds)
@@ -83,8 +95,12 @@ def measure(plan: Plan, progress: Callable[[int, int, str], None]) -> dict:
         run["memcpy_seconds"] = subject.memcpy_seconds()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(), "versions": versions(), "densities": plan.densities, "ranks": plan.ranks,
-        "repetitions": plan.repetitions, "runs": runs,
+        "machine": machine(),
+        "versions": versions(),
+        "densities": plan.densities,
+        "ranks": plan.ranks,
+        "repetitions": plan.repetitions,
+        "runs": runs,
     }
 
 
@@ -95,8 +111,12 @@ def machine() -> dict:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
     features = llvmlite.binding.get_host_cpu_features()
-    return {"cpu": cpu, "cores": os.cpu_count(), "simd": [name for name in _SIMD if features.get(name)],
-            "system": f"{platform.system()} {platform.machine()}"}
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "simd": [name for name in _SIMD if features.get(name)],
+        "system": f"{platform.system()} {platform.machine()}",
+    }
 
 
 def versions() -> dict:

@@ -64,12 +64,14 @@ class Subject:
         seconds = race({"memcpy": memcpy, **contestants}, self.repetitions, patience)
         reference = seconds.pop("memcpy")
         self._memcpy += reference
-        return {name: {
-            "seconds": {"median": float(np.median(taken)), "minimum": min(taken)},
-            "memcpy": {"median": float(np.median(taken) / np.median(reference)),
-                       "minimum": min(taken) / min(reference)},
-            "repetitions": len(taken),
-        } for name, taken in seconds.items()}
+        return {
+            name: {
+                "seconds": {"median": float(np.median(taken)), "minimum": min(taken)},
+                "memcpy": {"median": float(np.median(taken) / np.median(reference)), "minimum": min(taken) / min(reference)},
+                "repetitions": len(taken),
+            }
+            for name, taken in seconds.items()
+        }
 
     def support(self, density: float) -> tuple[np.ndarray, np.ndarray]:
         """Positions and values of the top-k of the gradient; copies."""

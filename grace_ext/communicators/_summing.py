@@ -49,8 +49,10 @@ class Summing(Communicator):
     def check(self, compressor):
         super().check(compressor)
         if compressor.unbiased:
-            raise ConfigError(f"communicator {self.name!r} compresses sums once more and would scale up twice what "
-                              f"{str(compressor.sparsifier)!r} selects: use unbiased=false, or allgather or allreduce")
+            raise ConfigError(
+                f"communicator {self.name!r} compresses sums once more and would scale up twice what "
+                f"{str(compressor.sparsifier)!r} selects: use unbiased=false, or allgather or allreduce"
+            )
 
 
 def exact() -> Compressor:
@@ -83,7 +85,7 @@ def readable(name: str, data: np.ndarray, sizes: list[int]) -> list[Container]:
     for size in sizes:
         check_readable(name, data)
         found.append(container.parse(data, size, prefix=True))
-        data = data[found[-1].nbytes:]
+        data = data[found[-1].nbytes :]
     check_readable(name, data)
     if data.size:
         raise ContainerError(f"{data.size} bytes follow the {len(sizes)} containers")

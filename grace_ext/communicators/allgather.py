@@ -21,9 +21,14 @@ class Allgather(Communicator):
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
         encoded = encode(compressor, gradient, state, stream, sizes)
-        return Pending(transport.allgather(name, encoded.blob), encoded.blob.size, encoded.seconds,
-                       index_codecs=[encoded.index_codec] if encoded.index_codec else [], container=encoded.blob,
-                       support=encoded.support)
+        return Pending(
+            transport.allgather(name, encoded.blob),
+            encoded.blob.size,
+            encoded.seconds,
+            index_codecs=[encoded.index_codec] if encoded.index_codec else [],
+            container=encoded.blob,
+            support=encoded.support,
+        )
 
     def start_empty(self, transport, name, compressor, size, stream, sizes=None):
         return Pending(transport.allgather(name, np.empty(0, np.uint8)), 0, {})

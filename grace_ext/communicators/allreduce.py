@@ -62,8 +62,9 @@ def _start_sparse(transport, name, compressor, gradient, state, scope):
     else:
         support, values = compressor.sparsifier.select_compensated(gradient, *state, scope)
     selected = time.perf_counter()
-    sent = to_linear(scaled(values, gradient.size) if compressor.unbiased else values, compressor.reducible_dtype,
-                     transport.size)
+    sent = to_linear(
+        scaled(values, gradient.size) if compressor.unbiased else values, compressor.reducible_dtype, transport.size
+    )
     if state is not None:
         write_error(state[1], support, values, from_linear(sent))
     seconds = {"select": selected - started, "value": time.perf_counter() - selected}

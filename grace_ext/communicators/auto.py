@@ -28,18 +28,24 @@ class Auto(Communicator):
 
     def for_bucket(self, compressor, memory, transport, factors):
         if transport.between_steps() is None:
-            raise ConfigError("communicator 'auto' has to measure the link between steps, and cannot do it here: use "
-                              "allgather, sharded or allreduce")
+            raise ConfigError(
+                "communicator 'auto' has to measure the link between steps, and cannot do it here: use "
+                "allgather, sharded or allreduce"
+            )
         if memory.has_hooks:
-            raise ConfigError(f"communicator 'auto' sends some steps dense, of which memory {memory.name!r} knows nothing: "
-                              f"use residual or none")
+            raise ConfigError(
+                f"communicator 'auto' sends some steps dense, of which memory {memory.name!r} knows nothing: "
+                f"use residual or none"
+            )
         if factors:
             return SwitchingCommunicator({"factors": factors})
         return SwitchingCommunicator.of(compressor, transport.size)
 
     def start(self, *_, **__):
-        raise ConfigError("the communicator 'auto' decides between steps and so works inside an Exchange only; to exchange "
-                          "by hand, use allgather, sharded, hierarchical or allreduce")
+        raise ConfigError(
+            "the communicator 'auto' decides between steps and so works inside an Exchange only; to exchange "
+            "by hand, use allgather, sharded, hierarchical or allreduce"
+        )
 
 
 class SwitchingCommunicator(Communicator):

@@ -76,11 +76,15 @@ class Communicator(Stage):
     def check(self, compressor) -> None:
         """Raise ConfigError if this communicator cannot carry what the compressor makes."""
         if compressor.lowrank is not None:
-            raise ConfigError(f"communicator {self.name!r} cannot carry {str(compressor)!r}: factors have their own, "
-                              f"which Exchange.bucket chooses")
+            raise ConfigError(
+                f"communicator {self.name!r} cannot carry {str(compressor)!r}: factors have their own, "
+                f"which Exchange.bucket chooses"
+            )
         if self.needs_reducible and compressor.reducible_dtype is None:
-            raise ConfigError(f"communicator {self.name!r} sums values as they are and cannot carry {str(compressor)!r}: "
-                              f"use allgather, or a spec with dense or randomk and raw or fp16 values")
+            raise ConfigError(
+                f"communicator {self.name!r} sums values as they are and cannot carry {str(compressor)!r}: "
+                f"use allgather, or a spec with dense or randomk and raw or fp16 values"
+            )
 
     def for_bucket(self, compressor, memory, transport: Transport, factors: "Communicator | None") -> "Communicator":
         """The communicator of one bucket. Here, the same for all but those of factors.
@@ -108,8 +112,7 @@ class Communicator(Stage):
         """The dtype of what goes into its allreduces."""
         return compressor.reducible_dtype or "float32"
 
-    def start(self, transport: Transport, name: str, compressor, gradient: np.ndarray, state, stream,
-              sizes=None) -> Pending:
+    def start(self, transport: Transport, name: str, compressor, gradient: np.ndarray, state, stream, sizes=None) -> Pending:
         """Encode float32[d] and start its exchange. state: what `memory.begin` gave, or None. sizes: the elements of
         the tensors in it, None for one. The gradient may be the memory's room itself, and may be overwritten unless the
         communicator `preserves_input` it."""

@@ -112,16 +112,25 @@ class FactorAllreduce(Communicator):
             for part in parts:
                 self._first(part, gradient[part.bucket], stream, message[part.first])
         seconds = {"factor": time.perf_counter() - started}
-        return _Step(transport.allreduce(f"{name}.p", message), message.nbytes, seconds, name, parts, gradient,
-                     state is not None, stream)
+        return _Step(
+            transport.allreduce(f"{name}.p", message),
+            message.nbytes,
+            seconds,
+            name,
+            parts,
+            gradient,
+            state is not None,
+            stream,
+        )
 
     def _first(self, part: _Part, gradient, stream, out) -> None:
         if not part.rank:
             out[:] = gradient
             return
         qt = self._warm_starts.get(part.name, (part.rank, part.columns)) if self._method.warm_start else None
-        self._method.project(gradient.reshape(part.rows, part.columns), qt, _common(stream, part),
-                             out.reshape(part.rows, part.rank))
+        self._method.project(
+            gradient.reshape(part.rows, part.columns), qt, _common(stream, part), out.reshape(part.rows, part.rank)
+        )
 
     def advance(self, step, transport):
         if step.first is not None:
@@ -141,8 +150,9 @@ class FactorAllreduce(Communicator):
         if not part.rank:
             return None
         pt = self._method.orthonormal(step.first[part.first].reshape(part.rows, part.rank), _common(step.stream, part))
-        self._method.project_back(pt, step.gradient[part.bucket].reshape(part.rows, part.columns),
-                                  out.reshape(part.rank, part.columns))
+        self._method.project_back(
+            pt, step.gradient[part.bucket].reshape(part.rows, part.columns), out.reshape(part.rank, part.columns)
+        )
         return pt
 
     def finish(self, step, transport, out, weight):
@@ -151,8 +161,10 @@ class FactorAllreduce(Communicator):
         started = time.perf_counter()
         finite = bool(step.factors) and max_magnitude(second) < NON_FINITE
         if finite:
-            largest = [self._decode(part, pt, step, second, transport.size, np.float32(weight), out[part.bucket])
-                       for part, pt in zip(step.parts, step.factors, strict=True)]
+            largest = [
+                self._decode(part, pt, step, second, transport.size, np.float32(weight), out[part.bucket])
+                for part, pt in zip(step.parts, step.factors, strict=True)
+            ]
             finite = max(largest) < NON_FINITE
         if not finite:
             out[:] = np.nan
@@ -188,7 +200,8 @@ def _layout(tensors, matrix) -> list[_Part]:
     for tensor in tensors:
         rows, columns, rank = matrix(tensor.shape)
         ends = bucket + tensor.size, first + (rows * rank or tensor.size), second + columns * rank
-        parts.append(_Part(tensor.name, rows, columns, rank, slice(bucket, ends[0]), slice(first, ends[1]),
-                           slice(second, ends[2])))
+        parts.append(
+            _Part(tensor.name, rows, columns, rank, slice(bucket, ends[0]), slice(first, ends[1]), slice(second, ends[2]))
+        )
         bucket, first, second = ends
     return parts

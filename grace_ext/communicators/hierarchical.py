@@ -183,7 +183,7 @@ class Hierarchical(Communicator):
         parts, hosts = [part for part in step.parts if part.stop > part.start], step.places.hosts
         containers = readable(step.name, data, [part.stop - part.start for part in parts for _ in range(hosts)])
         for i, part in enumerate(parts):
-            decode_sum(containers[i * hosts:(i + 1) * hosts], out[part], weight)
+            decode_sum(containers[i * hosts : (i + 1) * hosts], out[part], weight)
         finite = not any(one.non_finite for one in containers)
         if not finite:
             out[:] = np.nan
@@ -202,8 +202,10 @@ def _plain():
 def _flat(transport) -> Communicator | None:
     """What serves where there is one level only."""
     if transport.hosts is None:
-        raise ExchangeError("communicator 'hierarchical' does not know yet which ranks share a host: "
-                            "call Exchange.check_config_digests with what all ranks' config_digest gave")
+        raise ExchangeError(
+            "communicator 'hierarchical' does not know yet which ranks share a host: "
+            "call Exchange.check_config_digests with what all ranks' config_digest gave"
+        )
     hosts = max(transport.hosts) + 1
     return _SUM if hosts == 1 else _GATHER if hosts == transport.size else None
 

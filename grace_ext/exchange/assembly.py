@@ -11,5 +11,9 @@ from .fusion import Fusion
 
 def listeners_for(transport: Transport, schedules: Schedules, observe, capture: Capture | None) -> list[StepListener]:
     """In the order in which they hear of an event. observe, capture: see Exchange."""
-    return [Fusion(transport), ObserverDispatcher(transport, observe, capture), AutoTuner(transport),
-            *schedules.listeners(transport)]
+    return [
+        Fusion(transport),
+        ObserverDispatcher(transport, observe, capture),
+        AutoTuner(transport),
+        *schedules.listeners(transport),
+    ]

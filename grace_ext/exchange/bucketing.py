@@ -9,8 +9,16 @@ from .engine import Exchange
 from .row_buckets import row_bucket
 
 
-def build_buckets(exchange: Exchange, parts: list[list[Tensor]], tables, rules: Rules, communicator: Communicator,
-                prefix: str, bucket_bytes: float = math.inf, groups=None) -> list[Bucket]:
+def build_buckets(
+    exchange: Exchange,
+    parts: list[list[Tensor]],
+    tables,
+    rules: Rules,
+    communicator: Communicator,
+    prefix: str,
+    bucket_bytes: float = math.inf,
+    groups=None,
+) -> list[Bucket]:
     """Buckets, in this order, for the tensors of each part; none has tensors of two parts, and all tensors of one have the
     same spec, memory and device. Tensors whose gradients come as rows follow, each in a bucket of its own.
 
@@ -23,10 +31,20 @@ def build_buckets(exchange: Exchange, parts: list[list[Tensor]], tables, rules: 
     def in_common(tensor):
         return specs[tensor.name], exchange.memory_of(tensor)
 
-    lists = [members for part in parts
-             for members in make_buckets([tensor for tensor in part if tensor.name not in tables], in_common, bucket_bytes,
-                                         groups)]
-    return [*(exchange.bucket(f"{prefix}.bucket{i}", members, specs[members[0].name], communicator)
-              for i, members in enumerate(lists)),
-            *(row_bucket(f"{prefix}.rows{i}", tensor, *in_common(tensor))
-              for i, tensor in enumerate(tensor for tensor in tensors if tensor.name in tables))]
+    lists = [
+        members
+        for part in parts
+        for members in make_buckets(
+            [tensor for tensor in part if tensor.name not in tables], in_common, bucket_bytes, groups
+        )
+    ]
+    return [
+        *(
+            exchange.bucket(f"{prefix}.bucket{i}", members, specs[members[0].name], communicator)
+            for i, members in enumerate(lists)
+        ),
+        *(
+            row_bucket(f"{prefix}.rows{i}", tensor, *in_common(tensor))
+            for i, tensor in enumerate(tensor for tensor in tensors if tensor.name in tables)
+        ),
+    ]

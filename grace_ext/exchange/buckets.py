@@ -63,8 +63,14 @@ class Bucket:
         """Where pack writes to if the memory has no room for it."""
         return np.empty(self.size, np.float32)
 
-    def start(self, transport: Transport, pack: Callable[[np.ndarray], np.ndarray | None], stream: Stream,
-              on_gradient: Callable | None = None, on_compensated_gradient: Callable | None = None) -> Pending:
+    def start(
+        self,
+        transport: Transport,
+        pack: Callable[[np.ndarray], np.ndarray | None],
+        stream: Stream,
+        on_gradient: Callable | None = None,
+        on_compensated_gradient: Callable | None = None,
+    ) -> Pending:
         """Encode and send. pack(out) writes the gradient to out (float32[size]), or returns it, float32[size], in an array
         that stays as it is until `finish`, which spares a copy. on_gradient(gradient, residual or None), if given, is
         called in between; on_compensated_gradient, the same with what the memory has made of the gradient."""

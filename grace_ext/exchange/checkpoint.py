@@ -60,13 +60,19 @@ def choose(saved: dict | None, exchange: Exchange, on_resize) -> Loaded:
     if saved["ranks"] == ranks:
         if rank in memories:
             return _loaded(step | memories[rank], f"the memory of {ranks} ranks was restored", memories[rank], exchange)
-        return Loaded(step, False, f"the checkpoint has the memory of ranks {sorted(memories)} only, so that of rank {rank} "
-                                   f"starts from zero: {ALL_RANKS}")
+        return Loaded(
+            step,
+            False,
+            f"the checkpoint has the memory of ranks {sorted(memories)} only, so that of rank {rank} "
+            f"starts from zero: {ALL_RANKS}",
+        )
     sizes = f"the checkpoint is of {saved['ranks']} ranks, and there are {ranks} now"
     complete = len(memories) == saved["ranks"]
     if on_resize == REDISTRIBUTE and not complete:
-        raise ConfigError(f"on_resize='redistribute' needs the memories of all {saved['ranks']} ranks, and the checkpoint "
-                          f"has those of ranks {sorted(memories)}: {ALL_RANKS}")
+        raise ConfigError(
+            f"on_resize='redistribute' needs the memories of all {saved['ranks']} ranks, and the checkpoint "
+            f"has those of ranks {sorted(memories)}: {ALL_RANKS}"
+        )
     if on_resize == RESET or not complete:
         why = "" if on_resize == RESET else f" (those of ranks {sorted(memories)} are there: {ALL_RANKS})"
         return Loaded(step, False, f"{sizes}: memories start from zero{why}")
@@ -115,8 +121,10 @@ def redistribute(exchange: Exchange, memories: list[dict], ranks: int) -> dict:
     state = {} if factors is None else {"lowrank": factors}  # the same on all ranks
     for bucket in exchange.buckets:
         for tensor in bucket.tensors:
-            theirs = [{field: memory[field][tensor.name] for field in bucket.memory.states
-                       if tensor.name in memory.get(field, ())} for memory in memories]
+            theirs = [
+                {field: memory[field][tensor.name] for field in bucket.memory.states if tensor.name in memory.get(field, ())}
+                for memory in memories
+            ]
             for field, array in bucket.memory.redistribute(theirs, ranks).items():
                 state.setdefault(field, {})[tensor.name] = array
     return state
@@ -138,8 +146,10 @@ def gather_and_redistribute(exchange: Exchange, own: dict | None, prefix: str) -
         fields = [*bucket.memory.states]
         for tensor in bucket.tensors if fields and bucket.size else ():
             name = f"{prefix}.{tensor.name}"
-            theirs = [{field: array for field, array in zip(fields, arrays, strict=True)}
-                      for arrays in _gather(transport, name, own, fields, tensor)]
+            theirs = [
+                {field: array for field, array in zip(fields, arrays, strict=True)}
+                for arrays in _gather(transport, name, own, fields, tensor)
+            ]
             for field, array in bucket.memory.redistribute(theirs, transport.size).items():
                 state.setdefault(field, {})[tensor.name] = array
         for tensor in bucket.tensors if bucket.declared.lowrank is not None else ():
@@ -147,7 +157,7 @@ def gather_and_redistribute(exchange: Exchange, own: dict | None, prefix: str) -
             joined = transport.allgather(f"{prefix}.{tensor.name}.lowrank", _bytes(factor)).wait().view(np.float32)
             if joined.size:  # the same on all that have one: the first of them
                 rows, columns, rank = bucket.declared.lowrank.matrix(tensor.shape)
-                state.setdefault("lowrank", {})[tensor.name] = joined[:rank * columns].copy()
+                state.setdefault("lowrank", {})[tensor.name] = joined[: rank * columns].copy()
     return state
 
 

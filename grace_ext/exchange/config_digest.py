@@ -15,8 +15,16 @@ def config_digest(exchange) -> np.ndarray:
     """
     compressors = [bucket.declared for bucket in exchange.buckets]
     exchange.schedules.check(compressors)
-    parts = [(b.name, str(b.declared), b.communicator.name, repr(b.memory),
-              [(tensor.common_name, tensor.shape) for tensor in b.tensors]) for b in exchange.buckets]
+    parts = [
+        (
+            b.name,
+            str(b.declared),
+            b.communicator.name,
+            repr(b.memory),
+            [(tensor.common_name, tensor.shape) for tensor in b.tensors],
+        )
+        for b in exchange.buckets
+    ]
     parts += [*exchange.schedules.signature(compressors), *(one.signature() for one in exchange.listeners)]
     digest = xxhash.xxh64_digest(repr((parts, exchange.seed, exchange.weight)).encode())
     return np.concatenate([np.frombuffer(digest, np.uint8), topology.own_host()])
@@ -35,6 +43,8 @@ def check_config_digests(exchange, gathered: np.ndarray) -> None:
     digests, hosts = np.split(rows, [-topology.HOST_BYTES], axis=1)
     other = [rank for rank, theirs in enumerate(digests) if theirs.tobytes() != digests[0].tobytes()]
     if other:
-        raise ConfigError(f"ranks {other} have other parameters, specs or options than rank 0: all ranks must wrap the "
-                          f"same model in the same way")
+        raise ConfigError(
+            f"ranks {other} have other parameters, specs or options than rank 0: all ranks must wrap the "
+            f"same model in the same way"
+        )
     exchange.transport.hosts = topology.number_hosts(hosts)

@@ -48,9 +48,18 @@ class Exchange:
         ConfigError: an argument is not one of those that are allowed.
     """
 
-    def __init__(self, transport: Transport, memory, weight: float, seed: int = 0,
-                 capture: Capture | None = None, executor: concurrent.futures.Executor | None = None,
-                 schedule: dict | None = None, joinable: bool = False, observe=None):
+    def __init__(
+        self,
+        transport: Transport,
+        memory,
+        weight: float,
+        seed: int = 0,
+        capture: Capture | None = None,
+        executor: concurrent.futures.Executor | None = None,
+        schedule: dict | None = None,
+        joinable: bool = False,
+        observe=None,
+    ):
         self.state = ExchangeState(Memories(memory))
         self.schedules = Schedules(schedule)
         self.statistics = stats.Statistics()
@@ -64,8 +73,9 @@ class Exchange:
         self._starting = threading.Lock()  # backward may have a thread for each device
         self._finite = True
         self._ranks_with_gradients: concurrent.futures.Future | None = None  # where they are counted
-        self._scheduler = Scheduler(executor, self._advance, self._receive,
-                                    functools.partial(self._listeners.notify, "bucket_failed"))
+        self._scheduler = Scheduler(
+            executor, self._advance, self._receive, functools.partial(self._listeners.notify, "bucket_failed")
+        )
 
     # Between steps
 
@@ -139,10 +149,15 @@ class Exchange:
         with self._starting:
             if self._scheduler.is_idle:
                 self.begin_step()
-            seen, compensated = (self._listeners.callback(event, self.step, bucket)
-                                 for event in ("gradient_callback", "compensated_gradient_callback"))
-            self._submit(bucket, functools.partial(bucket.start, pack=pack, on_gradient=seen,
-                                                   on_compensated_gradient=compensated), out)
+            seen, compensated = (
+                self._listeners.callback(event, self.step, bucket)
+                for event in ("gradient_callback", "compensated_gradient_callback")
+            )
+            self._submit(
+                bucket,
+                functools.partial(bucket.start, pack=pack, on_gradient=seen, on_compensated_gradient=compensated),
+                out,
+            )
 
     def start_empty(self, bucket: Bucket) -> None:
         """Take part with nothing, and leave the memory as it is."""
@@ -157,7 +172,7 @@ class Exchange:
         return len(bucket.communicator.collectives_of(self.transport))
 
     def bypass_dtype(self, bucket: Bucket) -> str | None:
-        """"float32" or "fp16": so the adapter may reduce the bucket's tensors in this step itself, and say so by
+        """ "float32" or "fp16": so the adapter may reduce the bucket's tensors in this step itself, and say so by
         `submit_bypass`; the same on all ranks. None if the bucket has to `start`."""
         return bucket.communicator.bypass_dtype if bucket.may_bypass else None
 
@@ -177,7 +192,8 @@ class Exchange:
         self._listeners.notify("step_started")
         if self._joinable and not any(bucket.communicator.sends_containers for bucket in self.buckets):
             self._ranks_with_gradients = self._scheduler.run(
-                self.transport.allreduce, f"{self.buckets[0].name}.ranks", np.full(1, gradients, np.float32))
+                self.transport.allreduce, f"{self.buckets[0].name}.ranks", np.full(1, gradients, np.float32)
+            )
 
     def ranks_with_gradients(self) -> int | None:
         """How many there are in this step; None if they were not counted."""

@@ -122,6 +122,7 @@ class _Group:
     def handle_of(self, name: str) -> CollectiveHandle:
         """Of the payloads of that name, joined in the order of ranks. What this rank sends beside payloads is the padding of
         the handle that is waited for first."""
+
         def wait():
             if self._parts is None:
                 sent = self._sent.result()
@@ -143,8 +144,10 @@ class _Group:
         for rank in range(self._ranks):
             lengths = data[:head].copy().view("<u4").tolist() if data.size >= head else []
             if not lengths or head + sum(lengths) > data.size:
-                raise ContainerError(f"{self.names[0]!r}: rank {rank} sent {data.size} bytes, too few for {len(self.names)} "
-                                     f"buckets of the lengths {lengths}")
+                raise ContainerError(
+                    f"{self.names[0]!r}: rank {rank} sent {data.size} bytes, too few for {len(self.names)} "
+                    f"buckets of the lengths {lengths}"
+                )
             data = data[head:]
             for name, length in zip(self.names, lengths, strict=True):
                 parts[name].append(data[:length])

@@ -61,8 +61,14 @@ class RowBucket(Bucket):
         touched = given.summed()
         state = self.memory.begin_rows(self.name, self.size, touched.indices, self.width)
         summed = time.perf_counter() - started
-        pending = self.communicator.start(transport, self.name, _Touched(self.compressor, touched.indices, self.size),
-                                          touched.values.reshape(-1), state, stream)
+        pending = self.communicator.start(
+            transport,
+            self.name,
+            _Touched(self.compressor, touched.indices, self.size),
+            touched.values.reshape(-1),
+            state,
+            stream,
+        )
         pending.seconds["rows"] = summed
         pending.gradient_bytes = given.nbytes
         return pending
@@ -86,8 +92,10 @@ class RowBucket(Bucket):
         name, rows = self.tensors[0].name, self.size // self.width
         indices = np.ascontiguousarray(given.indices, np.int64).reshape(-1)
         if np.size(given.values) != indices.size * self.width:
-            raise ConfigError(f"the gradient of {name!r} has {indices.size} rows and {np.size(given.values)} values; a row "
-                              f"of this table has {self.width}")
+            raise ConfigError(
+                f"the gradient of {name!r} has {indices.size} rows and {np.size(given.values)} values; a row "
+                f"of this table has {self.width}"
+            )
         outside = indices[(indices < 0) | (indices >= rows)]
         if outside.size:
             raise ConfigError(f"the gradient of {name!r} has a row {outside[0]}; the table has {rows}")
@@ -115,8 +123,10 @@ def row_bucket(name: str, tensor: Tensor, compressor: Compressor, memory: Memory
         stages.update(sparsifier=compressor.sparsifier, value=compressor.value)
     compressor = Compressor(stages, compressor.seed)
     if not memory.by_rows:
-        raise ConfigError(f"memory {memory.name!r} keeps no state by rows, and the gradient of {tensor.name!r} comes as "
-                          f"rows: use for example memory={{{tensor.name!r}: 'residual', '*': {str(memory)!r}}}")
+        raise ConfigError(
+            f"memory {memory.name!r} keeps no state by rows, and the gradient of {tensor.name!r} comes as "
+            f"rows: use for example memory={{{tensor.name!r}: 'residual', '*': {str(memory)!r}}}"
+        )
     exact = compressor.sparsifier.name == "dense" and compressor.value.lossless
     return RowBucket(name, [tensor], compressor, Allgather(), NoMemory() if exact else memory)
 

@@ -30,8 +30,14 @@ class Counts:
         self.index_codecs.update(other.index_codecs)
 
     def report(self) -> dict:
-        return {**self._volume("all"), "compressed": self._volume("compressed"), "seconds": dict(self.seconds),
-                "late_seconds": self.late, "exposed_seconds": self.exposed, "index_codecs": dict(self.index_codecs)}
+        return {
+            **self._volume("all"),
+            "compressed": self._volume("compressed"),
+            "seconds": dict(self.seconds),
+            "late_seconds": self.late,
+            "exposed_seconds": self.exposed,
+            "index_codecs": dict(self.index_codecs),
+        }
 
     def _volume(self, kind: str) -> dict:
         given, sent = self.bytes[kind, "in"], self.bytes[kind, "out"]
@@ -85,8 +91,12 @@ def report(exchanges) -> dict:
     found = {"residual_norm_ratio": {}, "ways": {}, "bandwidth": None, "densities": {}}
     for exchange in exchanges:
         total.merge(exchange.statistics.total)
-        found["ways"].update((tensor.name, bucket.communicator.strategy) for bucket in exchange.buckets
-                             if bucket.communicator.switches for tensor in bucket.tensors)
+        found["ways"].update(
+            (tensor.name, bucket.communicator.strategy)
+            for bucket in exchange.buckets
+            if bucket.communicator.switches
+            for tensor in bucket.tensors
+        )
         for listener in exchange.listeners:
             for key, value in listener.stats().items():
                 found[key] = {**found[key], **value} if isinstance(value, dict) else value

@@ -13,5 +13,16 @@ from .pace import Fitted, Pace
 from .server import Report, Server
 from .trimmed_mean import TrimmedMean
 
-__all__ = ["Client", "ClippedMean", "Fitted", "Median", "NearestNeighborMixing", "Pace", "Rejected", "Report", "Server",
-           "TrimmedMean", "WeightedMean"]
+__all__ = [
+    "Client",
+    "ClippedMean",
+    "Fitted",
+    "Median",
+    "NearestNeighborMixing",
+    "Pace",
+    "Rejected",
+    "Report",
+    "Server",
+    "TrimmedMean",
+    "WeightedMean",
+]

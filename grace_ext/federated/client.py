@@ -24,8 +24,15 @@ class Client:
     estimate is not the server's; both then begin again with zeros.
     """
 
-    def __init__(self, start: np.ndarray, compression="topk:0.1/rice/qsgd:7", *, memory: str = "residual", number: int = 0,
-                 seed: int = 0):
+    def __init__(
+        self,
+        start: np.ndarray,
+        compression="topk:0.1/rice/qsgd:7",
+        *,
+        memory: str = "residual",
+        number: int = 0,
+        seed: int = 0,
+    ):
         if memory not in MEMORIES:
             raise ConfigError(f"memory={memory!r}; allowed: {', '.join(MEMORIES)}")
         self.compressor: Compressor = make_compressor(compression)
@@ -48,8 +55,9 @@ class Client:
         goes on from a round that this client has not seen; the model stays as it was."""
         down, containers = read_down(message, self.size)
         if down.base not in (FRESH, self.round):
-            raise ContainerError(f"a message of round {down.round} that goes on from round {down.base}; this client is at "
-                                 f"round {self.round}")
+            raise ContainerError(
+                f"a message of round {down.round} that goes on from round {down.base}; this client is at round {self.round}"
+            )
         if any(parsed.non_finite for parsed in containers):
             raise ContainerError("the server's model is not finite")
         following = Estimate(self.size, None if down.base == FRESH else self.model.known)
@@ -101,8 +109,14 @@ class Client:
     def state_dict(self) -> dict:
         """For numpy.savez or torch.save. Of an update under way it has both ends: the server's next message tells which."""
         sent_in, if_taken, owed = self._open or (0, self._owed, self._owed)
-        return {"model": self.model.known.copy(), "round": self.round, "owed": owed.copy(), "base": self._base,
-                "sent_in": sent_in, "if_taken": if_taken.copy()}
+        return {
+            "model": self.model.known.copy(),
+            "round": self.round,
+            "owed": owed.copy(),
+            "base": self._base,
+            "sent_in": sent_in,
+            "if_taken": if_taken.copy(),
+        }
 
     def load_state_dict(self, state: dict) -> None:
         """Raises ConfigError for a state of another size, or of a version without a part of it."""

@@ -90,13 +90,14 @@ def read_down(data: np.ndarray, size: int) -> tuple[Down, list[Container]]:
     head, rest = _head(_DOWN, "down", container.as_bytes(data))
     round_, base, taken, count = head
     if count != (1 if base == FRESH else round_ - base) or taken >= max(round_, 1):
-        raise ContainerError(f"a message of round {round_} with {count} containers on top of round {base}, "
-                             f"after an update of round {taken}")
+        raise ContainerError(
+            f"a message of round {round_} with {count} containers on top of round {base}, after an update of round {taken}"
+        )
     parsed, blobs = [], []
     for _ in range(count):
         parsed.append(container.parse(rest, size, prefix=True))
-        blobs.append(rest[:parsed[-1].nbytes])
-        rest = rest[parsed[-1].nbytes:]
+        blobs.append(rest[: parsed[-1].nbytes])
+        rest = rest[parsed[-1].nbytes :]
     if rest.size:
         raise ContainerError(f"{rest.size} bytes follow the {count} containers")
     return Down(round_, base, taken, blobs), parsed
@@ -120,8 +121,10 @@ def read_up(data: np.ndarray, size: int) -> tuple[Up, Container]:
     except ContainerError as error:
         raise Rejected("malformed", str(error)) from error
     if data.size > _largest(parsed.domain):
-        raise Rejected("oversized", f"{data.size} bytes; an update of {parsed.domain} coefficients has at most "
-                                    f"{_largest(parsed.domain)}")
+        raise Rejected(
+            "oversized",
+            f"{data.size} bytes; an update of {parsed.domain} coefficients has at most {_largest(parsed.domain)}",
+        )
     if not (math.isfinite(samples) and samples > 0):
         raise Rejected("samples", f"{samples}; allowed: finite and above 0")
     return Up(round_, samples, rest, base), parsed
@@ -131,11 +134,11 @@ def _head(layout: struct.Struct, kind: str, data: np.ndarray) -> tuple[tuple, np
     end = layout.size + _CHECKSUM
     if data.size < end:
         raise ContainerError(f"{data.size} bytes; a message has at least {end}")
-    magic, version, number, *fields = layout.unpack(data[:layout.size].tobytes())
+    magic, version, number, *fields = layout.unpack(data[: layout.size].tobytes())
     if magic != _MAGIC or number != _KINDS[kind]:
         raise ContainerError(f"this is no message of the kind {kind!r}")
     if version != _VERSION:
         raise ContainerError(f"a message of version {chr(version)!r}; this code reads and writes version {chr(_VERSION)!r}")
-    if data[layout.size:end].tobytes() != container.checksum(data[:layout.size]):
+    if data[layout.size : end].tobytes() != container.checksum(data[: layout.size]):
         raise ContainerError("the header's checksum is wrong")
     return tuple(fields), data[end:]

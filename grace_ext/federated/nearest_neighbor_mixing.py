@@ -47,10 +47,10 @@ class NearestNeighborMixing(Mean):
         distances = np.zeros((clients, clients))  # squared
         for _, block in blocks(vectors):
             for client in range(clients - 1):
-                away = block[client + 1:] - block[client]
-                distances[client, client + 1:] += np.einsum("ij,ij->i", away, away, dtype=np.float64)
+                away = block[client + 1 :] - block[client]
+                distances[client, client + 1 :] += np.einsum("ij,ij->i", away, away, dtype=np.float64)
         distances += distances.T
-        nearest = distances.argsort(axis=1, kind="stable")[:, :clients - most_liars(self.share, clients)]
+        nearest = distances.argsort(axis=1, kind="stable")[:, : clients - most_liars(self.share, clients)]
         weights = np.zeros((clients, clients), np.float32)
         np.put_along_axis(weights, nearest, np.float32(1 / nearest.shape[1]), axis=1)
         return weights

@@ -63,10 +63,23 @@ class Server:
     model has, gets the model whole.
     """
 
-    def __init__(self, start: np.ndarray, clients: int, compression="topk:0.1/rice/qsgd:7", *, sampled: int | None = None,
-                 optimizer: Callable | None = None, mean: Mean | None = None, weights: str | Mapping[int, float] = "uniform",
-                 most_samples: float | None = None, memory: str = "residual", norm_limit: float = 10.0, staleness: int = 10,
-                 keep: int = 16, seed: int = 0):
+    def __init__(
+        self,
+        start: np.ndarray,
+        clients: int,
+        compression="topk:0.1/rice/qsgd:7",
+        *,
+        sampled: int | None = None,
+        optimizer: Callable | None = None,
+        mean: Mean | None = None,
+        weights: str | Mapping[int, float] = "uniform",
+        most_samples: float | None = None,
+        memory: str = "residual",
+        norm_limit: float = 10.0,
+        staleness: int = 10,
+        keep: int = 16,
+        seed: int = 0,
+    ):
         sampled = clients if sampled is None else sampled
         if not 1 <= sampled <= clients:
             raise ConfigError(f"sampled={sampled} of clients={clients}; allowed: 1 to all of them")
@@ -109,17 +122,21 @@ class Server:
     def _check_mean(self) -> None:
         """Raises ConfigError for a mean that does not mean anything with these weights, memory or compression."""
         if not isinstance(self._mean_of, Mean):
-            raise ConfigError(f"mean={self._mean_of!r}; allowed: an instance of WeightedMean, ClippedMean, Median, "
-                              "TrimmedMean or NearestNeighborMixing")
+            raise ConfigError(
+                f"mean={self._mean_of!r}; allowed: an instance of WeightedMean, ClippedMean, Median, "
+                "TrimmedMean or NearestNeighborMixing"
+            )
         if not self._mean_of.by_coordinate:
             return
         kind = type(self._mean_of).__name__
         if not self._weights.uniform:
             raise ConfigError(f"mean {kind} counts clients and knows no weights; allowed: weights='uniform'")
         if self._memory != "ef21" and self.compressor.sparsifier.name != "dense":
-            raise ConfigError(f"mean {kind} with memory {self._memory!r} and {str(self.compressor)!r}: where most clients "
-                              "send nothing of an element, it is 0, and what few send is lost; allowed: memory='ef21', or a "
-                              "dense compression")
+            raise ConfigError(
+                f"mean {kind} with memory {self._memory!r} and {str(self.compressor)!r}: where most clients "
+                "send nothing of an element, it is 0, and what few send is lost; allowed: memory='ef21', or a "
+                "dense compression"
+            )
 
     # Who takes part
 
@@ -195,8 +212,11 @@ class Server:
         if up.round != self._asked[client]:
             raise Rejected("late", f"an update of round {up.round}; one of round {self._asked[client]} is expected")
         if self._counts_in - up.round > self._staleness:
-            raise Rejected("late", f"an update of round {up.round} in round {self._counts_in}; it may be late by at most "
-                                   f"{self._staleness} rounds")
+            raise Rejected(
+                "late",
+                f"an update of round {up.round} in round {self._counts_in}; it may be late by at most "
+                f"{self._staleness} rounds",
+            )
         self._check_base(client, up.base)
         if parsed.non_finite:
             raise Rejected("not finite", "the gradient of the sender held a NaN or an Inf")
@@ -233,8 +253,11 @@ class Server:
         elif base == WHOLE:
             raise Rejected("estimate", "a client without memory 'ef21', which this server has")
         elif base not in (0, self._taken[client]):
-            raise Rejected("estimate", f"a correction of the estimate after round {base}; it is that after round "
-                                       f"{self._taken[client]}: the client has to begin again with zeros, and base 0")
+            raise Rejected(
+                "estimate",
+                f"a correction of the estimate after round {base}; it is that after round "
+                f"{self._taken[client]}: the client has to begin again with zeros, and base 0",
+            )
 
     def _update(self, client: int, up: Up, parsed: Container) -> np.ndarray:
         """What the mean is of, float32[d]: the update that was sent, or with ef21 the estimate that it corrects. Raises
@@ -272,8 +295,16 @@ class Server:
         if mean is not None:
             self._optimizer(self.model, mean)
         stale = {client: self.round - up.round for client, (up, _, _) in came.items() if up.round < self.round}
-        report = Report(self.round, list(came), stale, missing, self._rejected,
-                        0.0 if mean is None else _norm(mean), self._sent, self._received)
+        report = Report(
+            self.round,
+            list(came),
+            stale,
+            missing,
+            self._rejected,
+            0.0 if mean is None else _norm(mean),
+            self._sent,
+            self._received,
+        )
         for client in self._came:
             self._asked.pop(client, None)
         self._chosen, self._came, self._rejected, self._sent, self._received = None, {}, {}, 0, 0
@@ -298,8 +329,11 @@ class Server:
             seen = [*self._norms, *left.values(), *before]
             above = [(k, norm) for k, norm in seen if norm > 0]
             if len(seen) >= _FEWEST and len(above) < min(_FEWEST, self.clients):
-                return refused | {client: f"{norm:.4g}, where nearly all others are 0: there is nothing to compare it with"
-                                  for client, (_, norm) in left.items() if norm > 0}
+                return refused | {
+                    client: f"{norm:.4g}, where nearly all others are 0: there is nothing to compare it with"
+                    for client, (_, norm) in left.items()
+                    if norm > 0
+                }
             further = self._beyond(left, above) if len(seen) >= _FEWEST else {}
             if not further:
                 self._unscaled.clear()
@@ -309,22 +343,31 @@ class Server:
     def _beyond(self, came: dict[int, tuple[int, float]], norms: list[tuple[int, float]]) -> dict[int, str]:
         """Of a round's updates, those which are too large for the median of these norms, and why."""
         most = {client: self._limit * self._median(k, norms) for client, (k, _) in came.items()}
-        return {client: f"{norm:.4g}, where at most {most[client]:.4g} is allowed"
-                for client, (_, norm) in came.items() if norm > most[client]}
+        return {
+            client: f"{norm:.4g}, where at most {most[client]:.4g} is allowed"
+            for client, (_, norm) in came.items()
+            if norm > most[client]
+        }
 
     def _median(self, k: int, norms: list[tuple[int, float]]) -> float:
         """Of norms, as far as they can be compared with that of an update of k values. norms: values and norms of others."""
-        return statistics.median(norm * math.sqrt(max(1.0, k / max(count, 1))) if self.own_densities else norm
-                                 for count, norm in norms)
+        return statistics.median(
+            norm * math.sqrt(max(1.0, k / max(count, 1))) if self.own_densities else norm for count, norm in norms
+        )
 
     def _mean(self, came: dict) -> np.ndarray | None:
         """The mean, float32[d], of this round's updates, or with ef21 of what is known of all clients' updates."""
         if self._memory == "ef21":
-            known = {client: (self._samples[client], lambda vector=estimate.known: vector, _norm(estimate.known))
-                     for client, estimate in self._estimates.items() if client not in self._gone}
+            known = {
+                client: (self._samples[client], lambda vector=estimate.known: vector, _norm(estimate.known))
+                for client, estimate in self._estimates.items()
+                if client not in self._gone
+            }
         else:
-            known = {client: (up.samples, functools.partial(self._decoded, parsed), norm)
-                     for client, (up, parsed, norm) in came.items()}
+            known = {
+                client: (up.samples, functools.partial(self._decoded, parsed), norm)
+                for client, (up, parsed, norm) in came.items()
+            }
         if not known or not came:
             return None
         shares = self._weights.shares({client: samples for client, (samples, _, _) in known.items()})
@@ -339,19 +382,25 @@ class Server:
         if self._chosen is not None:
             raise ConfigError(f"round {self.round} has not ended")
         clients = range(self.clients)
-        state = {"model": self.model, "told": self.told.known, "round": self.round,
-                 "norms": np.array(self._norms).reshape(-1, 2),
-                 "unscaled": np.array([(client, *one) for client, one in self._unscaled.items()]).reshape(-1, 3),
-                 "at": np.array([self._at[client] for client in clients], np.int64),
-                 "taken": np.array([self._taken[client] for client in clients], np.int64),
-                 "received": self._received, "asked": np.array(list(self._asked.items()), np.int64).reshape(-1, 2),
-                 **{f"came.{client}": up.pack() for client, (up, _, _) in self._came.items()},
-                 "gone": np.array(sorted(self._gone), np.int64), "history": np.array(list(self._history), np.int64),
-                 "reasons": np.array(list(self.rejections), np.str_),
-                 "counts": np.array(list(self.rejections.values()), np.int64),
-                 **{f"blob.{number}": blob for number, blob in self._history.items()},
-                 **{f"estimate.{client}": estimate.known for client, estimate in self._estimates.items()},
-                 **{f"samples.{client}": samples for client, samples in self._samples.items()}}
+        state = {
+            "model": self.model,
+            "told": self.told.known,
+            "round": self.round,
+            "norms": np.array(self._norms).reshape(-1, 2),
+            "unscaled": np.array([(client, *one) for client, one in self._unscaled.items()]).reshape(-1, 3),
+            "at": np.array([self._at[client] for client in clients], np.int64),
+            "taken": np.array([self._taken[client] for client in clients], np.int64),
+            "received": self._received,
+            "asked": np.array(list(self._asked.items()), np.int64).reshape(-1, 2),
+            **{f"came.{client}": up.pack() for client, (up, _, _) in self._came.items()},
+            "gone": np.array(sorted(self._gone), np.int64),
+            "history": np.array(list(self._history), np.int64),
+            "reasons": np.array(list(self.rejections), np.str_),
+            "counts": np.array(list(self.rejections.values()), np.int64),
+            **{f"blob.{number}": blob for number, blob in self._history.items()},
+            **{f"estimate.{client}": estimate.known for client, estimate in self._estimates.items()},
+            **{f"samples.{client}": samples for client, samples in self._samples.items()},
+        }
         with open(f"{path}.new", "wb") as file:
             np.savez(file, **state)
         os.replace(f"{path}.new", path)
@@ -363,8 +412,10 @@ class Server:
             if missing := _SAVED - set(state.files):
                 raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}: not a server's state, or an older one")
             if state["model"].size != self.model.size or state["at"].size != self.clients:
-                raise ConfigError(f"{path} is of {state['model'].size} elements and {state['at'].size} clients, this server "
-                                  f"has {self.model.size} and {self.clients}")
+                raise ConfigError(
+                    f"{path} is of {state['model'].size} elements and {state['at'].size} clients, this server "
+                    f"has {self.model.size} and {self.clients}"
+                )
             self.model[:] = state["model"]
             self.told = Estimate(self.model.size, state["told"])
             self.round = int(state["round"])
@@ -378,8 +429,9 @@ class Server:
             counted = zip(state["reasons"].tolist(), state["counts"].tolist(), strict=True)
             self.rejections = collections.Counter(dict(counted))
             named = [(*key.split("."), state[key]) for key in state.files if key.startswith(("estimate.", "samples."))]
-            self._estimates = {int(client): Estimate(self.model.size, one) for kind, client, one in named
-                               if kind == "estimate"}
+            self._estimates = {
+                int(client): Estimate(self.model.size, one) for kind, client, one in named if kind == "estimate"
+            }
             self._received = int(state["received"])
             self._asked = dict(state["asked"].tolist())
             self._came = {}
@@ -391,8 +443,21 @@ class Server:
 
 
 #: What every state has.
-_SAVED = {"model", "told", "round", "norms", "unscaled", "at", "taken", "received", "asked", "gone", "history", "reasons",
-          "counts"}
+_SAVED = {
+    "model",
+    "told",
+    "round",
+    "norms",
+    "unscaled",
+    "at",
+    "taken",
+    "received",
+    "asked",
+    "gone",
+    "history",
+    "reasons",
+    "counts",
+}
 
 
 def _norm(vector: np.ndarray) -> float:

@@ -22,4 +22,4 @@ class TrimmedMean(CoordinateMean):
 
     def of_sorted(self, block: np.ndarray) -> np.ndarray:
         cut = most_liars(self.share, len(block))
-        return block[cut:len(block) - cut].mean(axis=0, dtype=np.float32)
+        return block[cut : len(block) - cut].mean(axis=0, dtype=np.float32)

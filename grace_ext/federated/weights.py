@@ -25,19 +25,23 @@ class Weights:
     def __init__(self, weights: str | Mapping[int, float], most_samples: float | None, clients: int):
         self._weights, self._cap = weights, most_samples
         if (weights == SAMPLES) != (most_samples is not None):
-            raise ConfigError(f"weights={weights!r} with most_samples={most_samples}; allowed: most_samples with "
-                              "weights='samples', which needs it, since clients may claim any number, and only with it")
+            raise ConfigError(
+                f"weights={weights!r} with most_samples={most_samples}; allowed: most_samples with "
+                "weights='samples', which needs it, since clients may claim any number, and only with it"
+            )
         if most_samples is not None and not (math.isfinite(most_samples) and most_samples > 0):
             raise ConfigError(f"most_samples={most_samples}; allowed: finite and above 0")
         if isinstance(weights, Mapping):
             if set(weights) != set(range(clients)):
-                raise ConfigError(f"weights are given for the clients {sorted(weights)}; needed: one for each of 0 to "
-                                  f"{clients - 1}")
+                raise ConfigError(
+                    f"weights are given for the clients {sorted(weights)}; needed: one for each of 0 to {clients - 1}"
+                )
             if wrong := {client: one for client, one in weights.items() if not (math.isfinite(one) and one > 0)}:
                 raise ConfigError(f"weights={wrong}; allowed: finite and above 0")
         elif weights not in (UNIFORM, SAMPLES):
-            raise ConfigError(f"weights={weights!r}; allowed: 'uniform', 'samples', or a mapping from each client to its "
-                              "weight")
+            raise ConfigError(
+                f"weights={weights!r}; allowed: 'uniform', 'samples', or a mapping from each client to its weight"
+            )
 
     @property
     def uniform(self) -> bool:

@@ -18,8 +18,7 @@ class Auto(IndexCodec):
 
     def choose(self, indices, d):
         known = (lookup("index", name) for name in names("index"))
-        candidates = [cls() for cls in known
-                      if cls.lossless and cls.universal and not cls.composite and cls.id is not None]
+        candidates = [cls() for cls in known if cls.lossless and cls.universal and not cls.composite and cls.id is not None]
         gaps = Gaps(indices, d)
         chosen, least = None, None
         for bound, _, codec in sorted((codec.size_at_least(gaps), codec.id, codec) for codec in candidates):

@@ -28,7 +28,7 @@ _HEAD = 6  # bytes before the filter
 def filter_size(r: int, fpr: float) -> tuple[int, int]:
     """(number of hash functions, number of 64-bit words) for r positions."""
     hashes = min(MAX_HASHES, max(1, round(-math.log2(fpr))))
-    bits = -hashes * r / math.log1p(-fpr ** (1 / hashes))
+    bits = -hashes * r / math.log1p(-(fpr ** (1 / hashes)))
     return hashes, math.ceil(bits / 64)
 
 
@@ -117,7 +117,7 @@ class _Filter:
         bloom_positions(self.found, self.d, self.stride, self.seed, positives)
         first = {"naive": 0, "leftmost": 0, "middle": (n - r) // 2, "rightmost": n - r}.get(policy)
         if first is not None:
-            out[:] = positives[first:first + r]
+            out[:] = positives[first : first + r]
             return None
         scores = scratch("bloom scores", np.uint16, n)
         scores[:] = 0

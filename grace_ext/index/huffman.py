@@ -73,7 +73,7 @@ def _encode_bytes(indices, d):
     byte_huffman_encode(indices, d, payload[_HEAD:], ends)
     payload[0] = _BYTES
     payload[1:_HEAD].view("<u4")[:] = np.diff(ends[:-1], prepend=0)
-    return payload[:_HEAD + ends[-1]]
+    return payload[: _HEAD + ends[-1]]
 
 
 def _decode_bytes(payload, d, out):

@@ -41,7 +41,7 @@ class Rice(IndexCodec):
         quotients = np.empty(quotient_room(d, k, e), np.uint8)
         end = split + (rice_encode(indices, e, payload[1:], quotients) + 7) // 8
         payload[0] = e
-        payload[split:end] = quotients[:end - split]
+        payload[split:end] = quotients[: end - split]
         return payload[:end], indices
 
     def size(self, indices, d):

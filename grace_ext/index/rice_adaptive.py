@@ -35,7 +35,7 @@ class RiceAdaptive(IndexCodec):
         payload[0] = self.block.bit_length() - 1
         pack_bits(shifts, _WIDTH, payload[1:])
         quotients = scratch("quotients", np.uint8, quotient_bytes + 8)
-        rice_blocks_encode(indices, self.block, shifts, payload[1 + shift_bytes:], quotients)
+        rice_blocks_encode(indices, self.block, shifts, payload[1 + shift_bytes :], quotients)
         payload[split:end] = quotients[:quotient_bytes]
         return payload[:end], indices
 
@@ -63,8 +63,12 @@ class RiceAdaptive(IndexCodec):
         bits = block * int(shifts[:-1].sum()) + (k - block * (blocks - 1)) * int(shifts[-1])
         parameters, remainders, quotients = np.split(payload[1:], np.cumsum([split - 1, (bits + 7) // 8]))
         read = rice_blocks_decode(remainders, quotients, block, shifts, d, out) if shifts.max() <= MAX_SHIFT else -1
-        if (read < 0 or (read + 7) // 8 != quotients.size or _spare_bits(parameters, _WIDTH * blocks)
-                or _spare_bits(remainders, bits)):
+        if (
+            read < 0
+            or (read + 7) // 8 != quotients.size
+            or _spare_bits(parameters, _WIDTH * blocks)
+            or _spare_bits(remainders, bits)
+        ):
             raise ContainerError(f"rice_adaptive: the codes are not {k} positions below {d}")
 
 

@@ -37,7 +37,7 @@ class Rows(IndexCodec):
     def split(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """uint32[k] -> (touched rows uint32[r], positions in their compact domain uint32[k]), in scratch arrays."""
         rows, compact = (scratch(name, np.uint32, indices.size) for name in ("touched rows", "compact"))
-        return rows[:split_rows(indices, self.width, rows, compact)], compact
+        return rows[: split_rows(indices, self.width, rows, compact)], compact
 
     def section(self, rows: np.ndarray, compact: np.ndarray | None, d: int) -> np.ndarray:
         """The section of these positions, k >= 1; compact None: of all in these rows."""
@@ -50,10 +50,10 @@ class Rows(IndexCodec):
     def decode(payload, d, out):
         if payload.size < _HEAD.size:
             raise ContainerError("rows: the section is too short")
-        row_codec, codec, width, touched, row_bytes = _HEAD.unpack(payload[:_HEAD.size].tobytes())
+        row_codec, codec, width, touched, row_bytes = _HEAD.unpack(payload[: _HEAD.size].tobytes())
         if width == 0 or not 1 <= touched <= min(out.size, _count(d, width)):
             raise ContainerError(f"rows: {touched} rows of {width} are not those of {out.size} positions below {d}")
-        row_section, section = np.split(payload[_HEAD.size:], [row_bytes])
+        row_section, section = np.split(payload[_HEAD.size :], [row_bytes])
         rows = scratch("touched rows", np.uint32, touched)
         if row_codec == _ALL:
             rows[:] = np.arange(touched)

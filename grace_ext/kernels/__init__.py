@@ -37,7 +37,23 @@ from .rice import quotient_bits, rice_decode, rice_encode
 from .topk import select_above, select_topk
 
 __all__ = [
-    "add_at", "add_dense", "bitmap_decode", "bitmap_encode", "cache_folder", "draw_positions",
-    "max_magnitude", "pack_bits", "qsgd_decode", "qsgd_encode", "quotient_bits", "rice_decode", "rice_encode",
-    "select_above", "select_topk", "sum_sparse", "unpack_bits", "warmup", "write_error",
+    "add_at",
+    "add_dense",
+    "bitmap_decode",
+    "bitmap_encode",
+    "cache_folder",
+    "draw_positions",
+    "max_magnitude",
+    "pack_bits",
+    "qsgd_decode",
+    "qsgd_encode",
+    "quotient_bits",
+    "rice_decode",
+    "rice_encode",
+    "select_above",
+    "select_topk",
+    "sum_sparse",
+    "unpack_bits",
+    "warmup",
+    "write_error",
 ]

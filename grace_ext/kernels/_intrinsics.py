@@ -81,8 +81,9 @@ def _make_collect16(fused):
         def generate(context, builder, signature, args):
             lanes = _lanes16(context, builder, signature, args, fused)
             chosen = _at_least(builder, lanes, args[4])
-            compress = _declare(builder, "llvm.x86.avx512.mask.compress.v16i32", _VECTOR, _VECTOR, _VECTOR,
-                                ir.VectorType(_I1, LANES))
+            compress = _declare(
+                builder, "llvm.x86.avx512.mask.compress.v16i32", _VECTOR, _VECTOR, _VECTOR, ir.VectorType(_I1, LANES)
+            )
             first = _splat(builder, builder.trunc(args[3], _I32))
             index = builder.add(first, ir.Constant(_VECTOR, list(range(LANES))))
             for what, k in ((index, 5), (lanes, 6)):
@@ -171,8 +172,7 @@ def stream16(typingctx, source, i, out, j):
 @intrinsic
 def float_of(typingctx, bits):
     """The float32 with these uint32 bits."""
-    return types.float32(types.uint32), lambda context, builder, signature, args: builder.bitcast(args[0],
-                                                                                                  ir.FloatType())
+    return types.float32(types.uint32), lambda context, builder, signature, args: builder.bitcast(args[0], ir.FloatType())
 
 
 @intrinsic
@@ -243,8 +243,10 @@ def transpose8(typingctx, source, i, stride, target, j, target_stride):
     """target[j + c * target_stride + r] = source[i + r * stride + c] for r, c = 0 to 7. Flat places in float32 arrays."""
     signature = types.void(source, types.int64, types.int64, target, types.int64, types.int64)
     floats = ir.VectorType(ir.FloatType(), 8)
-    low, high = (ir.Constant(ir.VectorType(_I32, 8), [first + half for half in range(4) for first in (start, start + 8)])
-                 for start in (0, 4))
+    low, high = (
+        ir.Constant(ir.VectorType(_I32, 8), [first + half for half in range(4) for first in (start, start + 8)])
+        for start in (0, 4)
+    )
 
     def generate(context, builder, signature, args):
         def row(k, r):
@@ -290,8 +292,9 @@ def _two_rows16(operate):
 def butterfly16(typingctx, x, i, j, factor, y, t, d):
     """y[t:t + 16] = a + b, y[d:d + 16] = (a - b) * factor, with a = x[i:i + 16], b = x[j:j + 16]. Flat places, float32."""
     signature = types.void(x, types.int64, types.int64, types.float32, y, types.int64, types.int64)
-    return signature, _two_rows16(lambda builder, a, b, factor: (
-        builder.fadd(a, b), builder.fmul(builder.fsub(a, b), factor)))
+    return signature, _two_rows16(
+        lambda builder, a, b, factor: (builder.fadd(a, b), builder.fmul(builder.fsub(a, b), factor))
+    )
 
 
 @intrinsic

@@ -25,7 +25,7 @@ def add_dense(out, values, weight):
 
 @helper
 def _add_tile(tile, start, stop, positions, values, cursor, ends, weight):
-    tile[:stop - start] = np.float32(0)
+    tile[: stop - start] = np.float32(0)
     first, last = np.uint32(start), np.uint32(stop)
     for r in range(ends.size):
         i, end = np.uint64(cursor[r]), np.uint64(ends[r])
@@ -59,8 +59,10 @@ def sum_sparse(out, positions, values, cursor, ends, weight):
         start = stop
 
 
-@kernel("void(float32[::1], Array(uint32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True),"
-        " Array(float32, 1, 'C', readonly=True))")
+@kernel(
+    "void(float32[::1], Array(uint32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True),"
+    " Array(float32, 1, 'C', readonly=True))"
+)
 def write_error(residual, positions, values, decoded):
     """residual[positions] = values - decoded: what the container did not carry."""
     for i in range(positions.size):

@@ -104,8 +104,7 @@ def ans_encode(levels, frequencies, words):
     for lane in range(np.uint64(levels.size) - whole, np.uint64(0), -1):
         lane = np.uint64(lane) - _1
         states[lane], p = _push(states[lane], levels[whole + lane], reciprocals, slots, words, p)
-    x0, x1, x2, x3, x4, x5, x6, x7 = (states[0], states[1], states[2], states[3],
-                                      states[4], states[5], states[6], states[7])
+    x0, x1, x2, x3, x4, x5, x6, x7 = (states[0], states[1], states[2], states[3], states[4], states[5], states[6], states[7])
     i = whole
     while i > 0:
         x7, p = _push(x7, levels[i - np.uint64(1)], reciprocals, slots, words, p)
@@ -151,8 +150,7 @@ def ans_decode(data, frequencies, out):
     for pair in range(LANES // 2):
         word = load64(data, 8 * pair)
         states[2 * pair], states[2 * pair + 1] = word & np.uint64(0xFFFFFFFF), word >> _32
-    x0, x1, x2, x3, x4, x5, x6, x7 = (states[0], states[1], states[2], states[3],
-                                      states[4], states[5], states[6], states[7])
+    x0, x1, x2, x3, x4, x5, x6, x7 = (states[0], states[1], states[2], states[3], states[4], states[5], states[6], states[7])
     at, i = STATES, np.uint64(0)
     whole = np.uint64(out.size) // _LANES * _LANES
     while i < whole and at + 2 * LANES + 6 <= data.size:

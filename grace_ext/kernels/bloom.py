@@ -17,8 +17,14 @@ SHARES = 1024  # points that the members of a conflict set share
 SURE = MAX_HASHES * SHARES // 2 + 1  # more than any sum of shares
 _0, _1, _6, _63, _64 = (np.uint64(x) for x in (0, 1, 6, 63, 64))
 _CHOICE, _TURNS, _FUNCTIONS = 0, 1, 2  # what a seed is derived for; hash function j: _FUNCTIONS + j
-_STAGES = ((32, 0x00000000FFFFFFFF), (16, 0x0000FFFF0000FFFF), (8, 0x00FF00FF00FF00FF), (4, 0x0F0F0F0F0F0F0F0F),
-           (2, 0x3333333333333333), (1, 0x5555555555555555))
+_STAGES = (
+    (32, 0x00000000FFFFFFFF),
+    (16, 0x0000FFFF0000FFFF),
+    (8, 0x00FF00FF00FF00FF),
+    (4, 0x0F0F0F0F0F0F0F0F),
+    (2, 0x3333333333333333),
+    (1, 0x5555555555555555),
+)
 
 
 @helper
@@ -96,7 +102,7 @@ def bloom_insert(indices, stride, hashes, seed, words):
     work, bits, turns, c = _work(), np.empty((hashes, 64), np.uint64), _turns(stride, seed), 0
     for start in range(0, indices.size, 64):
         n = min(64, indices.size - start)
-        c = _bits(indices[start:start + n], c, stride, hashes, seed, words.size, turns, work, bits)
+        c = _bits(indices[start : start + n], c, stride, hashes, seed, words.size, turns, work, bits)
         for j in range(hashes):
             for t in range(n):
                 words[bits[j, t] >> _6] |= _1 << (bits[j, t] & _63)
@@ -215,7 +221,7 @@ def bloom_scores(positives, stride, hashes, seed, sizes, scores):
     c = 0
     for start in range(0, positives.size, 64):
         n = min(64, positives.size - start)
-        c = _bits(positives[start:start + n], c, stride, hashes, seed, words, turns, work, bits)
+        c = _bits(positives[start : start + n], c, stride, hashes, seed, words, turns, work, bits)
         for j in range(hashes):
             for t in range(n):
                 size = sizes[bits[j, t]]
@@ -223,7 +229,7 @@ def bloom_scores(positives, stride, hashes, seed, sizes, scores):
     c = 0
     for start in range(0, positives.size, 64):
         n = min(64, positives.size - start)
-        c = _bits(positives[start:start + n], c, stride, hashes, seed, words, turns, work, bits)
+        c = _bits(positives[start : start + n], c, stride, hashes, seed, words, turns, work, bits)
         sure[:] = 0
         for j in range(hashes):
             for t in range(n):
@@ -239,7 +245,7 @@ def bloom_scores(positives, stride, hashes, seed, sizes, scores):
     c = 0
     for start in range(0, positives.size, 64):
         n = min(64, positives.size - start)
-        c = _bits(positives[start:start + n], c, stride, hashes, seed, words, turns, work, bits)
+        c = _bits(positives[start : start + n], c, stride, hashes, seed, words, turns, work, bits)
         for t in range(n):
             total = np.uint32(scores[start + t])
             for j in range(hashes):

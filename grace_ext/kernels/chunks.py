@@ -19,7 +19,7 @@ def select_chunks(values, chunk, k, positions, found, candidates, histogram):
     n = 0
     for start in range(0, values.size, chunk):
         size = min(chunk, values.size - start)
-        part = values[start:start + size]
+        part = values[start : start + size]
         take = min(k, size)
         histogram[:] = 0
         for i in range(size):

@@ -103,7 +103,7 @@ def transform(rows, dims, inverse, factors):
     w = max(n, LANES)  # columns that work on nothing if there are too few
     x, y = np.zeros((n, w), np.float32), np.zeros((n, w), np.float32)
     for start in range(0, rows.shape[0], n):
-        part = rows[start:start + n]
+        part = rows[start : start + n]
         _transpose(part, x, part.shape[0], n)
         if inverse:
             _inverse(x, y, factors)

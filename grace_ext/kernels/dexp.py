@@ -124,7 +124,7 @@ def _amplitudes(values, scale, b, d, work):
     slope_b, slope_d = _prepare(b, n, table_b), _prepare(d, n, table_d)
     bb, bd, dd, by, dy, yy = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for start in range(0, n, _BLOCK):
-        part = values[start:min(n, start + _BLOCK)]
+        part = values[start : min(n, start + _BLOCK)]
         for i in range(part.size):
             y[i] = part[i] * scale
         for i in range(part.size, _BLOCK):
@@ -193,7 +193,7 @@ def evaluate_exponentials(parameters, low, high, negative, out):
     slope_b, slope_d = _prepare(b, n, table_b), _prepare(d, n, table_d)
     bottom, top = np.float64(low), np.float64(high)
     for start in range(0, n, _BLOCK):
-        part = out[start:min(n, start + _BLOCK)]
+        part = out[start : min(n, start + _BLOCK)]
         _exponential(b, slope_b, table_b, n, start, first)
         _exponential(d, slope_d, table_d, n, start, second)
         for i in range(part.size):

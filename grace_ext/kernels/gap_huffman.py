@@ -85,7 +85,7 @@ def _plan(counts, rows, classes, lengths):
     bits = np.int64(0)
     for row in range(rows):
         first = row * ROW
-        code_lengths(counts[first:first + ROW], LIMIT, lengths[first:first + ROW])
+        code_lengths(counts[first : first + ROW], LIMIT, lengths[first : first + ROW])
         for s in range(classes):
             bits += _zigzag(lengths[first:], s) + 1
             bits += counts[first + s] * (np.int64(lengths[first + s]) + max(0, s // 4 - 1))
@@ -144,8 +144,8 @@ def gap_huffman_encode(indices, lengths, rows, classes, out):
     at, word, used = 0, _0, _0
     codes = np.zeros(CONTEXTS * ROW, np.uint32)
     for row in range(rows):
-        table = lengths[row * ROW:(row + 1) * ROW]
-        canonical_codes(table, LIMIT, codes[row * ROW:(row + 1) * ROW])
+        table = lengths[row * ROW : (row + 1) * ROW]
+        canonical_codes(table, LIMIT, codes[row * ROW : (row + 1) * ROW])
         for s in range(classes):
             ones = np.uint64(_zigzag(table, s))
             at, word, used = _put(out, at, word, used, (_1 << ones) - _1, ones + _1)

@@ -53,7 +53,7 @@ def choose_classes(levels, alphabet, numbers, sizes):
     blocks = np.zeros(_FINE, np.int64)
     middle = np.int32((alphabet - 1) >> 1)
     for b in range(numbers.size):
-        block = levels[b * BLOCK:(b + 1) * BLOCK]
+        block = levels[b * BLOCK : (b + 1) * BLOCK]
         fine = _fine_class(block, middle)
         numbers[b] = fine
         blocks[fine] += 1
@@ -137,8 +137,10 @@ def _starts(sizes):
     return starts
 
 
-@kernel("void(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True),"
-        " Array(int64, 1, 'C', readonly=True), uint8[::1])")
+@kernel(
+    "void(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True),"
+    " Array(int64, 1, 'C', readonly=True), uint8[::1])"
+)
 def split_blocks(levels, numbers, sizes, out):
     """out (uint8[k]) = the blocks of class 0, then those of class 1, and so on. numbers and sizes: as above."""
     at = _starts(sizes)
@@ -154,8 +156,10 @@ def split_blocks(levels, numbers, sizes, out):
         at[c] = start + BLOCK
 
 
-@kernel("void(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True),"
-        " Array(int64, 1, 'C', readonly=True), uint8[::1])")
+@kernel(
+    "void(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True),"
+    " Array(int64, 1, 'C', readonly=True), uint8[::1])"
+)
 def merge_blocks(parts, numbers, sizes, out):
     """The inverse of split_blocks: parts and out are uint8[k]."""
     at = _starts(sizes)

@@ -138,8 +138,10 @@ def _four(data, bit, table, out, i):
     return bit
 
 
-@kernel("boolean(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True),"
-        " Array(uint8, 1, 'C', readonly=True), uint8[::1])")
+@kernel(
+    "boolean(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True),"
+    " Array(uint8, 1, 'C', readonly=True), uint8[::1])"
+)
 def huffman_decode(data, ends, lengths, out):
     """Fill out (uint8[k]), a quarter (rounded up) of it from each stream. False if anything is not as it is written.
 

@@ -32,7 +32,7 @@ def moments(values, out):
     low, high = _MAGNITUDE, np.uint32(0)
     whole = values.size & ~15
     for start in range(0, whole, 16):
-        part = values[start:start + 16]
+        part = values[start : start + 16]
         for i in range(16):
             x = np.float64(part[i])
             sums[i] += x * x
@@ -92,8 +92,10 @@ def _start(shape, step, smallest):
     return max(0.0, smallest - step / 32.0) if shape < 0 else shape * step
 
 
-@kernel("int64(Array(float32, 1, 'C', readonly=True), Array(float64, 1, 'C', readonly=True), float64, float64[:,::1],"
-        " float32[::1], uint8[::1])")
+@kernel(
+    "int64(Array(float32, 1, 'C', readonly=True), Array(float64, 1, 'C', readonly=True), float64, float64[:,::1],"
+    " float32[::1], uint8[::1])"
+)
 def choose_levels(values, moments, error, sums, grid, fractions):
     """Find start and step that need the fewest bits at a root mean square error of `error` times that of the values.
 
@@ -191,8 +193,10 @@ def gather_escapes(values, codes, escape, out):
     return j
 
 
-@kernel("boolean(Array(uint8, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True),"
-        " Array(float32, 1, 'C', readonly=True), float32[::1])")
+@kernel(
+    "boolean(Array(uint8, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True),"
+    " Array(float32, 1, 'C', readonly=True), float32[::1])"
+)
 def lloyd_decode(codes, table, escapes, out):
     """out[i] = table[codes[i]], or the next of `escapes` where the code is 255. False if those are not exactly enough.
 

@@ -128,10 +128,10 @@ def expand(pt, qt, weight, out, own, matrix):
     for i in range(n):
         for start in range(0, m, TILE):
             stop = min(m, start + TILE)
-            tile = room[:stop - start]
+            tile = room[: stop - start]
             _row(pt, qt, i, start, tile)
-            largest = max(largest, _scaled(tile, weight, out[i * m + start:i * m + stop]))
+            largest = max(largest, _scaled(tile, weight, out[i * m + start : i * m + stop]))
             if matrix.size:
                 _row(pt, own, i, start, tile)
-                _subtract(tile, matrix[i * m + start:i * m + stop])
+                _subtract(tile, matrix[i * m + start : i * m + stop])
     return largest

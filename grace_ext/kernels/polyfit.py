@@ -60,8 +60,9 @@ def find_knots(values, least, ends):
 def _recurrence(j, n):
     """b[j] of the polynomials that are orthogonal on n evenly spaced points: P[j + 1] = x P[j] - b[j] P[j - 1]."""
     span = np.float64(max(n - 1, 1))
-    return np.float64(j * j) * (np.float64(n) * np.float64(n) - np.float64(j * j)) / (
-        np.float64(4 * j * j - 1) * (span * span))
+    return (
+        np.float64(j * j) * (np.float64(n) * np.float64(n) - np.float64(j * j)) / (np.float64(4 * j * j - 1) * (span * span))
+    )
 
 
 @helper
@@ -79,7 +80,7 @@ def _fit(values, coefficients):
     x, y = np.zeros(_BLOCK), np.zeros(_BLOCK)
     now, before = np.zeros(_BLOCK), np.zeros(_BLOCK)
     for start in range(0, n, _BLOCK):
-        part = values[start:min(n, start + _BLOCK)]
+        part = values[start : min(n, start + _BLOCK)]
         for i in range(part.size):
             x[i] = (start + i) * step - 1.0
             y[i] = (np.float64(part[i]) - low) / span
@@ -113,7 +114,7 @@ def fit_segments(values, ends, coefficients):
     coefficients: float32[s, degree + 1], written."""
     start = 0
     for s in range(ends.size):
-        _fit(values[start:ends[s]], coefficients[s])
+        _fit(values[start : ends[s]], coefficients[s])
         start = ends[s]
 
 
@@ -125,7 +126,7 @@ def _evaluate(coefficients, b, low, high, negative, out):
     bottom, span = np.float64(low), np.float64(high) - np.float64(low)
     x, now, before = np.zeros(_BLOCK), np.zeros(_BLOCK), np.zeros(_BLOCK)
     for start in range(0, n, _BLOCK):
-        part = out[start:min(n, start + _BLOCK)]
+        part = out[start : min(n, start + _BLOCK)]
         for i in range(_BLOCK):
             x[i] = (start + i) * step - 1.0
             now[i] = 0.0
@@ -141,8 +142,10 @@ def _evaluate(coefficients, b, low, high, negative, out):
             part[i] = -value if negative else value
 
 
-@kernel("void(Array(float32, 2, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), "
-        "Array(int64, 1, 'C', readonly=True), boolean, float32[::1])")
+@kernel(
+    "void(Array(float32, 2, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), "
+    "Array(int64, 1, 'C', readonly=True), boolean, float32[::1])"
+)
 def evaluate_segments(coefficients, edges, ends, negative, out):
     """The inverse of fit_segments, clamped to the segments' values.
 
@@ -154,5 +157,5 @@ def evaluate_segments(coefficients, edges, ends, negative, out):
     for s in range(ends.size):
         for j in range(1, b.size):
             b[j] = _recurrence(j, ends[s] - start)
-        _evaluate(coefficients[s], b, edges[s], edges[s + 1], negative, out[start:ends[s]])
+        _evaluate(coefficients[s], b, edges[s], edges[s + 1], negative, out[start : ends[s]])
         start = ends[s]

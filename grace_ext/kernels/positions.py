@@ -34,6 +34,6 @@ def draw_positions(out, d, low, high):
         turned += np.uint64(1)
     for i in range(k - turned):
         out[i] = np.uint32(_draw(turned + i, step, low, high) - room)
-    late = out[np.int64(k - turned):]
+    late = out[np.int64(k - turned) :]
     for i in range(turned):
         late[i] = np.uint32(_draw(i, step, low, high) + offset)

@@ -42,7 +42,7 @@ def _norm2(values, sums):
     sums[:] = 0.0
     whole = values.size & ~15
     for start in range(0, whole, 16):
-        part = values[start:start + 16]
+        part = values[start : start + 16]
         for i in range(16):
             x = np.float64(part[i])
             sums[i] += x * x
@@ -55,8 +55,9 @@ def _norm2(values, sums):
     return np.float32(min(math.sqrt(total), np.float64(_LARGEST)))
 
 
-@kernel("void(Array(float32, 1, 'C', readonly=True), int64, int64, int64, boolean, uint32, uint32, float32[::1],"
-        " uint8[::1])")
+@kernel(
+    "void(Array(float32, 1, 'C', readonly=True), int64, int64, int64, boolean, uint32, uint32, float32[::1], uint8[::1])"
+)
 def qsgd_encode(values, levels, width, bucket, two_norm, key_low, key_high, norms, out):
     """Quantize finite values to levels -s..s of their bucket's largest magnitude or 2-norm, s = levels <= 127, unbiased.
 
@@ -72,7 +73,7 @@ def qsgd_encode(values, levels, width, bucket, two_norm, key_low, key_high, norm
     at = 0
     for b in range(norms.size):
         start = b * bucket
-        part = values[start:min(values.size, start + bucket)]
+        part = values[start : min(values.size, start + bucket)]
         norm = _norm2(part, sums) if two_norm else min(float_of(largest_magnitude(part)), _LARGEST)
         if norm < _SMALLEST:
             norm = np.float32(0)
@@ -87,8 +88,9 @@ def qsgd_encode(values, levels, width, bucket, two_norm, key_low, key_high, norm
             at += width
 
 
-@kernel("boolean(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, Array(float32, 1, 'C', readonly=True),"
-        " float32[::1])")
+@kernel(
+    "boolean(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, Array(float32, 1, 'C', readonly=True), float32[::1])"
+)
 def qsgd_decode(packed, levels, width, bucket, norms, out):
     """The inverse of qsgd_encode. packed: uint8[ceil(k * width / 8)], out: float32[k]. False if a code is out of range."""
     codes = np.zeros(bucket, np.uint8)
@@ -98,7 +100,7 @@ def qsgd_decode(packed, levels, width, bucket, norms, out):
     largest = np.uint8(0)
     for b in range(norms.size):
         start = b * bucket
-        part = out[start:min(out.size, start + bucket)]
+        part = out[start : min(out.size, start + bucket)]
         for w in range((part.size + 7) >> 3):
             if at + 8 <= packed.size:
                 word = load64(packed, at)
@@ -108,7 +110,7 @@ def qsgd_decode(packed, levels, width, bucket, norms, out):
                     word = (word << np.uint64(8)) | np.uint64(packed[i])
             words[w] = spread(word, W)
             at += width
-        for code in codes[:part.size]:
+        for code in codes[: part.size]:
             largest = max(largest, code)
         _dequantize(codes, np.int32(levels), np.float32(norms[b] / np.float32(levels)), part)
     return largest <= 2 * levels
@@ -121,7 +123,7 @@ def qsgd_encode_wide(values, levels, bucket, two_norm, key_low, key_high, norms,
     s = np.float64(levels)
     for b in range(norms.size):
         start = b * bucket
-        part = values[start:min(values.size, start + bucket)]
+        part = values[start : min(values.size, start + bucket)]
         norm = _norm2(part, sums) if two_norm else min(float_of(largest_magnitude(part)), _LARGEST)
         if norm < _SMALLEST_WIDE:
             norm = np.float32(0)

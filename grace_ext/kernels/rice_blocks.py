@@ -89,8 +89,10 @@ def rice_blocks_encode(indices, block, shifts, remainders, quotients):
             high_used &= _7
 
 
-@kernel("int64(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, "
-        "Array(uint32, 1, 'C', readonly=True), int64, uint32[::1])")
+@kernel(
+    "int64(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, "
+    "Array(uint32, 1, 'C', readonly=True), int64, uint32[::1])"
+)
 def rice_blocks_decode(remainders, quotients, block, shifts, d, out):
     """Decode out.size indices below d. Returns the bits read of the quotients, or -1 if they hold too few codes, ones
     behind the last code, or an index >= d.

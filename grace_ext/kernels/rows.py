@@ -60,14 +60,16 @@ def whole_rows(rows, width, out):
     at = np.uint64(0)
     for q in range(np.uint64(rows.size)):
         first = np.uint32(np.uint64(rows[q]) * w)
-        part = out[at:at + w]
+        part = out[at : at + w]
         for c in range(part.size):
             part[c] = first + np.uint32(c)
         at += w
 
 
-@kernel("void(float32[::1], Array(uint32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), int64,"
-        " Array(uint32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32)")
+@kernel(
+    "void(float32[::1], Array(uint32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), int64,"
+    " Array(uint32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32)"
+)
 def add_compact(out, rows, own, width, compact, values, weight):
     """Add weight * values at the positions `compact` in the domain of the rows `own`, in that of more rows.
 
@@ -81,7 +83,7 @@ def add_compact(out, rows, own, width, compact, values, weight):
             q += _1
         first, end = j * w, (j + _1) * w
         if i + w <= k and compact[i] == first and np.uint64(compact[i + w - _1]) == end - _1:
-            part, more = out[q * w:q * w + w], values[i:i + w]
+            part, more = out[q * w : q * w + w], values[i : i + w]
             for c in range(part.size):
                 part[c] += weight * more[c]
             i += w

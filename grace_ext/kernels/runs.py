@@ -152,8 +152,10 @@ def numbers_encode(numbers, code, prefix_bit, suffix_bit, prefixes, suffixes):
     return 8 * at + np.int64(used), 8 * low_at + np.int64(low_used)
 
 
-@kernel("UniTuple(int64, 2)(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, int64, int64, "
-        "int64, uint32[::1])")
+@kernel(
+    "UniTuple(int64, 2)(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, int64, int64, "
+    "int64, uint32[::1])"
+)
 def numbers_decode(prefixes, suffixes, prefix_bit, suffix_bit, code, limit, out):
     """Decode out.size numbers below limit < 2**31 from these bits on; returns the bits behind them, or (-1, -1) if the
     streams hold less or a number is too large. Any bytes are safe."""

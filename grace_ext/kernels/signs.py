@@ -25,7 +25,7 @@ def onebit_encode(values, bucket, means, bits):
     for b in range(means.shape[0]):
         start, end = b * bucket, min(values.size, (b + 1) * bucket)
         part = values[start:end]
-        into = bits[start >> 3:(end + 7) >> 3]
+        into = bits[start >> 3 : (end + 7) >> 3]
         sums[:] = 0.0
         negative = 0
         whole = part.size // LANES
@@ -34,7 +34,7 @@ def onebit_encode(values, bucket, means, bits):
             into[2 * row] = np.uint8(mask & np.uint64(0xFF))
             into[2 * row + 1] = np.uint8(mask >> np.uint64(8))
             negative += np.int64(ones(mask))
-            lanes = part[row * LANES:(row + 1) * LANES]
+            lanes = part[row * LANES : (row + 1) * LANES]
             for j in range(LANES):
                 x = np.float64(lanes[j])
                 sums[0, j] += max(x, 0.0)
@@ -58,11 +58,16 @@ def onebit_decode(bits, bucket, means, out):
     """The inverse: bits: uint8[ceil(k / 8)], out: float32[k]."""
     for b in range(means.shape[0]):
         start, end = b * bucket, min(out.size, (b + 1) * bucket)
-        part, source = out[start:end], bits[start >> 3:(end + 7) >> 3]
+        part, source = out[start:end], bits[start >> 3 : (end + 7) >> 3]
         above, below = means[b, 0], means[b, 1]
         whole = part.size // LANES
         for row in range(whole):
-            choose16(np.uint64(source[2 * row]) | (np.uint64(source[2 * row + 1]) << np.uint64(8)), above, below, part,
-                     row * LANES)
+            choose16(
+                np.uint64(source[2 * row]) | (np.uint64(source[2 * row + 1]) << np.uint64(8)),
+                above,
+                below,
+                part,
+                row * LANES,
+            )
         for i in range(whole * LANES, part.size):
             part[i] = below if (source[i >> 3] >> (i & 7)) & 1 else above

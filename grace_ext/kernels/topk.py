@@ -206,8 +206,10 @@ def _from_histograms(bits, k, positions, found, histogram):
     return j
 
 
-@kernel("int64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32[::1], boolean,"
-        " int64, uint32[::1], uint32[::1], uint32[::1], uint32[::1], int64[::1])")
+@kernel(
+    "int64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32[::1], boolean,"
+    " int64, uint32[::1], uint32[::1], uint32[::1], uint32[::1], int64[::1])"
+)
 def select_topk(gradient, residual, out, fused, k, positions, found, band, sample, histogram):
     """Select the k largest magnitudes of `gradient + residual` (written to `out`) or, not fused, of `gradient`.
 
@@ -240,8 +242,10 @@ def select_topk(gradient, residual, out, fused, k, positions, found, band, sampl
     return _keep_exact(positions, found, count, bound, k - certain - larger)
 
 
-@kernel("int64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32[::1], boolean,"
-        " uint32, uint32[::1], uint32[::1])")
+@kernel(
+    "int64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32[::1], boolean,"
+    " uint32, uint32[::1], uint32[::1])"
+)
 def select_above(gradient, residual, out, fused, bound, positions, found):
     """Select the magnitudes whose bits are at least `bound` of `gradient + residual` (written to `out`) or of `gradient`.
 

@@ -34,8 +34,10 @@ class Memory(Stage):
     def check(self, compressor, communicator) -> None:
         """Raise ConfigError if this memory is of no use with that compressor or way."""
         if self.stateful and compressor.unbiased:
-            raise ConfigError(f"{str(compressor.sparsifier)!r} is right on average by itself, and memory {self.name!r} "
-                              f"would correct it once more: use memory 'none', or unbiased=false")
+            raise ConfigError(
+                f"{str(compressor.sparsifier)!r} is right on average by itself, and memory {self.name!r} "
+                f"would correct it once more: use memory 'none', or unbiased=false"
+            )
 
     def exact(self) -> "Memory":
         """The memory for tensors that are sent exactly."""
@@ -99,5 +101,8 @@ class Memory(Stage):
         Of `summed` fields the sum over ranks is what it was, of the others each gets the mean.
         """
         fields = {field: [state[field] for state in states if field in state] for field in self.states}
-        return {field: np.sum(arrays, axis=0) / np.float32(ranks if field in self.summed else len(states))
-                for field, arrays in fields.items() if arrays}
+        return {
+            field: np.sum(arrays, axis=0) / np.float32(ranks if field in self.summed else len(states))
+            for field, arrays in fields.items()
+            if arrays
+        }

@@ -41,8 +41,10 @@ class EF21(Memory):
     def check(self, compressor, communicator):
         super().check(compressor, communicator)
         if not communicator.sends_containers:
-            raise ConfigError(f"memory 'ef21' adds up containers; {str(compressor)!r} by {communicator.name!r} sends none: "
-                              f"use communicator allgather, or memory 'residual'")
+            raise ConfigError(
+                f"memory 'ef21' adds up containers; {str(compressor)!r} by {communicator.name!r} sends none: "
+                f"use communicator allgather, or memory 'residual'"
+            )
 
     def correct(self, name, gradient, sizes, ranks):
         if self.momentum:

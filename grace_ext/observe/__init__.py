@@ -10,5 +10,16 @@ from .parse import observers, parse_observers, warn_of_one_rank
 from .tensorboard import TensorBoardWriter
 from .timeline import Timeline, merge_timelines
 
-__all__ = ["Capture", "CsvWriter", "JsonlWriter", "Observer", "TensorBoardWriter", "Timeline", "Writer", "merge_timelines",
-           "observers", "parse_observers", "warn_of_one_rank"]
+__all__ = [
+    "Capture",
+    "CsvWriter",
+    "JsonlWriter",
+    "Observer",
+    "TensorBoardWriter",
+    "Timeline",
+    "Writer",
+    "merge_timelines",
+    "observers",
+    "parse_observers",
+    "warn_of_one_rank",
+]

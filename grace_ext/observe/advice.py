@@ -64,8 +64,9 @@ class ResidualGrowthCheck:
             return
         waits = min(max(ratio, 1.0), self._LONGEST)
         before, self._before = self._before, (residual, residual / gradient)
-        grew = before is not None and all(now >= self.FACTOR * then > 0
-                                          for now, then in zip(self._before, before, strict=True))
+        grew = before is not None and all(
+            now >= self.FACTOR * then > 0 for now, then in zip(self._before, before, strict=True)
+        )
         self._streak = self._streak + 1 if grew and self._steps >= 2 * self._PATIENCE * waits else 0
         if residual > self._BOUND * waits * self._largest or self._streak >= self.STREAK:
             self._tell(norms, residual / gradient, before)
@@ -73,11 +74,14 @@ class ResidualGrowthCheck:
     def _tell(self, norms, ratio, before) -> None:
         then = "" if before is None else f", {before[1]:.3g} times at step {self._steps // 2}"
         largest = sorted(norms, key=lambda name: -norms[name][1])[:3]
-        _warn("growth", f"the residual (what error feedback keeps for later) keeps growing: its norm is {ratio:.3g} times "
-              f"the gradient's at step {self._steps}{then}; most of it in {', '.join(largest)}. Errors of the compression "
-              f"are not made up for, and training may diverge. Send more of these tensors (a larger density, more levels, "
-              f"or rules={{{largest[0]!r}: 'dense/raw'}}), take a codec whose error is smaller than its input, let the "
-              f"residual fade (memory='residual:decay=0.9'), or use memory='none' if the codec is unbiased.")
+        _warn(
+            "growth",
+            f"the residual (what error feedback keeps for later) keeps growing: its norm is {ratio:.3g} times "
+            f"the gradient's at step {self._steps}{then}; most of it in {', '.join(largest)}. Errors of the compression "
+            f"are not made up for, and training may diverge. Send more of these tensors (a larger density, more levels, "
+            f"or rules={{{largest[0]!r}: 'dense/raw'}}), take a codec whose error is smaller than its input, let the "
+            f"residual fade (memory='residual:decay=0.9'), or use memory='none' if the codec is unbiased.",
+        )
 
 
 class CodecCostCheck:
@@ -156,8 +160,11 @@ class CodecCostCheck:
         dense, sent = (statistics.median(column) for column in zip(*self._bytes, strict=True))
         saved = (dense - sent) / bandwidth
         if codec > saved:
-            _warn("cost", f"compression costs more time than it saves here: {1e3 * codec:.3g} ms a step for encoding and "
-                  f"decoding, against the {1e3 * saved:.3g} ms that it takes to send {dense / 1e6:.3g} MB (uncompressed, by "
-                  f"a ring) instead of {sent / 1e6:.3g} MB at {8e-9 * bandwidth:.3g} Gbit/s, which is what an allreduce "
-                  f"reached just now. On this link send plain gradients (hvd.Compression.none or 'dense/raw') or half "
-                  f"precision (hvd.Compression.fp16, or 'dense/fp16' with communicator='allreduce').")
+            _warn(
+                "cost",
+                f"compression costs more time than it saves here: {1e3 * codec:.3g} ms a step for encoding and "
+                f"decoding, against the {1e3 * saved:.3g} ms that it takes to send {dense / 1e6:.3g} MB (uncompressed, by "
+                f"a ring) instead of {sent / 1e6:.3g} MB at {8e-9 * bandwidth:.3g} Gbit/s, which is what an allreduce "
+                f"reached just now. On this link send plain gradients (hvd.Compression.none or 'dense/raw') or half "
+                f"precision (hvd.Compression.fp16, or 'dense/fp16' with communicator='allreduce').",
+            )

@@ -90,19 +90,28 @@ class ObserverDispatcher(StepListener):
         self.norms.update(seen)
         writers = [writer for writer in self._writers if step % writer.every == 0]
         if writers:
-            record = {"step": step, "time": time.time(), "rank": self._transport.rank, "finite": finite, **report(),
-                      "residual_norm_ratio": {name: _number(residual, gradient) for name, (gradient, residual)
-                                              in seen.items()}}
+            record = {
+                "step": step,
+                "time": time.time(),
+                "rank": self._transport.rank,
+                "finite": finite,
+                **report(),
+                "residual_norm_ratio": {name: _number(residual, gradient) for name, (gradient, residual) in seen.items()},
+            }
             for writer in writers:
                 writer.attempt(writer.write, record)
         if self._growth:
-            self._growth.end_step(finite, seen if seen and self._growth.wants() else None,
-                                  report()["compressed"]["ratio"] if seen else 1.0)
+            self._growth.end_step(
+                finite, seen if seen and self._growth.wants() else None, report()["compressed"]["ratio"] if seen else 1.0
+            )
         if self._capture:
             self._capture.end_step(step, finite)
         self._forget_step()
-        if self._cost and self._cost.counts(step) and not all(
-                bucket.compressor.exact or bucket.communicator.switches for bucket in self._buckets):
+        if (
+            self._cost
+            and self._cost.counts(step)
+            and not all(bucket.compressor.exact or bucket.communicator.switches for bucket in self._buckets)
+        ):
             self._cost.end_step(step, finite, f"{self._buckets[0].name}.probe")
 
     def abort(self):
@@ -118,8 +127,11 @@ class ObserverDispatcher(StepListener):
         self._before.clear()
 
     def _wants_norms(self, step: int) -> bool:
-        return (self._growth is not None and self._growth.wants()
-                or any(step % writer.every == 0 and not writer.ended for writer in self._writers))
+        return (
+            self._growth is not None
+            and self._growth.wants()
+            or any(step % writer.every == 0 and not writer.ended for writer in self._writers)
+        )
 
     def _norms_of(self, bucket) -> Callable:
         seen = self._seen  # a failed step's worker may still be at work when the next begins

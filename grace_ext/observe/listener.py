@@ -76,8 +76,11 @@ class Listeners:
 
     def __init__(self, listeners: Sequence[StepListener]):
         self.all = tuple(listeners)
-        self._of = {event: [one for one in self.all if getattr(type(one), event) is not nothing]
-                    for event, nothing in vars(StepListener).items() if not event.startswith("_")}
+        self._of = {
+            event: [one for one in self.all if getattr(type(one), event) is not nothing]
+            for event, nothing in vars(StepListener).items()
+            if not event.startswith("_")
+        }
 
     def notify(self, event: str, *args) -> None:
         for one in self._of[event]:

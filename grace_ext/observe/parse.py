@@ -30,8 +30,10 @@ def observers(observe) -> list[Observer]:
     if ending == ".csv":
         return [CsvWriter(observe)]
     if ending == ".json":
-        raise ConfigError(f"observe={os.fspath(observe)!r}: for records, a line each, let it end in .jsonl; for a timeline "
-                          f"write grace_ext.observe.Timeline({os.fspath(observe)!r})")
+        raise ConfigError(
+            f"observe={os.fspath(observe)!r}: for records, a line each, let it end in .jsonl; for a timeline "
+            f"write grace_ext.observe.Timeline({os.fspath(observe)!r})"
+        )
     return [TensorBoardWriter(observe)]
 
 
@@ -43,5 +45,7 @@ def parse_observers(capture, observe) -> tuple[Capture | None, list[Observer]]:
 def warn_of_one_rank(capture: Capture | None, observe: list[Observer], stacklevel: int) -> None:
     """Call it where there are no others to exchange gradients with. stacklevel: of warnings.warn, seen from the caller."""
     if capture or observe:
-        warnings.warn("capture, observe: there is one rank, so gradients are not compressed and there is nothing to see",
-                      stacklevel=stacklevel + 1)
+        warnings.warn(
+            "capture, observe: there is one rank, so gradients are not compressed and there is nothing to see",
+            stacklevel=stacklevel + 1,
+        )

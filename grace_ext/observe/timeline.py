@@ -46,9 +46,18 @@ class Timeline(Observer):
         if bucket not in pids:
             pids[bucket] = len(pids) + 1
             events += [_named("process_name", pids[bucket], bucket), _named("thread_name", pids[bucket])]
-        events += [{"ph": "X", "name": name, "ts": round(1e6 * (start - self._origin), 3),
-                    "dur": round(1e6 * (end - start), 3), "pid": pids[bucket], "tid": _THREAD, "args": {"step": step}}
-                   for name, start, end in phases]
+        events += [
+            {
+                "ph": "X",
+                "name": name,
+                "ts": round(1e6 * (start - self._origin), 3),
+                "dur": round(1e6 * (end - start), 3),
+                "pid": pids[bucket],
+                "tid": _THREAD,
+                "args": {"step": step},
+            }
+            for name, start, end in phases
+        ]
         text = ",\n".join(map(json.dumps, events)).encode() + b"\n]"
         with open(self.path_of(rank), "rb+" if goes_on else "wb") as file:
             if goes_on:
@@ -87,8 +96,11 @@ def merge_timelines(horovod, ours, merged) -> int:
     phases. Raises ConfigError for files that are not such traces."""
     theirs, own = _load(horovod), _load(ours)
     shift = _start(own, ours) - _start(theirs, horovod)
-    pids = {event["args"]["name"]: event["pid"] for event in theirs
-            if event.get("name") == "process_name" and "name" in event["args"]}
+    pids = {
+        event["args"]["name"]: event["pid"]
+        for event in theirs
+        if event.get("name") == "process_name" and "name" in event["args"]
+    }
     free = 1 + max(event.get("pid", 0) for event in theirs)
     moved, count = {}, 0
     for event in own:

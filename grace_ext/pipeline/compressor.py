@@ -66,14 +66,18 @@ class Compressor:
         if self.sparsifier.needs_chunks and self.transform is None:
             raise ConfigError(f"{self.sparsifier} needs a transform before it: there are no chunks")
         if self.value.needs_chunks and not self.sparsifier.needs_chunks:
-            raise ConfigError(f"{self.value} needs a sparsifier that sends as many values of each of a transform's chunks, "
-                              f"like topk:per=chunk, and not {self.sparsifier}")
+            raise ConfigError(
+                f"{self.value} needs a sparsifier that sends as many values of each of a transform's chunks, "
+                f"like topk:per=chunk, and not {self.sparsifier}"
+            )
         self._value = self.value
         if self.value.needs_chunks:
             self._value = self.value.for_chunks(self.sparsifier.count(self.transform.chunk))
         if not (self.index.universal or self.sparsifier.shared):
-            raise ConfigError(f"index codec {self.index.name!r} is for positions that all ranks draw alike, as randomk "
-                              f"does, not for those of {self.sparsifier.name!r}")
+            raise ConfigError(
+                f"index codec {self.index.name!r} is for positions that all ranks draw alike, as randomk "
+                f"does, not for those of {self.sparsifier.name!r}"
+            )
 
     @property
     def stages(self) -> dict[str, registry.Stage]:
@@ -136,8 +140,9 @@ class Compressor:
         if self.transform is not None:
             return self._encode_transformed(dense, None, stream, dtype, shape, started)
         indices, values = self.sparsifier.select(dense, _scope(stream, sizes, dense.size))
-        return self.pack(dense.size, indices, values, lambda support: dense[support], stream,
-                         dtype=dtype, shape=shape, started=started)
+        return self.pack(
+            dense.size, indices, values, lambda support: dense[support], stream, dtype=dtype, shape=shape, started=started
+        )
 
     def encode_compensated(self, gradient, residual, pending, stream: Stream, *, sizes=None, dtype="float32") -> Encoded:
         """Encode gradient + residual and write what the container does not carry to `pending`. All float32[d].
@@ -151,11 +156,13 @@ class Compressor:
                 np.add(gradient, residual, out=pending)
             return self._encode_transformed(pending, pending, stream, dtype, None, started)
         indices, values = self.sparsifier.select_compensated(
-            gradient, residual, pending, _scope(stream, sizes, gradient.size))
+            gradient, residual, pending, _scope(stream, sizes, gradient.size)
+        )
         if indices is None:
             values = pending
-        encoded = self.pack(gradient.size, indices, values, lambda support: pending[support], stream,
-                            dtype=dtype, started=started)
+        encoded = self.pack(
+            gradient.size, indices, values, lambda support: pending[support], stream, dtype=dtype, started=started
+        )
         return _leave_rest(encoded, pending)
 
     def encode_in_place(self, dense, stream: Stream, *, sizes=None) -> Encoded:
@@ -179,8 +186,17 @@ class Compressor:
         self.transform.forward(dense, coefficients)
         transformed = time.perf_counter()
         indices, values = self.sparsifier.select(coefficients, Scope(stream, (size,), self.transform.chunk))
-        encoded = self.pack(size, indices, values, lambda support: coefficients[support], stream,
-                            dtype=dtype, shape=shape, started=transformed, transformed=(dense.size, (id, parameters)))
+        encoded = self.pack(
+            size,
+            indices,
+            values,
+            lambda support: coefficients[support],
+            stream,
+            dtype=dtype,
+            shape=shape,
+            started=transformed,
+            transformed=(dense.size, (id, parameters)),
+        )
         encoded.seconds["transform"] = transformed - started
         if pending is not None and not encoded.non_finite:
             started = time.perf_counter()
@@ -188,12 +204,13 @@ class Compressor:
             restored[:] = 0
             restored[... if encoded.support is None else encoded.support] = encoded.decoded
             self.transform.inverse(parameters, restored)
-            np.subtract(dense, restored[:dense.size], out=pending)
+            np.subtract(dense, restored[: dense.size], out=pending)
             encoded.seconds["residual"] += time.perf_counter() - started
         return encoded
 
-    def pack(self, d, indices, values, gather, stream, *, dtype="float32", shape=None, started=None,
-             transformed=None) -> Encoded:
+    def pack(
+        self, d, indices, values, gather, stream, *, dtype="float32", shape=None, started=None, transformed=None
+    ) -> Encoded:
         """Encode a selection of d elements. indices: uint32[k] or None for all; values: float32[k]; gather(support) ->
         float32[k'] is asked for the values when an index codec rebuilds another support. transformed: if the elements are
         not those of the gradient, how many it has, and the transform's id and parameters, or None."""
@@ -217,8 +234,18 @@ class Compressor:
             sent = scaled(sent, d)
         value_codec, value_section, order = self._encode_values(sent, stream)
         clock.lap("value")
-        blob = container.pack(given, values.size, index_id, index_section, value_codec.id, value_section,
-                              order=order, dtype=dtype, shape=shape, transform=transform)
+        blob = container.pack(
+            given,
+            values.size,
+            index_id,
+            index_section,
+            value_codec.id,
+            value_section,
+            order=order,
+            dtype=dtype,
+            shape=shape,
+            transform=transform,
+        )
         clock.lap("container")
         decoded = sent
         if not value_codec.lossless and sent.size:
@@ -226,8 +253,16 @@ class Compressor:
             value_codec.decode(value_section, decoded)
             decoded = reorder(decoded, order)
         clock.lap("residual")
-        return Encoded(blob, support, values, decoded, index_section.size, value_section.size, clock.seconds,
-                       registry.by_id("index", index_id).name if index_id else None)
+        return Encoded(
+            blob,
+            support,
+            values,
+            decoded,
+            index_section.size,
+            value_section.size,
+            clock.seconds,
+            registry.by_id("index", index_id).name if index_id else None,
+        )
 
     def _encode_index(self, indices, d, stream) -> tuple[int, np.ndarray, np.ndarray | None]:
         """(container id, section, support) for uint32[k], or for None: all positions."""
@@ -288,8 +323,10 @@ class LowRankCompressor(Compressor):
         return {"lowrank": self.lowrank}
 
     def _no_container(self, *_, **__):
-        raise ConfigError(f"{str(self)!r} makes no container: its factors are summed by allreduce, inside an adapter's "
-                          f"exchange; compress() needs a spec with a sparsifier")
+        raise ConfigError(
+            f"{str(self)!r} makes no container: its factors are summed by allreduce, inside an adapter's "
+            f"exchange; compress() needs a spec with a sparsifier"
+        )
 
     compress = encode = encode_compensated = pack = _no_container
 

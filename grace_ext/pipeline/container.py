@@ -77,8 +77,7 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def pack(d, k, index_id, index_section, value_id, value_section, *, order=None, dtype="float32", shape=None,
-         transform=None):
+def pack(d, k, index_id, index_section, value_id, value_section, *, order=None, dtype="float32", shape=None, transform=None):
     """Assemble a container. index_id 0 means dense: all elements and no index section. transform: its id and parameters.
 
     Returns uint8[m].
@@ -116,10 +115,10 @@ def pack_non_finite(d: int, dtype: str = "float32") -> np.ndarray:
 
 def _seal(head: bytearray, parts: list) -> np.ndarray:
     out = np.empty(len(head) + sum(part.size for part in parts) + 4, np.uint8)
-    out[:len(head)] = np.frombuffer(head, np.uint8)
+    out[: len(head)] = np.frombuffer(head, np.uint8)
     at = len(head)
     for part in parts:
-        out[at:at + part.size] = part
+        out[at : at + part.size] = part
         at += part.size
     out[at:] = np.frombuffer(checksum(out[:at]), np.uint8)
     return out
@@ -210,12 +209,24 @@ def parse(buffer, size: int | None = None, *, prefix: bool = False) -> Container
         raise ContainerError(f"the sections need {end + 4} bytes, the buffer has {data.size}")
     if end + 4 < data.size and not prefix:
         raise ContainerError(f"{data.size - end - 4} bytes follow the container")
-    if checksum(data[:end]) != data[end:end + 4].tobytes():
+    if checksum(data[:end]) != data[end : end + 4].tobytes():
         raise ContainerError("the checksum does not match: the container was damaged")
     values_at = read.at + index_length
-    return Container(d, domain, k, index_id, value_id, data[read.at:values_at], data[values_at:values_at + value_length],
-                     data[values_at + value_length:end] if flags & _ORDER else None, DTYPES[flags & 15], shape,
-                     transform, non_finite, end + 4)
+    return Container(
+        d,
+        domain,
+        k,
+        index_id,
+        value_id,
+        data[read.at : values_at],
+        data[values_at : values_at + value_length],
+        data[values_at + value_length : end] if flags & _ORDER else None,
+        DTYPES[flags & 15],
+        shape,
+        transform,
+        non_finite,
+        end + 4,
+    )
 
 
 def _read_transform(read: _Reader, d: int) -> tuple[tuple[int, bytes], int]:
@@ -250,7 +261,7 @@ def split(buffer, count: int, size: int) -> list[Container]:
     found = []
     while data.size and len(found) < count:
         found.append(parse(data, size, prefix=True))
-        data = data[found[-1].nbytes:]
+        data = data[found[-1].nbytes :]
     if data.size:
         raise ContainerError(f"{data.size} bytes follow the {count} containers")
     return found

@@ -58,7 +58,7 @@ def _restore(parsed: Container) -> np.ndarray:
 def _invert(parsed: Container, coefficients: np.ndarray) -> np.ndarray:
     id, parameters = parsed.transform
     registry.by_id("transform", id).inverse(parameters, coefficients)
-    return coefficients[:parsed.d]
+    return coefficients[: parsed.d]
 
 
 def decompress(buffer, size: int) -> np.ndarray:
@@ -163,9 +163,9 @@ def decode_rows(containers: list[Container], width: int, weight: float = 1.0) ->
     for start, end in zip(starts, ends, strict=True):
         compact = positions[start:end]
         count = split_rows(compact, width, touched[start:end], compact)
-        parts.append((touched[start:start + count], compact, values[start:end]))
+        parts.append((touched[start : start + count], compact, values[start:end]))
     rows = np.sort(np.concatenate([np.empty(0, np.uint32), *(own for own, _, _ in parts)]))
-    rows = rows[np.append(True, rows[1:] != rows[:-1])[:rows.size]]  # np.unique takes four times as long
+    rows = rows[np.append(True, rows[1:] != rows[:-1])[: rows.size]]  # np.unique takes four times as long
     if len(finite) < len(containers):
         rows = rows if rows.size else np.zeros(1, np.uint32)
         return rows.astype(np.int64), np.full((rows.size, width), np.nan, np.float32)
@@ -197,6 +197,11 @@ def _check_size(parsed: Container, out: np.ndarray) -> None:
 
 
 def _check_accumulator(array) -> None:
-    if not (isinstance(array, np.ndarray) and array.dtype == np.float32 and array.ndim == 1
-            and array.flags.c_contiguous and array.flags.writeable):
+    if not (
+        isinstance(array, np.ndarray)
+        and array.dtype == np.float32
+        and array.ndim == 1
+        and array.flags.c_contiguous
+        and array.flags.writeable
+    ):
         raise ConfigError("the accumulator must be a writable, contiguous float32[d] numpy array")

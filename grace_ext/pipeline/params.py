@@ -9,8 +9,17 @@ from .compressor import make_compressor
 
 _SPARSIFIERS = ("topk", "randomk", "threshold", "dgc", "none")
 _RATIO = 0.3  # GRACE's own default
-_POLICIES = {"naive": "naive", "leftmost": "leftmost", "middle": "middle", "rightmost": "rightmost", "p0": "p0", "p1": "p1",
-             "random": "p1", "p2": "p2", "conflict_sets": "p2"}
+_POLICIES = {
+    "naive": "naive",
+    "leftmost": "leftmost",
+    "middle": "middle",
+    "rightmost": "rightmost",
+    "p0": "p0",
+    "p1": "p1",
+    "random": "p1",
+    "p2": "p2",
+    "conflict_sets": "p2",
+}
 _COMMUNICATORS = {"allreduce": "allreduce", "allgather": "allgather", "broadcast": "allgather"}
 #: They steer parts that we do not have: sizes that containers tell, tables that hashing does without, prints of times.
 _WITHOUT_EFFECT = ("world_size", "hash_table", "micro-benchmark")
@@ -35,8 +44,9 @@ def from_params(params: dict) -> dict:
     wrapped = read.choice("deepreduce", None, {None: None, "index": "index", "value": "value", "both": "both"})
     if wrapped:
         if method not in _SPARSIFIERS:
-            raise ConfigError(f"params: deepreduce={wrapped!r} needs one of {', '.join(_SPARSIFIERS)} as compressor, "
-                              f"not {method!r}")
+            raise ConfigError(
+                f"params: deepreduce={wrapped!r} needs one of {', '.join(_SPARSIFIERS)} as compressor, not {method!r}"
+            )
         spec = "nonzero" if method == "none" else spec
         index = read.choice("index", "bloom", _INDEX)(read) if wrapped != "value" else "auto"
         value = read.choice("value", "polyfit", _VALUE)(read) if wrapped != "index" else "raw"
@@ -73,8 +83,10 @@ class _Reader:
     def finish(self) -> None:
         left = [str(key) for key in self._params if key not in self._read]
         if left:
-            raise ConfigError(f"params: {', '.join(left)}: unknown, or without a meaning for this choice; "
-                              f"read were: {', '.join(sorted(self._read))}")
+            raise ConfigError(
+                f"params: {', '.join(left)}: unknown, or without a meaning for this choice; "
+                f"read were: {', '.join(sorted(self._read))}"
+            )
 
 
 def _ratio(read: _Reader):

@@ -35,8 +35,9 @@ def parse_stage(kind: str, text: str) -> Stage:
         key, equals, value = option.partition("=")
         if not equals:
             if position > 0 or not keys:
-                raise ConfigError(f"{kind} {text!r}: only the first option may stand without a name; "
-                                  f"options: {', '.join(keys) or 'none'}")
+                raise ConfigError(
+                    f"{kind} {text!r}: only the first option may stand without a name; options: {', '.join(keys) or 'none'}"
+                )
             key, value = keys[0], key
         if key in given:
             raise ConfigError(f"{kind} {text!r}: option {key!r} is given twice")
@@ -57,14 +58,18 @@ def _parse_string(spec: str) -> dict[str, Stage]:
         raise ConfigError(f"spec {spec!r} has no sparsifier; known: {', '.join(registry.names('sparsifier'))}")
     name = parts[0].split(":")[0]
     if name not in registry.names("sparsifier"):
-        raise ConfigError(f"spec {spec!r}: unknown sparsifier {name!r}; known: {', '.join(registry.names('sparsifier'))}; "
-                          f"low-rank methods: {', '.join(registry.names('lowrank'))}")
+        raise ConfigError(
+            f"spec {spec!r}: unknown sparsifier {name!r}; known: {', '.join(registry.names('sparsifier'))}; "
+            f"low-rank methods: {', '.join(registry.names('lowrank'))}"
+        )
     stages["sparsifier"] = parse_stage("sparsifier", parts.pop(0))
     if len(parts) == 1:
         name = parts[0].split(":")[0]
         if name not in registry.names("index") + registry.names("value"):
-            raise ConfigError(f"spec {spec!r}: unknown codec {name!r}; index codecs: {', '.join(registry.names('index'))}; "
-                              f"value codecs: {', '.join(registry.names('value'))}")
+            raise ConfigError(
+                f"spec {spec!r}: unknown codec {name!r}; index codecs: {', '.join(registry.names('index'))}; "
+                f"value codecs: {', '.join(registry.names('value'))}"
+            )
         if name not in registry.names("index"):
             parts.insert(0, DEFAULTS["index"])  # topk:0.01/qsgd: the index codec is the omitted one
     if len(parts) > 2:

@@ -8,5 +8,19 @@ from .memories import DEFAULT_MEMORY, Memories
 from .rules import DEFAULT_ROWS_SPEC, DEFAULT_SPEC, Rules
 from .schedules import Schedule, Schedules
 
-__all__ = ["BandwidthMonitor", "DEFAULT_MEMORY", "DEFAULT_ROWS_SPEC", "DEFAULT_SPEC", "ErrorCurve", "Kimad", "KimadPlus",
-           "Memories", "Rules", "Schedule", "Schedules", "advise", "least_bytes", "least_error"]
+__all__ = [
+    "BandwidthMonitor",
+    "DEFAULT_MEMORY",
+    "DEFAULT_ROWS_SPEC",
+    "DEFAULT_SPEC",
+    "ErrorCurve",
+    "Kimad",
+    "KimadPlus",
+    "Memories",
+    "Rules",
+    "Schedule",
+    "Schedules",
+    "advise",
+    "least_bytes",
+    "least_error",
+]

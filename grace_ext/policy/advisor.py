@@ -77,12 +77,23 @@ WAYS = (
     Way("none", None, rounds=True),
     Way("fp16", "dense/fp16", rounds=True),
     Way("8 bits", "dense/qsgd:8"),
-    Way("default", DEFAULT_SPEC, "residual", evidence=(
-        Evidence("sgd", -0.09, 3, _CNN, "memories.md", "top-k 1 %, residual"),
-        Evidence("adam", -1.65, 1, _TEXT, "benchmarks.md", "grace_ext, default (allgather)"))),
-    Way("top 0.1 %", "topk:0.001/rice/qsgd:7", "dgc:nesterov=true", note="an optimizer "
-        "without momentum, and schedule={'density': 'warmup:steps=N'} over the first epoch", evidence=(
-            Evidence("sgd", -0.42, 3, _CNN, "memories.md", "top-k 0.1 %, dgc"),)))
+    Way(
+        "default",
+        DEFAULT_SPEC,
+        "residual",
+        evidence=(
+            Evidence("sgd", -0.09, 3, _CNN, "memories.md", "top-k 1 %, residual"),
+            Evidence("adam", -1.65, 1, _TEXT, "benchmarks.md", "grace_ext, default (allgather)"),
+        ),
+    ),
+    Way(
+        "top 0.1 %",
+        "topk:0.001/rice/qsgd:7",
+        "dgc:nesterov=true",
+        note="an optimizer without momentum, and schedule={'density': 'warmup:steps=N'} over the first epoch",
+        evidence=(Evidence("sgd", -0.42, 3, _CNN, "memories.md", "top-k 0.1 %, dgc"),),
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +118,19 @@ class Advice:
     reason: str
 
 
-def advise(params: int, step_time: float, bandwidth: float, workers: int, *, per_host: int = 1, latency: float = 1e-4,
-           overlap: float = 0.5, strict: bool = False, optimizer: str | None = None, codecs: dict | None = None) -> Advice:
+def advise(
+    params: int,
+    step_time: float,
+    bandwidth: float,
+    workers: int,
+    *,
+    per_host: int = 1,
+    latency: float = 1e-4,
+    overlap: float = 0.5,
+    strict: bool = False,
+    optimizer: str | None = None,
+    codecs: dict | None = None,
+) -> Advice:
     """What a step will take with each way of exchanging gradients.
 
     params: float32 elements of the gradient. step_time: seconds of a step without any exchange. bandwidth: of a host's link,
@@ -128,8 +150,10 @@ def advise(params: int, step_time: float, bandwidth: float, workers: int, *, per
         if way.spec is not None and way.spec not in codecs:
             codecs[way.spec] = measured(way.spec)
         codec = _FREE if way.spec is None else codecs[way.spec]
-        ways = [_predict(way, communicator, codec, params, step_time, workers, per_host, links, overlap)
-                for communicator in _communicators(way, workers, per_host)]
+        ways = [
+            _predict(way, communicator, codec, params, step_time, workers, per_host, links, overlap)
+            for communicator in _communicators(way, workers, per_host)
+        ]
         predictions.append(min(ways, key=lambda one: one.step_seconds))
     wanted = OPTIMIZERS if optimizer is None else (optimizer,)
     allowed = [one for one in predictions if one.way.rounds or not strict and all(map(one.way.keeps_accuracy, wanted))]
@@ -145,9 +169,11 @@ def measured(spec: str) -> cost_model.Codec:
     if made.reducible_dtype is not None:
         one = cost_model.measure_linear(made, gradients[0])
         scaled = np.dtype(made.reducible_dtype).itemsize
-        return cost_model.Codec(lambda elements, summed: scaled * elements,
-                                lambda elements: one.encode(0) * elements / _MEASURED,
-                                lambda elements, containers: one.decode(0, 1) * elements / _MEASURED)
+        return cost_model.Codec(
+            lambda elements, summed: scaled * elements,
+            lambda elements: one.encode(0) * elements / _MEASURED,
+            lambda elements, containers: one.decode(0, 1) * elements / _MEASURED,
+        )
     return cost_model.measure(made, gradients)
 
 
@@ -167,24 +193,39 @@ def _predict(way, communicator, codec, params, step_time, workers, per_host, lin
     step = cost_model.step_of(communicator, workers, params, codec, hosts)
     codec_seconds = cost_model.codec_seconds(step)
     # A ring through the hosts crosses each link once. In an alltoall, all workers of a host send at a time.
-    wire = sum(links[part.name].seconds(part.rounds, part.path * (per_host if part.name == "alltoall" else 1))
-               for part in step if isinstance(part, cost_model.Collective))
+    wire = sum(
+        links[part.name].seconds(part.rounds, part.path * (per_host if part.name == "alltoall" else 1))
+        for part in step
+        if isinstance(part, cost_model.Collective)
+    )
     exposed = max(0.0, codec_seconds + wire - overlap * step_time)
     sent = float(cost_model.bytes_of(step, "sent").mean())
     return Prediction(way, communicator, step_time + exposed, codec_seconds, wire, sent)
 
 
-def _reason(predictions: list[Prediction], allowed: list[Prediction], chosen: Prediction, step_time: float, overlap: float,
-            strict: bool, wanted: tuple[str, ...]) -> str:
+def _reason(
+    predictions: list[Prediction],
+    allowed: list[Prediction],
+    chosen: Prediction,
+    step_time: float,
+    overlap: float,
+    strict: bool,
+    wanted: tuple[str, ...],
+) -> str:
     none = predictions[0]
     best = min((one for one in allowed if one is not none), key=lambda one: one.step_seconds)
     if chosen is none and none.wire_seconds <= overlap * step_time:
         return "do not compress: sending float32 takes no longer than what it can hide behind"
     if chosen is none:
-        how = "its codecs take as long as the bytes that they save" if best.codec_seconds > best.wire_seconds else (
-            "too little of the step is spent on the link")
-        text = (f"do not compress: {best.way.label!r}, the fastest other way, would be "
-                f"{none.step_seconds / best.step_seconds:.2f} times as fast, for {how}")
+        how = (
+            "its codecs take as long as the bytes that they save"
+            if best.codec_seconds > best.wire_seconds
+            else ("too little of the step is spent on the link")
+        )
+        text = (
+            f"do not compress: {best.way.label!r}, the fastest other way, would be "
+            f"{none.step_seconds / best.step_seconds:.2f} times as fast, for {how}"
+        )
     else:
         speed = none.step_seconds / chosen.step_seconds
         text = f"{chosen.way.label!r} by {chosen.communicator}: {speed:.1f} times as fast as none"
@@ -227,10 +268,26 @@ def report(advice: Advice) -> str:
     """A table, and the recommendation."""
     text_columns = 5
     rows = [("way", "spec", "memory", "communicator", "accuracy kept with", "ms a step", "codecs", "wire", "bytes sent")]
-    rows += [(one.way.label + ("  *" if one is advice.recommended else ""), one.way.spec or "", one.way.memory,
-              one.communicator, one.way.shown(), f"{1e3 * one.step_seconds:,.1f}", f"{1e3 * one.codec_seconds:,.1f}",
-              f"{1e3 * one.wire_seconds:,.1f}", f"{one.sent_bytes:,.0f}") for one in advice.predictions]
+    rows += [
+        (
+            one.way.label + ("  *" if one is advice.recommended else ""),
+            one.way.spec or "",
+            one.way.memory,
+            one.communicator,
+            one.way.shown(),
+            f"{1e3 * one.step_seconds:,.1f}",
+            f"{1e3 * one.codec_seconds:,.1f}",
+            f"{1e3 * one.wire_seconds:,.1f}",
+            f"{one.sent_bytes:,.0f}",
+        )
+        for one in advice.predictions
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) if number < text_columns else cell.rjust(width)
-                       for number, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if number < text_columns else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
     return "\n".join([*lines, "", advice.reason])

@@ -19,7 +19,7 @@ from ..kernels.topk import NON_FINITE
 DENSITIES = tuple(float(f"{10 ** (exponent / 24):.3g}") for exponent in range(-96, 1))
 STEPS = 1000  # that a budget is divided in; what a layer takes is rounded up to whole ones
 
-_EDGES = (np.arange(BINS, dtype=np.uint32) << SHIFT)
+_EDGES = np.arange(BINS, dtype=np.uint32) << SHIFT
 _FINITE = int(NON_FINITE >> SHIFT)  # bins before this one
 _LOW = _EDGES[:_FINITE].view(np.float32).astype(np.float64)
 _HIGH = np.append(_LOW[1:], float(np.finfo(np.float32).max))
@@ -70,8 +70,10 @@ def least_bytes(curves: Sequence[ErrorCurve], sizes, budget: float, steps: int =
 def _choices(curves, sizes) -> tuple[np.ndarray, np.ndarray]:
     sizes = np.asarray(sizes, np.float64)
     if sizes.shape != (len(curves), len(DENSITIES)):
-        raise ConfigError(f"sizes of {len(curves)} layers with each of {len(DENSITIES)} densities are needed, not an array "
-                          f"of shape {sizes.shape}")
+        raise ConfigError(
+            f"sizes of {len(curves)} layers with each of {len(DENSITIES)} densities are needed, not an array "
+            f"of shape {sizes.shape}"
+        )
     errors = np.array([curve(counts_of(curve.size)) for curve in curves]).reshape(sizes.shape)
     return sizes, errors
 

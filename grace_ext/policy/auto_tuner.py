@@ -48,8 +48,10 @@ def plans(predicted: list[dict[str, float]], slack: float) -> list[tuple[str, ..
     buckets that have it; those left out are predicted to take `slack` seconds more than the best."""
     best = tuple(min(bucket, key=bucket.get) for bucket in predicted)
     names = dict.fromkeys(way for bucket in predicted for way in bucket)
-    found = [best, *(tuple(way if way in bucket else chosen for bucket, chosen in zip(predicted, best, strict=True))
-                     for way in names)]
+    found = [
+        best,
+        *(tuple(way if way in bucket else chosen for bucket, chosen in zip(predicted, best, strict=True)) for way in names),
+    ]
 
     def seconds(plan):
         return sum(bucket[way] for bucket, way in zip(predicted, plan, strict=True))
@@ -118,10 +120,13 @@ class AutoTuner(StepListener):
         predicted = []
         for bucket, seen in zip(self._buckets, mean[:-1].reshape(-1, 2), strict=True):
             switch, size = bucket.communicator, bucket.size
-            codecs = {way: codec_of(size, *((switch.payload(way, size), 0.0) if way in DENSE else seen))
-                      for way in switch.strategies_over(self._transport)}
-            predicted.append({way: seconds_of(way, size, codec, links, self._transport.hosts)
-                              for way, codec in codecs.items()})
+            codecs = {
+                way: codec_of(size, *((switch.payload(way, size), 0.0) if way in DENSE else seen))
+                for way in switch.strategies_over(self._transport)
+            }
+            predicted.append(
+                {way: seconds_of(way, size, codec, links, self._transport.hosts) for way, codec in codecs.items()}
+            )
         for seen in self._seen.values():
             seen.clear()
         step = float(mean[-1])
@@ -165,14 +170,19 @@ class AutoTuner(StepListener):
         self._expected, chosen = max((one for one in tried if one[0] <= fast), key=lambda one: self._exactness(one[1]))
         self._take(chosen)
         if self._transport.rank == 0:
-            _LOG.info("auto: %s", "; ".join(f"{1e3 * seconds:.3g} ms a step with {_described(plan)}"
-                                            for seconds, plan in sorted(tried)))
+            _LOG.info(
+                "auto: %s",
+                "; ".join(f"{1e3 * seconds:.3g} ms a step with {_described(plan)}" for seconds, plan in sorted(tried)),
+            )
         self._steps, self._left, self._next = 0, _CHECK, self._recheck
 
     def _exactness(self, plan: tuple[str, ...]) -> int:
         """Bytes that each plan sends dense."""
-        return sum(bucket.communicator.payload(way, bucket.size) for bucket, way in zip(self._buckets, plan, strict=True)
-                   if way in DENSE)
+        return sum(
+            bucket.communicator.payload(way, bucket.size)
+            for bucket, way in zip(self._buckets, plan, strict=True)
+            if way in DENSE
+        )
 
     def _recheck(self) -> None:
         """Is the choice still good?"""

@@ -114,13 +114,19 @@ def alltoall(splits) -> Collective:
 
 
 def _allgather(ranks, elements, codec):
-    return [Work(codec.encode(elements), ranks), ring_allgather([codec.size(elements, 1)] * ranks),
-            Work(codec.decode(elements, ranks), ranks)]
+    return [
+        Work(codec.encode(elements), ranks),
+        ring_allgather([codec.size(elements, 1)] * ranks),
+        Work(codec.decode(elements, ranks), ranks),
+    ]
 
 
 def _allreduce(ranks, elements, codec):
-    return [Work(codec.encode(elements), ranks), ring_allreduce(ranks, codec.size(elements, 1)),
-            Work(codec.decode(elements, 1), ranks)]
+    return [
+        Work(codec.encode(elements), ranks),
+        ring_allreduce(ranks, codec.size(elements, 1)),
+        Work(codec.decode(elements, 1), ranks),
+    ]
 
 
 def _sharded(ranks, elements, codec):
@@ -135,8 +141,13 @@ def _sharded(ranks, elements, codec):
         decode_sum[of_kind] = codec.decode(size, ranks - 1)
     splits = np.tile(one, (ranks, 1))
     np.fill_diagonal(splits, 0)
-    return [Work((encode.sum() - encode).max(), ranks), alltoall(splits),
-            Work((decode_sum + encode).max(), ranks), ring_allgather(summed), Work(decode.sum(), ranks)]
+    return [
+        Work((encode.sum() - encode).max(), ranks),
+        alltoall(splits),
+        Work((decode_sum + encode).max(), ranks),
+        ring_allgather(summed),
+        Work(decode.sum(), ranks),
+    ]
 
 
 def _tree(ranks, elements, codec):
@@ -164,13 +175,22 @@ def _hierarchical(ranks, elements, codec, hosts):
     nothing = alltoall(np.zeros((ranks, ranks)))
     number = np.array([list(hosts[:rank]).count(host) for rank, host in enumerate(hosts)])  # of each rank on its host
     peers = (number[:, None] == number) & (number < owners) & (np.not_equal.outer(hosts, hosts))
-    return [nothing, Work(codec.encode(part), owners * len(members)), alltoall(peers * codec.size(part, members.max())),
-            nothing, Work(owners * codec.decode(part, len(members)), ranks)]
+    return [
+        nothing,
+        Work(codec.encode(part), owners * len(members)),
+        alltoall(peers * codec.size(part, members.max())),
+        nothing,
+        Work(owners * codec.decode(part, len(members)), ranks),
+    ]
 
 
 #: f(ranks, elements, codec) -> the parts of a bucket's step, by communicator.
 STEPS: dict[str, Callable[[int, int, Codec], list]] = {
-    "allgather": _allgather, "allreduce": _allreduce, "sharded": _sharded, "tree": _tree}
+    "allgather": _allgather,
+    "allreduce": _allreduce,
+    "sharded": _sharded,
+    "tree": _tree,
+}
 
 
 def step_of(communicator: str, ranks: int, elements: int, codec: Codec, hosts=None) -> list[Work | Collective]:
@@ -179,8 +199,9 @@ def step_of(communicator: str, ranks: int, elements: int, codec: Codec, hosts=No
     if communicator == "hierarchical":
         return _hierarchical(ranks, elements, codec, range(ranks) if hosts is None else hosts)
     if communicator not in STEPS:
-        raise ConfigError(f"there is no cost model of communicator {communicator!r}; there are {', '.join(STEPS)}, "
-                          f"hierarchical")
+        raise ConfigError(
+            f"there is no cost model of communicator {communicator!r}; there are {', '.join(STEPS)}, hierarchical"
+        )
     if ranks < 2 or elements < 1:
         raise ConfigError(f"{ranks} ranks and {elements} elements: at least 2 and 1 are needed")
     return STEPS[communicator](ranks, elements, codec)
@@ -249,8 +270,11 @@ def measure(compressor, gradients: list[np.ndarray], slices_of=(1, 4, 16, 64, 25
         summed += room
     growth = Curve({number: size / grown[1] for number, size in grown.items()}, grows=False)
     size, encode, first, more = map(Curve, (sizes, encode, first, more))
-    return Codec(lambda elements, summed: size(elements) * growth(summed), encode,
-                 lambda elements, containers: first(elements) + containers * more(elements))
+    return Codec(
+        lambda elements, summed: size(elements) * growth(summed),
+        encode,
+        lambda elements, containers: first(elements) + containers * more(elements),
+    )
 
 
 def _residual(compressor, gradients, steps=8) -> np.ndarray:

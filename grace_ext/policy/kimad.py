@@ -91,11 +91,15 @@ class DensityController(StepListener):
         """Raises ConfigError for what cannot have a density of its own on each rank."""
         for bucket in buckets:
             if bucket.communicator.switches:
-                raise ConfigError(f"schedule {self._schedule.name!r} adapts the density, communicator 'auto' the way of "
-                                  f"each bucket: use one of them")
+                raise ConfigError(
+                    f"schedule {self._schedule.name!r} adapts the density, communicator 'auto' the way of "
+                    f"each bucket: use one of them"
+                )
             if self._adapts(bucket) and bucket.declared.sparsifier.shared:
-                raise ConfigError(f"schedule {self._schedule.name!r}: with {str(bucket.declared.sparsifier)!r} all ranks "
-                                  f"draw the same positions, so that they cannot differ in density")
+                raise ConfigError(
+                    f"schedule {self._schedule.name!r}: with {str(bucket.declared.sparsifier)!r} all ranks "
+                    f"draw the same positions, so that they cannot differ in density"
+                )
         self._buckets = buckets
         for kept in (self._sent, self._fixed, self._curves, self.densities):
             kept.clear()
@@ -136,8 +140,12 @@ class DensityController(StepListener):
         self._waited, self._ended_at = 0.0, None
 
     def stats(self):
-        densities = {tensor.name: self.densities[bucket.name] for bucket in self._buckets if bucket.name in self.densities
-                     for tensor in bucket.tensors}
+        densities = {
+            tensor.name: self.densities[bucket.name]
+            for bucket in self._buckets
+            if bucket.name in self.densities
+            for tensor in bucket.tensors
+        }
         return {"bandwidth": self.monitor.estimate, "densities": densities}
 
     @property

@@ -56,8 +56,9 @@ class Warmup(Schedule):
 
     def __init__(self, steps: int = 1000, start: float = 0.25, stages: int = 4):
         if steps < 1 or stages < 1 or not start > 0:
-            raise ConfigError(f"warmup: steps={steps}, start={start}, stages={stages}; allowed: steps and stages from 1, "
-                              f"start above 0")
+            raise ConfigError(
+                f"warmup: steps={steps}, start={start}, stages={stages}; allowed: steps and stages from 1, start above 0"
+            )
         self.steps, self.start, self.stages = steps, start, stages
 
     def at(self, step, final):
@@ -98,8 +99,11 @@ class Schedules:
     def at(self, compressor: Compressor, step: int, density: float | None = None) -> Compressor:
         """The compressor with the values of a step. density: that of an adaptive schedule, once there is one. Raises
         ConfigError for a value that the option does not allow."""
-        changed = [(kind, option, self._value(option, step, current, density))
-                   for option in self._schedules for kind, current in _options(compressor, option)]
+        changed = [
+            (kind, option, self._value(option, step, current, density))
+            for option in self._schedules
+            for kind, current in _options(compressor, option)
+        ]
         if not changed:
             return compressor
         key = (compressor, *changed)
@@ -124,22 +128,35 @@ class Schedules:
         """Raises ConfigError for an option that none of the compressors has."""
         for option in self._schedules:
             if not any(_options(one, option) for one in compressors):
-                known = sorted({name for one in compressors for kind, stage in one.stages.items() if kind in _KINDS
-                                for name, value in stage.options().items() if _is_number(value)})
-                raise ConfigError(f"schedule: no part of the specs has a number {option!r}; there are: "
-                                  f"{', '.join(known) or 'none'}")
+                known = sorted(
+                    {
+                        name
+                        for one in compressors
+                        for kind, stage in one.stages.items()
+                        if kind in _KINDS
+                        for name, value in stage.options().items()
+                        if _is_number(value)
+                    }
+                )
+                raise ConfigError(
+                    f"schedule: no part of the specs has a number {option!r}; there are: {', '.join(known) or 'none'}"
+                )
 
     def signature(self, compressors) -> list:
         """What must be the same on all ranks: specs of schedules, and the compressors of some steps if functions decide."""
         steps = _PROBED if self._functions else ()
         return [(option, option in self._functions or str(schedule)) for option, schedule in self._schedules.items()] + [
-            [str(self.at(one, step)) for step in steps] for one in compressors]
+            [str(self.at(one, step)) for step in steps] for one in compressors
+        ]
 
 
 def _options(compressor: Compressor, option: str) -> list[tuple]:
     """(kind, value) of the parts that have a number of that name."""
-    return [(kind, stage.options()[option]) for kind, stage in compressor.stages.items()
-            if kind in _KINDS and _is_number(stage.options().get(option))]
+    return [
+        (kind, stage.options()[option])
+        for kind, stage in compressor.stages.items()
+        if kind in _KINDS and _is_number(stage.options().get(option))
+    ]
 
 
 def _is_number(value) -> bool:

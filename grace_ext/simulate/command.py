@@ -31,16 +31,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="DIR", help="of Fashion-MNIST, for cnn")
     add("--workers", type=count, nargs="+", default=[4], metavar="M", help="one simulation for each (default: 4)")
     add("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="(default: all)")
-    add("--density", type=float, metavar="X", help="of ef21 (default: that with which it sends as many bytes as the first "
-        "adaptive policy)")
+    add(
+        "--density",
+        type=float,
+        metavar="X",
+        help="of ef21 (default: that with which it sends as many bytes as the first adaptive policy)",
+    )
     add("--time", type=seconds, default=0.1, metavar="T", help="of a step, that adaptive policies aim at (default: 100ms)")
     add("--compute", type=seconds, default=0.05, metavar="T", help="of a worker's gradient (default: 50ms)")
     add("--steps", type=count, default=100, metavar="N", help="(default: %(default)s)")
-    add("--up", default="sinusoid:30mbit:330mbit:2s", metavar="TRACE", help=f"{traces.SPECS} (default: %(default)s); the "
-        "file has rows of seconds and Mbit/s")
+    add(
+        "--up",
+        default="sinusoid:30mbit:330mbit:2s",
+        metavar="TRACE",
+        help=f"{traces.SPECS} (default: %(default)s); the file has rows of seconds and Mbit/s",
+    )
     add("--down", metavar="TRACE", help="(default: as --up)")
-    add("--noise", type=float, default=0.0, metavar="X", help="of each link: the standard deviation of a factor's logarithm "
-        "(default: none)")
+    add(
+        "--noise",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="of each link: the standard deviation of a factor's logarithm (default: none)",
+    )
     add("--phases", action="store_true", help="each worker's traces begin at another point")
     add("--oracle", action="store_true", help="policies know the bandwidth, and need not measure it")
     add("--compression", default=Setting.compression, metavar="SPEC", help="whose density is chosen (default: %(default)s)")
@@ -65,8 +78,14 @@ def run(arguments, progress: Callable[[int, int, str], None]) -> int:
     for workers in arguments.workers:
         setting = setting_of(workers, arguments)
         done = _Counter(progress, len(arguments.policies) * setting.steps, workers)
-        found.update({(workers, label): records for label, records in compare(
-            task, setting, arguments.policies, arguments.time, arguments.density, done).items()})
+        found.update(
+            {
+                (workers, label): records
+                for label, records in compare(
+                    task, setting, arguments.policies, arguments.time, arguments.density, done
+                ).items()
+            }
+        )
     if arguments.csv:
         write_csv(arguments.csv, found)
     if arguments.plot:
@@ -99,14 +118,26 @@ def setting_of(workers: int, arguments) -> Setting:
         phase = random.uniform() if arguments.phases else 0.0
         for direction, trace in (("up", up), ("down", down)):
             links[direction].append(trace.shifted(phase * trace.period).noisy(arguments.noise, random))
-    return Setting(**links, compute=arguments.compute, steps=arguments.steps,
-                   rate=_RATES[arguments.task] if arguments.rate is None else arguments.rate,
-                   decays=arguments.decay, compression=arguments.compression, measured=not arguments.oracle,
-                   seed=arguments.seed)
+    return Setting(
+        **links,
+        compute=arguments.compute,
+        steps=arguments.steps,
+        rate=_RATES[arguments.task] if arguments.rate is None else arguments.rate,
+        decays=arguments.decay,
+        compression=arguments.compression,
+        measured=not arguments.oracle,
+        seed=arguments.seed,
+    )
 
 
-def compare(task, setting: Setting, policies: Sequence[str], time: float, density: float | None = None,
-            progress: Callable[[Round], None] = lambda record: None) -> dict[str, list[Round]]:
+def compare(
+    task,
+    setting: Setting,
+    policies: Sequence[str],
+    time: float,
+    density: float | None = None,
+    progress: Callable[[Round], None] = lambda record: None,
+) -> dict[str, list[Round]]:
     """Records by label. policies: of POLICIES; a fixed density that is not given is the one with which as many bytes go as
     with the first adaptive policy, or as with kimad where there is none. progress: of what is compared."""
     found = {}
@@ -151,9 +182,24 @@ def table(found: dict[tuple[int, str], list[Round]]) -> str:
     for (workers, label), records in found.items():
         mean = {name: np.mean([getattr(record, name) for record in records]) for name in ("seconds", "up", "down", "error")}
         best = max((record.accuracy for record in records if record.accuracy is not None), default=None)
-        rows.append((str(workers), label, f"{mean['seconds']:.4g}", f"{mean['up']:,.0f}", f"{mean['down']:,.0f}",
-                     f"{mean['error']:.4g}", f"{records[-1].loss:.4g}", "" if best is None else f"{best:.2%}"))
+        rows.append(
+            (
+                str(workers),
+                label,
+                f"{mean['seconds']:.4g}",
+                f"{mean['up']:,.0f}",
+                f"{mean['down']:,.0f}",
+                f"{mean['error']:.4g}",
+                f"{records[-1].loss:.4g}",
+                "" if best is None else f"{best:.2%}",
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [[cell.ljust(width) if number < 2 else cell.rjust(width)
-              for number, (cell, width) in enumerate(zip(row, widths, strict=True))] for row in rows]
+    cells = [
+        [
+            cell.ljust(width) if number < 2 else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    ]
     return "\n".join("  ".join(row).rstrip() for row in cells)

@@ -19,8 +19,12 @@ def draw(found: dict[tuple[int, str], list[Round]], path: Path) -> None:
     for row, workers in zip(axes, numbers, strict=True):
         runs = {label: records for (count, label), records in found.items() if count == workers}
         _bytes(row[0], runs)
-        for axis, name, title in zip(row[1:], ("seconds", "loss", "error"), (
-                "seconds of a step", "loss", "squared error of a worker's update"), strict=True):
+        for axis, name, title in zip(
+            row[1:],
+            ("seconds", "loss", "error"),
+            ("seconds of a step", "loss", "squared error of a worker's update"),
+            strict=True,
+        ):
             for number, (label, records) in enumerate(runs.items()):
                 axis.plot(*_columns(records, name), color=f"C{number}", label=label, alpha=0.8)
             axis.set(title=title, xlabel="virtual seconds")

@@ -46,8 +46,9 @@ class Kimad:
             raise ConfigError(f"seconds={seconds}; allowed: finite and above 0")
         self.seconds = seconds
 
-    def allocate(self, sizes: Sequence[np.ndarray], differences: Sequence[np.ndarray], budget: float,
-                 direction: str) -> list[float]:
+    def allocate(
+        self, sizes: Sequence[np.ndarray], differences: Sequence[np.ndarray], budget: float, direction: str
+    ) -> list[float]:
         """A density for each layer. sizes: of each layer, bytes with each of DENSITIES. differences: float32[d] each.
         budget: bytes. direction: "up" or "down"."""
         return [uniform(sum(sizes), max(budget, 1.0))] * len(differences)
@@ -83,5 +84,6 @@ class Sender:
     def sent(self, nbytes: Sequence[int], densities: Sequence[float]) -> None:
         """Bytes of each layer's message after `choose`. Those that had nothing to say tell nothing of the others."""
         news = zip(nbytes, densities, self._layers, strict=True)
-        self.sizes = [sizes_like(*one) if said else known
-                      for one, said, known in zip(news, self._said, self.sizes, strict=True)]
+        self.sizes = [
+            sizes_like(*one) if said else known for one, said, known in zip(news, self._said, self.sizes, strict=True)
+        ]

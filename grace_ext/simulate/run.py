@@ -108,13 +108,17 @@ class _Simulation:
         ends = np.cumsum(task.layers)[:-1]
         self._split = lambda vector: np.split(vector, ends)
         options = {"memory": "ef21", "seed": setting.seed}
-        self._servers = [Server(start, len(workers), made, norm_limit=_ANY_NORM, optimizer=self._descend, **options)
-                         for start in self._split(task.start)]
-        self._clients = [[Client(start, made, number=worker, **options) for start in self._split(task.start)]
-                         for worker in workers]
+        self._servers = [
+            Server(start, len(workers), made, norm_limit=_ANY_NORM, optimizer=self._descend, **options)
+            for start in self._split(task.start)
+        ]
+        self._clients = [
+            [Client(start, made, number=worker, **options) for start in self._split(task.start)] for worker in workers
+        ]
         self._down, self._up = Sender(made, task.layers, "down"), [Sender(made, task.layers, "up") for _ in workers]
-        self._links_up, self._links_down = ([_Link(trace, setting.measured) for trace in traces]
-                                            for traces in (setting.up, setting.down))
+        self._links_up, self._links_down = (
+            [_Link(trace, setting.measured) for trace in traces] for traces in (setting.up, setting.down)
+        )
 
     def _descend(self, model: np.ndarray, mean: np.ndarray) -> None:
         model -= np.float32(self._rate) * mean
@@ -142,9 +146,17 @@ class _Simulation:
         every = max(1, self._setting.steps // self._setting.evaluations)
         evaluated = (self._setting.steps - 1 - step) % every == 0
         accuracy = self._task.accuracy(np.concatenate([server.model for server in self._servers])) if evaluated else None
-        return Round(step=step, start=start, seconds=self._now - start, loss=float(np.mean(losses)), accuracy=accuracy,
-                     up=float(np.mean(sizes)), down=float(np.mean([_bytes(parts) for parts in messages])),
-                     error=float(np.mean(errors)), **record)
+        return Round(
+            step=step,
+            start=start,
+            seconds=self._now - start,
+            loss=float(np.mean(losses)),
+            accuracy=accuracy,
+            up=float(np.mean(sizes)),
+            down=float(np.mean([_bytes(parts) for parts in messages])),
+            error=float(np.mean(errors)),
+            **record,
+        )
 
     def _tell(self, now: float) -> list[list[np.ndarray]]:
         """A round begins: for each worker, a message of each layer."""
@@ -163,14 +175,17 @@ class _Simulation:
         differences = [one - client.told for one, client in zip(update, clients, strict=True)]
         budget = self._budget(self._links_up[worker].estimate(now))
         densities, made = self._up[worker].choose(self._policy, differences, budget)
-        messages = [client.update_by(one, 1.0, compressor)
-                    for client, one, compressor in zip(clients, update, made, strict=True)]
+        messages = [
+            client.update_by(one, 1.0, compressor) for client, one, compressor in zip(clients, update, made, strict=True)
+        ]
         for server, message in zip(self._servers, messages, strict=True):
             server.receive(worker, message)
         sizes = [message.size for message in messages]
         self._up[worker].sent(sizes, densities)
-        error = sum(float(np.sum(np.square(one - client.told, dtype=np.float64)))
-                    for one, client in zip(update, clients, strict=True))
+        error = sum(
+            float(np.sum(np.square(one - client.told, dtype=np.float64)))
+            for one, client in zip(update, clients, strict=True)
+        )
         return sum(sizes), float(np.average(densities, weights=self._task.layers)), error
 
     def _budget(self, rate: float) -> float:

@@ -53,8 +53,16 @@ class FashionMnist:
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             self._net = nn.Sequential(
-                nn.Conv2d(1, 16, 4, stride=2, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.MaxPool2d(2),
-                nn.ReLU(), nn.Flatten(), nn.Linear(32 * 7 * 7, 256), nn.ReLU(), nn.Linear(256, 10))
+                nn.Conv2d(1, 16, 4, stride=2, padding=1),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.MaxPool2d(2),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(32 * 7 * 7, 256),
+                nn.ReLU(),
+                nn.Linear(256, 10),
+            )
         self._parameters = list(self._net.parameters())
         self.start = self._flat(self._parameters)
         sizes = [one.numel() for one in self._parameters]
@@ -78,8 +86,10 @@ class FashionMnist:
         self._put(model)
         images, labels = self._test
         with self._one_thread(), self._torch.inference_mode():
-            right = sum(int((self._net(some).argmax(1) == true).sum())
-                        for some, true in zip(images.split(1000), labels.split(1000), strict=True))
+            right = sum(
+                int((self._net(some).argmax(1) == true).sum())
+                for some, true in zip(images.split(1000), labels.split(1000), strict=True)
+            )
         return right / len(labels)
 
     @contextlib.contextmanager

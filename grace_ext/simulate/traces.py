@@ -26,8 +26,10 @@ class Trace:
     def __init__(self, lengths, rates, shift: float = 0.0):
         lengths, rates = np.asarray(lengths, np.float64), np.asarray(rates, np.float64)
         if lengths.ndim != 1 or lengths.shape != rates.shape or not lengths.size:
-            raise ConfigError(f"a trace with lengths of shape {lengths.shape} and rates of shape {rates.shape}; allowed: as "
-                              f"many of both, 1 at least")
+            raise ConfigError(
+                f"a trace with lengths of shape {lengths.shape} and rates of shape {rates.shape}; allowed: as "
+                f"many of both, 1 at least"
+            )
         if not (np.isfinite(lengths).all() and (lengths > 0).all()):
             raise ConfigError("a trace's lengths are seconds, finite and above 0")
         if not (np.isfinite(rates).all() and (rates >= 0).all() and rates.any()):
@@ -80,7 +82,7 @@ class Trace:
         edges = np.append(edges[edges < self.period * (1 - 1e-12)], self.period)
         lengths, middles = np.diff(edges), (edges[1:] + edges[:-1]) / 2
         rates = self._rates[np.searchsorted(self._times, middles, "right") - 1]
-        noise = np.exp(random.normal(-spread**2 / 2, spread, (_PERIODS, _NOISES)))
+        noise = np.exp(random.normal(-(spread**2) / 2, spread, (_PERIODS, _NOISES)))
         which = np.minimum((middles * _NOISES / self.period).astype(int), _NOISES - 1)
         return Trace(np.tile(lengths, _PERIODS), (rates * noise[:, which]).ravel(), self._shift)
 

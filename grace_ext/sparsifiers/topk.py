@@ -59,8 +59,8 @@ class TopK(Sparsifier):
         for size in sizes:
             part = slice(start, start + size)
             positions, found = select_largest(gradient[part], residual[part], out[part], fused, self.count(size))
-            np.add(positions, np.uint32(start), out=indices[n:n + positions.size])
-            values[n:n + positions.size] = found
+            np.add(positions, np.uint32(start), out=indices[n : n + positions.size])
+            values[n : n + positions.size] = found
             start, n = part.stop, n + positions.size
         return indices[:n], values[:n]
 
@@ -69,8 +69,15 @@ def select_of_chunks(values, chunk, k):
     """(indices uint32[n], values float32[n]) of the k largest magnitudes of every `chunk` values."""
     room = -(-values.size // chunk) * k
     positions, found = scratch("topk indices", np.uint32, room), scratch("topk values", np.float32, room)
-    n = select_chunks(values, chunk, k, positions, found, scratch("topk chunk", np.uint32, chunk + 1),
-                      scratch("topk chunk bins", np.int64, CHUNK_BINS))
+    n = select_chunks(
+        values,
+        chunk,
+        k,
+        positions,
+        found,
+        scratch("topk chunk", np.uint32, chunk + 1),
+        scratch("topk chunk bins", np.int64, CHUNK_BINS),
+    )
     return positions[:n], found[:n]
 
 
@@ -82,6 +89,7 @@ def select_largest(gradient, residual, out, fused, k):
     room = candidate_room(d, k)
     positions, found, band = (scratch(f"topk {name}", np.uint32, room) for name in ("positions", "found", "band"))
     sample = scratch("topk sample", np.uint32, sample_room(d))
-    n = select_topk(gradient, residual, out, fused, k, positions, found, band, sample,
-                    scratch("topk histogram", np.int64, BINS))
+    n = select_topk(
+        gradient, residual, out, fused, k, positions, found, band, sample, scratch("topk histogram", np.int64, BINS)
+    )
     return positions[:n], found[:n].view(np.float32)

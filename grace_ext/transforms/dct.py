@@ -25,7 +25,7 @@ def factors(n: int) -> np.ndarray:
     found = np.empty(n, np.float32)
     found[0] = 1 / math.sqrt(n)
     for half in (1 << e for e in range(n.bit_length() - 1)):
-        found[half:2 * half] = [1 / (2 * math.cos(math.pi * (2 * i + 1) / (4 * half))) for i in range(half)]
+        found[half : 2 * half] = [1 / (2 * math.cos(math.pi * (2 * i + 1) / (4 * half))) for i in range(half)]
     return found
 
 
@@ -38,7 +38,7 @@ class DCT(Transform):
     """
 
     name, id = "dct", 1
-    most_padding = max(_SIZES)**2 - 1
+    most_padding = max(_SIZES) ** 2 - 1
     sweep = {"dims": (1, 2)}
 
     def __init__(self, size: int = 64, dims: int = 2):
@@ -57,8 +57,8 @@ class DCT(Transform):
         return bytes((self.size.bit_length() - 1, self.dims))
 
     def forward(self, dense, out):
-        np.clip(dense, -_LARGEST, _LARGEST, out=out[:dense.size])
-        out[dense.size:] = 0
+        np.clip(dense, -_LARGEST, _LARGEST, out=out[: dense.size])
+        out[dense.size :] = 0
         transform(out.reshape(-1, self.size), self.dims, False, factors(self.size))
 
     @staticmethod

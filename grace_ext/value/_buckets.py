@@ -30,7 +30,7 @@ def read_floats(name: str, data: np.ndarray, count: int) -> np.ndarray:
     """The first `count` float32 in uint8[m], aligned. Raises ContainerError if there are fewer or one is not finite."""
     if data.size < 4 * count:
         raise ContainerError(f"{name}: the section is too short for {count} scales")
-    floats = np.frombuffer(data[:4 * count], "<f4").astype(np.float32)
+    floats = np.frombuffer(data[: 4 * count], "<f4").astype(np.float32)
     if not np.isfinite(floats).all():
         raise ContainerError(f"{name}: a scale is not finite")
     return floats

@@ -59,7 +59,7 @@ def _pack_stream(levels, alphabet, entropy):
     payload = np.empty(1 + fixed + 8, np.uint8)
     payload[0] = _FIXED
     pack_levels_fixed(levels, width, payload[1:])
-    return payload[:1 + fixed]
+    return payload[: 1 + fixed]
 
 
 def _pack_blocks(levels, alphabet, entropy):
@@ -72,7 +72,7 @@ def _pack_blocks(levels, alphabet, entropy):
     split_blocks(levels, numbers, sizes, parts)
     streams = [_pack_stream(numbers, sizes.size, entropy)]
     for end, size in zip(np.cumsum(sizes), sizes, strict=True):
-        streams.append(_pack_stream(parts[end - size:end], alphabet, entropy))
+        streams.append(_pack_stream(parts[end - size : end], alphabet, entropy))
     lengths = np.array([stream.size for stream in streams[:-1]], "<u4").view(np.uint8)
     return np.concatenate([np.array([_BLOCKS, sizes.size], np.uint8), lengths, *streams])
 
@@ -92,12 +92,12 @@ def _huffman(levels, counts):
     lengths = np.empty(counts.size, np.uint8)
     huffman_lengths(counts, lengths)
     table = np.empty(TABLE_ROOM, np.uint8)
-    table = table[:write_table(lengths, lengths, 0, table)]
+    table = table[: write_table(lengths, lengths, 0, table)]
     quarter = -(-levels.size // STREAMS)
     out = scratch("level_bits", np.uint8, levels.size * MAX_LENGTH // 8 + 16 * STREAMS)
     sizes, end = np.empty(STREAMS, np.int64), 0
     for t in range(STREAMS):
-        sizes[t] = huffman_encode(levels[t * quarter:(t + 1) * quarter], lengths, out[end:])
+        sizes[t] = huffman_encode(levels[t * quarter : (t + 1) * quarter], lengths, out[end:])
         end += int(sizes[t])
     return [table, sizes[:-1].astype("<u4").view(np.uint8), out[:end]]
 
@@ -149,7 +149,7 @@ def _unpack_blocks(body, alphabet, out):
         raise ContainerError("levels: a class has no blocks")
     parts = scratch("level_parts", np.uint8, out.size)
     for stream, end, size in zip(streams[1:], np.cumsum(sizes), sizes, strict=True):
-        _unpack_stream(stream, alphabet, parts[end - size:end])
+        _unpack_stream(stream, alphabet, parts[end - size : end])
     merge_blocks(parts, numbers, sizes, out)
 
 
@@ -168,8 +168,8 @@ def _unhuffman(body, alphabet, out):
     start = read_table(body, 0, MAX_LENGTH, lengths, unused)
     if start < 0 or body.size < start + 4 * STREAMS - 4:
         raise ContainerError("levels: the table of code lengths is damaged")
-    data = body[start + 4 * STREAMS - 4:]
-    sizes = np.frombuffer(body[start:start + 4 * STREAMS - 4], "<u4").astype(np.int64)
+    data = body[start + 4 * STREAMS - 4 :]
+    sizes = np.frombuffer(body[start : start + 4 * STREAMS - 4], "<u4").astype(np.int64)
     ends = np.append(np.cumsum(sizes), data.size)
     if ends[-2] > data.size or not huffman_decode(data, ends, lengths, out):
         raise ContainerError("levels: the codes do not fit the streams")

@@ -51,17 +51,17 @@ class Lloyd(ValueCodec):
         escapes = np.empty(0, np.float32)
         if most == MOST:
             escapes = scratch("lloyd_escapes", np.float32, k)
-            escapes = escapes[:gather_escapes(values, codes, _ESCAPE, escapes)]
+            escapes = escapes[: gather_escapes(values, codes, _ESCAPE, escapes)]
         head = np.array([(most, *grid, escapes.size)], _HEAD).view(np.uint8)
         levels = pack_levels(codes, 2 * most + 1 + (escapes.size > 0), self.entropy)
         escapes = escapes.astype("<f4", copy=False).view(np.uint8)
-        return np.concatenate([head, fractions[:min(most, FRACTIONS)], escapes, levels]), None
+        return np.concatenate([head, fractions[: min(most, FRACTIONS)], escapes, levels]), None
 
     @staticmethod
     def decode(payload, out):
         if payload.size < _HEAD.itemsize:
             raise ContainerError("lloyd: the parameters are missing")
-        most, start, step, count = np.frombuffer(payload[:_HEAD.itemsize], _HEAD)[0].tolist()
+        most, start, step, count = np.frombuffer(payload[: _HEAD.itemsize], _HEAD)[0].tolist()
         if not (most <= MOST and 0 <= start < np.inf and 0 <= step < np.inf and (count == 0 or most == MOST)):
             raise ContainerError("lloyd: a parameter is out of range")
         first = _HEAD.itemsize + min(most, FRACTIONS)
@@ -76,11 +76,11 @@ class Lloyd(ValueCodec):
         table = np.zeros(256, np.float32)
         if most:
             m = np.arange(most)
-            fractions = payload[_HEAD.itemsize:first][np.minimum(m, FRACTIONS - 1)]
+            fractions = payload[_HEAD.itemsize : first][np.minimum(m, FRACTIONS - 1)]
             # In float64; at the very top a level could round to Inf.
             centroids = np.minimum(start + (m + (fractions + 0.5) / 256) * step, np.finfo(np.float32).max)
             with np.errstate(under="ignore"):  # whatever the caller wants to hear of: levels may round to 0
-                table[most + 1:2 * most + 1] = centroids
-            table[:most] = -table[2 * most:most:-1]
+                table[most + 1 : 2 * most + 1] = centroids
+            table[:most] = -table[2 * most : most : -1]
         if not lloyd_decode(codes, table, escapes, out):
             raise ContainerError("lloyd: the values beyond the levels are not as many as the levels say")

@@ -67,5 +67,5 @@ class MinMax(ValueCodec):
         if (ranges[:, 0] > ranges[:, 1]).any():
             raise ContainerError("minmax: a chunk's smallest value is above its largest")
         levels = scratch("value levels", np.uint8, k)
-        unpack_levels(payload[5 + 8 * count:], 2**bits, levels)
+        unpack_levels(payload[5 + 8 * count :], 2**bits, levels)
         minmax_decode(levels, chunk, 2**bits - 1, ranges, out)

@@ -28,9 +28,9 @@ class OneBit(ValueCodec):
         bucket = self.bucket or k
         means = np.empty((-(-k // bucket), 2), np.float32)
         payload = np.empty(1 + 4 * means.size + -(-k // 8), np.uint8)
-        onebit_encode(values, bucket, means, payload[1 + 4 * means.size:])
+        onebit_encode(values, bucket, means, payload[1 + 4 * means.size :])
         payload[0] = to_byte(self.bucket)
-        payload[1:1 + 4 * means.size] = means.astype("<f4", copy=False).reshape(-1).view(np.uint8)
+        payload[1 : 1 + 4 * means.size] = means.astype("<f4", copy=False).reshape(-1).view(np.uint8)
         return payload, None
 
     @staticmethod
@@ -41,7 +41,7 @@ class OneBit(ValueCodec):
         bucket = from_byte("onebit", payload[0], k)
         count = -(-k // bucket)
         means = read_floats("onebit", payload[1:], 2 * count).reshape(count, 2)
-        bits = payload[1 + 8 * count:]
+        bits = payload[1 + 8 * count :]
         if bits.size != -(-k // 8) or int(bits[-1]) >> 8 - -k % 8:
             raise ContainerError(f"onebit: {payload.size} bytes are not {k} signs")
         onebit_decode(bits, bucket, means, out)

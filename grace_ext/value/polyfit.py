@@ -43,7 +43,7 @@ class PolyFit(ValueCodec):
             if not magnitudes.size:
                 continue
             ends = np.empty(self.segments or min(max(magnitudes.size.bit_length() - 6, 1), 12), np.int64)
-            ends = ends[:find_knots(magnitudes, self.degree + 1, ends)]
+            ends = ends[: find_knots(magnitudes, self.degree + 1, ends)]
             fitted = np.empty((ends.size, self.degree + 1), np.float32)
             fit_segments(magnitudes, ends, fitted)
             counts[-1] = ends.size
@@ -74,8 +74,8 @@ class PolyFit(ValueCodec):
         for negative, count in zip((False, True), counts, strict=True):
             if not count:
                 continue
-            bounds, pieces = edges[edge:edge + count + 1], slice(segment, segment + count)
+            bounds, pieces = edges[edge : edge + count + 1], slice(segment, segment + count)
             check_magnitudes("polyfit", bounds)
             ends = np.cumsum(lengths[pieces])
-            evaluate_segments(coefficients[pieces], bounds, ends, negative, out[at:at + int(ends[-1])])
+            evaluate_segments(coefficients[pieces], bounds, ends, negative, out[at : at + int(ends[-1])])
             at, segment, edge = at + int(ends[-1]), segment + count, edge + count + 1

@@ -62,7 +62,7 @@ class QSGD(ValueCodec):
             return self._join(bits, counted * _COUNTED, norms, payload), None
         packed = scratch("qsgd_codes", np.uint8, k + 8) if coded else np.empty(k * width // 8 + 8, np.uint8)
         qsgd_encode(values, levels, width, self.bucket, self.norm == "l2", *map(np.uint32, stream.key()), norms, packed)
-        payload = pack_levels(packed[:k], 2 * levels + 1, self.entropy) if coded else packed[:-(-k * width // 8)]
+        payload = pack_levels(packed[:k], 2 * levels + 1, self.entropy) if coded else packed[: -(-k * width // 8)]
         return self._join(bits, coded * _CODED + counted * _COUNTED, norms, payload), None
 
     def _encode_wide(self, values, bits, norms, stream):
@@ -113,7 +113,15 @@ def _parameters(payload) -> tuple[int, int, bool, int]:
     counted, coded = bool(second & _COUNTED), bool(second & _CODED)
     start = 2 + counted * (1 if bits <= MAX_BITS else 2)
     levels = int.from_bytes(payload[2:start].tobytes(), "little") if counted else _levels_of(bits) if bits in _WIDTHS else 0
-    if (not 1 <= levels <= MAX_LEVELS or (2 * levels).bit_length() != bits or counted and levels == _levels_of(bits)
-            or coded and levels > _NARROW or not 3 <= second & _BUCKET <= 15 or second & 0x80):
+    if (
+        not 1 <= levels <= MAX_LEVELS
+        or (2 * levels).bit_length() != bits
+        or counted
+        and levels == _levels_of(bits)
+        or coded
+        and levels > _NARROW
+        or not 3 <= second & _BUCKET <= 15
+        or second & 0x80
+    ):
         raise ContainerError("qsgd: the parameters are missing or out of range")
     return levels, 1 << (second & _BUCKET), coded, start

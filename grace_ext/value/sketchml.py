@@ -34,8 +34,8 @@ class SketchML(ValueCodec):
     def encode(self, values, stream):
         # Fewer bins where they would take longer to walk through than the values.
         bins = min(MOST_BINS, max(1024, 1 << values.size.bit_length() >> 2))
-        counts = scratch("sketch counts", np.uint32, 2 * MOST_BINS + 1)[:2 * bins + 1]
-        lookup = scratch("sketch lookup", np.uint8, 2 * MOST_BINS + 1)[:2 * bins + 1]
+        counts = scratch("sketch counts", np.uint32, 2 * MOST_BINS + 1)[: 2 * bins + 1]
+        lookup = scratch("sketch lookup", np.uint8, 2 * MOST_BINS + 1)[: 2 * bins + 1]
         levels = scratch("value levels", np.uint8, values.size)
         means = np.empty(MOST, np.float32)
         used = sketch_encode(values, self.buckets, counts, lookup, levels, means)
@@ -48,9 +48,9 @@ class SketchML(ValueCodec):
         if not used or payload.size < 1 + 4 * used:
             raise ContainerError("sketchml: the table is missing")
         means = np.zeros(MOST, np.float32)
-        means[:used] = payload[1:1 + 4 * used].view("<f4")
+        means[:used] = payload[1 : 1 + 4 * used].view("<f4")
         if not np.isfinite(means).all():
             raise ContainerError("sketchml: a mean is not finite")
         levels = scratch("value levels", np.uint8, out.size)
-        unpack_levels(payload[1 + 4 * used:], used, levels)
+        unpack_levels(payload[1 + 4 * used :], used, levels)
         look_up(levels, means, out)

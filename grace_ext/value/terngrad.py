@@ -55,7 +55,7 @@ class TernGrad(ValueCodec):
         norms = read_floats("terngrad", payload[2:], -(-k // bucket))
         if (norms < 0).any():
             raise ContainerError("terngrad: a scale is negative")
-        body = payload[2 + 4 * norms.size:]
+        body = payload[2 + 4 * norms.size :]
         if payload[1] == _LEVELS:
             digits = scratch("value levels", np.uint8, k)
             unpack_levels(body, 3, digits)

@@ -39,7 +39,7 @@ class ThreeLC(ValueCodec):
         payload = np.empty(4 + -(-k // 5), np.uint8)
         payload[:4] = scale.view(np.uint8)
         pack_fives(digits, payload[4:])
-        return payload[:4 + fold_zeros(payload[4:], payload.size - 4)], None
+        return payload[: 4 + fold_zeros(payload[4:], payload.size - 4)], None
 
     @staticmethod
     def decode(payload, out):

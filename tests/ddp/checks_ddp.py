@@ -83,8 +83,13 @@ def it_is_what_the_parts_give_one_by_one():
 def what_is_remembered_survives_the_rebuild_of_buckets():
     """As in buckets that are never rebuilt."""
     ways = {}, {"find_unused_parameters": True}
-    for spec, memory in ((EACH, "residual"), (EACH, "residual:decay=0.9"), (EACH, "ef21"),
-                         (EACH, "dgc:momentum=0.9:clip=1.0"), ("powersgd:2", "residual")):
+    for spec, memory in (
+        (EACH, "residual"),
+        (EACH, "residual:decay=0.9"),
+        (EACH, "ef21"),
+        (EACH, "dgc:momentum=0.9:clip=1.0"),
+        ("powersgd:2", "residual"),
+    ):
         results = [train(spec, memory=memory, steps=6, ddp=ddp) for ddp in ways]
         layouts = [state._buckets.bucket_names for _, state in results]
         assert layouts[0] != layouts[1], layouts
@@ -205,12 +210,16 @@ def ranks_that_disagree_are_told():
 
 @check
 def what_cannot_be_is_refused():
-    for options, text in (({"communicator": "allgater"}, "known: allgather"), ({"compression": "topk:0.01/rise"}, "rice"),
-                          ({"compression": "topk:densty=0.01"}, "density"), ({"memory": "resid"}, "residual"),
-                          ({"selection": "gpu"}, "allowed: auto, host, device"),
-                          ({"grad_scaler": 2.0}, "allowed: a torch.amp.GradScaler"),
-                          ({"named_parameters": [1]}, "(name, parameter) tuples"),
-                          ({"named_parameters": 2 * [*module().named_parameters()]}, "found twice")):
+    for options, text in (
+        ({"communicator": "allgater"}, "known: allgather"),
+        ({"compression": "topk:0.01/rise"}, "rice"),
+        ({"compression": "topk:densty=0.01"}, "density"),
+        ({"memory": "resid"}, "residual"),
+        ({"selection": "gpu"}, "allowed: auto, host, device"),
+        ({"grad_scaler": 2.0}, "allowed: a torch.amp.GradScaler"),
+        ({"named_parameters": [1]}, "(name, parameter) tuples"),
+        ({"named_parameters": 2 * [*module().named_parameters()]}, "found twice"),
+    ):
         with raises(ConfigError, text):
             wrap(module(), "topk:0.01", **options)
     with raises(ConfigError, "sums values as they are"):
@@ -234,7 +243,7 @@ def payloads_of_any_lengths_are_gathered():
         parts = [np.random.default_rng([step, rank]).integers(0, 256, n, np.uint8) for rank, n in enumerate(row)]
         handle = transport.allgather("x", parts[transport.rank])
         assert np.array_equal(handle.wait(), np.concatenate(parts)), (step, row)
-        room = room_for(longest[max(0, step - 8):step].max()) if step else 0
+        room = room_for(longest[max(0, step - 8) : step].max()) if step else 0
         second_gathers += longest[step] > room
         assert handle.padding == 8 + max(room, longest[step]) - row[transport.rank], step
     assert transport.second_gathers == second_gathers < 15, (transport.second_gathers, second_gathers)

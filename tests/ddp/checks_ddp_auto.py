@@ -26,8 +26,10 @@ def auto_measures_and_chooses_alike_on_all_ranks():
     tuner, chosen = auto_tuner.AutoTuner, []
     choose = tuner._choose
     # However slow the machine becomes, the choice is not made anew.
-    with (mock.patch.multiple(auto_tuner, _SECONDS=0.01, _ROUNDS=1, _SLOWER=math.inf),
-          mock.patch.object(tuner, "_choose", lambda self, tried: (choose(self, tried), chosen.append(self.plan)))):
+    with (
+        mock.patch.multiple(auto_tuner, _SECONDS=0.01, _ROUNDS=1, _SLOWER=math.inf),
+        mock.patch.object(tuner, "_choose", lambda self, tried: (choose(self, tried), chosen.append(self.plan))),
+    ):
         weights, state = train("topk:0.01/rice/qsgd:7", steps=130, communicator="auto")
     same_on_all_ranks(weights)
     assert torch.isfinite(weights).all()

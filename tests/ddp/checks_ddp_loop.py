@@ -60,8 +60,11 @@ def unused_parameters():
 def static_graph_and_gradients_as_views_of_buckets():
     expected, _ = train(EACH)
     plain, _ = train()
-    for ddp in ({"static_graph": True}, {"gradient_as_bucket_view": True},
-                {"static_graph": True, "gradient_as_bucket_view": True}):
+    for ddp in (
+        {"static_graph": True},
+        {"gradient_as_bucket_view": True},
+        {"static_graph": True, "gradient_as_bucket_view": True},
+    ):
         close(train(EACH, ddp=ddp)[0], expected)
         close(train("dense/raw", ddp=ddp)[0], plain)
 
@@ -69,6 +72,7 @@ def static_graph_and_gradients_as_views_of_buckets():
 @check
 def uneven_inputs_in_join():
     """Ranks with fewer batches take part with gradients of zero, and with what they still owe."""
+
     def run(spec, how):
         net = module()
         model, state = wrap(net, spec)

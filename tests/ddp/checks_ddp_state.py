@@ -85,8 +85,13 @@ class Log(logging.Handler):
 
 @check_under_every_launcher
 def resuming_is_bit_identical_to_going_on():
-    for spec, memory in ((TOPK, "residual"), (EACH, "ef21"), (EACH, "dgc:momentum=0.9:clip=1.0"), ("powersgd:2", "residual"),
-                         (TOPK, {"0.*": "none", "*": "residual:decay=0.9"})):
+    for spec, memory in (
+        (TOPK, "residual"),
+        (EACH, "ef21"),
+        (EACH, "dgc:momentum=0.9:clip=1.0"),
+        ("powersgd:2", "residual"),
+        (TOPK, {"0.*": "none", "*": "residual:decay=0.9"}),
+    ):
         expected, _ = train(spec, steps=6, memory=memory)
         for save in (lambda state: state.state_dict(), consolidated):
             weights, state = resumed(half(spec, save, memory=memory), spec, memory=memory)

@@ -42,11 +42,16 @@ def payloads_of_any_lengths_go_to_their_ranks():
     lengths[13, 0] = 20_000
     lengths[14, :, 1] = 30_000
     for step, table in enumerate(lengths):
-        parts = [[np.random.default_rng([step, *pair]).integers(0, 256, n, np.uint8) for pair, n in
-                  (((sender, receiver), table[sender, receiver]) for receiver in ranks)] for sender in ranks]
+        parts = [
+            [
+                np.random.default_rng([step, *pair]).integers(0, 256, n, np.uint8)
+                for pair, n in (((sender, receiver), table[sender, receiver]) for receiver in ranks)
+            ]
+            for sender in ranks
+        ]
         handle = transport.alltoall("x", np.concatenate(parts[own]), table[own].tolist())
         assert np.array_equal(handle.wait(), np.concatenate([row[own] for row in parts])), (step, table)
-        longest = lengths[max(0, step - 8):step, own].max(axis=0) if step else 0 * table[own]
+        longest = lengths[max(0, step - 8) : step, own].max(axis=0) if step else 0 * table[own]
         rooms = [max(room_for(n) if step else 0, length) for n, length in zip(longest, table[own], strict=True)]
         sent = sum(HEAD + room for rank, room in enumerate(rooms) if rank != own)
         assert handle.padding == sent - table[own].sum(), step

@@ -14,8 +14,13 @@ EACH = "topk:0.02:per=tensor/rice/raw"
 def module(seed=1):
     """Of more than 1 MiB, so that DDP has one bucket in the first step and two from the second on."""
     torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(WIDTH, 600), torch.nn.ReLU(), torch.nn.Linear(600, 500), torch.nn.ReLU(),
-                               torch.nn.Linear(500, CLASSES))
+    return torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, 600),
+        torch.nn.ReLU(),
+        torch.nn.Linear(600, 500),
+        torch.nn.ReLU(),
+        torch.nn.Linear(500, CLASSES),
+    )
 
 
 def batches(steps, start=0, rank=None, batch=8):
@@ -23,8 +28,7 @@ def batches(steps, start=0, rank=None, batch=8):
     rank = dist.get_rank() if rank is None else rank
     for step in range(start, start + steps):
         generator = torch.Generator().manual_seed(1000 * rank + step)
-        yield (torch.randn(batch, WIDTH, generator=generator),
-               torch.randint(0, CLASSES, (batch,), generator=generator))
+        yield (torch.randn(batch, WIDTH, generator=generator), torch.randint(0, CLASSES, (batch,), generator=generator))
 
 
 def wrap(net, spec=None, ddp=(), **options):

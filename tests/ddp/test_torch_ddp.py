@@ -22,13 +22,21 @@ def test_check(job, name, record_property):
     job.assert_ok(name)
 
 
-FAILURES = {"user": "rank 1 gives up", "worker": "the encoder of rank 1 broke", "caught": "the ranks may be out of step",
-            "late": "(?i)timed? ?out"}
+FAILURES = {
+    "user": "rank 1 gives up",
+    "worker": "the encoder of rank 1 broke",
+    "caught": "the ranks may be out of step",
+    "late": "(?i)timed? ?out",
+}
 
 
-@pytest.mark.parametrize("launcher, where", in_tiers(
-    [*itertools.product(("torchrun-2",), FAILURES), ("torchrun-4", "user"), ("torchrun-4", "worker")],
-    test=[("torchrun-4", "user"), ("torchrun-2", "worker"), ("torchrun-2", "caught"), ("torchrun-2", "late")]))
+@pytest.mark.parametrize(
+    "launcher, where",
+    in_tiers(
+        [*itertools.product(("torchrun-2",), FAILURES), ("torchrun-4", "user"), ("torchrun-4", "worker")],
+        test=[("torchrun-4", "user"), ("torchrun-2", "worker"), ("torchrun-2", "caught"), ("torchrun-2", "late")],
+    ),
+)
 def test_a_rank_that_fails_ends_the_job(launcher, where):
     done = run(launcher, "../ddp/failing_ddp.py", where)
     assert done.returncode != 0

@@ -18,14 +18,27 @@ pytestmark = [pytest.mark.mpi, pytest.mark.tier("test")]
 
 def run(command: list[str], folder: Path, *arguments: str) -> tuple[list[dict], str]:
     """What the workers wrote, and the job's output."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "OMPI_MCA_mpi_yield_when_idle": "1",
-                   "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                   # How long survivors wait for the dead. It must be longer than a new worker takes to start.
-                   "HOROVOD_GLOO_TIMEOUT_SECONDS": "60", "GRACE_EXT_STOPPED_SECONDS": "5"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # How long survivors wait for the dead. It must be longer than a new worker takes to start.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "60",
+        "GRACE_EXT_STOPPED_SECONDS": "5",
+    }
     environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
-    process = subprocess.Popen([*command, sys.executable, str(HERE / "train.py"), str(folder), *arguments],
-                               env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, start_new_session=True)
+    process = subprocess.Popen(
+        [*command, sys.executable, str(HERE / "train.py"), str(folder), *arguments],
+        env=environment,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
         output, _ = process.communicate(timeout=HANGS)
     except subprocess.TimeoutExpired:
@@ -44,15 +57,31 @@ def disturbed(tmp_path_factory):
     script = folder / "discover.sh"
     script.write_text(f"#!/bin/sh\ncat '{folder}/hosts'\n")
     script.chmod(0o755)
-    return run(["horovodrun", "--gloo", "-np", "3", "--min-np", "2", "--max-np", "4", "--network-interfaces", "lo",
-                "--host-discovery-script", str(script)], folder)
+    return run(
+        [
+            "horovodrun",
+            "--gloo",
+            "-np",
+            "3",
+            "--min-np",
+            "2",
+            "--max-np",
+            "4",
+            "--network-interfaces",
+            "lo",
+            "--host-discovery-script",
+            str(script),
+        ],
+        folder,
+    )
 
 
 @pytest.fixture(scope="module")
 def undisturbed(disturbed, tmp_path_factory):
     """The same number of steps."""
-    return run(["mpirun", "-np", "2", "--oversubscribe"], tmp_path_factory.mktemp("undisturbed"),
-               str(disturbed[0][0]["steps"]))
+    return run(
+        ["mpirun", "-np", "2", "--oversubscribe"], tmp_path_factory.mktemp("undisturbed"), str(disturbed[0][0]["steps"])
+    )
 
 
 def test_training_goes_on_when_workers_are_stopped_killed_added_and_removed(disturbed):

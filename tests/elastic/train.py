@@ -134,14 +134,24 @@ def train(state):
         state.commit()
 
 
-state = hvd.elastic.TorchState(step=0, visited=[], checked=[], identical=[],
-                               **{f"net_{kind}": net for kind, net in nets.items()},
-                               **{f"optimizer_{kind}": optimizer for kind, optimizer in optimizers.items()})
+state = hvd.elastic.TorchState(
+    step=0,
+    visited=[],
+    checked=[],
+    identical=[],
+    **{f"net_{kind}": net for kind, net in nets.items()},
+    **{f"optimizer_{kind}": optimizer for kind, optimizer in optimizers.items()},
+)
 train(state)
 
 x, y = batch(10**6, 0, 2000)
-result = {"visited": state.visited, "steps": state.step, "checked": state.checked, "loss": {},
-          "identical": [*state.identical, *map(identical_on_all_ranks, nets.values())]}
+result = {
+    "visited": state.visited,
+    "steps": state.step,
+    "checked": state.checked,
+    "loss": {},
+    "identical": [*state.identical, *map(identical_on_all_ranks, nets.values())],
+}
 for kind, net in nets.items():
     with torch.no_grad():
         result["loss"][kind] = torch.nn.functional.cross_entropy(net(x), y).item()

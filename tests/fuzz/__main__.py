@@ -83,8 +83,11 @@ class Batches:
                     yield seed, None, str(found)
                 except concurrent.futures.BrokenExecutor:
                     self._pool = self._new_pool()
-                    yield seed, None, (f"# the process crashed\nimport {self._kind.module}\n"
-                                       f"{self._kind.module}.batch({seed})\n")
+                    yield (
+                        seed,
+                        None,
+                        (f"# the process crashed\nimport {self._kind.module}\n{self._kind.module}.batch({seed})\n"),
+                    )
         self._pool.shutdown()
 
 
@@ -110,8 +113,11 @@ def look_for(name: str, kind: Kind, first: int, count: int | None, seconds: floa
 
 def results_of(kinds: dict[str, Kind], run: dict) -> dict[str, dict]:
     """By kind; run: what is known of the whole run."""
-    return {name: {"tried": dict(kind.tried.most_common()), "found": kind.found, "minutes": kind.seconds / 60, **run}
-            for name, kind in kinds.items() if kind.tried}
+    return {
+        name: {"tried": dict(kind.tried.most_common()), "found": kind.found, "minutes": kind.seconds / 60, **run}
+        for name, kind in kinds.items()
+        if kind.tried
+    }
 
 
 def document(results: dict[str, dict]) -> str:
@@ -119,8 +125,16 @@ def document(results: dict[str, dict]) -> str:
     for name, kind in KINDS.items():
         if run := results.get(name):
             came = "; ".join(f"{outcome} {count:,}" for outcome, count in run["tried"].items())
-            rows.append([kind.title, f"{sum(run['tried'].values()):,}", came, str(run["found"]), f"{run['minutes']:.1f}",
-                         f"{run['date']}, {run['commit']}, {run['seed']}"])
+            rows.append(
+                [
+                    kind.title,
+                    f"{sum(run['tried'].values()):,}",
+                    came,
+                    str(run["found"]),
+                    f"{run['minutes']:.1f}",
+                    f"{run['date']}, {run['commit']}, {run['seed']}",
+                ]
+            )
     table = as_markdown(rows).replace("|---|--:|--:|", "|---|--:|---|")
     machines = "; ".join(sorted({run["machine"] for run in results.values()}))
     return f"{table}\n\nOn {machines}, by `python tests/fuzz`.\n"
@@ -131,12 +145,21 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60, help="of all kinds together (default: %(default)s)")
     for name, kind in KINDS.items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=f"{kind.title}: so many, however long it takes")
-    parser.add_argument("--limit", type=float, default=60, help="seconds after a rank's fault in which its job has to be "
-                        "over (default: %(default)s, for a machine that does nothing else)")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=60,
+        help="seconds after a rank's fault in which its job has to be "
+        "over (default: %(default)s, for a machine that does nothing else)",
+    )
     parser.add_argument("--seed", type=int, help="(default: another one each time)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "fuzz")
-    parser.add_argument("--record", type=Path, metavar="PAGE", help="write the table into a section of this page, with the "
-                        "last runs of the other kinds")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="PAGE",
+        help="write the table into a section of this page, with the last runs of the other kinds",
+    )
     args = parser.parse_args()
     seed = int(time.time()) % 10**6 * 1000 if args.seed is None else args.seed
     faulty_ranks.LIMIT, faulty_ranks.STOPPED = args.limit, None

@@ -1,6 +1,6 @@
 """Faults at random points of real jobs: the job ends by itself and names the rank, or goes on where that is promised.
 
-    python tests/fuzz/faulty_ranks.py --seed 7
+python tests/fuzz/faulty_ranks.py --seed 7
 """
 
 import argparse
@@ -137,10 +137,16 @@ def run(fault: Fault) -> str:
     if STOPPED is not None:
         variables["GRACE_EXT_STOPPED_SECONDS"] = str(STOPPED)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
-        command = [*COMMANDS[fault.launcher].format(fault.size).split(), sys.executable, str(WORKER), folder,
-                   json.dumps(dataclasses.asdict(fault))]
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables,
-                                   start_new_session=True)
+        command = [
+            *COMMANDS[fault.launcher].format(fault.size).split(),
+            sys.executable,
+            str(WORKER),
+            folder,
+            json.dumps(dataclasses.asdict(fault)),
+        ]
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, start_new_session=True
+        )
         try:
             over = _follow(fault, process, Path(folder), job)
             left = _wait_until(lambda: not _processes(job), _LAST)
@@ -159,6 +165,7 @@ def run(fault: Fault) -> str:
 
 def _follow(fault: Fault, process: subprocess.Popen, folder: Path, job: str) -> str | None:
     """Until it is over -> None, or what is wrong with that."""
+
     def struck():
         return len(list(folder.glob("struck-*")))
 
@@ -191,7 +198,8 @@ def _check(fault: Fault, status: int, said: str) -> None:
     assert status != 0, f"status 0\n{said[-20000:]}"
     patterns = [NAMED[fault.launcher], LEFT, *filter(None, [SAID.get(fault.kind)])]
     assert any(re.search(pattern.format(rank), said) for pattern in patterns for rank in fault.ranks), (
-        f"none of the ranks {fault.ranks} is named\n{said[-20000:]}")
+        f"none of the ranks {fault.ranks} is named\n{said[-20000:]}"
+    )
 
 
 def _tell_where(job: str) -> None:

@@ -102,9 +102,9 @@ def torch_net():
 
 
 def forward(torch, net):
-    hidden = net[:LAYERS // 2](torch.randn(4, WIDTH))
+    hidden = net[: LAYERS // 2](torch.randn(4, WIDTH))
     hidden.register_hook(lambda _: here("backward"))
-    return net[LAYERS // 2:](hidden).square().sum()
+    return net[LAYERS // 2 :](hidden).square().sum()
 
 
 def horovod_torch() -> None:
@@ -115,8 +115,9 @@ def horovod_torch() -> None:
     hvd.init()
     begin(hvd.rank())
     torch, net = torch_net()
-    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), net.named_parameters(), bucket_bytes=1,
-                                     observe=Onlooker(), **OPTIONS)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=1e-3), net.named_parameters(), bucket_bytes=1, observe=Onlooker(), **OPTIONS
+    )
 
     def one_step():
         optimizer.zero_grad()
@@ -160,8 +161,11 @@ def keras() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(2)
     keras.utils.set_random_seed(1)
     net = keras.Sequential([keras.Input((WIDTH,)), *(keras.layers.Dense(WIDTH, use_bias=False) for _ in range(LAYERS))])
-    net.compile(DistributedOptimizer(keras.optimizers.SGD(1e-3), bucket_bytes=1, observe=Onlooker(), **OPTIONS),
-                keras.losses.MeanSquaredError(), jit_compile=False)
+    net.compile(
+        DistributedOptimizer(keras.optimizers.SGD(1e-3), bucket_bytes=1, observe=Onlooker(), **OPTIONS),
+        keras.losses.MeanSquaredError(),
+        jit_compile=False,
+    )
 
     class Ends(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

@@ -50,19 +50,19 @@ def mutate(data: bytes, rng: np.random.Generator, donor: bytes) -> bytes:
     at = int(rng.integers(min(size, pick(rng, (8, 48))) if chance(rng, 0.5) else size)) if size else 0
     change = int(rng.integers(8))
     if change == 0:
-        return data[:at] + bytes([pick(rng, (0, 1, 127, 128, 254, 255))]) + data[at + 1:]
+        return data[:at] + bytes([pick(rng, (0, 1, 127, 128, 254, 255))]) + data[at + 1 :]
     if change == 1:
-        return data[:at] + bytes([int(rng.integers(256))]) + data[at + 1:]
+        return data[:at] + bytes([int(rng.integers(256))]) + data[at + 1 :]
     if change == 2 and size:
-        return data[:at] + bytes([data[at] ^ 1 << int(rng.integers(8))]) + data[at + 1:]
+        return data[:at] + bytes([data[at] ^ 1 << int(rng.integers(8))]) + data[at + 1 :]
     if change == 3:
-        return data[:at] + data[at + int(rng.integers(1, 5)):]
+        return data[:at] + data[at + int(rng.integers(1, 5)) :]
     if change == 4:
         return data[:at] + rng.bytes(int(rng.integers(1, 5))) + data[at:]
     if change == 5:
-        return data[:int(rng.integers(size + 1))]
+        return data[: int(rng.integers(size + 1))]
     if change == 6:
         number = min(pick(rng, NUMBERS), 2**32 - 1)
-        return data[:at] + number.to_bytes(4, "little") + data[at + 4:]
+        return data[:at] + number.to_bytes(4, "little") + data[at + 4 :]
     start, length = int(rng.integers(len(donor) + 1)), int(rng.integers(1, 17))
-    return data[:at] + donor[start:start + length] + data[at + (length if chance(rng, 0.7) else 0):]
+    return data[:at] + donor[start : start + length] + data[at + (length if chance(rng, 0.7) else 0) :]

@@ -39,8 +39,14 @@ GAMES, ROUNDS = 4, 5  # of a batch, of a game
 HONEST, HOSTILE = 4, 2  # clients; the last ones are the hostile ones
 CLIENTS = HONEST + HOSTILE
 SIZES = (1, 5, 5, 33, 33, 120)
-MEANS = ("WeightedMean()", "ClippedMean()", "ClippedMean(2.0)", "Median()", "TrimmedMean(0.34)",
-         "NearestNeighborMixing(TrimmedMean(0.34), 0.34)")
+MEANS = (
+    "WeightedMean()",
+    "ClippedMean()",
+    "ClippedMean(2.0)",
+    "Median()",
+    "TrimmedMean(0.34)",
+    "NearestNeighborMixing(TrimmedMean(0.34), 0.34)",
+)
 SAMPLES = (0.0, -0.0, -1.0, 5e-324, 1e-30, 1.0, 1e9, 1.7e308, float("inf"), -float("inf"), float("nan"))
 
 IMPORTS = """import collections, sys, threading, tracemalloc, types
@@ -55,6 +61,7 @@ HEAD = 25
 
 
 # What has to hold. The script of a fault has these classes and functions, and the calls that led to it.
+
 
 def held(thing, seen):
     """Bytes of the arrays and all else that an object holds; what is in `seen` already is left out."""
@@ -119,8 +126,9 @@ class Pair:
         assert np.isfinite(self.live.model).all() and np.isfinite(report.norm), "the model, or its step, is not finite"
         assert not set(report.taken) - set(range(self.clients))
         if self.robust:
-            honest = [decompress(message[HEAD:], self.size) for client, message in self.honestly.items()
-                      if client in report.taken]
+            honest = [
+                decompress(message[HEAD:], self.size) for client, message in self.honestly.items() if client in report.taken
+            ]
             if 2 * len(honest) > len(report.taken):
                 assert self.is_near(honest, before), "liars take over a robust mean"
         self.given = None
@@ -154,6 +162,7 @@ def within_memory(size, message):
 
 # What clients send
 
+
 class Recorder:
     """A pair whose calls are written down. Raises Found where one ends otherwise than it may."""
 
@@ -163,9 +172,14 @@ class Recorder:
         self.memory, mean = pick(rng, ("residual", "ef21", "none")), pick(rng, MEANS)
         by_coordinate = eval(mean).by_coordinate
         self.spec = pick(rng, specs(self.memory, by_coordinate and self.memory != "ef21"))
-        options = {"memory": self.memory, "keep": pick(rng, (1, 2, 16)), "staleness": pick(rng, (0, 2)),
-                   "norm_limit": pick(rng, (1.5, 10.0, 10.0, float("inf"))), "sampled": pick(rng, (None, None, 4)),
-                   **({} if by_coordinate else pick(rng, WEIGHTS))}
+        options = {
+            "memory": self.memory,
+            "keep": pick(rng, (1, 2, 16)),
+            "staleness": pick(rng, (0, 2)),
+            "norm_limit": pick(rng, (1.5, 10.0, 10.0, float("inf"))),
+            "sampled": pick(rng, (None, None, 4)),
+            **({} if by_coordinate else pick(rng, WEIGHTS)),
+        }
         given = ", ".join(f"{key}={value!r}".replace("inf", "float('inf')") for key, value in options.items())
         self.start = np.arange(self.size, dtype=np.float32) % 7 - 3
         made = f"Pair(np.arange({self.size}, dtype=np.float32) % 7 - 3, {CLIENTS}, {self.spec!r}, {mean}, {given})"
@@ -173,8 +187,12 @@ class Recorder:
         self.pair = eval(made)
 
     def call(self, name: str, *arguments):
-        shown = [f"np.frombuffer(bytes.fromhex({one.tobytes().hex()!r}), np.{one.dtype}).reshape{one.shape}"
-                 if isinstance(one, np.ndarray) and one.dtype != object else repr(one) for one in arguments]
+        shown = [
+            f"np.frombuffer(bytes.fromhex({one.tobytes().hex()!r}), np.{one.dtype}).reshape{one.shape}"
+            if isinstance(one, np.ndarray) and one.dtype != object
+            else repr(one)
+            for one in arguments
+        ]
         line = f"pair.{name}({', '.join(shown)})"
         try:
             with np.errstate(divide="raise", over="raise", invalid="raise"):
@@ -191,8 +209,11 @@ class Recorder:
         return shows if fuzzing.ends_with(type(error), shows) else fuzzing.script(error, IMPORTS, (held, Pair), *whole, last)
 
 
-WEIGHTS = ({"weights": "uniform"}, {"weights": "samples", "most_samples": 100.0},
-           {"weights": {client: 1.0 + client for client in range(CLIENTS)}})
+WEIGHTS = (
+    {"weights": "uniform"},
+    {"weights": "samples", "most_samples": 100.0},
+    {"weights": {client: 1.0 + client for client in range(CLIENTS)}},
+)
 
 
 @functools.cache
@@ -221,16 +242,16 @@ def forged(rng: np.random.Generator, server: Server, honest: np.ndarray, asked: 
     """A hostile client's message. honest: what it had to send; asked: what the server sent it; before: what went to the
     server in this game."""
     size, round_ = server.model.size, server.round
-    head, blob, (base,) = honest.tobytes()[:HEAD - 4], honest[HEAD:], np.frombuffer(honest[9:13].tobytes(), "<u4")
+    head, blob, (base,) = honest.tobytes()[: HEAD - 4], honest[HEAD:], np.frombuffer(honest[9:13].tobytes(), "<u4")
     kind = int(rng.integers(14))
     if kind == 0:
-        return sealed(mutate(head, rng, asked.tobytes())[:HEAD - 4], blob.tobytes())
+        return sealed(mutate(head, rng, asked.tobytes())[: HEAD - 4], blob.tobytes())
     if kind == 1:
         return np.frombuffer(mutate(honest.tobytes(), rng, asked.tobytes()), np.uint8)
     if kind == 2:
-        return honest[:pick(rng, (honest.size // 2, HEAD - 4, HEAD, honest.size - 1, 0))]
+        return honest[: pick(rng, (honest.size // 2, HEAD - 4, HEAD, honest.size - 1, 0))]
     if kind == 3:
-        return np.concatenate(pick(rng, ([honest, honest], [honest[honest.size // 2:]], [honest, blob], [asked])))
+        return np.concatenate(pick(rng, ([honest, honest], [honest[honest.size // 2 :]], [honest, blob], [asked])))
     if kind == 4:
         return pick(rng, before) if before else honest
     if kind == 5:
@@ -251,8 +272,22 @@ def forged(rng: np.random.Generator, server: Server, honest: np.ndarray, asked: 
         return Up(round_, 1.0, np.frombuffer(raw, np.uint8), int(base)).pack()
     if kind == 12:
         return sealed(head[:3] + pick(rng, (b"1", b"3", b"\0", b"\xff")) + head[4:], blob.tobytes())
-    return pick(rng, (honest.tobytes(), honest.astype(np.float32), honest.reshape(1, -1), honest.view(np.int8), None, "GXF2",
-                      honest.tolist(), np.zeros(largest(size) + 1, np.uint8), 5, honest[::-1], {}))
+    return pick(
+        rng,
+        (
+            honest.tobytes(),
+            honest.astype(np.float32),
+            honest.reshape(1, -1),
+            honest.view(np.int8),
+            None,
+            "GXF2",
+            honest.tolist(),
+            np.zeros(largest(size) + 1, np.uint8),
+            5,
+            honest[::-1],
+            {},
+        ),
+    )
 
 
 def game(rng: np.random.Generator, counts: collections.Counter) -> None:

@@ -56,6 +56,7 @@ import reference
 # The ways that bytes are read. Each gets a container, the elements that the caller expects, what `dense_of` made of it, and
 # another container of so many elements, which is in order.
 
+
 def dense_of(blob, size):
     """float32[size], or None if it is refused."""
     try:
@@ -195,8 +196,12 @@ class Wire(Transport):
 
 def by_exchanges(blob, size, dense, other):
     """As what other ranks send, in one of the communicators that read containers."""
-    name, hosts, d = (("allgather", (0, 1), size), ("sharded", (0, 1), 2 * size), ("tree", (0, 1), size),
-                      ("hierarchical", (0, 0, 1, 1), 2 * size))[len(blob) % 4]
+    name, hosts, d = (
+        ("allgather", (0, 1), size),
+        ("sharded", (0, 1), 2 * size),
+        ("tree", (0, 1), size),
+        ("hierarchical", (0, 0, 1, 1), 2 * size),
+    )[len(blob) % 4]
     communicator, wire, out = registry.build("communicator", name), Wire(hosts, blob, other, size), np.zeros(d, np.float32)
     try:
         gradient = np.ones(d, np.float32)
@@ -242,6 +247,7 @@ OTHERS = (by_any_buffer, by_rows, by_split, by_federated, by_exchanges, by_inspe
 
 # Containers
 
+
 @functools.cache
 def gradients(d: int) -> list[np.ndarray]:
     """float32[d]: few distinct values, so that codecs are not replaced by raw ones; any; blocks of different scales."""
@@ -275,10 +281,18 @@ def honest() -> list[list[dict]]:
 def fields_of(blob: np.ndarray) -> dict:
     """A container as arguments of forge.container."""
     parsed = parse(blob)
-    fields = {"flags": int(blob[2]), "index": parsed.index_id, "value": parsed.value_id, "d": parsed.d, "k": parsed.k,
-              "index_section": bytes(parsed.index_section), "value_section": bytes(parsed.value_section),
-              "order_section": b"" if parsed.order_section is None else bytes(parsed.order_section),
-              "shape": parsed.shape, "transform": b""}
+    fields = {
+        "flags": int(blob[2]),
+        "index": parsed.index_id,
+        "value": parsed.value_id,
+        "d": parsed.d,
+        "k": parsed.k,
+        "index_section": bytes(parsed.index_section),
+        "value_section": bytes(parsed.value_section),
+        "order_section": b"" if parsed.order_section is None else bytes(parsed.order_section),
+        "shape": parsed.shape,
+        "transform": b"",
+    }
     if parsed.transform:
         id_, parameters = parsed.transform
         fields["transform"] = bytes((id_, len(parameters))) + parameters
@@ -295,8 +309,10 @@ def honest_blobs(d: int) -> list[bytes]:
 @functools.cache
 def large() -> list[list[dict]]:
     """Containers of many elements, whose memory counts."""
-    return [[fields_of(grace_ext.compressor(text).compress(np.round(contract.gauss(LARGE), 1)))]
-            for text in test_contract.specs()]
+    return [
+        [fields_of(grace_ext.compressor(text).compress(np.round(contract.gauss(LARGE), 1)))]
+        for text in test_contract.specs()
+    ]
 
 
 def number(rng: np.random.Generator, now: int):
@@ -318,7 +334,7 @@ def section(rng: np.random.Generator, now: bytes, donor: bytes) -> bytes:
 def floats(rng: np.random.Generator, now: bytes) -> bytes:
     """A section with a float32 in it that honest ones do not have."""
     at = int(rng.integers(16)) if chance(rng, 0.5) else int(rng.integers(len(now) + 1))
-    return now[:at] + pick(rng, fuzzing.FLOATS).tobytes() + now[at + 4:]
+    return now[:at] + pick(rng, fuzzing.FLOATS).tobytes() + now[at + 4 :]
 
 
 def change(rng: np.random.Generator, fields: dict, donor: dict) -> None:
@@ -333,8 +349,17 @@ def change(rng: np.random.Generator, fields: dict, donor: dict) -> None:
         fields["order_section"] = section(rng, fields["order_section"], donor["order_section"] + donor["value_section"])
         fields["flags"] |= forge.ORDER
     elif kind == 6:
-        names = pick(rng, (("index", "index_section"), ("index", "index_section", "k"), ("value", "value_section"),
-                           ("value", "value_section", "order_section", "k"), ("index_section",), ("value_section",)))
+        names = pick(
+            rng,
+            (
+                ("index", "index_section"),
+                ("index", "index_section", "k"),
+                ("value", "value_section"),
+                ("value", "value_section", "order_section", "k"),
+                ("index_section",),
+                ("value_section",),
+            ),
+        )
         fields.update({name: donor[name] for name in names})
     elif kind == 7:
         fields["k"] = number(rng, fields["k"] if isinstance(fields["k"], int) else 1)
@@ -390,6 +415,7 @@ def hostile(rng: np.random.Generator, among: list[list[dict]]) -> tuple[bytes, i
 
 # A batch
 
+
 def check(way: Callable, blob: bytes, size: int, dense: np.ndarray | None, other: bytes) -> None:
     """Raises Found if this way of reading ends otherwise than it may."""
     try:
@@ -401,9 +427,16 @@ def check(way: Callable, blob: bytes, size: int, dense: np.ndarray | None, other
 def found(error: Exception, way: Callable, blob: bytes, size: int, other: bytes) -> fuzzing.Found:
     used = {by_exchanges: (Wire,), by_memory: (peak_of,)}.get(way, ())
     imports = IMPORTS + REFERENCE if way is by_the_specification else IMPORTS
-    return fuzzing.Found(fuzzing.script(
-        error, imports, (dense_of, same, *used, way), f"blob = bytes.fromhex({blob.hex()!r})",
-        f"other = bytes.fromhex({other.hex()!r})", f"{way.__name__}(blob, {size}, dense_of(blob, {size}), other)"))
+    return fuzzing.Found(
+        fuzzing.script(
+            error,
+            imports,
+            (dense_of, same, *used, way),
+            f"blob = bytes.fromhex({blob.hex()!r})",
+            f"other = bytes.fromhex({other.hex()!r})",
+            f"{way.__name__}(blob, {size}, dense_of(blob, {size}), other)",
+        )
+    )
 
 
 def read(blob: bytes, size: int, rng: np.random.Generator) -> str:

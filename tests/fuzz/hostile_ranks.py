@@ -68,7 +68,7 @@ class Ranks:
 
     def Recv(self, buffer, source, tag):
         data = self.inbox[source - 1].popleft()[1]
-        buffer[0][:len(data)] = np.frombuffer(data, np.uint8)
+        buffer[0][: len(data)] = np.frombuffer(data, np.uint8)
 
     def Isend(self, buffer, rank, tag):
         self.inbox[rank - 1].extend(self.answers(rank - 1, tag, buffer[0].tobytes()))
@@ -107,8 +107,15 @@ def check(server, report, honest):
 
 def numbers(rng: np.random.Generator) -> bytes:
     """What goes with the other tags."""
-    return pick(rng, (b"", struct.pack("<q", pick(rng, (-1, 0, 1, 3, 2**62))), rng.bytes(int(rng.integers(17))),
-                      struct.pack("<d", pick(rng, (0.0, 1e-9, 0.5, 1e300, float("nan"), float("inf"), -1.0)))))
+    return pick(
+        rng,
+        (
+            b"",
+            struct.pack("<q", pick(rng, (-1, 0, 1, 3, 2**62))),
+            rng.bytes(int(rng.integers(17))),
+            struct.pack("<d", pick(rng, (0.0, 1e-9, 0.5, 1e300, float("nan"), float("inf"), -1.0))),
+        ),
+    )
 
 
 def game(rng: np.random.Generator, counts: collections.Counter, forged) -> None:

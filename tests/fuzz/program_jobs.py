@@ -13,9 +13,17 @@ sys.path.append(str(HERE.parent / "mpi"))
 import launch  # noqa: E402
 
 #: Kinds of programs by how their ranks are started, and how many run in one job.
-JOBS = (("horovod", "mpirun-2", 50), ("horovod", "mpirun-4", 30), ("ddp", "torchrun-2", 50), ("ddp", "torchrun-4", 30),
-        ("horovod", "horovodrun-gloo-2", 50), ("tensorflow", "mpirun-2", 12), ("ddp", "torchrun-2", 50),
-        ("horovod", "mpirun-2", 50), ("tensorflow", "horovodrun-gloo-4", 8))
+JOBS = (
+    ("horovod", "mpirun-2", 50),
+    ("horovod", "mpirun-4", 30),
+    ("ddp", "torchrun-2", 50),
+    ("ddp", "torchrun-4", 30),
+    ("horovod", "horovodrun-gloo-2", 50),
+    ("tensorflow", "mpirun-2", 12),
+    ("ddp", "torchrun-2", 50),
+    ("horovod", "mpirun-2", 50),
+    ("tensorflow", "horovodrun-gloo-4", 8),
+)
 
 
 def batch(seed: int) -> collections.Counter:

@@ -27,8 +27,10 @@ def choices_of(kind: str) -> dict[str, tuple]:
 def draw(kind: str, seed: int, ranks: int) -> dict:
     """A program of a seed: about a third of its choices are not the simplest, and its model and optimizer are any."""
     rng = np.random.default_rng([seed, ranks])
-    program = {name: options[rng.integers(1, len(options))] if rng.random() < 0.35 else options[0]
-               for name, options in choices_of(kind).items()}
+    program = {
+        name: options[rng.integers(1, len(options))] if rng.random() < 0.35 else options[0]
+        for name, options in choices_of(kind).items()
+    }
     for name in ("model", "optimizer"):
         options = choices_of(kind)[name]
         program[name] = options[rng.integers(len(options))]
@@ -46,7 +48,7 @@ def settled(kind: str, program: dict, ranks: int) -> dict:
 def simpler(kind: str, program: dict, ranks: int):
     """Programs with one choice that is simpler, the simplest first."""
     for name, options in choices_of(kind).items():
-        for option in options[:options.index(program[name])]:
+        for option in options[: options.index(program[name])]:
             changed = settled(kind, {**program, name: option}, ranks)
             if changed != program:
                 yield changed

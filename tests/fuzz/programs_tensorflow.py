@@ -5,30 +5,39 @@ Horovod's own wrappers do nothing, or fail, with Keras 3, so the plain loop take
 
 import textwrap
 
-CHOICES = {"tensorflow": {
-    "model": ("mlp", "embedding", "conv", "lstm"),
-    "way": ("tape", "optimizer", "fit"),
-    "keras": ("keras", "tf_keras"),
-    "graph": (False, True),
-    "optimizer": ("SGD", "momentum", "Adam", "Adagrad", "RMSprop"),
-    "clip": ("none", "clipnorm", "global_clipnorm", "clipvalue"),
-    "steps": (3, 5),
-    "passes": (1, 2),
-    "averaged": (False, True),
-    "op": ("Average", "Sum"),
-    "predivide": (1.0, 2.0),
-    "sparse_as_dense": (False, True),
-    "unused": (False, True),
-    "frozen": (False, True),
-    "second": (False, True),
-    "spec": ("dense/raw", "dense/deflate", "topk:0.1/rice/raw", "topk:0.05/auto/lloyd:0.05", "dense/fp16", "dense/minmax"),
-    "memory": ("none", "residual"),
-    "communicator": ("allgather", "sharded", "tree", "hierarchical", "allreduce"),
-    "rules": (False, True),
-    "bucket_bytes": (25 * 2**20, 4096, 1),
-    "groups": (0, 2),
-    "process_set": (False, True),
-}}
+CHOICES = {
+    "tensorflow": {
+        "model": ("mlp", "embedding", "conv", "lstm"),
+        "way": ("tape", "optimizer", "fit"),
+        "keras": ("keras", "tf_keras"),
+        "graph": (False, True),
+        "optimizer": ("SGD", "momentum", "Adam", "Adagrad", "RMSprop"),
+        "clip": ("none", "clipnorm", "global_clipnorm", "clipvalue"),
+        "steps": (3, 5),
+        "passes": (1, 2),
+        "averaged": (False, True),
+        "op": ("Average", "Sum"),
+        "predivide": (1.0, 2.0),
+        "sparse_as_dense": (False, True),
+        "unused": (False, True),
+        "frozen": (False, True),
+        "second": (False, True),
+        "spec": (
+            "dense/raw",
+            "dense/deflate",
+            "topk:0.1/rice/raw",
+            "topk:0.05/auto/lloyd:0.05",
+            "dense/fp16",
+            "dense/minmax",
+        ),
+        "memory": ("none", "residual"),
+        "communicator": ("allgather", "sharded", "tree", "hierarchical", "allreduce"),
+        "rules": (False, True),
+        "bucket_bytes": (25 * 2**20, 4096, 1),
+        "groups": (0, 2),
+        "process_set": (False, True),
+    }
+}
 LOSSY = frozenset(CHOICES["tensorflow"]["spec"][2:])
 
 
@@ -73,36 +82,61 @@ def settled(kind: str, program: dict, ranks: int) -> dict:
 
 
 _MODELS = {
-    "mlp": ("""
+    "mlp": (
+        """
         x = inputs = layers.Input((40,))
         x = layers.Dense(60, "relu")(x)
         x = layers.Dense(50, "relu")(x)
-        """, "random.standard_normal((6, 40)).astype(np.float32)"),
-    "embedding": ("""
+        """,
+        "random.standard_normal((6, 40)).astype(np.float32)",
+    ),
+    "embedding": (
+        """
         x = inputs = layers.Input((7,), dtype="int32")
         x = layers.GlobalAveragePooling1D()(layers.Embedding(100, 24)(x))
         x = layers.Dense(50, "relu")(x)
-        """, "random.integers(0, 100, (6, 7)).astype(np.int32)"),
-    "conv": ("""
+        """,
+        "random.integers(0, 100, (6, 7)).astype(np.int32)",
+    ),
+    "conv": (
+        """
         x = inputs = layers.Input((8, 8, 3))
         x = layers.Conv2D(16, 3, activation="relu")(x)
         x = layers.Flatten()(layers.Conv2D(16, 3, activation="relu")(x))
-        """, "random.standard_normal((6, 8, 8, 3)).astype(np.float32)"),
-    "lstm": ("""
+        """,
+        "random.standard_normal((6, 8, 8, 3)).astype(np.float32)",
+    ),
+    "lstm": (
+        """
         x = inputs = layers.Input((7, 12))
         x = layers.LSTM(24)(x)
-        """, "random.standard_normal((6, 7, 12)).astype(np.float32)"),
+        """,
+        "random.standard_normal((6, 7, 12)).astype(np.float32)",
+    ),
 }
-_OPTIMIZERS = {"SGD": "SGD(0.05", "momentum": "SGD(0.05, momentum=0.9", "Adam": "Adam(0.01", "Adagrad": "Adagrad(0.05",
-               "RMSprop": "RMSprop(0.01"}
-_CLIPS = {"none": "", "clipnorm": ", clipnorm=0.05", "global_clipnorm": ", global_clipnorm=0.1",
-          "clipvalue": ", clipvalue=0.01"}
+_OPTIMIZERS = {
+    "SGD": "SGD(0.05",
+    "momentum": "SGD(0.05, momentum=0.9",
+    "Adam": "Adam(0.01",
+    "Adagrad": "Adagrad(0.05",
+    "RMSprop": "RMSprop(0.01",
+}
+_CLIPS = {
+    "none": "",
+    "clipnorm": ", clipnorm=0.05",
+    "global_clipnorm": ", global_clipnorm=0.1",
+    "clipvalue": ", clipvalue=0.01",
+}
 
 
 def source(kind: str, p: dict, ranks: int) -> str:
     """The script, to be started by mpirun or horovodrun."""
-    return "\n\n\n".join([_block(_IMPORTS.replace("KERAS", p["keras"])), _model(p), _block(_BY_HAND), _train(p),
-                          _ending(p, ranks)]) + "\n"
+    return (
+        "\n\n\n".join(
+            [_block(_IMPORTS.replace("KERAS", p["keras"])), _model(p), _block(_BY_HAND), _train(p), _ending(p, ranks)]
+        )
+        + "\n"
+    )
 
 
 def _block(text: str) -> str:
@@ -126,8 +160,10 @@ def _model(p: dict) -> str:
     body, _ = _MODELS[p["model"]]
     frozen = "\n    model.layers[-1].trainable = False" if p["frozen"] else ""
     optimizer = f"keras.optimizers.{_OPTIMIZERS[p['optimizer']]}{_CLIPS[p['clip']]})"
-    return (f"def build():\n    keras.utils.set_random_seed(1)\n{textwrap.indent(_block(body), '    ')}\n"
-            f"    model = keras.Model(inputs, layers.Dense(10)(x)){frozen}\n    return model, {optimizer}")
+    return (
+        f"def build():\n    keras.utils.set_random_seed(1)\n{textwrap.indent(_block(body), '    ')}\n"
+        f"    model = keras.Model(inputs, layers.Dense(10)(x)){frozen}\n    return model, {optimizer}"
+    )
 
 
 _BY_HAND = """
@@ -160,20 +196,27 @@ _BY_HAND = """
 def _train(p: dict) -> str:
     _, batch = _MODELS[p["model"]]
     numbers = ("1", "2") if p["second"] else ("1",)
-    options = [repr(p["spec"]), f"memory={p['memory']!r}", f"communicator={p['communicator']!r}",
-               f"bucket_bytes={p['bucket_bytes']}"]
+    options = [
+        repr(p["spec"]),
+        f"memory={p['memory']!r}",
+        f"communicator={p['communicator']!r}",
+        f"bucket_bytes={p['bucket_bytes']}",
+    ]
     options += ["rules=RULES"] * p["rules"] + ["op=hvd.Sum"] * (p["op"] == "Sum") + ["process_set=AMONG"] * p["process_set"]
     options += [f"num_groups={p['groups']}"] * bool(p["groups"]) + ["sparse_as_dense=True"] * p["sparse_as_dense"]
     options += [f"gradient_predivide_factor={p['predivide']}"] * (p["predivide"] != 1.0)
-    wrapped = [*options, *[f"backward_passes_per_step={p['passes']}"] * (p["passes"] > 1),
-               *["average_aggregated_gradients=True"] * p["averaged"]]
+    wrapped = [
+        *options,
+        *[f"backward_passes_per_step={p['passes']}"] * (p["passes"] > 1),
+        *["average_aggregated_gradients=True"] * p["averaged"],
+    ]
     options, wrapped = (", ".join(["compression=" + all_[0], *all_[1:]]) for all_ in (options, wrapped))
     data = f"x, y = {batch}, random.integers(0, 10, 6)"
     if p["way"] == "fit":
         return _block(f"""
             def train(ours, rank):
                 random = np.random.default_rng(100 + rank)
-                x = np.concatenate([{batch} for _ in range({p['steps'] * p['passes']})])
+                x = np.concatenate([{batch} for _ in range({p["steps"] * p["passes"]})])
                 y = random.integers(0, 10, len(x))
                 model, optimizer = build()
                 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -182,16 +225,16 @@ def _train(p: dict) -> str:
                     model.fit(x, y, batch_size=6, shuffle=False, verbose=0)
                     return model.get_weights()
                 hand = ByHand(1)
-                for step in range({p['steps']}):
+                for step in range({p["steps"]}):
                     total = None
-                    for turn in range({p['passes']}):
-                        part = slice(6 * ({p['passes']} * step + turn), 6 * ({p['passes']} * step + turn + 1))
+                    for turn in range({p["passes"]}):
+                        part = slice(6 * ({p["passes"]} * step + turn), 6 * ({p["passes"]} * step + turn + 1))
                         with tf.GradientTape() as tape:
                             value = loss(y[part], model(x[part], training=True))
                         gradients = tape.gradient(value, model.trainable_variables)
                         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
                         total = gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]
-                    {"total = [gradient / %d for gradient in total]" % p['passes'] if p['averaged'] else "pass"}
+                    {"total = [gradient / %d for gradient in total]" % p["passes"] if p["averaged"] else "pass"}
                     optimizer.apply_gradients(zip(hand.mean(total), model.trainable_variables, strict=True))
                 return model.get_weights()
             """)
@@ -206,15 +249,26 @@ def _train(p: dict) -> str:
         if p["unused"]:
             lines.append(f"unused = tf.Variable(tf.ones((60, 60)), name='unused{number}')")
         decorators = ["@tf.function"] if p["graph"] else []
-        lines += [f"variables{number} = {unused}", f"optimizer{number}.build(variables{number})", "",
-                  *decorators, f"def gradients{number}(x, y):", "    with tf.GradientTape() as tape:",
-                  f"        value = loss(y, model{number}(x, training=True))"]
+        lines += [
+            f"variables{number} = {unused}",
+            f"optimizer{number}.build(variables{number})",
+            "",
+            *decorators,
+            f"def gradients{number}(x, y):",
+            "    with tf.GradientTape() as tape:",
+            f"        value = loss(y, model{number}(x, training=True))",
+        ]
         if p["way"] == "tape":
             lines += ["    if ours:", f"        tape = DistributedGradientTape(tape, {options})"]
-        lines += [f"    return tape.gradient(value, variables{number})", "",
-                  *decorators, f"def apply{number}(gradients):",
-                  f"    pairs = zip(gradients, variables{number}, strict=True)",
-                  f"    optimizer{number}.apply_gradients([(g, v) for g, v in pairs if g is not None])", ""]
+        lines += [
+            f"    return tape.gradient(value, variables{number})",
+            "",
+            *decorators,
+            f"def apply{number}(gradients):",
+            f"    pairs = zip(gradients, variables{number}, strict=True)",
+            f"    optimizer{number}.apply_gradients([(g, v) for g, v in pairs if g is not None])",
+            "",
+        ]
     turns = p["passes"]
     lines.append(f"for step in range({p['steps'] * turns}):")
     for number in numbers:
@@ -225,12 +279,15 @@ def _train(p: dict) -> str:
             lines += [f"    apply{number}(found if ours else hand{number}.mean(found))"]
             continue
         keep = "else:" if number != numbers[-1] else ""
-        inner = [f"saved{number}.append([None if g is None else tf.convert_to_tensor(g) for g in found])",
-                 f"if len(saved{number}) == {turns}:",
-                 f"    total = [None if g[0] is None else sum(g[1:], g[0]){f' / {turns}' if p['averaged'] else ''} "
-                 f"for g in zip(*saved{number}, strict=True)]",
-                 f"    saved{number}.clear()", f"    apply{number}(hand{number}.mean(total))"]
-        lines += ([f"    {keep}", *(f"        {line}" for line in inner)] if keep else [f"    {line}" for line in inner])
+        inner = [
+            f"saved{number}.append([None if g is None else tf.convert_to_tensor(g) for g in found])",
+            f"if len(saved{number}) == {turns}:",
+            f"    total = [None if g[0] is None else sum(g[1:], g[0]){f' / {turns}' if p['averaged'] else ''} "
+            f"for g in zip(*saved{number}, strict=True)]",
+            f"    saved{number}.clear()",
+            f"    apply{number}(hand{number}.mean(total))",
+        ]
+        lines += [f"    {keep}", *(f"        {line}" for line in inner)] if keep else [f"    {line}" for line in inner]
     lines.append("return " + " + ".join(f"[v.numpy() for v in variables{number}]" for number in numbers))
     return "def train(ours, rank):\n" + textwrap.indent("\n".join(lines), "    ")
 
@@ -252,7 +309,7 @@ def _ending(p: dict, ranks: int) -> str:
                     assert {same}, f"variable {{number}} of shape {{a.shape}} differs by {{np.abs(a - b).max():.3g}}"
 
 
-        SPEC, MEMORY, RULES = {p['spec']!r}, {p['memory']!r}, {rules!r}
+        SPEC, MEMORY, RULES = {p["spec"]!r}, {p["memory"]!r}, {rules!r}
 
         if __name__ == "__main__":
             hvd.init(process_sets="dynamic")

@@ -22,8 +22,15 @@ BOTH = {
     "unused": ("none", "everywhere", "on one rank", "now and then"),
     "kept": (False, True),
     "reload": (False, True),
-    "spec": ("dense/raw", "dense/deflate", "topk:0.1/rice/raw", "topk:0.05/auto/lloyd:0.05", "dense/fp16", "dense/minmax",
-             "topk:0.2:per=tensor/elias_fano/fp16"),
+    "spec": (
+        "dense/raw",
+        "dense/deflate",
+        "topk:0.1/rice/raw",
+        "topk:0.05/auto/lloyd:0.05",
+        "dense/fp16",
+        "dense/minmax",
+        "topk:0.2:per=tensor/elias_fano/fp16",
+    ),
     "memory": ("none", "residual"),
     "communicator": ("allgather", "sharded", "tree", "hierarchical", "allreduce"),
     "rules": (False, True),
@@ -69,8 +76,22 @@ def settled(kind: str, program: dict, ranks: int) -> dict:
     if p["model"] in ("conv", "lstm", "attention"):
         simplest("dtype")
     if p["model"] == "sparse":  # what torch's optimizers take of sparse gradients, and what Horovod and GradScaler do
-        simplest("dtype", "passes", "clip", "scaler", "decay", "kept", "unused", "frozen", "selection", "op", "predivide",
-                 "join", "find_unused", "closure")
+        simplest(
+            "dtype",
+            "passes",
+            "clip",
+            "scaler",
+            "decay",
+            "kept",
+            "unused",
+            "frozen",
+            "selection",
+            "op",
+            "predivide",
+            "join",
+            "find_unused",
+            "closure",
+        )
         p["optimizer"] = {"SGD": "SGD", "momentum": "SGD"}.get(p["optimizer"], "Adagrad")
         p["implementation"] = "plain"
         if p["spec"] in LOSSY:
@@ -128,7 +149,8 @@ def settled(kind: str, program: dict, ranks: int) -> dict:
 # The script
 
 _MODELS = {
-    "mlp": ("""
+    "mlp": (
+        """
         def __init__(self):
             super().__init__()
             self.first, self.second = torch.nn.Linear(40, 60), torch.nn.Linear(60, 50)
@@ -136,8 +158,11 @@ _MODELS = {
 
         def body(self, x):
             return torch.relu(self.second(torch.relu(self.first(x))))
-        """, "torch.randn(6, 40, generator=data)"),
-    "conv": ("""
+        """,
+        "torch.randn(6, 40, generator=data)",
+    ),
+    "conv": (
+        """
         def __init__(self):
             super().__init__()
             self.first, self.norm = torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16)
@@ -146,8 +171,11 @@ _MODELS = {
 
         def body(self, x):
             return torch.relu(self.second(torch.relu(self.norm(self.first(x))))).flatten(1)
-        """, "torch.randn(6, 3, 8, 8, generator=data)"),
-    "tied": ("""
+        """,
+        "torch.randn(6, 3, 8, 8, generator=data)",
+    ),
+    "tied": (
+        """
         def __init__(self):
             super().__init__()
             self.table, self.middle = torch.nn.Embedding(50, 32), torch.nn.Linear(32, 32)
@@ -157,8 +185,11 @@ _MODELS = {
 
         def body(self, x):
             return self.out(torch.relu(self.middle(self.table(x).mean(dim=1))))
-        """, "torch.randint(0, 50, (6, 7), generator=data)"),
-    "sparse": ("""
+        """,
+        "torch.randint(0, 50, (6, 7), generator=data)",
+    ),
+    "sparse": (
+        """
         def __init__(self):
             super().__init__()
             self.table, self.middle = torch.nn.Embedding(200, 24, sparse=True), torch.nn.Linear(24, 50)
@@ -166,8 +197,11 @@ _MODELS = {
 
         def body(self, x):
             return torch.relu(self.middle(self.table(x).mean(dim=1)))
-        """, "torch.randint(0, 200, (6, 7), generator=data)"),
-    "lstm": ("""
+        """,
+        "torch.randint(0, 200, (6, 7), generator=data)",
+    ),
+    "lstm": (
+        """
         def __init__(self):
             super().__init__()
             self.table, self.lstm = torch.nn.Embedding(50, 20), torch.nn.LSTM(20, 24, 2, batch_first=True)
@@ -175,8 +209,11 @@ _MODELS = {
 
         def body(self, x):
             return self.lstm(self.table(x))[0][:, -1]
-        """, "torch.randint(0, 50, (6, 7), generator=data)"),
-    "attention": ("""
+        """,
+        "torch.randint(0, 50, (6, 7), generator=data)",
+    ),
+    "attention": (
+        """
         def __init__(self):
             super().__init__()
             self.table = torch.nn.Embedding(50, 32)
@@ -185,8 +222,11 @@ _MODELS = {
 
         def body(self, x):
             return self.block(self.table(x)).mean(dim=1)
-        """, "torch.randint(0, 50, (6, 7), generator=data)"),
-    "norm": ("""
+        """,
+        "torch.randint(0, 50, (6, 7), generator=data)",
+    ),
+    "norm": (
+        """
         def __init__(self):
             super().__init__()
             self.first, self.norm = torch.nn.Linear(40, 64), torch.nn.LayerNorm(64)
@@ -195,11 +235,18 @@ _MODELS = {
 
         def body(self, x):
             return torch.tanh(self.norm(self.first(x)) * self.scale * self.number)
-        """, "torch.randn(6, 40, generator=data)"),
+        """,
+        "torch.randn(6, 40, generator=data)",
+    ),
 }
-_OPTIMIZERS = {"SGD": "SGD({}, lr=0.05", "momentum": "SGD({}, lr=0.05, momentum=0.9, nesterov=True",
-               "Adam": "Adam({}, lr=0.01", "AdamW": "AdamW({}, lr=0.01", "Adagrad": "Adagrad({}, lr=0.05",
-               "RMSprop": "RMSprop({}, lr=0.01"}
+_OPTIMIZERS = {
+    "SGD": "SGD({}, lr=0.05",
+    "momentum": "SGD({}, lr=0.05, momentum=0.9, nesterov=True",
+    "Adam": "Adam({}, lr=0.01",
+    "AdamW": "AdamW({}, lr=0.01",
+    "Adagrad": "Adagrad({}, lr=0.05",
+    "RMSprop": "RMSprop({}, lr=0.01",
+}
 
 
 def source(kind: str, program: dict, ranks: int) -> str:
@@ -334,35 +381,54 @@ def _train(kind: str, p: dict) -> str:
 def _step(kind: str, p: dict, number: str, batch: str, cast: str) -> list[str]:
     """Statements of one step."""
     model = f"net{number}" if kind == "horovod" else f"model{number}"
-    zero = {"none": f"optimizer{number}.zero_grad()", "zeros": f"net{number}.zero_grad(set_to_none=False)",
-            "module": f"net{number}.zero_grad()"}[p["zero"]]
+    zero = {
+        "none": f"optimizer{number}.zero_grad()",
+        "zeros": f"net{number}.zero_grad(set_to_none=False)",
+        "module": f"net{number}.zero_grad()",
+    }[p["zero"]]
     made = [f"x = {batch}{cast}", "y = torch.randint(0, 10, (6,), generator=data)"]
     loss = f"torch.nn.functional.cross_entropy({model}(x, rank, step), y)"
     lines = [zero]
     if p["closure"]:
         lines += [*made, "def closure():", f"    {zero}", f"    loss = {loss}", "    loss.backward()", "    return loss"]
         if kind == "horovod":  # Horovod's own would step with the gradients of this rank
-            return [*lines, "if with_closure:", f"    optimizer{number}.step(closure)", "else:", "    closure()",
-                    f"    optimizer{number}.step()"]
+            return [
+                *lines,
+                "if with_closure:",
+                f"    optimizer{number}.step(closure)",
+                "else:",
+                "    closure()",
+                f"    optimizer{number}.step()",
+            ]
         return [*lines, f"optimizer{number}.step(closure)"]
     backward = f"scaler.scale({loss}).backward()" if p["scaler"] else f"{loss}.backward()"
     if p["passes"] > 1:
         inner = [*made, backward]
         if kind == "ddp":
-            inner = [f"with {model}.no_sync() if turn < {p['passes'] - 1} else contextlib.nullcontext():",
-                     *(f"    {line}" for line in inner)]
+            inner = [
+                f"with {model}.no_sync() if turn < {p['passes'] - 1} else contextlib.nullcontext():",
+                *(f"    {line}" for line in inner),
+            ]
         lines += [f"for turn in range({p['passes']}):", *(f"    {line}" for line in inner)]
     else:
         lines += [*made, backward]
-    clip = {"none": [], "norm": [f"torch.nn.utils.clip_grad_norm_(net{number}.parameters(), 0.05)"],
-            "value": [f"torch.nn.utils.clip_grad_value_(net{number}.parameters(), 0.01)"]}[p["clip"]]
+    clip = {
+        "none": [],
+        "norm": [f"torch.nn.utils.clip_grad_norm_(net{number}.parameters(), 0.05)"],
+        "value": [f"torch.nn.utils.clip_grad_value_(net{number}.parameters(), 0.01)"],
+    }[p["clip"]]
     step = [f"optimizer{number}.step()"]
     if p["scaler"]:
         step = [f"scaler.step(optimizer{number})", "scaler.update()"]
         clip = [f"scaler.unscale_(optimizer{number})", *clip]
     if clip and kind == "horovod":
-        lines += [f"optimizer{number}.synchronize()", *clip, f"with optimizer{number}.skip_synchronize():",
-                  f"    {step[0]}", *step[1:]]
+        lines += [
+            f"optimizer{number}.synchronize()",
+            *clip,
+            f"with optimizer{number}.skip_synchronize():",
+            f"    {step[0]}",
+            *step[1:],
+        ]
     else:
         lines += [*clip, *step]
     if p["kept"]:
@@ -416,8 +482,13 @@ def _is_by_hand(p: dict) -> bool:
     """Whether the plain library has no such thing, or does something else: Horovod has no bfloat16, sums float16 in float16,
     refuses channels-last gradients, and takes no notice of parameters that are frozen or unfrozen after it was made; a
     scheduler made before it takes none of a state that is loaded."""
-    return (p["spec"] in LOSSY or p["dtype"] != "float32" or p["frozen"] in ("later", "until")
-            or "op" in p and (p["scheduler"] == "before" and p["reload"] or p["channels_last"]))
+    return (
+        p["spec"] in LOSSY
+        or p["dtype"] != "float32"
+        or p["frozen"] in ("later", "until")
+        or "op" in p
+        and (p["scheduler"] == "before" and p["reload"] or p["channels_last"])
+    )
 
 
 def _wraps(kind: str, p: dict) -> str:
@@ -441,17 +512,29 @@ def _horovod_wraps(p: dict, hand: str) -> tuple[str, str, str]:
         common.append("process_set=SOME")
     if p["passes"] > 1:
         common.append(f"backward_passes_per_step={p['passes']}")
-    options = ", ".join(["optimizer", "named", repr(p["spec"]), *common, f"memory={p['memory']!r}", _options("horovod", p),
-                         *(["grad_scaler=scaler"] if p["scaler"] else [])])
+    options = ", ".join(
+        [
+            "optimizer",
+            "named",
+            repr(p["spec"]),
+            *common,
+            f"memory={p['memory']!r}",
+            _options("horovod", p),
+            *(["grad_scaler=scaler"] if p["scaler"] else []),
+        ]
+    )
     among = "SOME" if p["process_set"] else "hvd.global_process_set"
     weight = "1.0" if p["op"] == "Sum" else f"1.0 / {among}.size()"
-    return f"""
+    return (
+        f"""
         def ours(optimizer, named, scaler=None):
             return DistributedOptimizer({options})
-        """, f"""
+        """,
+        f"""
         def plain(optimizer, named, scaler=None):
             return hvd.DistributedOptimizer({", ".join(["optimizer", "named", *common])})
-        """, f"""
+        """,
+        f"""
         def plain(optimizer, named, scaler=None):
             if named is None:
                 named = [(f"group0.{{i}}", p) for i, p in enumerate(optimizer.param_groups[0]["params"])]
@@ -479,25 +562,40 @@ def _horovod_wraps(p: dict, hand: str) -> tuple[str, str, str]:
             optimizer.synchronize, optimizer.skip_synchronize = synchronize, skip_synchronize
             optimizer.step = types.MethodType(synchronize_and_step, optimizer)
             return optimizer
-        """
+        """,
+    )
 
 
 def _ddp_wraps(p: dict, hand: str) -> tuple[str, str, str]:
-    of_ddp = {"bucket_cap_mb": p["bucket_cap_mb"], "gradient_as_bucket_view": p["gradient_as_bucket_view"],
-               "find_unused_parameters": p["find_unused"], "static_graph": p["static_graph"]}
+    of_ddp = {
+        "bucket_cap_mb": p["bucket_cap_mb"],
+        "gradient_as_bucket_view": p["gradient_as_bucket_view"],
+        "find_unused_parameters": p["find_unused"],
+        "static_graph": p["static_graph"],
+    }
     model = f"DistributedDataParallel(net, {', '.join(f'{name}={value}' for name, value in of_ddp.items() if value)})"
-    options = ", ".join(["net.named_parameters()", repr(p["spec"]), f"memory={p['memory']!r}", _options("ddp", p),
-                         *(["grad_scaler=scaler"] if p["scaler"] else [])])
-    return f"""
+    options = ", ".join(
+        [
+            "net.named_parameters()",
+            repr(p["spec"]),
+            f"memory={p['memory']!r}",
+            _options("ddp", p),
+            *(["grad_scaler=scaler"] if p["scaler"] else []),
+        ]
+    )
+    return (
+        f"""
         def ours(net, scaler=None):
             model = {model}
             state = CompressionState({options})
             model.register_comm_hook(state, comm_hook)
             return model, state
-        """, f"""
+        """,
+        f"""
         def plain(net, scaler=None):
             return {model}, None
-        """, f"""
+        """,
+        f"""
         def plain(net, scaler=None):
             model, hand, ranks = {model}, {hand}, dist.get_world_size()
             names = {{id(p): name for name, p in net.named_parameters()}}
@@ -516,7 +614,8 @@ def _ddp_wraps(p: dict, hand: str) -> tuple[str, str, str]:
 
             model.register_comm_hook(None, hook)
             return model, None
-        """
+        """,
+    )
 
 
 _COMPARE = """
@@ -528,7 +627,8 @@ _COMPARE = """
             assert (a.shape, a.dtype) == (b.shape, b.dtype), f"{{what}} is {{tuple(b.shape)}}, {{b.dtype}} plainly"
             assert {same}, f"{{what}} differs by {{(a.double() - b.double()).abs().max():.3g}}"
     """
-_MAIN = {"horovod": """
+_MAIN = {
+    "horovod": """
     def check():
         if {taking_part}:
             plainly = train(plain, hvd.rank(), join=lambda _: hvd.join())
@@ -542,7 +642,8 @@ _MAIN = {"horovod": """
             SOME = hvd.add_process_set([0, 1])
         check()
         print("no difference")
-    """, "ddp": """
+    """,
+    "ddp": """
     def check():
         plainly = train(plain, dist.get_rank())
         compare(train(ours, dist.get_rank()), plainly)
@@ -554,7 +655,8 @@ _MAIN = {"horovod": """
         check()
         print("no difference")
         dist.destroy_process_group()  # else Gloo's threads end with the process, which aborts now and then
-    """}
+    """,
+}
 
 
 def _ending(kind: str, p: dict, ranks: int) -> str:

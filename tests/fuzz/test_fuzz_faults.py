@@ -8,8 +8,18 @@ import pytest
 pytestmark = [pytest.mark.mpi, pytest.mark.tier("test")]
 
 STOPPED_UNDER_MPIRUN = faulty_ranks.Fault(
-    adapter="horovod_torch", launcher="mpirun", size=2, compression="topk:0.1/rice/qsgd:7", memory="residual",
-    communicator="allgather", kind="stop", ranks=(1,), point="between", step=3, number=2)
+    adapter="horovod_torch",
+    launcher="mpirun",
+    size=2,
+    compression="topk:0.1/rice/qsgd:7",
+    memory="residual",
+    communicator="allgather",
+    kind="stop",
+    ranks=(1,),
+    point="between",
+    step=3,
+    number=2,
+)
 
 
 def test_a_stopped_rank_under_mpirun_ends_the_job_and_is_named():

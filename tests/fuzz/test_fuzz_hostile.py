@@ -23,11 +23,14 @@ CONTAINERS = {
     "another dtype": ("grace_ext.decompress", "lambda blob, size, real=grace_ext.decompress: real(blob, size).astype('f8')"),
     "an accumulator that is touched": (
         "grace_ext.decode_add",
-        "lambda blob, out, weight, real=grace_ext.decode_add: (out.fill(2), real(blob, out, weight))"),
+        "lambda blob, out, weight, real=grace_ext.decode_add: (out.fill(2), real(blob, out, weight))",
+    ),
     "ways that differ": ("grace_ext.pipeline.decoder.add_dense", "lambda out, values, weight: out.fill(values[0])"),
     "another meaning": ("grace_ext.pipeline.container.Container.order", "lambda parsed: None"),
-    "memory": ("grace_ext.decompress", "lambda blob, size, real=grace_ext.decompress: "
-                                       "(bytes(10**7 if size > 40_000 else 0), real(blob, size))[1]"),
+    "memory": (
+        "grace_ext.decompress",
+        "lambda blob, size, real=grace_ext.decompress: (bytes(10**7 if size > 40_000 else 0), real(blob, size))[1]",
+    ),
 }
 CLIENTS = {
     "another exception": ("grace_ext.federated.server.Server._check_base", "lambda self, client, base: None"),
@@ -35,20 +38,29 @@ CLIENTS = {
     "a refused update counts": (
         "grace_ext.federated.server.Server._reject",
         "lambda self, client, error, real=grace_ext.federated.server.Server._reject: "
-        "(real(self, client, error), self.model.__iadd__(1))"),
+        "(real(self, client, error), self.model.__iadd__(1))",
+    ),
     "messages are kept": (
         "grace_ext.federated.server.Server._examined",
         "lambda self, client, message, real=grace_ext.federated.server.Server._examined: "
-        "(self.__dict__.setdefault('kept', []).append(bytes(9 * message.size)), real(self, client, message))[1]"),
-    "memory": ("grace_ext.federated.server.read_up", "lambda data, size, real=grace_ext.federated.server.read_up: "
-                                                     "(bytes(10**7 if size > 40_000 else 0), real(data, size))[1]"),
+        "(self.__dict__.setdefault('kept', []).append(bytes(9 * message.size)), real(self, client, message))[1]",
+    ),
+    "memory": (
+        "grace_ext.federated.server.read_up",
+        "lambda data, size, real=grace_ext.federated.server.read_up: "
+        "(bytes(10**7 if size > 40_000 else 0), real(data, size))[1]",
+    ),
 }
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("module, batches, ends", [
-    (hostile_containers, 12, {"decoded", "refused", "measured"}),
-    (hostile_clients, 16, {"taken", "malformed", "late", "samples", "estimate", "not finite", "norm", "oversized"})])
+@pytest.mark.parametrize(
+    "module, batches, ends",
+    [
+        (hostile_containers, 12, {"decoded", "refused", "measured"}),
+        (hostile_clients, 16, {"taken", "malformed", "late", "samples", "estimate", "not finite", "norm", "oversized"}),
+    ],
+)
 def test_nothing_is_found(module, batches, ends):
     counts = [module.batch(seed) for seed in range(batches)]
     assert module.batch(0) == counts[0], "a batch depends on more than its seed"
@@ -64,8 +76,9 @@ def found(batch) -> str:
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("module, broken", [*((hostile_containers, name) for name in CONTAINERS),
-                                            *((hostile_clients, name) for name in CLIENTS)])
+@pytest.mark.parametrize(
+    "module, broken", [*((hostile_containers, name) for name in CONTAINERS), *((hostile_clients, name) for name in CLIENTS)]
+)
 def test_a_fault_is_found_and_its_script_shows_it(monkeypatch, module, broken):
     name, by = (CONTAINERS if module is hostile_containers else CLIENTS)[broken]
     monkeypatch.setattr(name, eval(by))

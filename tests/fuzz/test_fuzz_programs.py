@@ -8,8 +8,10 @@ import pytest
 pytestmark = pytest.mark.tier("test")
 
 
-@pytest.mark.parametrize("kind, launcher, count", [
-    ("horovod", "mpirun-2", 20), ("horovod", "mpirun-4", 8), ("ddp", "torchrun-2", 20), ("tensorflow", "mpirun-2", 4)])
+@pytest.mark.parametrize(
+    "kind, launcher, count",
+    [("horovod", "mpirun-2", 20), ("horovod", "mpirun-4", 8), ("ddp", "torchrun-2", 20), ("tensorflow", "mpirun-2", 4)],
+)
 def test_our_loop_does_what_the_plain_one_does(kind, launcher, count):
     assert program_jobs.run(kind, launcher, 0, count).total() == count
 
@@ -34,13 +36,19 @@ class Ranks:
         return ["wrong" if self.wrong.items() <= program.items() else None] * self.ranks
 
 
-@pytest.mark.parametrize("kind, wrong", [
-    ("horovod", {"passes": 3, "model": "lstm"}), ("ddp", {"frozen": "always", "clip": "value"}),
-    ("tensorflow", {"way": "optimizer", "communicator": "tree"})])
+@pytest.mark.parametrize(
+    "kind, wrong",
+    [
+        ("horovod", {"passes": 3, "model": "lstm"}),
+        ("ddp", {"frozen": "always", "clip": "value"}),
+        ("tensorflow", {"way": "optimizer", "communicator": "tree"}),
+    ],
+)
 def test_what_fails_is_made_simple(kind, wrong):
     ranks = Ranks(kind, 2, wrong)
-    program = next(program for program in (programs.draw(kind, seed, 2) for seed in range(10_000))
-                   if any(ranks.errors(program)))
+    program = next(
+        program for program in (programs.draw(kind, seed, 2) for seed in range(10_000)) if any(ranks.errors(program))
+    )
     simple, errors = programs_worker.made_simple(ranks, program, ranks.errors(program))
     assert any(errors)
     others = {name: choice for name, choice in simple.items() if name not in wrong}

@@ -29,8 +29,11 @@ def inputs():
 
 def cases():
     """name -> arguments. Every codec with an id, sparse and (for values) dense; then what else a header can say."""
-    index = {name: f"{'randomk' if name == 'shared' else 'topk'}:0.2/{name}/raw" for name in registry.names("index")
-             if registry.lookup("index", name).id is not None}
+    index = {
+        name: f"{'randomk' if name == 'shared' else 'topk'}:0.2/{name}/raw"
+        for name in registry.names("index")
+        if registry.lookup("index", name).id is not None
+    }
     found = {f"index-{name}": {"spec": spec} for name, spec in index.items()}
     for name in registry.names("value"):
         found[f"value-{name}"] = {"spec": f"topk:0.2/raw/{name}"}
@@ -68,7 +71,7 @@ def cases():
 
 
 def gradient_of(case, arrays):
-    gradient = arrays[case["input"]][:case.get("take")].astype(case.get("dtype", "float32"))
+    gradient = arrays[case["input"]][: case.get("take")].astype(case.get("dtype", "float32"))
     if "fading" in case:  # so long, in eight parts, each a half of the one before
         gradient = np.ldexp(np.resize(gradient, case["fading"]), -(np.arange(case["fading"]) * 8 // case["fading"]))
     if "first" in case:
@@ -85,8 +88,11 @@ def encode(case, arrays):
 def fits(case, arrays):
     """Whether the codecs are those that the spec names, and not raw because a section was too long."""
     c, parsed = grace_ext.compressor(case["spec"]), container.parse(encode(case, arrays))
-    return parsed.k == 0 or parsed.non_finite or (
-        parsed.value_id == c.value.id and (c.dense or c.index.id in (None, parsed.index_id)))
+    return (
+        parsed.k == 0
+        or parsed.non_finite
+        or (parsed.value_id == c.value.id and (c.dense or c.index.id in (None, parsed.index_id)))
+    )
 
 
 def permuted():

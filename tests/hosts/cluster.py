@@ -12,9 +12,14 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "mpirun" / "hosts"
 CANNOT = 3  # the script's exit status where the machine or the user can't make hosts
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-               "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-               "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"],
+}
 ENVIRONMENT.pop("GRACE_EXT_HOSTS", None)
 
 
@@ -32,8 +37,15 @@ def hosts(*arguments, check=False, timeout=900, **options) -> subprocess.Complet
 
 
 def start(*arguments, stdin=subprocess.DEVNULL, env=ENVIRONMENT, cwd=None) -> subprocess.Popen:
-    return subprocess.Popen([str(SCRIPT), *map(str, arguments)], stdin=stdin, stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True, env=env, cwd=cwd)
+    return subprocess.Popen(
+        [str(SCRIPT), *map(str, arguments)],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=env,
+        cwd=cwd,
+    )
 
 
 class Hosts:

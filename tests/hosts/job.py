@@ -22,8 +22,9 @@ def train(steps: int, progress: Path, spec="topk:0.01/rice/qsgd:7", communicator
     data = torch.Generator().manual_seed(100 + hvd.rank())
     for step in range(steps):
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(net(torch.randn(8, 100, generator=data)),
-                                                 torch.randint(0, 10, (8,), generator=data))
+        loss = torch.nn.functional.cross_entropy(
+            net(torch.randn(8, 100, generator=data)), torch.randint(0, 10, (8,), generator=data)
+        )
         loss.backward()
         optimizer.step()
         if step == 4:
@@ -31,8 +32,11 @@ def train(steps: int, progress: Path, spec="topk:0.01/rice/qsgd:7", communicator
     weights = torch.cat([p.detach().flatten() for p in net.parameters()])
     gathered = hvd.allgather(weights[None], name="weights")
     identical = all(torch.equal(gathered[0], row) for row in gathered)
-    return {"identical": identical and bool(weights.isfinite().all()), "hosts": hvd.allgather_object(socket.gethostname()),
-            "ratio": optimizer.compression_stats()["compressed"]["ratio"]}
+    return {
+        "identical": identical and bool(weights.isfinite().all()),
+        "hosts": hvd.allgather_object(socket.gethostname()),
+        "ratio": optimizer.compression_stats()["compressed"]["ratio"],
+    }
 
 
 def main() -> None:

@@ -12,8 +12,17 @@ PASSED_ON = [name for name in ("PATH", "PYTHONPATH", "GRACE_EXT_CACHE", "OMP_NUM
 LAUNCHERS = {
     "horovodrun-gloo": ["horovodrun", "--gloo", "--network-interfaces", "eth0"],
     "horovodrun-mpi": ["horovodrun", "--mpi", "--network-interfaces", "eth0"],
-    "mpirun": ["mpirun", "--map-by", "slot", "--bind-to", "none", "--mca", "btl_tcp_if_include", "eth0",
-               *(word for name in PASSED_ON for word in ("-x", name))],
+    "mpirun": [
+        "mpirun",
+        "--map-by",
+        "slot",
+        "--bind-to",
+        "none",
+        "--mca",
+        "btl_tcp_if_include",
+        "eth0",
+        *(word for name in PASSED_ON for word in ("-x", name)),
+    ],
 }
 
 
@@ -24,8 +33,21 @@ class Job:
         self.folder, self.ranks = folder, ranks
         names = ",".join(f"host{host}:{a_host}" for host in range(1, ranks // a_host + 1))
         environment = {**ENVIRONMENT, "OMPI_MCA_mpi_yield_when_idle": "1"}  # there are more ranks than processors
-        self.process = up.start("exec", 1, *LAUNCHERS[launcher], "-np", ranks, "-H", names, sys.executable, JOB, folder,
-                                steps, *options, env=environment)
+        self.process = up.start(
+            "exec",
+            1,
+            *LAUNCHERS[launcher],
+            "-np",
+            ranks,
+            "-H",
+            names,
+            sys.executable,
+            JOB,
+            folder,
+            steps,
+            *options,
+            env=environment,
+        )
 
     def end(self, timeout: float) -> str:
         """Its output."""
@@ -37,6 +59,7 @@ class Job:
 
     def has_started(self) -> bool:
         """All ranks have done some steps. If not, the job has been ended."""
+
         def started():
             return len(list(self.folder.glob("progress*"))) == self.ranks
 

@@ -15,11 +15,31 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.tier("all")
 def test_the_adaptive_benchmark_writes_its_section(machine, data, tmp_path):
     pytest.importorskip("matplotlib")
-    command = [sys.executable, ROOT / "benchmarks" / "adaptive.py", "--data", data, "--hosts", "2", "--rates", "100mbit",
-               "10mbit", "--seconds", "5", "--time", "0.3", "--name", "tests", "--out", tmp_path, "--raw", tmp_path / "raw"]
+    command = [
+        sys.executable,
+        ROOT / "benchmarks" / "adaptive.py",
+        "--data",
+        data,
+        "--hosts",
+        "2",
+        "--rates",
+        "100mbit",
+        "10mbit",
+        "--seconds",
+        "5",
+        "--time",
+        "0.3",
+        "--name",
+        "tests",
+        "--out",
+        tmp_path,
+        "--raw",
+        tmp_path / "raw",
+    ]
     try:
-        done = subprocess.run(command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              timeout=1800)
+        done = subprocess.run(
+            command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1800
+        )
     finally:
         hosts("--name", "tests", "down")
     assert done.returncode == 0, done.stdout[-4000:]

@@ -10,11 +10,28 @@ BENCHMARK = HERE.parents[1] / "benchmarks" / "delays.py"
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("launcher", [pytest.param("horovodrun --gloo", marks=pytest.mark.tier("test")),
-                                      pytest.param("mpirun", marks=pytest.mark.tier("all"))])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param("horovodrun --gloo", marks=pytest.mark.tier("test")),
+        pytest.param("mpirun", marks=pytest.mark.tier("all")),
+    ],
+)
 def test_ranks_that_pause_at_random_stay_bit_identical(machine, tmp_path, launcher):
-    command = [sys.executable, BENCHMARK, "--steps", "100", "--launchers", launcher, "--name", "tests", "--timeout", "1500",
-               "--out", tmp_path]
+    command = [
+        sys.executable,
+        BENCHMARK,
+        "--steps",
+        "100",
+        "--launchers",
+        launcher,
+        "--name",
+        "tests",
+        "--timeout",
+        "1500",
+        "--out",
+        tmp_path,
+    ]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     lines = done.stdout.splitlines()

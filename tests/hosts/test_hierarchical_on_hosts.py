@@ -7,8 +7,10 @@ WIDTH = 20_000  # of the network: containers are large against what Horovod says
 pytestmark = pytest.mark.mpi
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("horovodrun-gloo", marks=pytest.mark.tier("test")),
-                                      pytest.param("mpirun", marks=pytest.mark.tier("all"))])
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param("horovodrun-gloo", marks=pytest.mark.tier("test")), pytest.param("mpirun", marks=pytest.mark.tier("all"))],
+)
 def test_hosts_send_a_container_each_and_not_their_ranks(three, start, launcher):
     """Of two hosts with two ranks each; dense values stay inside. What the jobs do besides is the same for both."""
     sent = {}

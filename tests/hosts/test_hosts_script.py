@@ -35,8 +35,9 @@ def test_hosts_have_names_addresses_processes_and_memory_of_their_own(three, tmp
 
 def test_exec_keeps_input_output_status_folder_and_environment(three, tmp_path):
     program = "read line; echo $line; echo to stderr >&2; pwd; echo $OURS; exit 7"
-    process = three.start("exec", "host2", "sh", "-c", program, stdin=subprocess.PIPE, cwd=tmp_path,
-                          env={**ENVIRONMENT, "OURS": "a  b"})
+    process = three.start(
+        "exec", "host2", "sh", "-c", program, stdin=subprocess.PIPE, cwd=tmp_path, env={**ENVIRONMENT, "OURS": "a  b"}
+    )
     output, _ = process.communicate("hello\n", timeout=300)
     assert process.returncode == 7
     assert output.splitlines() == ["hello", "to stderr", str(tmp_path), "a b"]
@@ -56,8 +57,21 @@ def test_ssh_goes_by_name_and_takes_no_other_key(three, folder, tmp_path):
     for target, answer in (("host1", "host1"), ("host2", "host2"), ("10.77.0.3", "host3")):
         assert three("exec", 1, "ssh", target, "hostname") == f"{answer}\n"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
-    plain = ["ssh", "-F", "/dev/null", "-o", "IdentitiesOnly=yes", "-o", "StrictHostKeyChecking=no", "-o",
-             f"UserKnownHostsFile={tmp_path / 'known'}", "-o", "LogLevel=ERROR", "-o", "BatchMode=yes"]
+    plain = [
+        "ssh",
+        "-F",
+        "/dev/null",
+        "-o",
+        "IdentitiesOnly=yes",
+        "-o",
+        "StrictHostKeyChecking=no",
+        "-o",
+        f"UserKnownHostsFile={tmp_path / 'known'}",
+        "-o",
+        "LogLevel=ERROR",
+        "-o",
+        "BatchMode=yes",
+    ]
     assert three("exec", 1, *plain, "-i", folder / "key", "root@host2", "hostname") == "host2\n"
     refused = three.run("exec", 1, *plain, "-i", tmp_path / "other", "root@host2", "hostname")
     assert refused.returncode == 255 and "Permission denied (publickey)" in refused.stdout
@@ -136,8 +150,10 @@ def test_bytes_counts_what_each_host_sends_and_receives(three, receivers):
 
 
 def test_a_crash_ends_every_process_and_boot_brings_the_host_back(three):
-    running = [three.start("exec", 2, "sh", "-c", "echo started; sleep 1000"),
-               three.start("exec", 1, "ssh", "host2", "echo started; trap '' TERM HUP; sleep 1000")]
+    running = [
+        three.start("exec", 2, "sh", "-c", "echo started; sleep 1000"),
+        three.start("exec", 1, "ssh", "host2", "echo started; trap '' TERM HUP; sleep 1000"),
+    ]
     for process in running:
         assert process.stdout.readline() == "started\n"
     space = three("exec", 2, "readlink", "/proc/self/ns/pid").strip()

@@ -82,8 +82,13 @@ def test_up_works_over_what_a_killed_run_left(machine):
 
 
 def test_wrong_arguments_are_explained(machine):
-    for arguments, words in ((("up", "0", "1gbit"), "1 to 250"), (("up", "2", "fast"), "100mbit"), (("up", "2"), "RATE"),
-                             (("exec", "1"), "exec needs a command"), (("--name", "a/b", "down"), "other characters")):
+    for arguments, words in (
+        (("up", "0", "1gbit"), "1 to 250"),
+        (("up", "2", "fast"), "100mbit"),
+        (("up", "2"), "RATE"),
+        (("exec", "1"), "exec needs a command"),
+        (("--name", "a/b", "down"), "other characters"),
+    ):
         done = hosts(*arguments)
         assert done.returncode == 2 and words in done.stdout, done.stdout
 

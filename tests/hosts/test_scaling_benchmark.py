@@ -16,10 +16,33 @@ def test_the_scaling_benchmark_writes_its_section(machine, tmp_path):
     pytest.importorskip("matplotlib")
     before, after = "# Benchmarks\n\nBefore.\n", "\nAfter.\n"
     (tmp_path / "benchmarks.md").write_text(f"{before}<!-- scaling:begin -->\nold\n<!-- scaling:end -->{after}")
-    options = ["--name", "tests", "--ranks", "2", "4", "--rates", "1gbit", "--elements", "100000", "--steps", "5",
-               "--seconds", "0.2", "--out", str(tmp_path), "--logs", str(tmp_path)]
-    done = subprocess.run([sys.executable, ROOT / "benchmarks" / "scaling.py", *options], env=ENVIRONMENT, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1800)
+    options = [
+        "--name",
+        "tests",
+        "--ranks",
+        "2",
+        "4",
+        "--rates",
+        "1gbit",
+        "--elements",
+        "100000",
+        "--steps",
+        "5",
+        "--seconds",
+        "0.2",
+        "--out",
+        str(tmp_path),
+        "--logs",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "scaling.py", *options],
+        env=ENVIRONMENT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=1800,
+    )
     assert done.returncode == 0, done.stdout[-4000:]
     page = (tmp_path / "benchmarks.md").read_text()
     assert page.startswith(before) and page.endswith(after) and "\nold\n" not in page

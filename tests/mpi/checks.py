@@ -138,8 +138,9 @@ def a_parameter_without_gradient_on_one_rank_works():
 @check
 def buckets_follow_the_order_of_backward():
     net = Uneven()
-    optimizer = compressed("topk:0.02/rice/raw", bucket_bytes=1000)(torch.optim.SGD(net.parameters(), lr=0.1),
-                                                                    net.named_parameters())
+    optimizer = compressed("topk:0.02/rice/raw", bucket_bytes=1000)(
+        torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters()
+    )
     orders = []
     for x, y in batches(3):
         optimizer.zero_grad()
@@ -247,8 +248,11 @@ def zero_grad_while_gradients_travel_is_refused():
 
 @check
 def selection_on_the_device_gives_the_same_training():
-    results = [train(compressed(memory=memory, selection=selection), steps=8)[0]
-               for memory in ("residual", "none") for selection in ("host", "device")]
+    results = [
+        train(compressed(memory=memory, selection=selection), steps=8)[0]
+        for memory in ("residual", "none")
+        for selection in ("host", "device")
+    ]
     assert torch.equal(results[0], results[1]) and torch.equal(results[2], results[3])
     assert not torch.equal(results[0], results[2]), "the memory made no difference"
 
@@ -332,13 +336,15 @@ def impossible_pairings_are_refused_when_built():
         net = model()
         return DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), **options)
 
-    for options, text in (({"communicator": "allreduce"}, "sums values as they are"),
-                          ({"communicator": "allgater"}, "known: allgather"),
-                          ({"compression": "topk:0.01/rise"}, "rice"),
-                          ({"compression": "topk:densty=0.01"}, "density"),
-                          ({"memory": "resid"}, "residual"),
-                          ({"selection": "gpu"}, "allowed: auto, host, device"),
-                          ({"backward_passes_per_step": 0}, "allowed: 1 and more")):
+    for options, text in (
+        ({"communicator": "allreduce"}, "sums values as they are"),
+        ({"communicator": "allgater"}, "known: allgather"),
+        ({"compression": "topk:0.01/rise"}, "rice"),
+        ({"compression": "topk:densty=0.01"}, "density"),
+        ({"memory": "resid"}, "residual"),
+        ({"selection": "gpu"}, "allowed: auto, host, device"),
+        ({"backward_passes_per_step": 0}, "allowed: 1 and more"),
+    ):
         with raises(ConfigError, text):
             wrap(**options)
     with raises(ConfigError, "complex"):
@@ -367,8 +373,9 @@ def process_sets_train_apart():
     gathered = hvd.allgather(weights[None], name="process_sets")
     for rank in range(hvd.size()):
         assert torch.equal(gathered[rank], gathered[hvd.rank()]) == (rank % 2 == hvd.rank() % 2), rank
-    (ours, _), (theirs, _) = (_train_apart(wrap) for wrap in (compressed("dense/raw", process_set=own),
-                                                              horovod(process_set=own)))
+    (ours, _), (theirs, _) = (
+        _train_apart(wrap) for wrap in (compressed("dense/raw", process_set=own), horovod(process_set=own))
+    )
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-6), (ours - theirs).abs().max()
     optimizer.consolidate_state_dict()
     memories = optimizer.state_dict()["grace_ext"]["memories"]

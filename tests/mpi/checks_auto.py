@@ -37,8 +37,11 @@ def auto_measures_chooses_and_looks_again():
 
 @check_under_every_launcher
 def a_dense_way_gives_what_horovod_gives():
-    for way, options in (("float32", {"gradient_predivide_factor": 2.0, "backward_passes_per_step": 2}),
-                         ("float32", {"op": hvd.Sum}), ("fp16", {})):
+    for way, options in (
+        ("float32", {"gradient_predivide_factor": 2.0, "backward_passes_per_step": 2}),
+        ("float32", {"op": hvd.Sum}),
+        ("fp16", {}),
+    ):
         passes = options.get("backward_passes_per_step", 1)
         with always(way):
             ours, optimizer, _ = train(compressed(communicator="auto", **options), steps=4, passes=passes)
@@ -49,8 +52,9 @@ def a_dense_way_gives_what_horovod_gives():
         off = (ours - theirs).abs().max()
         assert off < DENSE[way], (way, options, off)
         assert stats["last_step"]["compressed"]["ratio"] == (2 if way == "fp16" else 1), stats
-        assert way == "fp16" or not any(array.any() for name, array in arrays_of(optimizer._grace.exchange).items()
-                                        if name.startswith("residual"))
+        assert way == "fp16" or not any(
+            array.any() for name, array in arrays_of(optimizer._grace.exchange).items() if name.startswith("residual")
+        )
 
 
 class _Odd(torch.nn.Module):
@@ -77,7 +81,8 @@ def gradients_of_all_kinds_go_a_dense_way():
         with always(way):
             net = _Odd()
             optimizer = compressed(communicator="auto", sparse_as_dense=True, rules={"*": "topk:0.1/rice/raw"})(
-                torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters())
+                torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters()
+            )
             for step in range(4):
                 optimizer.zero_grad()
                 image = torch.randn(2, 4, 5, 5, generator=generator).to(memory_format=torch.channels_last)
@@ -85,8 +90,12 @@ def gradients_of_all_kinds_go_a_dense_way():
                 own = gradients(loss, net)
                 loss.backward()
                 optimizer.synchronize()
-                given = torch.cat([(torch.zeros_like(p) if gradient is None else gradient.to_dense()).double().flatten()
-                                   for p, gradient in zip(net.parameters(), own, strict=True)])
+                given = torch.cat(
+                    [
+                        (torch.zeros_like(p) if gradient is None else gradient.to_dense()).double().flatten()
+                        for p, gradient in zip(net.parameters(), own, strict=True)
+                    ]
+                )
                 mean = hvd.allreduce(given, name="mean")
                 got = torch.cat([p.grad.double().flatten() for p in net.parameters()])
                 assert (got - mean).abs().max() < tolerance * mean.abs().max(), (way, step)
@@ -99,8 +108,9 @@ def what_is_owed_is_paid_before_the_first_dense_step_ends():
     """Three compressed steps, three dense ones: the ranks' gradients and what they got have the same sum."""
     given, got, net = 0, 0, small()
     with always("allgather"):
-        optimizer = compressed("topk:0.05/rice/raw", communicator="auto")(torch.optim.SGD(net.parameters(), lr=0.0),
-                                                                         net.named_parameters())
+        optimizer = compressed("topk:0.05/rice/raw", communicator="auto")(
+            torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters()
+        )
         for step, (x, y) in enumerate(batches(6)):
             if step == 3:
                 for bucket in optimizer._grace.exchange.buckets:
@@ -134,8 +144,9 @@ def momenta_do_not_pass_for_gradients():
         results = []
         for options in ({"compression": "topk:0.1/rice/raw", "communicator": "auto"}, {"compression": "dense/raw"}):
             net = small()
-            optimizer = OneBitAdam(torch.optim.Adam(net.parameters(), lr=1e-3), net.named_parameters(), warmup_steps=2,
-                                   **options)
+            optimizer = OneBitAdam(
+                torch.optim.Adam(net.parameters(), lr=1e-3), net.named_parameters(), warmup_steps=2, **options
+            )
             for x, y in batches(6):
                 optimizer.zero_grad()
                 loss_of(net, x, y).backward()
@@ -156,7 +167,8 @@ def who_looks_on_sees_gradients_that_pass():
     with always("float32"), mock.patch.object(ObserverDispatcher, "gradient_callback", callback):
         net = small()
         optimizer = compressed(communicator="auto", rules={"*": "topk:0.1/rice/raw"})(
-            torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters())
+            torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters()
+        )
         for x, y in batches(3):
             seen.clear()
             optimizer.zero_grad()

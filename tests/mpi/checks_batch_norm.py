@@ -27,7 +27,7 @@ def stats(values, eps):
 def gather_stats(values, means, invstds, running_mean, running_var, momentum, eps, counts):
     share = (counts / counts.sum())[:, None]
     mean = (share * means).sum(0)
-    var = (share * (invstds ** -2 - eps + (means - mean) ** 2)).sum(0)
+    var = (share * (invstds**-2 - eps + (means - mean) ** 2)).sum(0)
     running_mean.lerp_(mean, momentum)
     running_var.lerp_(var * counts.sum() / (counts.sum() - 1), momentum)
     return mean, (var + eps).rsqrt()
@@ -46,14 +46,19 @@ def backward_reduce(grad, values, mean, invstd, weight, *_):
 def backward_elements(grad, values, mean, invstd, weight, sum_dy, sum_dy_xmu, count):
     mean_dy, mean_dy_xmu = sum_dy / count.sum(), sum_dy_xmu / count.sum()
     centred = values - like(values, mean)
-    return (grad - like(grad, mean_dy) - centred * like(grad, invstd ** 2 * mean_dy_xmu)) * like(grad, invstd * weight)
+    return (grad - like(grad, mean_dy) - centred * like(grad, invstd**2 * mean_dy_xmu)) * like(grad, invstd * weight)
 
 
 @contextlib.contextmanager
 def kernels_for_the_cpu():
     with contextlib.ExitStack() as stack:
-        for name, kernel in (("stats", stats), ("gather_stats_with_counts", gather_stats), ("elemt", normalize),
-                             ("backward_reduce", backward_reduce), ("backward_elemt", backward_elements)):
+        for name, kernel in (
+            ("stats", stats),
+            ("gather_stats_with_counts", gather_stats),
+            ("elemt", normalize),
+            ("backward_reduce", backward_reduce),
+            ("backward_elemt", backward_elements),
+        ):
             stack.enter_context(mock.patch.object(torch, f"batch_norm_{name}", kernel))
         yield
 
@@ -65,8 +70,17 @@ class SyncBatchNorm(hvd.SyncBatchNorm):
 
 def network(norm):
     torch.manual_seed(8)
-    return torch.nn.Sequential(torch.nn.Conv2d(1, 8, 5), norm(8), torch.nn.ReLU(), torch.nn.MaxPool2d(4), torch.nn.Flatten(),
-                               torch.nn.Linear(8 * 36, 48), norm(48), torch.nn.ReLU(), torch.nn.Linear(48, 10))
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 8, 5),
+        norm(8),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(4),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8 * 36, 48),
+        norm(48),
+        torch.nn.ReLU(),
+        torch.nn.Linear(48, 10),
+    )
 
 
 def alone(steps):
@@ -86,8 +100,12 @@ def alone(steps):
 def sync_batch_norm_beside():
     expected = alone(4)
     with kernels_for_the_cpu():
-        for wrap, exact in ((compressed("dense/raw"), True), (horovod(), True), (compressed(bucket_bytes=1000), False),
-                            (compressed("powersgd:2"), False)):
+        for wrap, exact in (
+            (compressed("dense/raw"), True),
+            (horovod(), True),
+            (compressed(bucket_bytes=1000), False),
+            (compressed("powersgd:2"), False),
+        ):
             weights, _, net = train(wrap, steps=4, net=network(SyncBatchNorm))
             same_on_all_ranks(weights)
             same_on_all_ranks(net[1].running_var)

@@ -21,8 +21,14 @@ def loss_of(net, x, y):
 
 def small(seed=2):
     torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(28 * 28, 48), torch.nn.ReLU(), torch.nn.Linear(48, 40),
-                               torch.nn.ReLU(), torch.nn.Linear(40, 10))
+    return torch.nn.Sequential(
+        torch.nn.Flatten(),
+        torch.nn.Linear(28 * 28, 48),
+        torch.nn.ReLU(),
+        torch.nn.Linear(48, 40),
+        torch.nn.ReLU(),
+        torch.nn.Linear(40, 10),
+    )
 
 
 def close(ours, theirs, atol=1e-6):
@@ -52,6 +58,7 @@ def a_shutdown_is_seen_by_the_watchdog():
 
 
 # Mixed precision
+
 
 def train_scaled(wrap, scaler, steps, loop, kind=torch.optim.SGD, overflow_at=None, dtype=torch.bfloat16, **options):
     """Returns the flat parameters after each step, and the optimizer. loop: "horovod" (as in its documentation), "clip" (the
@@ -98,6 +105,7 @@ def payloads_of_any_length_arrive_as_they_were_sent():
     rank, size = hvd.rank(), hvd.size()
     transport = HorovodTransport(hvd.global_process_set)
     for step, length in enumerate((1000, 1010, 990, 1005, 0, 7, 5000, 5001, 0, 0, 4990)):
+
         def payload(sender, receiver=0, step=step, length=length):
             size = 0 if (sender + receiver + step) % 5 == 0 else length + sender
             return np.random.default_rng([step, sender, receiver]).integers(0, 256, size, np.uint8)
@@ -144,8 +152,12 @@ def a_changing_loss_scale_changes_nothing():
 
 @check
 def an_overflow_on_one_rank_is_skipped_on_all():
-    for loop, kind, options in (("horovod", torch.optim.SGD, {"momentum": 0.9}), ("simple", torch.optim.SGD, {}),
-                                ("simple", torch.optim.Adam, {"fused": True}), ("clip", torch.optim.Adam, {})):
+    for loop, kind, options in (
+        ("horovod", torch.optim.SGD, {"momentum": 0.9}),
+        ("simple", torch.optim.SGD, {}),
+        ("simple", torch.optim.Adam, {"fused": True}),
+        ("clip", torch.optim.Adam, {}),
+    ):
         scaler, memories = gradient_scaler(), []
 
         def wrap(optimizer, named, scaler=scaler, memories=memories):
@@ -184,6 +196,7 @@ def a_scaler_in_the_wrong_order_or_unknown_is_told():
 
 
 # Parameters
+
 
 @check
 def parameters_are_frozen_and_unfrozen():
@@ -242,10 +255,15 @@ def parameters_are_added_to_the_optimizer():
 def several_optimizers_and_groups_over_one_model():
     def run(wrap):
         net = model()
-        body = [{"params": net[0].parameters(), "lr": 0.05}, {"params": net[1].parameters(), "lr": 0.02, "momentum": 0.5},
-                {"params": [net[5].weight], "weight_decay": 0.1}]
-        optimizers = [wrap(torch.optim.SGD(body, lr=0.1), net.named_parameters()),
-                      wrap(torch.optim.Adam([net[5].bias, *net[7].parameters()], lr=0.01), net.named_parameters())]
+        body = [
+            {"params": net[0].parameters(), "lr": 0.05},
+            {"params": net[1].parameters(), "lr": 0.02, "momentum": 0.5},
+            {"params": [net[5].weight], "weight_decay": 0.1},
+        ]
+        optimizers = [
+            wrap(torch.optim.SGD(body, lr=0.1), net.named_parameters()),
+            wrap(torch.optim.Adam([net[5].bias, *net[7].parameters()], lr=0.01), net.named_parameters()),
+        ]
         for x, y in batches(4):
             for optimizer in optimizers:
                 optimizer.zero_grad()
@@ -305,7 +323,7 @@ def fewer_passes_than_declared_and_other_zero_grads():
 def half_and_double_parameters_and_channels_last():
     for dtype, atol in ((torch.float64, 1e-7), (torch.float16, 2e-3), (torch.bfloat16, None)):
         nets = [model().to(dtype=dtype, memory_format=torch.channels_last) for _ in range(3)]
-        wraps = [compressed(), compressed("dense/raw"), horovod()][:2 + (atol is not None)]  # Horovod fails with bfloat16
+        wraps = [compressed(), compressed("dense/raw"), horovod()][: 2 + (atol is not None)]  # Horovod fails with bfloat16
         results = []
         for net, wrap in zip(nets, wraps, strict=False):
             optimizer = wrap(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
@@ -352,13 +370,18 @@ def momentum_is_applied_once():
     apart = [{"params": net[1].parameters(), "momentum": 0.9}, {"params": [*net[3].parameters(), *net[5].parameters()]}]
     compressed(memory={"1.*": "residual", "*": "dgc"})(torch.optim.SGD(apart, lr=0.1), net.named_parameters())
     # Of tensors that are sent exactly, the mean of the ranks' momenta is the momentum of the mean.
-    ours, _, _ = train(lambda plain, named: compressed("dense/raw", memory="dgc:momentum=0.9")(
-        torch.optim.SGD(plain.param_groups[0]["params"], lr=0.05), named), net=small())
+    ours, _, _ = train(
+        lambda plain, named: compressed("dense/raw", memory="dgc:momentum=0.9")(
+            torch.optim.SGD(plain.param_groups[0]["params"], lr=0.05), named
+        ),
+        net=small(),
+    )
     theirs, _, _ = train(horovod(), net=small())
     close(ours, theirs, 1e-5)
 
 
 # Wrapping
+
 
 @check
 def wrapping_once_more_detaches_the_first():
@@ -373,8 +396,9 @@ def wrapping_once_more_detaches_the_first():
     third = compressed("dense/raw")(second, net.named_parameters())
     reference = small()
     reference.load_state_dict(net.state_dict())
-    theirs, _, _ = train(lambda *_: horovod()(torch.optim.SGD(reference.parameters(), lr=0.1),
-                                              reference.named_parameters()), net=reference)
+    theirs, _, _ = train(
+        lambda *_: horovod()(torch.optim.SGD(reference.parameters(), lr=0.1), reference.named_parameters()), net=reference
+    )
     for x, y in batches(5):
         third.zero_grad()
         loss_of(net, x, y).backward()
@@ -400,7 +424,7 @@ def a_scheduler_made_before_wrapping_warns_when_it_should():
             for x, y in batches(2):
                 optimizer.zero_grad()
                 loss_of(net, x, y).backward()
-                for step in (optimizer.step, scheduler.step)[::1 if right else -1]:
+                for step in (optimizer.step, scheduler.step)[:: 1 if right else -1]:
                     step()
         assert any("lr_scheduler.step()" in str(w.message) for w in caught) != right, caught
         assert np.isclose(optimizer.param_groups[0]["lr"], 0.001)

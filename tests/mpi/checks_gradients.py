@@ -19,6 +19,7 @@ def close(ours, theirs, atol=1e-6):
 
 # Layout in memory
 
+
 def images(turned=True):
     """A convolution and a matrix; turned: in channels_last, and transposed in memory."""
     torch.manual_seed(4)
@@ -50,8 +51,13 @@ def train_images(net, wrap, kind, freeze=(), **options):
 def fused_optimizers_find_gradients_laid_out_like_the_parameters():
     sgd, adam = (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {})
     for (kind, options), freeze, spec, wrapping in (
-            (adam, (), "dense/raw", {}), (sgd, (), "dense/raw", {}), (sgd, (), LOSSLESS, {}), (adam, (0,), LOSSLESS, {}),
-            (sgd, (), LOSSLESS, {"selection": "device"}), (sgd, (), "powersgd:2", {"bucket_bytes": 1})):
+        (adam, (), "dense/raw", {}),
+        (sgd, (), "dense/raw", {}),
+        (sgd, (), LOSSLESS, {}),
+        (adam, (0,), LOSSLESS, {}),
+        (sgd, (), LOSSLESS, {"selection": "device"}),
+        (sgd, (), "powersgd:2", {"bucket_bytes": 1}),
+    ):
         wrap = compressed(spec, memory="none", **wrapping)
         apart, fused = (train_images(images(), wrap, kind, freeze, fused=fused, **options) for fused in (False, True))
         close(fused, apart, 1e-5)
@@ -62,10 +68,16 @@ def fused_optimizers_find_gradients_laid_out_like_the_parameters():
 
 # Whose they are
 
+
 @check
 def gradients_that_the_user_keeps_stay_as_they_are():
-    for spec, options in (("dense/raw", {}), (LOSSLESS, {}), (LOSSLESS, {"bucket_bytes": 1}), ("powersgd:2", {}),
-                          (LOSSLESS, {"selection": "device"})):
+    for spec, options in (
+        ("dense/raw", {}),
+        (LOSSLESS, {}),
+        (LOSSLESS, {"bucket_bytes": 1}),
+        ("powersgd:2", {}),
+        (LOSSLESS, {"selection": "device"}),
+    ):
         for keep in (lambda gradient: gradient, torch.Tensor.detach, torch.Tensor.numpy):
             net, kept = model(), []
             optimizer = compressed(spec, **options)(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
@@ -94,6 +106,7 @@ def where_nobody_keeps_them_gradients_stay_in_one_place():
 
 # Closures
 
+
 def smooth(seed=2):
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(28 * 28, 40), torch.nn.Tanh(), torch.nn.Linear(40, 10))
@@ -103,6 +116,7 @@ def train_with_closure(net, optimizer, data, clip=False):
     """Returns the flat parameters and the losses that the steps returned."""
     losses = []
     for x, y in data:
+
         def closure(x=x, y=y):
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(net(x), y)
@@ -124,10 +138,12 @@ def joined_batches(steps):
 
 @check
 def a_step_with_a_closure_is_that_of_one_process_with_all_data():
-    for kind, options, spec in ((torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}, "dense/raw"),
-                                (torch.optim.Adam, {"lr": 0.01}, "dense/deflate"),
-                                (torch.optim.LBFGS, {"lr": 0.1, "max_iter": 5}, "dense/raw"),
-                                (torch.optim.LBFGS, {"line_search_fn": "strong_wolfe", "max_iter": 3}, "dense/raw")):
+    for kind, options, spec in (
+        (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}, "dense/raw"),
+        (torch.optim.Adam, {"lr": 0.01}, "dense/deflate"),
+        (torch.optim.LBFGS, {"lr": 0.1, "max_iter": 5}, "dense/raw"),
+        (torch.optim.LBFGS, {"line_search_fn": "strong_wolfe", "max_iter": 3}, "dense/raw"),
+    ):
         one, net = smooth(), smooth()
         expected, losses = train_with_closure(one, kind(one.parameters(), **options), joined_batches(3))
         optimizer = compressed(spec, memory="none")(kind(net.parameters(), **options), net.named_parameters())
@@ -140,8 +156,11 @@ def a_step_with_a_closure_is_that_of_one_process_with_all_data():
 
 @check
 def steps_with_and_without_a_closure_are_the_same():
-    for wrap in (compressed(LOSSLESS), compressed(LOSSLESS, op=hvd.Sum),
-                 lambda plain, named: OneBitAdam(plain, named, warmup_steps=2)):
+    for wrap in (
+        compressed(LOSSLESS),
+        compressed(LOSSLESS, op=hvd.Sum),
+        lambda plain, named: OneBitAdam(plain, named, warmup_steps=2),
+    ):
         results = []
         for with_closure in (True, False):
             net = model()

@@ -61,12 +61,20 @@ def a_rank_that_joins_before_its_first_step_is_no_match_for_closures():
 def ranks_that_join_stay_in_step():
     """All kinds of ways; the first rank joins before its first step."""
     topk = "topk:0.05/rice/qsgd:7"
-    for spec, options in ((topk, {}), (topk, {"memory": "ef21"}), (topk, {"memory": "dgc"}), (topk, {"selection": "device"}),
-                          (topk, {"schedule": {"density": lambda step: 0.1 / (1 + step)}}),
-                          ("powersgd:2", {}), ("powersgd:2", {"rules": {"1.*": topk}}),
-                          ("randomk:0.1", {"communicator": "allreduce"}), (topk, {"communicator": "sharded"}),
-                          (topk, {"communicator": "tree"}), (topk, {"communicator": "hierarchical"}),
-                          ("dense/fp16", {"communicator": "allreduce", "memory": "none"})):
+    for spec, options in (
+        (topk, {}),
+        (topk, {"memory": "ef21"}),
+        (topk, {"memory": "dgc"}),
+        (topk, {"selection": "device"}),
+        (topk, {"schedule": {"density": lambda step: 0.1 / (1 + step)}}),
+        ("powersgd:2", {}),
+        ("powersgd:2", {"rules": {"1.*": topk}}),
+        ("randomk:0.1", {"communicator": "allreduce"}),
+        (topk, {"communicator": "sharded"}),
+        (topk, {"communicator": "tree"}),
+        (topk, {"communicator": "hierarchical"}),
+        ("dense/fp16", {"communicator": "allreduce", "memory": "none"}),
+    ):
         wrap = compressed(spec, **options)
         with on_two_hosts(hvd.rank()):
             net, optimizer, last, (before, kept) = uneven(wrap, hvd.rank())
@@ -86,8 +94,9 @@ def ranks_that_join_stay_in_step():
 @check
 def ranks_that_join_with_tables():
     net = Words()
-    tables = compressed("topk:0.1/rice/qsgd:7")(torch.optim.SparseAdam(net.table.parameters(), lr=0.1),
-                                                net.named_parameters())
+    tables = compressed("topk:0.1/rice/qsgd:7")(
+        torch.optim.SparseAdam(net.table.parameters(), lr=0.1), net.named_parameters()
+    )
     layers = compressed()(torch.optim.SGD(net.layer.parameters(), lr=0.1), net.named_parameters())
     for words, labels in sentences(3 * (hvd.size() - 1 - hvd.rank())):  # the last rank has none
         tables.zero_grad()

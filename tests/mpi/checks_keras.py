@@ -23,8 +23,11 @@ from grace_ext.adapters.horovod_tensorflow import (
     load_model,
 )
 
-SGD = {"keras": (keras, keras.optimizers.SGD), "tf_keras": (tf_keras, tf_keras.optimizers.SGD),
-       "tf_keras-legacy": (tf_keras, tf_keras.optimizers.legacy.SGD)}
+SGD = {
+    "keras": (keras, keras.optimizers.SGD),
+    "tf_keras": (tf_keras, tf_keras.optimizers.SGD),
+    "tf_keras-legacy": (tf_keras, tf_keras.optimizers.legacy.SGD),
+}
 MODES = {"graph": {}, "eager": {"run_eagerly": True}, "four-steps": {"steps_per_execution": 4}}
 BATCH = 48  # of all ranks together
 GENERATOR = np.random.default_rng(7)
@@ -46,8 +49,9 @@ def part(array):
 
 def fit(net, x=None, y=None, passes=1, epochs=1, callbacks=()):
     x, y = (part(X), part(Y)) if x is None else (x, y)
-    return net.fit(x, y, batch_size=BATCH // hvd.size() // passes, shuffle=False, verbose=0, epochs=epochs,
-                   callbacks=list(callbacks))
+    return net.fit(
+        x, y, batch_size=BATCH // hvd.size() // passes, shuffle=False, verbose=0, epochs=epochs, callbacks=list(callbacks)
+    )
 
 
 def compiled(api, optimizer, **options):
@@ -161,9 +165,16 @@ def scaled(api, optimizer, initial_scale=1024.0):
 
 @check
 def an_infinite_gradient_on_one_rank_makes_all_skip_the_step():
-    for kind, outside, mode in covering([
-            ("keras", True, "eager"), ("tf_keras", False, "graph"), ("tf_keras-legacy", True, "graph"),
-            ("keras", True, "graph"), ("tf_keras", True, "graph"), ("tf_keras-legacy", False, "graph")]):
+    for kind, outside, mode in covering(
+        [
+            ("keras", True, "eager"),
+            ("tf_keras", False, "graph"),
+            ("tf_keras-legacy", True, "graph"),
+            ("keras", True, "graph"),
+            ("tf_keras", True, "graph"),
+            ("tf_keras-legacy", False, "graph"),
+        ]
+    ):
         api, sgd = SGD[kind]
         inner = sgd(0.1)
         wrapped = DistributedOptimizer(scaled(api, inner) if outside else inner)
@@ -219,8 +230,9 @@ def backward_passes_equal_one_process_with_all_their_batches():
         expected = alone(api, sgd(0.1, momentum=0.9, clipnorm=0.05))
         optimizer = sgd(0.1, momentum=0.9, clipnorm=0.05)
         optimizer = scaled(api, optimizer) if with_scale else optimizer
-        optimizer = DistributedOptimizer(optimizer, compression="dense/raw", backward_passes_per_step=2,
-                                         average_aggregated_gradients=True)
+        optimizer = DistributedOptimizer(
+            optimizer, compression="dense/raw", backward_passes_per_step=2, average_aggregated_gradients=True
+        )
         net = compiled(api, optimizer, **MODES[mode])
         fit(net, passes=2)
         same_on_all_ranks(flat(net))
@@ -251,8 +263,14 @@ def sparse_gradients_of_several_passes():
         table.build(None)
         (rows,) = table.trainable_variables
         rows.assign(tf.zeros((50, 4)))
-        optimizer = DistributedOptimizer(sgd(1.0), compression="dense/raw", op=hvd.Sum, sparse_as_dense=dense,
-                                         backward_passes_per_step=passes, average_aggregated_gradients=average)
+        optimizer = DistributedOptimizer(
+            sgd(1.0),
+            compression="dense/raw",
+            op=hvd.Sum,
+            sparse_as_dense=dense,
+            backward_passes_per_step=passes,
+            average_aggregated_gradients=average,
+        )
 
         def step(indices, table=table, rows=rows, optimizer=optimizer):
             with tf.GradientTape() as tape:
@@ -354,8 +372,15 @@ def callbacks_bring_ranks_together():
 def _callbacks(kind, api, sgd, build):
     api.utils.set_random_seed(hvd.rank())
     shape = [api.Input((20,))] if build == "at once" or build == "late on others" and hvd.rank() == 0 else []
-    net = api.Sequential([*shape, api.layers.Dense(80, activation="tanh", name="hidden"), api.layers.Dropout(0.5),
-                          api.layers.BatchNormalization(name="norm"), api.layers.Dense(3, name="last")])
+    net = api.Sequential(
+        [
+            *shape,
+            api.layers.Dense(80, activation="tanh", name="hidden"),
+            api.layers.Dropout(0.5),
+            api.layers.BatchNormalization(name="norm"),
+            api.layers.Dense(3, name="last"),
+        ]
+    )
     optimizer = sgd(0.04, momentum=0.5)
     if build == "at once" and hvd.rank() == 0:  # as from a checkpoint that only rank 0 has
         net.compile(optimizer, api.losses.MeanSquaredError())
@@ -371,12 +396,23 @@ def _callbacks(kind, api, sgd, build):
             seen.append(dict(logs))
 
     with tempfile.TemporaryDirectory() as folder:
-        history = fit(net, epochs=3, callbacks=[
-            BroadcastGlobalVariablesCallback(0), MetricAverageCallback(), CompressionStatsCallback(folder),
-            LearningRateWarmupCallback(0.08, warmup_epochs=2), Later()]).history
-        written = {value.tag: event.step for name in os.listdir(folder)
-                   for event in tf.compat.v1.train.summary_iterator(os.path.join(folder, name))
-                   for value in event.summary.value}
+        history = fit(
+            net,
+            epochs=3,
+            callbacks=[
+                BroadcastGlobalVariablesCallback(0),
+                MetricAverageCallback(),
+                CompressionStatsCallback(folder),
+                LearningRateWarmupCallback(0.08, warmup_epochs=2),
+                Later(),
+            ],
+        ).history
+        written = {
+            value.tag: event.step
+            for name in os.listdir(folder)
+            for event in tf.compat.v1.train.summary_iterator(os.path.join(folder, name))
+            for value in event.summary.value
+        }
     case = (kind, build)
     same_on_all_ranks(flat(net))
     same_on_all_ranks(state(optimizer))
@@ -395,7 +431,7 @@ def metrics_of_other_names_are_told():
     logs = {"b": hvd.rank(), "a": 1.0, "table": np.zeros(3)}
     callback.on_epoch_end(0, logs)
     assert logs["a"] == 1 and logs["b"] == (hvd.size() - 1) / 2
-    for logs in ({"loss": 1.0, f"other{hvd.rank()}": 2.0}, dict.fromkeys("abcd"[:1 + hvd.rank()], 1.0)):
+    for logs in ({"loss": 1.0, f"other{hvd.rank()}": 2.0}, dict.fromkeys("abcd"[: 1 + hvd.rank()], 1.0)):
         with raises(ExchangeError, "ranks have other metrics"):
             callback.on_epoch_end(0, logs)
 

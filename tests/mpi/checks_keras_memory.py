@@ -62,8 +62,11 @@ def memories_by_name_and_schedules_in_fit():
     for kind, mode in covering(itertools.product(SGD, MODES)):
         api, sgd = SGD[kind]
         optimizer = DistributedOptimizer(
-            sgd(0.1), rules={"*kernel*": "topk:0.01/rice/raw"}, memory={"*hidden*": "none", "*kernel*": "ef21"},
-            schedule={"density": lambda step: 0.5 if step < 6 else 0.02})
+            sgd(0.1),
+            rules={"*kernel*": "topk:0.01/rice/raw"},
+            memory={"*hidden*": "none", "*kernel*": "ef21"},
+            schedule={"density": lambda step: 0.5 if step < 6 else 0.02},
+        )
         net = compiled(api, optimizer, **MODES[mode])
         fit(net, epochs=2)
         same_on_all_ranks(flat(net))
@@ -93,8 +96,11 @@ def stopping(api, at):
 
 def run(api, make, passes, folder, stop=None):
     net = compiled(api, make())
-    callbacks = [BroadcastGlobalVariablesCallback(0), CompressionStateCallback(f"{folder}/state"),
-                 api.callbacks.BackupAndRestore(f"{folder}/keras")]
+    callbacks = [
+        BroadcastGlobalVariablesCallback(0),
+        CompressionStateCallback(f"{folder}/state"),
+        api.callbacks.BackupAndRestore(f"{folder}/keras"),
+    ]
     fit(net, passes=passes, epochs=4, callbacks=[*callbacks, stopping(api, stop)])
     return net
 
@@ -106,8 +112,12 @@ def fit_goes_on_after_an_interruption_bit_by_bit():
 
         def make(sgd=sgd, memory=memory, passes=passes):
             # Three passes an update and eight batches an epoch: it is interrupted in the middle of an update.
-            return DistributedOptimizer(sgd(0.1, momentum=0.0 if memory == "dgc" else 0.9), rules=RULES, memory=memory,
-                                        backward_passes_per_step=2 * passes - 1)
+            return DistributedOptimizer(
+                sgd(0.1, momentum=0.0 if memory == "dgc" else 0.9),
+                rules=RULES,
+                memory=memory,
+                backward_passes_per_step=2 * passes - 1,
+            )
 
         with tempfile.TemporaryDirectory() as folder:  # of each rank
             plain = run(api, make, passes, f"{folder}/plain")
@@ -169,8 +179,10 @@ def fit_takes_over_from_other_numbers_of_ranks():
         (memory,) = layout["memories"].values()
         for rank in range(more):
             memory = {field: {name: array + np.float32(1) for name, array in kept.items()} for field, kept in memory.items()}
-            saved_state.write(f"{folder}/1/rank{rank}.npz", {"rank": rank, "ranks": more, "layouts": [
-                {**layout, "ranks": more, "memories": {rank: memory}}]})
+            saved_state.write(
+                f"{folder}/1/rank{rank}.npz",
+                {"rank": rank, "ranks": more, "layouts": [{**layout, "ranks": more, "memories": {rank: memory}}]},
+            )
         for on_resize, word, factor in ((None, "redistributed", more / hvd.size()), ("reset", "zero", 0)):
             net, callback = make(folder, on_resize=on_resize)
             log.addHandler(handler)
@@ -192,8 +204,11 @@ def saves_that_are_not_needed_any_more_go():
     api, sgd = SGD["keras"]
     with tempfile.TemporaryDirectory() as folder:
         net = compiled(api, DistributedOptimizer(sgd(0.1), rules=RULES))
-        fit(net, epochs=3, callbacks=[CompressionStateCallback(folder, save_freq=3),
-                                      CompressionStateCallback(f"{folder}/all", keep=None)])
+        fit(
+            net,
+            epochs=3,
+            callbacks=[CompressionStateCallback(folder, save_freq=3), CompressionStateCallback(f"{folder}/all", keep=None)],
+        )
         assert sorted(os.listdir(folder)) == ["12", "9", "all"] and sorted(os.listdir(f"{folder}/all")) == ["12", "4", "8"]
     for options in ({"save_freq": 0}, {"keep": 0}, {"save_freq": "batch"}):
         with raises(ConfigError, next(iter(options))):

@@ -31,8 +31,9 @@ def kimad_sends_what_there_is_time_for():
     """Next to nothing if a step's time is over before it begins, everything if it may take an hour."""
     for schedule, selection in (("kimad", "auto"), ("kimad+", "auto"), ("kimad+", "device")):
         for seconds, density in ((1e-6, DENSITIES[0]), (3600, 1.0)):
-            weights, optimizer, _ = train(compressed("topk:0.04/rice/raw", schedule={"density": f"{schedule}:{seconds}"},
-                                                     selection=selection))
+            weights, optimizer, _ = train(
+                compressed("topk:0.04/rice/raw", schedule={"density": f"{schedule}:{seconds}"}, selection=selection)
+            )
             same_on_all_ranks(weights)
             stats = optimizer.compression_stats()
             assert stats["bandwidth"] > 0 and set(stats["densities"].values()) == {density}, (schedule, stats)

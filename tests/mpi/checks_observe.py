@@ -44,7 +44,9 @@ def observers_write_and_change_nothing():
         assert all(0 < ratio < 10 for ratio in stats["residual_norm_ratio"].values())
     hvd.allreduce(torch.zeros(1), name="written")
     assert sorted(path.name for path in (folder / "host").iterdir()) == [
-        *(f"all.{rank}.jsonl" for rank in range(hvd.size())), "one.csv"]
+        *(f"all.{rank}.jsonl" for rank in range(hvd.size())),
+        "one.csv",
+    ]
     with raises(ConfigError, "a path, an observer"):
         train(compressed(observe=7), steps=1)
     remove(folder)

@@ -50,6 +50,7 @@ def an_observer_made_anew_at_each_step_is_told():
     with tempfile.TemporaryDirectory() as folder:
         sources = [tf.Variable(tf.ones((40, 50)), name="table")]
         for what, make in (("observe", lambda: JsonlWriter(f"{folder}/a.jsonl")), ("capture", lambda: Capture(folder, [3]))):
+
             def step(**options):
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_sum(sources[0] ** 2)

@@ -44,8 +44,10 @@ def run(optimizer, net, steps, data=None, passes=1):
 
 @check
 def the_warmup_of_one_bit_adam_is_horovods_adam():
-    for kind, options in ((torch.optim.Adam, {"weight_decay": 0.1, "amsgrad": True}),
-                          (torch.optim.AdamW, {"maximize": True})):
+    for kind, options in (
+        (torch.optim.Adam, {"weight_decay": 0.1, "amsgrad": True}),
+        (torch.optim.AdamW, {"maximize": True}),
+    ):
         for warmup, tolerance in (("raw", 1e-6), ("fp16", 2e-3)):
             net, other = linear(), linear()
             optimizer = onebit(net, kind=kind, options={**options, "eps": 1e-5}, warmup_steps=5, warmup=warmup)
@@ -64,15 +66,16 @@ def one_bit_adam_is_algorithm_1_step_by_step():
         net = torch.nn.Linear(60, 40)
         hvd.broadcast_parameters(net.state_dict(), root_rank=0)
         optimizer = onebit(net, lr=0.01, variance_floor=floor)
-        twins = {name: Twin(p.detach().numpy().ravel(), 0.01, floor=floor)
-                 for name, p in net.named_parameters()}
+        twins = {name: Twin(p.detach().numpy().ravel(), 0.01, floor=floor) for name, p in net.named_parameters()}
         generator = torch.Generator().manual_seed(hvd.rank())
         for step in range(9):
             optimizer.zero_grad()
             x = torch.randn(16, 60, generator=generator)
             (net(x) - x[:, :40].sin()).square().sum().backward()
-            gradients = {name: hvd.allgather(p.grad.clone().flatten()[None], name=f"gradient.{name}").numpy()
-                         for name, p in net.named_parameters()}
+            gradients = {
+                name: hvd.allgather(p.grad.clone().flatten()[None], name=f"gradient.{name}").numpy()
+                for name, p in net.named_parameters()
+            }
             optimizer.step()
             for name, p in net.named_parameters():
                 twin = twins[name]
@@ -118,15 +121,18 @@ def groups_of(net):
 def without_loss_it_is_adam_with_a_frozen_variance():
     adam, adamw = torch.optim.Adam, torch.optim.AdamW
     for kind, options, wrapping, passes in (
-            (adam, {}, LOSSLESS, 1), (adam, {"weight_decay": 0.1}, {"compression": "dense/raw"}, 1),
-            (adamw, {"weight_decay": 0.5}, LOSSLESS, 1),
-            (adam, {"amsgrad": True, "maximize": True, "weight_decay": 0.1}, LOSSLESS, 1),
-            (adam, {"foreach": True}, {**LOSSLESS, "backward_passes_per_step": 2}, 2),
-            (adam, {"weight_decay": 0.1}, {**LOSSLESS, "op": hvd.Sum}, 1),
-            (adam, {"weight_decay": 0.1}, {**LOSSLESS, "gradient_predivide_factor": 2.0}, 1)):
+        (adam, {}, LOSSLESS, 1),
+        (adam, {"weight_decay": 0.1}, {"compression": "dense/raw"}, 1),
+        (adamw, {"weight_decay": 0.5}, LOSSLESS, 1),
+        (adam, {"amsgrad": True, "maximize": True, "weight_decay": 0.1}, LOSSLESS, 1),
+        (adam, {"foreach": True}, {**LOSSLESS, "backward_passes_per_step": 2}, 2),
+        (adam, {"weight_decay": 0.1}, {**LOSSLESS, "op": hvd.Sum}, 1),
+        (adam, {"weight_decay": 0.1}, {**LOSSLESS, "gradient_predivide_factor": 2.0}, 1),
+    ):
         net, other = linear(), linear()
-        ours = OneBitAdam(kind(groups_of(net), lr=1e-3, **options), net.named_parameters(), warmup_steps=3,
-                          variance_floor=0.0, **wrapping)
+        ours = OneBitAdam(
+            kind(groups_of(net), lr=1e-3, **options), net.named_parameters(), warmup_steps=3, variance_floor=0.0, **wrapping
+        )
         plain = kind(groups_of(other), lr=1e-3, **options)
         theirs = Reference(plain, 3, op=wrapping.get("op", hvd.Average))
         schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in (ours, plain)]
@@ -163,7 +169,7 @@ def one_rank_alone_freezes_its_variance_too():
             with torch.no_grad():
                 for p, variance in kept.items():
                     m = theirs.state[p]["exp_avg"].lerp_(p.grad, 0.1)
-                    p -= 1e-3 / (1 - 0.9**(step + 1)) * m / ((variance / (1 - 0.999**3)).sqrt() + 1e-8)
+                    p -= 1e-3 / (1 - 0.9 ** (step + 1)) * m / ((variance / (1 - 0.999**3)).sqrt() + 1e-8)
         ours.step()
     difference = (flat(net) - flat(other)).abs()
     assert difference.mean() < 1e-6, (difference.mean(), difference.max())
@@ -177,10 +183,17 @@ def a_non_finite_gradient_leaves_one_bit_adam_as_it_was():
         run(optimizer, net, 4)
 
         def all_there_is(optimizer=optimizer, net=net):
-            state = {f"{i}:{field}": np.array(value) for i, p in enumerate(net.parameters())
-                     for field, value in optimizer.state[p].items()}
-            return {**state, **arrays_of(optimizer._grace.exchange), "left": optimizer.param_groups[0]["warmup_left"],
-                    "p": flat(net).numpy()}
+            state = {
+                f"{i}:{field}": np.array(value)
+                for i, p in enumerate(net.parameters())
+                for field, value in optimizer.state[p].items()
+            }
+            return {
+                **state,
+                **arrays_of(optimizer._grace.exchange),
+                "left": optimizer.param_groups[0]["warmup_left"],
+                "p": flat(net).numpy(),
+            }
 
         before = all_there_is()
         optimizer.zero_grad()
@@ -339,15 +352,16 @@ def a_stage_is_broadcast_with_the_optimizers_state():
 @check
 def one_bit_adam_refuses_what_it_cannot_do():
     for kind, options, wrapping, text in (
-            (torch.optim.SGD, {}, {}, "torch.optim.Adam and AdamW, not SGD"),
-            (torch.optim.Adam, {"fused": True}, {}, "fused=True"),
-            (torch.optim.Adam, {"capturable": True}, {}, "capturable=True"),
-            (torch.optim.Adam, {}, {"warmup_steps": 0}, "warmup_steps=0"),
-            (torch.optim.Adam, {}, {"warmup": "half"}, "raw, fp16"),
-            (torch.optim.Adam, {}, {"compression": "dense/onebt"}, "onebit"),
-            (torch.optim.Adam, {}, {"communicator": "allreduce"}, "sums values as they are"),
-            (torch.optim.Adam, {}, {"memory": "dgc"}, "momentum"),
-            (torch.optim.Adam, {}, {"compression": hvd.Compression.fp16}, "is a spec")):
+        (torch.optim.SGD, {}, {}, "torch.optim.Adam and AdamW, not SGD"),
+        (torch.optim.Adam, {"fused": True}, {}, "fused=True"),
+        (torch.optim.Adam, {"capturable": True}, {}, "capturable=True"),
+        (torch.optim.Adam, {}, {"warmup_steps": 0}, "warmup_steps=0"),
+        (torch.optim.Adam, {}, {"warmup": "half"}, "raw, fp16"),
+        (torch.optim.Adam, {}, {"compression": "dense/onebt"}, "onebit"),
+        (torch.optim.Adam, {}, {"communicator": "allreduce"}, "sums values as they are"),
+        (torch.optim.Adam, {}, {"memory": "dgc"}, "momentum"),
+        (torch.optim.Adam, {}, {"compression": hvd.Compression.fp16}, "is a spec"),
+    ):
         with raises(ConfigError, text):
             onebit(model(), kind=kind, options=options, **wrapping)
     net = model()

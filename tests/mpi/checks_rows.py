@@ -67,8 +67,7 @@ def sparse_rows_compressed_are_identical_and_add_up():
         assert [str(b.compressor.index.name) for b in optimizer._grace.exchange.buckets] == ["rows"]
         assert optimizer.compression_stats()["compressed"]["ratio"] > 3, optimizer.compression_stats()
     net = Words()
-    optimizer = compressed("topk:0.1/rice/raw")(torch.optim.SGD(net.table.parameters(), lr=0.1),
-                                                net.named_parameters())
+    optimizer = compressed("topk:0.1/rice/raw")(torch.optim.SGD(net.table.parameters(), lr=0.1), net.named_parameters())
     given = received = torch.zeros(ROWS, WIDTH)
     for words, labels in sentences(4):
         optimizer.zero_grad()

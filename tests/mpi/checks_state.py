@@ -31,10 +31,14 @@ class Net(torch.nn.Module):
 
 def setup(spec, seed=1, inner=torch.optim.SGD, **options):
     net = Net(seed)
-    kinds = {torch.optim.SGD: {"lr": 0.05, "momentum": 0.9}, torch.optim.Adam: {"lr": 0.001},
-             torch.optim.Adagrad: {"lr": 0.01}}
-    optimizer = compressed(spec, bucket_bytes=50_000, **options)(inner(net.parameters(), **kinds[inner]),
-                                                                 net.named_parameters())
+    kinds = {
+        torch.optim.SGD: {"lr": 0.05, "momentum": 0.9},
+        torch.optim.Adam: {"lr": 0.001},
+        torch.optim.Adagrad: {"lr": 0.01},
+    }
+    optimizer = compressed(spec, bucket_bytes=50_000, **options)(
+        inner(net.parameters(), **kinds[inner]), net.named_parameters()
+    )
     return net, optimizer
 
 
@@ -83,9 +87,13 @@ def assert_same(memory, other):
         assert all(torch.equal(memory[field][name], other[field][name]) for name in memory[field]), field
 
 
-EXACT = [("topk:0.01/rice/qsgd:7", {"inner": torch.optim.Adam, "schedule": {"density": "warmup:steps=3"}}),
-         ("randomk:0.05", {"communicator": "allreduce"}), ("powersgd:2", {}), ("topk:0.05", {"memory": "ef21"}),
-         ("topk:0.01", {"memory": "dgc", "inner": torch.optim.Adagrad})]
+EXACT = [
+    ("topk:0.01/rice/qsgd:7", {"inner": torch.optim.Adam, "schedule": {"density": "warmup:steps=3"}}),
+    ("randomk:0.05", {"communicator": "allreduce"}),
+    ("powersgd:2", {}),
+    ("topk:0.05", {"memory": "ef21"}),
+    ("topk:0.01", {"memory": "dgc", "inner": torch.optim.Adagrad}),
+]
 
 
 @check_under_every_launcher
@@ -244,8 +252,10 @@ def what_has_no_place_is_left_out_and_told():
     renamed = copy.deepcopy(state)
     residuals = renamed["grace_ext"]["memories"][hvd.rank()]["residual"]
     residuals["former.weight"] = residuals.pop("first.weight")
-    for spec, memory, saved, text in (("topk:0.05", "ef21", state, "no memory here has residual"),
-                                      ("topk:0.05", "residual", renamed, "no tensor here is named former.weight")):
+    for spec, memory, saved, text in (
+        ("topk:0.05", "ef21", state, "no memory here has residual"),
+        ("topk:0.05", "residual", renamed, "no tensor here is named former.weight"),
+    ):
         net, fresh = setup(spec, memory=memory)
         with Messages() as texts:
             fresh.load_state_dict(saved)
@@ -259,8 +269,10 @@ def made_by_hand(optimizer, ranks):
     state = optimizer.state_dict()
     generator = torch.Generator().manual_seed(5)
     names = {name: array.size for name, array in own(optimizer)["residual"].items()}
-    memories = {rank: {"residual": {name: torch.randn(size, generator=generator) for name, size in names.items()}}
-                for rank in range(ranks)}
+    memories = {
+        rank: {"residual": {name: torch.randn(size, generator=generator) for name, size in names.items()}}
+        for rank in range(ranks)
+    }
     state["grace_ext"] |= {"ranks": ranks, "memories": memories, "step": 40}
     return state
 

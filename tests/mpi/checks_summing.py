@@ -61,7 +61,7 @@ class _Damaging(TransportWrapper):
         def wait():
             received = handle.wait().copy()
             if self.rank == self.size - 2:
-                received[received.size // 4:][:1] ^= 1
+                received[received.size // 4 :][:1] ^= 1
             return received
 
         return CollectiveHandle(wait)

@@ -83,11 +83,16 @@ def sum_and_predivide_match_horovod():
 
 @check_under_every_launcher
 def every_kind_of_collective_works():
-    for spec, communicator in (("randomk:0.1/shared/raw", "allreduce"), ("dct/topk:0.05:per=chunk/rice/qsgd:7", "allgather"),
-                               ("topk:0.05/bloom/polyfit", "allgather"), ("powersgd:2", "allgather"),
-                               ("topk:0.02/rice/qsgd:7", "sharded"), ("dense/qsgd:4", "tree"),
-                               ("topk:0.02/rice/qsgd:7", "hierarchical"),
-                               ("powersgd:2:start=3", "allgather")):
+    for spec, communicator in (
+        ("randomk:0.1/shared/raw", "allreduce"),
+        ("dct/topk:0.05:per=chunk/rice/qsgd:7", "allgather"),
+        ("topk:0.05/bloom/polyfit", "allgather"),
+        ("powersgd:2", "allgather"),
+        ("topk:0.02/rice/qsgd:7", "sharded"),
+        ("dense/qsgd:4", "tree"),
+        ("topk:0.02/rice/qsgd:7", "hierarchical"),
+        ("powersgd:2:start=3", "allgather"),
+    ):
         with on_two_hosts(hvd.rank()):
             ours, sources = train(compressed(spec, communicator=communicator), steps=6)
         same_on_all_ranks(ours)

@@ -27,8 +27,10 @@ def no_deadlock_whatever_the_order_of_gradients():
 
     @tf.function
     def step(numbers):
-        own = [tf.numpy_function(late, [number * weight], tf.float32, stateful=False)
-               for number, weight in zip(tf.unstack(numbers), weights, strict=True)]
+        own = [
+            tf.numpy_function(late, [number * weight], tf.float32, stateful=False)
+            for number, weight in zip(tf.unstack(numbers), weights, strict=True)
+        ]
         for gradient, weight in zip(own, weights, strict=True):
             gradient.set_shape(weight.shape)
         for weight, gradient in zip(weights, ours.reduce(own, weights), strict=True):
@@ -85,8 +87,12 @@ def several_steps_in_a_graph():
                 if i % 2 == 0:
                     step(i // 2)
 
-        {"eager": lambda: unrolled, "unrolled": lambda: tf.function(unrolled), "loop": lambda: tf.function(loop),
-         "branch": lambda: tf.function(branch)}[way]()()
+        {
+            "eager": lambda: unrolled,
+            "unrolled": lambda: tf.function(unrolled),
+            "loop": lambda: tf.function(loop),
+            "branch": lambda: tf.function(branch),
+        }[way]()()
         assert ours.stats()["steps"] == 6
         return flat(weights)
 

@@ -46,7 +46,7 @@ def reduce_in(ours, of, in_graph):
 def largest(vector, density=0.05):
     """Where the top-k elements are."""
     chosen = np.zeros(vector.size, bool)
-    chosen[np.argsort(-np.abs(vector), kind="stable")[:round(density * vector.size)]] = True
+    chosen[np.argsort(-np.abs(vector), kind="stable")[: round(density * vector.size)]] = True
     return chosen
 
 
@@ -188,8 +188,13 @@ def a_function_made_anew_at_every_step_is_the_same_schedule():
             return 7 + step
 
     plan = Plan()
-    _, sources = train(lambda tape: DistributedGradientTape(tape, schedule={
-        "density": lambda step: high / (1 + step), "levels": plan.levels}), steps=4, in_graph=False)
+    _, sources = train(
+        lambda tape: DistributedGradientTape(
+            tape, schedule={"density": lambda step: high / (1 + step), "levels": plan.levels}
+        ),
+        steps=4,
+        in_graph=False,
+    )
     assert compression_stats(sources)["steps"] == 4
 
 
@@ -290,8 +295,10 @@ def as_of_ranks(state, ranks):
     for rank in range(ranks):
         (layout,), (memory,) = state["layouts"], state["layouts"][0]["memories"].values()
         generator = np.random.default_rng(rank)
-        memory = {field: {name: generator.standard_normal(array.size).astype(np.float32) for name, array in kept.items()}
-                  for field, kept in memory.items()}
+        memory = {
+            field: {name: generator.standard_normal(array.size).astype(np.float32) for name, array in kept.items()}
+            for field, kept in memory.items()
+        }
         states.append({"rank": rank, "ranks": ranks, "layouts": [{**layout, "ranks": ranks, "memories": {rank: memory}}]})
     return states
 
@@ -303,8 +310,9 @@ def other_numbers_of_ranks_keep_the_sum_of_residuals():
         states = as_of_ranks(ours.state_dict(), hvd.size() + 1)
         words = said(lambda ours=ours, states=states: ours.load_state_dict(states))
         assert (words == []) == (hvd.rank() > 0) and all("redistributed" in line for line in words), words
-        expected = sum(state["layouts"][0]["memories"][rank][field]["kernel"].astype(np.float64)
-                       for rank, state in enumerate(states))
+        expected = sum(
+            state["layouts"][0]["memories"][rank][field]["kernel"].astype(np.float64) for rank, state in enumerate(states)
+        )
         now = exchange_of(ours).state_dict()
         kept = hvd.allreduce(tf.constant(now[field]["kernel"], tf.float64), op=hvd.Sum).numpy()
         scale = hvd.size() / len(states) if memory == "ef21" else 1  # of an estimate each rank gets the mean
@@ -327,8 +335,12 @@ def states_that_only_some_ranks_have():
         of, ours = trained(memory)
         state = ours.state_dict()
         again = reducer("topk:0.05/rice/raw", memory)
-        words = said(lambda again=again, state=state, of=of: (
-            again.load_state_dict(state if hvd.rank() == 0 else None), again.reduce(own(2), of)))
+        words = said(
+            lambda again=again, state=state, of=of: (
+                again.load_state_dict(state if hvd.rank() == 0 else None),
+                again.reduce(own(2), of),
+            )
+        )
         assert hvd.rank() or ("all start" if memory == "ef21" else "the others start") in words[0], (memory, words)
         assert exchange_of(again).step == 3
         again.load_state_dict(state if hvd.rank() == 0 else None)

@@ -12,8 +12,11 @@ ROWS, WIDTH = 5000, 24
 
 
 def tables():
-    return [tf.Variable(tf.zeros((ROWS, WIDTH)), name="table"), tf.Variable(tf.zeros((WIDTH, 60)), name="weight"),
-            tf.Variable(tf.zeros(ROWS), name="biases")]
+    return [
+        tf.Variable(tf.zeros((ROWS, WIDTH)), name="table"),
+        tf.Variable(tf.zeros((WIDTH, 60)), name="weight"),
+        tf.Variable(tf.zeros(ROWS), name="biases"),
+    ]
 
 
 def gradients(step=0, count=300, dtype="float32"):
@@ -21,10 +24,14 @@ def gradients(step=0, count=300, dtype="float32"):
     generator = np.random.default_rng([step, hvd.rank()])
     count += 10 * hvd.rank()
     rows = np.minimum(generator.zipf(1.3, count), ROWS) - 1
-    values, weight, biases = (tf.cast(generator.standard_normal(shape), dtype)
-                              for shape in ((count, WIDTH), (WIDTH, 60), count))
-    return [tf.IndexedSlices(values, tf.constant(rows, tf.int32), tf.constant([ROWS, WIDTH])), weight,
-            tf.IndexedSlices(biases, tf.constant(rows, tf.int64))]
+    values, weight, biases = (
+        tf.cast(generator.standard_normal(shape), dtype) for shape in ((count, WIDTH), (WIDTH, 60), count)
+    )
+    return [
+        tf.IndexedSlices(values, tf.constant(rows, tf.int32), tf.constant([ROWS, WIDTH])),
+        weight,
+        tf.IndexedSlices(biases, tf.constant(rows, tf.int64)),
+    ]
 
 
 def densified(slices):

@@ -12,13 +12,26 @@ import numpy as np
 SHAPES = {"first": (300, 40), "second": (7, 300, 3), "bias": (40,), "wide": (40, 900), "half": (64, 64), "brain": (65, 64)}
 DTYPES = {"half": "float16", "brain": "bfloat16"}  # the others are float32
 # Kinds that depend on bucketing, on names, steps and ranks, on the memory and on transforms.
-SPECS = ("topk:0.01/rice/qsgd:7", "randomk:0.1/raw/fp16", "topk:0.1/auto/lloyd:0.1", "dct/topk:0.05:per=chunk/rice/minmax:8",
-         "topk:0.02/bloom/polyfit", "dense/terngrad")
-CASES = [*((spec, {"memory": "none" if spec.startswith("dense") else "residual"}) for spec in SPECS),
-         ("topk:0.05/rice/qsgd:7", {"memory": "ef21:momentum=0.5"}),
-         ("topk:0.05/rice/qsgd:7", {"memory": "dgc:clip=2"}),
-         ("topk:0.02/rice/qsgd:7", {"memory": {"wide": "dgc", "*": "residual:decay=0.9"},
-                                    "schedule": {"density": "warmup:steps=2", "levels": lambda step: 3 + 4 * min(step, 2)}})]
+SPECS = (
+    "topk:0.01/rice/qsgd:7",
+    "randomk:0.1/raw/fp16",
+    "topk:0.1/auto/lloyd:0.1",
+    "dct/topk:0.05:per=chunk/rice/minmax:8",
+    "topk:0.02/bloom/polyfit",
+    "dense/terngrad",
+)
+CASES = [
+    *((spec, {"memory": "none" if spec.startswith("dense") else "residual"}) for spec in SPECS),
+    ("topk:0.05/rice/qsgd:7", {"memory": "ef21:momentum=0.5"}),
+    ("topk:0.05/rice/qsgd:7", {"memory": "dgc:clip=2"}),
+    (
+        "topk:0.02/rice/qsgd:7",
+        {
+            "memory": {"wide": "dgc", "*": "residual:decay=0.9"},
+            "schedule": {"density": "warmup:steps=2", "levels": lambda step: 3 + 4 * min(step, 2)},
+        },
+    ),
+]
 STEPS = 3
 
 
@@ -56,8 +69,9 @@ def in_torch():
     def run(spec, options, steps):
         dtypes = {name: getattr(torch, DTYPES.get(name, "float32")) for name in SHAPES}
         parameters = {name: torch.nn.Parameter(torch.zeros(shape, dtype=dtypes[name])) for name, shape in SHAPES.items()}
-        optimizer = DistributedOptimizer(torch.optim.SGD(parameters.values(), lr=0.1), parameters.items(), spec,
-                                         bucket_bytes=100_000, **options)
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD(parameters.values(), lr=0.1), parameters.items(), spec, bucket_bytes=100_000, **options
+        )
         for given in steps:
             optimizer.zero_grad()
             total = torch.zeros(())

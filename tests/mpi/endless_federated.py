@@ -34,7 +34,7 @@ class Endless:
 
     def Recv(self, buffer, source, tag):
         data = self.answers.pop(0)[1] if source == OTHER else _ROUND.pack(0)
-        buffer[0][:len(data)] = np.frombuffer(data, np.uint8)
+        buffer[0][: len(data)] = np.frombuffer(data, np.uint8)
 
     def Isend(self, buffer, rank, tag):
         if rank == OTHER and tag == _MODEL:

@@ -28,8 +28,9 @@ def train(model, round_):
 
 
 if comm.rank:
-    FederatedClient(Client(start, "dense/fp16", number=comm.rank - 1), comm,
-                    timeout=2 if where == "stopped server" else None).run(train)
+    FederatedClient(
+        Client(start, "dense/fp16", number=comm.rank - 1), comm, timeout=2 if where == "stopped server" else None
+    ).run(train)
 else:
     mpi_exit.PATIENCE = 2
     server = FederatedServer(Server(start, comm.size - 1, "dense/fp16"), comm, timeout=2 if where == "stopped" else 3600)

@@ -50,13 +50,21 @@ def serve(comm, folder):
         if mpi.time.round == LATE_IN:
             (folder / OVER).touch()
     silent = server.stop()
-    (folder / "server.json").write_text(json.dumps({
-        "taken": [report.taken for report in reports], "missing": [report.missing for report in reports],
-        "stale": [report.stale for report in reports],
-        "rejected": [report.rejected for report in reports], "silent": silent,
-        "rejections": core.rejections, "sent": [report.sent for report in reports],
-        "received": [report.received for report in reports],
-        "distance": float(np.linalg.norm(core.model - np.mean([target(3), target(0)], axis=0)))}))
+    (folder / "server.json").write_text(
+        json.dumps(
+            {
+                "taken": [report.taken for report in reports],
+                "missing": [report.missing for report in reports],
+                "stale": [report.stale for report in reports],
+                "rejected": [report.rejected for report in reports],
+                "silent": silent,
+                "rejections": core.rejections,
+                "sent": [report.sent for report in reports],
+                "received": [report.received for report in reports],
+                "distance": float(np.linalg.norm(core.model - np.mean([target(3), target(0)], axis=0))),
+            }
+        )
+    )
 
 
 def forged(round_):

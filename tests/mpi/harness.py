@@ -9,8 +9,15 @@ from grace_ext.adapters.horovod_torch import DistributedOptimizer
 def model(seed=1):
     torch.manual_seed(seed)
     return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(),
-        torch.nn.Linear(16 * 13 * 13, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        torch.nn.Conv2d(1, 16, 3),
+        torch.nn.BatchNorm2d(16),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16 * 13 * 13, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 10),
+    )
 
 
 def batches(steps, batch=8, rank=None):

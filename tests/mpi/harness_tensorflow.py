@@ -12,8 +12,10 @@ SIZES = [(784, 64), (64,), (64, 48), (48,), (48, 40), (40,)]
 
 def variables(seed=1):
     generator = np.random.default_rng(seed)
-    return [tf.Variable(generator.standard_normal(shape).astype(np.float32) / 8, name=f"variable{i}")
-            for i, shape in enumerate(SIZES)]
+    return [
+        tf.Variable(generator.standard_normal(shape).astype(np.float32) / 8, name=f"variable{i}")
+        for i, shape in enumerate(SIZES)
+    ]
 
 
 def loss_of(weights, x, y):
@@ -27,8 +29,10 @@ def batches(steps, batch=8, rank=None):
     """Other data on every rank."""
     generator = np.random.default_rng(100 + (hvd.rank() if rank is None else rank))
     for _ in range(steps):
-        yield (tf.constant(generator.standard_normal((batch, 784)).astype(np.float32)),
-               tf.constant(generator.integers(0, 10, batch)))
+        yield (
+            tf.constant(generator.standard_normal((batch, 784)).astype(np.float32)),
+            tf.constant(generator.integers(0, 10, batch)),
+        )
 
 
 def train(wrap, steps=5, in_graph=True, lr=0.05):
@@ -67,8 +71,10 @@ class Plain:
         self._tape, self._options = tape, options
 
     def gradient(self, target, sources):
-        return [hvd.allreduce(gradient, name=f"plain.{i}", **self._options)
-                for i, gradient in enumerate(self._tape.gradient(target, sources))]
+        return [
+            hvd.allreduce(gradient, name=f"plain.{i}", **self._options)
+            for i, gradient in enumerate(self._tape.gradient(target, sources))
+        ]
 
 
 def reducer(spec="topk:0.01/rice/qsgd:7", memory="residual", **options):

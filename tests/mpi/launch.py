@@ -42,9 +42,14 @@ def skip_without(*modules: str) -> None:
 def environment() -> dict[str, str]:
     """Of a launcher."""
     # Horovod's MPI launcher adds what root and oversubscription need itself; mpirun takes it from the environment.
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
-                 "OMPI_MCA_mpi_yield_when_idle": "1"}  # there are more ranks than cores
+    variables = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }  # there are more ranks than cores
     variables["PATH"] = os.path.dirname(sys.executable) + os.pathsep + variables["PATH"]
     return variables
 
@@ -53,8 +58,15 @@ def run(launcher: str, script: str, *arguments: str, timeout: float = HANGS, var
     """Run a script, relative to this folder, under a launcher. On a time-out the whole job is killed and it raises.
     variables: of the environment, on top."""
     command = [*(LAUNCHERS | TORCHRUN)[launcher], sys.executable, str(HERE / script), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               stdin=subprocess.DEVNULL, env=environment() | (variables or {}), start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=environment() | (variables or {}),
+        start_new_session=True,
+    )
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -85,22 +97,31 @@ def of_jobs(checks: dict[str, bool], others: tuple[str, ...] = (), launchers=LAU
     `quick` runs the checks to which launchers matter under the launcher of MAIN; `test` runs all checks under that one, and
     those to which launchers matter under the others, too; `all` runs all checks everywhere. The module has a fixture `job`.
     """
+
     def tier(launcher, matters):
         if launcher in MAIN:
             return "quick" if matters else "test"
         return "test" if matters and launcher in others else "all"
 
-    return pytest.mark.parametrize("job, name", [
-        pytest.param(launcher, name, marks=pytest.mark.tier(tier(launcher, matters)), id=f"{launcher}-{name}")
-        for launcher in launchers for name, matters in checks.items()], indirect=["job"], scope="module")
+    return pytest.mark.parametrize(
+        "job, name",
+        [
+            pytest.param(launcher, name, marks=pytest.mark.tier(tier(launcher, matters)), id=f"{launcher}-{name}")
+            for launcher in launchers
+            for name, matters in checks.items()
+        ],
+        indirect=["job"],
+        scope="module",
+    )
 
 
 def in_tiers(cases, test: list) -> list:
     """Parameters: all cases in the tier `all`, those listed in `test`, too."""
     cases = list(cases)
     assert set(test) <= set(cases)
-    return [pytest.param(*case, marks=[pytest.mark.alone, pytest.mark.tier("test" if case in test else "all")])
-            for case in cases]
+    return [
+        pytest.param(*case, marks=[pytest.mark.alone, pytest.mark.tier("test" if case in test else "all")]) for case in cases
+    ]
 
 
 class Job:
@@ -115,9 +136,12 @@ class Job:
         variables = {"HOROVOD_FUSION_THRESHOLD": "0"} if ranks > 2 else {}
         self.process = run(launcher, script, str(folder), timeout=THOROUGH if thorough else HANGS, variables=variables)
         self.results, self.seconds = (
-            [json.loads(file.read_text()) if file.exists() else {}
-             for file in (folder / f"{kind}{rank}.json" for rank in range(ranks))]
-            for kind in ("rank", "seconds"))
+            [
+                json.loads(file.read_text()) if file.exists() else {}
+                for file in (folder / f"{kind}{rank}.json" for rank in range(ranks))
+            ]
+            for kind in ("rank", "seconds")
+        )
 
     def assert_ok(self, name: str) -> None:
         """The check went well in every rank, and the job ended well if it was its last."""
@@ -131,9 +155,13 @@ class Job:
 
 def start_job(request, tmp_path_factory, script: str) -> Job:
     """What the fixture `job` of a module is: its script under the launcher of this parameter, with the checks to be run."""
-    checks = [item.callspec.params["name"] for item in request.session.items
-              if item.module is request.module and getattr(item, "callspec", None)
-              and item.callspec.params.get("job") == request.param]
+    checks = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.module is request.module
+        and getattr(item, "callspec", None)
+        and item.callspec.params.get("job") == request.param
+    ]
     folder = tmp_path_factory.mktemp(request.param)
     thorough = request.config.getoption("tier") == "all" and request.param in MAIN
     return Job(request.param, script, folder, checks, thorough)

@@ -19,9 +19,12 @@ net = torch.nn.Linear(300, 300)
 optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
 transport, payload = optimizer._grace.exchange.transport, np.zeros(100, np.uint8)
 if hvd.rank() == 0:  # and nowhere else, so they never end
-    handles = [transport.allgather("allgather", payload), transport.alltoall("alltoall", payload, [60, 40]),
-               transport.allreduce("sum", np.zeros(9, np.float32)),
-               transport.sum_tensor("tensor", torch.zeros(9), 1.0, 1.0)]
+    handles = [
+        transport.allgather("allgather", payload),
+        transport.alltoall("alltoall", payload, [60, 40]),
+        transport.allreduce("sum", np.zeros(9, np.float32)),
+        transport.sum_tensor("tensor", torch.zeros(9), 1.0, 1.0),
+    ]
 with (FOLDER / "lock").open("w") as lock:
     if hvd.rank() == 1:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -22,9 +22,13 @@ def main() -> None:
         if comm.rank == 0:
             server = FederatedServer(Server(start, comm.size - 1, SPEC, memory="ef21"), comm, timeout=3600, pace=pace)
             reports = [server.round() for _ in range(ROUNDS)]
-            found[str(pace)] = {"sent": reports[-1].sent, "received": reports[-1].received,
-                                "taken": len(reports[-1].taken), "silent": server.stop(),
-                                "bandwidths": [one.bandwidth for one in server.paces.values()]}
+            found[str(pace)] = {
+                "sent": reports[-1].sent,
+                "received": reports[-1].received,
+                "taken": len(reports[-1].taken),
+                "silent": server.stop(),
+                "bandwidths": [one.bandwidth for one in server.paces.values()],
+            }
         else:
             random = np.random.default_rng(comm.rank)
             client = FederatedClient(Client(start, SPEC, memory="ef21", number=comm.rank - 1), comm)

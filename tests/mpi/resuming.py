@@ -19,8 +19,7 @@ SPEC = "topk:0.01/rice/qsgd:7"
 
 def residuals(memories):
     """Their sum, float64[d]."""
-    return sum(torch.cat([memory["residual"][name].double() for name in sorted(memory["residual"])])
-               for memory in memories)
+    return sum(torch.cat([memory["residual"][name].double() for name in sorted(memory["residual"])]) for memory in memories)
 
 
 hvd.init()
@@ -48,8 +47,12 @@ else:
     memories = saved["grace_ext"]["memories"]
     own = residuals([optimizer.state_dict()["grace_ext"]["memories"][rank]])
     summed = hvd.allreduce(own, op=hvd.Sum, name="sum")
-    result = {"ranks": sorted(memories), "log": texts, "off": (summed - residuals(memories.values())).abs().max().item(),
-              "largest": own.abs().max().item()}
+    result = {
+        "ranks": sorted(memories),
+        "log": texts,
+        "off": (summed - residuals(memories.values())).abs().max().item(),
+        "largest": own.abs().max().item(),
+    }
 result["weights"] = flat(net).tolist()
 (FOLDER / f"{PHASE}-rank{rank}.json").write_text(json.dumps(result))
 hvd.shutdown()

@@ -69,10 +69,19 @@ def serve(comm, folder, staleness):
     mpi.time = time
     silent = server.stop(timeout=3600)
     estimate = core._estimates[SLOW].known if SLOW in core._estimates else np.zeros(D, np.float32)
-    (folder / "server.json").write_text(json.dumps({
-        "taken": [report.taken for report in reports], "missing": [report.missing for report in reports],
-        "stale": [report.stale for report in reports], "sent": [report.sent for report in reports], "silent": silent,
-        "rejections": core.rejections, "estimate": zlib.crc32(estimate)}))
+    (folder / "server.json").write_text(
+        json.dumps(
+            {
+                "taken": [report.taken for report in reports],
+                "missing": [report.missing for report in reports],
+                "stale": [report.stale for report in reports],
+                "sent": [report.sent for report in reports],
+                "silent": silent,
+                "rejections": core.rejections,
+                "estimate": zlib.crc32(estimate),
+            }
+        )
+    )
 
 
 def take_part(comm, folder, staleness):

@@ -35,8 +35,16 @@ def run(transport, communicator: str, spec: str, given: np.ndarray, memory="resi
     """given: float32[steps, d], of this rank -> the results of all steps, and the residual after them."""
     transport = wrap(transport)
     exchange = Exchange(transport, memory, 1 / transport.size)
-    exchange.set_buckets([exchange.bucket("summing", [Tensor("w", given.shape[1], 2)], grace_ext.compressor(spec),
-                                          parse_stage("communicator", communicator))])
+    exchange.set_buckets(
+        [
+            exchange.bucket(
+                "summing",
+                [Tensor("w", given.shape[1], 2)],
+                grace_ext.compressor(spec),
+                parse_stage("communicator", communicator),
+            )
+        ]
+    )
     (bucket,) = exchange.buckets
     if transport.hosts is None:
         exchange.check_config_digests(transport.allgather("summing.config", exchange.config_digest()).wait())
@@ -69,10 +77,15 @@ def in_one_process(communicator: str, spec: str, given: np.ndarray, memory="resi
 
 
 #: (communicator, spec, memory, elements)
-CASES = (("sharded", "topk:0.05/rice/qsgd:7", "residual", 5001), ("tree", "topk:0.05/rice/qsgd:7", "residual", 5001),
-         ("hierarchical", "topk:0.05/rice/qsgd:7", "residual", 5001), ("sharded", "dense/qsgd:4", "none", 600),
-         ("tree", "randomk:0.1/fp16", "none", 700), ("hierarchical", "dense/qsgd:4", "none", 7),
-         ("sharded", "dense/deflate", "residual", 1))
+CASES = (
+    ("sharded", "topk:0.05/rice/qsgd:7", "residual", 5001),
+    ("tree", "topk:0.05/rice/qsgd:7", "residual", 5001),
+    ("hierarchical", "topk:0.05/rice/qsgd:7", "residual", 5001),
+    ("sharded", "dense/qsgd:4", "none", 600),
+    ("tree", "randomk:0.1/fp16", "none", 700),
+    ("hierarchical", "dense/qsgd:4", "none", 7),
+    ("sharded", "dense/deflate", "residual", 1),
+)
 
 
 def check_against_one_process(transport, cases=CASES) -> None:

@@ -50,9 +50,13 @@ def test_float32_is_what_volumes_are_relative_to(data, tmp_path):
     assert all(1 < volume < 1.001 for volume in result["volume"].values()), result["volume"]
 
 
-@pytest.mark.parametrize("method, options", [
-    ("fedavg", ["--memory", "ef21", "--sampled", "2"]),
-    pytest.param("panthalia", ["--evaluate-every", "2", "--batch", "32"], marks=pytest.mark.tier("all"))])
+@pytest.mark.parametrize(
+    "method, options",
+    [
+        ("fedavg", ["--memory", "ef21", "--sampled", "2"]),
+        pytest.param("panthalia", ["--evaluate-every", "2", "--batch", "32"], marks=pytest.mark.tier("all")),
+    ],
+)
 def test_a_job_goes_on_from_its_state_as_if_nothing_had_happened(data, tmp_path, method, options):
     options = ["--method", method, *options, "--train-samples", "300"]
     whole = run(data, tmp_path / "whole.json", *options, "--rounds", "4")

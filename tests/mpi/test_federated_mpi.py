@@ -35,8 +35,10 @@ def test_who_is_late_is_left_out_of_the_round_and_asked_again(server):
 
 def test_who_leaves_is_not_asked_any_more(server):
     assert all(LEAVING in taken for taken in server["taken"][:7])
-    assert all(LEAVING not in taken and LEAVING not in missing
-               for taken, missing in zip(server["taken"][12:], server["missing"][12:], strict=True))
+    assert all(
+        LEAVING not in taken and LEAVING not in missing
+        for taken, missing in zip(server["taken"][12:], server["missing"][12:], strict=True)
+    )
 
 
 def test_who_is_hostile_is_not_believed(server):
@@ -83,10 +85,16 @@ def test_a_client_that_never_stops_to_send_keeps_nobody_from_being_heard():
 
 @pytest.mark.alone
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("where, says", [
-    ("server", "RuntimeError: rank 0 gives up"), ("train", "RuntimeError: rank 1 gives up"),
-    ("stopped server", "the server, rank 0, has said nothing for 2 s to rank "),
-    ("stop", "rank 0 ends before FederatedServer.stop()"), ("exit", "rank 1 ends within FederatedClient.run()")])
+@pytest.mark.parametrize(
+    "where, says",
+    [
+        ("server", "RuntimeError: rank 0 gives up"),
+        ("train", "RuntimeError: rank 1 gives up"),
+        ("stopped server", "the server, rank 0, has said nothing for 2 s to rank "),
+        ("stop", "rank 0 ends before FederatedServer.stop()"),
+        ("exit", "rank 1 ends within FederatedClient.run()"),
+    ],
+)
 def test_no_rank_is_left_hanging_when_one_fails(where, says):
     done = launch.run("mpirun-4", "failing_federated.py", where)
     assert done.returncode != 0 and says in done.stdout and "all rounds were played" not in done.stdout

@@ -6,8 +6,14 @@ from launch import LAUNCHERS, checks_in, in_tiers, of_jobs, run, skip_without, s
 pytestmark = pytest.mark.mpi
 skip_without("tensorflow", "horovod")
 
-CHECKS = checks_in("checks_observe_tensorflow.py", "checks_tensorflow.py", "checks_tensorflow_auto.py",
-                   "checks_tensorflow_graphs.py", "checks_tensorflow_memory.py", "checks_tensorflow_rows.py")
+CHECKS = checks_in(
+    "checks_observe_tensorflow.py",
+    "checks_tensorflow.py",
+    "checks_tensorflow_auto.py",
+    "checks_tensorflow_graphs.py",
+    "checks_tensorflow_memory.py",
+    "checks_tensorflow_rows.py",
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +27,13 @@ def test_check(job, name, record_property):
     job.assert_ok(name)
 
 
-@pytest.mark.parametrize("launcher, where", in_tiers(
-    ((launcher, "exchange" if launcher.endswith("2") else "user") for launcher in LAUNCHERS),
-    test=[("mpirun-2", "exchange"), ("horovodrun-gloo-4", "user")]))
+@pytest.mark.parametrize(
+    "launcher, where",
+    in_tiers(
+        ((launcher, "exchange" if launcher.endswith("2") else "user") for launcher in LAUNCHERS),
+        test=[("mpirun-2", "exchange"), ("horovodrun-gloo-4", "user")],
+    ),
+)
 def test_a_rank_that_raises_ends_the_job(launcher, where):
     done = run(launcher, "failing_tensorflow.py", where)
     assert done.returncode != 0

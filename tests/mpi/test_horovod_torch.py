@@ -35,10 +35,19 @@ def test_check(job, name, record_property):
     job.assert_ok(name)
 
 
-@pytest.mark.parametrize("launcher, where", in_tiers(
-    itertools.product(LAUNCHERS, ("user", "worker", "stuck")),
-    test=[("mpirun-2", "user"), ("horovodrun-gloo-2", "worker"), ("mpirun-4", "worker"), ("mpirun-2", "stuck"),
-          ("horovodrun-gloo-2", "stuck")]))
+@pytest.mark.parametrize(
+    "launcher, where",
+    in_tiers(
+        itertools.product(LAUNCHERS, ("user", "worker", "stuck")),
+        test=[
+            ("mpirun-2", "user"),
+            ("horovodrun-gloo-2", "worker"),
+            ("mpirun-4", "worker"),
+            ("mpirun-2", "stuck"),
+            ("horovodrun-gloo-2", "stuck"),
+        ],
+    ),
+)
 def test_a_rank_that_raises_ends_the_job(launcher, where):
     done = run(launcher, "failing.py", where, timeout=400)  # not for Open MPI's own patience, which is of ten minutes
     assert done.returncode != 0
@@ -46,8 +55,10 @@ def test_a_rank_that_raises_ends_the_job(launcher, where):
     assert "this line must not be reached" not in done.stdout
 
 
-@pytest.mark.parametrize("launcher, who", in_tiers(
-    itertools.product(LAUNCHERS, ("all", "first")), test=[("mpirun-2", "all"), ("mpirun-2", "first")]))
+@pytest.mark.parametrize(
+    "launcher, who",
+    in_tiers(itertools.product(LAUNCHERS, ("all", "first")), test=[("mpirun-2", "all"), ("mpirun-2", "first")]),
+)
 def test_an_exception_in_the_middle_of_backward_ends_the_job(launcher, who):
     done = run(launcher, "failing_backward.py", who, timeout=300)
     assert done.returncode != 0

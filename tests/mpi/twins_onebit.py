@@ -38,15 +38,18 @@ class Twin:
         self._step()
 
     def _step(self):
-        d = np.sqrt(self.v / (1 - self.beta2**(self.frozen_at or self.t))) + self.eps
+        d = np.sqrt(self.v / (1 - self.beta2 ** (self.frozen_at or self.t))) + self.eps
         self.p -= self.lr * self.m / (1 - self.beta1**self.t) / d
 
 
 def one_bit(values, bucket=512):
     """Each value becomes the mean of those of its bucket that have its sign."""
-    parts = [np.where(part < 0, part[part < 0].mean() if (part < 0).any() else 0,
-                      part[part >= 0].mean() if (part >= 0).any() else 0)
-             for part in np.split(values, range(bucket, values.size, bucket))]
+    parts = [
+        np.where(
+            part < 0, part[part < 0].mean() if (part < 0).any() else 0, part[part >= 0].mean() if (part >= 0).any() else 0
+        )
+        for part in np.split(values, range(bucket, values.size, bucket))
+    ]
     return np.concatenate(parts)
 
 
@@ -55,8 +58,9 @@ class Reference:
 
     def __init__(self, optimizer, warmup_steps, passes=1, op=hvd.Average):
         self.groups, self.warmup_steps, self.op, self.t = optimizer.param_groups, warmup_steps, op, 0
-        self.state = {p: [torch.zeros_like(p, dtype=torch.float64) for _ in range(3)]
-                      for group in self.groups for p in group["params"]}
+        self.state = {
+            p: [torch.zeros_like(p, dtype=torch.float64) for _ in range(3)] for group in self.groups for p in group["params"]
+        }
 
     def zero_grad(self):
         for p in self.state:

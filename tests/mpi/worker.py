@@ -25,8 +25,12 @@ def main() -> None:
     torch.set_num_threads(1)
     for odd in (0, 1):
         checks.PROCESS_SETS.append(hvd.add_process_set(list(range(odd, hvd.size(), 2))))
-    run_checks(sys.argv[1], hvd.rank(), hvd.size(),
-               lambda name, number: hvd.allreduce(torch.tensor([number]), op=hvd.Sum, name=name).item())
+    run_checks(
+        sys.argv[1],
+        hvd.rank(),
+        hvd.size(),
+        lambda name, number: hvd.allreduce(torch.tensor([number]), op=hvd.Sum, name=name).item(),
+    )
     hvd.shutdown()
 
 

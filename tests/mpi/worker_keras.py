@@ -13,8 +13,12 @@ def main() -> None:
     hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    run_checks(sys.argv[1], hvd.rank(), hvd.size(),
-               lambda name, number: int(hvd.allreduce(tf.constant(number), op=hvd.Sum, name=name)))
+    run_checks(
+        sys.argv[1],
+        hvd.rank(),
+        hvd.size(),
+        lambda name, number: int(hvd.allreduce(tf.constant(number), op=hvd.Sum, name=name)),
+    )
     hvd.shutdown()
 
 

@@ -20,8 +20,12 @@ def main() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(2)
     for odd in (0, 1):
         checks_tensorflow.PROCESS_SETS.append(hvd.add_process_set(list(range(odd, hvd.size(), 2))))
-    run_checks(sys.argv[1], hvd.rank(), hvd.size(),
-               lambda name, number: int(hvd.allreduce(tf.constant(number), op=hvd.Sum, name=name)))
+    run_checks(
+        sys.argv[1],
+        hvd.rank(),
+        hvd.size(),
+        lambda name, number: int(hvd.allreduce(tf.constant(number), op=hvd.Sum, name=name)),
+    )
     hvd.shutdown()
 
 
