@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import grace_ext
-from grace_ext import bench, cli, registry
+from grace_ext import cli, registry
 from grace_ext._util import units
+from grace_ext.bench import command, index_bound
 from grace_ext.errors import GraceError
 from grace_ext.pipeline import container
 from grace_ext.value.base import ValueCodec
@@ -151,7 +152,7 @@ def test_inspect_shows_header_and_sections(tmp_path, capsys, gradient):
         "d        2,000",
         "k        20 (density 1.0000%)",
         f"index    rice (id 3), {index} bytes, {8 * index / 20:.2f} bits per index; "
-        f"uniformly random positions need {bench.index_bound(2000, 20):.2f}",
+        f"uniformly random positions need {index_bound(2000, 20):.2f}",
         f"value    qsgd (id 3), {value} bytes, {8 * value / 20:.2f} bits per value",
         f"overhead {blob.size - index - value} bytes",
         f"ratio    {8000 / blob.size:.2f} : 1",
@@ -234,7 +235,7 @@ def test_interruption_is_quiet(monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "measure", interrupted)
+    monkeypatch.setattr(command, "measure", interrupted)
     assert cli.main(["bench", "--quick"]) == 130
     assert capsys.readouterr().err == "grace_ext: interrupted\n"
 
@@ -243,6 +244,6 @@ def test_errors_of_the_package_have_no_traceback(monkeypatch, capsys):
     def failing(*_):
         raise GraceError("something specific")
 
-    monkeypatch.setattr(bench, "measure", failing)
+    monkeypatch.setattr(command, "measure", failing)
     assert cli.main(["bench", "--quick"]) == 1
     assert capsys.readouterr().err == "grace_ext: something specific\n"

@@ -20,10 +20,11 @@ from contract import peak_of
 from fuzzing import chance, mutate, pick
 
 import grace_ext
-from grace_ext import ContainerError, ExchangeError, cli, registry
+from grace_ext import ContainerError, ExchangeError, registry
 from grace_ext._util.rng import Stream
 from grace_ext.federated import Client, Rejected
 from grace_ext.federated.messages import Down, Up, read_up
+from grace_ext.inspection import check_sections, describe
 from grace_ext.pipeline.container import parse, split
 from grace_ext.pipeline.decoder import add_all, decode_rows, decode_sum
 from grace_ext.transport import CollectiveHandle, Transport
@@ -38,12 +39,13 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 IMPORTS = """import threading, tracemalloc
 import numpy as np
 import grace_ext
-from grace_ext import ContainerError, ExchangeError, cli, registry
+from grace_ext import ContainerError, ExchangeError, registry
 from grace_ext.transport import CollectiveHandle, Transport
 from grace_ext.container import parse, split
 from grace_ext.pipeline.decoder import add_all, decode_rows, decode_sum
 from grace_ext.federated import Client, Rejected
 from grace_ext.federated.messages import Down, Up, read_up
+from grace_ext.inspection import check_sections, describe
 from grace_ext.rng import Stream
 np.seterr(all="ignore")
 """
@@ -218,9 +220,9 @@ def by_inspect(blob, size, dense, other):
     """The command line's `inspect`."""
     try:
         parsed = parse(blob)
-        list(cli._describe(parsed))
+        list(describe(parsed))
         if parsed.domain <= 100_000:
-            cli._check_sections(parsed)
+            check_sections(parsed)
     except ContainerError:
         assert dense is None
 
