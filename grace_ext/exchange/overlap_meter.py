@@ -33,7 +33,7 @@ class OverlapMeter:
     def encoded(self, future: Future) -> None:
         """The caller has encoded this bucket itself, which the worker thread had not begun."""
         if not future.cancelled() and not future.exception():
-            self._add(getattr(future.result(), "codec_seconds", 0.0))  # 0 for a collective without a codec
+            self._add(future.result().codec_seconds)
 
     def decode(self, decode: Callable, bucket, pending, *args, others):
         """Returns decode(bucket, pending, *args). others: buckets that have it yet to come."""

@@ -46,8 +46,16 @@ class Scheduler:
         self._started[bucket.name] = future = concurrent.futures.Future()
         future.set_result(pending)
 
-    def run(self, work: Callable, *args) -> concurrent.futures.Future:
-        """Queue something that is no bucket."""
+    def run(self, work: Callable[..., Pending], *args) -> concurrent.futures.Future:
+        """Queue a collective that belongs to no bucket.
+
+        Args:
+            work: The function that starts it, for the worker thread.
+            *args: Arguments of the function.
+
+        Returns:
+            The future of what the function returns.
+        """
         return self._queue.submit(work, *args)
 
     def is_started(self, bucket: Bucket) -> bool:

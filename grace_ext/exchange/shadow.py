@@ -39,7 +39,7 @@ def shadow_step(exchange, output_of: Callable, bypass_of: Callable | None = None
 
 def _others_have_gradients(exchange) -> bool:
     """Known from the first containers, which are empty on ranks without a gradient; else the ranks were counted."""
-    counted = exchange.ranks_with_gradients()
+    counted = exchange.gradient_count.take()
     if counted is not None:
         return counted > 0
     first = next(bucket for bucket in exchange.buckets if bucket.communicator.sends_containers)

@@ -1,0 +1,155 @@
+"""What an exchange is set up with, and what changes between its steps only: buckets, policies, listeners and state."""
+
+import numpy as np
+
+from ..communicators.allreduce import Allreduce
+from ..communicators.base import Communicator
+from ..communicators.factors import FactorAllreduce
+from ..memory.base import Memory
+from ..observe.capture import Capture
+from ..observe.listener import Listeners, StepListener
+from ..pipeline.compressor import Compressor
+from ..policy.memories import Memories
+from ..policy.schedules import Schedules
+from ..transport.base import Transport
+from . import config_digest, stats
+from .assembly import listeners_for
+from .buckets import Bucket, Tensor
+from .state import ExchangeState
+
+
+class ExchangeSetup:
+    """The part of an Exchange that is at work between steps.
+
+    Args:
+        transport: See Exchange.
+        memory: See Exchange.
+        weight: See Exchange.
+        seed: See Exchange.
+        capture: See Exchange.
+        schedule: See Exchange.
+        observe: See Exchange.
+    """
+
+    def __init__(
+        self, transport: Transport, memory, weight: float, seed: int, capture: Capture | None, schedule: dict | None, observe
+    ):
+        self.state = ExchangeState(Memories(memory))
+        self.schedules = Schedules(schedule)
+        self.statistics = stats.Statistics()
+        self._listeners = Listeners([*listeners_for(transport, self.schedules, observe, capture), self.statistics])
+        self.transport = self._listeners.wrap(transport)
+        self.weight = weight
+        self.seed = seed
+        self.step = 0
+        self.buckets: list[Bucket] = []
+
+    @property
+    def listeners(self) -> tuple[StepListener, ...]:
+        """The listeners, in the order in which they hear of an event."""
+        return self._listeners.all
+
+    def bucket(self, name: str, tensors: list[Tensor], compressor: Compressor, communicator: Communicator) -> Bucket:
+        """Build the bucket of these tensors.
+
+        Two kinds of buckets go by allreduce whatever the communicator: plain float32, because the result is the same and
+        the bytes are fewer, without errors to remember; and low-rank factors, because only sums carry them.
+
+        Args:
+            name: Name of the bucket, unique in the exchange and the same on all ranks.
+            tensors: The tensors, in the order in which the bucket's vector holds them.
+            compressor: The compressor of all of them.
+            communicator: The communicator that the user asked for.
+
+        Returns:
+            The bucket, with a communicator of its own where the communicator needs one for each bucket.
+
+        Raises:
+            ConfigError: Compressor, memory and communicator do not fit together.
+        """
+        memory = self.memory_of(tensors[0])
+        if compressor.exact:
+            return Bucket(name, tensors, compressor, Allreduce(), memory.exact())
+        factors = FactorAllreduce(tensors, compressor, self.state.warm_starts) if compressor.lowrank is not None else None
+        own = communicator.for_bucket(compressor, memory, self.transport, factors)
+        return Bucket(name, tensors, compressor, own, memory)
+
+    def set_buckets(self, buckets: list[Bucket]) -> None:
+        """Replace the buckets; the memory's state follows its tensors into the new ones.
+
+        Args:
+            buckets: The buckets of all further steps, in the same order on all ranks.
+
+        Raises:
+            ConfigError: A step is under way, or a listener cannot work with these buckets.
+        """
+        self.buckets = buckets
+        self.state.set_buckets(buckets)
+        self._listeners.notify("buckets_set", buckets)
+
+    def replace_policies(self, memories: Memories, schedules: Schedules) -> None:
+        """Use other memories and schedules for the buckets that are set next.
+
+        Args:
+            memories: Which memory each tensor has.
+            schedules: Options by step. The listeners stay those of the schedules that the exchange was made with.
+        """
+        self.state.memories, self.schedules = memories, schedules
+
+    def memory_of(self, tensor: Tensor) -> Memory:
+        """Choose the memory of a tensor that is compressed. Tensors of a bucket have the same one.
+
+        Args:
+            tensor: The tensor.
+
+        Returns:
+            The memory, shared by all tensors of equal memory specs.
+        """
+        return self.state.memory_of(tensor)
+
+    def state_dict(self) -> dict:
+        """Copy this rank's state between steps.
+
+        Returns:
+            {"step": the number of the next step, field: {tensor name: float32[size]}}; see ExchangeState.
+        """
+        return {"step": self.step, **self.state.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Load what `state_dict` returned.
+
+        Args:
+            state: The state; without "step", the number of the next step stays as it is.
+
+        Raises:
+            ConfigError: An array has another size than its tensor.
+        """
+        self.state.load_state_dict(state)
+        self.step = state.get("step", self.step)
+
+    def config_digest(self) -> np.ndarray:
+        """See grace_ext.exchange.config_digest.config_digest.
+
+        Returns:
+            uint8[16].
+        """
+        return config_digest.config_digest(self)
+
+    def check_config_digests(self, gathered: np.ndarray) -> None:
+        """See grace_ext.exchange.config_digest.check_config_digests.
+
+        Args:
+            gathered: uint8[ranks, 16], the digests of all ranks in the order of ranks, in any shape.
+        """
+        config_digest.check_config_digests(self, gathered)
+
+    def stats(self, *others: "ExchangeSetup") -> dict:
+        """Report totals since the start.
+
+        Args:
+            *others: Earlier exchanges of the same run, whose totals are added.
+
+        Returns:
+            What grace_ext.exchange.stats.report describes.
+        """
+        return stats.report((*others, self))
