@@ -120,7 +120,7 @@ def test_an_update_that_was_not_taken_is_still_owed(memory):
     if memory == "residual":  # all of the change as well, not only what the container left out
         assert np.count_nonzero(owed) > 0.99 * D
     else:
-        np.testing.assert_array_equal(owed, server._estimates[0].known)
+        np.testing.assert_array_equal(owed, server.estimate(0))
 
 
 def test_the_server_and_a_client_agree_on_its_estimate():
@@ -129,15 +129,15 @@ def test_the_server_and_a_client_agree_on_its_estimate():
         play(server, clients)
     for number in server.begin_round():
         clients[number].receive(server.message_for(number))
-        if number in server._estimates:
-            assert clients[number].state_dict()["owed"].tobytes() == server._estimates[number].known.tobytes()
+        if server.estimate(number) is not None:
+            assert clients[number].state_dict()["owed"].tobytes() == server.estimate(number).tobytes()
 
 
 def agree(server, clients):
     """Whether the server's estimate of each client's update is that client's own, to the bit, in the round that begins."""
     for number in server.begin_round():
         clients[number].receive(server.message_for(number))
-        known = server._estimates[number].known if clients[number].told.any() else np.zeros(D, np.float32)
+        known = server.estimate(number) if clients[number].told.any() else np.zeros(D, np.float32)
         assert clients[number].told.tobytes() == known.tobytes(), number
     server.end_round()
 

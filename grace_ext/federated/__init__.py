@@ -10,7 +10,8 @@ from .median import Median
 from .messages import Rejected
 from .nearest_neighbor_mixing import NearestNeighborMixing
 from .pace import Fitted, Pace
-from .server import Report, Server
+from .report import Report
+from .server import Server
 from .trimmed_mean import TrimmedMean
 
 __all__ = [

@@ -33,8 +33,8 @@ CONTAINERS = {
     ),
 }
 CLIENTS = {
-    "another exception": ("grace_ext.federated.server.Server._check_base", "lambda self, client, base: None"),
-    "what is not finite": ("grace_ext.federated.server._norm", "lambda vector: 1.0"),
+    "another exception": ("grace_ext.federated.updates.ClientUpdates._check_base", "lambda self, client, base: None"),
+    "what is not finite": ("grace_ext.federated.updates.l2_norm", "lambda vector: 1.0"),
     "a refused update counts": (
         "grace_ext.federated.server.Server._reject",
         "lambda self, client, error, real=grace_ext.federated.server.Server._reject: "
@@ -46,8 +46,8 @@ CLIENTS = {
         "(self.__dict__.setdefault('kept', []).append(bytes(9 * message.size)), real(self, client, message))[1]",
     ),
     "memory": (
-        "grace_ext.federated.server.read_up",
-        "lambda data, size, real=grace_ext.federated.server.read_up: "
+        "grace_ext.federated.updates.read_up",
+        "lambda data, size, real=grace_ext.federated.updates.read_up: "
         "(bytes(10**7 if size > 40_000 else 0), real(data, size))[1]",
     ),
 }

@@ -1,0 +1,214 @@
+"""The way up: which updates of clients are acceptable, what they amount to, and their mean."""
+
+import functools
+import math
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import ConfigError, ContainerError
+from ..pipeline.compressor import Compressor
+from ..pipeline.container import Container
+from ..pipeline.decoder import decode_sum
+from .client import MEMORIES
+from .estimate import Estimate
+from .mean import Mean, Update
+from .messages import WHOLE, Rejected, Up, read_up
+from .norm_check import l2_norm
+from .weights import Weights
+
+_LARGEST_NORM = 2.0**100  # of an update; with larger ones, some rounds would take a float32 model to Inf
+
+
+class Received(NamedTuple):
+    """An update that has passed all checks that need no other update.
+
+    Attributes:
+        up: The message.
+        container: Its container, parsed.
+        norm: L2 norm of what counts in the mean.
+    """
+
+    up: Up
+    container: Container
+    norm: float
+
+
+class ClientUpdates:
+    """Checks the updates of clients, keeps what the server knows of each client's updates, and takes their mean.
+
+    Args:
+        size: Number of elements of the model.
+        clients: Number of clients, which are numbered from 0.
+        compressor: The compressor that clients use unless they choose another one.
+        mean: The mean that is taken.
+        weights: How much each client counts.
+        memory: The memory of the clients.
+        staleness: By how many rounds an update may be late.
+
+    Raises:
+        ConfigError: An argument is out of range, or the mean is meaningless with these weights, memory or compression.
+    """
+
+    def __init__(
+        self, size: int, clients: int, compressor: Compressor, mean: Mean, weights: Weights, memory: str, staleness: int
+    ):
+        if memory not in MEMORIES:
+            raise ConfigError(f"memory={memory!r}; allowed: {', '.join(MEMORIES)}")
+        if staleness < 0:
+            raise ConfigError(f"staleness={staleness}; allowed: from 0 on")
+        self._size, self._mean, self._weights, self._memory, self._staleness = size, mean, weights, memory, staleness
+        self._check_mean(compressor)
+        #: For each client, the round of its last update that was accepted; 0: none.
+        self.taken = dict.fromkeys(range(clients), 0)
+        #: With memory "ef21", the estimate of each client's update.
+        self.estimates: dict[int, Estimate] = {}
+        self._samples: dict[int, float] = {}
+
+    def _check_mean(self, compressor: Compressor) -> None:
+        if not isinstance(self._mean, Mean):
+            raise ConfigError(
+                f"mean={self._mean!r}; allowed: an instance of WeightedMean, ClippedMean, Median, "
+                "TrimmedMean or NearestNeighborMixing"
+            )
+        if not self._mean.by_coordinate:
+            return
+        kind = type(self._mean).__name__
+        if not self._weights.uniform:
+            raise ConfigError(f"mean {kind} counts clients and knows no weights; allowed: weights='uniform'")
+        if self._memory != "ef21" and compressor.sparsifier.name != "dense":
+            raise ConfigError(
+                f"mean {kind} with memory {self._memory!r} and {str(compressor)!r}: where most clients "
+                "send nothing of an element, it is 0, and what few send is lost; allowed: memory='ef21', or a "
+                "dense compression"
+            )
+
+    def examine(self, client: int, message: np.ndarray, asked: int, round_: int) -> Received:
+        """Check a message that a client has sent.
+
+        Args:
+            client: Number of the client.
+            message: uint8[m].
+            asked: The round whose model the client was sent last.
+            round_: The round in which the update counts.
+
+        Returns:
+            The update.
+
+        Raises:
+            Rejected: The update is not acceptable.
+        """
+        up, parsed = read_up(message, self._size)
+        if up.round != asked:
+            raise Rejected("late", f"an update of round {up.round}; one of round {asked} is expected")
+        if round_ - up.round > self._staleness:
+            raise Rejected(
+                "late",
+                f"an update of round {up.round} in round {round_}; it may be late by at most {self._staleness} rounds",
+            )
+        self._check_base(client, up.base)
+        if parsed.non_finite:
+            raise Rejected("not finite", "the gradient of the sender held a NaN or an Inf")
+        if self._mean.by_coordinate and self._memory != "ef21" and parsed.index_id and parsed.k < parsed.domain:
+            raise Rejected("sparse", f"{parsed.k} of {parsed.domain} elements; {type(self._mean).__name__} needs all")
+        norm = l2_norm(self._update(client, up, parsed))
+        if not math.isfinite(norm):
+            raise Rejected("not finite", "the update holds a NaN or an Inf")
+        if norm > _LARGEST_NORM:
+            raise Rejected("norm", f"{norm:.4g}, where at most {_LARGEST_NORM:.4g} is allowed whatever others send")
+        return Received(up, parsed, norm)
+
+    def _check_base(self, client: int, base: int) -> None:
+        """Reject an update that does not fit the client's estimate. A client without a state sends base 0: both begin again."""
+        if self._memory != "ef21":
+            if base != WHOLE:
+                raise Rejected("estimate", f"a client with memory 'ef21'; this server has {self._memory!r}")
+        elif base == WHOLE:
+            raise Rejected("estimate", "a client without memory 'ef21', which this server has")
+        elif base not in (0, self.taken[client]):
+            raise Rejected(
+                "estimate",
+                f"a correction of the estimate after round {base}; it is that after round "
+                f"{self.taken[client]}: the client has to begin again with zeros, and base 0",
+            )
+
+    def _update(self, client: int, up: Up, parsed: Container) -> np.ndarray:
+        """Decode what counts in the mean, float32[d]: the update or, with "ef21", the estimate that it corrects."""
+        change = self._decoded(parsed)
+        if up.base not in (WHOLE, 0):
+            change += self.estimates[client].known
+        return change
+
+    def _decoded(self, parsed: Container) -> np.ndarray:
+        change = np.empty(self._size, np.float32)
+        try:
+            decode_sum([parsed], change)
+        except ContainerError as error:
+            raise Rejected("malformed", str(error)) from error
+        return change
+
+    def accept(self, client: int, received: Received) -> None:
+        """Note that an update was accepted, and with memory "ef21" correct the client's estimate.
+
+        Args:
+            client: Number of the client.
+            received: Its update.
+        """
+        self.taken[client], self._samples[client] = received.up.round, received.up.samples
+        if self._memory == "ef21":
+            self.estimates[client] = Estimate(self._size, self._update(client, received.up, received.container))
+
+    def mean(self, received: Mapping[int, Received], gone: Collection[int]) -> np.ndarray | None:
+        """Take the mean of a round's updates or, with memory "ef21", of the estimates of all clients' updates.
+
+        Args:
+            received: The accepted updates of the round, by client.
+            gone: The clients that have left, whose estimates do not count.
+
+        Returns:
+            The mean, float32[d]; None if no update was accepted.
+        """
+        if self._memory == "ef21":
+            known = {
+                client: (self._samples[client], lambda vector=estimate.known: vector, l2_norm(estimate.known))
+                for client, estimate in self.estimates.items()
+                if client not in gone
+            }
+        else:
+            known = {
+                client: (one.up.samples, functools.partial(self._decoded, one.container), one.norm)
+                for client, one in received.items()
+            }
+        if not known or not received:
+            return None
+        shares = self._weights.shares({client: samples for client, (samples, _, _) in known.items()})
+        updates = [Update(vector, norm, shares[client]) for client, (_, vector, norm) in known.items()]
+        return self._mean(updates, self._size)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return what the next round needs.
+
+        Returns:
+            Arrays by name, for numpy.savez.
+        """
+        return {
+            "taken": np.array([self.taken[client] for client in range(len(self.taken))], np.int64),
+            **{f"estimate.{client}": estimate.known for client, estimate in self.estimates.items()},
+            **{f"samples.{client}": samples for client, samples in self._samples.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore what `state_dict` returned.
+
+        Args:
+            state: Arrays by name, at least those of `state_dict`.
+        """
+        self.taken = dict(enumerate(state["taken"].tolist()))
+        by_client = {"estimate": {}, "samples": {}}
+        for key in state:
+            kind, _, client = key.partition(".")
+            if client and kind in by_client:
+                by_client[kind][int(client)] = state[key]
+        self.estimates = {client: Estimate(self._size, one) for client, one in by_client["estimate"].items()}
+        self._samples = {client: float(one) for client, one in by_client["samples"].items()}
