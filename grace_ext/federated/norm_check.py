@@ -49,7 +49,8 @@ class NormCheck:
         #: its norm, which is the most that additional smaller values contribute.
         self.own_densities = False
         self._norms: collections.deque[tuple[int, float]] = collections.deque(maxlen=_KEPT)  # number of values, norm
-        self._uncompared: Norms = {}  # of clients whose update could not be compared with anything
+        #: The norms above 0 that could not be compared with anything.
+        self.uncompared: Norms = {}
 
     def add(self, k: int, norm: float) -> None:
         """Remember the norm of an update that was accepted.
@@ -71,8 +72,8 @@ class NormCheck:
         """
         if math.isinf(self._limit):
             return {}
-        before = [one for client, one in self._uncompared.items() if client not in updates]
-        self._uncompared |= {client: one for client, one in updates.items() if one[1] > 0}
+        before = [one for client, one in self.uncompared.items() if client not in updates]
+        self.uncompared |= {client: one for client, one in updates.items() if one[1] > 0}
         refused: dict[int, str] = {}
         while True:
             left = {client: one for client, one in updates.items() if client not in refused}
@@ -86,7 +87,7 @@ class NormCheck:
                 }
             further = self._beyond(left, above) if len(seen) >= _FEWEST else {}
             if not further:
-                self._uncompared.clear()
+                self.uncompared.clear()
                 return refused
             refused |= further
 
@@ -113,7 +114,7 @@ class NormCheck:
         """
         return {
             "norms": np.array(self._norms).reshape(-1, 2),
-            "unscaled": np.array([(client, *one) for client, one in self._uncompared.items()]).reshape(-1, 3),
+            "unscaled": np.array([(client, *one) for client, one in self.uncompared.items()]).reshape(-1, 3),
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -124,4 +125,4 @@ class NormCheck:
         """
         self._norms.clear()
         self._norms.extend((int(k), norm) for k, norm in state["norms"].tolist())
-        self._uncompared = {int(client): (int(k), norm) for client, k, norm in state["unscaled"].tolist()}
+        self.uncompared = {int(client): (int(k), norm) for client, k, norm in state["unscaled"].tolist()}

@@ -9,14 +9,14 @@ import functools
 import sys
 import types
 
-import contract
-import forge
+from support.arrays import gauss
+from support import container_builder
 import fuzzing
 import hostile_containers
 import hostile_ranks
 import numpy as np
-import test_contract
-from contract import peak_of
+from support import codec_conformance
+from support.codec_conformance import peak_of
 from fuzzing import chance, mutate, pick
 from hostile_containers import LARGE
 
@@ -132,7 +132,8 @@ class Pair:
             if 2 * len(honest) > len(report.taken):
                 assert self.is_near(honest, before), "liars take over a robust mean"
         self.given = None
-        self.twin._unscaled = dict(self.live._unscaled)  # that one has sent something else than zeros may be known
+        # that one has sent something else than zeros may be known
+        self.twin._norms.uncompared = dict(self.live._norms.uncompared)
         bound = self.first + sum(self.told) + (self.clients + 2) * (4 * self.size + 2000) + 200 * (self.keep + 32)
         assert held(self.live, set()) <= bound, "the server keeps what clients have sent"
         return report
@@ -220,7 +221,7 @@ WEIGHTS = (
 def specs(memory: str, dense: bool) -> list[str]:
     """Those that a server with this memory takes."""
     found = []
-    for text in test_contract.specs():
+    for text in codec_conformance.specs():
         if text.startswith("dense/") or not dense and not ("unbiased" in text and memory == "residual"):
             found.append(text)
     return found
@@ -228,9 +229,9 @@ def specs(memory: str, dense: bool) -> list[str]:
 
 @functools.cache
 def containers(size: int) -> list[list[dict]]:
-    """Honest containers of so many elements, as arguments of forge.container."""
-    gradient = np.round(contract.gauss(size, 4), 1)
-    return [[hostile_containers.fields_of(grace_ext.compressor(text).compress(gradient))] for text in test_contract.specs()]
+    """Honest containers of so many elements, as arguments of container_builder.container."""
+    gradient = np.round(gauss(size, 4), 1)
+    return [[hostile_containers.fields_of(grace_ext.compressor(text).compress(gradient))] for text in codec_conformance.specs()]
 
 
 def sealed(head: bytes, rest: bytes) -> np.ndarray:
@@ -262,10 +263,10 @@ def forged(rng: np.random.Generator, server: Server, honest: np.ndarray, asked: 
     if kind == 7:
         return Up(round_, pick(rng, SAMPLES), blob, int(base)).pack()
     if kind == 8:
-        values = pick(rng, (np.nan, np.inf, 0.0, 1e4, 1e12, 1e20, 1e30, -2e38, 1e-40)) * np.tanh(contract.gauss(size))
+        values = pick(rng, (np.nan, np.inf, 0.0, 1e4, 1e12, 1e20, 1e30, -2e38, 1e-40)) * np.tanh(gauss(size))
         return Up(round_, 1.0, grace_ext.compressor("dense/raw").compress(values), int(base)).pack()
     if kind == 9:
-        raw = forge.container(d=size, index=0, value=1, value_section=hostile_containers.floats(rng, bytes(4 * size)))
+        raw = container_builder.container(d=size, index=0, value=1, value_section=hostile_containers.floats(rng, bytes(4 * size)))
         return Up(round_, 1.0, np.frombuffer(raw, np.uint8), int(base)).pack()
     if kind in (10, 11):
         raw = hostile_containers.hostile(rng, containers(size))[0]
@@ -295,7 +296,7 @@ def game(rng: np.random.Generator, counts: collections.Counter) -> None:
     with np.errstate(all="ignore"):
         play = Recorder(rng, counts)
         clients = [Client(play.start, play.spec, memory=play.memory, number=number) for number in range(CLIENTS)]
-        usual, before, kept = contract.gauss(play.size, 8), [], {}
+        usual, before, kept = gauss(play.size, 8), [], {}
         for _ in range(ROUNDS):
             asked = {number: play.call("ask", number) for number in play.call("begin")}
             for number in sorted(asked, key=lambda _: rng.random()):
