@@ -7,8 +7,9 @@ import numpy as np
 from .._util.rng import Stream
 from ..errors import ConfigError, ContainerError, ExchangeError
 from ..pipeline import container
-from ..pipeline.compressor import Compressor, Encoded, make_compressor
+from ..pipeline.compressor import Compressor, make_compressor
 from ..pipeline.container import Container
+from ..pipeline.encoded import Encoded
 from .base import Communicator, Pending, encode
 
 #: The first byte of what goes instead of a container: some rank could not read what it got. No container begins so.

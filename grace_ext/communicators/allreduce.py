@@ -11,7 +11,7 @@ from .._util.scratch import scratch
 from ..kernels import max_magnitude, sum_sparse, write_error
 from ..kernels.half import fp16_decode, fp16_encode
 from ..kernels.topk import NON_FINITE
-from ..pipeline.compressor import scaled
+from ..pipeline.encoder import scaled
 from ..registry import register
 from ..sparsifiers.base import Scope
 from .base import Communicator, Pending, wait

@@ -144,7 +144,7 @@ class _Touched(Compressor):
     def pack(self, d, *args, **options):
         return super().pack(d, *args, transformed=(self._size, None), **options)
 
-    def _encode_index(self, indices, d, stream):
+    def encode_index(self, indices, d, stream):
         k = d if indices is None else indices.size
         if not k:
             return RawIndex.id, np.empty(0, np.uint8), indices

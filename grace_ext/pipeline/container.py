@@ -1,4 +1,4 @@
-"""The wire format. docs/container-format.md is its specification."""
+"""The wire format: assembling and parsing containers. docs/container-format.md is its specification."""
 
 import dataclasses
 import math
@@ -10,6 +10,7 @@ import xxhash
 from .. import registry
 from ..errors import ConfigError, ContainerError
 from ..kernels import pack_bits, unpack_bits
+from .byte_buffers import HeaderReader, as_bytes, varint
 
 MAGIC, VERSION = 0x47, 1
 MAX_ELEMENTS = 2**31 - 1
@@ -21,9 +22,22 @@ _MAX_HEADER = 5 + 5 + 2 + _MAX_PARAMETERS + 1 + 5 * _MAX_NDIM + 3 * 5
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """A parsed container. The sections are views of the buffer it was parsed from.
+    """A parsed container. Its sections are views of the buffer that it was parsed from.
 
-    d: elements of the gradient; domain: of what is encoded, which is more than d if a transform has padded it.
+    Attributes:
+        d: Number of elements of the gradient.
+        domain: Number of elements that are encoded; more than d if a transform has padded the gradient.
+        k: Number of elements in the support.
+        index_id: Id of the index codec; 0 for a dense container.
+        value_id: Id of the value codec; 0 for a non-finite container.
+        index_section: uint8[m], the positions of the support.
+        value_section: uint8[m], the values.
+        order_section: uint8[m], the order of the values; None if they are in ascending order of position.
+        dtype: Name of the gradient's dtype on the sender.
+        shape: The gradient's shape, or None if it is not stored.
+        transform: Id and parameters of the transform, or None.
+        non_finite: Whether the sender's gradient held a NaN or an Inf.
+        nbytes: Length of the container.
     """
 
     d: int
@@ -41,7 +55,14 @@ class Container:
     nbytes: int
 
     def order(self) -> np.ndarray | None:
-        """uint32[k]: for each decoded value its place in the support; None when values are in ascending order."""
+        """Decode the order section.
+
+        Returns:
+            uint32[k], the place in the support of each decoded value; None if the values are in ascending order of position.
+
+        Raises:
+            ContainerError: The section is not a permutation, or unused bits are not 0.
+        """
         if self.order_section is None:
             return None
         width = order_width(self.k)
@@ -59,34 +80,56 @@ class Container:
 
 
 def order_width(k: int) -> int:
-    """Bits of one entry of the order section."""
+    """Return how many bits one entry of the order section has.
+
+    Args:
+        k: Number of elements in the support.
+
+    Returns:
+        The bit length of k - 1; 0 for k = 0.
+    """
     return (k - 1).bit_length() if k > 0 else 0
 
 
 def check_elements(d: int) -> None:
+    """Check that a container can hold so many elements.
+
+    Args:
+        d: Number of elements.
+
+    Raises:
+        ConfigError: d is above MAX_ELEMENTS.
+    """
     if d > MAX_ELEMENTS:
         raise ConfigError(f"a tensor of {d} elements is too large for one container ({MAX_ELEMENTS} at most): split it")
 
 
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
 def pack(d, k, index_id, index_section, value_id, value_section, *, order=None, dtype="float32", shape=None, transform=None):
-    """Assemble a container. index_id 0 means dense: all elements and no index section. transform: its id and parameters.
+    """Assemble a container.
 
-    Returns uint8[m].
+    Args:
+        d: Number of elements of the gradient.
+        k: Number of elements in the support.
+        index_id: Id of the index codec; 0 for a dense container, which has no index section.
+        index_section: uint8[m].
+        value_id: Id of the value codec.
+        value_section: uint8[m].
+        order: uint32[k], the place in the support of each encoded value, or None.
+        dtype: Name of the gradient's dtype.
+        shape: Shape to be stored, or None.
+        transform: Id and parameters of the transform, or None.
+
+    Returns:
+        The container, uint8[m].
+
+    Raises:
+        ConfigError: There are too many elements, or the shape does not fit d.
     """
     check_elements(d)
     flags = (_ORDER if order is not None else 0) | (_SHAPE if shape is not None else 0)
     flags |= _TRANSFORM if transform is not None else 0
     head = bytearray((MAGIC, 0xE0 | VERSION, flags | DTYPES.index(dtype), index_id, value_id))
-    head += _varint(d)
+    head += varint(d)
     if transform is not None:
         head += bytes((transform[0], len(transform[1]))) + transform[1]
     if shape is not None:
@@ -94,12 +137,12 @@ def pack(d, k, index_id, index_section, value_id, value_section, *, order=None, 
             raise ConfigError(f"shape {shape} does not fit {d} elements in at most {_MAX_NDIM} dimensions")
         head.append(len(shape))
         for size in shape:
-            head += _varint(size)
+            head += varint(size)
     parts = [value_section]
     if index_id:
-        head += _varint(k) + _varint(index_section.size)
+        head += varint(k) + varint(index_section.size)
         parts.insert(0, index_section)
-    head += _varint(value_section.size)
+    head += varint(value_section.size)
     if order is not None:
         packed = np.zeros((k * order_width(k) + 7) // 8, np.uint8)
         pack_bits(order, order_width(k), packed)
@@ -108,9 +151,20 @@ def pack(d, k, index_id, index_section, value_id, value_section, *, order=None, 
 
 
 def pack_non_finite(d: int, dtype: str = "float32") -> np.ndarray:
-    """The container of a gradient with a NaN or an Inf in it: uint8[m], no sections."""
+    """Assemble the container of a gradient that holds a NaN or an Inf.
+
+    Args:
+        d: Number of elements of the gradient.
+        dtype: Name of the gradient's dtype.
+
+    Returns:
+        The container, uint8[m], which has no sections.
+
+    Raises:
+        ConfigError: There are too many elements.
+    """
     check_elements(d)
-    return _seal(bytearray((MAGIC, 0xE0 | VERSION, _NON_FINITE | DTYPES.index(dtype), 0, 0)) + _varint(d), [])
+    return _seal(bytearray((MAGIC, 0xE0 | VERSION, _NON_FINITE | DTYPES.index(dtype), 0, 0)) + varint(d), [])
 
 
 def _seal(head: bytearray, parts: list) -> np.ndarray:
@@ -125,53 +179,37 @@ def _seal(head: bytearray, parts: list) -> np.ndarray:
 
 
 def checksum(data: np.ndarray) -> bytes:
-    """The 4 bytes at the end of a container. XXH3 runs at memory speed; XXH32 took half a memcpy."""
+    """Compute the checksum at the end of a container: the lower 32 bits of XXH3-64.
+
+    XXH3 runs at the speed of memory, while XXH32 takes half as long as a copy.
+
+    Args:
+        data: uint8[m], all that precedes the checksum.
+
+    Returns:
+        4 bytes.
+    """
     return struct.pack("<I", xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF)
 
 
-class _Reader:
-    def __init__(self, head: bytes):
-        self.head = head
-        self.at = 0
-
-    def byte(self, what: str) -> int:
-        if self.at >= len(self.head):
-            raise ContainerError(f"the buffer ends before {what}")
-        self.at += 1
-        return self.head[self.at - 1]
-
-    def varint(self, what: str) -> int:
-        number = 0
-        for shift in range(0, 35, 7):
-            byte = self.byte(what)
-            number |= (byte & 127) << shift
-            if byte < 128:
-                if (byte == 0 and shift) or number >= 2**32:
-                    break
-                return number
-        raise ContainerError(f"{what} is not a varint below 2**32 in its shortest form")
-
-
-def as_bytes(buffer) -> np.ndarray:
-    """A buffer (uint8 array, bytes, bytearray or memoryview) as uint8[n], without a copy."""
-    if isinstance(buffer, np.ndarray):
-        if buffer.dtype != np.uint8 or buffer.ndim != 1:
-            raise ContainerError(f"a container is uint8[n], not {buffer.dtype} with {buffer.ndim} dimensions")
-        return np.ascontiguousarray(buffer)
-    try:
-        return np.frombuffer(buffer, np.uint8)
-    except (TypeError, ValueError, BufferError) as error:
-        raise ContainerError(f"a container is a buffer of bytes, not {type(buffer).__name__}: {error}") from None
-
-
 def parse(buffer, size: int | None = None, *, prefix: bool = False) -> Container:
-    """Read the container in `buffer`, check its lengths and its checksum. Allocates nothing of its size.
+    """Parse the container in a buffer, and check its lengths and its checksum.
 
-    size: the element count that the caller expects; another one is refused. prefix: more may follow the container
-    (its own length is `nbytes`); otherwise trailing bytes are refused. Raises ContainerError.
+    Nothing of the container's size is allocated.
+
+    Args:
+        buffer: uint8[n], bytes, bytearray or memoryview.
+        size: The number of elements that the caller expects, another one being refused; None for any.
+        prefix: Whether more bytes may follow the container, whose own length is `nbytes`; otherwise they are refused.
+
+    Returns:
+        The parsed container.
+
+    Raises:
+        ContainerError: The buffer does not hold such a container.
     """
     data = as_bytes(buffer)
-    read = _Reader(data[:_MAX_HEADER].tobytes())
+    read = HeaderReader(data[:_MAX_HEADER].tobytes())
     if read.byte("the magic") != MAGIC:
         raise ContainerError("not a container: the magic is missing")
     version = read.byte("the version")
@@ -229,8 +267,8 @@ def parse(buffer, size: int | None = None, *, prefix: bool = False) -> Container
     )
 
 
-def _read_transform(read: _Reader, d: int) -> tuple[tuple[int, bytes], int]:
-    """(id and parameters, elements of what is encoded)."""
+def _read_transform(read: HeaderReader, d: int) -> tuple[tuple[int, bytes], int]:
+    """Return (id and parameters of the transform, number of coefficients)."""
     id, length = read.byte("the transform"), read.varint("the length of the transform's parameters")
     if length > _MAX_PARAMETERS:
         raise ContainerError(f"{length} bytes of transform parameters, {_MAX_PARAMETERS} at most")
@@ -244,7 +282,7 @@ def _read_transform(read: _Reader, d: int) -> tuple[tuple[int, bytes], int]:
     return (id, parameters), domain
 
 
-def _read_shape(read: _Reader, d: int) -> tuple[int, ...]:
+def _read_shape(read: HeaderReader, d: int) -> tuple[int, ...]:
     ndim = read.byte("the number of dimensions")
     if ndim > _MAX_NDIM:
         raise ContainerError(f"{ndim} dimensions, {_MAX_NDIM} at most")
@@ -255,8 +293,19 @@ def _read_shape(read: _Reader, d: int) -> tuple[int, ...]:
 
 
 def split(buffer, count: int, size: int) -> list[Container]:
-    """The at most `count` containers that stand one after the other in `buffer`, each of `size` elements: those of the ranks
-    that sent one."""
+    """Parse containers that stand one after the other: those of the ranks that have sent one.
+
+    Args:
+        buffer: uint8[n], bytes, bytearray or memoryview.
+        count: The largest number of containers to accept.
+        size: The number of elements that each container must have.
+
+    Returns:
+        The parsed containers, in order.
+
+    Raises:
+        ContainerError: One of them is damaged, or more bytes follow.
+    """
     data = as_bytes(buffer)
     found = []
     while data.size and len(found) < count:

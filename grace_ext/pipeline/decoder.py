@@ -1,4 +1,4 @@
-"""Containers back to gradients. Bytes suffice: nothing of the sender's spec is needed."""
+"""Decoding: containers back to gradients. The bytes suffice; the sender's spec is not needed."""
 
 import numpy as np
 
@@ -12,16 +12,33 @@ from .container import Container
 
 
 def reorder(values: np.ndarray, order: np.ndarray | None) -> np.ndarray:
-    """Decoded values (float32[k]), in place, from the order of a codec that sorts to that of the support."""
+    """Put decoded values into the order of the support, in place.
+
+    Args:
+        values: float32[k], in the order of a codec that sorts.
+        order: uint32[k], the place in the support of each value, or None if they are in order already.
+
+    Returns:
+        `values`.
+    """
     if order is not None:
         values[order] = values.copy()
     return values
 
 
 def unpack(parsed: Container, support: np.ndarray, values: np.ndarray) -> bool:
-    """Decode a finite container into support (uint32[k]) and values (float32[k]).
+    """Decode a finite container into positions and values.
 
-    Returns False for a dense container, which leaves the support alone. Raises ContainerError.
+    Args:
+        parsed: The container.
+        support: Output, uint32[k]; left alone if the container is dense.
+        values: Output, float32[k].
+
+    Returns:
+        False if the container is dense, else True.
+
+    Raises:
+        ContainerError: A codec is unknown, or a section is damaged.
     """
     index, value = registry.by_id("index", parsed.index_id), registry.by_id("value", parsed.value_id)
     if parsed.index_id and index is None:
@@ -46,7 +63,7 @@ def _unpack_to_scratch(parsed: Container) -> tuple[bool, np.ndarray, np.ndarray]
 
 
 def _restore(parsed: Container) -> np.ndarray:
-    """The gradient of a container with a transform: float32[d], in a scratch array."""
+    """Return the gradient of a container with a transform: float32[d], in a scratch array."""
     sparse, support, values = _unpack_to_scratch(parsed)
     restored = scratch("restored", np.float32, parsed.domain)
     if sparse:
@@ -62,9 +79,17 @@ def _invert(parsed: Container, coefficients: np.ndarray) -> np.ndarray:
 
 
 def decompress(buffer, size: int) -> np.ndarray:
-    """The dense gradient in a container: float32[size]. size: the element count that the caller expects.
+    """Decode a container to a dense gradient.
 
-    A non-finite container gives NaN everywhere. Raises ContainerError for anything that is not a container of `size`.
+    Args:
+        buffer: uint8[n], bytes, bytearray or memoryview.
+        size: The number of elements that the caller expects.
+
+    Returns:
+        float32[size]; NaN everywhere if the container is non-finite.
+
+    Raises:
+        ContainerError: The buffer is not a container of `size` elements.
     """
     parsed = container.parse(buffer, size)
     if parsed.non_finite:
@@ -80,19 +105,33 @@ def decompress(buffer, size: int) -> np.ndarray:
 
 
 def decode_add(buffer, accumulator: np.ndarray, weight: float = 1.0) -> None:
-    """accumulator += weight * gradient, in place and without a dense array in between. accumulator: float32[d].
+    """Add weight * gradient to an array, in place and without a dense array in between.
 
-    Raises ContainerError, and then leaves the accumulator as it was.
+    Args:
+        buffer: The container: uint8[n], bytes, bytearray or memoryview.
+        accumulator: float32[d], contiguous and writable; it stays as it was if an error is raised.
+        weight: Factor of the gradient.
+
+    Raises:
+        ConfigError: The accumulator is not such an array.
+        ContainerError: The buffer is not a container of d elements.
     """
     _check_accumulator(accumulator)
     _add(container.parse(buffer, accumulator.size), accumulator, np.float32(weight))
 
 
 def add_all(containers: list[Container], accumulator: np.ndarray) -> None:
-    """accumulator += the containers' gradients, one after the other, in place. Those of transforms are summed before.
+    """Add the gradients of containers to an array, one after the other and in place.
 
-    containers: parsed, each of accumulator.size elements; accumulator: float32[d]. Raises ContainerError; the accumulator is
-    of no use then.
+    If any container has a transform, the gradients are summed first and the sum is added.
+
+    Args:
+        containers: Parsed containers, each of d elements.
+        accumulator: float32[d], contiguous and writable; undefined if an error is raised.
+
+    Raises:
+        ConfigError: The accumulator is not such an array.
+        ContainerError: A container is damaged or has another number of elements.
     """
     _check_accumulator(accumulator)
     if any(parsed.transform for parsed in containers):
@@ -121,11 +160,18 @@ def _add(parsed: Container, accumulator: np.ndarray, weight: np.float32) -> None
 
 
 def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0) -> None:
-    """out = weight * (sum of the containers' gradients), summed in the order of the list at every element.
+    """Write weight * (sum of the containers' gradients), each element summed in the order of the list.
 
-    Containers of one and the same transform are summed before it is undone, once.
+    Containers that all have the same transform are summed before it is inverted, once.
 
-    containers: parsed, each of out.size elements; out: float32[d]. Raises ContainerError; out is undefined then.
+    Args:
+        containers: Parsed containers, each of d elements.
+        out: Output, float32[d], contiguous and writable; undefined if an error is raised.
+        weight: Factor of the sum.
+
+    Raises:
+        ConfigError: `out` is not such an array.
+        ContainerError: A container is damaged or has another number of elements.
     """
     _check_accumulator(out)
     for parsed in containers:
@@ -148,11 +194,21 @@ def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0
 
 
 def decode_rows(containers: list[Container], width: int, weight: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """weight * (sum of the containers' gradients), summed in the order of the list at every element, as those rows of
-    `width` elements that some container has positions in: (int64[u], ascending; float32[u, width]). Nothing as large as
-    the gradients is made on the way.
+    """Sum containers of the same table, and return only the rows in which some container has positions.
 
-    If a container is non-finite, all these rows are NaN, and there is at least one: row 0. Raises ContainerError.
+    Each element is summed in the order of the list. No array as large as the gradients is made.
+
+    Args:
+        containers: Parsed containers of the same number of elements, each with an index section and without a transform.
+        width: Number of elements of a row.
+        weight: Factor of the sum.
+
+    Returns:
+        The numbers of the rows, int64[u], ascending, and weight * sum in these rows, float32[u, width]. If a container is
+        non-finite, all these rows are NaN, and there is at least one: row 0.
+
+    Raises:
+        ContainerError: A container is damaged, dense or transformed.
     """
     finite = [parsed for parsed in containers if not parsed.non_finite]
     if not all(parsed.index_id and parsed.transform is None for parsed in finite):
@@ -180,7 +236,7 @@ def _sum_sparse(containers: list[Container], out: np.ndarray, weight: np.float32
 
 
 def _unpack_all(containers: list[Container]):
-    """(positions uint32[n], values float32[n], where each container's begin and end in them, int64), in scratch arrays."""
+    """Return positions uint32[n], values float32[n] and where each container's begin and end, int64; in scratch arrays."""
     counts = np.array([parsed.k for parsed in containers], np.int64)
     ends = np.cumsum(counts)
     starts = ends - counts

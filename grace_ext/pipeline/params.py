@@ -1,4 +1,4 @@
-"""The dictionaries of GRACE and DeepReduce, so that their users move over in one line.
+"""The parameter dictionaries of GRACE and DeepReduce, so that their users can switch by changing one line.
 
 GRACE: Xu et al., GRACE: a compressed communication framework for distributed machine learning, ICDCS 2021. DeepReduce:
 Xu et al., NeurIPS 2021.
@@ -21,18 +21,26 @@ _POLICIES = {
     "conflict_sets": "p2",
 }
 _COMMUNICATORS = {"allreduce": "allreduce", "allgather": "allgather", "broadcast": "allgather"}
-#: They steer parts that we do not have: sizes that containers tell, tables that hashing does without, prints of times.
+#: Keys that control what grace_ext does not have: containers tell sizes, hashing needs no tables, no times are printed.
 _WITHOUT_EFFECT = ("world_size", "hash_table", "micro-benchmark")
 
 
 def from_params(params: dict) -> dict:
-    """Arguments for a DistributedOptimizer: {"compression": spec, "memory": …, "communicator": …}.
+    """Translate a parameter dictionary of GRACE or DeepReduce into arguments of a DistributedOptimizer.
 
         optimizer = DistributedOptimizer(optimizer, named_parameters=…, **grace_ext.from_params(params))
 
-    params: what GRACE's grace_from_params or DeepReduce's deepreduce_from_params take. `broadcast` becomes allgather, which
-    gives the same result. Without a communicator it is allreduce where values can be summed, else allgather. Raises
-    ConfigError for a method that there is not, and for a key that is unknown or has no meaning beside the others.
+    The communicator `broadcast` becomes allgather, which gives the same result. If `params` names none, it is allreduce
+    where values can be summed, and otherwise allgather.
+
+    Args:
+        params: What GRACE's grace_from_params or DeepReduce's deepreduce_from_params take.
+
+    Returns:
+        {"compression": spec, "memory": …, "communicator": …}.
+
+    Raises:
+        ConfigError: The method does not exist, or a key is unknown or has no meaning beside the others.
     """
     if not isinstance(params, dict):
         raise ConfigError(f"params is a dictionary, not {type(params).__name__}")
@@ -62,7 +70,7 @@ def from_params(params: dict) -> dict:
 
 
 class _Reader:
-    """Takes values out of the dictionary and remembers which."""
+    """Takes values out of the dictionary and remembers which keys were read."""
 
     def __init__(self, params: dict):
         self._params = params

@@ -1,7 +1,8 @@
 """Published methods by name: `grace_ext.compressor("dr-bf-p0")`, or with another density `"dr-bf-p0:0.1"`.
 
 The names that begin with dr- are the rows of Table 3 of DeepReduce (Xu, Kostopoulou, Dutta et al., NeurIPS 2021,
-appendix F.2) on the top 1 %, with its false-positive rate of 0.001 and its 7-bit QSGD in buckets of 512 (Table 6).
+appendix F.2), for the largest 1 % of the elements, with the paper's false-positive rate of 0.001 and its 7-bit QSGD in
+buckets of 512 (Table 6).
 """
 
 from ..errors import ConfigError
@@ -32,7 +33,17 @@ PRESETS = {
 
 
 def expand(text: str) -> str | None:
-    """The spec of a preset ("dr-rle" or, with another density, "dr-rle:0.1"), None if it is none. Raises ConfigError."""
+    """Return the spec that a preset stands for.
+
+    Args:
+        text: Name of a preset ("dr-rle"), or name and density ("dr-rle:0.1").
+
+    Returns:
+        The spec, or None if there is no such preset.
+
+    Raises:
+        ConfigError: A density is given, and the preset has none.
+    """
     name, colon, density = text.strip().partition(":")
     spec = PRESETS.get(name)
     if spec is None or not colon:

@@ -1,8 +1,8 @@
 """Spec strings: "topk:0.01/rice/qsgd:7" <-> stages; the same as a dict for JSON and YAML.
 
 Grammar: [transform/]sparsifier[/index][/value], or a low-rank method alone ("powersgd:4"); a stage is `name`,
-`name:value` for its first option, or `name:key=value:key=value`. An omitted index codec is `auto`, an omitted value
-codec `raw`. A preset's name stands for its spec.
+`name:value` for its first option, or `name:key=value:key=value`. If the index codec is omitted it is `auto`; if the value
+codec is omitted it is `raw`. A preset's name stands for its spec.
 """
 
 from .. import registry
@@ -15,7 +15,17 @@ DEFAULTS = {"index": "auto", "value": "raw"}
 
 
 def parse(spec) -> dict[str, Stage]:
-    """The stages of a spec string or of its dict form, by kind. Raises ConfigError for anything unknown."""
+    """Parse a spec.
+
+    Args:
+        spec: A spec string, the name of a preset, or the dict form of a spec.
+
+    Returns:
+        The stages by kind.
+
+    Raises:
+        ConfigError: A stage or option is unknown, or the spec does not follow the grammar.
+    """
     if isinstance(spec, str):
         return _parse_string(spec)
     if isinstance(spec, dict):
@@ -24,7 +34,18 @@ def parse(spec) -> dict[str, Stage]:
 
 
 def parse_stage(kind: str, text: str) -> Stage:
-    """One stage of a known kind, for example ("memory", "residual")."""
+    """Parse one stage of a known kind, for example ("memory", "residual").
+
+    Args:
+        kind: The kind of stage, one of registry.KINDS.
+        text: The stage as in a spec: its name and options.
+
+    Returns:
+        The stage.
+
+    Raises:
+        ConfigError: The name or an option is unknown.
+    """
     if not isinstance(text, str):
         known = ", ".join(registry.names(kind)) or "none"
         raise ConfigError(f"{kind}: expected a string, got {type(text).__name__}; known: {known}")
@@ -104,11 +125,25 @@ def _with_defaults(stages: dict[str, Stage]) -> dict[str, Stage]:
 
 
 def to_string(stages: dict[str, Stage]) -> str:
-    """The spec string that `parse` turns back into equal stages."""
+    """Write stages as a spec string.
+
+    Args:
+        stages: The stages by kind; kinds with None are left out.
+
+    Returns:
+        The string that `parse` turns back into equal stages.
+    """
     kinds = ("lowrank", "transform", "sparsifier", "index", "value")
     return "/".join(str(stages[kind]) for kind in kinds if stages.get(kind) is not None)
 
 
 def to_dict(stages: dict[str, Stage]) -> dict:
-    """The dict form, ready for JSON."""
+    """Write stages as a dict that JSON can hold.
+
+    Args:
+        stages: The stages by kind; kinds with None are left out.
+
+    Returns:
+        kind -> {"name": name, option: value, ...}.
+    """
     return {kind: {"name": stage.name, **stage.options()} for kind, stage in stages.items() if stage is not None}

@@ -1,0 +1,338 @@
+"""Encoding: dense gradient -> transform, sparsifier -> index codec and value codec -> container."""
+
+import time
+
+import numpy as np
+
+from .. import registry
+from .._util.rng import Stream
+from .._util.scratch import scratch
+from ..errors import ConfigError
+from ..index.base import IndexCodec
+from ..index.raw import RawIndex
+from ..index.shared import Shared
+from ..kernels import max_magnitude
+from ..kernels.topk import NON_FINITE
+from ..sparsifiers.base import Scope, Sparsifier
+from ..transforms.base import Transform
+from ..value.base import ValueCodec
+from ..value.raw import RawValue
+from . import container
+from .decoder import reorder
+from .encoded import Encoded, StageClock
+
+_EMPTY = np.empty(0, np.uint8)
+#: The bits of 2**126. From there on, the difference of two values may overflow, and with it the residual.
+_HUGE = NON_FINITE - (2 << 23)
+
+
+class Encoder:
+    """The encoding half of a compressor: it selects values, encodes positions and values, and writes the container.
+
+    Args:
+        stages: The stages by kind: "sparsifier", "index", "value" and, optionally, "transform".
+        seed: Seed of all random choices, an integer of 64 bits.
+
+    Raises:
+        ConfigError: The stages do not fit together, or the seed is out of range.
+    """
+
+    def __init__(self, stages: dict[str, registry.Stage], seed: int = 0):
+        self.transform: Transform | None = stages.get("transform")
+        self.sparsifier: Sparsifier = stages["sparsifier"]
+        self.index: IndexCodec = stages["index"]
+        self.value: ValueCodec = stages["value"]
+        self.seed = checked_seed(seed)
+        if self.sparsifier.needs_chunks and self.transform is None:
+            raise ConfigError(f"{self.sparsifier} needs a transform before it: there are no chunks")
+        if self.value.needs_chunks and not self.sparsifier.needs_chunks:
+            raise ConfigError(
+                f"{self.value} needs a sparsifier that sends as many values of each of a transform's chunks, "
+                f"like topk:per=chunk, and not {self.sparsifier}"
+            )
+        self._value = self.value
+        if self.value.needs_chunks:
+            self._value = self.value.for_chunks(self.sparsifier.count(self.transform.chunk))
+        if not (self.index.universal or self.sparsifier.shared):
+            raise ConfigError(
+                f"index codec {self.index.name!r} is for positions that all ranks draw alike, as randomk "
+                f"does, not for those of {self.sparsifier.name!r}"
+            )
+
+    def encode(self, dense: np.ndarray, stream: Stream, *, sizes=None, dtype="float32", shape=None) -> Encoded:
+        """Encode a gradient. Like `Compressor.compress`, but it returns all that the sender knows about the container.
+
+        Args:
+            dense: The gradient, float32[d].
+            stream: The random numbers of this gradient on this rank.
+            sizes: Numbers of elements of the tensors that the gradient consists of, in order; None for a single tensor.
+            dtype: The gradient's dtype as the container names it.
+            shape: A shape for the container to store, or None.
+
+        Returns:
+            The container and what belongs to it.
+
+        Raises:
+            ConfigError: No container can hold the gradient, or `sizes` do not sum to d.
+        """
+        started = time.perf_counter()
+        if self.transform is not None:
+            return self._encode_transformed(dense, None, stream, dtype, shape, started)
+        indices, values = self.sparsifier.select(dense, scope_of(stream, sizes, dense.size))
+        return self.pack(
+            dense.size, indices, values, lambda support: dense[support], stream, dtype=dtype, shape=shape, started=started
+        )
+
+    def encode_compensated(self, gradient, residual, pending, stream: Stream, *, sizes=None, dtype="float32") -> Encoded:
+        """Encode gradient + residual, and write what the container does not carry to `pending`.
+
+        Bytes and remainder are those of adding, encoding and subtracting the decoded container, with one pass less.
+
+        Args:
+            gradient: float32[d].
+            residual: What earlier containers have not carried, float32[d].
+            pending: Output, float32[d]; undefined if gradient + residual is not finite.
+            stream: The random numbers of this gradient on this rank.
+            sizes: Numbers of elements of the tensors that the gradient consists of, in order; None for a single tensor.
+            dtype: The gradient's dtype as the container names it.
+
+        Returns:
+            The container and what belongs to it.
+
+        Raises:
+            ConfigError: No container can hold the gradient, or `sizes` do not sum to d.
+        """
+        started = time.perf_counter()
+        if self.transform is not None:
+            with np.errstate(over="ignore", invalid="ignore"):  # _encode_transformed checks for it
+                np.add(gradient, residual, out=pending)
+            return self._encode_transformed(pending, pending, stream, dtype, None, started)
+        indices, values = self.sparsifier.select_compensated(
+            gradient, residual, pending, scope_of(stream, sizes, gradient.size)
+        )
+        if indices is None:
+            values = pending
+        encoded = self.pack(
+            gradient.size, indices, values, lambda support: pending[support], stream, dtype=dtype, started=started
+        )
+        encoded.write_remainder(pending)
+        return encoded
+
+    def encode_in_place(self, dense, stream: Stream, *, sizes=None) -> Encoded:
+        """Encode a gradient and leave in its array what the container does not carry.
+
+        Args:
+            dense: The gradient, float32[d], overwritten; undefined afterwards if it is not finite.
+            stream: The random numbers of this gradient on this rank.
+            sizes: Numbers of elements of the tensors that the gradient consists of, in order; None for a single tensor.
+
+        Returns:
+            The container and what belongs to it.
+
+        Raises:
+            ConfigError: No container can hold the gradient, or `sizes` do not sum to d.
+        """
+        started = time.perf_counter()
+        if self.transform is not None:
+            return self._encode_transformed(dense, dense, stream, "float32", None, started)
+        indices, values = self.sparsifier.select(dense, scope_of(stream, sizes, dense.size))
+        encoded = self.pack(dense.size, indices, values, lambda support: dense[support], stream, started=started)
+        encoded.write_remainder(dense)
+        return encoded
+
+    def _encode_transformed(self, dense, pending, stream, dtype, shape, started) -> Encoded:
+        """Encode the transform's coefficients in place of the gradient.
+
+        What receivers reconstruct is subtracted from the gradient, and the difference is written to `pending` (float32[d],
+        which may be `dense` itself), unless that is None.
+        """
+        if max_magnitude(dense) >= NON_FINITE:
+            return Encoded(container.pack_non_finite(dense.size, dtype), None, None, None, 0, 0, StageClock(started).seconds)
+        id, parameters = self.transform.id, self.transform.parameters()
+        size = self.transform.domain(parameters, dense.size)
+        container.check_elements(size)
+        coefficients = scratch("coefficients", np.float32, size)
+        self.transform.forward(dense, coefficients)
+        transformed = time.perf_counter()
+        indices, values = self.sparsifier.select(coefficients, Scope(stream, (size,), self.transform.chunk))
+        encoded = self.pack(
+            size,
+            indices,
+            values,
+            lambda support: coefficients[support],
+            stream,
+            dtype=dtype,
+            shape=shape,
+            started=transformed,
+            transformed=(dense.size, (id, parameters)),
+        )
+        encoded.seconds["transform"] = transformed - started
+        if pending is not None and not encoded.non_finite:
+            started = time.perf_counter()
+            restored = scratch("restored", np.float32, size)
+            restored[:] = 0
+            restored[... if encoded.support is None else encoded.support] = encoded.decoded
+            self.transform.inverse(parameters, restored)
+            np.subtract(dense, restored[: dense.size], out=pending)
+            encoded.seconds["residual"] += time.perf_counter() - started
+        return encoded
+
+    def pack(
+        self, d, indices, values, gather, stream, *, dtype="float32", shape=None, started=None, transformed=None
+    ) -> Encoded:
+        """Encode the selected elements and write the container.
+
+        Args:
+            d: Number of elements of the domain that the positions are in.
+            indices: The selected positions, uint32[k], strictly ascending; None for all.
+            values: The values at these positions, float32[k].
+            gather: gather(support) -> float32[k']: called for the values if an index codec rebuilds another support.
+            stream: The random numbers of this gradient on this rank.
+            dtype: The gradient's dtype as the container names it.
+            shape: A shape for the container to store, or None.
+            started: When the selection began, in seconds of time.perf_counter; None for now.
+            transformed: None if the elements are the gradient's own. Otherwise the gradient's number of elements, and
+                the transform as (id, parameters) or None.
+
+        Returns:
+            The container and what belongs to it.
+
+        Raises:
+            ConfigError: No container can hold d elements.
+        """
+        container.check_elements(d)
+        given, transform = transformed or (d, None)
+        clock = StageClock(started)
+        finite = max_magnitude(values) < NON_FINITE
+        clock.lap("select")
+        if not finite:
+            return Encoded(container.pack_non_finite(given, dtype), None, None, None, 0, 0, clock.seconds)
+        index_id, index_section, support = self.encode_index(indices, d, stream)
+        sent = values
+        if support is not indices:
+            values = gather(support)
+            if not (self.index.remaps_values and index_id == self.index.id):
+                sent = values
+            elif max(max_magnitude(sent), max_magnitude(values)) >= _HUGE:
+                index_id, (index_section, support), values = RawIndex.id, RawIndex().encode(indices, d), sent
+        clock.lap("index")
+        if self.sparsifier.unbiased:
+            sent = scaled(sent, d)
+        value_codec, value_section, order = self._encode_values(sent, stream)
+        clock.lap("value")
+        blob = container.pack(
+            given,
+            values.size,
+            index_id,
+            index_section,
+            value_codec.id,
+            value_section,
+            order=order,
+            dtype=dtype,
+            shape=shape,
+            transform=transform,
+        )
+        clock.lap("container")
+        decoded = sent
+        if not value_codec.lossless and sent.size:
+            decoded = scratch("decoded", np.float32, sent.size)
+            value_codec.decode(value_section, decoded)
+            decoded = reorder(decoded, order)
+        clock.lap("residual")
+        return Encoded(
+            blob,
+            support,
+            values,
+            decoded,
+            index_section.size,
+            value_section.size,
+            clock.seconds,
+            registry.by_id("index", index_id).name if index_id else None,
+        )
+
+    def encode_index(self, indices, d, stream) -> tuple[int, np.ndarray, np.ndarray | None]:
+        """Encode the positions, with the raw codec where the index codec would need more bytes.
+
+        Args:
+            indices: uint32[k], strictly ascending; None for all positions.
+            d: Number of elements of the domain that the positions are in.
+            stream: The random numbers of this gradient on this rank.
+
+        Returns:
+            The codec's id in the container (0: all positions), the section uint8[m], and the support uint32[k'] that
+            receivers rebuild (None: all positions).
+        """
+        if indices is None:
+            return 0, _EMPTY, None
+        if not indices.size:
+            return RawIndex.id, _EMPTY, indices
+        if self.sparsifier.shared and self.index.name in ("auto", Shared.name):
+            codec, section, support = Shared, Shared.section(stream.shared().key()), indices
+        else:
+            codec = self.index.choose(indices, d)
+            section, support = codec.encode(indices, d)
+        if section.size > 4 * indices.size:
+            return RawIndex.id, *RawIndex().encode(indices, d)
+        return codec.id, section, support
+
+    def _encode_values(self, values, stream) -> tuple[ValueCodec, np.ndarray, np.ndarray | None]:
+        """Encode float32[k], raw where the codec would need more bytes; returns (codec, section, order or None)."""
+        if not values.size:
+            return self.value, _EMPTY, None
+        section, order = self._value.encode(values, stream)
+        order_bytes = 0 if order is None else (values.size * container.order_width(values.size) + 7) // 8
+        if section.size + order_bytes >= 4 * values.size:
+            return RawValue(), *RawValue().encode(values, stream)
+        return self.value, section, order
+
+
+def checked_seed(seed: int) -> int:
+    """Check a seed.
+
+    Args:
+        seed: Any integer.
+
+    Returns:
+        The seed as an int.
+
+    Raises:
+        ConfigError: It does not fit 64 bits with a sign.
+    """
+    if not -(2**63) <= int(seed) < 2**63:
+        raise ConfigError(f"seed={seed}; allowed: integers of 64 bits")
+    return int(seed)
+
+
+def scope_of(stream: Stream, sizes, d: int) -> Scope:
+    """Return the scope of a gradient without a transform.
+
+    Args:
+        stream: The random numbers of this gradient on this rank.
+        sizes: Numbers of elements of the tensors that the gradient consists of; None for a single tensor.
+        d: Number of elements of the gradient.
+
+    Returns:
+        The scope for a sparsifier.
+
+    Raises:
+        ConfigError: The sizes do not sum to d.
+    """
+    scope = Scope(stream, (d,) if sizes is None else tuple(sizes))
+    if sum(scope.sizes) != d:
+        raise ConfigError(f"sizes: the tensors have {sum(scope.sizes)} elements, the gradient {d}")
+    return scope
+
+
+def scaled(values: np.ndarray, d: int) -> np.ndarray:
+    """Multiply values by d / k: unbiased if each of the d elements is selected with probability k / d.
+
+    Args:
+        values: float32[k].
+        d: Number of elements that the values were selected from.
+
+    Returns:
+        float32[k]; finite values stay finite, cut to the largest float32.
+    """
+    limit = np.finfo(np.float32).max
+    with np.errstate(over="ignore"):
+        return np.clip(values * np.float32(d / max(1, values.size)), -limit, limit)
