@@ -15,7 +15,7 @@ import torch
 from grace_ext import ConfigError
 
 from ._torch.onebit_buckets import OneBitBuckets
-from .horovod_torch import DistributedOptimizer
+from ._torch.wrapped_optimizer import TorchOptions, wrap
 
 _EXACT = {"raw": "dense/raw", "fp16": "dense/fp16"}
 _REFUSED = ("fused", "capturable", "differentiable")
@@ -81,9 +81,8 @@ def OneBitAdam(
         raise ConfigError(f"variance_floor={variance_floor}; allowed: finite and not negative")
     buckets = functools.partial(OneBitBuckets, warmup=_EXACT[warmup])
     plain = type(kind.__name__, (_OneBitStep, kind), {"_warmup_steps": warmup_steps, "_variance_floor": variance_floor})
-    wrapped = DistributedOptimizer(
-        optimizer, named_parameters, compression, memory=memory, **options, _plain=plain, _buckets=buckets
-    )
+    shared = TorchOptions.from_keywords(options, compression=compression, memory=memory)
+    wrapped = wrap(optimizer, named_parameters, shared, plain, buckets)
     wrapped._count()
     return wrapped
 

@@ -217,7 +217,7 @@ class Watcher:
             )
 
     def _judge_shutdown(self) -> None:
-        """It waits for nothing but the other ranks' threads of Horovod, one of which may never come: see _horovod_exit. A
+        """It waits for nothing but the other ranks' threads of Horovod, one of which may never come: see _horovod/exits.py. A
         rank that is stopped has a time of its own, and is named."""
         if self._stopped and self._shutting >= self._stopped and not _is_elastic() and not self._which(_HALTED):
             self._say(

@@ -3,7 +3,7 @@
 A rank that ends with an exception runs Horovod's shutdown at exit, which waits for the other ranks' background threads.
 One of those can be stuck for good: it takes Horovod's table of process sets, then wants Python's interpreter lock to free
 a tensor, while another thread of that rank holds the interpreter lock and waits for the table (seen with Horovod 0.28.1
-and torch 2.13; tensors of our own do not need that lock, see horovod_torch._hold). The failed rank would then wait for ever,
+and torch 2.13; tensors of our own do not need that lock, see _hold in _torch/hvd_transport.py). The failed rank would then wait for ever,
 and the launcher, which ends the job when a rank exits, too.
 """
 

@@ -1,26 +1,53 @@
-"""What Horovod's arguments mean, the same in every adapter over Horovod. hvd: the adapter's horovod.torch or .tensorflow."""
+"""What Horovod's arguments mean, the same in every adapter over Horovod."""
 
 import collections
+import dataclasses
 import itertools
+from types import ModuleType
+from typing import ClassVar
 
 import numpy as np
 
 from grace_ext import ConfigError
 
+from .._common.options import CompressionOptions
+
 _made: dict[tuple, itertools.count] = collections.defaultdict(itertools.count)  # by the ranks of a process set
 
 
-def check_reduction(hvd, op, gradient_predivide_factor: float) -> None:
-    """Raises ConfigError for reductions that are not an average or a sum."""
-    if op not in (hvd.Average, hvd.Sum):
-        raise ConfigError("op: only hvd.Average and hvd.Sum can be compressed; use Horovod's own for Adasum")
-    if gradient_predivide_factor != 1.0 and op != hvd.Average:
-        raise ConfigError("gradient_predivide_factor works with op=hvd.Average only")
+@dataclasses.dataclass
+class HorovodOptions(CompressionOptions):
+    """The shared options, and those of Horovod's own wrappers. A subclass for each framework says what `hvd` is."""
 
+    op: object = None
+    gradient_predivide_factor: float = 1.0
+    sparse_as_dense: bool = False
+    process_set: object = None
+    backward_passes_per_step: int = 1
 
-def weight_of(hvd, op, gradient_predivide_factor: float, ranks: int) -> float:
-    """What the sum over ranks is multiplied with."""
-    return gradient_predivide_factor / ranks if op == hvd.Average else 1.0
+    #: horovod.torch or horovod.tensorflow.
+    hvd: ClassVar[ModuleType]
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.op not in (self.hvd.Average, self.hvd.Sum):
+            raise ConfigError("op: only hvd.Average and hvd.Sum can be compressed; use Horovod's own for Adasum")
+        if self.gradient_predivide_factor != 1.0 and self.op != self.hvd.Average:
+            raise ConfigError("gradient_predivide_factor works with op=hvd.Average only")
+        if self.backward_passes_per_step < 1:
+            raise ConfigError(f"backward_passes_per_step={self.backward_passes_per_step}; allowed: 1 and more")
+        for horovods, own in ((self.hvd.Compression.none, "dense/raw"), (self.hvd.Compression.fp16, "dense/fp16")):
+            if self.compression is horovods:
+                self.compression, self.memory, self.communicator = own, "none", "allreduce"
+
+    @property
+    def prescale(self) -> float:
+        """What gradients are multiplied with before the sum over ranks."""
+        return 1.0 / self.gradient_predivide_factor
+
+    def make_exchange(self, transport, **options):
+        factor, ranks = self.gradient_predivide_factor, self.process_set.size()
+        return super().make_exchange(transport, factor / ranks if self.op == self.hvd.Average else 1.0, **options)
 
 
 def prefix_of(process_set) -> str:
@@ -36,16 +63,6 @@ def prefix_of(process_set) -> str:
     if process_set.process_set_id == 0:
         return f"grace_ext.{next(_made[()])}"
     return f"grace_ext.set{process_set.process_set_id}.{next(_made[tuple(process_set.ranks)])}"
-
-
-def understand_compression(hvd, compression, memory, communicator) -> tuple:
-    """(compression, memory, communicator), where compression may be one of Horovod's: dense gradients by allreduce, without
-    a memory."""
-    if compression is hvd.Compression.none:
-        return "dense/raw", "none", "allreduce"
-    if compression is hvd.Compression.fp16:
-        return "dense/fp16", "none", "allreduce"
-    return compression, memory, communicator
 
 
 def group_names(groups, names: dict[int, str]) -> list[list[str]] | None:

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 
 from grace_ext import ConfigError, ExchangeError
-from grace_ext.exchange.bucketing import build_buckets
-from grace_ext.exchange.buckets import Bucket, Tensor
+from grace_ext.exchange.buckets import Bucket
 from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.shadow import shadow_step
 
+from .._common.options import CompressionOptions
 from .._common.stalls import check_config_digests
 from .._horovod.options import group_names
 from .bypass import BypassBucket
-from .gradients import on_device, pack, receive
 from .output_buffer import OutputBuffer, as_gradient
+from .parameter_buckets import ParameterBuckets, as_tensor
 from .rows import comes_as_rows
 
 JOIN_AND_CLOSURE = (
@@ -30,14 +30,14 @@ JOIN_AND_CLOSURE = (
 _NONE, _DENSE, _ROWS = 0, 1, 2  # what a rank's first backward pass says of a gradient
 
 
-class TorchBuckets:
+class TorchBuckets(ParameterBuckets):
     """Starts a bucket when backward has produced all its gradients; `synchronize` finishes them.
 
     The first step shows in which order backward produces gradients and which of them come as rows. Its buckets are made,
     and started, in `synchronize`; those of later steps start while backward goes on.
 
     parameters: by name, in the order of the model, frozen ones included: they take part from when they require gradients.
-    scale: returns the loss scale in force. See horovod_torch.DistributedOptimizer for the other options.
+    prescale: what gradients are multiplied with before the sum. passes: backward passes in a step.
     """
 
     #: Whether what is exchanged are the gradients, and nothing that `_pack` makes of them.
@@ -47,25 +47,18 @@ class TorchBuckets:
         self,
         parameters: dict[str, torch.nn.Parameter],
         exchange: Exchange,
-        rules,
-        communicator,
+        options: CompressionOptions,
         *,
-        prefix,
-        bucket_bytes,
-        groups,
-        selection,
-        prescale,
-        passes,
-        sparse_as_dense,
-        scale: Callable[[], float],
+        prefix: str,
+        prescale: float = 1.0,
+        passes: int = 1,
+        sparse_as_dense: bool = False,
     ):
-        self.exchange = exchange
+        super().__init__(exchange, options, prefix)
         self.all_parameters = parameters
-        self._rules, self._communicator = rules, communicator
-        self.prefix, self._bucket_bytes, self._selection = prefix, bucket_bytes, selection
         self._prescale, self._passes, self._sparse_as_dense = prescale, passes, sparse_as_dense
-        self._scale = scale
-        self._groups = group_names(groups, {id(p): name for name, p in parameters.items() if p.requires_grad})
+        self._bucket_bytes, self._grad_scaler = options.bucket_bytes, options.grad_scaler
+        self._groups = group_names(options.groups, {id(p): name for name, p in parameters.items() if p.requires_grad})
         #: Whether backward has produced a gradient since the last exchange.
         self.fresh = False
         #: Whether steps exchange what a closure returned.
@@ -103,27 +96,14 @@ class TorchBuckets:
     def _build(self, order: list[str], tables=frozenset()) -> None:
         """tables: names of those whose gradients come as rows; each has a bucket of its own."""
         self._built = order, tables
-        tensors = [Tensor(name, p.numel(), p.dim(), str(p.device), tuple(p.shape)) for name, p in self._in_order(order)]
-        buckets = build_buckets(
-            self.exchange, [tensors], tables, self._rules, self._communicator, self.prefix, self._bucket_bytes, self._groups
-        )
-        self.exchange.set_buckets([on_device(bucket, self._selection) for bucket in buckets])
+        tensors = [as_tensor(name, self.parameters[name]) for name in order]
+        self._set_buckets([tensors], tables, bucket_bytes=self._bucket_bytes, groups=self._groups)
         for bucket in self.exchange.buckets:
             bucket.may_bypass = self.sends_gradients and all(
                 self.parameters[tensor.name].dtype == torch.float32 for tensor in bucket.tensors
             )
-        self._outputs = {b.name: OutputBuffer(b) for b in self.exchange.buckets}
-        self._bucket_of = {tensor.name: b for b in self.exchange.buckets for tensor in b.tensors}
         self._number_of = {tensor.name: i for b in self.exchange.buckets for i, tensor in enumerate(b.tensors)}
         self._reset_counts()
-
-    def _in_order(self, order):
-        return ((name, self.parameters[name]) for name in order)
-
-    def gather(self, name: str, payload: np.ndarray) -> np.ndarray:
-        """uint8[m], the same m on all ranks -> uint8[ranks, m]."""
-        joined = self.exchange.transport.allgather(f"{self.prefix}.{name}", payload).wait()
-        return joined.reshape(self.exchange.transport.size, -1)
 
     def _agree(self, joined: bool = False) -> bool:
         """Before the first step: buckets in the order of the first rank that knows one; and each table whose gradient comes
@@ -159,8 +139,8 @@ class TorchBuckets:
 
     def _reset_counts(self) -> None:
         self._left = dict.fromkeys(self.parameters, self._passes)
-        self._missing = {b.name: len(b.tensors) for b in self.exchange.buckets}
-        self._scale_now: float | None = None
+        self._count_missing()
+        self._loss_scale: float | None = None  # of this step, once a bucket has started
         self._bypassing: dict[str, BypassBucket] = {}  # by bucket
 
     def set_passes(self, passes: int) -> None:
@@ -216,8 +196,8 @@ class TorchBuckets:
         if self.exchange.bypass_dtype(bucket):
             self.exchange.submit_bypass(bucket, self._bypass(bucket, range(len(bucket.tensors))).pending())
             return
-        if self._scale_now is None:
-            self._scale_now = float(self._scale())
+        if self._loss_scale is None:
+            self._loss_scale = float(self._grad_scaler.get_scale()) if self._grad_scaler else 1.0
         output = self._outputs[bucket.name]
         output.clear(self.parameters[tensor.name] for tensor in bucket.tensors)
         pack = functools.partial(self._pack, bucket, self._prescale / self._unit(bucket))
@@ -225,17 +205,9 @@ class TorchBuckets:
             pack = functools.partial(_on_stream, torch.cuda.current_stream(bucket.device), pack)
         self.exchange.start(bucket, pack, output.out if bucket.device == "cpu" else None)
 
-    def _unit(self, bucket: Bucket) -> float:
-        """What a bucket's gradients are divided by on their way: a memory keeps what is left of them beyond this step, and
-        the next may have another loss scale."""
-        return self._scale_now if bucket.memory.stateful else 1.0
-
     def _gradient(self, name: str) -> torch.Tensor | None:
         p = self.parameters[name]
         return p.grad.detach() if p.requires_grad and p.grad is not None else None
-
-    def _pack(self, bucket: Bucket, factor: float, *out):
-        return pack(bucket, [self._gradient(tensor.name) for tensor in bucket.tensors], factor, *out)
 
     def synchronize(self) -> None:
         """Finish all buckets; those with a parameter that got no gradient on this rank are started first."""
@@ -301,9 +273,8 @@ class TorchBuckets:
         if bucket.name in self._bypassing:
             self.exchange.finish(bucket, None)
             return
-        parameters = [self.parameters[tensor.name] for tensor in bucket.tensors]
-        results = receive(self.exchange, bucket, self._outputs[bucket.name], parameters, self._unit(bucket))
-        for p, result in zip(parameters, results, strict=True):
+        for name, result in self._results(bucket):
+            p = self.parameters[name]
             if p.requires_grad:
                 p.grad = as_gradient(p, result)
 

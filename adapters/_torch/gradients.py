@@ -1,22 +1,17 @@
-"""What the PyTorch adapters share: buckets for where tensors live, gradients into them and results out of them."""
+"""What users give to the PyTorch adapters, and how gradients get into buckets."""
 
 import numpy as np
 import torch
 
 from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Bucket
-from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.row_buckets import RowBucket
 
-from .device import TorchBucket
-from .output_buffer import OutputBuffer
-from .rows import from_rows, to_rows
+from .rows import to_rows
 
 
-def check_options(selection, grad_scaler) -> None:
-    """Raises ConfigError for what the arguments of these names do not allow."""
-    if selection not in ("auto", "host", "device"):
-        raise ConfigError(f"selection={selection!r}; allowed: auto, host, device")
+def check_grad_scaler(grad_scaler) -> None:
+    """Raises ConfigError for what is neither None nor a torch.amp.GradScaler."""
     if not isinstance(grad_scaler, torch.amp.GradScaler | None):
         raise ConfigError(f"grad_scaler={grad_scaler!r}; allowed: a torch.amp.GradScaler")
 
@@ -30,14 +25,6 @@ def named(named_parameters: list) -> dict[str, torch.nn.Parameter]:
     if twice:
         raise ConfigError(f"named_parameters: names must be unique; found twice: {', '.join(twice)}")
     return dict(named_parameters)
-
-
-def on_device(bucket: Bucket, selection: str) -> Bucket:
-    """The same bucket for an accelerator, if there is such a road for it. selection: "auto", "host" or "device"."""
-    wanted = selection == "device" or selection == "auto" and bucket.device != "cpu"
-    if wanted and TorchBucket.fits(bucket.compressor, bucket.communicator, bucket.memory):
-        return TorchBucket(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
-    return bucket
 
 
 def pack(bucket: Bucket, gradients: list, factor: float, *out):
@@ -73,13 +60,3 @@ def _is_flat(gradient: torch.Tensor | None) -> bool:
         and gradient.device.type == "cpu"
         and gradient.is_contiguous()
     )
-
-
-def receive(exchange: Exchange, bucket: Bucket, output: OutputBuffer, parameters: list, factor: float) -> list[torch.Tensor]:
-    """The bucket's results, times factor: contiguous views of `output`, shaped like the parameters, or sparse tensors."""
-    exchange.finish(bucket, output.out)
-    if isinstance(bucket, RowBucket):
-        return [from_rows(output.out, parameters[0], factor)]
-    flat = output.borrow()
-    parts = (flat.mul_(factor) if factor != 1.0 else flat).split(bucket.sizes)
-    return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]

@@ -21,14 +21,13 @@ class OneBitBuckets(TorchBuckets):
 
     sends_gradients = False
 
-    def __init__(self, optimizer, parameters, exchange, rules, communicator, *, warmup, **options):
-        self._optimizer = optimizer
+    def __init__(self, optimizer, parameters, exchange, options, *, warmup: str, **others):
+        self._optimizer, self._compressed = optimizer, True
+        super().__init__(parameters, exchange, options, **others)
         self._stages = {
-            True: (rules, communicator, exchange.state.memories, exchange.schedules),
+            True: (self._rules, self._communicator, exchange.state.memories, exchange.schedules),
             False: (Rules(warmup, {"*": warmup}), Allreduce(), Memories("none"), Schedules()),
         }
-        self._compressed = True
-        super().__init__(parameters, exchange, rules, communicator, **options)
         if any(bucket.memory.applies_momentum for bucket in exchange.buckets):
             raise ConfigError("OneBitAdam: memory 'dgc' has a momentum of its own; use residual, ef21 or none")
 
@@ -56,7 +55,7 @@ class OneBitBuckets(TorchBuckets):
 
     def _unit(self, bucket):
         # The momentum is kept in unscaled units, whether or not there is a residual as well.
-        return self._scale_now if self._compressed else super()._unit(bucket)
+        return self._loss_scale if self._compressed else super()._unit(bucket)
 
     def _pack(self, bucket, factor, *out):
         if not out:

@@ -10,12 +10,14 @@ The fields are those of Exchange.state_dict. A rank saves its own memory, or tho
 """
 
 import dataclasses
+import logging
 
 import numpy as np
 
 from ..errors import ConfigError
 from .engine import Exchange
 
+_LOG = logging.getLogger("grace_ext")
 KEY = "grace_ext"
 VERSION = 1
 RESET, REDISTRIBUTE = "reset", "redistribute"
@@ -108,6 +110,53 @@ def settle(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> str:
         warning = f"{np.count_nonzero(whole)} of {whole.size} ranks loaded their memory, and {others}: {ALL_RANKS}"
     exchange.step = int(steps[0])
     return warning
+
+
+def load(saved: dict | None, exchange: Exchange, on_resize) -> bool:
+    """Load what `choose` finds, and report it.
+
+    Args:
+        saved: See `choose`.
+        exchange: The exchange that takes it over.
+        on_resize: See `choose`.
+
+    Returns:
+        Whether this rank's memory is what was saved.
+
+    Raises:
+        ConfigError: As `choose`, and for a state of another size.
+    """
+    loaded = choose(saved, exchange, on_resize)
+    exchange.load_state_dict(loaded.state)
+    report(exchange, loaded.what, logging.WARNING if loaded.lost else logging.INFO)
+    return loaded.whole
+
+
+def settle_and_report(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> None:
+    """Settle, and report the warning that this gives.
+
+    Args:
+        exchange: See `settle`.
+        whole: See `settle`.
+        steps: See `settle`.
+
+    Raises:
+        ConfigError: As `settle`.
+    """
+    if warning := settle(exchange, whole, steps):
+        report(exchange, warning)
+
+
+def report(exchange: Exchange, text: str, level: int = logging.WARNING) -> None:
+    """Write a line to the log "grace_ext", on rank 0 only.
+
+    Args:
+        exchange: The exchange that the line is about.
+        text: The line.
+        level: Its level.
+    """
+    if exchange.transport.rank == 0:
+        _LOG.log(level, "%s", text)
 
 
 def check_version(saved: dict) -> None:

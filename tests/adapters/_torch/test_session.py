@@ -7,12 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from grace_ext.adapters._common.options import CompressionOptions  # noqa: E402
 from grace_ext.adapters._torch import saved_state  # noqa: E402
 from grace_ext.adapters._torch.buckets import TorchBuckets  # noqa: E402
 from grace_ext.adapters._torch.session import MembershipSession  # noqa: E402
 from grace_ext.exchange.engine import Exchange  # noqa: E402
-from grace_ext.pipeline.spec import parse_stage  # noqa: E402
-from grace_ext.policy import Rules  # noqa: E402
 from grace_ext.transport import CollectiveHandle, InProcessGroup  # noqa: E402
 
 SIZE = 40 * 40
@@ -28,20 +27,7 @@ class Worker:
 
         def build(parameters):
             exchange = Exchange(self.group.transport(self.rank), memory, 1 / self.group.size)
-            return TorchBuckets(
-                parameters,
-                exchange,
-                Rules(spec, None, 0),
-                parse_stage("communicator", "allgather"),
-                prefix="p",
-                bucket_bytes=10**6,
-                groups=None,
-                selection="auto",
-                prescale=1.0,
-                passes=1,
-                sparse_as_dense=False,
-                scale=lambda: 1.0,
-            )
+            return TorchBuckets(parameters, exchange, CompressionOptions(spec, memory), prefix="p")
 
         self.connection = MembershipSession({"w": self.weight}, lambda: (self.rank, self.group.size), build, on_resize)
 
@@ -166,7 +152,7 @@ def replace_the_last_of_three(**options):
     for worker in workers:
         worker.connection.reconnect()  # as the state handler does: neither rank nor number is another one
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda worker: worker.connection._sync_initial_state(worker.connection.buckets), workers))
+        list(pool.map(lambda worker: worker.connection.settle(), workers))
     return workers, before
 
 

@@ -1,0 +1,141 @@
+"""The options that all adapters share: how gradients are compressed, exchanged and observed."""
+
+import dataclasses
+from typing import ClassVar
+
+from grace_ext import ConfigError
+from grace_ext.communicators.base import Communicator
+from grace_ext.exchange import checkpoint
+from grace_ext.exchange.engine import Exchange
+from grace_ext.observe import parse_observers, warn_of_one_rank
+from grace_ext.pipeline.spec import parse_stage
+from grace_ext.policy import DEFAULT_SPEC, Rules
+
+
+@dataclasses.dataclass
+class CompressionOptions:
+    """How gradients are compressed, exchanged and observed: the keyword options that all adapters share.
+
+    The wrappers of the adapters (DistributedOptimizer, DistributedGradientTape, CompressionState, OneBitAdam) take them as
+    keywords. A few are not there in every adapter, as noted below.
+
+    Attributes:
+        compression: A spec ("topk:0.01/rice/qsgd:7", see `python -m grace_ext codecs`), its dict form, or a Compressor. With
+            Horovod also hvd.Compression.none and .fp16, which mean dense gradients by allreduce without a memory.
+        memory: "residual" (error feedback), "none", "ef21", "dgc" or another (`python -m grace_ext codecs`), or specs by name
+            pattern or size, as in rules: {"*embedding*": "none", "*": "residual:decay=0.9"}.
+        communicator: "allgather"; "sharded" or "tree" for many ranks or slow links, "hierarchical" for several ranks on each
+            host (see docs/training.md); "allreduce" for dense raw and fp16 specs, and for randomk; or "auto", which measures
+            these in the first steps, float16 and float32 without compression as well, and takes the fastest for each bucket.
+            Dense float32 always goes by allreduce: the result is the same and the bytes are fewer. So do low-rank factors
+            ("powersgd:4"), which only sums can carry.
+        rules: Specs by name pattern or size: {"*.bias": "dense/raw", "<=4096": "dense/raw"}. The first that fits counts. Where
+            none fits, tensors of at most 1024 elements or fewer than two dimensions go into a dense float32 bucket.
+        seed: The seed of the stochastic codecs; the same on all ranks.
+        capture: A folder in which rank 0 saves its own gradients of steps 1, 10, 100, 1000 and 10000, before and after error
+            feedback, for `python -m grace_ext bench --input FILE`; or a grace_ext.observe.Capture that names other steps. A
+            full disk and similar errors end the capture with a warning, never the training. With one rank nothing is
+            compressed, so there is nothing to capture: a warning says so.
+        schedule: Options of the spec that change from step to step: {"density": "warmup:steps=2000"}, or a function of the
+            step that gives the same on all ranks; see grace_ext.policy.Schedules. {"density": "kimad:0.2"} chooses what fits
+            into steps of 0.2 s, on each rank by what its link gives; "kimad+:0.2" does so with a density for each bucket.
+        observe: Where rank 0 writes bytes, ratio, seconds and residual norms of every tenth step: a path that ends in .jsonl
+            or .csv, a folder for TensorBoard, an object of grace_ext.observe (which can take other steps, and a Timeline), or
+            a list of these.
+        bucket_bytes: The float32 bytes after which a bucket is closed. With Horovod only: DDP has buckets of its own.
+        groups: Lists of parameters that share a bucket, or a number of equal groups; overrides bucket_bytes. With Horovod only.
+        selection: "host", "device" (top-k with torch operations where the gradients are; only the selected values come to the
+            host) or "auto": device for tensors on an accelerator. The bytes are the same. With PyTorch only.
+        on_resize: What becomes of the memories when a checkpoint of another number of ranks is loaded, or when elastic Horovod
+            adds or removes ranks. "reset": they start from zero. "redistribute": the sum of residuals is preserved, and each
+            rank takes an equal part. None: redistribute, or reset with a warning where a checkpoint does not have all
+            memories. With PyTorch only; in TensorFlow the functions that load a state take it.
+        grad_scaler: The torch.amp.GradScaler that scales the loss, so that the memory keeps unscaled units. With PyTorch only.
+
+    Raises:
+        ConfigError: An option has a value that is not allowed.
+    """
+
+    compression: object = DEFAULT_SPEC
+    memory: object = "residual"
+    communicator: object = "allgather"
+    rules: dict | None = None
+    seed: int = 0
+    capture: object = None
+    schedule: dict | None = None
+    observe: object = None
+    bucket_bytes: int = 25 * 2**20
+    groups: object = None
+    selection: str = "auto"
+    on_resize: str | None = None
+    grad_scaler: object = None
+
+    #: The options above that an adapter does not have.
+    absent: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self):
+        if self.selection not in ("auto", "host", "device"):
+            raise ConfigError(f"selection={self.selection!r}; allowed: auto, host, device")
+        checkpoint.check_policy(self.on_resize)
+        #: What `capture` and `observe` stand for.
+        self.observers = parse_observers(self.capture, self.observe)
+
+    @classmethod
+    def from_keywords(cls, keywords: dict, **named):
+        """The options of a wrapper.
+
+        Args:
+            keywords: What its user gave as keywords beside its own parameters.
+            **named: Its own parameters.
+
+        Returns:
+            An object of this class.
+
+        Raises:
+            TypeError: A keyword is not one of the options.
+            ConfigError: An option has a value that is not allowed.
+        """
+        allowed = [field.name for field in dataclasses.fields(cls) if field.name not in (*cls.absent, *named)]
+        unknown = sorted(keywords.keys() - set(allowed))
+        if unknown:
+            raise TypeError(f"unknown option {', '.join(map(repr, unknown))}; allowed: {', '.join(allowed)}")
+        return cls(**named, **keywords)
+
+    def warn_of_one_rank(self, stacklevel: int) -> None:
+        """Warn that with one rank there is nothing to capture or observe.
+
+        Args:
+            stacklevel: As in warnings.warn, seen from the caller.
+        """
+        warn_of_one_rank(*self.observers, stacklevel + 1)
+
+    def make_exchange(self, transport, weight: float, executor=None, joinable: bool = False) -> Exchange:
+        """An exchange with these options.
+
+        Args:
+            transport: The adapter's transport.
+            weight: What the sum over ranks is multiplied with.
+            executor: See Exchange.
+            joinable: See Exchange.
+
+        Returns:
+            The exchange, without buckets.
+        """
+        capture, observe = self.observers
+        return Exchange(transport, self.memory, weight, self.seed, capture, executor, self.schedule, joinable, observe)
+
+    def make_rules(self) -> Rules:
+        """Which spec each tensor gets.
+
+        Returns:
+            The rules, with `compression` as their default.
+        """
+        return Rules(self.compression, self.rules, self.seed)
+
+    def make_communicator(self) -> Communicator:
+        """How buckets are exchanged.
+
+        Returns:
+            The communicator.
+        """
+        return parse_stage("communicator", self.communicator)

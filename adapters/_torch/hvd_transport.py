@@ -1,0 +1,116 @@
+"""The collectives of grace_ext over Horovod's PyTorch operations."""
+
+import functools
+from collections.abc import Callable
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+# The public allgather_async and alltoall_async allocate the results themselves, and _hold needs them before they start.
+from horovod.torch.mpi_ops import _allgather_async, _alltoall_async
+
+from grace_ext.transport import CollectiveHandle, Transport
+
+from .._horovod.lengths import Lengths, as_splits, from_itself, padded, to_itself, without_padding
+from .._horovod.waiting import wait_until
+
+
+class HorovodTransport(Transport):
+    """The collectives of grace_ext over Horovod's PyTorch operations, in one process set.
+
+    Args:
+        process_set: The process set; this rank is one of its ranks.
+    """
+
+    def __init__(self, process_set):
+        self._process_set = process_set
+        self.rank, self.size, self.world_rank = process_set.rank(), process_set.size(), hvd.rank()
+        self._lengths = Lengths()
+
+    def between_steps(self):
+        return self
+
+    def allgather(self, name, payload):
+        message = padded(payload, self._lengths.of(name, payload.size))
+        sent = torch.from_numpy(message)
+        received = sent.new()
+        held = _hold(sent, received)
+        handle = _allgather_async(sent, received, name, self._process_set)
+        return _collective(
+            handle, held, lambda received: without_padding(name, received.numpy()), message.size - payload.size
+        )
+
+    def allreduce(self, name, array):
+        return self._sum(name, torch.from_numpy(array), torch.Tensor.numpy)
+
+    def sum_tensor(self, name: str, tensor: torch.Tensor, prescale: float, postscale: float) -> CollectiveHandle:
+        """Sum a tensor over ranks in place, as Horovod's own optimizer does.
+
+        Args:
+            name: The collective's name.
+            tensor: The tensor, on any device.
+            prescale: What it is multiplied with before the sum.
+            postscale: What it is multiplied with after the sum.
+
+        Returns:
+            A handle whose `wait` returns None.
+        """
+        return self._sum(name, tensor, lambda _: None, prescale_factor=prescale, postscale_factor=postscale)
+
+    def _sum(self, name: str, tensor: torch.Tensor, result: Callable, **factors) -> CollectiveHandle:
+        held = _hold(tensor)
+        handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=name, process_set=self._process_set, **factors)
+        return _collective(handle, held, result)
+
+    def alltoall(self, name, payload, splits):
+        length = self._lengths.of(name, payload.size)
+        message, parts = to_itself(payload, splits, self.rank, length)
+        sent, sizes = torch.from_numpy(message), torch.from_numpy(as_splits(name, parts))
+        received, received_sizes = sent.new(), sizes.new()
+        held = _hold(sent, sizes, received, received_sizes)
+        return _collective(
+            _alltoall_async(sent, sizes, received, received_sizes, name, self._process_set),
+            held,
+            lambda got: from_itself(got[0].numpy(), got[1].tolist(), self.rank, length - payload.size),
+        )
+
+    def send(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
+        """Send every rank's payload to one rank, a collective.
+
+        Args:
+            name: The collective's name.
+            payload: uint8[m]; m may differ between ranks.
+            to: The receiving rank.
+
+        Returns:
+            All ranks' payloads in the order of ranks on rank `to`, an empty list elsewhere.
+        """
+        splits = torch.zeros(self.size, dtype=torch.int32)
+        splits[to] = payload.size
+        joined, lengths = hvd.alltoall(torch.from_numpy(payload.copy()), splits, name=name, process_set=self._process_set)
+        return np.split(joined.numpy(), np.cumsum(lengths.numpy())[:-1]) if self.rank == to else []
+
+
+def _hold(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Keep a reference of C++ to each tensor, as long as the returned list lives. Call it before Horovod gets the tensors.
+
+    In torch 2.13, a thread that drops its reference to a tensor needs the interpreter lock if Python's is then the only one
+    left. At a shutdown, Horovod 0.28.1 drops all tensors that are under way while its table of process sets is locked, and a
+    thread that starts a collective waits for that table while it holds the interpreter lock: without this, the two wait for
+    each other for ever.
+    """
+    holders = [tensor.detach() for tensor in tensors]
+    for holder, tensor in zip(holders, tensors, strict=True):
+        holder.grad = tensor
+    return holders
+
+
+def _collective(handle: int, held: list, result: Callable, padding: int = 0) -> CollectiveHandle:
+    """handle: Horovod's. held: see _hold. result: what `wait` makes of the collective's results."""
+    return CollectiveHandle(functools.partial(_wait, handle, held, result), functools.partial(hvd.poll, handle), padding)
+
+
+def _wait(handle: int, _held: list, result: Callable):
+    wait_until(lambda: hvd.poll(handle), hvd.local_size())
+    return result(hvd.synchronize(handle))

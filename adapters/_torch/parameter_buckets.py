@@ -1,0 +1,86 @@
+"""Tensors of torch parameters in buckets of an exchange: what the adapters have in common, whoever starts the buckets."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from grace_ext.exchange.bucketing import build_buckets
+from grace_ext.exchange.buckets import Bucket, Tensor
+from grace_ext.exchange.engine import Exchange
+from grace_ext.exchange.row_buckets import RowBucket
+
+from .._common.options import CompressionOptions
+from .device import TorchBucket
+from .gradients import pack
+from .output_buffer import OutputBuffer
+from .rows import from_rows
+
+
+class ParameterBuckets:
+    """Builds the buckets, packs gradients into them, and receives results.
+
+    A subclass decides when a bucket starts. It keeps `parameters` (by name), says where a gradient is (`_gradient`), and what
+    the loss scale of the step is (`_loss_scale`). prefix: what the names of the exchange's collectives begin with.
+    """
+
+    parameters: dict[str, torch.nn.Parameter]
+    _loss_scale: float | None
+
+    def __init__(self, exchange: Exchange, options: CompressionOptions, prefix: str):
+        self.exchange, self.prefix = exchange, prefix
+        self._selection = options.selection
+        self._rules, self._communicator = options.make_rules(), options.make_communicator()
+
+    def gather(self, name: str, payload: np.ndarray) -> np.ndarray:
+        """uint8[m], the same m on all ranks -> uint8[ranks, m]."""
+        transport = self.exchange.transport
+        return transport.allgather(f"{self.prefix}.{name}", payload).wait().reshape(transport.size, -1)
+
+    def _set_buckets(self, parts: list[list[Tensor]], tables, **limits) -> None:
+        """See grace_ext.exchange.bucketing.build_buckets."""
+        built = build_buckets(self.exchange, parts, tables, self._rules, self._communicator, self.prefix, **limits)
+        self.exchange.set_buckets([self._on_device(bucket) for bucket in built])
+        self._outputs = {bucket.name: OutputBuffer(bucket) for bucket in self.exchange.buckets}
+        self._bucket_of = {tensor.name: bucket for bucket in self.exchange.buckets for tensor in bucket.tensors}
+
+    def _on_device(self, bucket: Bucket) -> Bucket:
+        """The same bucket for an accelerator, if it can be one."""
+        wanted = self._selection == "device" or self._selection == "auto" and bucket.device != "cpu"
+        if wanted and TorchBucket.fits(bucket.compressor, bucket.communicator, bucket.memory):
+            return TorchBucket(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
+        return bucket
+
+    def _count_missing(self) -> None:
+        """A step begins: no bucket has any of its gradients."""
+        self._missing = {bucket.name: len(bucket.tensors) for bucket in self.exchange.buckets}
+
+    def _unit(self, bucket: Bucket) -> float:
+        """What a bucket's gradients are divided by on their way: a memory keeps what is left of them beyond this step, and
+        the next may have another loss scale."""
+        return self._loss_scale if bucket.memory.stateful else 1.0
+
+    def _gradient(self, name: str) -> torch.Tensor | None:
+        raise NotImplementedError
+
+    def _pack(self, bucket: Bucket, factor: float, *out):
+        """For Exchange.start."""
+        return pack(bucket, [self._gradient(tensor.name) for tensor in bucket.tensors], factor, *out)
+
+    def _results(self, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
+        """Finish the bucket: its results by name, as contiguous views shaped like the parameters, or sparse tensors."""
+        output, factor = self._outputs[bucket.name], self._unit(bucket)
+        self.exchange.finish(bucket, output.out)
+        names = [tensor.name for tensor in bucket.tensors]
+        if isinstance(bucket, RowBucket):
+            yield names[0], from_rows(output.out, self.parameters[names[0]], factor)
+            return
+        flat = output.borrow()
+        parts = (flat.mul_(factor) if factor != 1.0 else flat).split(bucket.sizes)
+        for name, part in zip(names, parts, strict=True):
+            yield name, part.view(self.parameters[name].shape)
+
+
+def as_tensor(name: str, tensor: torch.Tensor) -> Tensor:
+    """What bucketing knows of a parameter or its gradient."""
+    return Tensor(name, tensor.numel(), tensor.dim(), str(tensor.device), tuple(tensor.shape))

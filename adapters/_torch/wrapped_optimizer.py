@@ -1,0 +1,303 @@
+"""torch optimizers whose gradients are compressed and exchanged over Horovod before each step."""
+
+import concurrent.futures
+import dataclasses
+import os
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import horovod.torch as hvd
+import torch
+from torch.amp.grad_scaler import OptState
+
+from grace_ext import ConfigError, ExchangeError
+from grace_ext.exchange import checkpoint
+
+from .._common.subclassing import instance_like, subclass
+from .._horovod.exits import guard_exit
+from .._horovod.options import HorovodOptions, prefix_of
+from .buckets import JOIN_AND_CLOSURE, TorchBuckets
+from .elastic import CompressedOptimizer
+from .gradients import check_grad_scaler, named
+from .hvd_transport import HorovodTransport
+from .saved_state import to_numpy, to_torch
+from .session import MembershipSession
+
+
+@dataclasses.dataclass
+class TorchOptions(HorovodOptions):
+    """The options of a wrapped torch optimizer."""
+
+    op: object = hvd.Average
+    process_set: object = hvd.global_process_set
+    hvd = hvd
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_grad_scaler(self.grad_scaler)
+
+
+def _make_buckets(_optimizer, *arguments, **options) -> TorchBuckets:
+    return TorchBuckets(*arguments, **options)
+
+
+def wrap(
+    optimizer, named_parameters, options: TorchOptions, plain: type | None = None, make_buckets: Callable = _make_buckets
+):
+    """See horovod_torch.DistributedOptimizer. For optimizers of our own, plain is the class to derive from, and
+    make_buckets(wrapped optimizer, ...) takes the place of TorchBuckets(...)."""
+    if hasattr(optimizer, "_allreduce_grad_async"):
+        raise ConfigError("hvd.DistributedOptimizer has wrapped this optimizer: wrap the plain one instead")
+    named_parameters = named_parameters if named_parameters is None else list(named_parameters)
+    parameters = _named(optimizer, named_parameters)
+    plain = plain or getattr(optimizer, "_plain", type(optimizer))
+    # A leaf class with Horovod's module name: hvd.broadcast_optimizer_state knows by it that it must not call our step.
+    horovods = hvd.DistributedOptimizer.__module__
+    wrapped = instance_like(subclass(plain, _WrappedOptimizer, bases=(CompressedOptimizer,), __module__=horovods), optimizer)
+    # A learning-rate scheduler made before leaves a bound `step` on the instance; it would bypass ours.
+    vars(wrapped).pop("step", None)
+    wrapped._plain, wrapped._named_parameters = plain, named_parameters
+    wrapped._before = weakref.WeakSet([optimizer, *getattr(optimizer, "_before", ())])
+    wrapped._should_synchronize, wrapped._synchronized, wrapped._asked_by_scaler = True, False, False
+    wrapped._grad_scaler, wrapped._process_set = options.grad_scaler, options.process_set
+    wrapped._passes = options.backward_passes_per_step
+    process_set, prefix = options.process_set, prefix_of(options.process_set)
+
+    def build(parameters) -> TorchBuckets:
+        guard_exit(hvd)
+        return make_buckets(
+            wrapped,
+            parameters,
+            options.make_exchange(HorovodTransport(process_set), joinable=True),
+            options,
+            prefix=prefix,
+            prescale=options.prescale,
+            passes=wrapped._passes,
+            sparse_as_dense=options.sparse_as_dense,
+        )
+
+    wrapped._session = MembershipSession(
+        parameters,
+        lambda: (process_set.rank(), process_set.size()) if process_set.included() else None,
+        build,
+        options.on_resize,
+    )
+    if wrapped._grace is None:
+        options.warn_of_one_rank(stacklevel=3)
+        return wrapped
+    _check_momentum(optimizer, wrapped._grace)
+    # A worker that elastic Horovod adds must start no collective here: the others are already somewhere else.
+    if os.environ.get("HOROVOD_ELASTIC") != "1":
+        wrapped._grace.check_config_digests()
+    return wrapped
+
+
+def _named(optimizer, named_parameters) -> dict[str, torch.nn.Parameter]:
+    """The optimizer's parameters by unique name, in the order of the model."""
+    own = [(f"group{i}.{j}", p) for i, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])]
+    by_name = named(own if named_parameters is None else named_parameters)
+    optimized = {id(p) for _, p in own}
+    unnamed = len(optimized - {id(p) for p in by_name.values()})
+    if unnamed:
+        raise ConfigError(f"named_parameters lacks {unnamed} of the optimizer's parameters")
+    return {name: p for name, p in by_name.items() if id(p) in optimized}
+
+
+def _check_momentum(optimizer, buckets: TorchBuckets) -> None:
+    """Raises ConfigError where a memory and the optimizer would both apply a momentum."""
+    corrected = {
+        id(buckets.parameters[tensor.name])
+        for bucket in buckets.exchange.buckets
+        if bucket.memory.applies_momentum
+        for tensor in bucket.tensors
+    }
+    for group in optimizer.param_groups:
+        momentum = group.get("momentum") or group.get("betas", (0,))[0]
+        if momentum and any(id(p) in corrected for p in group["params"]):
+            raise ConfigError(
+                f"memory 'dgc' has the momentum, and the optimizer's, {momentum}, would be applied once more: "
+                f"use for example torch.optim.SGD with momentum=0 and memory 'dgc:momentum={momentum}'"
+            )
+
+
+class _WrappedOptimizer:
+    """What a wrapped optimizer does differently from the class that was wrapped, its `_plain`."""
+
+    @property
+    def _grace(self) -> TorchBuckets | None:
+        """The buckets for the ranks there are now; None without other ranks."""
+        return self._session.buckets
+
+    def synchronize(self):
+        """Finish the exchange: afterwards every gradient is the average (or sum) over ranks, the same on all."""
+        self._session.synchronize()
+        self._synchronized, self._asked_by_scaler = True, False
+
+    def join(self, *others):
+        """Instead of hvd.join(), for ranks that have fewer batches than others: take part in their steps with nothing, until
+        all ranks have joined. Averages are still over all ranks. Returns the rank that joined last; it has made all steps:
+        go on with hvd.broadcast_parameters and hvd.broadcast_optimizer_state from it.
+
+        others: the loop's other wrapped optimizers, if there are several; they can only be joined together.
+
+        This rank's memory stays as it is meanwhile. Until all have joined the other ranks may use no other collective of
+        Horovod, and must not freeze or unfreeze parameters. Raises ExchangeError between backward() and step(), and
+        ConfigError after step(closure), which exchanges losses as well.
+        """
+        if any(optimizer._grace is not None and optimizer._grace.has_losses for optimizer in (self, *others)):
+            raise ConfigError(JOIN_AND_CLOSURE)
+        sessions = [optimizer._session for optimizer in (self, *others)]
+        with concurrent.futures.ThreadPoolExecutor(len(sessions)) as threads:  # whatever the order in which they step
+            last, *_ = threads.map(MembershipSession.join, sessions)
+        return self._process_set.ranks[last] if self._process_set.included() else hvd.rank()
+
+    @contextmanager
+    def skip_synchronize(self):
+        """Inside, step() does not synchronize: for gradient clipping or unscaling after an explicit synchronize()."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure=None):
+        """Synchronize (unless skipped), then the wrapped optimizer's step.
+
+        closure: computes the gradients, so that each call of it synchronizes, unless it has done so itself, for example to
+        clip gradients then. Where it returns numbers, the optimizer gets their average over ranks (their sum with
+        op=hvd.Sum), as the gradients are: one that looks at the loss, like LBFGS, does the same on all ranks. A step is then
+        counted for each call.
+
+        Raises ExchangeError if gradients are already on their way, or if in skip_synchronize() the closure has not
+        synchronized; and ConfigError if it returns a number on some ranks only.
+        """
+        if closure is not None:
+            return self._step_with(closure)
+        if self._should_synchronize and not (self._asked_by_scaler and self._is_synchronized()):
+            if self._is_synchronized():
+                warnings.warn(
+                    "optimizer.step() after optimizer.synchronize() exchanges the gradients again; wrap it in "
+                    "optimizer.skip_synchronize()",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        return self._inner_step()
+
+    def _step_with(self, closure):
+        buckets = self._grace
+        if buckets is not None and buckets.fresh:
+            raise ExchangeError(
+                "step(closure) exchanges the gradients that the closure computes, and others are on their "
+                "way: call backward() in the closure only, or optimizer.synchronize() before the step"
+            )
+
+        def synchronized():
+            self._synchronized = False
+            loss = closure()
+            if not self._is_synchronized():
+                if not self._should_synchronize:
+                    raise ExchangeError(
+                        "the closure of a step in skip_synchronize() has to call optimizer.synchronize() after backward()"
+                    )
+                self.synchronize()
+            return loss if self._grace is None else self._grace.reduce_loss(loss)
+
+        if buckets is not None:
+            buckets.has_losses = True
+        return self._inner_step(synchronized)
+
+    def _inner_step(self, closure=None):
+        self._synchronized = self._asked_by_scaler = False
+        for optimizer in self._before:
+            optimizer._opt_called = True  # a learning-rate scheduler made before wrapping looks at it
+        loss = self._plain.step(self, closure)
+        self._synchronized = False
+        return loss
+
+    def _is_synchronized(self):
+        buckets = self._grace
+        return self._synchronized and not (buckets is not None and buckets.fresh)
+
+    @property
+    def _step_supports_amp_scaling(self):
+        """GradScaler.step asks for this first of all: the moment to finish the exchange, so that it unscales gradients that
+        are the same on all ranks and skips the step on all or on none."""
+        if self._should_synchronize:
+            if not self._is_synchronized():
+                self._check_scaler()
+                self.synchronize()
+            self._asked_by_scaler = True
+        return vars(self).get("_step_supports_amp_scaling", False)  # what the wrapped optimizer has to say
+
+    def _check_scaler(self):
+        """When GradScaler.step is about to look at gradients that are not exchanged yet."""
+        scaler = self._grad_scaler
+        if scaler is not None:
+            # GradScaler tells nobody in public whether unscale_ was called.
+            if scaler._per_optimizer_states[id(self)]["stage"] is OptState.UNSCALED:
+                raise ExchangeError(
+                    "scaler.unscale_(optimizer) changed gradients that were on their way: call optimizer.synchronize() "
+                    "before it"
+                )
+        elif self._grace is not None and any(b.memory.stateful for b in self._grace.exchange.buckets):
+            warnings.warn(
+                "this optimizer was not told of its GradScaler: its memory keeps scaled units, which are wrong for a "
+                "step whenever the loss scale changes; pass grad_scaler=scaler to DistributedOptimizer",
+                stacklevel=4,
+            )
+
+    def zero_grad(self, *args, **kwargs):
+        """As the wrapped optimizer's; not between backward() and step() or synchronize()."""
+        buckets = self._grace
+        if buckets is not None and buckets.under_way():
+            raise ExchangeError(
+                "optimizer.zero_grad() between backward() and step() or synchronize() would race with the "
+                "exchange of the gradients"
+            )
+        self._synchronized = False
+        return self._plain.zero_grad(self, *args, **kwargs)
+
+    def add_param_group(self, param_group):
+        """As the wrapped optimizer's; on all ranks in the same step. Raises ConfigError for parameters that were not among
+        named_parameters, if these were given."""
+        self._plain.add_param_group(self, param_group)
+        try:
+            parameters = _named(self, self._named_parameters)
+        except ConfigError:
+            self.param_groups.pop()
+            raise
+        self._session.add(parameters)
+
+    def state_dict(self):
+        """The wrapped optimizer's, and under "grace_ext" this rank's memory, or those of all ranks after
+        consolidate_state_dict(). No collective."""
+        return {**self._plain.state_dict(self), checkpoint.KEY: to_torch(self._session.save())}
+
+    def load_state_dict(self, state_dict):
+        """Of a wrapped optimizer or a plain one. No collective: call it on all ranks, or, before the first step, on rank 0
+        and then hvd.broadcast_optimizer_state. What was done with the memories is said in the log "grace_ext".
+
+        Raises ConfigError if the memories do not fit, or for on_resize="redistribute" if some are missing.
+        """
+        saved = state_dict.get(checkpoint.KEY)
+        # The optimizer first: what its memory is may depend on it, as that of 1-bit Adam does.
+        self._load_plain({key: value for key, value in state_dict.items() if key != checkpoint.KEY})
+        self._session.load(None if saved is None else to_numpy(saved))
+
+    def consolidate_state_dict(self, to=0):
+        """A collective: until the next step, state_dict() on rank `to` holds the memories of all ranks."""
+        self._session.consolidate(to)
+
+    def set_backward_passes_per_step(self, passes):
+        """How many backward passes are accumulated before gradients are exchanged, from the next step on."""
+        buckets = self._grace
+        if buckets is not None:
+            buckets.set_passes(passes)
+        self._passes = passes
+
+    def compression_stats(self):
+        """Bytes, ratio and seconds per stage, in total and of the last step: see grace_ext.exchange.Exchange.stats."""
+        buckets = self._grace
+        return {"steps": 0} if buckets is None else buckets.exchange.stats()
