@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from grace_ext.exchange.serial_executor import SerialExecutor
+from grace_ext.exchange.scheduler import SerialExecutor
 
 
 class Asleep(concurrent.futures.Executor):
