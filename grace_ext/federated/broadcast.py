@@ -55,7 +55,7 @@ class ModelBroadcast:
         Raises:
             ExchangeError: The model is not finite. Nothing has changed then.
         """
-        blob = self.told.tell(model, compressor, stream)
+        blob = self.told.encode(model, compressor, stream)
         self._history[round_] = blob
         while len(self._history) > self._keep:
             self._history.popitem(last=False)

@@ -1,6 +1,6 @@
-"""A federated client: the model from containers, its own update into one.
+"""A federated client: it rebuilds the model from containers, and compresses its update into one.
 
-Algorithm 2 of DeepReduce (Xu, Kostopoulou, Dutta et al., NeurIPS 2021, appendix), with error feedback on this side.
+Algorithm 2 of DeepReduce (Xu, Kostopoulou, Dutta et al., NeurIPS 2021, appendix), with error feedback on the client.
 """
 
 import numpy as np
@@ -15,13 +15,22 @@ MEMORIES = ("residual", "ef21", "none")
 
 
 class Client:
-    """Keeps what the server has told of the model, and what its own updates still owe.
+    """Keeps what the server has told of the model, and what the client's own updates have left out.
 
-    start: float32[d], the model at the beginning, the same on the server and on all clients. memory: "residual" (what an
-    update leaves out is added to the next), "ef21" (the server keeps an estimate of this client's update, and containers
-    correct it), or "none". An update counts as sent only when the server says that it has taken it; otherwise all of it is
-    owed. A client with "ef21" that has lost its state, or has an old one, finds out by the server's next message that its
-    estimate is not the server's; both then begin again with zeros.
+    An update counts as sent only when the server says that it has accepted it; otherwise all of it is still owed. A client
+    with memory "ef21" that has lost its state, or has an old one, learns from the server's next message that its estimate is
+    not the server's; both then begin again with zeros.
+
+    Args:
+        start: float32[d], the initial model, the same on the server and on all clients.
+        compression: Spec, Compressor or other argument of grace_ext.compressor, for the updates.
+        memory: "residual" (what an update leaves out is added to the next one), "ef21" (the server keeps an estimate of this
+            client's update, and containers correct it) or "none".
+        number: The client's number, by which its random numbers differ from those of other clients.
+        seed: Seed of the compressor's random numbers.
+
+    Raises:
+        ConfigError: There is no such memory, or memory "residual" is combined with an unbiased compressor.
     """
 
     def __init__(
@@ -48,11 +57,22 @@ class Client:
 
     @property
     def size(self) -> int:
+        """Number of elements of the model."""
         return self.model.known.size
 
     def receive(self, message: np.ndarray) -> np.ndarray:
-        """The model to train on, float32[d], a copy. Raises ContainerError for what is no such message, and for one that
-        goes on from a round that this client has not seen; the model stays as it was."""
+        """Take a message of the server, and rebuild the model.
+
+        Args:
+            message: uint8[m].
+
+        Returns:
+            The model to train on, float32[d], a copy.
+
+        Raises:
+            ContainerError: The bytes are no such message, the model in it is not finite, or it continues from a round that
+                this client has not seen. The model then stays as it was.
+        """
         down, containers = read_down(message, self.size)
         if down.base not in (FRESH, self.round):
             raise ContainerError(
@@ -62,7 +82,7 @@ class Client:
             raise ContainerError("the server's model is not finite")
         following = Estimate(self.size, None if down.base == FRESH else self.model.known)
         for blob in down.containers:
-            following.hear(blob)
+            following.apply(blob)
         self.model, self.round = following, down.round
         if self._open is not None:
             sent_in, if_taken, otherwise = self._open
@@ -74,20 +94,42 @@ class Client:
         return self.model.known.copy()
 
     def update(self, trained: np.ndarray, samples: float, compression=None) -> np.ndarray:
-        """The message, uint8[m], for the model as it is after training, float32[d], on so many samples. compression: for
-        this update only. Raises ConfigError for a model that is not finite or of another size."""
+        """Make the message for a trained model.
+
+        Args:
+            trained: float32[d], the model after training.
+            samples: Number of samples it was trained on.
+            compression: Compression of this update only; None: as usual.
+
+        Returns:
+            The message, uint8[m].
+
+        Raises:
+            ConfigError: The model is not finite.
+        """
         return self.update_by(self.model.known - np.asarray(trained, np.float32).reshape(-1), samples, compression)
 
     def update_by(self, change: np.ndarray, samples: float, compression=None) -> np.ndarray:
-        """The message for what the server is to take for an update, float32[d]: the model before training less that after
-        it, or a gradient. Otherwise as `update`."""
+        """Make the message for an update.
+
+        Args:
+            change: float32[d], the model before training minus that after it, or a gradient.
+            samples: Number of samples that the update is from.
+            compression: Compression of this update only; None: as usual.
+
+        Returns:
+            The message, uint8[m].
+
+        Raises:
+            ConfigError: The update is not finite.
+        """
         made = self.compressor if compression is None else make_compressor(compression)
         base = self._base if self._memory == "ef21" else WHOLE
         return Up(self.round, float(samples), self._encode(change, made), base).pack()
 
     @property
     def told(self) -> np.ndarray:
-        """With memory "ef21": what the server knows of this client's update, float32[d], the last one included."""
+        """What the server knows of this client's update with memory "ef21", float32[d], the last update included."""
         return self._owed if self._open is None else self._open[1]
 
     def _encode(self, change: np.ndarray, made: Compressor) -> np.ndarray:
@@ -96,18 +138,24 @@ class Client:
         stream = Stream(self._seed, "up", self.round, self._number)
         if self._memory == "ef21":
             estimate = Estimate(self.size, self._owed)
-            blob = estimate.tell(change, made, stream)
+            blob = estimate.encode(change, made, stream)
             self._open = self.round, estimate.known, self._owed
             return blob
         owed = change + self._owed if self._memory == "residual" else change
         sent = Estimate(self.size)
-        blob = sent.tell(owed, made, stream)
+        blob = sent.encode(owed, made, stream)
         left = owed - sent.known if self._memory == "residual" else self._owed
         self._open = self.round, left, owed if self._memory == "residual" else self._owed
         return blob
 
     def state_dict(self) -> dict:
-        """For numpy.savez or torch.save. Of an update under way it has both ends: the server's next message tells which."""
+        """Return the client's state, for numpy.savez or torch.save.
+
+        Of an update that is not yet answered, it holds both outcomes; the server's next message decides between them.
+
+        Returns:
+            Arrays and numbers by name.
+        """
         sent_in, if_taken, owed = self._open or (0, self._owed, self._owed)
         return {
             "model": self.model.known.copy(),
@@ -119,7 +167,14 @@ class Client:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Raises ConfigError for a state of another size, or of a version without a part of it."""
+        """Restore what `state_dict` returned.
+
+        Args:
+            state: Arrays and numbers by name.
+
+        Raises:
+            ConfigError: The state belongs to a model of another size, or a part of it is missing.
+        """
         if missing := {"model", "round", "owed", "base", "sent_in", "if_taken"} - set(state):
             raise ConfigError(f"the state lacks {', '.join(sorted(missing))}")
         model, owed, if_taken = (np.array(state[key], np.float32).reshape(-1) for key in ("model", "owed", "if_taken"))

@@ -1,4 +1,4 @@
-"""The mean of updates that are cut to a norm.
+"""The mean of updates that are clipped to a norm.
 
 Karimireddy, He and Jaggi, Learning from history for Byzantine robust optimization, ICML 2021: centered clipping, in one
 iteration from the center 0. With this center it is the norm clipping of Sun, Kairouz, Suresh and McMahan, Can you really
@@ -16,10 +16,15 @@ from .mean import Mean, Update
 
 
 class ClippedMean(Mean):
-    """The weighted mean of updates of which the longer ones are scaled down to the norm `radius`, so that a client moves it
-    by no more than its share of the radius. One decoded update at a time.
+    """The weighted mean of updates, of which the longer ones are scaled down to the norm `radius`.
 
-    radius: an L2 norm; None: the median of those of the updates. Raises ConfigError unless it is finite and above 0.
+    A client thus moves the mean by no more than its share of the radius. One update is decoded at a time.
+
+    Args:
+        radius: An L2 norm, finite and above 0; None: the median of the norms of the updates.
+
+    Raises:
+        ConfigError: The radius is out of range.
     """
 
     def __init__(self, radius: float | None = None):

@@ -1,8 +1,8 @@
-"""A vector that one side tells another by containers, so that both know the same of it, to the bit.
+"""A vector that one side tells another one by containers, so that both know the same estimate of it, bit for bit.
 
-Richtárik, Sokolov and Fatkhullin, EF21: a new, simpler, theoretically better, and practically faster error feedback,
-NeurIPS 2021: what is compressed is the difference from what the other side knows, so what a container leaves out comes
-later.
+Richtárik, Sokolov and Fatkhullin, EF21: a new, simpler, theoretically better, and practically faster error feedback, NeurIPS
+2021. The difference from what the other side knows is compressed, so that what one container leaves out is sent by later
+ones.
 """
 
 import numpy as np
@@ -14,20 +14,43 @@ from ..pipeline.decoder import decode_add
 
 
 class Estimate:
-    """known: float32[d], what both sides know; zeros at first, or a copy of what is given."""
+    """What both sides know of a vector; it is kept in the attribute `known`, float32[d].
+
+    Args:
+        size: Number of elements, d.
+        known: The initial estimate, which is copied; None: zeros.
+    """
 
     def __init__(self, size: int, known: np.ndarray | None = None):
         self.known = np.zeros(size, np.float32) if known is None else np.array(known, np.float32).reshape(-1)
 
-    def tell(self, vector: np.ndarray, compressor: Compressor, stream: Stream) -> np.ndarray:
-        """The container, uint8[m], that brings `known` closer to vector, float32[d]. Raises ExchangeError, and then knows
-        what it knew, if the difference is not finite."""
+    def encode(self, vector: np.ndarray, compressor: Compressor, stream: Stream) -> np.ndarray:
+        """Make the container that brings the estimate closer to a vector, and apply it.
+
+        Args:
+            vector: float32[d].
+            compressor: Compresses the difference from the estimate.
+            stream: Random numbers for the compressor.
+
+        Returns:
+            The container, uint8[m].
+
+        Raises:
+            ExchangeError: The difference is not finite. The estimate is unchanged then.
+        """
         encoded = compressor.encode(vector - self.known, stream)
         if encoded.non_finite:
             raise ExchangeError("the vector that is to be told holds a NaN or an Inf")
-        self.hear(encoded.blob)
+        self.apply(encoded.blob)
         return encoded.blob.copy()
 
-    def hear(self, blob: np.ndarray) -> None:
-        """Raises ContainerError, and then knows what it knew."""
+    def apply(self, blob: np.ndarray) -> None:
+        """Add the container that the other side made.
+
+        Args:
+            blob: The container, uint8[m].
+
+        Raises:
+            ContainerError: The container is malformed. The estimate is unchanged then.
+        """
         decode_add(blob, self.known)

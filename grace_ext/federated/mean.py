@@ -1,4 +1,4 @@
-"""What the server makes of a round's updates: the weighted mean; and what all means promise."""
+"""The base class of the means that the server takes of a round's updates, and the weighted mean."""
 
 import dataclasses
 import math
@@ -13,10 +13,12 @@ BLOCK = 1 << 16  # elements of the model that a mean by coordinates sorts at onc
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """What counts of a client: its update, or with memory "ef21" the server's estimate of it.
+    """What counts of a client: its update or, with memory "ef21", the server's estimate of it.
 
-    vector() -> float32[d], finite, which is not to be changed; it may be decoded anew at each call. norm: its L2 norm.
-    share: of this client in a weighted mean, 0 to 1.
+    Attributes:
+        vector: Returns the update, float32[d], finite, which must not be changed; each call may decode it again.
+        norm: Its L2 norm.
+        share: The client's share in a weighted mean, 0 to 1.
     """
 
     vector: Callable[[], np.ndarray]
@@ -25,25 +27,51 @@ class Update:
 
 
 def check_share(kind: str, share: float) -> None:
-    """Raises ConfigError unless it is a share of clients that robust means can do without."""
+    """Check the share of clients that a robust mean leaves out.
+
+    Args:
+        kind: Name of the mean, for the message.
+        share: The share.
+
+    Raises:
+        ConfigError: The share is not in [0, 0.5).
+    """
     if not 0 <= share < 0.5:
         raise ConfigError(f"{kind}: share={share}; allowed: from 0 to below 0.5")
 
 
-def most_liars(share: float, clients: int) -> int:
-    """That share of the clients, rounded up to whole ones as long as they are fewer than half."""
+def byzantine_count(share: float, clients: int) -> int:
+    """Compute how many clients may be Byzantine, that is, may send anything.
+
+    Args:
+        share: Their share of all clients.
+        clients: Number of clients.
+
+    Returns:
+        Their number, rounded up, but always less than half of the clients.
+    """
     return min(math.ceil(share * clients - 1e-9), (clients - 1) // 2)
 
 
 def blocks(vectors: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
-    """float32[d] of each client -> (which elements of the model, a copy of these, float32[clients, elements])"""
+    """Split vectors into blocks of elements.
+
+    Args:
+        vectors: float32[d] for each client.
+
+    Yields:
+        Which elements of the model the block has, and a copy of those, float32[clients, elements].
+    """
     for start in range(0, vectors[0].size, BLOCK):
         part = slice(start, start + BLOCK)
         yield part, np.stack([vector[part] for vector in vectors])
 
 
 class Mean:
-    """mean(updates, size) -> float32[size]. updates: at least one. A mean has no state between rounds."""
+    """Base of the means: `mean(updates, size)` returns float32[size] for at least one update.
+
+    A mean has no state between rounds.
+    """
 
     #: Whether each element is judged by itself. An element that a client did not send is not a vote for 0, so the server
     #: then refuses sparse updates; and weights, because what such means promise counts clients.
@@ -54,8 +82,10 @@ class Mean:
 
 
 class WeightedMean(Mean):
-    """The mean of FedAvg (McMahan et al., AISTATS 2017). One client can move it by its share of any length that the server's
-    norm check lets pass. One decoded update at a time."""
+    """The mean of FedAvg (McMahan et al., AISTATS 2017).
+
+    A client can move it by its share of any length that the server's norm check accepts. One update is decoded at a time.
+    """
 
     def __call__(self, updates: Sequence[Update], size: int) -> np.ndarray:
         mean = np.zeros(size, np.float32)
@@ -65,8 +95,11 @@ class WeightedMean(Mean):
 
 
 class CoordinateMean(Mean):
-    """Base of means that judge each element by itself. All updates of a round are decoded at once, float32[d] each, unless
-    they are estimates, which the server has anyway; what is sorted is a block of the model."""
+    """Base of means that judge each element by itself.
+
+    All updates of a round are decoded at once, float32[d] each, unless they are estimates, which the server has anyway.
+    Elements are sorted one block of the model at a time.
+    """
 
     by_coordinate = True
 
@@ -78,5 +111,12 @@ class CoordinateMean(Mean):
         return mean
 
     def of_sorted(self, block: np.ndarray) -> np.ndarray:
-        """block: float32[clients, elements], ascending at each element -> float32[elements]"""
+        """Compute the mean of each element.
+
+        Args:
+            block: float32[clients, elements], the values of each element in ascending order.
+
+        Returns:
+            float32[elements].
+        """
         raise NotImplementedError

@@ -10,8 +10,10 @@ from .mean import CoordinateMean
 
 
 class Median(CoordinateMean):
-    """Of each element, the value in the middle, or the mean of the two in the middle. It stays within what honest clients
-    sent as long as fewer than half lie."""
+    """The median of each element: the middle value, or the mean of the two middle ones.
+
+    It stays within the range of what honest clients sent as long as fewer than half of the clients are Byzantine.
+    """
 
     def of_sorted(self, block: np.ndarray) -> np.ndarray:
         clients = len(block)

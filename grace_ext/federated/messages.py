@@ -1,13 +1,16 @@
-"""What goes between server and clients: a header, and containers one after the other.
+"""The messages between server and clients: a header, followed by containers.
 
-Both directions begin with the magic, a byte for the version, a byte for the kind and uint32 fields, little-endian. Down: the
-round; the round after which this client's model is as the containers expect it, or FRESH: they expect zeros; the last round
-whose update of this client was taken (0: none); and how many containers follow. Up: the round; the round after whose update
-the server's estimate of this client's updates is as the container expects it, or 0: it expects zeros, or WHOLE: it is the
-update itself and corrects no estimate; and float64 samples; one container follows. The header ends with its checksum, which
-is that of containers.
+A header begins with the magic, one byte for the version, one byte for the kind of message and uint32 fields; all numbers are
+little-endian. It ends with a checksum, which is computed as that of containers.
 
-Version 1 had no second field up. A change to the fields is a new version, in both directions.
+A message down has these fields: the round; the round whose model the containers continue from, or FRESH if they continue
+from zeros; the last round whose update of this client was accepted (0: none); and the number of containers that follow.
+
+A message up has these fields: the round; a base; and, as float64, the number of samples. One container follows. The base is
+the round after whose update the server's estimate of this client's updates is what the container corrects; 0 if it corrects
+zeros; or WHOLE if the container holds the update itself and corrects no estimate.
+
+In version 1, messages up had no base. A change to the fields is a new version, in both directions.
 """
 
 import dataclasses
@@ -30,41 +33,72 @@ _HEADER = 64  # bytes that a container may have beside its sections
 
 
 class Rejected(GraceError, ValueError):
-    """An update that the server does not take. reason: one of REASONS; the message has the numbers."""
+    """An update that the server does not accept.
+
+    Args:
+        reason: One of REASONS; it is kept as an attribute.
+        text: The details, with the numbers.
+    """
 
     def __init__(self, reason: str, text: str):
         super().__init__(f"{reason}: {text}")
         self.reason = reason
 
 
-#: malformed: no such message, or no container of the model's size; oversized: more bytes than any container needs; late: of
-#: another round; samples: no count above 0; estimate: a correction of what the server does not have; sparse: not all
+#: malformed: not a message, or no container of the model's size; oversized: more bytes than any container needs; late: for
+#: another round; samples: not a number above 0; estimate: corrects an estimate that the server does not have; sparse: not all
 #: elements, where the server's mean needs them; not finite: a NaN or an Inf; norm: much larger than those of others.
 REASONS = ("malformed", "oversized", "late", "samples", "estimate", "sparse", "not finite", "norm")
 
 
 @dataclasses.dataclass(frozen=True)
 class Down:
+    """A message from the server to a client.
+
+    Attributes:
+        round: Number of the round.
+        base: The round whose model the containers continue from; FRESH: they continue from zeros.
+        taken: The last round whose update of this client was accepted; 0: none.
+        containers: uint8[m] each.
+    """
+
     round: int
     base: int
     taken: int
     containers: list[np.ndarray]
 
     def pack(self) -> np.ndarray:
-        """uint8[m]"""
+        """Write the message.
+
+        Returns:
+            uint8[m].
+        """
         head = _DOWN.pack(_MAGIC, _VERSION, _KINDS["down"], self.round, self.base, self.taken, len(self.containers))
         return _joined(head, *self.containers)
 
 
 @dataclasses.dataclass(frozen=True)
 class Up:
+    """A message from a client to the server.
+
+    Attributes:
+        round: Number of the round whose model the client has trained.
+        samples: Number of samples that it says the update is from.
+        container: uint8[m].
+        base: The round of the estimate that the container corrects; 0: it corrects zeros; WHOLE: it is the update itself.
+    """
+
     round: int
     samples: float
     container: np.ndarray
     base: int = WHOLE
 
     def pack(self) -> np.ndarray:
-        """uint8[m]"""
+        """Write the message.
+
+        Returns:
+            uint8[m].
+        """
         return _joined(_UP.pack(_MAGIC, _VERSION, _KINDS["up"], self.round, self.base, self.samples), self.container)
 
 
@@ -74,19 +108,38 @@ def _joined(head: bytes, *containers: np.ndarray) -> np.ndarray:
 
 
 def largest(size: int) -> int:
-    """Bytes of an update of so many elements that no container has to go beyond, whatever its transform: positions and
-    values as they are, of the elements and of what transforms fill them up with."""
+    """Compute the size that no update has to exceed, whatever its transform.
+
+    That is the size with positions and values stored raw, of all elements and of those that transforms pad them with.
+
+    Args:
+        size: Number of elements of the model.
+
+    Returns:
+        The number of bytes.
+    """
     padding = max((registry.lookup("transform", name).most_padding for name in registry.names("transform")), default=0)
     return _largest(size + padding)
 
 
 def _largest(domain: int) -> int:
-    """The same of an update of so many coefficients, or elements without a transform."""
+    """Compute the same for an update of so many coefficients or, without a transform, elements."""
     return _UP.size + _CHECKSUM + 8 * domain + _HEADER
 
 
 def read_down(data: np.ndarray, size: int) -> tuple[Down, list[Container]]:
-    """data: uint8[m]. Raises ContainerError."""
+    """Read a message from the server to a client.
+
+    Args:
+        data: uint8[m].
+        size: Number of elements of the model.
+
+    Returns:
+        The message, and its containers, parsed.
+
+    Raises:
+        ContainerError: The message is malformed.
+    """
     head, rest = _head(_DOWN, "down", container.as_bytes(data))
     round_, base, taken, count = head
     if count != (1 if base == FRESH else round_ - base) or taken >= max(round_, 1):
@@ -104,7 +157,17 @@ def read_down(data: np.ndarray, size: int) -> tuple[Down, list[Container]]:
 
 
 def as_message(data) -> np.ndarray:
-    """A buffer of bytes as uint8[m], without a copy. Raises Rejected."""
+    """View a buffer of bytes as an array, without a copy.
+
+    Args:
+        data: Any buffer of bytes.
+
+    Returns:
+        uint8[m].
+
+    Raises:
+        Rejected: The argument is no buffer of bytes.
+    """
     try:
         return container.as_bytes(data)
     except ContainerError as error:
@@ -112,7 +175,18 @@ def as_message(data) -> np.ndarray:
 
 
 def read_up(data: np.ndarray, size: int) -> tuple[Up, Container]:
-    """data: uint8[m], of which a copy is kept. Raises Rejected."""
+    """Read a message from a client to the server.
+
+    Args:
+        data: uint8[m], of which a copy is kept.
+        size: Number of elements of the model.
+
+    Returns:
+        The message, and its container, parsed.
+
+    Raises:
+        Rejected: The message is malformed, has more bytes than it can need, or has an impossible number of samples.
+    """
     if data.size > largest(size):
         raise Rejected("oversized", f"{data.size} bytes; an update of {size} elements never has more than {largest(size)}")
     try:
@@ -136,7 +210,7 @@ def _head(layout: struct.Struct, kind: str, data: np.ndarray) -> tuple[tuple, np
         raise ContainerError(f"{data.size} bytes; a message has at least {end}")
     magic, version, number, *fields = layout.unpack(data[: layout.size].tobytes())
     if magic != _MAGIC or number != _KINDS[kind]:
-        raise ContainerError(f"this is no message of the kind {kind!r}")
+        raise ContainerError(f"this is not a message of the kind {kind!r}")
     if version != _VERSION:
         raise ContainerError(f"a message of version {chr(version)!r}; this code reads and writes version {chr(_VERSION)!r}")
     if data[layout.size : end].tobytes() != container.checksum(data[: layout.size]):

@@ -1,4 +1,4 @@
-"""Updates are mixed with their nearest neighbors before a robust mean is taken of them.
+"""Mixing each update with its nearest neighbors before a robust mean is taken.
 
 Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan, Fixing by mixing: a recipe for optimal Byzantine ML under
 heterogeneity, AISTATS 2023, Algorithm 2 (NNM).
@@ -9,19 +9,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import ConfigError
-from .mean import CoordinateMean, Mean, Update, blocks, check_share, most_liars
+from .mean import CoordinateMean, Mean, Update, blocks, byzantine_count, check_share
 
 
 class NearestNeighborMixing(Mean):
-    """A mean by coordinates, of updates each of which is replaced by the mean of those that are nearest to it, itself among
-    them: of as many as are left without the liars. Honest updates become alike, so that the mean loses less where clients
-    have different data or small batches.
+    """A coordinate-wise mean of updates, each first replaced by the mean of those nearest to it, itself included.
 
-    mean: a Median or a TrimmedMean. share: of the clients, at least as many as may lie; rounded up to whole clients as long
-    as they are fewer than half. Raises ConfigError for another mean, and unless the share is from 0 to below 1/2.
+    The number of nearest updates is that of all clients without the Byzantine ones. Honest updates become similar, so that
+    the mean loses less where clients have different data or small batches.
 
-    All updates of a round are decoded at once, as for `mean` alone; it takes clients**2 distances of float64, and what is
-    mixed is a block of the model.
+    All updates of a round are decoded at once, as for `mean` alone; in addition there are clients**2 distances of float64,
+    and one block of the model is mixed at a time.
+
+    Args:
+        mean: A Median or a TrimmedMean.
+        share: The share of clients that may be Byzantine, from 0 to below 1/2; rounded up to whole clients as long as they
+            are fewer than half.
+
+    Raises:
+        ConfigError: The mean is another one, or the share is out of range.
     """
 
     by_coordinate = True
@@ -42,7 +48,7 @@ class NearestNeighborMixing(Mean):
         return mean
 
     def _weights(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
-        """Of each update in what replaces each: float32[clients, clients], the rows of which add up to 1."""
+        """Compute the weights with which updates are mixed: float32[clients, clients], whose rows add up to 1."""
         clients = len(vectors)
         distances = np.zeros((clients, clients))  # squared
         for _, block in blocks(vectors):
@@ -50,7 +56,7 @@ class NearestNeighborMixing(Mean):
                 away = block[client + 1 :] - block[client]
                 distances[client, client + 1 :] += np.einsum("ij,ij->i", away, away, dtype=np.float64)
         distances += distances.T
-        nearest = distances.argsort(axis=1, kind="stable")[:, : clients - most_liars(self.share, clients)]
+        nearest = distances.argsort(axis=1, kind="stable")[:, : clients - byzantine_count(self.share, clients)]
         weights = np.zeros((clients, clients), np.float32)
         np.put_along_axis(weights, nearest, np.float32(1 / nearest.shape[1]), axis=1)
         return weights

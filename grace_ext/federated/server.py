@@ -103,14 +103,12 @@ class Server:
 
     @property
     def own_densities(self) -> bool:
-        """Whether clients choose their densities.
-
-        An update with m times the values of another may then have sqrt(m) times its norm.
-        """
+        """Whether clients choose their densities: an update with more values may then have a larger norm."""
         return self._norms.own_densities
 
     @own_densities.setter
     def own_densities(self, value: bool) -> None:
+        """Set whether clients choose their densities."""
         self._norms.own_densities = value
 
     def estimate(self, client: int) -> np.ndarray | None:

@@ -6,14 +6,18 @@ Definition 2 and Algorithm 1, option II.
 
 import numpy as np
 
-from .mean import CoordinateMean, check_share, most_liars
+from .mean import CoordinateMean, byzantine_count, check_share
 
 
 class TrimmedMean(CoordinateMean):
-    """Of each element, the mean of what is left without the largest and the smallest values.
+    """The mean of each element without its largest and its smallest values.
 
-    share: of the clients whose values are left out at each end, at least as many as may lie; rounded up to whole clients as
-    long as one is left. Raises ConfigError unless it is from 0 to below 1/2.
+    Args:
+        share: The share of clients whose values are left out at each end, at least that of the clients that may be
+            Byzantine, from 0 to below 1/2; rounded up to whole clients as long as one is left.
+
+    Raises:
+        ConfigError: The share is out of range.
     """
 
     def __init__(self, share: float):
@@ -21,5 +25,5 @@ class TrimmedMean(CoordinateMean):
         self.share = share
 
     def of_sorted(self, block: np.ndarray) -> np.ndarray:
-        cut = most_liars(self.share, len(block))
+        cut = byzantine_count(self.share, len(block))
         return block[cut : len(block) - cut].mean(axis=0, dtype=np.float32)

@@ -2,7 +2,7 @@
 
 McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017, weight clients by
 their numbers of samples. The server cannot check such a number, so here a client's claim counts only where the server asks
-for it, and up to a cap.
+for it, and only up to a cap.
 """
 
 import math
@@ -14,12 +14,17 @@ UNIFORM, SAMPLES = "uniform", "samples"
 
 
 class Weights:
-    """The weights of clients numbered from 0.
+    """The weights of clients, which are numbered from 0.
 
-    weights: "uniform", all clients count alike; "samples", each counts by the number of samples that it claims, of which no
-    more than most_samples count; or a mapping from each client's number to its weight. Raises ConfigError for anything else,
-    for weights that are not finite and above 0, for clients without a weight, for "samples" without most_samples, and for
-    most_samples with anything else.
+    Args:
+        weights: "uniform": all clients count alike; "samples": each counts by the number of samples that it claims, up to
+            most_samples; or a mapping from each client's number to its weight.
+        most_samples: The cap, finite and above 0, with "samples" only.
+        clients: Number of clients.
+
+    Raises:
+        ConfigError: The weights are something else, not finite, not above 0 or missing for a client, or most_samples is
+            missing with "samples", present without it or out of range.
     """
 
     def __init__(self, weights: str | Mapping[int, float], most_samples: float | None, clients: int):
@@ -45,11 +50,20 @@ class Weights:
 
     @property
     def uniform(self) -> bool:
+        """Whether all clients count alike."""
         return self._weights == UNIFORM
 
     def shares(self, samples: Mapping[int, float]) -> dict[int, float]:
-        """The share of each client in the mean, float, 0 to 1; they add up to 1. samples: what each client claims, finite
-        and above 0. However large weights are, their sum does not overflow, since they are scaled by the largest first."""
+        """Compute the share of each client in the mean.
+
+        Weights are scaled by the largest one first, so that their sum does not overflow however large they are.
+
+        Args:
+            samples: The number of samples that each client claims, finite and above 0.
+
+        Returns:
+            The share of each client, 0 to 1; the shares add up to 1.
+        """
         weights = {client: self._weight(client, claimed) for client, claimed in samples.items()}
         largest = max(weights.values(), default=1.0)
         scaled = {client: weight / largest for client, weight in weights.items()}
