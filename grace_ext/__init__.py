@@ -1,4 +1,4 @@
-"""Gradient compression for data-parallel training. See README.md; the parts are in the modules below."""
+"""Gradient compression for data-parallel training. README.md introduces it, ARCHITECTURE.md says which module does what."""
 
 from . import communicators, index, lowrank, memory, policy, sparsifiers, transforms, value  # noqa: F401  (registers them)
 from .errors import ConfigError, ContainerError, ExchangeError, GraceError

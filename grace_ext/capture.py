@@ -1,4 +1,4 @@
-"""The import path that grace_ext.observe.capture had at first. It stays."""
+"""The former import path of grace_ext.observe.capture, which stays valid."""
 
 from .observe.capture import STEPS, Capture
 

@@ -1,4 +1,4 @@
-"""The import path that grace_ext.exchange.checkpoint had at first. It stays."""
+"""The former import path of grace_ext.exchange.checkpoint, which stays valid."""
 
 from .exchange.checkpoint import KEY, POLICIES, REDISTRIBUTE, RESET, VERSION, Loaded, choose, pack, redistribute, settle
 

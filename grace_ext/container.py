@@ -1,4 +1,4 @@
-"""The import path that grace_ext.pipeline.container had at first. It stays."""
+"""The former import path of grace_ext.pipeline.container, which stays valid."""
 
 from .pipeline.container import DTYPES, MAX_ELEMENTS, Container, checksum, pack, parse, split
 

@@ -1,4 +1,4 @@
-"""Every error that grace_ext raises on purpose. Each message names what was wrong and what is allowed."""
+"""The errors that grace_ext raises on purpose. Each message names what is wrong and what is allowed."""
 
 
 class GraceError(Exception):
@@ -9,12 +9,12 @@ class GraceError(Exception):
 
 
 class ConfigError(GraceError, ValueError):
-    """A spec, an option or a combination of parts that cannot work."""
+    """A spec, an option or a combination of parts cannot work."""
 
 
 class ContainerError(GraceError, ValueError):
-    """A byte string that is not a valid container, or not the one that the caller expects."""
+    """A byte string is not a valid container, or not the one that the caller expects."""
 
 
 class ExchangeError(GraceError, RuntimeError):
-    """A collective that failed, timed out or returned something other than what was sent."""
+    """A collective failed, timed out or returned something other than what was sent."""

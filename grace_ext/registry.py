@@ -1,4 +1,4 @@
-"""Name -> class for everything that a spec can name, and options read from each class's constructor."""
+"""The classes of everything that a spec can name, by kind and name; their options are their constructors' parameters."""
 
 import functools
 import inspect
@@ -15,17 +15,22 @@ _classes: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 class Stage:
     """Base of all parts that a spec names.
 
-    A subclass sets `name`, registers itself with `register`, takes its options as annotated keyword arguments with
-    defaults, and keeps each under an attribute of the same name: equality, the spec string and JSON come from those.
+    A subclass sets `name`, registers itself with `register`, takes its options as annotated keyword arguments with defaults,
+    and keeps each in an attribute of the same name: equality, the spec string and JSON are derived from those.
     """
 
     kind: str
     name: str
-    id: int | None = None  # in containers; only codecs that write a section have one
-    #: Settings that the bench tries, all combinations: option -> values. The first option makes a curve.
+    id: int | None = None  # the id in containers; only codecs that write a section have one
+    #: Settings that the bench measures, in all combinations: option -> values. The first option makes a curve.
     sweep: dict[str, tuple] = {}
 
     def options(self) -> dict:
+        """Return the options of this stage.
+
+        Returns:
+            Option -> value.
+        """
         return {key: getattr(self, key) for key in parameters(type(self))}
 
     def __eq__(self, other):
@@ -35,7 +40,7 @@ class Stage:
         return hash((type(self), *self.options().items()))
 
     def __str__(self):
-        """The stage as it stands in a spec: the options that differ from the defaults, the first one without its name."""
+        """Return the stage as a spec names it: the options that differ from the defaults, the first one without its name."""
         text = self.name
         for position, (key, parameter) in enumerate(parameters(type(self)).items()):
             value = getattr(self, key)
@@ -49,14 +54,25 @@ class Stage:
 
 @functools.cache
 def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
-    """The options of a stage class: its constructor's parameters by name. Read-only: all callers get the same."""
+    """Return the options of a stage class, which are its constructor's parameters.
+
+    Returns:
+        Name -> parameter; read-only, because all callers get the same mapping.
+    """
     return types.MappingProxyType(
         {key: p for key, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD}
     )
 
 
 def register(cls: type) -> type:
-    """Class decorator. A name or container id that is taken raises ConfigError."""
+    """Register a stage class; a class decorator.
+
+    Returns:
+        The class.
+
+    Raises:
+        ConfigError: Its name or container id is taken.
+    """
     known = _classes[cls.kind]
     if cls.name in known:
         raise ConfigError(f"{cls.kind} {cls.name!r} is registered already, by {known[cls.name].__qualname__}")
@@ -69,11 +85,30 @@ def register(cls: type) -> type:
 
 
 def names(kind: str) -> list[str]:
+    """List the registered stages of a kind.
+
+    Args:
+        kind: One of KINDS.
+
+    Returns:
+        Their names, sorted.
+    """
     return sorted(_classes[kind])
 
 
 def lookup(kind: str, name: str) -> type:
-    """The class of that name; ConfigError lists the known ones."""
+    """Find a stage class.
+
+    Args:
+        kind: One of KINDS.
+        name: Its name.
+
+    Returns:
+        The class.
+
+    Raises:
+        ConfigError: There is no such class; the message lists the known ones.
+    """
     try:
         return _classes[kind][name]
     except (KeyError, TypeError):
@@ -81,12 +116,32 @@ def lookup(kind: str, name: str) -> type:
 
 
 def by_id(kind: str, id: int) -> type | None:
-    """The codec class with this container id, or None."""
+    """Find the codec class with a container id.
+
+    Args:
+        kind: One of KINDS.
+        id: The id.
+
+    Returns:
+        The class, or None.
+    """
     return next((cls for cls in _classes[kind].values() if cls.id == id and id is not None), None)
 
 
 def build(kind: str, name: str, options: dict | None = None) -> Stage:
-    """An instance. Options may be strings (from a spec) or values (from JSON); unknown or unfit ones raise ConfigError."""
+    """Make a stage.
+
+    Args:
+        kind: One of KINDS.
+        name: Its name.
+        options: Option -> value; a value may be a string from a spec, or of its own type from JSON.
+
+    Returns:
+        The stage.
+
+    Raises:
+        ConfigError: The name or an option is unknown, or a value does not fit.
+    """
     cls = lookup(kind, name)
     known = parameters(cls)
     converted = {}
@@ -99,7 +154,7 @@ def build(kind: str, name: str, options: dict | None = None) -> Stage:
 
 
 def _type(parameter: inspect.Parameter) -> type:
-    """An option's type: its default's or, where that is None, the annotation's (int for `int | None`)."""
+    """Return an option's type: that of its default or, where that is None, the annotation's (int for `int | None`)."""
     if parameter.default is not None:
         return type(parameter.default)
     return next(iter(typing.get_args(parameter.annotation)), parameter.annotation)

@@ -1,4 +1,4 @@
-"""The import path that the random streams had at first. It stays."""
+"""The former import path of the random streams, which stays valid."""
 
 from ._util.rng import Stream
 

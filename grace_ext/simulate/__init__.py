@@ -1,6 +1,6 @@
-"""Federated training in virtual time: links whose bandwidth changes, the real compressors, memories and policies.
+"""Federated training in virtual time: links of varying bandwidth with the real compressors, memories and policies.
 
-`python -m grace_ext simulate` is its command. After section 4 of Kimad (Xin et al., DistributedML 2023).
+`python -m grace_ext simulate` is its command. It follows section 4 of Kimad (Xin et al., DistributedML 2023).
 """
 
 from .policies import EF21, Kimad, KimadPlus

@@ -18,54 +18,105 @@ from .policies import EF21, Kimad, KimadPlus, Sender
 from .run import Round, Setting, simulate
 from .tasks import FashionMnist, Quadratic
 
-#: The adaptive policies by name; "ef21" has the density with which it sends as many bytes as the first of them.
+#: The adaptive policies by name. By default "ef21" has the density with which it sends as many bytes as the first of them.
 ADAPTIVE = {"kimad": Kimad, "kimad+": KimadPlus}
 POLICIES = ("ef21", *ADAPTIVE)
-_PILOT = 5  # of a run's steps, one of so many tells what a density's messages take
-_RATES = {"quadratic": 0.5, "cnn": 0.05}  # of learning
+_PILOT = 5  # the pilot run of `equal_bytes` has one step for this many of the run
+_RATES = {"quadratic": 0.5, "cnn": 0.05}  # learning rates
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to a parser.
+
+    Args:
+        parser: The parser of the command.
+    """
     add = parser.add_argument
-    add("--task", choices=_RATES, default="quadratic", help="equation (10) of Kimad, or a network on Fashion-MNIST")
-    add("--data", metavar="DIR", help="of Fashion-MNIST, for cnn")
-    add("--workers", type=count, nargs="+", default=[4], metavar="M", help="one simulation for each (default: 4)")
-    add("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="(default: all)")
+    add(
+        "--task",
+        choices=_RATES,
+        default="quadratic",
+        help="the quadratic of equation (10) of Kimad, or a network on Fashion-MNIST",
+    )
+    add("--data", metavar="DIR", help="folder of Fashion-MNIST, for cnn")
+    add(
+        "--workers",
+        type=count,
+        nargs="+",
+        default=[4],
+        metavar="M",
+        help="numbers of workers; one simulation for each (default: 4)",
+    )
+    add("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="the policies to compare (default: all)")
     add(
         "--density",
         type=float,
         metavar="X",
-        help="of ef21 (default: that with which it sends as many bytes as the first adaptive policy)",
+        help="density of ef21 (default: the one with which it sends as many bytes as the first adaptive policy)",
     )
-    add("--time", type=seconds, default=0.1, metavar="T", help="of a step, that adaptive policies aim at (default: 100ms)")
-    add("--compute", type=seconds, default=0.05, metavar="T", help="of a worker's gradient (default: 50ms)")
-    add("--steps", type=count, default=100, metavar="N", help="(default: %(default)s)")
+    add("--time", type=seconds, default=0.1, metavar="T", help="step time that adaptive policies aim at (default: 100ms)")
+    add(
+        "--compute",
+        type=seconds,
+        default=0.05,
+        metavar="T",
+        help="time that a worker takes for its gradient (default: 50ms)",
+    )
+    add("--steps", type=count, default=100, metavar="N", help="number of steps (default: %(default)s)")
     add(
         "--up",
         default="sinusoid:30mbit:330mbit:2s",
         metavar="TRACE",
-        help=f"{traces.SPECS} (default: %(default)s); the file has rows of seconds and Mbit/s",
+        help=f"bandwidth to the server: {traces.SPECS} (default: %(default)s); the file has rows of seconds and Mbit/s",
     )
-    add("--down", metavar="TRACE", help="(default: as --up)")
+    add("--down", metavar="TRACE", help="bandwidth from the server (default: as --up)")
     add(
         "--noise",
         type=float,
         default=0.0,
         metavar="X",
-        help="of each link: the standard deviation of a factor's logarithm (default: none)",
+        help="lognormal noise of each link: the standard deviation of its logarithm (default: none)",
     )
-    add("--phases", action="store_true", help="each worker's traces begin at another point")
-    add("--oracle", action="store_true", help="policies know the bandwidth, and need not measure it")
-    add("--compression", default=Setting.compression, metavar="SPEC", help="whose density is chosen (default: %(default)s)")
-    add("--rate", type=float, metavar="X", help=f"of learning (default: {_RATES})")
-    add("--decay", action="store_true", help="the rate falls to 0 on a straight line")
-    add("--dimension", type=count, default=3000, metavar="N", help="of the quadratic (default: %(default)s)")
-    add("--seed", type=int, default=0)
-    add("--csv", type=Path, metavar="FILE", help="write every step")
-    add("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
+    add("--phases", action="store_true", help="let each worker's traces begin at another point")
+    add("--oracle", action="store_true", help="tell policies the bandwidth, instead of letting them measure it")
+    add(
+        "--compression",
+        default=Setting.compression,
+        metavar="SPEC",
+        help="the compressor whose density is chosen (default: %(default)s)",
+    )
+    add(
+        "--rate",
+        type=float,
+        metavar="X",
+        help=f"learning rate (default: {', '.join(f'{rate} for {task}' for task, rate in _RATES.items())})",
+    )
+    add("--decay", action="store_true", help="let the learning rate decay linearly to 0")
+    add(
+        "--dimension",
+        type=count,
+        default=3000,
+        metavar="N",
+        help="number of elements of the quadratic (default: %(default)s)",
+    )
+    add("--seed", type=int, default=0, help="seed of all random numbers (default: %(default)s)")
+    add("--csv", type=Path, metavar="FILE", help="write every step to a CSV file")
+    add("--plot", type=Path, metavar="FILE", help="plot the steps (needs matplotlib)")
 
 
 def run(arguments, progress: Callable[[int, int, str], None]) -> int:
+    """Run the command.
+
+    Args:
+        arguments: What `add_arguments` asks for.
+        progress: Called with (done, total, what) at each hundredth of the steps.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ConfigError: An argument is out of range, an output folder does not exist, or something needed is missing.
+    """
     if arguments.plot and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib, which is not installed: pip install 'grace_ext[plots]'")
     for path in (arguments.csv, arguments.plot):
@@ -97,7 +148,7 @@ def run(arguments, progress: Callable[[int, int, str], None]) -> int:
 
 
 class _Counter:
-    """Counts the rounds of all policies; says so at each hundredth of them."""
+    """Counts the steps of all policies, and reports each hundredth of them."""
 
     def __init__(self, progress, total: int, workers: int):
         self._progress, self._total, self._workers, self._done = progress, total, workers, 0
@@ -109,7 +160,17 @@ class _Counter:
 
 
 def setting_of(workers: int, arguments) -> Setting:
-    """Each worker's links, of its own noise and phase; those of the first workers are the same for any number of them."""
+    """Make the setting for a number of workers.
+
+    Each worker's links have their own noise and phase. Those of the first workers are the same for any number of workers.
+
+    Args:
+        workers: Number of workers.
+        arguments: What `add_arguments` asks for.
+
+    Returns:
+        The setting.
+    """
     up = traces.parse(arguments.up)
     down = traces.parse(arguments.down) if arguments.down else up
     links = {"up": [], "down": []}
@@ -138,8 +199,20 @@ def compare(
     density: float | None = None,
     progress: Callable[[Round], None] = lambda record: None,
 ) -> dict[str, list[Round]]:
-    """Records by label. policies: of POLICIES; a fixed density that is not given is the one with which as many bytes go as
-    with the first adaptive policy, or as with kimad where there is none. progress: of what is compared."""
+    """Simulate a task with several policies.
+
+    Args:
+        task: The task.
+        setting: What all policies have in common.
+        policies: Names in POLICIES.
+        time: Seconds of a step that adaptive policies aim at.
+        density: The fixed density of "ef21"; None: the one with which it sends as many bytes as the first adaptive policy
+            or, without one, as "kimad".
+        progress: Called with each record of a policy that is compared.
+
+    Returns:
+        Label of each policy -> its records.
+    """
     found = {}
     for name in (name for name in policies if name in ADAPTIVE):
         policy = ADAPTIVE[name](time)
@@ -155,7 +228,17 @@ def compare(
 
 
 def equal_bytes(task, setting: Setting, up: float, down: float) -> EF21:
-    """The fixed densities with which messages have about so many bytes, from the first steps with others."""
+    """Find the fixed densities with which messages have about as many bytes as given, from a short pilot run.
+
+    Args:
+        task: The task.
+        setting: What all policies have in common.
+        up: Mean bytes of a worker's message to the server.
+        down: Mean bytes of a message to a worker.
+
+    Returns:
+        The policy with these densities.
+    """
     sizes = sum(Sender(make_compressor(setting.compression), task.layers).sizes)
     first = EF21(uniform(sizes, up), uniform(sizes, down))
     pilot = simulate(task, first, dataclasses.replace(setting, steps=max(1, setting.steps // _PILOT), evaluations=1))
@@ -164,11 +247,17 @@ def equal_bytes(task, setting: Setting, up: float, down: float) -> EF21:
 
 
 def _bytes_of(records: Sequence[Round]) -> tuple[float, float]:
-    """Means, up and down."""
+    """Compute the mean bytes of messages, up and down."""
     return tuple(float(np.mean([getattr(one, way) for one in records])) for way in ("up", "down"))
 
 
 def write_csv(path: Path, found: dict[tuple[int, str], list[Round]]) -> None:
+    """Write every step as a row of a CSV file.
+
+    Args:
+        path: The file.
+        found: (number of workers, label) -> records.
+    """
     with open(path, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["workers", "policy", *(field.name for field in dataclasses.fields(Round))])
@@ -177,7 +266,14 @@ def write_csv(path: Path, found: dict[tuple[int, str], list[Round]]) -> None:
 
 
 def table(found: dict[tuple[int, str], list[Round]]) -> str:
-    """Means of all steps, and how it ended."""
+    """Format the means over all steps, and the final loss and best accuracy, as a table for the terminal.
+
+    Args:
+        found: (number of workers, label) -> records.
+
+    Returns:
+        The table, without a final line break.
+    """
     rows = [("workers", "policy", "seconds a step", "bytes up", "bytes down", "squared error", "loss", "accuracy")]
     for (workers, label), records in found.items():
         mean = {name: np.mean([getattr(record, name) for record in records]) for name in ("seconds", "up", "down", "error")}

@@ -1,4 +1,4 @@
-"""Pictures of a simulation, as Figures 3 to 9 of Kimad have them."""
+"""Plots of a simulation, like Figures 3 to 9 of Kimad."""
 
 from pathlib import Path
 
@@ -13,7 +13,12 @@ from .run import Round  # noqa: E402
 
 
 def draw(found: dict[tuple[int, str], list[Round]], path: Path) -> None:
-    """A row for each number of workers: bandwidth and bytes, seconds of a step, loss, and error, against virtual time."""
+    """Draw a row of plots for each number of workers: bandwidth and bytes, step time, loss and error over virtual time.
+
+    Args:
+        found: (number of workers, label) -> records.
+        path: The file; its suffix decides the format.
+    """
     numbers = list(dict.fromkeys(workers for workers, _ in found))
     figure, axes = pyplot.subplots(len(numbers), 4, figsize=(22, 4.2 * len(numbers)), layout="constrained", squeeze=False)
     for row, workers in zip(axes, numbers, strict=True):

@@ -1,4 +1,4 @@
-"""How many bytes a message may have, and what its layers get of them: fixed, Kimad, Kimad+.
+"""How many bytes a message may have, and how they are divided among the layers: fixed, Kimad, Kimad+.
 
 Xin et al., Kimad: adaptive gradient compression with bandwidth awareness, DistributedML 2023, sections 3.1 and 3.2.
 """
@@ -14,12 +14,20 @@ from ..policy.allocation import DENSITIES, ErrorCurve, least_error
 from ..policy.kimad import sizes_like, uniform
 from ..policy.schedules import Schedules
 
-_TRIED = 0.05  # a density
+_TRIED = 0.05  # the density with which sizes are first estimated
 _WITH = Schedules({"density": "kimad"})
 
 
 class EF21:
-    """density: of all layers in every step, worker to server and server to worker."""
+    """Fixed densities, the same for all layers in every step.
+
+    Args:
+        up: Density from a worker to the server, above 0 and at most 1.
+        down: Density from the server to a worker, above 0 and at most 1.
+
+    Raises:
+        ConfigError: A density is out of range.
+    """
 
     label = "EF21"
     adaptive = False
@@ -31,12 +39,29 @@ class EF21:
         self.up, self.down = up, down
 
     def allocate(self, sizes, differences, budget, direction) -> list[float]:
+        """Choose a density for each layer.
+
+        Args:
+            sizes: For each layer, the bytes of a message with each of DENSITIES; not used here.
+            differences: For each layer, float32[d], what is compressed.
+            budget: Bytes of the whole message; not used here.
+            direction: "up" or "down".
+
+        Returns:
+            The densities.
+        """
         return [getattr(self, direction)] * len(differences)
 
 
 class Kimad:
-    """seconds: of a step, computation included. Each direction gets half of what computation leaves; all layers get the
-    same density."""
+    """Each direction gets half of what a step's computation leaves of the time; all layers get the same density.
+
+    Args:
+        seconds: Duration that a step should have, computation included; finite and above 0.
+
+    Raises:
+        ConfigError: `seconds` is out of range.
+    """
 
     label = "Kimad"
     adaptive = True
@@ -49,13 +74,22 @@ class Kimad:
     def allocate(
         self, sizes: Sequence[np.ndarray], differences: Sequence[np.ndarray], budget: float, direction: str
     ) -> list[float]:
-        """A density for each layer. sizes: of each layer, bytes with each of DENSITIES. differences: float32[d] each.
-        budget: bytes. direction: "up" or "down"."""
+        """Choose a density for each layer.
+
+        Args:
+            sizes: For each layer, the bytes of a message with each of DENSITIES.
+            differences: For each layer, float32[d], what is compressed.
+            budget: Bytes of the whole message.
+            direction: "up" or "down"; it makes no difference.
+
+        Returns:
+            The densities.
+        """
         return [uniform(sum(sizes), max(budget, 1.0))] * len(differences)
 
 
 class KimadPlus(Kimad):
-    """The same budget, so spread over the layers that the squared error of all of them is the least."""
+    """Kimad's budget, divided among the layers so that their total squared error is minimal."""
 
     label = "Kimad+"
 
@@ -65,24 +99,47 @@ class KimadPlus(Kimad):
 
 
 class Sender:
-    """One end of a link in one direction: has seen what its containers take."""
+    """One end of the links in one direction; it learns how many bytes containers take.
+
+    Args:
+        compressor: The compressor, which must have a density.
+        layers: Number of elements of each layer.
+        direction: "up" or "down".
+
+    Raises:
+        ConfigError: The compressor has no density.
+    """
 
     def __init__(self, compressor: Compressor, layers: Sequence[int], direction: str = "up"):
         if "density" not in compressor.sparsifier.options():
             raise ConfigError(f"{str(compressor)!r} has no density that a policy could choose")
         self._compressor, self._layers, self._direction = compressor, layers, direction
         random, tried = np.random.default_rng(0), _WITH.at(compressor, 0, _TRIED)
-        #: Of each layer, bytes with each of DENSITIES.
+        #: For each layer, the bytes of a message with each of DENSITIES.
         self.sizes = [sizes_like(tried.compress(random.standard_normal(d, np.float32)).size, _TRIED, d) for d in layers]
 
     def choose(self, policy, differences: Sequence[np.ndarray], budget: float) -> tuple[list[float], list[Compressor]]:
-        """A density and a compressor for each layer."""
+        """Choose a density and a compressor for each layer.
+
+        Args:
+            policy: One of this module's policies.
+            differences: For each layer, float32[d], what is compressed.
+            budget: Bytes of the whole message.
+
+        Returns:
+            The densities and the compressors.
+        """
         self._said = [bool(one.any()) for one in differences]
         densities = policy.allocate(self.sizes, differences, budget, self._direction)
         return densities, [_WITH.at(self._compressor, 0, density) for density in densities]
 
     def sent(self, nbytes: Sequence[int], densities: Sequence[float]) -> None:
-        """Bytes of each layer's message after `choose`. Those that had nothing to say tell nothing of the others."""
+        """Learn from the messages made after `choose`. Layers whose difference was zero tell nothing about later messages.
+
+        Args:
+            nbytes: Bytes of each layer's message.
+            densities: The densities from `choose`.
+        """
         news = zip(nbytes, densities, self._layers, strict=True)
         self.sizes = [
             sizes_like(*one) if said else known for one, said, known in zip(news, self._said, self.sizes, strict=True)

@@ -16,17 +16,24 @@ from ..policy.bandwidth import BandwidthMonitor
 from .policies import Sender
 from .traces import Trace
 
-_ANY_NORM = math.inf  # workers of a simulation are believed
+_ANY_NORM = math.inf  # simulated workers are honest
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
     """What all policies that are compared have in common.
 
-    up, down: a trace for each worker. compute: seconds of a worker's gradient. rate: of learning; it decays to 0 on a
-    straight line, or not. compression: a spec with a density, which the policy replaces. measured: budgets come from the
-    last transfers as the workers see them; otherwise from what the trace is at that time. evaluations: how often accuracy
-    is measured, the last step included.
+    Attributes:
+        up: The trace of each worker's link to the server.
+        down: The trace of the server's link to each worker.
+        compute: Seconds that a worker takes for its gradient, 0 or more.
+        steps: Number of steps, at least 1.
+        rate: Learning rate.
+        decays: Whether the rate decays linearly to 0.
+        compression: A spec with a density, which the policy replaces.
+        measured: Whether budgets follow from the last transfers as the workers see them, or from the trace itself.
+        evaluations: How often accuracy is measured, the last step included; at least 1.
+        seed: Seed of the compressors' random numbers.
     """
 
     up: Sequence[Trace]
@@ -50,10 +57,21 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """One step. start, seconds: virtual. loss: mean of the workers, before the step. accuracy: after it, None where it was
-    not measured. up, down: bytes of a worker's message, means. error: squared, of what the server knows of a worker's
-    update, mean. bandwidth, sent, density: of worker 0 on its way up: bytes per second at the step's start; bytes; the share
-    of all elements that it was to send."""
+    """One step.
+
+    Attributes:
+        step: Its number, from 0.
+        start: Virtual time at its beginning, in seconds.
+        seconds: Its duration in virtual time.
+        loss: Mean loss of the workers before the step.
+        accuracy: Accuracy after the step, 0 to 1; None where it was not measured.
+        up: Mean bytes of a worker's message to the server.
+        down: Mean bytes of a message to a worker.
+        error: Mean squared error of what the server knows of a worker's update.
+        bandwidth: Of worker 0 to the server: bytes per second at the step's start.
+        sent: Of worker 0 to the server: bytes.
+        density: Of worker 0 to the server: the share of all elements that it was to send.
+    """
 
     step: int
     start: float
@@ -69,8 +87,17 @@ class Round:
 
 
 def simulate(task, policy, setting: Setting, progress: Callable[[Round], None] = lambda record: None) -> list[Round]:
-    """task: with start, layers, gradient and accuracy (tasks.py). policy: of policies.py. The same arguments give the same
-    records, to the bit."""
+    """Run a simulation. The same arguments give the same records, bit for bit.
+
+    Args:
+        task: One of tasks.py, or an object with the same attributes `start`, `layers`, `gradient` and `accuracy`.
+        policy: One of policies.py.
+        setting: The rest.
+        progress: Called with each record.
+
+    Returns:
+        One record for each step.
+    """
     simulation = _Simulation(task, policy, setting)
     records = []
     for step in range(setting.steps):
@@ -80,19 +107,19 @@ def simulate(task, policy, setting: Setting, progress: Callable[[Round], None] =
 
 
 class _Link:
-    """A worker's, in one direction."""
+    """A worker's link in one direction."""
 
     def __init__(self, trace: Trace, measured: bool):
         self._trace, self._measured = trace, measured
         self._monitor = BandwidthMonitor(window=1)
 
     def estimate(self, time: float) -> float:
-        """Bytes per second."""
+        """Estimate the bandwidth, in bytes per second."""
         known = self._monitor.estimate if self._measured else None
         return self._trace.rate(time) if known is None else known
 
     def send(self, start: float, nbytes: int) -> float:
-        """When all of it is through."""
+        """Return the time at which all bytes have arrived."""
         end = self._trace.end(start, nbytes)
         self._monitor.add(nbytes, start, end)
         self._monitor.end_step()
@@ -159,7 +186,7 @@ class _Simulation:
         )
 
     def _tell(self, now: float) -> list[list[np.ndarray]]:
-        """A round begins: for each worker, a message of each layer."""
+        """Begin a round: for each worker, make a message for each layer."""
         differences = [server.model - server.told.known for server in self._servers]
         budget = self._budget(min(link.estimate(now) for link in self._links_down))
         densities, made = self._down.choose(self._policy, differences, budget)
@@ -170,7 +197,7 @@ class _Simulation:
         return messages
 
     def _update(self, worker: int, update: list[np.ndarray], now: float) -> tuple[int, float, float]:
-        """Its messages reach the server: bytes, the share of elements, and the squared error of what the server knows."""
+        """Send a worker's messages; return their bytes, the share of elements and the squared error of the estimate."""
         clients = self._clients[worker]
         differences = [one - client.told for one, client in zip(update, clients, strict=True)]
         budget = self._budget(self._links_up[worker].estimate(now))
@@ -189,7 +216,7 @@ class _Simulation:
         return sum(sizes), float(np.average(densities, weights=self._task.layers)), error
 
     def _budget(self, rate: float) -> float:
-        """Bytes one way: c = B (t - T_comp) / 2."""
+        """Compute the bytes in one direction: c = B (t - T_comp) / 2."""
         return rate * max(0.0, self._policy.seconds - self._setting.compute) / 2 if self._policy.adaptive else 0.0
 
 

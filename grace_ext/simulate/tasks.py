@@ -1,4 +1,4 @@
-"""What is trained in a simulation: the quadratic of equation (10) of Kimad, and a network on Fashion-MNIST."""
+"""What a simulation trains: the quadratic of equation (10) of Kimad, and a network on Fashion-MNIST."""
 
 import contextlib
 import gzip
@@ -10,34 +10,65 @@ from ..errors import ConfigError
 
 
 class Quadratic:
-    """f(x) = sum(a * x**2) / 2 over `dimension` elements, a from 1 down to 1/100 in equal ratios: section 4.1 of Kimad. The
-    layers are equal parts."""
+    """f(x) = sum(a * x**2) / 2, with a from 1 down to 1/100 in equal ratios: section 4.1 of Kimad.
+
+    Args:
+        dimension: Number of elements of x.
+        layers: Number of layers, which are equal parts of x.
+
+    Raises:
+        ConfigError: There are fewer elements than layers, or no layer.
+    """
 
     def __init__(self, dimension: int = 3000, layers: int = 3):
         if not 1 <= layers <= dimension:
             raise ConfigError(f"{layers} layers of {dimension} elements; allowed: 1 to as many as elements")
         self._a = np.geomspace(1, 0.01, dimension)
         self.start = np.ones(dimension, np.float32)
-        #: Elements of each.
+        #: Number of elements of each layer.
         self.layers = [part.size for part in np.array_split(self.start, layers)]
 
     def gradient(self, model: np.ndarray, worker: int, step: int) -> tuple[np.ndarray, float]:
-        """float32[d], and the loss; the same for all workers."""
+        """Compute the gradient, which is the same for all workers.
+
+        Args:
+            model: float32[d].
+            worker: Number of the worker.
+            step: Number of the step.
+
+        Returns:
+            The gradient, float32[d], and the loss.
+        """
         return (self._a * model).astype(np.float32), self._loss(model)
 
     def _loss(self, model: np.ndarray) -> float:
         return float(np.sum(self._a * np.square(model, dtype=np.float64)) / 2)
 
     def accuracy(self, model: np.ndarray) -> float | None:
-        """There is none."""
+        """Return None, because a quadratic has no accuracy.
+
+        Args:
+            model: float32[d].
+
+        Returns:
+            None.
+        """
         return None
 
 
 class FashionMnist:
     """A network of two convolutions and two fully connected layers, 409,146 parameters, on Fashion-MNIST.
 
-    folder: of the data set's four files. batch: images of a worker and step. Needs torch; raises ConfigError if it or a file
-    is not there. Deterministic: one thread, and a worker's images follow from the seed, the worker and the step.
+    It needs torch. It is deterministic: it runs on one thread, and a worker's images depend only on the seed, the worker and
+    the step.
+
+    Args:
+        folder: The folder with the data set's four files.
+        batch: Number of images per worker and step, at least 1.
+        seed: Seed of the weights and of the choice of images.
+
+    Raises:
+        ConfigError: torch or a file is missing, or the batch is below 1.
     """
 
     def __init__(self, folder: str, batch: int = 32, seed: int = 0):
@@ -67,11 +98,20 @@ class FashionMnist:
         self.start = self._flat(self._parameters)
         sizes = [one.numel() for one in self._parameters]
         self._ends = np.cumsum(sizes)[:-1]
-        #: A weight and its bias each.
+        #: Number of elements of each layer, which is a weight and its bias.
         self.layers = [weight + bias for weight, bias in zip(sizes[::2], sizes[1::2], strict=True)]
 
     def gradient(self, model: np.ndarray, worker: int, step: int) -> tuple[np.ndarray, float]:
-        """float32[d] of this worker's images, and their loss."""
+        """Compute the gradient of a worker's images.
+
+        Args:
+            model: float32[d].
+            worker: Number of the worker.
+            step: Number of the step.
+
+        Returns:
+            The gradient, float32[d], and the loss.
+        """
         self._put(model)
         images, labels = self._train
         chosen = np.random.default_rng((self._seed, worker, step)).integers(len(images), size=self._batch)
@@ -82,7 +122,14 @@ class FashionMnist:
         return self._flat([one.grad for one in self._parameters]), loss.item()
 
     def accuracy(self, model: np.ndarray) -> float:
-        """Of the test images, 0 to 1."""
+        """Compute the accuracy on the test images.
+
+        Args:
+            model: float32[d].
+
+        Returns:
+            The accuracy, 0 to 1.
+        """
         self._put(model)
         images, labels = self._test
         with self._one_thread(), self._torch.inference_mode():
@@ -94,7 +141,7 @@ class FashionMnist:
 
     @contextlib.contextmanager
     def _one_thread(self):
-        """Sums in the same order on every machine."""
+        """Compute on one thread, so that sums have the same order on every machine."""
         threads = self._torch.get_num_threads()
         self._torch.set_num_threads(1)
         try:
@@ -112,7 +159,7 @@ class FashionMnist:
 
 
 def _load(folder: str, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """float32[n, 1, 28, 28], of mean 0 and variance 1, and int64[n]."""
+    """Load images, float32[n, 1, 28, 28] with mean 0 and variance 1, and labels, int64[n]."""
     images, labels = (_read(folder, f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
     return ((images.astype(np.float32) / 255 - 0.286) / 0.353)[:, None], labels.astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""Bandwidth over virtual time, and when bytes have come through."""
+"""Traces: bandwidth over virtual time, and the times at which bytes have arrived."""
 
 import csv
 import itertools
@@ -9,26 +9,31 @@ import numpy as np
 from .._util.units import bits_per_second, seconds
 from ..errors import ConfigError
 
-_CELLS = 256  # of a sinusoid's period
-_NOISES = 16  # of a trace's period: how often noise changes
-_PERIODS = 16  # after which noise repeats
+_CELLS = 256  # pieces of a sinusoid's period
+_NOISES = 16  # noise values per period of a trace
+_PERIODS = 16  # number of periods after which noise repeats
 
 SPECS = "constant:RATE, sinusoid:LOW:HIGH:PERIOD, step:LOW:HIGH:PERIOD, csv:FILE"
 
 
 class Trace:
-    """Bytes per second, piecewise constant, again from the beginning after its end.
+    """Bandwidth in bytes per second, piecewise constant; after its end, a trace begins again.
 
-    lengths: float[n], seconds of each piece, above 0. rates: float[n], bytes per second, at least one of them above 0.
-    shift: seconds after its beginning at which the trace is at time 0.
+    Args:
+        lengths: float[n], seconds of each piece, above 0.
+        rates: float[n], bytes per second, at least one of them above 0.
+        shift: The position in the trace, in seconds, at time 0.
+
+    Raises:
+        ConfigError: The shapes differ, or a length or rate is out of range.
     """
 
     def __init__(self, lengths, rates, shift: float = 0.0):
         lengths, rates = np.asarray(lengths, np.float64), np.asarray(rates, np.float64)
         if lengths.ndim != 1 or lengths.shape != rates.shape or not lengths.size:
             raise ConfigError(
-                f"a trace with lengths of shape {lengths.shape} and rates of shape {rates.shape}; allowed: as "
-                f"many of both, 1 at least"
+                f"a trace with lengths of shape {lengths.shape} and rates of shape {rates.shape}; allowed: the "
+                f"same number of both, at least 1"
             )
         if not (np.isfinite(lengths).all() and (lengths > 0).all()):
             raise ConfigError("a trace's lengths are seconds, finite and above 0")
@@ -40,26 +45,48 @@ class Trace:
 
     @property
     def period(self) -> float:
-        """Seconds."""
+        """Duration in seconds."""
         return float(self._times[-1])
 
     @property
     def mean(self) -> float:
-        """Bytes per second."""
+        """Mean bandwidth in bytes per second."""
         return float(self._bytes[-1] / self._times[-1])
 
     def rate(self, time: float) -> float:
-        """Bytes per second."""
+        """Return the bandwidth at a time.
+
+        Args:
+            time: Seconds.
+
+        Returns:
+            Bytes per second.
+        """
         at = np.searchsorted(self._times, (time + self._shift) % self.period, "right") - 1
         return float(self._rates[min(at, self._rates.size - 1)])
 
     def sent(self, time: float) -> float:
-        """Bytes that come through from the trace's beginning to a time, if all of it is used."""
+        """Compute the bytes that can be sent from the trace's beginning to a time.
+
+        Args:
+            time: Seconds.
+
+        Returns:
+            The number of bytes.
+        """
         periods, rest = divmod(time + self._shift, self.period)
         return periods * self._bytes[-1] + float(np.interp(rest, self._times, self._bytes))
 
     def end(self, start: float, nbytes: float) -> float:
-        """When so many bytes are through that begin at a time; both in seconds."""
+        """Compute when bytes have arrived.
+
+        Args:
+            start: The time at which they are sent, in seconds.
+            nbytes: Their number.
+
+        Returns:
+            The time of arrival, in seconds.
+        """
         if nbytes <= 0:
             return start
         periods, rest = divmod(self.sent(start) + nbytes, self._bytes[-1])
@@ -68,12 +95,31 @@ class Trace:
         return max(start, periods * self.period + self._times[piece] + left - self._shift)
 
     def shifted(self, by: float) -> "Trace":
-        """The same, so many seconds further on."""
+        """Shift the trace.
+
+        Args:
+            by: Seconds.
+
+        Returns:
+            The trace with what came `by` seconds later at each time.
+        """
         return Trace(self._lengths, self._rates, self._shift + by)
 
     def noisy(self, spread: float, random: np.random.Generator) -> "Trace":
-        """Rates times lognormal noise of mean 1, whose logarithm has this standard deviation; another value 16 times a
-        period."""
+        """Multiply the rates by lognormal noise of mean 1, with 16 values per period.
+
+        The noise repeats after 16 periods.
+
+        Args:
+            spread: Standard deviation of the noise's logarithm, finite, from 0 on.
+            random: Random numbers.
+
+        Returns:
+            The noisy trace.
+
+        Raises:
+            ConfigError: `spread` is out of range.
+        """
         if not (math.isfinite(spread) and spread >= 0):
             raise ConfigError(f"noise={spread}; allowed: finite, from 0 on")
         if spread == 0:
@@ -88,24 +134,62 @@ class Trace:
 
 
 def constant(rate: float) -> Trace:
+    """Make a trace of constant bandwidth.
+
+    Args:
+        rate: Bytes per second.
+
+    Returns:
+        The trace.
+    """
     return Trace([1.0], [rate])
 
 
 def sinusoid(low: float, high: float, period: float) -> Trace:
-    """From low to high and back in a period: eta sin(theta time)**2 + delta, as in section 4.2 of Kimad."""
+    """Make a trace that rises from low to high and falls back: eta sin(theta time)**2 + delta, as in section 4.2 of Kimad.
+
+    Args:
+        low: Lowest bandwidth in bytes per second.
+        high: Highest bandwidth in bytes per second.
+        period: Seconds from low to high and back.
+
+    Returns:
+        The trace.
+    """
     edges = np.linspace(0, math.pi, _CELLS + 1)
     integral = edges / 2 - np.sin(2 * edges) / 4
     return Trace(np.full(_CELLS, period / _CELLS), low + (high - low) * np.diff(integral) / np.diff(edges))
 
 
 def step(low: float, high: float, period: float) -> Trace:
-    """High for half of the period, then low."""
+    """Make a trace that is high for half of the period, and then low.
+
+    Args:
+        low: Lower bandwidth in bytes per second.
+        high: Higher bandwidth in bytes per second.
+        period: Seconds.
+
+    Returns:
+        The trace.
+    """
     return Trace([period / 2, period / 2], [high, low])
 
 
 def from_csv(path: str) -> Trace:
-    """Rows of seconds and Mbit/s; a rate holds until the next row's time, and the last row's time is the end. Rows that do
-    not begin with a number are left out at the top. Raises ConfigError."""
+    """Read a trace from a CSV file with rows of seconds and Mbit/s.
+
+    A rate holds until the next row's time; the last row's time is the end. Rows at the top that do not begin with a number
+    are skipped.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The trace.
+
+    Raises:
+        ConfigError: The rows are not such numbers, or make no trace.
+    """
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(itertools.dropwhile(lambda row: not _is_number(row[0]), (row for row in csv.reader(file) if row)))
     try:
@@ -113,7 +197,7 @@ def from_csv(path: str) -> Trace:
     except (ValueError, IndexError) as error:
         raise ConfigError(f"{path}: rows of two numbers are needed, seconds and Mbit/s ({error})") from error
     if len(times) < 2:
-        raise ConfigError(f"{path}: {len(times)} rows; a trace needs 2 at least")
+        raise ConfigError(f"{path}: {len(times)} rows; a trace needs at least 2")
     try:
         return Trace(np.diff(times), rates[:-1] * 1e6 / 8)
     except ConfigError as error:
@@ -129,7 +213,17 @@ def _is_number(text: str) -> bool:
 
 
 def parse(text: str) -> Trace:
-    """A trace from one of SPECS, such as sinusoid:30mbit:330mbit:20s. Raises ConfigError."""
+    """Make a trace from text.
+
+    Args:
+        text: One of SPECS, such as sinusoid:30mbit:330mbit:20s.
+
+    Returns:
+        The trace.
+
+    Raises:
+        ConfigError: The text is no such trace.
+    """
     kind, _, rest = text.partition(":")
     if kind == "csv":
         return from_csv(rest)

@@ -85,7 +85,7 @@ def test_traces_that_make_no_sense(text, message):
 @pytest.mark.parametrize(
     "rows, message",
     [
-        ("0,8\n", "2 at least"),
+        ("0,8\n", "at least 2"),
         ("0,8\n0,9\n", "above 0"),
         ("0,8\n1,x\n", "two numbers"),
         ("0\n1\n", "two numbers"),
