@@ -7,12 +7,13 @@
     python benchmarks/mutations.py page
 
 benchmarks/mutations.json has them: "old", which the file holds exactly once, becomes "new". Its "near" tests are likely to
-notice: each is a path, and what else pytest is told ("tests/mpi/test_horovod_torch.py -k mpirun-2"). Where they notice
+notice: each is a path, and what else pytest is told ("tests/adapters/horovod_torch/test_horovod_torch.py -k mpirun-2"). Where they notice
 nothing, or are not in the suite, the whole suite runs; so each mutation that it misses takes all of its time. With --near it
 does not, and the suite may notice more than is said. What was measured is kept in benchmarks/results/mutations.json, after
 each mutation: a run that was stopped goes on with --resume.
 
-Where the code has changed since the old suite, "then" has the "file", "old" and "new" of the same fault in that code.
+Where the code has changed since the old suite, "then" has the "file", "old" and "new" of the same fault in that code, and
+"near", what the old suite calls these tests.
 
 The code under test is a copy, so the checkout may change meanwhile. Copies stay where they are, because compiled kernels are
 kept by the path of their source.
@@ -287,10 +288,14 @@ def able_to_notice(copy: Copy, mutation: dict) -> list[str]:
     or benchmarks. The others never load an adapter, for the core imports none."""
     if not mutation["file"].startswith("adapters/"):
         return []
-    tests = Path(copy.folder, "tests")
-    files = [path for path in sorted(tests.glob("test_*.py")) if re.search("adapters|examples|benchmarks", path.read_text())]
-    files += [path for path in sorted(tests.iterdir()) if path.is_dir()]
-    return [str(path.relative_to(copy.folder)) for path in files]
+    tests, core = Path(copy.folder, "tests"), Path(copy.folder, "grace_ext")
+    found = []
+    for path in sorted(tests.rglob("test_*.py")):
+        folder = path.relative_to(tests).parts[0]
+        of_the_core = path.parent == tests or (core / folder).is_dir()
+        if not of_the_core or re.search("adapters|examples|benchmarks", path.read_text()):
+            found.append(str(path.relative_to(copy.folder)))
+    return found
 
 
 def measure(copy: Copy, mutation: dict, suite: str, seconds: float, near_only: bool = False) -> dict:

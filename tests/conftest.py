@@ -6,11 +6,12 @@ import signal
 from pathlib import Path
 
 import pytest
-import reporting
 from hypothesis import settings
+from support import reporting
 
 from grace_ext import registry
 
+TESTS = Path(__file__).parent
 #: From the fewest tests to all of them; each has what the one before has. `@pytest.mark.tier` names a test's first.
 TIERS = ("quick", "test", "all")
 #: How many examples hypothesis draws for a property.
@@ -18,17 +19,18 @@ EXAMPLES = {"quick": 15, "test": 25, "all": 60}
 #: The groups of tests that take the longest begin first, so that all processes end together.
 LONGEST = (
     "hosts",
-    "test_horovod_keras",
-    "test_elastic",
-    "test_horovod_tensorflow",
+    "adapters/horovod_tensorflow/test_horovod_keras",
+    "adapters/horovod_torch_elastic/test_horovod_torch_elastic",
+    "adapters/horovod_tensorflow/test_horovod_tensorflow",
     "test_cpus",
-    "test_horovod_torch",
-    "test_fuzz_programs",
-    "test_fuzz_faults",
-    "test_keras",
-    "test_torch_ddp",
-    "test_federated",
-    "test_properties",
+    "adapters/horovod_torch/test_horovod_torch",
+    "fuzz/test_fuzz_programs",
+    "fuzz/test_fuzz_faults",
+    "adapters/_tensorflow/test_keras_optimizer",
+    "adapters/torch_ddp/test_torch_ddp",
+    "adapters/mpi/test_mpi",
+    "federated/test_server",
+    "pipeline/test_properties",
 )
 
 
@@ -87,8 +89,9 @@ def group_of(item) -> str:
     hosts."""
     if "machine" in item.fixturenames:
         return "hosts"
+    file = item.path.relative_to(TESTS).with_suffix("").as_posix()
     job = getattr(item, "callspec", None) and item.callspec.params.get("job")
-    return f"{item.path.stem} {job}" if job else item.path.stem  # no bracket: pytest-xdist would not find the group
+    return f"{file} {job}" if job else file  # no bracket: pytest-xdist would not find the group
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist may not be there

@@ -9,21 +9,25 @@ import pytest
 
 HERE = Path(__file__).parent
 FILES = (
-    "test_index.py",
-    "test_kernels.py",
-    "test_kernel_topk.py",
-    "test_kernel_select.py",
-    "test_kernel_bounds.py",
-    "test_kernels_quantizers.py",
-    "test_levels.py",
-    "test_level_blocks.py",
-    "test_kernel_lowrank.py",
-    "test_kernels_bloom.py",
-    "test_dct.py",
-    "test_lloyd.py",
-    "test_golden.py",
+    "index/test_lossless.py",
+    "kernels/test_kernels.py",
+    "kernels/test_topk.py",
+    "kernels/test_select.py",
+    "kernels/test_bounds.py",
+    "kernels/test_quantizers.py",
+    "value/test_levels.py",
+    "kernels/test_level_blocks.py",
+    "kernels/test_lowrank.py",
+    "kernels/test_bloom.py",
+    "transforms/test_dct.py",
+    "value/test_lloyd.py",
+    "golden/test_golden.py",
 )
-FEW = ("test_golden.py", "test_kernel_topk.py", "test_kernel_select.py")  # every codec's bytes; what asks for AVX-512 itself
+FEW = (
+    "golden/test_golden.py",
+    "kernels/test_topk.py",
+    "kernels/test_select.py",
+)  # every codec's bytes; what asks for AVX-512 itself
 HASWELL = "+avx2,+avx,+sse4.2,+bmi,+bmi2,+popcnt,+fma,+lzcnt,+f16c,+sse,+sse2,+sse3,+ssse3,+sse4.1,+cmov,+cx8,+fxsr,+mmx"
 CPUS = {"haswell": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": HASWELL}, "generic": {"NUMBA_CPU_NAME": "generic"}}
 

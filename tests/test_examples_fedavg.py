@@ -3,12 +3,12 @@
 import gzip
 import json
 
-import launch
 import numpy as np
 import pytest
+from support import launch
 
 pytestmark = [pytest.mark.mpi, pytest.mark.alone, pytest.mark.tier("test")]
-EXAMPLE = launch.HERE.parents[1] / "examples" / "fedavg_fashion_mnist.py"
+EXAMPLE = launch.TESTS.parent / "examples" / "fedavg_fashion_mnist.py"
 CLASSES = 4
 
 
@@ -29,7 +29,7 @@ def data(tmp_path_factory):
 
 def run(data, out, *options):
     """What the example wrote."""
-    done = launch.run("mpirun-4", str(EXAMPLE), "--data", str(data), "--out", str(out), *options)
+    done = launch.run("mpirun-4", EXAMPLE, "--data", str(data), "--out", str(out), *options)
     assert done.returncode == 0, done.stdout[-4000:]
     return json.loads(out.read_text())
 
@@ -65,7 +65,7 @@ def test_a_job_goes_on_from_its_state_as_if_nothing_had_happened(data, tmp_path,
     result = run(data, tmp_path / "rest.json", *options, *kept, "--rounds", "4")
     for key in ("accuracy", "sent", "received", "volume"):
         assert result[key] == whole[key], key
-    other = launch.run("mpirun-4", str(EXAMPLE), "--data", str(data), *options, *kept, "--seed", "1")
+    other = launch.run("mpirun-4", EXAMPLE, "--data", str(data), *options, *kept, "--seed", "1")
     assert other.returncode != 0 and "not of a job with these options" in other.stdout
 
 

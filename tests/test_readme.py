@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
-import contract
 import numpy as np
+from support import codec_conformance
+from support.arrays import gauss
 
 import grace_ext
 
@@ -20,16 +21,16 @@ def test_the_codec_that_is_added_passes_the_contract(temporary_registry):
     exec(compile(source, "adding-a-codec.md", "exec"), {})
     c = grace_ext.compressor("topk:0.1/rice/meansign")
     assert str(c) == "topk:0.1/rice/meansign"
-    for gradient in contract.gradients().values():
+    for gradient in codec_conformance.gradients().values():
         if gradient.size:
-            contract.check_value_codec(c.value, gradient)
-        contract.check_compressor(c, gradient)
-        contract.check_feedback(c, [gradient, gradient[::-1].copy()])
+            codec_conformance.check_value_codec(c.value, gradient)
+        codec_conformance.check_compressor(c, gradient)
+        codec_conformance.check_feedback(c, [gradient, gradient[::-1].copy()])
 
 
 def test_the_snippet_without_a_framework_works():
     source = re.search(r"Without any framework:\s*```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
-    gradient = contract.gauss(4000).reshape(40, 100)
+    gradient = gauss(4000).reshape(40, 100)
     names = {"gradient": gradient, "accumulator": np.zeros(4000, np.float32)}
     exec(compile(source, "README.md", "exec"), names)
     np.testing.assert_allclose(names["accumulator"], names["dense"] / 4, rtol=1e-6)
@@ -38,7 +39,7 @@ def test_the_snippet_without_a_framework_works():
 def test_the_specs_to_choose_from_compress_as_the_document_says():
     rows = re.findall(r"\| `([^`]+)`[^|]*\| (?:about )?(\d+) times \|", (ROOT / "docs/choosing.md").read_text())
     assert len(rows) == 6
-    gradient = contract.gauss(1_000_000)
+    gradient = gauss(1_000_000)
     for spec, ratio in rows:
         blob = grace_ext.compressor(spec).compress(gradient)
         assert abs(4 * gradient.size / blob.size / int(ratio) - 1) < 0.03, (spec, blob.size)

@@ -1,8 +1,9 @@
 """Adding a part: one class, one decorator; and the mistakes one can make there."""
 
-import contract
 import numpy as np
 import pytest
+from support import codec_conformance
+from support.arrays import gauss
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError
@@ -40,12 +41,12 @@ def test_a_value_codec_in_a_few_lines():
 
     c = grace_ext.compressor("topk:0.1/rice/test-sign:scale=0.5")
     assert str(c) == "topk:0.1/rice/test-sign:0.5"
-    gradient = contract.gauss(1000)
+    gradient = gauss(1000)
     dense = grace_ext.decompress(c.compress(gradient), 1000)
     assert set(np.unique(dense)) == {-0.5, 0, 0.5}
-    for gradient in contract.gradients().values():
-        contract.check_compressor(c, gradient)
-        contract.check_feedback(c, [gradient, gradient])
+    for gradient in codec_conformance.gradients().values():
+        codec_conformance.check_compressor(c, gradient)
+        codec_conformance.check_feedback(c, [gradient, gradient])
 
 
 def test_a_sparsifier_in_a_few_lines():
@@ -63,10 +64,10 @@ def test_a_sparsifier_in_a_few_lines():
 
     c = grace_ext.compressor("test-every:3")
     assert grace_ext.decompress(c.compress(np.arange(7, dtype=np.float32)), 7).tolist() == [0, 0, 0, 3, 0, 0, 6]
-    for gradient in contract.gradients().values():
-        contract.check_sparsifier(c.sparsifier, gradient)
-        contract.check_compressor(c, gradient)
-        contract.check_feedback(c, [gradient, gradient])
+    for gradient in codec_conformance.gradients().values():
+        codec_conformance.check_sparsifier(c.sparsifier, gradient)
+        codec_conformance.check_compressor(c, gradient)
+        codec_conformance.check_feedback(c, [gradient, gradient])
 
 
 def test_auto_considers_a_new_index_codec():
@@ -88,7 +89,7 @@ def test_auto_considers_a_new_index_codec():
     full, part = np.ones(100, np.float32), np.eye(1, 100, dtype=np.float32)[0]
     assert parse(grace_ext.compressor("topk:1.0").compress(full)).index_id == 200
     assert parse(grace_ext.compressor("topk:1.0").compress(part)).index_id != 200
-    contract.check_compressor(grace_ext.compressor("topk:1.0"), full)
+    codec_conformance.check_compressor(grace_ext.compressor("topk:1.0"), full)
 
 
 def test_the_options_of_a_new_part_convert_by_their_defaults():

@@ -28,14 +28,15 @@ def scripts():
 
 
 def stamp(need, environment="e", kernels="k"):
-    return {"environment": environment, "need": need, "kernels": kernels if need == "all" else None}
+    needs = {"demo": ["ddp", "demo"], "all": ["all", "ddp", "demo", "lint"]}.get(need, [need])
+    return {"environment": environment, "needs": needs, "kernels": kernels if need == "all" else None}
 
 
-@pytest.mark.parametrize("there", ["ddp", "demo", "all"])
-@pytest.mark.parametrize("need", ["ddp", "demo", "all"])
+@pytest.mark.parametrize("there", ["lint", "docs", "ddp", "demo", "all"])
+@pytest.mark.parametrize("need", ["lint", "docs", "ddp", "demo", "all"])
 def test_a_smaller_need_is_satisfied_by_a_larger_one(scripts, there, need):
-    order = scripts.NEEDS
-    assert scripts.satisfies(stamp(there), stamp(need)) == (order.index(there) >= order.index(need))
+    smaller = {"demo": {"ddp"}, "all": {"lint", "ddp", "demo"}}
+    assert scripts.satisfies(stamp(there), stamp(need)) == (need == there or need in smaller.get(there, ()))
     assert not scripts.satisfies(stamp(there, environment="other"), stamp(need))
     assert not scripts.satisfies({}, stamp(need))
 
@@ -43,6 +44,20 @@ def test_a_smaller_need_is_satisfied_by_a_larger_one(scripts, there, need):
 def test_other_kernels_are_for_those_who_want_them_compiled(scripts):
     assert not scripts.satisfies(stamp("all", kernels="older"), stamp("all"))
     assert scripts.satisfies(stamp("all", kernels="older"), stamp("demo"))
+
+
+def test_needs_add_up_while_the_environment_is_the_same(scripts):
+    both = scripts.joined(stamp("docs"), stamp("all"))
+    assert all(scripts.satisfies(both, stamp(need)) for need in scripts.NEEDS)
+    assert scripts.joined(both, stamp("lint")) == both
+    assert scripts.joined(stamp("all", environment="other"), stamp("docs")) == stamp("docs")
+    assert scripts.joined({}, stamp("docs")) == stamp("docs")
+
+
+def test_tools_are_installed_without_frameworks(scripts):
+    assert scripts.frameworks_for("lint", ["torch"]) == scripts.frameworks_for("docs", ["tensorflow"]) == []
+    assert scripts.parse_arguments(["--need", "lint", "--frameworks", "tensorflow"]).need == "lint"
+    assert {"ruff", "mypy"} <= set(scripts.extra("lint")) and "mkdocs-material" in scripts.extra("docs")
 
 
 def test_frameworks_of_a_need(scripts):

@@ -6,9 +6,9 @@ import types
 
 import numpy as np
 import pytest
-from contract import arrays_of
+from support.exchanges import arrays_of
+from support.in_process_ranks import RANKS, gradient, on_all_ranks
 from support.listeners import listener_of, without
-from test_communicators import RANKS, gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError

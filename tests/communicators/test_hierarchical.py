@@ -3,9 +3,9 @@ hosts in tests of test_summing.py; here they are wherever ranks can be."""
 
 import numpy as np
 import pytest
-from contract import arrays_of
-from test_communicators import gradient, on_all_ranks
-from test_summing import TOPK, Recorder, make, residual_of, step
+from support.exchanges import arrays_of
+from support.in_process_ranks import gradient, on_all_ranks
+from support.summing_exchanges import TOPK, Recorder, make, residual_of, step
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError, ExchangeError

@@ -1,4 +1,4 @@
-"""Decoding in between, when the worker has nothing to encode. With real steps: test_fusion.py and tests/mpi."""
+"""Decoding in between, when the worker has nothing to encode. With real steps: test_fusion.py and tests/adapters."""
 
 import concurrent.futures
 import subprocess

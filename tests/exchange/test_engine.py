@@ -10,8 +10,8 @@ import threading
 
 import numpy as np
 import pytest
-from contract import arrays_of
-from test_communicators import RANKS, gradient, on_all_ranks
+from support.exchanges import TENSORS, arrays_of, make, step
+from support.in_process_ranks import RANKS, gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError
@@ -23,24 +23,6 @@ from grace_ext.memory.none import NoMemory
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import DEFAULT_ROWS_SPEC, DEFAULT_SPEC, Rules
 from grace_ext.transport import InProcessGroup
-
-TENSORS = [Tensor("a", 3000, 2), Tensor("b", 2000, 2)]
-
-
-def make(transport, spec="topk:0.1/rice/qsgd:7", communicator="allgather", memory="residual", **options):
-    exchange = Exchange(transport, grace_ext.memory(memory), 1 / transport.size, **options)
-    exchange.set_buckets(
-        [
-            Bucket(
-                "bucket",
-                TENSORS,
-                grace_ext.compressor(spec),
-                parse_stage("communicator", communicator),
-                exchange.memory_of(TENSORS[0]),
-            )
-        ]
-    )
-    return exchange
 
 
 class Asleep(concurrent.futures.Executor):
@@ -63,14 +45,6 @@ def test_a_caller_encodes_what_the_worker_has_not_begun(communicator):
         assert np.array_equal(outs, expected)
         encoding = sum(taken for stage, taken in stats["seconds"].items() if stage not in ("exchange", "decode"))
         assert encoding <= stats["exposed_seconds"] <= stats["late_seconds"]
-
-
-def step(exchange, given):
-    bucket = exchange.buckets[0]
-    exchange.start(bucket, lambda out: np.copyto(out, given))
-    out = np.empty(bucket.size, np.float32)
-    exchange.finish(bucket, out)
-    return out, exchange.end_step()
 
 
 @pytest.mark.parametrize(

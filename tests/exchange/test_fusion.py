@@ -5,8 +5,8 @@ import time
 
 import numpy as np
 import pytest
+from support.in_process_ranks import RANKS, gradient, on_all_ranks
 from support.listeners import listener_of, without
-from test_communicators import RANKS, gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ContainerError, ExchangeError

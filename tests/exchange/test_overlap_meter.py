@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_communicators import gradient, on_all_ranks
+from support.in_process_ranks import gradient, on_all_ranks
 
 import grace_ext
 from grace_ext.communicators.base import Pending, wait

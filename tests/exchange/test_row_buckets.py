@@ -3,13 +3,14 @@
 import struct
 import tracemalloc
 
-import contract
 import numpy as np
 import pytest
-import twins_index
-from contract import arrays_of
-from test_communicators import RANKS, on_all_ranks
-from test_kernel_bounds import survives
+from support import codec_conformance
+from support.arrays import gauss, same_bits
+from support.exchanges import arrays_of
+from support.guards import survives
+from support.in_process_ranks import RANKS, on_all_ranks
+from support.reference_kernels import index as reference_index
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError, registry
@@ -217,12 +218,12 @@ def test_a_non_finite_gradient_on_one_rank(spec, special):
         check_result(out)
         assert not finite and out.indices.size > 1 and np.isnan(out.values).all()
         after = arrays_of(exchange)
-        assert before.keys() == after.keys() and all(contract.same_bits(before[name], after[name]) for name in before)
+        assert before.keys() == after.keys() and all(same_bits(before[name], after[name]) for name in before)
         bad = RowGradient(np.array([7]), np.full((1, WIDTH), special, np.float32))
         out, finite = step(exchange, bad)
         assert not finite and out.indices.tolist() == [0] and np.isnan(out.values).all()
         assert step(exchange, rows_of(9))[1]
-        assert all(not contract.same_bits(before[name], arrays_of(exchange)[name]) for name in before)
+        assert all(not same_bits(before[name], arrays_of(exchange)[name]) for name in before)
 
     on_all_ranks(work)
 
@@ -357,8 +358,8 @@ def test_malicious_sections(bad, k):
 
 def test_containers_of_something_else():
     for blob in (
-        grace_ext.compressor("dense/raw").compress(contract.gauss(ROWS * WIDTH)),
-        grace_ext.compressor("dct/topk:0.1/raw").compress(contract.gauss(ROWS * WIDTH)),
+        grace_ext.compressor("dense/raw").compress(gauss(ROWS * WIDTH)),
+        grace_ext.compressor("dct/topk:0.1/raw").compress(gauss(ROWS * WIDTH)),
     ):
         with pytest.raises(ContainerError, match="neither dense nor transformed"):
             decode_rows([container.parse(blob)], WIDTH)
@@ -375,7 +376,7 @@ def test_damaged_sections_never_do_harm():
     indices = np.sort(np.random.default_rng(0).choice(ROWS * WIDTH, 500, replace=False)).astype(np.uint32)
     for chosen in (indices, np.arange(480, 960, dtype=np.uint32)):
         good, _ = Rows(WIDTH).encode(chosen, ROWS * WIDTH)
-        for bad in contract.mutations(good, count=500):
+        for bad in codec_conformance.mutations(good, count=500):
             try:
                 rows, values = decode_rows([packed(Rows.id, bad, chosen.size)], WIDTH)
             except ContainerError:
@@ -388,8 +389,8 @@ def test_damaged_sections_never_do_harm():
 
 @pytest.mark.parametrize("width", [1, 7, 64, 2**31 - 1])
 def test_kernels(width):
-    for indices, d in contract.supports().values():
-        rows, compact = twins_index.split_rows(indices, width)
+    for indices, d in codec_conformance.supports().values():
+        rows, compact = reference_index.split_rows(indices, width)
         found, places = np.empty(indices.size, np.uint32), indices.copy()
         count = split_rows(places, width, found, places)
         assert (found[:count].tolist(), places.tolist()) == (rows, compact)

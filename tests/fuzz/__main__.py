@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "fuzz.json"  # by kind, what its last run came to
-sys.path += [str(ROOT / folder) for folder in ("tests", "tests/mpi", "benchmarks", "examples")]
+sys.path += [str(ROOT / folder) for folder in ("tests", "benchmarks", "examples")]
 
 import faulty_ranks  # noqa: E402
 from _page import commit, write_section  # noqa: E402

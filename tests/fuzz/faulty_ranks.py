@@ -23,9 +23,9 @@ from pathlib import Path
 from fuzzing import Found
 
 WORKER = Path(__file__).parent / "faulty_ranks_worker.py"
-sys.path.insert(0, str(Path(__file__).parents[1] / "mpi"))
+sys.path.append(str(Path(__file__).parents[1]))  # where this is run as a script
 
-from launch import environment  # noqa: E402
+from support.launch import environment  # noqa: E402
 
 #: Seconds after its fault in which a job has to be over; and after which a stopped rank is killed, None for the default. A
 #: run on a machine that does nothing else takes 60 s and the default.

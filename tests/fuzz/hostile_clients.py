@@ -9,16 +9,15 @@ import functools
 import sys
 import types
 
-from support.arrays import gauss
-from support import container_builder
 import fuzzing
 import hostile_containers
 import hostile_ranks
 import numpy as np
-from support import codec_conformance
-from support.codec_conformance import peak_of
 from fuzzing import chance, mutate, pick
 from hostile_containers import LARGE
+from support import codec_conformance, container_builder
+from support.arrays import gauss
+from support.codec_conformance import peak_of
 
 import grace_ext
 from grace_ext import decompress
@@ -231,7 +230,9 @@ def specs(memory: str, dense: bool) -> list[str]:
 def containers(size: int) -> list[list[dict]]:
     """Honest containers of so many elements, as arguments of container_builder.container."""
     gradient = np.round(gauss(size, 4), 1)
-    return [[hostile_containers.fields_of(grace_ext.compressor(text).compress(gradient))] for text in codec_conformance.specs()]
+    return [
+        [hostile_containers.fields_of(grace_ext.compressor(text).compress(gradient))] for text in codec_conformance.specs()
+    ]
 
 
 def sealed(head: bytes, rest: bytes) -> np.ndarray:
@@ -266,7 +267,9 @@ def forged(rng: np.random.Generator, server: Server, honest: np.ndarray, asked: 
         values = pick(rng, (np.nan, np.inf, 0.0, 1e4, 1e12, 1e20, 1e30, -2e38, 1e-40)) * np.tanh(gauss(size))
         return Up(round_, 1.0, grace_ext.compressor("dense/raw").compress(values), int(base)).pack()
     if kind == 9:
-        raw = container_builder.container(d=size, index=0, value=1, value_section=hostile_containers.floats(rng, bytes(4 * size)))
+        raw = container_builder.container(
+            d=size, index=0, value=1, value_section=hostile_containers.floats(rng, bytes(4 * size))
+        )
         return Up(round_, 1.0, np.frombuffer(raw, np.uint8), int(base)).pack()
     if kind in (10, 11):
         raw = hostile_containers.hostile(rng, containers(size))[0]

@@ -10,14 +10,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import contract
-import forge
 import fuzzing
 import numpy as np
-import reference
-import test_contract
-from contract import peak_of
 from fuzzing import chance, mutate, pick
+from support import codec_conformance, container_builder, reference_decoder
+from support.arrays import gauss
+from support.codec_conformance import peak_of
 
 import grace_ext
 from grace_ext import ContainerError, ExchangeError, registry
@@ -51,7 +49,7 @@ np.seterr(all="ignore")
 """
 REFERENCE = """import sys
 sys.path.insert(0, "tests")  # of the checkout
-import reference
+from support import reference_decoder
 """
 
 
@@ -230,7 +228,7 @@ def by_inspect(blob, size, dense, other):
 def by_the_specification(blob, size, dense, other):
     """The second decoder, which is written from the format's document alone and refuses nothing, makes the same of it."""
     if dense is not None:
-        assert same(np.array(reference.decode(blob)[0], np.float32), dense)
+        assert same(np.array(reference_decoder.decode(blob)[0], np.float32), dense)
 
 
 def by_memory(blob, size, dense, other):
@@ -253,16 +251,16 @@ OTHERS = (by_any_buffer, by_rows, by_split, by_federated, by_exchanges, by_inspe
 @functools.cache
 def gradients(d: int) -> list[np.ndarray]:
     """float32[d]: few distinct values, so that codecs are not replaced by raw ones; any; blocks of different scales."""
-    normal = contract.gauss(d, 5)
+    normal = gauss(d, 5)
     return [np.round(normal, 1), normal, np.round(normal * (1 + np.arange(d) // 64 % 3 * 20))]
 
 
 @functools.cache
 def honest() -> list[list[dict]]:
-    """As arguments of forge.container: all specs and sizes, shapes, dtypes; and the golden files. By what stands in them, so
+    """As arguments of container_builder.container: all specs and sizes, shapes, dtypes; and the golden files. By what stands in them, so
     that codecs which are seldom the shortest are not seldom here; one may be in several lists."""
     blobs = []
-    for number, text in enumerate(test_contract.specs()):
+    for number, text in enumerate(codec_conformance.specs()):
         c = grace_ext.compressor(text, number)
         for at, d in enumerate((*SIZES, 4200) if re.search("huffman|ans|lloyd", text) else SIZES):
             gradient = gradients(d)[(number + at) % 3]
@@ -281,7 +279,7 @@ def honest() -> list[list[dict]]:
 
 
 def fields_of(blob: np.ndarray) -> dict:
-    """A container as arguments of forge.container."""
+    """A container as arguments of container_builder.container."""
     parsed = parse(blob)
     fields = {
         "flags": int(blob[2]),
@@ -305,24 +303,25 @@ def fields_of(blob: np.ndarray) -> dict:
 def honest_blobs(d: int) -> list[bytes]:
     """Containers of so many elements that are in order."""
     texts = ("dense/raw", "topk:0.3/rice/qsgd", "dct:8/topk:0.5/bitmap/fp16", "nonzero")
-    return [grace_ext.compressor(text).compress(contract.gauss(d, 6)).tobytes() for text in texts]
+    return [grace_ext.compressor(text).compress(gauss(d, 6)).tobytes() for text in texts]
 
 
 @functools.cache
 def large() -> list[list[dict]]:
     """Containers of many elements, whose memory counts."""
     return [
-        [fields_of(grace_ext.compressor(text).compress(np.round(contract.gauss(LARGE), 1)))]
-        for text in test_contract.specs()
+        [fields_of(grace_ext.compressor(text).compress(np.round(gauss(LARGE), 1)))] for text in codec_conformance.specs()
     ]
 
 
 def number(rng: np.random.Generator, now: int):
-    """What stands in the place of a varint, as forge.container takes it."""
+    """What stands in the place of a varint, as container_builder.container takes it."""
     if chance(rng, 0.4):
         return max(0, now + int(rng.integers(-2, 3)))
     if chance(rng, 0.2):
-        return forge.varint(now)[:-1] + bytes([forge.varint(now)[-1] | 128, 0])  # longer than it has to be
+        return container_builder.varint(now)[:-1] + bytes(
+            [container_builder.varint(now)[-1] | 128, 0]
+        )  # longer than it has to be
     return pick(rng, fuzzing.NUMBERS)
 
 
@@ -340,7 +339,7 @@ def floats(rng: np.random.Generator, now: bytes) -> bytes:
 
 
 def change(rng: np.random.Generator, fields: dict, donor: dict) -> None:
-    """One thing in the arguments of forge.container."""
+    """One thing in the arguments of container_builder.container."""
     kind = int(rng.integers(16))
     if kind in (0, 1, 2, 3, 13, 14, 15):
         name = pick(rng, ("index_section", "value_section", "value_section"))
@@ -349,7 +348,7 @@ def change(rng: np.random.Generator, fields: dict, donor: dict) -> None:
         fields["value_section"] = floats(rng, fields["value_section"])
     elif kind == 5:
         fields["order_section"] = section(rng, fields["order_section"], donor["order_section"] + donor["value_section"])
-        fields["flags"] |= forge.ORDER
+        fields["flags"] |= container_builder.ORDER
     elif kind == 6:
         names = pick(
             rng,
@@ -381,19 +380,19 @@ def change(rng: np.random.Generator, fields: dict, donor: dict) -> None:
     else:
         parameters = bytes([int(rng.integers(10)), int(rng.integers(4))]) if chance(rng, 0.7) else rng.bytes(3)
         fields["transform"] = bytes((1, len(parameters))) + parameters
-        fields["flags"] |= forge.TRANSFORM
+        fields["flags"] |= container_builder.TRANSFORM
 
 
 def build(fields: dict) -> bytes:
-    """forge.container, but what the flags do not announce is not there."""
+    """container_builder.container, but what the flags do not announce is not there."""
     fields = dict(fields)
-    if not fields["flags"] & forge.SHAPE:
+    if not fields["flags"] & container_builder.SHAPE:
         fields["shape"] = None
-    if not fields["flags"] & forge.TRANSFORM:
+    if not fields["flags"] & container_builder.TRANSFORM:
         fields["transform"] = b""
-    if not fields["flags"] & forge.ORDER:
+    if not fields["flags"] & container_builder.ORDER:
         fields["order_section"] = b""
-    return forge.container(**fields)
+    return container_builder.container(**fields)
 
 
 def hostile(rng: np.random.Generator, among: list[list[dict]]) -> tuple[bytes, int]:
@@ -407,7 +406,7 @@ def hostile(rng: np.random.Generator, among: list[list[dict]]) -> tuple[bytes, i
         for _ in range(int(rng.integers(3))):
             blob = mutate(blob[:-4], rng, donor["value_section"]) + blob[-4:]
     if chance(rng, 0.9):
-        blob = forge.reseal(blob)
+        blob = container_builder.reseal(blob)
     if chance(rng, 0.05):
         blob += rng.bytes(int(rng.integers(1, 9)))
     if isinstance(fields["d"], int) and fields["d"] <= LARGE and chance(rng, 0.8):

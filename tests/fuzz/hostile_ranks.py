@@ -10,10 +10,10 @@ import tempfile
 import types
 from unittest import mock
 
-import contract
 import fuzzing
 import numpy as np
 from fuzzing import chance, pick
+from support.arrays import gauss
 
 from grace_ext import ContainerError
 from grace_ext.federated import Client, ClippedMean, Server, WeightedMean  # noqa: F401
@@ -124,7 +124,7 @@ def game(rng: np.random.Generator, counts: collections.Counter, forged) -> None:
     memory, pace, mean = pick(rng, ("residual", "ef21", "none")), pick(rng, (None, 0.5)), pick(rng, MEANS)
     made = f"Server(np.zeros({SIZE}, np.float32), {CLIENTS}, {SPEC!r}, mean={mean}, memory={memory!r})"
     clients = [Client(start, SPEC, memory=memory, number=number) for number in range(CLIENTS)]
-    usual, before, answered = contract.gauss(SIZE, 8), [], []
+    usual, before, answered = gauss(SIZE, 8), [], []
 
     def hostile(client, honest, asked):
         sent = []

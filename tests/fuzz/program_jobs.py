@@ -1,16 +1,13 @@
 """Programs drawn at random, in the ranks of one job."""
 
 import collections
-import sys
 import tempfile
 from pathlib import Path
 
 from fuzzing import Found
+from support import launch
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "mpi"))
-
-import launch  # noqa: E402
 
 #: Kinds of programs by how their ranks are started, and how many run in one job.
 JOBS = (
@@ -37,7 +34,7 @@ def run(kind: str, launcher: str, first: int, count: int) -> collections.Counter
     with tempfile.TemporaryDirectory() as folder:
         running, tried, found = (Path(folder, name) for name in ("running.py", "tried", "found.py"))
         try:
-            job = launch.run(launcher, str(HERE / "programs_worker.py"), kind, folder, str(first), str(count))
+            job = launch.run(launcher, HERE / "programs_worker.py", kind, folder, str(first), str(count))
         except AssertionError as error:  # it took so long that it is taken to hang
             raise Found(f"# {launcher}\n{_as_comment(str(error))}\n{_text(running)}") from None
         if found.exists():

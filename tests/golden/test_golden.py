@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reference
+from support import reference_decoder
 
 import grace_ext
 from grace_ext import registry
 from grace_ext.pipeline import container
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent
 CASES = json.loads((GOLDEN / "cases.json").read_text())
 
 _spec = importlib.util.spec_from_file_location("golden_make", GOLDEN / "make.py")
@@ -30,8 +30,8 @@ def test_decodes_to_the_stored_array(name):
     blob, expected = stored(name)
     assert grace_ext.decompress(blob, expected.size).tobytes() == expected.tobytes()
     parsed = container.parse(blob)
-    if parsed.value_id in (0, *reference.VALUE) and parsed.index_id in (0, *reference.INDEX):
-        assert np.array(reference.decode(blob)[0], np.float32).tobytes() == expected.tobytes()
+    if parsed.value_id in (0, *reference_decoder.VALUE) and parsed.index_id in (0, *reference_decoder.INDEX):
+        assert np.array(reference_decoder.decode(blob)[0], np.float32).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case and not case["decode_only"]])

@@ -1,17 +1,14 @@
 import fcntl
 import gzip
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.host_jobs import Job
+from support.hosts import CANNOT, Hosts, hosts
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-
-from cluster import CANNOT, Hosts, hosts  # noqa: E402
-from jobs import Job  # noqa: E402
 
 
 @pytest.fixture(scope="session")

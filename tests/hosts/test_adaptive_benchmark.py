@@ -1,12 +1,12 @@
 """benchmarks/adaptive.py comes to its end, on two hosts, and writes its section. That Kimad sends what there is time for is
-checked in virtual time (tests/mpi/checks_methods.py); how much less it sends here is the benchmark's to tell."""
+checked in virtual time (tests/adapters/horovod_torch/checks_methods.py); how much less it sends here is the benchmark's to tell."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from cluster import ENVIRONMENT, hosts
+from support.hosts import ENVIRONMENT, hosts
 
 ROOT = Path(__file__).parents[2]
 

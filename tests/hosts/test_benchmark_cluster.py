@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import ENVIRONMENT, hosts
+from support.hosts import ENVIRONMENT, hosts
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "cluster.py"
 

@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from cluster import ENVIRONMENT, HERE
+from support.hosts import ENVIRONMENT, ROOT
 
-BENCHMARK = HERE.parents[1] / "benchmarks" / "delays.py"
+BENCHMARK = ROOT / "benchmarks" / "delays.py"
 
 
 @pytest.mark.mpi

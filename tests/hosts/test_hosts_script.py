@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import ENVIRONMENT, SCRIPT, Hosts, id_of, namespaces, state_of, wait_until
+from support.hosts import ENVIRONMENT, SCRIPT, Hosts, id_of, namespaces, state_of, wait_until
 
 HERE = Path(__file__).parent
 MEGABYTE = 1_000_000

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cluster import CANNOT, SCRIPT, Hosts, hosts, namespaces, start, state_of, wait_until
+from support.hosts import CANNOT, SCRIPT, Hosts, hosts, namespaces, start, state_of, wait_until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tier("test")]
 

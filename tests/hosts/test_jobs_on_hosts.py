@@ -1,8 +1,8 @@
 """Jobs across hosts, started as on a cluster (docs/cluster.md): they train, and they end when a host crashes."""
 
 import pytest
-from cluster import wait_until
-from jobs import JOB, LAUNCHERS
+from support.host_jobs import JOB, LAUNCHERS
+from support.hosts import wait_until
 
 FOREVER = 10**9  # steps
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import ENVIRONMENT
+from support.hosts import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 

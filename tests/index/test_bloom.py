@@ -3,11 +3,12 @@
 import math
 import random
 
-import contract
 import numpy as np
 import pytest
-import reference_bloom as slow
-import twins_bloom
+from support import codec_conformance
+from support.arrays import FLT_MAX, gauss, same_bits
+from support.reference_decoder import bloom as bloom_decoder
+from support.reference_kernels import bloom as reference_bloom
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError
@@ -80,7 +81,7 @@ def test_policies(policy):
         assert support.size == r and support[0] < every[30] and support[-1] > every[-30]
     else:
         assert np.array_equal(support, every[first : first + r])
-    assert support.tolist() == slow.bloom(payload.tobytes(), d, support.size)
+    assert support.tolist() == bloom_decoder.bloom(payload.tobytes(), d, support.size)
 
 
 def test_p2_keeps_more_true_positives_than_p1_and_than_algorithm_1():
@@ -92,7 +93,7 @@ def test_p2_keeps_more_true_positives_than_p1_and_than_algorithm_1():
             payload, support = Bloom(policy, 0.01, seed).encode(indices, d)
             share[policy].append(np.isin(support, indices).mean())
         hashes, key, content = parameters(payload)
-        chosen = twins_bloom.algorithm_1(slow.positives_of(content, d, hashes, key), k, random.Random(seed))
+        chosen = reference_bloom.algorithm_1(bloom_decoder.positives_of(content, d, hashes, key), k, random.Random(seed))
         share["algorithm 1"].append(np.isin(list(chosen), indices).mean())
     p1, p2, algorithm_1 = (np.mean(share[name]) for name in ("p1", "p2", "algorithm 1"))
     assert 0.45 < p1 < 0.55
@@ -110,7 +111,7 @@ def test_a_random_choice_is_that_of_the_payload(policy):
     assert np.array_equal(np.random.get_state()[1], state)
     for seed in (2, 3):
         np.random.seed(seed)
-        assert contract.same_bits(Bloom(policy, 0.01).encode(indices, d)[0], payload)
+        assert same_bits(Bloom(policy, 0.01).encode(indices, d)[0], payload)
     lost = np.setdiff1d(indices, support)
     for other in range(1, 30):
         moved = np.union1d(indices, [(indices[-1] + other) % d]).astype(np.uint32)
@@ -124,33 +125,33 @@ def test_a_random_choice_is_that_of_the_payload(policy):
 def test_true_values_and_the_residual(policy, value):
     """False positives that are sent leave the residual, true ones that are not stay, and so does all the rest."""
     c = grace_ext.compressor(f"topk:0.01/bloom:{policy}:fpr=0.01/{value}")
-    gradient, residual = contract.gauss(30_000), np.float32(0.1) * contract.gauss(30_000, 1)
+    gradient, residual = gauss(30_000), np.float32(0.1) * gauss(30_000, 1)
     total, pending = gradient + residual, np.empty_like(gradient)
     encoded = c.encode_compensated(gradient, residual, pending, Stream())
     dense = grace_ext.decompress(encoded.blob, gradient.size)
-    selected = c.sparsifier.select(total, contract.scope_of(total))[0]
+    selected = c.sparsifier.select(total, codec_conformance.scope_of(total))[0]
     false, missed = np.setdiff1d(encoded.support, selected), np.setdiff1d(selected, encoded.support)
     assert false.size > 20 and missed.size > (-1 if policy == "p0" else 20)
     rest = np.setdiff1d(np.arange(gradient.size), encoded.support)
-    assert contract.same_bits(pending[rest], total[rest]) and not dense[rest].any()
-    assert contract.same_bits(encoded.values, total[encoded.support])
-    assert contract.same_bits(pending, total - dense)
+    assert same_bits(pending[rest], total[rest]) and not dense[rest].any()
+    assert same_bits(encoded.values, total[encoded.support])
+    assert same_bits(pending, total - dense)
     if value == "raw":
-        assert not pending[false].any() and contract.same_bits(dense[encoded.support], total[encoded.support])
+        assert not pending[false].any() and same_bits(dense[encoded.support], total[encoded.support])
 
 
 def test_naive_shifts_values():
     """Appendix B.1: the values of the selected positions go in their order to the first positives."""
     c = grace_ext.compressor("topk:0.01/bloom:naive:fpr=0.01/raw")
-    gradient, pending = contract.gauss(30_000), np.empty(30_000, np.float32)
+    gradient, pending = gauss(30_000), np.empty(30_000, np.float32)
     encoded = c.encode_compensated(gradient, np.zeros_like(gradient), pending, Stream())
     dense = grace_ext.decompress(encoded.blob, gradient.size)
-    selected = c.sparsifier.select(gradient, contract.scope_of(gradient))[0]
+    selected = c.sparsifier.select(gradient, codec_conformance.scope_of(gradient))[0]
     assert encoded.support.size == selected.size and not np.array_equal(encoded.support, selected)
-    assert contract.same_bits(encoded.decoded, gradient[selected])
-    assert contract.same_bits(dense[encoded.support], gradient[selected])
-    assert contract.same_bits(encoded.values, gradient[encoded.support])
-    assert contract.same_bits(pending, gradient - dense)
+    assert same_bits(encoded.decoded, gradient[selected])
+    assert same_bits(dense[encoded.support], gradient[selected])
+    assert same_bits(encoded.values, gradient[encoded.support])
+    assert same_bits(pending, gradient - dense)
     cosine = dense[selected] @ gradient[selected] / np.linalg.norm(dense) / np.linalg.norm(gradient[selected])
     assert abs(cosine) < 0.3, "noise: that is why it is for study only"
 
@@ -158,16 +159,16 @@ def test_naive_shifts_values():
 def test_naive_does_not_shift_what_would_overflow():
     """The error of a shifted value can be the sum of two: Inf in a residual would stay there for ever."""
     c = grace_ext.compressor("topk:0.01/bloom:naive:fpr=0.01/raw")
-    for largest, sent_as in ((2.0**125, Bloom.id), (2.0**126, 1), (contract.FLT_MAX, 1)):
-        gradient = np.clip(contract.gauss(30_000), -2, 2) * np.float32(largest / 2)
+    for largest, sent_as in ((2.0**125, Bloom.id), (2.0**126, 1), (FLT_MAX, 1)):
+        gradient = np.clip(gauss(30_000), -2, 2) * np.float32(largest / 2)
         pending = np.empty_like(gradient)
         encoded = c.encode_compensated(gradient, np.zeros_like(gradient), pending, Stream())
         assert parse(encoded.blob).index_id == sent_as and np.isfinite(pending).all()
-        assert contract.same_bits(pending, gradient - grace_ext.decompress(encoded.blob, gradient.size))
+        assert same_bits(pending, gradient - grace_ext.decompress(encoded.blob, gradient.size))
 
 
 def test_auto_takes_none_of_it():
-    gradient = contract.gauss(30_000)
+    gradient = gauss(30_000)
     assert not any(Bloom(policy).lossless for policy in POLICIES)
     assert [policy for policy in POLICIES if Bloom(policy).remaps_values] == ["naive"]
     assert parse(grace_ext.compressor("topk:0.01/auto/raw").compress(gradient)).index_id != Bloom.id
@@ -177,16 +178,16 @@ def test_auto_takes_none_of_it():
 @pytest.mark.parametrize("rest", ["fpr=0.02/raw", "fpr=0.3/qsgd:4"])
 def test_policies_keep_the_contract(policy, rest):
     c = grace_ext.compressor(f"topk:0.1/bloom:{policy}:{rest}", seed=3)
-    for gradient in contract.gradients().values():
-        contract.check_compressor(c, gradient)
-        contract.check_feedback(c, [gradient, gradient[::-1].copy(), np.float32(0.5) * gradient])
+    for gradient in codec_conformance.gradients().values():
+        codec_conformance.check_compressor(c, gradient)
+        codec_conformance.check_feedback(c, [gradient, gradient[::-1].copy(), np.float32(0.5) * gradient])
 
 
 def test_tiny_tensors_go_raw():
     """Rule 3 of the format: a filter that is longer than the positions themselves is not sent."""
     for policy in POLICIES:
         c = grace_ext.compressor(f"topk:0.01/bloom:{policy}/raw")
-        gradient = contract.gauss(300)
+        gradient = gauss(300)
         blob = c.compress(gradient)
         assert parse(blob).index_id == 1
         assert np.array_equal(np.flatnonzero(grace_ext.decompress(blob, 300)), np.sort(np.argsort(-abs(gradient))[:3]))

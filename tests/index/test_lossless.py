@@ -1,29 +1,28 @@
-"""The lossless index codecs against their slow twins, on inputs as real gradients give them, and inside their arrays."""
+"""The lossless index codecs against slow reference implementations, on inputs as real gradients give them, and inside their arrays."""
 
 import functools
 import math
 
-import contract
 import numpy as np
 import pytest
-import reference
-import reference_index
-import twins
-import twins_index
-from test_kernel_bounds import survives
+from support import codec_conformance, reference_decoder, reference_kernels
+from support.arrays import gauss
+from support.guards import survives
+from support.reference_decoder import index as index_decoder
+from support.reference_kernels import index as reference_index
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError, registry
 from grace_ext._util import scratch
 from grace_ext.index.elias_fano import EliasFano
-from grace_ext.index.gaps import Gaps
+from grace_ext.index.gaps import GapCounts
 from grace_ext.index.huffman import Huffman
 from grace_ext.index.rice_adaptive import RiceAdaptive
 from grace_ext.kernels.gap_huffman import plan_gap_codes
 from grace_ext.kernels.runs import GOLOMB, best_run_code, numbers_decode, numbers_encode
 from grace_ext.pipeline import spec
 
-LOSSLESS = [name for name in contract.index_codecs() if registry.lookup("index", name).lossless]
+LOSSLESS = [name for name in codec_conformance.index_codecs() if registry.lookup("index", name).lossless]
 FIXED = [
     name
     for name in LOSSLESS
@@ -79,7 +78,7 @@ def fits(name, d):
 def test_round_trip(text, name):
     indices, d = inputs()[name]
     if fits(text, d):
-        contract.check_index_codec(spec.parse_stage("index", text), indices, d)
+        codec_conformance.check_index_codec(spec.parse_stage("index", text), indices, d)
 
 
 @pytest.mark.parametrize("name", inputs())
@@ -89,21 +88,21 @@ def test_second_decoder(text, name):
     codec = spec.parse_stage("index", text)
     if fits(text, d):
         payload, _ = codec.encode(indices, d)
-        assert list(reference.INDEX[codec.id](payload.tobytes(), d, indices.size)) == indices.tolist()
+        assert list(reference_decoder.INDEX[codec.id](payload.tobytes(), d, indices.size)) == indices.tolist()
 
 
 @pytest.mark.parametrize("name", inputs())
-def test_twins(name):
+def test_reference_implementations(name):
     indices, d = inputs()[name]
 
     def encoded(codec):
         return registry.lookup("index", codec)().encode(indices, d)[0].tobytes()
 
-    assert encoded("elias_fano") == twins_index.elias_fano(indices, d)
-    assert encoded("huffman") == twins_index.huffman(indices)
-    assert encoded("varint") == twins_index.varint(indices)
+    assert encoded("elias_fano") == reference_index.elias_fano(indices, d)
+    assert encoded("huffman") == reference_index.huffman(indices)
+    assert encoded("varint") == reference_index.varint(indices)
     rle = encoded("rle")
-    assert rle == twins_index.rle(indices, list(rle[:2]))
+    assert rle == reference_index.rle(indices, list(rle[:2]))
 
 
 def encode_inside(fence, text):
@@ -111,7 +110,7 @@ def encode_inside(fence, text):
     codec = spec.parse_stage("index", text)
     kept = np.empty, np.zeros
     good = True
-    for indices, d in [*contract.supports().values(), *inputs().values()]:
+    for indices, d in [*codec_conformance.supports().values(), *inputs().values()]:
         if not fits(text, d) or indices.size > 3000:
             continue
         scratch._thread.arrays.clear()
@@ -123,8 +122,10 @@ def encode_inside(fence, text):
         fenced, out = fence(payload), fence(kept[1](indices.size, np.uint32))
         type(chosen).decode(fenced, d, out)
         good &= np.array_equal(out, indices)
-        for bad in contract.mutations(payload, count=6):
-            contract.refused_or(lambda bytes_, into, c=chosen, d=d: type(c).decode(bytes_, d, into), fence(bad), out)
+        for bad in codec_conformance.mutations(payload, count=6):
+            codec_conformance.refused_or(
+                lambda bytes_, into, c=chosen, d=d: type(c).decode(bytes_, d, into), fence(bad), out
+            )
     return good
 
 
@@ -151,7 +152,7 @@ def test_one_position_of_elias_fano(name):
 def test_one_position_of_a_broken_section():
     indices, d = inputs()["random 1 %"]
     payload, _ = EliasFano().encode(indices, d)
-    for bad in contract.mutations(payload, count=200):
+    for bad in codec_conformance.mutations(payload, count=200):
         for i in (0, 1234, 1999):
             try:
                 assert 0 <= EliasFano.position(bad, d, 2000, i) < d
@@ -181,7 +182,7 @@ def number_lists():
 @pytest.mark.parametrize("name", number_lists())
 def test_numbers_in_every_code(name, code):
     values = number_lists()[name]
-    prefixes, suffixes = twins_index.numbers(values, code) if code > 8 or max(values) < 10**5 else (None, None)
+    prefixes, suffixes = reference_index.numbers(values, code) if code > 8 or max(values) < 10**5 else (None, None)
     if prefixes is None:
         return  # a prefix of millions of bits
     low, high = np.full(len(prefixes) // 8 + 9, 255, np.uint8), np.full(len(suffixes) // 8 + 9, 255, np.uint8)
@@ -202,7 +203,7 @@ def test_the_code_of_the_runs_is_about_the_best(name):
     """The e of the search is at a local minimum: at most a tenth above the best of all codes."""
     values = number_lists()[name]
     code, prefix_bits, suffix_bits = best_run_code(np.array(values, np.uint32), np.empty(len(values), np.uint32))
-    assert (prefix_bits, suffix_bits) == tuple(map(len, twins_index.numbers(values, code)))
+    assert (prefix_bits, suffix_bits) == tuple(map(len, reference_index.numbers(values, code)))
 
     def bits(code):
         e = code & 127
@@ -227,13 +228,13 @@ def test_rare_large_runs_do_not_make_the_code_long():
 @pytest.mark.parametrize("name", inputs())
 @pytest.mark.parametrize("block", [16, 128, 4096])
 def test_rice_adaptive(name, block):
-    """As the twin with the same parameters, and each parameter is at most a tenth of the bits worse than the best."""
+    """As the reference implementation with the same parameters, and each parameter is at most a tenth of the bits worse than the best."""
     indices, d = inputs()[name]
     payload, _ = RiceAdaptive(block).encode(indices, d)
     blocks = -(-indices.size // block)
-    shifts = twins.unpack(payload[1:].tobytes(), 5, blocks)
-    assert payload.tobytes() == twins_index.rice_adaptive(indices, block, shifts)
-    gaps = np.array(twins_index.gaps(indices))
+    shifts = reference_kernels.unpack(payload[1:].tobytes(), 5, blocks)
+    assert payload.tobytes() == reference_index.rice_adaptive(indices, block, shifts)
+    gaps = np.array(reference_index.gaps(indices))
     for number, e in enumerate(shifts):
         part = gaps[number * block : (number + 1) * block]
         bits = [part.size * (e + 1) + int((part >> e).sum()) for e in range(31)]
@@ -270,14 +271,14 @@ def test_rice_adaptive_refuses_parameters():
     ],
 )
 def test_code_lengths(counts):
-    """As the slow twin's, in every context; the sizes add up."""
+    """As the slow reference implementation's, in every context; the sizes add up."""
     rows = np.zeros((8, 128), np.int64)
     rows[:, : len(counts)] = counts
     rows[3] = 0  # a context that does not occur
     lengths = np.full((8, 128), 77, np.uint8)
     kept = rows.copy()
     plan_gap_codes(rows.reshape(-1), lengths.reshape(-1))
-    expected = twins_index.package_merge([*counts, *[0] * (128 - len(counts))], 10)
+    expected = reference_index.package_merge([*counts, *[0] * (128 - len(counts))], 10)
     assert np.array_equal(rows, kept)
     assert lengths[0].tolist() == expected
     if (lengths[1] != 77).any():  # a code for each context was shorter
@@ -289,12 +290,12 @@ def test_bytes_under_a_code_of_all_positions(d):
     """The closed form of the second decoder is the true count where one can count; then both must agree on the code."""
     if d <= 70_000:
         counts = np.bincount(np.arange(d, dtype="<u4").view(np.uint8), minlength=256)
-        assert counts.tolist() == reference_index.byte_counts(d)
+        assert counts.tolist() == index_decoder.byte_counts(d)
     for k in {1, 2, 3, 4, 5, 7, min(d, 1000)} - set(range(d + 1, 9)):
         indices = np.unique(np.linspace(0, d - 1, k).astype(np.uint32))
         payload, _ = Huffman("bytes").encode(indices, d)
         assert payload.size == Huffman("bytes").size(indices, d)
-        assert reference_index.huffman(payload.tobytes(), d, indices.size) == indices.tolist()
+        assert index_decoder.huffman(payload.tobytes(), d, indices.size) == indices.tolist()
         out = np.empty(indices.size, np.uint32)
         Huffman.decode(payload, d, out)
         assert np.array_equal(out, indices)
@@ -303,18 +304,17 @@ def test_bytes_under_a_code_of_all_positions(d):
 def test_bytes_that_are_not_ascending_are_refused():
     code = {
         symbol: bits
-        for bits, symbol in reference_index.canonical(
-            reference_index.package_merge(reference_index.byte_counts(300), 12)
-        ).items()
+        for bits, symbol in index_decoder.canonical(index_decoder.package_merge(index_decoder.byte_counts(300), 12)).items()
     }
     for positions, good in (((1, 2, 299), True), ((1, 2, 2), False), ((2, 1, 3), False), ((1, 2, 300), False)):
         streams = [
-            twins.to_bytes([bit for byte in position.to_bytes(4, "little") for bit in code[byte]]) for position in positions
+            reference_kernels.to_bytes([bit for byte in position.to_bytes(4, "little") for bit in code[byte]])
+            for position in positions
         ]
         head = bytes(1) + b"".join(len(stream).to_bytes(4, "little") for stream in streams)
         out = np.empty(3, np.uint32)
         section = np.frombuffer(head + b"".join(streams), np.uint8)
-        assert contract.refused_or(lambda bytes_, into: Huffman.decode(bytes_, 300, into), section, out) == good
+        assert codec_conformance.refused_or(lambda bytes_, into: Huffman.decode(bytes_, 300, into), section, out) == good
 
 
 def test_huffman_refuses_another_scheme():
@@ -348,16 +348,16 @@ def fixed(d):
 def test_statistics_and_bounds(name):
     """What auto goes by: the size from the statistics is the size, and no bound is above it."""
     indices, d = inputs()[name]
-    gaps = Gaps(indices, d)
-    assert gaps.counts.reshape(8, -1).tolist() == twins_index.class_counts(indices)
+    gaps = GapCounts(indices, d)
+    assert gaps.counts.reshape(8, -1).tolist() == reference_index.class_counts(indices)
     for codec in fixed(d):
         size = codec.encode(indices, d)[0].size
-        assert codec.size_from(gaps) == codec.size(indices, d) == size >= codec.size_at_least(gaps), codec.name
+        assert codec.size_from_gaps(gaps) == codec.size(indices, d) == size >= codec.size_lower_bound(gaps), codec.name
 
 
-@pytest.mark.parametrize("name", [*inputs(), *contract.supports()])
+@pytest.mark.parametrize("name", [*inputs(), *codec_conformance.supports()])
 def test_auto_takes_about_the_shortest_without_encoding(name, monkeypatch):
-    indices, d = {**inputs(), **contract.supports()}[name]
+    indices, d = {**inputs(), **codec_conformance.supports()}[name]
     sizes = {codec.name: codec.encode(indices, d)[0].size for codec in fixed(d)}
     for text in FIXED:
         monkeypatch.setattr(registry.lookup("index", text), "encode", None)
@@ -410,10 +410,10 @@ def test_the_choice_is_shown():
     rows[inputs()["rows of an embedding"][0]] = 1
     cases = (
         (rows, "topk:1.0", "rle"),
-        (contract.gauss(20_000), "topk:0.01/bitmap", "raw"),
-        (contract.gauss(20_000), "topk:0.1/elias_fano", "elias_fano"),
-        (contract.gauss(100), "dense", None),
+        (gauss(20_000), "topk:0.01/bitmap", "raw"),
+        (gauss(20_000), "topk:0.1/elias_fano", "elias_fano"),
+        (gauss(100), "dense", None),
         (np.full(100, np.nan, np.float32), "topk", None),
     )
     for gradient, spec_, expected in cases:
-        assert grace_ext.compressor(spec_).encode(gradient, contract.STREAM).index_codec == expected
+        assert grace_ext.compressor(spec_).encode(gradient, codec_conformance.STREAM).index_codec == expected

@@ -1,10 +1,10 @@
-"""The Bloom kernels against their slow twins, at the edges, and inside their arrays. test_cpus.py runs this file too."""
+"""The Bloom kernels against slow reference implementations, at the edges, and inside their arrays. test_cpus.py runs this file too."""
 
-import contract
 import numpy as np
 import pytest
-import reference_bloom as slow
-from test_kernel_bounds import survives
+from support import codec_conformance
+from support.guards import survives
+from support.reference_decoder import bloom as bloom_decoder
 
 from grace_ext.index.bloom import MAX_HASHES, Bloom
 from grace_ext.kernels import bloom as kernels
@@ -39,16 +39,16 @@ def some_filters():
 
 
 @pytest.mark.parametrize("case", list(some_filters()), ids=lambda case: f"{case[0]}-{len(case[1])}-{case[2]}-{case[3]}")
-def test_kernels_and_twins(case):
+def test_kernels_and_reference_implementations(case):
     d, indices, hashes, words, seed = case
     content, positives, scores, chosen = run_through(*case)
-    assert content == slow.filter_of(indices, d, hashes, seed, words)
-    expected = slow.positives_of(content, d, hashes, seed)
+    assert content == bloom_decoder.filter_of(indices, d, hashes, seed, words)
+    expected = bloom_decoder.positives_of(content, d, hashes, seed)
     found = [i for i, _ in expected]
     assert positives.tolist() == found and set(indices) <= set(found)
-    assert scores.tolist() == slow.scores_of(expected)
+    assert scores.tolist() == bloom_decoder.scores_of(expected)
     for r, some in chosen.items():
-        assert some.tolist() == slow.choose(found, scores.tolist(), r, seed)
+        assert some.tolist() == bloom_decoder.choose(found, scores.tolist(), r, seed)
 
 
 def test_large_conflict_sets():
@@ -56,7 +56,7 @@ def test_large_conflict_sets():
     d = 20_000
     content, positives, scores, _ = run_through(d, range(d), 2, 1, 7)
     assert positives.size == d and (scores == 2 * (1024 // 255)).all()
-    assert scores.tolist() == slow.scores_of(slow.positives_of(content, d, 2, 7))
+    assert scores.tolist() == bloom_decoder.scores_of(bloom_decoder.positives_of(content, d, 2, 7))
 
 
 def fenced(fence):
@@ -69,7 +69,7 @@ def fenced(fence):
             payload = np.full(6 + 8, junk, np.uint8)
             for policy in range(7):
                 payload[:2] = policy, 3
-                contract.refused_or(
+                codec_conformance.refused_or(
                     lambda received, out, d=d: Bloom.decode(received, d, out), fence(payload), fence(np.zeros(k, np.uint32))
                 )
     return good

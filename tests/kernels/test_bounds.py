@@ -5,14 +5,11 @@ A read or write too far kills the process, so the calls run in a forked child. t
 
 import ctypes
 import faulthandler
-import mmap
-import os
-import resource
 
-import contract
 import numpy as np
 import pytest
-import twins
+from support import codec_conformance, reference_kernels
+from support.guards import survives
 
 from grace_ext import kernels
 from grace_ext._util.rng import Stream
@@ -22,44 +19,7 @@ from grace_ext.kernels.topk import BINS, candidate_room, sample_room
 from grace_ext.value._levels import ENTROPY, pack_levels, unpack_levels
 from grace_ext.value.lloyd import Lloyd
 
-LIBC = ctypes.CDLL(None, use_errno=True)
-LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-
-class Fence:
-    """Copies of arrays whose last byte is the last one before a forbidden page."""
-
-    def __init__(self):
-        self.kept = []
-
-    def __call__(self, array):
-        array = np.ascontiguousarray(array)
-        room = -(-max(array.nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-        memory = mmap.mmap(-1, room + mmap.PAGESIZE)
-        whole = np.frombuffer(memory, np.uint8)
-        assert LIBC.mprotect(whole.ctypes.data + room, mmap.PAGESIZE, 0) == 0
-        self.kept.append((memory, whole))
-        copy = whole[room - array.nbytes : room].view(array.dtype)
-        copy[:] = array
-        return copy
-
-
-def survives(function, *args):
-    """Whether function(fence, *args) returns True in a child process, which is gone afterwards."""
-    child = os.fork()
-    if child == 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        result = False
-        try:
-            result = function(Fence(), *args)
-        finally:
-            os._exit(0 if result else 1)
-    return os.waitpid(child, 0)[1] == 0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled():
-    kernels.warmup()
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def one_too_far(fence):
@@ -102,7 +62,7 @@ def qsgd(fence, bits):
         kernels.qsgd_encode(fence(values), levels, bits, 16, k % 2 == 0, np.uint32(1), np.uint32(2), norms, packed)
         out = fence(np.zeros(k, np.float32))
         good &= kernels.qsgd_decode(fence(packed[: -(-k * bits // 8)]), levels, bits, 16, norms, out)
-        good &= kernels.max_magnitude(fence(values)) == twins.magnitudes(values).max()
+        good &= kernels.max_magnitude(fence(values)) == reference_kernels.magnitudes(values).max()
     return good
 
 
@@ -121,8 +81,8 @@ def levels(fence, entropy):
             out = fence(np.zeros(k, np.uint8))
             unpack_levels(fence(packed), alphabet, out)
             good &= np.array_equal(out, drawn.astype(np.uint8))
-            for bad in contract.mutations(packed, seed=k, count=20):
-                contract.refused_or(lambda data, into, n=alphabet: unpack_levels(data, n, into), fence(bad), out)
+            for bad in codec_conformance.mutations(packed, seed=k, count=20):
+                codec_conformance.refused_or(lambda data, into, n=alphabet: unpack_levels(data, n, into), fence(bad), out)
     return good
 
 
@@ -146,8 +106,8 @@ def level_blocks(fence):
         merge_blocks(parts, numbers, sizes, out)
         good &= np.array_equal(out, drawn)
     packed = pack_levels(drawn, 256, "ans")
-    for bad in contract.mutations(packed, count=200):
-        contract.refused_or(lambda data, into: unpack_levels(data, 256, into), fence(bad), out)
+    for bad in codec_conformance.mutations(packed, count=200):
+        codec_conformance.refused_or(lambda data, into: unpack_levels(data, 256, into), fence(bad), out)
     return good and packed[0] == 4
 
 
@@ -163,8 +123,8 @@ def lloyd(fence):
             payload, _ = Lloyd(error).encode(fence(values), Stream())
             Lloyd.decode(fence(payload), out)
             good &= np.isfinite(out).all()
-            for bad in contract.mutations(payload, seed=k):
-                contract.refused_or(Lloyd.decode, fence(bad), out)
+            for bad in codec_conformance.mutations(payload, seed=k):
+                codec_conformance.refused_or(Lloyd.decode, fence(bad), out)
     return good
 
 
@@ -208,7 +168,7 @@ def topk(fence, d):
                 fence(np.zeros(sample_room(d), np.uint32)),
                 fence(np.zeros(BINS, np.int64)),
             )
-            good &= np.array_equal(room[0][:n], twins.topk(values, k))
+            good &= np.array_equal(room[0][:n], reference_kernels.topk(values, k))
     return good
 
 

@@ -14,7 +14,7 @@ from grace_ext.kernels._compile import ALL_KERNELS
 
 pytestmark = pytest.mark.tier("test")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # A child loads some kernels that compile fast, uses one, and reports what Numba found in the cache and what it did not.
 USE = """
 import sys, numpy as np

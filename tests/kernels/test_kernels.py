@@ -1,32 +1,20 @@
-"""Bit kernels, quantizer and sums against their twins. test_cpus.py runs this file again for CPUs without AVX-512."""
+"""Bit kernels, quantizer and sums against reference implementations. test_cpus.py runs this file again for CPUs without AVX-512."""
 
 import numpy as np
 import pytest
-import twins
+from support import reference_kernels
+from support.guards import guarded
+from support.kernel_inputs import KEY, qsgd_values
 
 from grace_ext import kernels
 from grace_ext.kernels.qsgd import qsgd_decode_wide, qsgd_encode_wide
 from grace_ext.kernels.rice import MAX_SHIFT, quotient_room, remainder_bytes
-
-GUARD = 0xA5
 
 
 def ascending(d, k, seed=0):
     """uint32[k], strictly ascending, below d."""
     rng = np.random.default_rng(seed)
     return np.sort(rng.choice(d, k, replace=False)).astype(np.uint32)
-
-
-def guarded(size, dtype=np.uint8):
-    """An array between two guard zones, and a function that tells whether they are untouched."""
-    whole = np.full((size + 128) * np.dtype(dtype).itemsize, GUARD, np.uint8).view(dtype)
-    before = whole.copy()
-    return (
-        whole[64 : 64 + size],
-        lambda: (
-            whole[:64].tobytes() == before[:64].tobytes() and whole[64 + size :].tobytes() == before[64 + size :].tobytes()
-        ),
-    )
 
 
 # Rice
@@ -59,9 +47,11 @@ def rice_encode(indices, d, e):
 def test_rice(name, e):
     indices, d = RICE_SUPPORTS[name]
     low, high, bits = rice_encode(indices, d, e)
-    expected = twins.rice(indices, e)
+    expected = reference_kernels.rice(indices, e)
     assert (low.tobytes(), high.tobytes(), bits) == expected
-    assert twins.unrice(*expected[:2], len(indices), e) == list(map(int, indices))  # the twins agree with each other
+    assert reference_kernels.unrice(*expected[:2], len(indices), e) == list(
+        map(int, indices)
+    )  # the reference implementations agree with each other
     out, intact = guarded(len(indices), np.uint32)
     assert kernels.rice_decode(low, high, d, e, out) == bits
     assert out.tolist() == list(map(int, indices)) and intact()
@@ -71,7 +61,7 @@ def test_rice_with_the_largest_gaps():
     indices, d = [2**31 - 3, 2**31 - 2], 2**31 - 1
     for e in (14, 20, 29, 30):
         low, high, bits = rice_encode(indices, d, e)
-        assert (low.tobytes(), high.tobytes(), bits) == twins.rice(indices, e)
+        assert (low.tobytes(), high.tobytes(), bits) == reference_kernels.rice(indices, e)
         out = np.empty(2, np.uint32)
         assert kernels.rice_decode(low, high, d, e, out) == bits and out.tolist() == indices
 
@@ -99,8 +89,8 @@ def test_rice_decode_survives_any_bytes(e):
         out, intact = guarded(k, np.uint32)
         bits = kernels.rice_decode(low, high, d, e, out)
         assert intact()
-        ones = sum(twins.to_bits(high))
-        expected = twins.unrice(low, high, k, e) if ones >= k else None
+        ones = sum(reference_kernels.to_bits(high))
+        expected = reference_kernels.unrice(low, high, k, e) if ones >= k else None
         if ones == k and expected[-1] < d:
             assert out.tolist() == expected and bits > 0
         else:
@@ -118,10 +108,10 @@ def test_pack_bits(width):
         packed, intact = guarded((count * width + 7) // 8)
         packed[:] = 0
         kernels.pack_bits(numbers, width, packed)
-        assert packed.tobytes() == twins.pack(numbers, width) and intact()
+        assert packed.tobytes() == reference_kernels.pack(numbers, width) and intact()
         out, intact = guarded(count, np.uint32)
         kernels.unpack_bits(packed, width, out)
-        assert out.tolist() == numbers.tolist() == twins.unpack(packed, width, count) and intact()
+        assert out.tolist() == numbers.tolist() == reference_kernels.unpack(packed, width, count) and intact()
 
 
 @pytest.mark.parametrize("d", [1, 7, 8, 9, 63, 64, 65, 4096, 5003])
@@ -131,7 +121,7 @@ def test_bitmap(d):
         encoded, intact = guarded((d + 7) // 8)
         encoded[:] = 0
         kernels.bitmap_encode(indices, encoded)
-        assert encoded.tobytes() == twins.bitmap(indices, d) and intact()
+        assert encoded.tobytes() == reference_kernels.bitmap(indices, d) and intact()
         out, intact = guarded(k, np.uint32)
         assert kernels.bitmap_decode(encoded, out) == k
         assert out.tolist() == indices.tolist() and intact()
@@ -146,22 +136,6 @@ def test_bitmap_decode_with_too_many_or_too_few_bits():
 
 # QSGD
 
-KEY = (0x12345678, 0x9ABCDEF0)
-
-
-def qsgd_values(kind, k):
-    values = np.random.default_rng(k).standard_normal(k).astype(np.float32)
-    if kind == "huge":
-        values = np.clip(values, -3, 3) * np.float32(1e38)
-        values[:2] = np.array([3.4028235e38, -3.4028235e38], np.float32)[:k]
-    elif kind == "tiny":  # norms around the smallest that is not sent as zero, and subnormals
-        values = (np.sign(values) * np.float32(2.0) ** np.random.default_rng(1).integers(-149, -110, k)).astype(np.float32)
-    elif kind == "zeros":
-        values[:] = 0
-    elif kind == "equal":
-        values[:] = -0.375
-    return values
-
 
 @pytest.mark.parametrize("kind", ["normal", "huge", "tiny", "zeros", "equal"])
 @pytest.mark.parametrize("two_norm", [False, True])
@@ -170,18 +144,18 @@ def test_qsgd(levels, two_norm, kind):
     bits = (2 * levels).bit_length()
     for bucket, k in ((8, 1), (8, 7), (8, 100), (16, 15), (16, 16), (16, 17), (512, 513), (1024, 700)):
         values = qsgd_values(kind, k)
-        norms, codes = twins.qsgd(values, levels, bucket, *KEY, two_norm)
+        norms, codes = reference_kernels.qsgd(values, levels, bucket, *KEY, two_norm)
         for width in {bits, 8}:
             found_norms, norms_intact = guarded(-(-k // bucket), np.float32)
             packed, packed_intact = guarded(k * width // 8 + 8)
             kernels.qsgd_encode(values, levels, width, bucket, two_norm, *map(np.uint32, KEY), found_norms, packed)
             assert found_norms.tobytes() == norms.tobytes()
-            assert packed[: -(-k * width // 8)].tobytes() == twins.pack(codes, width)
+            assert packed[: -(-k * width // 8)].tobytes() == reference_kernels.pack(codes, width)
             assert norms_intact() and packed_intact()
 
             out, intact = guarded(k, np.float32)
             assert kernels.qsgd_decode(packed[: -(-k * width // 8)].copy(), levels, width, bucket, norms, out)
-            assert out.tobytes() == twins.unqsgd(codes, levels, bucket, norms).tobytes() and intact()
+            assert out.tobytes() == reference_kernels.unqsgd(codes, levels, bucket, norms).tobytes() and intact()
             assert np.isfinite(out).all()
             assert (
                 abs(out.astype(float) - values)
@@ -195,13 +169,13 @@ def test_qsgd(levels, two_norm, kind):
 def test_qsgd_wide(levels, two_norm, kind):
     for bucket, k in ((8, 1), (8, 100), (16, 17), (1024, 700)):
         values = qsgd_values(kind, k)
-        norms, codes = twins.qsgd_wide(values, levels, bucket, *KEY, two_norm)
+        norms, codes = reference_kernels.qsgd_wide(values, levels, bucket, *KEY, two_norm)
         found_norms, found = np.empty_like(norms), np.empty(k, np.uint32)
         qsgd_encode_wide(values, levels, bucket, two_norm, *map(np.uint32, KEY), found_norms, found)
         assert found_norms.tobytes() == norms.tobytes() and found.tolist() == codes
         out, intact = guarded(k, np.float32)
         assert qsgd_decode_wide(found, levels, bucket, norms, out)
-        assert out.tobytes() == twins.unqsgd(codes, levels, bucket, norms).tobytes() and intact()
+        assert out.tobytes() == reference_kernels.unqsgd(codes, levels, bucket, norms).tobytes() and intact()
         assert np.isfinite(out).all()
         width = np.repeat(norms, bucket)[:k].astype(float) / levels
         assert (abs(out.astype(float) - values) <= width * (1 + 1e-3) + 2.0**-110).all()
@@ -231,10 +205,12 @@ def test_qsgd_decode_refuses_a_code_that_no_level_has(levels):
         codes = [2 * levels] * k
         norms = np.ones(3, np.float32)
         out = np.empty(k, np.float32)
-        assert kernels.qsgd_decode(np.frombuffer(twins.pack(codes, bits), np.uint8), levels, bits, 16, norms, out)
+        assert kernels.qsgd_decode(
+            np.frombuffer(reference_kernels.pack(codes, bits), np.uint8), levels, bits, 16, norms, out
+        )
         assert (out == 1).all()
         codes[bad] += 1
-        packed = np.frombuffer(twins.pack(codes, bits), np.uint8)
+        packed = np.frombuffer(reference_kernels.pack(codes, bits), np.uint8)
         assert not kernels.qsgd_decode(packed, levels, bits, 16, norms, out)
 
 
@@ -244,7 +220,7 @@ def test_max_magnitude(size):
     for special in (None, -1e30, np.inf, -np.inf, np.nan):
         if special is not None and size:
             values[size * 2 // 3] = special
-        assert kernels.max_magnitude(values) == max(twins.magnitudes(values).tolist(), default=0)
+        assert kernels.max_magnitude(values) == max(reference_kernels.magnitudes(values).tolist(), default=0)
 
 
 # Sums
@@ -277,7 +253,7 @@ def test_sum_sparse(d):
     shares = shares_below(d, 5)
     out, intact = guarded(d, np.float32)
     run_sum_sparse(out, shares, 0.3)
-    assert out.tobytes() == twins.sum_sparse(d, shares, 0.3).tobytes() and intact()
+    assert out.tobytes() == reference_kernels.sum_sparse(d, shares, 0.3).tobytes() and intact()
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3, 15])
@@ -291,7 +267,7 @@ def test_sum_sparse_streamed(offset, more):
     assert out.ctypes.data % 64 == 4 * offset
     shares = shares_below(d, 4) + [(np.array([0, 14, 15, 16, 32783, d - 1], np.uint32), np.arange(1, 7).astype(np.float32))]
     run_sum_sparse(out, shares, 0.7)
-    assert out.tobytes() == twins.sum_sparse(d, shares, 0.7).tobytes()
+    assert out.tobytes() == reference_kernels.sum_sparse(d, shares, 0.7).tobytes()
     assert (whole[:first] == 7).all() and (whole[first + d :] == 7).all()
 
 

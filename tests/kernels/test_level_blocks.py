@@ -1,11 +1,12 @@
-"""Classes of blocks of levels: kernels against twins, what they save, hostile payloads."""
+"""Classes of blocks of levels: kernels against reference implementations, what they save, hostile payloads."""
 
-import contract
 import numpy as np
 import pytest
-import reference_levels
-import twins_levels
-from test_kernels import guarded
+from support import codec_conformance
+from support.arrays import read_only
+from support.guards import guarded
+from support.reference_decoder import levels as levels_decoder
+from support.reference_kernels import levels as reference_levels
 
 from grace_ext import ContainerError
 from grace_ext.kernels import level_blocks as kernels
@@ -42,25 +43,25 @@ def test_choice(name):
     count = -(-levels.size // 64)
     numbers, intact = guarded(count)
     sizes, sizes_intact = guarded(kernels.MOST_CLASSES, np.int64)
-    saved = kernels.choose_classes(contract.read_only(levels), alphabet, numbers, sizes)
+    saved = kernels.choose_classes(read_only(levels), alphabet, numbers, sizes)
     assert intact() and sizes_intact()
-    parts = twins_levels.parts(levels.tolist(), numbers.tolist())
+    parts = reference_levels.parts(levels.tolist(), numbers.tolist())
     assert sizes.tolist() == [len(part) for part in parts] + [0] * (kernels.MOST_CLASSES - len(parts))
     assert all(parts)
 
     # The wider a block, the higher its class, and blocks of one fine class stay together.
-    fine = [twins_levels.fine_class(levels[64 * b : 64 * b + 64].tolist(), alphabet) for b in range(count)]
+    fine = [reference_levels.fine_class(levels[64 * b : 64 * b + 64].tolist(), alphabet) for b in range(count)]
     pairs = sorted(set(zip(fine, numbers.tolist(), strict=True)))
     assert len({f for f, _ in pairs}) == len(pairs) and [c for _, c in pairs] == sorted(c for _, c in pairs)
 
     def cost(classes):
-        found = twins_levels.parts(levels.tolist(), classes)
-        return sum(twins_levels.stream_cost(part, alphabet) for part in found) + twins_levels.entropy(
+        found = reference_levels.parts(levels.tolist(), classes)
+        return sum(reference_levels.stream_cost(part, alphabet) for part in found) + reference_levels.entropy(
             [classes.count(c) for c in set(classes)]
         )
 
     chosen, slack = cost(numbers.tolist()), 1 + 2e-4 * levels.size
-    assert saved == pytest.approx(twins_levels.stream_cost(levels.tolist(), alphabet) - chosen - 320, abs=slack)
+    assert saved == pytest.approx(reference_levels.stream_cost(levels.tolist(), alphabet) - chosen - 320, abs=slack)
     for c in range(len(parts) - 1):  # no two neighbours should be one
         assert chosen <= cost([n - (n > c) for n in numbers.tolist()]) + slack
 
@@ -72,14 +73,14 @@ def test_split_and_merge(k):
     for classes in {1, min(2, count), min(8, count)}:
         numbers = np.random.default_rng(k).permutation(np.resize(np.arange(classes, dtype=np.uint8), count))
         sizes, intact = guarded(classes, np.int64)
-        assert kernels.class_sizes(contract.read_only(numbers), k, sizes) and intact()
-        parts = twins_levels.parts(levels.tolist(), numbers.tolist())
+        assert kernels.class_sizes(read_only(numbers), k, sizes) and intact()
+        parts = reference_levels.parts(levels.tolist(), numbers.tolist())
         assert sizes.tolist() == [len(part) for part in parts]
         split, intact = guarded(k)
-        kernels.split_blocks(contract.read_only(levels), numbers, sizes, split)
+        kernels.split_blocks(read_only(levels), numbers, sizes, split)
         assert intact() and split.tolist() == sum(parts, [])
         out, intact = guarded(k)
-        kernels.merge_blocks(contract.read_only(split.copy()), numbers, sizes, out)
+        kernels.merge_blocks(read_only(split.copy()), numbers, sizes, out)
         assert intact() and np.array_equal(out, levels)
         assert not kernels.class_sizes(numbers, k, np.empty(classes + 1, np.int64)), "a class is empty"
 
@@ -89,12 +90,12 @@ def test_split_and_merge(k):
 def test_round_trip(name, entropy, monkeypatch):
     monkeypatch.setattr(_levels, "_WORTH_CLASSES", 0)
     levels, alphabet = INPUTS[name]
-    payload, out = pack_levels(contract.read_only(levels), alphabet, entropy), np.empty_like(levels)
+    payload, out = pack_levels(read_only(levels), alphabet, entropy), np.empty_like(levels)
     assert (payload[0] == 4) == (name in ("two scales", "many", "constant blocks", "at the ends", "two levels"))
     assert payload.size <= _levels._pack_stream(levels, alphabet, entropy).size
-    unpack_levels(contract.read_only(payload), alphabet, out)
+    unpack_levels(read_only(payload), alphabet, out)
     assert np.array_equal(out, levels)
-    assert reference_levels.levels(payload.tobytes(), alphabet, levels.size) == levels.tolist()
+    assert levels_decoder.levels(payload.tobytes(), alphabet, levels.size) == levels.tolist()
 
 
 def test_nearly_all_that_the_scales_are_worth_is_saved():
@@ -119,13 +120,13 @@ def test_never_longer_than_one_stream():
 def test_any_payload_decodes_or_is_refused(entropy):
     payload = pack_levels(MIXED, 100, entropy)
     assert payload[0] == 4
-    for bad in contract.mutations(payload, count=1500):
+    for bad in codec_conformance.mutations(payload, count=1500):
         for size in (MIXED.size, MIXED.size + 1, MIXED.size - 64, 1):
             found = []
             for before in (0, 0xEE):
                 out, intact = guarded(size)
                 out[:] = before
-                good = contract.refused_or(lambda data, out: unpack_levels(data, 100, out), contract.read_only(bad), out)
+                good = codec_conformance.refused_or(lambda data, out: unpack_levels(data, 100, out), read_only(bad), out)
                 assert intact()
                 found.append(out.copy() if good else None)
             if found[0] is not None:
@@ -145,7 +146,7 @@ GOOD = forged(2, NUMBERS, [3, 4], [3, 2])
 def test_a_forged_payload():
     out = np.empty(130, np.uint8)
     unpack_levels(GOOD, 5, out)
-    assert out.tolist() == [2] * 64 + [4] * 64 + [2] * 2 == reference_levels.levels(GOOD.tobytes(), 5, 130)
+    assert out.tolist() == [2] * 64 + [4] * 64 + [2] * 2 == levels_decoder.levels(GOOD.tobytes(), 5, 130)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""The low-rank kernels against their slow twins, to the bit: all ranks must compute the same on any CPU."""
+"""The low-rank kernels against slow reference implementations, to the bit: all ranks must compute the same on any CPU."""
 
 import numpy as np
 import pytest
-import twins_lowrank as twins
-from contract import gauss, same_bits
+from support.arrays import gauss, same_bits
+from support.reference_kernels import lowrank as reference_lowrank
 
 from grace_ext._util.rng import Stream
 from grace_ext.kernels.lowrank import add_magnitude, expand, orthonormalize
@@ -38,7 +38,7 @@ def test_orthonormalize(name):
     rows = given.copy()
     orthonormalize(rows, *KEY)
     np.testing.assert_allclose(rows.astype(float) @ rows.T.astype(float), np.eye(len(rows)), atol=1e-6)
-    assert same_bits(rows, twins.orthonormalize(given, *map(int, KEY)))
+    assert same_bits(rows, reference_lowrank.orthonormalize(given, *map(int, KEY)))
     again = given.copy()
     orthonormalize(again, *KEY)
     assert same_bits(again, rows)
@@ -65,7 +65,7 @@ def test_random_rows_depend_on_the_key_and_are_nearly_normal():
 def test_expand(r, n, m):
     pt, qt, start = gauss(r * n, 1).reshape(r, n), gauss(r * m, 2).reshape(r, m), gauss(n * m, 3)
     own = gauss(r * m, 4).reshape(r, m)
-    product, error = twins.expand(pt, qt).reshape(-1), start - twins.expand(pt, own).reshape(-1)
+    product, error = reference_lowrank.expand(pt, qt).reshape(-1), start - reference_lowrank.expand(pt, own).reshape(-1)
     weight = np.float32(1 / 3)
     for keep in (True, False):
         out, matrix = np.full(n * m, np.nan, np.float32), start.copy()

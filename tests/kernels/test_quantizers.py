@@ -1,13 +1,14 @@
-"""The 16-bit conversions and the quantizers' kernels against numpy and their twins. test_cpus.py runs this file too."""
+"""The 16-bit conversions and the quantizers' kernels against numpy and reference implementations. test_cpus.py runs this file too."""
 
 import numpy as np
 import pytest
-import twins_quantizers as twins
-from test_kernel_bounds import compiled, survives  # noqa: F401  (compiled is a fixture)
-from test_kernels import KEY, guarded, qsgd_values
+from support.guards import guarded, survives
+from support.kernel_inputs import KEY, qsgd_values
+from support.reference_kernels import quantizers as reference_quantizers
 
 from grace_ext.kernels import half, minmax, natural, signs, ternary
 
+pytestmark = pytest.mark.usefixtures("compiled")
 FLT_MAX = np.finfo(np.float32).max
 
 
@@ -71,14 +72,14 @@ def test_bf16_encode():
     values = np.concatenate([values, np.array([FLT_MAX, -FLT_MAX, 3.3895e38, 3.3961e38, 3.3962e38], np.float32)])
     out, intact = guarded(values.size, np.uint16)
     half.bf16_encode(values, out)
-    assert out.tolist() == [twins.bfloat16(x) for x in values] and intact()
+    assert out.tolist() == [reference_quantizers.bfloat16(x) for x in values] and intact()
 
 
 def test_bf16_decode():
     finite = HALVES[(HALVES & 0x7F80) < 0x7F80]
     out, intact = guarded(finite.size, np.float32)
     half.bf16_decode(finite, out)
-    assert out.tolist() == [twins.un_bfloat16(int(bits)) for bits in finite] and intact()
+    assert out.tolist() == [reference_quantizers.un_bfloat16(int(bits)) for bits in finite] and intact()
     back, intact = guarded(finite.size, np.uint16)
     half.bf16_encode(out, back)
     assert np.array_equal(back, finite) and intact()
@@ -103,7 +104,7 @@ def test_minmax(top, kind):
         values = qsgd_values(kind, k)
         values[::3] *= np.float32(-1)  # zeros of both signs
         for chunk in (*buckets(k), 3):
-            ranges, levels = twins.minmax(values, chunk, top)
+            ranges, levels = reference_quantizers.minmax(values, chunk, top)
             found, ranges_intact = guarded(2 * len(ranges), np.float32)
             codes, intact = guarded(k)
             minmax.minmax_encode(values, chunk, top, found.reshape(-1, 2), codes)
@@ -111,7 +112,7 @@ def test_minmax(top, kind):
             assert codes.tolist() == levels and intact()
             out, intact = guarded(k, np.float32)
             minmax.minmax_decode(codes, chunk, top, ranges, out)
-            assert out.tobytes() == twins.un_minmax(levels, chunk, top, ranges).tobytes() and intact()
+            assert out.tobytes() == reference_quantizers.un_minmax(levels, chunk, top, ranges).tobytes() and intact()
             assert np.isfinite(out).all()
 
 
@@ -122,10 +123,10 @@ def test_natural(kind):
         for lowest, count in ((1, 1), (1, 20), (1, 127), (120, 7), (125, 1), (128, 127), (254, 1)):
             codes, intact = guarded(k)
             natural.natural_encode(values, *map(np.uint32, (lowest, count)), *KEYS, codes)
-            assert codes.tolist() == twins.natural(values, lowest, count, *KEY) and intact()
+            assert codes.tolist() == reference_quantizers.natural(values, lowest, count, *KEY) and intact()
             out, intact = guarded(k, np.float32)
             natural.natural_decode(codes, np.uint32(lowest), np.uint32(count), out)
-            assert out.tolist() == twins.un_natural(codes.tolist(), lowest, count) and intact()
+            assert out.tolist() == reference_quantizers.un_natural(codes.tolist(), lowest, count) and intact()
 
 
 def test_magnitude_range():
@@ -140,7 +141,7 @@ def test_ternary_stochastic(kind):
     for k in SIZES:
         values = qsgd_values(kind, k)
         for bucket in buckets(k):
-            norms, expected = twins.ternary(values, bucket, *KEY)
+            norms, expected = reference_quantizers.ternary(values, bucket, *KEY)
             found, norms_intact = guarded(len(norms), np.float32)
             digits, intact = guarded(k)
             ternary.ternary_stochastic(values, bucket, *KEYS, found, digits)
@@ -166,7 +167,7 @@ def test_fives(k):
     digits = np.random.default_rng(k).integers(0, 3, k).astype(np.uint8)
     packed, intact = guarded(-(-k // 5))
     ternary.pack_fives(digits, packed)
-    assert packed.tobytes() == twins.fives(digits.tolist()) and intact()
+    assert packed.tobytes() == reference_quantizers.fives(digits.tolist()) and intact()
     out, intact = guarded(5 * packed.size + 3)
     assert ternary.unpack_fives(packed, k, out) and np.array_equal(out[:k], digits) and intact()
     for at in {0, packed.size // 2, packed.size - 1}:
@@ -188,7 +189,7 @@ def test_zero_runs():
             folded, intact = guarded(packed.size)
             folded[:] = packed
             folded = folded[: ternary.fold_zeros(folded, packed.size)]
-            assert folded.tobytes() == twins.fold(packed.tobytes()) and intact()
+            assert folded.tobytes() == reference_quantizers.fold(packed.tobytes()) and intact()
             out, intact = guarded(packed.size)
             assert ternary.unfold_zeros(folded, out) and np.array_equal(out, packed) and intact()
             for size in {max(packed.size - 1, 0), packed.size + 1} - {packed.size}:
@@ -202,7 +203,7 @@ def test_onebit(kind):
         values = qsgd_values(kind, k)
         values[0] = -0.0
         for bucket in buckets(k):
-            means, bits = twins.onebit(values, bucket)
+            means, bits = reference_quantizers.onebit(values, bucket)
             found, means_intact = guarded(means.size, np.float32)
             packed, intact = guarded(-(-k // 8))
             signs.onebit_encode(values, bucket, found.reshape(-1, 2), packed)

@@ -1,8 +1,8 @@
-"""The kernels that select without ranking, against their twins. test_cpus.py runs this file again for other CPUs."""
+"""The kernels that select without ranking, against reference implementations. test_cpus.py runs this file again for other CPUs."""
 
 import numpy as np
 import pytest
-import twins_sparse
+from support.reference_kernels import sparse as reference_sparse
 
 from grace_ext.kernels import draw_positions, select_above
 from grace_ext.kernels.topk import MAGNITUDE, NON_FINITE, SLACK
@@ -42,12 +42,12 @@ def test_select_above(d, bound):
     values[::5] = 0
     values[3::50], values[7::90], values[8::90], values[11::70] = 1, np.nan, -np.inf, 1e-45
     bound = np.uint32(bound)
-    expected = twins_sparse.above(values, bound)
+    expected = reference_sparse.above(values, bound)
     positions, found = run_above(values, bound)
     assert np.array_equal(positions, expected) and found.tobytes() == values[expected].tobytes()
     residual, gradient = gauss(d, 1), values.copy()
     total = gradient + residual
-    expected = twins_sparse.above(total, bound)
+    expected = reference_sparse.above(total, bound)
     for out in (np.full_like(gradient, 9), gradient):  # the last one is in place
         positions, found = run_above(gradient, bound, residual, out)
         assert np.array_equal(positions, expected) and found.tobytes() == total[expected].tobytes()
@@ -78,5 +78,5 @@ def test_draw_positions(k, d):
         out = guarded(k)
         draw_positions(out[:k], d, low, high)
         assert (out[k:] == 0xA5A5A5A5).all()
-        assert out[:k].tolist() == twins_sparse.draw_positions(k, d, low, high)
+        assert out[:k].tolist() == reference_sparse.draw_positions(k, d, low, high)
         assert (out[1:k] > out[: k - 1]).all() and out[k - 1] < d

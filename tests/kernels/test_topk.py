@@ -1,8 +1,8 @@
-"""select_topk against its twin, on every branch. test_cpus.py runs this file again for CPUs without AVX-512."""
+"""select_topk against its reference implementation, on every branch. test_cpus.py runs this file again for CPUs without AVX-512."""
 
 import numpy as np
 import pytest
-import twins
+from support import reference_kernels
 
 from grace_ext.kernels import select_topk
 from grace_ext.kernels.topk import BINS, SLACK, candidate_room, sample_room
@@ -31,12 +31,12 @@ def run(values, k, residual=None, out=None, candidates=None):
 
 
 def check(values, k, branch=None, candidates=None):
-    """Plain, fused, and fused in place all select what the twin does; the branch is the one that the test is about."""
+    """Plain, fused, and fused in place all select what the reference implementation does; the branch is the one that the test is about."""
     values = np.ascontiguousarray(values, np.float32)
     limit = candidate_room(values.size, k) - SLACK if candidates is None else candidates
     if branch:
-        assert twins.topk_branch(values, k, sample_room(values.size), limit) == branch
-    expected = twins.topk(values, k)
+        assert reference_kernels.topk_branch(values, k, sample_room(values.size), limit) == branch
+    expected = reference_kernels.topk(values, k)
     positions, found = run(values, k, candidates=candidates)
     assert np.array_equal(positions, expected)
     assert found.tobytes() == values[expected].tobytes()
@@ -45,7 +45,7 @@ def check(values, k, branch=None, candidates=None):
     residual = np.where(rng.random(values.size) < 0.5, values, np.float32(0)) * np.float32(0.5)
     gradient = values - residual
     total = gradient + residual
-    expected = twins.topk(total, k)
+    expected = reference_kernels.topk(total, k)
     for out in (np.full_like(gradient, 9), gradient):  # the last one is in place
         positions, found = run(gradient, k, residual, out, candidates)
         assert np.array_equal(positions, expected)
@@ -116,7 +116,7 @@ def test_same_upper_bits():
         check(bits.view(np.float32), k)
 
 
-# The branches. What the sample sees is known: twins.sampled tells which positions it reads.
+# The branches. What the sample sees is known: reference_kernels.sampled tells which positions it reads.
 
 D = 200_000
 
@@ -124,7 +124,7 @@ D = 200_000
 def split():
     """(sampled positions, the others)."""
     seen = np.zeros(D, bool)
-    seen[twins.sampled(D, sample_room(D))] = True
+    seen[reference_kernels.sampled(D, sample_room(D))] = True
     assert 0.01 < seen.mean() < 0.02
     return np.flatnonzero(seen), np.flatnonzero(~seen)
 
@@ -167,7 +167,7 @@ def test_branch_overflow_in_the_first_or_in_the_last_block():
     for where in (slice(0, 3000), slice(D - 3000, D)):
         values = gauss(D) * np.float32(1e-3)
         values[where] = 1 + abs(gauss(3000))
-        values[twins.sampled(D, sample_room(D))] = 1e-6
+        values[reference_kernels.sampled(D, sample_room(D))] = 1e-6
         check(values, 1000, "overflow", candidates=2000)
 
 
@@ -184,10 +184,10 @@ def test_as_many_above_the_upper_bound_as_are_wanted(off):
     seen, others = split()
     values, k = gauss(D) * np.float32(1e-3), 5000
     values[seen] = gauss(seen.size) * np.float32(1e-2)
-    upper = twins.topk_bounds(values, k, sample_room(D))[1]
-    count = k + off - int((twins.magnitudes(values) >= upper).sum())
+    upper = reference_kernels.topk_bounds(values, k, sample_room(D))[1]
+    count = k + off - int((reference_kernels.magnitudes(values) >= upper).sum())
     values[others[::8][:count]] = 1 + abs(gauss(count))
-    assert (twins.magnitudes(values) >= upper).sum() == k + off
+    assert (reference_kernels.magnitudes(values) >= upper).sum() == k + off
     check(values, k, "band" if off < 0 else "upper bound too low")
 
 

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
-import twins_lowrank as twins
-from contract import arrays_of, gauss, same_bits
-from test_communicators import on_all_ranks
+from support.arrays import gauss, same_bits
+from support.exchanges import arrays_of
+from support.in_process_ranks import on_all_ranks
+from support.lowrank_exchanges import SHAPES, TENSORS, make, step
+from support.reference_kernels import lowrank as reference_lowrank
 
 import grace_ext
 from grace_ext import ConfigError
@@ -12,15 +14,12 @@ from grace_ext._util.rng import Stream
 from grace_ext.communicators.allgather import Allgather
 from grace_ext.communicators.factors import FactorAllreduce, WarmStarts
 from grace_ext.exchange.buckets import Bucket, Tensor
-from grace_ext.exchange.engine import Exchange
 from grace_ext.kernels.lowrank import orthonormalize
 from grace_ext.lowrank import PowerSGD
 from grace_ext.memory.none import NoMemory
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.transport import InProcessGroup
 
-SHAPES = {"conv": (16, 4, 3, 3), "bias": (7,), "wide": (8, 90), "tall": (120, 12), "small": (3, 3)}
-TENSORS = [Tensor(name, int(np.prod(shape)), len(shape), shape=shape) for name, shape in SHAPES.items()]
 SIZE = sum(tensor.size for tensor in TENSORS)
 FACTORED = {"conv": (16, 36), "wide": (8, 90), "tall": (120, 12)}  # at rank 2
 
@@ -93,24 +92,6 @@ def test_which_tensors_are_factored():
 # The exchange
 
 
-def make(transport, spec="powersgd:2", memory="residual", tensors=TENSORS, seed=0):
-    exchange = Exchange(transport, grace_ext.memory(memory), 1 / transport.size, seed)
-    exchange.set_buckets(
-        [exchange.bucket("bucket", tensors, grace_ext.compressor(spec, seed), parse_stage("communicator", "allgather"))]
-    )
-    return exchange
-
-
-def step(exchange, given, advance=True):
-    bucket = exchange.buckets[0]
-    exchange.start(bucket, lambda out: np.copyto(out, given))
-    if advance:
-        exchange.advance()
-    out = np.empty(bucket.size, np.float32)
-    exchange.finish(bucket, out)
-    return out, exchange.end_step()
-
-
 def gradient(rank, step):
     """Ranks have something in common, in low rank, and something of their own."""
     common = np.random.default_rng(1000 + step)
@@ -147,7 +128,7 @@ def test_exchange_is_powersgd_in_one_place(ranks, options, memory):
             start = np.zeros((2, columns), np.float32)
             orthonormalize(start, *Stream(0, name, i).shared().key())
             if i == 0:
-                references[name] = twins.PowerSGD((rows, columns), ranks, memory != "none")
+                references[name] = reference_lowrank.PowerSGD((rows, columns), ranks, memory != "none")
             if i == 0 or not warm:
                 references[name].q = start.T
             expected = references[name].step([one[name].reshape(rows, columns).astype(float) for one in given])

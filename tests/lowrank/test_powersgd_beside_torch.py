@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_communicators import on_all_ranks
-from test_lowrank import make, step
+from support.in_process_ranks import on_all_ranks
+from support.lowrank_exchanges import make, step
 
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.lowrank import PowerSGD

@@ -1,10 +1,10 @@
-"""Memories that do more than error feedback, checked against slow twins of their papers' formulas through real exchanges."""
+"""Memories that do more than error feedback, checked against slow reference implementations of their papers' formulas through real exchanges."""
 
-import contract
 import numpy as np
 import pytest
-from contract import arrays_of
-from test_communicators import on_all_ranks
+from support.arrays import gauss, same_bits
+from support.exchanges import arrays_of
+from support.in_process_ranks import on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError
@@ -21,7 +21,7 @@ SIZE, RANKS = 5000, 3
 
 
 def gradient(rank, step):
-    return contract.gauss(SIZE, 100 * rank + step)
+    return gauss(SIZE, 100 * rank + step)
 
 
 def make(transport, memory, spec="topk:0.1/rice/raw", weight=None, tensors=TENSORS, schedule=None, communicator="allgather"):
@@ -61,7 +61,7 @@ def topk(array, k):
     return kept
 
 
-def dgc_twin(steps, momentum, masking=True, nesterov=False, clip=0.0, k=500):
+def dgc_reference(steps, momentum, masking=True, nesterov=False, clip=0.0, k=500):
     """Algorithm 4 of the paper for all ranks, in float64."""
     u = v = np.zeros((RANKS, SIZE))
     for i in range(steps):
@@ -94,7 +94,7 @@ def test_dgc_is_the_papers(options, keywords):
         return [step(exchange, gradient(transport.rank, i))[0] for i in range(6)], arrays_of(exchange)
 
     results = on_all_ranks(work, RANKS)
-    *_, (_, u, v) = expected = list(dgc_twin(6, **{"momentum": 0.9, **keywords}))
+    *_, (_, u, v) = expected = list(dgc_reference(6, **{"momentum": 0.9, **keywords}))
     for rank, (outs, state) in enumerate(results):
         for out, (mean, _, _) in zip(outs, expected, strict=True):
             np.testing.assert_allclose(out, mean, rtol=0, atol=1e-4)
@@ -156,7 +156,7 @@ def test_ef21_with_momentum_finds_a_constant_gradient(spec):
     results = on_all_ranks(work, RANKS)
     error = np.linalg.norm(results[0] - expected) / np.linalg.norm(expected)
     assert error < 0.02, error
-    assert all(contract.same_bits(results[0], other) for other in results)
+    assert all(same_bits(results[0], other) for other in results)
 
 
 def test_decay_of_the_residual():
@@ -200,7 +200,7 @@ def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(memory, spec):
             if not finite:
                 after = arrays_of(exchange)
                 assert before.keys() == after.keys()
-                assert all(contract.same_bits(before[key], after[key]) for key in before)
+                assert all(same_bits(before[key], after[key]) for key in before)
                 continue
             assert all(np.isfinite(array).all() for array in arrays_of(exchange).values())
             exchange.load_state_dict(
@@ -227,11 +227,9 @@ def test_a_state_goes_on_where_it_was_saved(memory, spec):
         other.load_state_dict(exchange.state_dict())
         assert other.step == 3
         for i in range(3, 6):
-            assert contract.same_bits(
-                step(exchange, gradient(transport.rank, i))[0], step(other, gradient(transport.rank, i))[0]
-            )
+            assert same_bits(step(exchange, gradient(transport.rank, i))[0], step(other, gradient(transport.rank, i))[0])
         mine, others = arrays_of(exchange), arrays_of(other)
-        assert mine and mine.keys() == others.keys() and all(contract.same_bits(mine[key], others[key]) for key in mine)
+        assert mine and mine.keys() == others.keys() and all(same_bits(mine[key], others[key]) for key in mine)
 
     on_all_ranks(work, RANKS)
 
@@ -374,15 +372,15 @@ def test_a_schedule_is_part_of_the_configuration(schedule):
 
 @pytest.mark.parametrize("share", [1.0, 0.3])
 def test_momentum_kernels(share):
-    velocity, given = contract.gauss(1000, 1), contract.gauss(1000, 2)
+    velocity, given = gauss(1000, 1), gauss(1000, 2)
     m, c = np.float32(0.9), np.float32(share)
     following, replaced = np.empty_like(velocity), given.copy()
     accumulate_momentum(velocity, replaced, m, c, following)
     np.testing.assert_allclose(following, m * velocity + c * given, rtol=1e-6, atol=1e-7)
-    assert contract.same_bits(following, replaced)
+    assert same_bits(following, replaced)
     in_place = given.copy()
     accumulate_momentum(velocity, in_place, m, c, in_place)
-    assert contract.same_bits(in_place, following)
+    assert same_bits(in_place, following)
     replaced = given.copy()
     accumulate_nesterov(velocity, replaced, m, c, following)
     np.testing.assert_allclose(following, m * (velocity + c * given), rtol=1e-6, atol=1e-7)

@@ -1,8 +1,8 @@
 """Error feedback: the plain road, the transaction, and what is kept."""
 
-import contract
 import numpy as np
 import pytest
+from support.arrays import gauss, same_bits
 
 import grace_ext
 from grace_ext import ConfigError
@@ -137,10 +137,10 @@ def test_another_size_is_refused_and_changes_nothing(residual):
 
 def test_no_memory():
     memory = grace_ext.memory("none")
-    gradient = contract.gauss(10)
+    gradient = gauss(10)
     assert memory.compensate("w", gradient) is gradient
     memory.update("w", gradient, gradient * 0)
-    assert contract.same_bits(memory.compensate("w", gradient), gradient)
+    assert same_bits(memory.compensate("w", gradient), gradient)
     assert memory.begin("w", 10) is None
     memory.commit()
     memory.rollback()

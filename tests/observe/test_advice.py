@@ -6,8 +6,8 @@ import warnings
 
 import numpy as np
 import pytest
-from test_communicators import on_all_ranks
-from test_exchange import step
+from support.exchanges import step
+from support.in_process_ranks import on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError

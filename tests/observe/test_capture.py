@@ -4,8 +4,8 @@ import warnings
 
 import numpy as np
 import pytest
-from test_communicators import gradient, on_all_ranks
-from test_exchange import TENSORS, make, step
+from support.exchanges import TENSORS, make, step
+from support.in_process_ranks import gradient, on_all_ranks
 
 import grace_ext
 from grace_ext import ConfigError, bench

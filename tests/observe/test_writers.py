@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from test_communicators import gradient, on_all_ranks
-from test_exchange import make, step
+from support.exchanges import make, step
+from support.in_process_ranks import gradient, on_all_ranks
 
 from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Tensor

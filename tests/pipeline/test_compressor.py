@@ -2,10 +2,11 @@
 
 import math
 
-import contract
 import ml_dtypes
 import numpy as np
 import pytest
+from support import codec_conformance
+from support.arrays import gauss, read_only, same_bits
 
 import grace_ext
 from grace_ext import ConfigError
@@ -17,10 +18,10 @@ from grace_ext.pipeline.decoder import decode_sum
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64", ml_dtypes.bfloat16])
 @pytest.mark.parametrize("text", ["topk:0.1/rice/raw", "dense/raw"])
 def test_dtypes(text, dtype):
-    gradient = contract.gauss(600).astype(dtype)
+    gradient = gauss(600).astype(dtype)
     blob = grace_ext.compressor(text).compress(gradient)
     assert parse(blob).dtype == np.dtype(dtype).name
-    assert contract.same_bits(
+    assert same_bits(
         grace_ext.decompress(blob, 600),
         grace_ext.decompress(grace_ext.compressor(text).compress(gradient.astype(np.float32)), 600),
     )
@@ -34,18 +35,18 @@ def test_other_dtypes_are_refused(dtype):
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (6, 100), (2, 3, 100), (0, 5)])
 def test_shapes(shape):
-    gradient = contract.gauss(int(np.prod(shape))).reshape(shape)
+    gradient = gauss(int(np.prod(shape))).reshape(shape)
     for text in ("topk:0.1", "dense/fp16"):
         c = grace_ext.compressor(text)
         plain, shaped = c.compress(gradient), c.compress(gradient, shape=True)
         assert parse(plain).shape is None and parse(shaped).shape == shape
         assert plain.tobytes() == c.compress(gradient.reshape(-1)).tobytes()
-        assert contract.same_bits(grace_ext.decompress(plain, gradient.size), grace_ext.decompress(shaped, gradient.size))
+        assert same_bits(grace_ext.decompress(plain, gradient.size), grace_ext.decompress(shaped, gradient.size))
 
 
 @pytest.mark.parametrize("text", ["topk:0.1/rice/qsgd", "dense/qsgd"])
 def test_views_lists_and_foreign_byte_order(text):
-    c, gradient = grace_ext.compressor(text), contract.gauss(600)
+    c, gradient = grace_ext.compressor(text), gauss(600)
     expected = c.compress(gradient).tobytes()
     unaligned = np.frombuffer(b"x" + gradient.tobytes(), np.float32, offset=1)
     matrix = np.asfortranarray(gradient.reshape(20, 30))
@@ -61,13 +62,13 @@ def test_a_float64_beyond_float32_is_non_finite():
 
 
 def test_the_input_is_not_changed():
-    gradient = contract.gauss(5000)
+    gradient = gauss(5000)
     kept = gradient.copy()
     for text in ("topk:0.1/rice/qsgd", "dense/qsgd", "dense/fp16", "dense"):
         blob = grace_ext.compressor(text).compress(gradient)
         dense = grace_ext.decompress(blob, 5000)
         dense[:] = 7
-        assert contract.same_bits(gradient, kept)
+        assert same_bits(gradient, kept)
         assert not (grace_ext.decompress(blob, 5000) == 7).any(), "the container is a view of something"
 
 
@@ -77,7 +78,7 @@ def test_the_input_is_not_changed():
         np.zeros(8, np.float64),
         np.zeros((2, 4), np.float32),
         np.zeros(16, np.float32)[::2],
-        contract.read_only(np.zeros(8, np.float32)),
+        read_only(np.zeros(8, np.float32)),
         [0.0] * 8,
         None,
         np.float32(0),
@@ -85,14 +86,14 @@ def test_the_input_is_not_changed():
     ids=["float64", "2-D", "strided", "read-only", "list", "None", "scalar"],
 )
 def test_accumulators_that_are_refused(wrong):
-    blob = grace_ext.compressor("topk:0.5").compress(contract.gauss(8))
+    blob = grace_ext.compressor("topk:0.5").compress(gauss(8))
     for run in (lambda: grace_ext.decode_add(blob, wrong), lambda: decode_sum([parse(blob)], wrong)):
         with pytest.raises(ConfigError, match="the accumulator must be a writable, contiguous float32"):
             run()
 
 
 def test_encoded_tells_what_the_container_holds():
-    gradient = contract.gauss(1000)
+    gradient = gauss(1000)
     encoded = grace_ext.compressor("topk:0.1/rice/qsgd").encode(gradient, Stream())
     parsed = parse(encoded.blob)
     assert (encoded.index_bytes, encoded.value_bytes) == (parsed.index_section.size, parsed.value_section.size)
@@ -106,7 +107,7 @@ def test_encoded_tells_what_the_container_holds():
 
 
 def test_auto_is_never_longer_than_any_fixed_lossless_codec():
-    for name, (indices, d) in contract.supports().items():
+    for name, (indices, d) in codec_conformance.supports().items():
         gradient = np.zeros(d, np.float32)
         gradient[indices] = 1
         sizes = [grace_ext.compressor(f"topk:1.0/{codec}").compress(gradient).size for codec in ("raw", "bitmap", "rice")]
@@ -115,7 +116,7 @@ def test_auto_is_never_longer_than_any_fixed_lossless_codec():
 
 def test_rice_is_near_the_entropy_of_a_random_support():
     """design.md: 8.12 bits at 1 %, where log2 C(d, k) / k is 8.08."""
-    encoded = grace_ext.compressor("topk:0.01/rice").encode(contract.gauss(1_000_000), Stream())
+    encoded = grace_ext.compressor("topk:0.01/rice").encode(gauss(1_000_000), Stream())
     assert 8.0 < 8 * encoded.index_bytes / encoded.support.size < 8.15
 
 
@@ -126,9 +127,9 @@ def test_repr():
 
 
 def test_sizes_of_the_tensors_must_sum_up():
-    c, one = grace_ext.compressor("topk:0.1"), contract.gauss(100)
+    c, one = grace_ext.compressor("topk:0.1"), gauss(100)
     blob = c.encode(one, Stream()).blob
-    assert contract.same_bits(c.encode(one, Stream(), sizes=(30, 70)).blob, blob)
+    assert same_bits(c.encode(one, Stream(), sizes=(30, 70)).blob, blob)
     for run in (c.encode, lambda *args, **sizes: c.encode_compensated(one, one, one.copy(), *args[1:], **sizes)):
         with pytest.raises(ConfigError, match="99 elements, the gradient 100"):
             run(one, Stream(), sizes=(30, 69))

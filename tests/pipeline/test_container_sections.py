@@ -3,11 +3,11 @@
 import math
 import zlib
 
-import forge
 import numpy as np
 import pytest
-from contract import refused
-from forge import ORDER, f32, u32
+from support import container_builder
+from support.codec_conformance import refused
+from support.container_builder import ORDER, f32, u32
 
 import grace_ext
 from grace_ext.pipeline import container
@@ -15,26 +15,29 @@ from grace_ext.pipeline import container
 
 @pytest.mark.parametrize("indices", [(1, 4, 8), (1, 4, 2**32 - 1), (4, 1, 7), (1, 1, 7), (7, 4, 1)])
 def test_raw_indices_not_ascending_below_d(indices):
-    refused("the positions are not ascending below d", forge.container(index_section=u32(*indices)))
+    refused("the positions are not ascending below d", container_builder.container(index_section=u32(*indices)))
 
 
 def test_raw_sections_of_another_length():
-    refused("raw index section: 8 bytes for 3", forge.container(index_section=u32(1, 4)))
-    refused("raw value section: 8 bytes for 3", forge.container(value_section=f32(1, 2)))
+    refused("raw index section: 8 bytes for 3", container_builder.container(index_section=u32(1, 4)))
+    refused("raw value section: 8 bytes for 3", container_builder.container(value_section=f32(1, 2)))
 
 
 @pytest.mark.parametrize("bits, k", [(0b1011, 2), (0b1011, 4), (0, 3)])
 def test_bitmap_with_another_count(bits, k):
-    refused(f"not {k} bits set", forge.container(index=2, k=k, index_section=bytes([bits]), value_section=f32(*[1] * k)))
+    refused(
+        f"not {k} bits set",
+        container_builder.container(index=2, k=k, index_section=bytes([bits]), value_section=f32(*[1] * k)),
+    )
 
 
 def test_bitmap_of_another_length_or_beyond_d():
-    refused("bitmap: 2 bytes for 8", forge.container(index=2, index_section=b"\x0b\0"))
-    refused("not 3 bits set below 7", forge.container(index=2, d=7, index_section=b"\x83"), size=7)
+    refused("bitmap: 2 bytes for 8", container_builder.container(index=2, index_section=b"\x0b\0"))
+    refused("not 3 bits set below 7", container_builder.container(index=2, d=7, index_section=b"\x83"), size=7)
 
 
 def rice(section, d=8, k=3):
-    return forge.container(index=3, d=d, k=k, index_section=section, value_section=f32(*[1] * k))
+    return container_builder.container(index=3, d=d, k=k, index_section=section, value_section=f32(*[1] * k))
 
 
 def test_rice():
@@ -58,12 +61,12 @@ def test_rice():
 def test_qsgd_parameters(head):
     """Also: a reserved bit, levels that are missing, those that bits says, of another width, too many, none."""
     for section in (bytes.fromhex(head), bytes.fromhex(head) + bytes(20)):
-        refused("the parameters are missing or out of range", forge.container(value=3, value_section=section))
+        refused("the parameters are missing or out of range", container_builder.container(value=3, value_section=section))
 
 
 def test_qsgd():
     def blob(norm, codes=b"\x01", head=b"\x02\x03"):
-        return forge.container(value=3, value_section=head + f32(norm) + codes)
+        return container_builder.container(value=3, value_section=head + f32(norm) + codes)
 
     assert grace_ext.decompress(blob(3, b"\x24"), 8).tolist() == [0, -3, 0, 0, 0, 0, 0, 3]
     for norm in (-1, math.nan, math.inf):
@@ -86,13 +89,13 @@ def test_qsgd():
 
 
 def test_fp16_of_another_length():
-    refused("fp16 section: 7 bytes for 3", forge.container(value=2, value_section=b"1234567"))
+    refused("fp16 section: 7 bytes for 3", container_builder.container(value=2, value_section=b"1234567"))
 
 
 def test_deflate():
     def stream(data, tail=b""):
         packer = zlib.compressobj(6, 8, -15)
-        return forge.container(value=4, value_section=packer.compress(data) + packer.flush() + tail)
+        return container_builder.container(value=4, value_section=packer.compress(data) + packer.flush() + tail)
 
     assert grace_ext.decompress(stream(f32(1, 2, 3)), 8)[[1, 4, 7]].tolist() == [1, 2, 3]
     for bad in (
@@ -100,25 +103,27 @@ def test_deflate():
         stream(f32(1, 2, 3) + b"\0"),
         stream(bytes(100_000_000)),
         stream(f32(1, 2, 3), b"x"),
-        forge.container(value=4, value_section=b""),
-        forge.container(value=4, value_section=container.parse(stream(f32(1, 2, 3))).value_section.tobytes()[:-1]),
+        container_builder.container(value=4, value_section=b""),
+        container_builder.container(
+            value=4, value_section=container.parse(stream(f32(1, 2, 3))).value_section.tobytes()[:-1]
+        ),
     ):
         refused("the stream does not hold exactly 3 values", bad)
-    refused("deflate: Error", forge.container(value=4, value_section=b"\xff\xff\xff"))
+    refused("deflate: Error", container_builder.container(value=4, value_section=b"\xff\xff\xff"))
 
 
 def test_an_empty_support_with_a_section():
-    refused("an empty support has a section", forge.container(k=0, value_section=b""))
-    refused("an empty support has a section", forge.container(k=0, index_section=b""))
-    refused("an empty support has a section", forge.container(index=0, d=0), size=0)
+    refused("an empty support has a section", container_builder.container(k=0, value_section=b""))
+    refused("an empty support has a section", container_builder.container(k=0, index_section=b""))
+    refused("an empty support has a section", container_builder.container(index=0, d=0), size=0)
 
 
 @pytest.mark.parametrize("order", [0b000000, 0b110000 | 0b0101, 0b11 << 2 | 1])
 def test_order_not_a_permutation(order):
     """(0, 0, 0); (1, 1, 3); (1, 3, 0): twice the same, or beyond k."""
-    refused("the order section is not a permutation", forge.container(flags=ORDER, order_section=bytes([order])))
+    refused("the order section is not a permutation", container_builder.container(flags=ORDER, order_section=bytes([order])))
 
 
 @pytest.mark.parametrize("unused", [0x40, 0x80, 0xC0])
 def test_order_with_unused_bits(unused):
-    refused("unused bits", forge.container(flags=ORDER, order_section=bytes([0b100001 | unused])))
+    refused("unused bits", container_builder.container(flags=ORDER, order_section=bytes([0b100001 | unused])))

@@ -1,8 +1,9 @@
 """Parts that exist in this file only: they use what no registered codec needs yet, or would do harm if let through."""
 
-import contract
 import numpy as np
 import pytest
+from support import codec_conformance
+from support.arrays import gauss, same_bits
 
 import grace_ext
 from grace_ext import ContainerError
@@ -102,12 +103,12 @@ def registered(temporary_registry):
 @pytest.mark.parametrize("text", ["dense/test-sorted", "topk:0.1/rice/test-sorted", "topk:0.1/test-pairs/test-sorted"])
 def test_a_codec_that_sorts(text):
     c = grace_ext.compressor(text)
-    for gradient in contract.gradients().values():
+    for gradient in codec_conformance.gradients().values():
         if gradient.size:
-            contract.check_value_codec(c.value, gradient)
-        contract.check_compressor(c, gradient)
-        contract.check_feedback(c, [gradient, gradient[::-1].copy()])
-    gradient = contract.gauss(5000)
+            codec_conformance.check_value_codec(c.value, gradient)
+        codec_conformance.check_compressor(c, gradient)
+        codec_conformance.check_feedback(c, [gradient, gradient[::-1].copy()])
+    gradient = gauss(5000)
     blob = c.compress(gradient)
     parsed = parse(blob, 5000)
     assert parsed.value_id == SortedHalf.id
@@ -120,7 +121,7 @@ def test_a_codec_that_sorts(text):
 @pytest.mark.parametrize("k, width", [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (256, 8), (257, 9), (1024, 10), (1025, 11)])
 def test_order_is_stored_at_the_bit_length_of_k_minus_1(k, width):
     """Trap: a width from log2(max) is 0 for 1, 2, 4, 256, 1024."""
-    gradient = contract.gauss(k)
+    gradient = gauss(k)
     blob = grace_ext.compressor("dense/test-sorted").compress(gradient)
     assert parse(blob).order_section.size == (k * width + 7) // 8
     assert np.array_equal(grace_ext.decompress(blob, k), gradient.astype(np.float16).astype(np.float32))
@@ -130,16 +131,16 @@ def test_order_is_stored_at_the_bit_length_of_k_minus_1(k, width):
 def test_an_index_codec_that_rebuilds_more(value):
     """False positives carry the gradient's true values, on the plain and on the fused road."""
     codec = Pairs()
-    for indices, d in contract.supports().values():
-        contract.check_index_codec(codec, indices, d)
+    for indices, d in codec_conformance.supports().values():
+        codec_conformance.check_index_codec(codec, indices, d)
     c = grace_ext.compressor(f"topk:0.1/test-pairs/{value}")
-    for gradient in contract.gradients().values():
-        blob, dense = contract.check_compressor(c, gradient)
-        contract.check_feedback(c, [gradient, gradient[::-1].copy()])
-    gradient = contract.gauss(4000)
-    encoded = c.encode(gradient, contract.STREAM)
+    for gradient in codec_conformance.gradients().values():
+        blob, dense = codec_conformance.check_compressor(c, gradient)
+        codec_conformance.check_feedback(c, [gradient, gradient[::-1].copy()])
+    gradient = gauss(4000)
+    encoded = c.encode(gradient, codec_conformance.STREAM)
     assert encoded.support.size > 400
-    assert contract.same_bits(encoded.values, gradient[encoded.support])
+    assert same_bits(encoded.values, gradient[encoded.support])
 
 
 def test_auto_takes_lossless_codecs_only():
@@ -150,12 +151,12 @@ def test_auto_takes_lossless_codecs_only():
 
 
 def test_sections_longer_than_raw_go_raw():
-    gradient = contract.gauss(3000)
+    gradient = gauss(3000)
     c = grace_ext.compressor("topk:0.1/test-bloated/test-bloated")
     parsed = parse(c.compress(gradient))
     assert (parsed.index_id, parsed.value_id) == (1, 1)
     assert parsed.index_section.size == parsed.value_section.size == 4 * 300
-    contract.check_compressor(grace_ext.compressor("topk:0.1/test-bloated/raw"), gradient)
+    codec_conformance.check_compressor(grace_ext.compressor("topk:0.1/test-bloated/raw"), gradient)
     one = np.eye(1, 100_000, 77_777, dtype=np.float32)[0]
     assert parse(grace_ext.compressor("topk:1.0/bitmap/raw").compress(one)).index_id == 1
     noise = np.random.default_rng(0).integers(0, 2**32, 1000, np.uint32).view(np.float32)
@@ -166,6 +167,6 @@ def test_sections_longer_than_raw_go_raw():
 @pytest.mark.parametrize("k, fits", [(256, False), (129, False), (128, True), (100, True)])
 def test_the_order_counts_as_part_of_the_value_section(k, fits):
     """3 bytes and 8 bits are as long as raw's 4 bytes; 3 bytes and 7 bits are shorter."""
-    blob = grace_ext.compressor("dense/test-order").compress(contract.gauss(k))
+    blob = grace_ext.compressor("dense/test-order").compress(gauss(k))
     assert parse(blob).value_id == (BloatedOrder.id if fits else 1)
     assert (parse(blob).order_section is not None) == fits

@@ -2,9 +2,10 @@
 
 import re
 
-import contract
 import numpy as np
 import pytest
+from support import codec_conformance
+from support.arrays import gauss
 
 import grace_ext
 from grace_ext import ConfigError, from_params
@@ -19,17 +20,17 @@ LOSSLESS = ("dr-bf-p0", "dr-bf-p1", "dr-bf-p2", "dr-rle", "dr-huffman", "dr-defl
 def test_contract(name):
     c = grace_ext.compressor(name)
     assert grace_ext.compressor(str(c)) == c
-    for gradient in contract.gradients().values():
+    for gradient in codec_conformance.gradients().values():
         if not c.index.remaps_values:
-            contract.check_compressor(c, gradient)
+            codec_conformance.check_compressor(c, gradient)
     for d in (1, 700, 30_000):
-        contract.check_feedback(c, [contract.gauss(d), contract.gauss(d, 1)])
+        codec_conformance.check_feedback(c, [gauss(d), gauss(d, 1)])
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_it_is_what_its_name_says(name):
     """On a gradient that is large enough, the sections are written by the codecs that the preset names."""
-    gradient = contract.gauss(300_000)
+    gradient = gauss(300_000)
     c = grace_ext.compressor(name)
     parsed = parse(c.compress(gradient))
     assert parsed.value_id == c.value.id and (c.index.id is None or c.dense or parsed.index_id == c.index.id)

@@ -2,21 +2,20 @@
 
 import zlib
 
-import contract
-import forge
 import numpy as np
 import pytest
-import test_contract
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
+from support import codec_conformance, container_builder
+from support.arrays import gauss
 
 import grace_ext
 from grace_ext import ContainerError, kernels, registry
 from grace_ext.pipeline.container import parse, split
 from grace_ext.pipeline.decoder import decode_sum
 
-SPECS = test_contract.specs()
+SPECS = codec_conformance.specs()
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 sizes = st.one_of(st.integers(0, 70), st.sampled_from([255, 256, 257, 511, 512, 513, 4095, 4097]))
 # Few distinct values (ties, zeros) or any floats; hypothesis fills most of a large array with one value.
@@ -24,7 +23,7 @@ arrays = sizes.flatmap(
     lambda d: st.one_of(
         stnp.arrays(np.float32, d, elements=finite),
         stnp.arrays(np.float32, d, elements=st.sampled_from([-1.0, -0.0, 0.0, 0.5, 1.0, 1e-45])),
-        st.integers(0, 2**32 - 1).map(lambda seed: contract.gauss(d, seed)),
+        st.integers(0, 2**32 - 1).map(lambda seed: gauss(d, seed)),
     )
 )
 densities = st.floats(1e-6, 1.0)
@@ -33,13 +32,13 @@ densities = st.floats(1e-6, 1.0)
 @pytest.mark.parametrize("text", SPECS)
 @given(gradient=arrays)
 def test_round_trip(text, gradient):
-    contract.check_compressor(grace_ext.compressor(text), gradient)
+    codec_conformance.check_compressor(grace_ext.compressor(text), gradient)
 
 
 @given(
     gradient=arrays,
     density=densities,
-    index=st.sampled_from(contract.index_codecs()),
+    index=st.sampled_from(codec_conformance.index_codecs()),
     value=st.sampled_from(registry.names("value")),
     seed=st.integers(-(2**63), 2**63 - 1),
 )
@@ -47,7 +46,7 @@ def test_round_trip(text, gradient):
 def test_round_trip_of_any_combination(gradient, density, index, value, seed):
     c = grace_ext.compressor({"sparsifier": {"name": "topk", "density": density}, "index": index, "value": value}, seed)
     assert grace_ext.compressor(str(c), seed) == c
-    contract.check_compressor(c, gradient)
+    codec_conformance.check_compressor(c, gradient)
 
 
 @given(
@@ -58,15 +57,15 @@ def test_round_trip_of_any_combination(gradient, density, index, value, seed):
 )
 @settings(max_examples=150)
 def test_feedback(steps, text):
-    contract.check_feedback(grace_ext.compressor(text), steps)
+    codec_conformance.check_feedback(grace_ext.compressor(text), steps)
 
 
-@pytest.mark.parametrize("name", contract.index_codecs())
+@pytest.mark.parametrize("name", codec_conformance.index_codecs())
 @given(data=st.data())
 def test_index_codecs(name, data):
     d = data.draw(st.integers(1, 2000))
     indices = data.draw(st.sets(st.integers(0, d - 1), min_size=1).map(sorted))
-    contract.check_index_codec(registry.build("index", name), np.array(indices, np.uint32), d)
+    codec_conformance.check_index_codec(registry.build("index", name), np.array(indices, np.uint32), d)
 
 
 # Hostile bytes
@@ -107,7 +106,7 @@ def check_peak(limit, function, *args):
     peaks = []
     while not peaks or peaks[-1] >= limit:
         assert len(peaks) < 3, peaks
-        peaks.append(contract.peak_of(ContainerError, function, *args))
+        peaks.append(codec_conformance.peak_of(ContainerError, function, *args))
     return peaks[-1]
 
 
@@ -118,7 +117,9 @@ def test_arbitrary_bytes(blob, size):
 
 
 number = st.one_of(st.integers(0, 40), st.integers(0, 2**32 - 1), st.binary(min_size=1, max_size=6))
-section = st.one_of(st.binary(max_size=60), st.lists(st.integers(0, 40), max_size=12).map(lambda n: forge.u32(*sorted(n))))
+section = st.one_of(
+    st.binary(max_size=60), st.lists(st.integers(0, 40), max_size=12).map(lambda n: container_builder.u32(*sorted(n)))
+)
 
 
 @given(
@@ -140,7 +141,7 @@ section = st.one_of(st.binary(max_size=60), st.lists(st.integers(0, 40), max_siz
 @settings(max_examples=500)
 def test_forged_headers(fields):
     """Everything is well sealed and nothing need fit."""
-    try_all(forge.container(**fields), fields["d"])
+    try_all(container_builder.container(**fields), fields["d"])
 
 
 @pytest.mark.parametrize("text", SPECS)
@@ -149,7 +150,7 @@ def test_forged_headers(fields):
 def test_mutated_containers(text, data):
     """Bytes changed, cut out or put in, under a checksum that fits: deeper checks must hold, in bounded memory."""
     d = data.draw(st.sampled_from([1, 9, 40, 300]))
-    blob = grace_ext.compressor(text).compress(np.round(contract.gauss(d, data.draw(st.integers(0, 5))), 1))
+    blob = grace_ext.compressor(text).compress(np.round(gauss(d, data.draw(st.integers(0, 5))), 1))
     body = bytearray(blob.tobytes()[:-4])
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(body) - 1) | st.integers(0, min(len(body), 24) - 1)) if body else 0
@@ -162,7 +163,7 @@ def test_mutated_containers(text, data):
             del body[at : at + data.draw(st.integers(1, 4))]
         else:
             body[at:at] = data.draw(st.binary(min_size=1, max_size=4))
-    mutated = forge.seal(bytes(body))
+    mutated = container_builder.seal(bytes(body))
     try_all(mutated, d)
     try_all(mutated, d + 1)
 
@@ -179,16 +180,21 @@ def test_memory_is_bounded_by_the_expected_size():
                 for size in (0, 1, 60, 500):
                     junk = rng.integers(0, 256, size, np.uint8).tobytes()
                     claims.append(
-                        forge.container(
+                        container_builder.container(
                             d=d, index=index, value=value, k=k, index_section=junk[: size // 2], value_section=junk
                         )
                     )
     bomb = zlib.compressobj(9, 8, -15)
     bomb = bomb.compress(bytes(50_000_000)) + bomb.flush()
-    claims.append(forge.container(d=d, index=0, value=4, value_section=bomb))
+    claims.append(container_builder.container(d=d, index=0, value=4, value_section=bomb))
     claims.append(
-        forge.container(
-            d=d, flags=forge.ORDER, index=0, value=2, value_section=bytes(2 * d), order_section=bytes(17 * d // 8)
+        container_builder.container(
+            d=d,
+            flags=container_builder.ORDER,
+            index=0,
+            value=2,
+            value_section=bytes(2 * d),
+            order_section=bytes(17 * d // 8),
         )
     )
     for blob in claims:
@@ -198,7 +204,7 @@ def test_memory_is_bounded_by_the_expected_size():
 @pytest.mark.parametrize("text", SPECS)
 def test_memory_of_valid_containers(text):
     d = 100_000
-    blob = grace_ext.compressor(text).compress(contract.gauss(d))
+    blob = grace_ext.compressor(text).compress(gauss(d))
     assert 4 * d <= check_peak(6 * 4 * d + 200_000, grace_ext.decompress, blob, d)
     accumulator = np.zeros(d, np.float32)
     sparse = parse(blob).k < d / 5

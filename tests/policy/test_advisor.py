@@ -130,7 +130,7 @@ def test_a_recommendation_says_what_accuracy_rests_on():
 
 def table_of(page, heading):
     """The rows of the first table below a heading of a page of docs/, by their label: {label: {column: cell}}."""
-    text = (Path(__file__).parent.parent / "docs" / page).read_text()
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
     lines = iter(text[text.index(heading) :].splitlines())
     cells = [
         line.strip("|").split("|")

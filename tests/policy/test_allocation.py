@@ -1,4 +1,4 @@
-"""Budgets over layers: kernels against twins, error curves against sorting, the knapsack against trying all."""
+"""Budgets over layers: kernels against reference implementations, error curves against sorting, the knapsack against trying all."""
 
 import itertools
 

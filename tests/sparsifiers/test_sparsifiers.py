@@ -2,11 +2,11 @@
 
 import math
 
-import contract
 import numpy as np
 import pytest
-import twins
-import twins_sparse
+from support import codec_conformance, reference_kernels
+from support.arrays import gauss, read_only, same_bits
+from support.reference_kernels import sparse as reference_sparse
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError
@@ -22,7 +22,7 @@ from grace_ext.sparsifiers import Scope
 def select(text, dense, stream=None, sizes=None):
     scope = Scope(stream or Stream(), sizes or (dense.size,))
     indices, values = parse_stage("sparsifier", text).select(dense, scope)
-    assert contract.same_bits(values, dense[indices])
+    assert same_bits(values, dense[indices])
     return indices.copy()
 
 
@@ -72,22 +72,22 @@ def test_nonzero_loses_nothing():
 
 @pytest.mark.parametrize("sizes", [(5000,), (1, 4999), (0, 16, 0, 1000, 17, 3967), (1250,) * 4])
 def test_topk_per_tensor_is_topk_of_each_tensor(sizes):
-    dense = contract.gauss(5000) * np.repeat(np.float32(10) ** np.arange(len(sizes), dtype=np.float32), sizes)
+    dense = gauss(5000) * np.repeat(np.float32(10) ** np.arange(len(sizes), dtype=np.float32), sizes)
     dense[:20] = 0
     starts = np.cumsum((0, *sizes[:-1]))
     expected = [
-        start + twins.topk(dense[start : start + size], min(size, max(1, round(0.02 * size))))
+        start + reference_kernels.topk(dense[start : start + size], min(size, max(1, round(0.02 * size))))
         for start, size in zip(starts, sizes, strict=True)
     ]
     found = select("topk:0.02:per=tensor", dense, sizes=sizes)
-    contract.check_support(found, 5000)
+    codec_conformance.check_support(found, 5000)
     assert np.array_equal(found, np.concatenate(expected))
 
-    residual, out = contract.gauss(5000, 2), np.empty_like(dense)
+    residual, out = gauss(5000, 2), np.empty_like(dense)
     stage, scope = parse_stage("sparsifier", "topk:0.02:per=tensor"), Scope(Stream(), sizes)
     plain = [part.copy() for part in stage.select(dense + residual, scope)]
     fused = stage.select_compensated(dense, residual, out, scope)
-    assert all(map(contract.same_bits, plain, fused)) and contract.same_bits(out, dense + residual)
+    assert all(map(same_bits, plain, fused)) and same_bits(out, dense + residual)
 
 
 def test_the_bucket_tells_its_sizes():
@@ -117,24 +117,27 @@ def test_dgc_selects_about_k(density):
         found = select(f"dgc:{density}", heavy(d, seed), Stream(seed))
         assert 0.8 * density * d <= found.size <= 1.2 * density * d
     k = found.size
-    assert np.array_equal(found, twins.topk(heavy(d, seed), k)), "not the largest of all"
+    assert np.array_equal(found, reference_kernels.topk(heavy(d, seed), k)), "not the largest of all"
 
 
 def test_dgc_is_exact_where_the_sample_is_everything():
     dense = heavy(20_000)
-    assert np.array_equal(select("dgc:0.01", dense), twins.topk(dense, 200))
-    assert np.array_equal(select("dgc:0.01:sample=1", dense), twins.topk(dense, 200))
+    assert np.array_equal(select("dgc:0.01", dense), reference_kernels.topk(dense, 200))
+    assert np.array_equal(select("dgc:0.01:sample=1", dense), reference_kernels.topk(dense, 200))
 
 
 def test_dgc_takes_the_largest_where_too_many_pass():
     """Ties and zeros: no quantile of them lets about k pass."""
     dense = np.random.default_rng(0).choice(np.array([0, 1, 2], np.float32), 100_000, p=[0.9, 0.099, 0.001])
     found = select("dgc:0.01", dense)
-    assert np.array_equal(found, twins.topk(dense, 1000))
+    assert np.array_equal(found, reference_kernels.topk(dense, 1000))
     dense = np.zeros(100_000, np.float32)
     assert select("dgc:0.01", dense).size == 0
     dense[5000:7000] = heavy(2000)
-    assert np.array_equal(select("dgc:0.001", dense), twins.topk(dense, 100)) or select("dgc:0.001", dense).size <= 120
+    assert (
+        np.array_equal(select("dgc:0.001", dense), reference_kernels.topk(dense, 100))
+        or select("dgc:0.001", dense).size <= 120
+    )
 
 
 def test_dgc_samples_by_the_stream():
@@ -147,7 +150,7 @@ def test_dgc_samples_by_the_stream():
 def test_one_bad_value_far_from_the_sample(text):
     for bad in (np.nan, np.inf, -np.inf):
         for at in (0, 123_457, 299_999):
-            dense = contract.gauss(300_000)
+            dense = gauss(300_000)
             dense[at] = bad
             assert parse(grace_ext.compressor(text).compress(dense)).non_finite
             memory = grace_ext.memory("residual")
@@ -159,9 +162,9 @@ def test_one_bad_value_far_from_the_sample(text):
 
 
 def test_randomk_draws_the_same_on_all_ranks():
-    dense, k = contract.gauss(5000), 50
+    dense, k = gauss(5000), 50
     key = {"seed": 3, "name": "w", "step": 8}
-    expected = twins_sparse.draw_positions(k, 5000, *Stream(**key).shared().key())
+    expected = reference_sparse.draw_positions(k, 5000, *Stream(**key).shared().key())
     for rank in range(4):
         assert select("randomk:0.01", dense, Stream(**key, rank=rank)).tolist() == expected
     for other in ({"seed": 4}, {"name": "v"}, {"step": 9}):
@@ -170,7 +173,7 @@ def test_randomk_draws_the_same_on_all_ranks():
 
 @pytest.mark.parametrize("text", ["randomk:0.1", "randomk:0.1/shared", "randomk:0.1/auto/qsgd"])
 def test_no_index_section_is_sent(text):
-    dense = contract.gauss(100_000)
+    dense = gauss(100_000)
     blob = grace_ext.compressor(text, 5).compress(dense, name="w", step=2, rank=1)
     parsed = parse(blob)
     assert parsed.index_id == Shared.id and parsed.k == 10_000 and parsed.index_section.size == 8
@@ -178,11 +181,11 @@ def test_no_index_section_is_sent(text):
 
 
 def test_an_index_codec_that_is_asked_for_is_used():
-    dense = contract.gauss(100_000)
+    dense = gauss(100_000)
     blobs = {name: grace_ext.compressor(f"randomk:0.1/{name}/raw").compress(dense) for name in ("rice", "raw", "shared")}
     assert [parse(blob).index_id for blob in blobs.values()] == [3, 1, Shared.id]
     arrays = [grace_ext.decompress(blob, dense.size) for blob in blobs.values()]
-    assert contract.same_bits(arrays[0], arrays[1]) and contract.same_bits(arrays[0], arrays[2])
+    assert same_bits(arrays[0], arrays[1]) and same_bits(arrays[0], arrays[2])
 
 
 def test_any_key_decodes_and_nothing_else():
@@ -190,9 +193,9 @@ def test_any_key_decodes_and_nothing_else():
     for d, k in ((1, 1), (2, 1), (4097, 4096), (2**31 - 1, 100), (200_000, 2000)):
         for payload in (np.zeros(8, np.uint8), np.full(8, 255, np.uint8), rng.integers(0, 256, 8).astype(np.uint8)):
             out = np.full(k, 0xFFFFFFFF, np.uint32)
-            Shared.decode(contract.read_only(payload), d, out)
-            contract.check_support(out, d)
-            assert out.tolist() == twins_sparse.draw_positions(k, d, *payload.view("<u4").tolist())
+            Shared.decode(read_only(payload), d, out)
+            codec_conformance.check_support(out, d)
+            assert out.tolist() == reference_sparse.draw_positions(k, d, *payload.view("<u4").tolist())
     for size in (0, 7, 9, 16):
         with pytest.raises(ContainerError, match="8 bytes"):
             Shared.decode(np.zeros(size, np.uint8), 10, np.empty(3, np.uint32))
@@ -201,7 +204,7 @@ def test_any_key_decodes_and_nothing_else():
 @pytest.fixture(scope="module")
 def draws():
     """(gradient of 300, density, decoded gradients of 4,000 steps, as float64)."""
-    dense, c = contract.gauss(300, 5), grace_ext.compressor("randomk:0.15:unbiased=true", seed=1)
+    dense, c = gauss(300, 5), grace_ext.compressor("randomk:0.15:unbiased=true", seed=1)
     decoded = [grace_ext.decompress(c.compress(dense, name="w", step=step), 300) for step in range(4000)]
     return dense.astype(np.float64), 45 / 300, np.array(decoded, np.float64)
 
@@ -223,7 +226,7 @@ def test_randomk_is_unbiased(draws):
     dense, p, decoded = draws
     np.testing.assert_allclose(decoded[decoded != 0], np.broadcast_to(dense / p, decoded.shape)[decoded != 0], rtol=1e-6)
     for seed in range(20):
-        along = contract.gauss(300, seed).astype(np.float64)
+        along = gauss(300, seed).astype(np.float64)
         errors = decoded @ along - dense @ along
         largest = np.abs(dense * along).sum() / p
         bound = math.sqrt(2 * errors.var() * math.log(2e9) / len(errors)) + largest * math.log(2e9) / (3 * len(errors))
@@ -240,13 +243,13 @@ def test_randomk_has_the_variance_of_random_choice(draws):
 
 
 def test_unbiased_values_stay_finite_and_the_residual_is_what_is_missing():
-    dense = contract.gauss(1000)
+    dense = gauss(1000)
     dense[:500] = np.finfo(np.float32).max
     c = grace_ext.compressor("randomk:0.1:unbiased=true/shared/fp16")
     assert not c.lossless and np.isfinite(grace_ext.decompress(c.compress(dense), 1000)).all()
     pending = np.empty_like(dense)
     encoded = c.encode_compensated(dense[500:].copy(), np.zeros(500, np.float32), pending[:500], Stream())
-    assert contract.same_bits(pending[:500], dense[500:] - grace_ext.decompress(encoded.blob, 500))
+    assert same_bits(pending[:500], dense[500:] - grace_ext.decompress(encoded.blob, 500))
 
 
 def test_error_feedback_on_top_of_unbiased_values_is_refused():
@@ -266,8 +269,8 @@ def test_error_feedback_on_top_of_unbiased_values_is_refused():
 @pytest.mark.parametrize(
     "values",
     [
-        contract.gauss(10_000),
-        np.round(contract.gauss(9999)),
+        gauss(10_000),
+        np.round(gauss(9999)),
         np.zeros(500, np.float32),
         np.full(77, -3.0, np.float32),
         np.empty(0, np.float32),
@@ -283,11 +286,11 @@ def test_per_chunk(values, chunk, density):
     for start in range(0, values.size, chunk):
         order = np.argsort(-np.abs(values[start : start + chunk]), kind="stable")[:k]
         expected += sorted(start + order)
-    assert np.array_equal(indices, expected) and contract.same_bits(found, values[indices])
+    assert np.array_equal(indices, expected) and same_bits(found, values[indices])
 
 
 def test_per_chunk_sees_a_nan():
-    values = contract.gauss(1000)
+    values = gauss(1000)
     values[700] = np.nan
     sparsifier = parse_stage("sparsifier", "topk:0.001:per=chunk")
     assert np.isnan(sparsifier.select(values, Scope(Stream(), (1000,), 100))[1]).sum() == 1

@@ -85,13 +85,3 @@ def run_checks(folder: str, rank: int, ranks: int, count) -> None:
         leave.cancel()
         if 0 < failed < ranks:
             sys.exit(f"{name} failed on some ranks only")
-
-
-def arrays_of(exchange) -> dict:
-    """All that an exchange keeps between steps, "field:tensor" -> array."""
-    return {
-        f"{field}:{name}": array
-        for field, kept in exchange.state_dict().items()
-        if field != "step"
-        for name, array in kept.items()
-    }

@@ -1,4 +1,4 @@
-"""What every part promises, as checks. test_contract.py applies them to all that is registered."""
+"""What every stage of a compressor promises, as checks. Each test_conformance.py applies them to all that is registered."""
 
 import functools
 import threading
@@ -14,19 +14,9 @@ from grace_ext.pipeline.container import order_width
 from grace_ext.pipeline.container import parse as parse_container
 from grace_ext.pipeline.decoder import add_all, decode_sum
 from grace_ext.sparsifiers import Scope
+from support.arrays import FLT_MAX, gauss, read_only, same_bits
 
-FLT_MAX = np.finfo(np.float32).max
 STREAM = Stream(seed=3, name="weight", step=5, rank=1)
-
-
-def same_bits(a, b):
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
-def read_only(array):
-    array = array.copy()
-    array.flags.writeable = False
-    return array
 
 
 def refused_or(decode, payload, out):
@@ -64,10 +54,6 @@ def mutations(payload, seed=0, count=40):
 
 
 # Inputs
-
-
-def gauss(d, seed=0):
-    return np.random.default_rng(seed).standard_normal(d).astype(np.float32)
 
 
 @functools.cache
@@ -110,6 +96,74 @@ def supports():
 def index_codecs():
     """Names of those that encode any support."""
     return [name for name in registry.names("index") if registry.lookup("index", name).universal]
+
+
+# Options to try besides the defaults; a part that is not listed is tried with its defaults.
+OPTIONS = {
+    ("index", "huffman"): ["huffman:bytes"],
+    ("index", "rice_adaptive"): ["rice_adaptive:16", "rice_adaptive:4096"],
+    ("index", "rows"): ["rows:1", "rows:7", "rows:2147483647"],
+    ("transform", "dct"): ["dct:8", "dct:16:dims=1"],
+    ("index", "bloom"): [
+        "bloom:p1:fpr=0.01",
+        "bloom:p2:fpr=0.01",
+        "bloom:leftmost:fpr=0.1",
+        "bloom:middle:fpr=0.5",
+        "bloom:rightmost:fpr=1e-6",
+        "bloom:naive:fpr=0.9:seed=7",
+    ],
+    ("sparsifier", "topk"): ["topk:0.1", "topk:1.0", "topk:0.1:per=tensor"],
+    ("sparsifier", "randomk"): ["randomk:0.2", "randomk:1.0", "randomk:0.3:unbiased=true"],
+    ("sparsifier", "threshold"): ["threshold:1.5"],
+    ("sparsifier", "dgc"): ["dgc:0.1:sample=0.5"],
+    ("value", "qsgd"): [
+        "qsgd:2",
+        "qsgd:7:bucket=8",
+        "qsgd:8:bucket=32768",
+        "qsgd:levels=1:norm=l2:bucket=8",
+        "qsgd:levels=256:norm=l2",
+        "qsgd:levels=32767",
+        "qsgd:levels=5:entropy=huffman",
+        "qsgd:norm=l2:entropy=ans",
+    ],
+    ("value", "sketchml"): ["sketchml:5:entropy=ans", "sketchml:256:entropy=huffman"],
+    ("value", "lloyd"): ["lloyd:0.01:entropy=huffman", "lloyd:0.3", "lloyd:0.1:entropy=none"],
+    ("value", "deflate"): ["deflate:6"],
+    ("value", "polyfit"): ["polyfit:1:segments=20", "polyfit:0:segments=1"],
+    ("value", "minmax"): ["minmax:4:chunk=100:entropy=ans"],
+    ("value", "natural"): ["natural:8:entropy=huffman"],
+    ("value", "onebit"): ["onebit:0"],
+    ("value", "terngrad"): ["terngrad:ans:bucket=64"],
+    ("value", "threelc"): ["threelc:1.1"],
+}
+
+
+STOCHASTIC = {
+    "qsgd",
+    *OPTIONS["value", "qsgd"],
+    "natural",
+    *OPTIONS["value", "natural"],
+    "terngrad",
+    *OPTIONS["value", "terngrad"],
+}
+
+
+def variants(kind):
+    names = index_codecs() if kind == "index" else registry.names(kind)
+    return [text for name in names for text in (name, *OPTIONS.get((kind, name), []))]
+
+
+def specs():
+    """Every part at least once with the default others, and each index codec with some of the value codecs."""
+    index, value = index_codecs(), variants("value")
+    pairs = [(i, "raw") for i in index] + [("auto", v) for v in value]
+    pairs += [(index[n % len(index)], v) for n, v in enumerate(value)]
+    found = [f"topk:0.1/{i}/{v}" for i, v in pairs] + [f"{s}/auto/raw" for s in variants("sparsifier")]
+    found += [f"dense/{v}" for v in value]
+    roads = ("topk:0.1/auto/raw", "topk:0.1:per=chunk/rice/qsgd", "dense/raw")
+    found += [f"{transform}/{road}" for transform in variants("transform") for road in roads]
+    found += ["randomk:0.1/rice/qsgd:7", "randomk:0.1/shared/fp16", "randomk:0.1:unbiased=true/shared/qsgd"]
+    return sorted(set(found))
 
 
 # The parts
@@ -297,16 +351,6 @@ def _residual(memory, gradient):
     return memory.state_dict().get("w", {}).get("residual", np.zeros_like(gradient))
 
 
-def arrays_of(exchange) -> dict:
-    """All that an exchange keeps between steps, "field:tensor" -> array."""
-    return {
-        f"{field}:{name}": array
-        for field, kept in exchange.state_dict().items()
-        if field != "step"
-        for name, array in kept.items()
-    }
-
-
 def peak_of(refusal, function, *arguments):
     """The most memory that numpy and Python hold while function(*arguments) runs, in a thread without scratch arrays. It may
     end with the exception `refusal`."""
@@ -325,3 +369,9 @@ def peak_of(refusal, function, *arguments):
     thread.start()
     thread.join()
     return peaks[0]
+
+
+def decode(codec, values, stream):
+    out = np.empty_like(values)
+    codec.decode(codec.encode(values, stream)[0], out)
+    return out.astype(np.float64)

@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-from cluster import ENVIRONMENT, wait_until
+from support.hosts import ENVIRONMENT, wait_until
 
-JOB = Path(__file__).parent / "job.py"
+JOB = Path(__file__).parents[1] / "hosts" / "job.py"
 PASSED_ON = [name for name in ("PATH", "PYTHONPATH", "GRACE_EXT_CACHE", "OMP_NUM_THREADS") if name in ENVIRONMENT]
 
 LAUNCHERS = {

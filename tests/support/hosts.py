@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).parent
-SCRIPT = HERE.parents[1] / "mpirun" / "hosts"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "mpirun" / "hosts"
 CANNOT = 3  # the script's exit status where the machine or the user can't make hosts
 ENVIRONMENT = {
     **os.environ,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 HANGS = 1200  # seconds after which a job is taken to hang, on however slow a machine
 THOROUGH = 3600  # the same where its checks take all their cases
 
@@ -51,13 +51,16 @@ def environment() -> dict[str, str]:
         "OMPI_MCA_mpi_yield_when_idle": "1",
     }  # there are more ranks than cores
     variables["PATH"] = os.path.dirname(sys.executable) + os.pathsep + variables["PATH"]
+    variables["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])
+    )  # ranks import `support`
     return variables
 
 
-def run(launcher: str, script: str, *arguments: str, timeout: float = HANGS, variables=None) -> subprocess.CompletedProcess:
-    """Run a script, relative to this folder, under a launcher. On a time-out the whole job is killed and it raises.
+def run(launcher: str, script: Path, *arguments: str, timeout: float = HANGS, variables=None) -> subprocess.CompletedProcess:
+    """Run a script under a launcher. On a time-out the whole job is killed and it raises.
     variables: of the environment, on top."""
-    command = [*(LAUNCHERS | TORCHRUN)[launcher], sys.executable, str(HERE / script), *arguments]
+    command = [*(LAUNCHERS | TORCHRUN)[launcher], sys.executable, str(script), *arguments]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -80,10 +83,10 @@ def run(launcher: str, script: str, *arguments: str, timeout: float = HANGS, var
     return subprocess.CompletedProcess(command, process.returncode, output)
 
 
-def checks_in(*files: str) -> dict[str, bool]:
-    """The names of the checks in files of this folder, without importing them: name -> whether launchers matter to it."""
+def checks_in(*files: Path) -> dict[str, bool]:
+    """The names of the checks in these files, without importing them: name -> whether launchers matter to it."""
     found = {}
-    for node in (node for file in files for node in ast.parse((HERE / file).read_text()).body):
+    for node in (node for file in files for node in ast.parse(file.read_text()).body):
         for decorator in getattr(node, "decorator_list", ()):
             name = getattr(decorator, "id", None)
             if name in ("check", "check_under_every_launcher"):
@@ -127,7 +130,7 @@ def in_tiers(cases, test: list) -> list:
 class Job:
     """Some checks, run in all ranks of a job. results: of each rank, {} where one wrote none; seconds: of each check."""
 
-    def __init__(self, launcher: str, script: str, folder: Path, checks: list[str], thorough: bool):
+    def __init__(self, launcher: str, script: Path, folder: Path, checks: list[str], thorough: bool):
         (folder / "checks.json").write_text(json.dumps({"checks": checks, "thorough": thorough}))
         self.checks = checks
         ranks = int(launcher.rsplit("-", 1)[1])
@@ -153,7 +156,7 @@ class Job:
             assert all(list(result) == self.checks for result in self.results)
 
 
-def start_job(request, tmp_path_factory, script: str) -> Job:
+def start_job(request, tmp_path_factory, script: Path) -> Job:
     """What the fixture `job` of a module is: its script under the launcher of this parameter, with the checks to be run."""
     checks = [
         item.callspec.params["name"]

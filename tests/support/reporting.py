@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SET_UP = ROOT / ".venv" / "grace_ext-setup-times.json"
 SLOWEST = 20
 

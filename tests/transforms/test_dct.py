@@ -2,10 +2,10 @@
 
 import math
 
-import contract
 import numpy as np
 import pytest
-import reference_dct
+from support.arrays import FLT_MAX, gauss, same_bits
+from support.reference_decoder import dct as dct_decoder
 
 import grace_ext
 from grace_ext._util.rng import Stream
@@ -28,7 +28,7 @@ def definition(n):
 @pytest.mark.parametrize("dims", [1, 2])
 @pytest.mark.parametrize("n", SIZES)
 def test_kernel_against_the_matrix(n, dims):
-    given = contract.gauss(3 * n * n, n).reshape(-1, n)
+    given = gauss(3 * n * n, n).reshape(-1, n)
     cosines = definition(n)
     expected = given @ cosines.T
     if dims == 2:
@@ -36,15 +36,15 @@ def test_kernel_against_the_matrix(n, dims):
     rows = given.copy()
     transform(rows, dims, False, factors(n))
     assert np.linalg.norm(rows - expected) < 3e-6 * np.linalg.norm(expected)
-    inverse = reference_dct.undo((n.bit_length() - 1, dims), rows.reshape(-1))
+    inverse = dct_decoder.undo((n.bit_length() - 1, dims), rows.reshape(-1))
     transform(rows, dims, True, factors(n))
-    assert contract.same_bits(rows.reshape(-1), inverse), "the bits are part of the format"
+    assert same_bits(rows.reshape(-1), inverse), "the bits are part of the format"
     assert np.linalg.norm(rows - given) < 5e-6 * np.linalg.norm(given)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 63, 65])
 def test_rows_that_are_no_square(rows):
-    given = contract.gauss(64 * rows).reshape(rows, 64)
+    given = gauss(64 * rows).reshape(rows, 64)
     found = given.copy()
     transform(found, 1, False, factors(64))
     assert np.allclose(found, given @ definition(64).T, atol=1e-5)
@@ -74,21 +74,21 @@ def test_smooth_gradients_need_few_coefficients():
 @pytest.mark.parametrize("spec", ["dct/topk:0.1/auto/qsgd:6", "dct:16:dims=1/topk:0.2/rice/raw"])
 def test_sum_of_ranks(spec):
     c, d = grace_ext.compressor(spec), 9999
-    blobs = [parse(c.compress(contract.gauss(d, rank), rank=rank)) for rank in range(4)]
+    blobs = [parse(c.compress(gauss(d, rank), rank=rank)) for rank in range(4)]
     out = np.empty(d, np.float32)
     decode_sum(blobs, out, 0.25)
-    expected = np.mean([grace_ext.decompress(c.compress(contract.gauss(d, rank), rank=rank), d) for rank in range(4)], 0)
+    expected = np.mean([grace_ext.decompress(c.compress(gauss(d, rank), rank=rank), d) for rank in range(4)], 0)
     assert np.allclose(out, expected, atol=1e-5)
 
 
 def test_values_beyond_the_range_stay_in_the_residual():
     gradient, residual = np.zeros(64, np.float32), np.zeros(64, np.float32)
-    gradient[3] = contract.FLT_MAX
+    gradient[3] = FLT_MAX
     pending = np.empty_like(gradient)
     encoded = grace_ext.compressor("dct:8/dense/raw").encode_compensated(gradient, residual, pending, Stream())
     sent = grace_ext.decompress(encoded.blob, 64)
     assert np.isfinite(sent).all() and abs(sent[3] / 2.0**100 - 1) < 1e-5
-    assert contract.same_bits(pending, gradient - sent)
+    assert same_bits(pending, gradient - sent)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 import tracemalloc
 import zlib
 
-import contract
 import numpy as np
 import pytest
+from support import codec_conformance
+from support.arrays import gauss, same_bits
 
 from grace_ext import ContainerError
 from grace_ext.value import deflate
@@ -26,21 +27,21 @@ def library(request, monkeypatch):
 
 @pytest.mark.parametrize("level", [1, 2, 9])
 def test_contract(library, level):
-    for gradient in contract.gradients().values():
+    for gradient in codec_conformance.gradients().values():
         if gradient.size:
-            contract.check_value_codec(deflate.Deflate(level), gradient)
+            codec_conformance.check_value_codec(deflate.Deflate(level), gradient)
 
 
 @pytest.mark.parametrize("reader", LIBRARIES)
 @pytest.mark.parametrize("writer", LIBRARIES)
 def test_one_writes_the_other_reads(monkeypatch, writer, reader):
-    for gradient in contract.gradients().values():
+    for gradient in codec_conformance.gradients().values():
         monkeypatch.setattr(deflate, "fast", LIBRARIES[writer])
         payload, _ = deflate.Deflate().encode(gradient, None)
         monkeypatch.setattr(deflate, "fast", LIBRARIES[reader])
         out = np.full_like(gradient, np.nan)
         deflate.Deflate.decode(payload, out)
-        assert contract.same_bits(out, gradient)
+        assert same_bits(out, gradient)
 
 
 def test_a_stream_of_another_length(library):
@@ -59,7 +60,7 @@ def test_the_fast_library_is_used_if_there(monkeypatch):
     if "isal" not in LIBRARIES:
         pytest.skip("isal is not installed")
     assert deflate.fast is isal_zlib
-    values = contract.gauss(5000)
+    values = gauss(5000)
     payload = deflate.Deflate().encode(values, None)[0]
     monkeypatch.setattr(deflate, "fast", zlib)
     assert not np.array_equal(deflate.Deflate().encode(values, None)[0], payload)

@@ -1,16 +1,16 @@
-"""Curve fits of sorted values and the quantile sketch: kernels against their twins, errors against known ones."""
+"""Curve fits of sorted values and the quantile sketch: kernels against reference implementations, errors against known ones."""
 
 import functools
 import math
 import struct
 
-import contract
 import numpy as np
 import pytest
-import reference_fits
-import twins
-import twins_fits
-from test_kernel_bounds import survives
+from support import codec_conformance, reference_kernels
+from support.arrays import FLT_MAX, gauss, same_bits
+from support.guards import survives
+from support.reference_decoder import fits as fits_decoder
+from support.reference_kernels import fits as reference_fits
 
 from grace_ext import ContainerError
 from grace_ext.kernels.dexp import _exp, evaluate_exponentials, fit_exponentials
@@ -22,7 +22,7 @@ from grace_ext.value.dexp import DoubleExponential
 from grace_ext.value.polyfit import PolyFit
 from grace_ext.value.sketchml import SketchML
 
-CASES = {name: values for name, values in contract.gradients().items() if values.size}
+CASES = {name: values for name, values in codec_conformance.gradients().items() if values.size}
 
 
 def value(text):
@@ -31,7 +31,7 @@ def value(text):
 
 def round_trip(codec, values):
     """float32[k] as receivers get them, in the order of values; the payload's length."""
-    payload, order = codec.encode(values, contract.STREAM)
+    payload, order = codec.encode(values, codec_conformance.STREAM)
     out = np.full(values.size, np.nan, np.float32)
     codec.decode(payload, out)
     if order is not None:
@@ -49,7 +49,7 @@ def heavy(k=10_000):
     """The top 1 % of a normal times a lognormal variable, as in the notes' measurements."""
     rng = np.random.default_rng(0)
     gradient = (rng.standard_normal(100 * k) * np.exp(rng.standard_normal(100 * k))).astype(np.float32)
-    return gradient[twins.topk(gradient, k)]
+    return gradient[reference_kernels.topk(gradient, k)]
 
 
 # Sort
@@ -67,7 +67,7 @@ def test_argsort(name):
     values = CASES[name]
     order, ordered, count = sort(values)
     assert np.array_equal(order, np.argsort(values.view(np.uint32), kind="stable"))
-    assert contract.same_bits(ordered, values[order])
+    assert same_bits(ordered, values[order])
     assert count == np.count_nonzero(~np.signbit(values))
 
 
@@ -83,7 +83,7 @@ def test_argsort_of_keys_that_differ_in_one_digit():
 
 def pieces(codec, values):
     """What encode sent: [(coefficients, low edge, high edge, magnitudes of the segment)]."""
-    payload, order = codec.encode(values, contract.STREAM)
+    payload, order = codec.encode(values, codec_conformance.STREAM)
     data = payload.tobytes()
     degree, *counts = data[:3]
     ordered, at, edge_at, found = np.abs(values[order]), 3, 3 + 4 * sum(counts), []
@@ -105,7 +105,7 @@ def test_knots(name):
     for least, most in ((6, 5), (1, 3), (4, 1)):
         ends = np.full(most, -1, np.int64)
         count = find_knots(magnitudes, least, ends)
-        assert ends[:count].tolist() == twins_fits.knots(magnitudes, least, most)
+        assert ends[:count].tolist() == reference_fits.knots(magnitudes, least, most)
 
 
 def test_the_knot_is_where_the_chord_is_furthest():
@@ -123,21 +123,21 @@ def test_least_squares_of_every_segment(name, text):
         assert low == magnitudes[0] and high >= magnitudes[-1]
         fitted, ends = np.empty((1, c.size), np.float32), np.array([magnitudes.size])
         fit_segments(magnitudes, ends, fitted)
-        assert contract.same_bits(fitted[0], c)
+        assert same_bits(fitted[0], c)
         out = np.empty_like(magnitudes)
         evaluate_segments(fitted, magnitudes[[0, -1]], ends, False, out)
         span = float(magnitudes[-1]) - float(magnitudes[0])
-        expected = twins_fits.least_squares(magnitudes, codec.degree)
+        expected = reference_fits.least_squares(magnitudes, codec.degree)
         assert np.allclose(out, expected, rtol=2e-7, atol=3e-6 * span + 1e-45)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_evaluation_is_exactly_the_reference_decoders(name):
     for codec in (PolyFit(), PolyFit(9, 40)):
-        payload, _ = codec.encode(CASES[name], contract.STREAM)
+        payload, _ = codec.encode(CASES[name], codec_conformance.STREAM)
         out = np.empty_like(CASES[name])
         codec.decode(payload, out)
-        assert np.array_equal(out, np.array(reference_fits.polyfit(payload.tobytes(), out.size), np.float32))
+        assert np.array_equal(out, np.array(fits_decoder.polyfit(payload.tobytes(), out.size), np.float32))
 
 
 def test_decoded_values_keep_sign_and_segment():
@@ -151,12 +151,12 @@ def test_wild_coefficients_stay_between_the_edges():
     rng = np.random.default_rng(0)
     for n in (1, 2, 5, 700):
         for _ in range(20):
-            c = rng.choice(np.array([0, 1, -1, contract.FLT_MAX, -contract.FLT_MAX, 1e-45], np.float32), (1, 10))
-            edges = np.sort(rng.choice(np.array([0, 1e-45, 1, contract.FLT_MAX], np.float32), 2))
+            c = rng.choice(np.array([0, 1, -1, FLT_MAX, -FLT_MAX, 1e-45], np.float32), (1, 10))
+            edges = np.sort(rng.choice(np.array([0, 1e-45, 1, FLT_MAX], np.float32), 2))
             out = np.full(n, np.nan, np.float32)
             evaluate_segments(c, edges, np.array([n]), False, out)
             assert (out >= edges[0]).all() and (out <= edges[1]).all()
-            assert out.tolist() == twins_fits.segment(c[0], *edges, n)
+            assert out.tolist() == reference_fits.segment(c[0], *edges, n)
 
 
 def test_polyfit_error():
@@ -170,7 +170,7 @@ def test_polyfit_error():
 def test_few_values_are_exact():
     """As many coefficients as values: only their rounding to float32 is left."""
     for k in range(1, 7):
-        values = contract.gauss(k, k)
+        values = gauss(k, k)
         assert np.allclose(round_trip(PolyFit(), values)[0], values, rtol=1e-5, atol=1e-6)
 
 
@@ -219,10 +219,10 @@ def fit(magnitudes):
 
 
 def test_exp():
-    """Near the C library's, and the same bits as the twin's."""
+    """Near the C library's, and the same bits as the reference implementation's."""
     for t in (0.0, -1e-300, -1e-9, -0.1, -0.5, -1.0, -10.0, -87.3, -699.0):
         assert abs(_exp(t) / math.exp(t) - 1) < (1e-12 if t > -100 else 2e-10)
-        assert _exp(t) == twins_fits.exp(t)
+        assert _exp(t) == reference_fits.exp(t)
     assert _exp(-1e30) == _exp(-700.0) < 1e-303
 
 
@@ -241,9 +241,9 @@ def test_rates_and_amplitudes_are_numpys(name):
     magnitudes = np.sort(np.abs(heavy(3000) if name == "heavy" else CASES[name]))
     parameters, out = fit(magnitudes)
     scaled = magnitudes.astype(float) / magnitudes[-1]
-    b, d = twins_fits.rates(scaled)
+    b, d = reference_fits.rates(scaled)
     assert np.allclose(parameters[:2], [b, d], rtol=1e-4, atol=1e-4)
-    expected = np.clip(twins_fits.amplitudes(scaled, float(parameters[0]), float(parameters[1])), scaled[0], 1)
+    expected = np.clip(reference_fits.amplitudes(scaled, float(parameters[0]), float(parameters[1])), scaled[0], 1)
     assert np.allclose(out / magnitudes[-1], expected, atol=2e-6)
 
 
@@ -260,7 +260,7 @@ def test_rates_and_amplitudes_are_numpys(name):
         (np.append(np.full(9, 1.0), 1e30), 0.02),
         (np.sqrt(np.arange(3000.0)), 0.1),
         (np.repeat([1.0, 2.0], 300), 0.2),
-        (np.full(20, contract.FLT_MAX), 0),
+        (np.full(20, FLT_MAX), 0),
         (np.full(20, 1e-45), 0),
     ],
 )
@@ -272,22 +272,22 @@ def test_degenerate_fits(magnitudes, bound):
 
 @pytest.mark.parametrize("name", CASES)
 def test_exponentials_are_exactly_the_reference_decoders(name):
-    payload, _ = DoubleExponential().encode(CASES[name], contract.STREAM)
+    payload, _ = DoubleExponential().encode(CASES[name], codec_conformance.STREAM)
     out = np.empty_like(CASES[name])
     DoubleExponential.decode(payload, out)
-    assert np.array_equal(out, np.array(reference_fits.dexp(payload.tobytes(), out.size), np.float32))
+    assert np.array_equal(out, np.array(fits_decoder.dexp(payload.tobytes(), out.size), np.float32))
 
 
 def test_wild_parameters_stay_between_the_edges():
     rng = np.random.default_rng(0)
     for n in (1, 2, 5, 700):
         for _ in range(20):
-            p = rng.choice(np.array([0, 1, -1, contract.FLT_MAX, -contract.FLT_MAX, 1e-45, 1e5], np.float32), 4)
-            edges = np.sort(rng.choice(np.array([0, 1e-45, 1, contract.FLT_MAX], np.float32), 2))
+            p = rng.choice(np.array([0, 1, -1, FLT_MAX, -FLT_MAX, 1e-45, 1e5], np.float32), 4)
+            edges = np.sort(rng.choice(np.array([0, 1e-45, 1, FLT_MAX], np.float32), 2))
             out = np.full(n, np.nan, np.float32)
             evaluate_exponentials(p, *edges, False, out)
             assert (out >= edges[0]).all() and (out <= edges[1]).all()
-            assert out.tolist() == twins_fits.exponentials(p, *edges, n)
+            assert out.tolist() == reference_fits.exponentials(p, *edges, n)
 
 
 def test_dexp_error():
@@ -341,7 +341,7 @@ def sketch(values, most, bins, fence=lambda array: array):
 def test_sketch(name, most, bins):
     values = CASES[name][:5000]
     levels, table = sketch(values, most, bins)
-    expected, means = twins_fits.sketch(values, most, bins)
+    expected, means = reference_fits.sketch(values, most, bins)
     assert levels.tolist() == expected
     # The kernel's sums are rounded at each step.
     assert table.size <= most and np.allclose(table, means, rtol=1e-6, atol=1e-9 * np.abs(values).max())
@@ -385,7 +385,7 @@ def test_sketch_error():
     for entropy in ("huffman", "ans"):
         same, coded = round_trip(SketchML(entropy=entropy), values)
         assert np.array_equal(same, decoded) and coded <= size
-        zeros = np.where(np.arange(5000) % 20 == 0, contract.gauss(5000), 0).astype(np.float32)
+        zeros = np.where(np.arange(5000) % 20 == 0, gauss(5000), 0).astype(np.float32)
         assert round_trip(SketchML(entropy=entropy), zeros)[1] < 0.5 * round_trip(SketchML(), zeros)[1]
 
 
@@ -420,7 +420,7 @@ def test_sketchml_refuses(message, payload):
 def fits_in_fences(fence):
     good = True
     for k in (*range(1, 20), 255, 256, 257, 700):
-        values = contract.gauss(k, k)
+        values = gauss(k, k)
         order, ordered, _ = sort(values, fence)
         good &= np.array_equal(ordered, values[order])
         magnitudes = fence(np.sort(np.abs(values)))

@@ -1,12 +1,12 @@
-"""Levels and their entropy codes: kernels against twins, payloads against the second decoder, hostile payloads."""
+"""Levels and their entropy codes: kernels against reference implementations, payloads against the second decoder, hostile payloads."""
 
-import contract
 import numpy as np
 import pytest
-import reference_levels
-import twins
-import twins_levels
-from test_kernels import guarded
+from support import codec_conformance, reference_kernels
+from support.arrays import read_only
+from support.guards import guarded
+from support.reference_decoder import levels as levels_decoder
+from support.reference_kernels import levels as reference_levels
 
 from grace_ext import ConfigError, ContainerError
 from grace_ext.kernels import ans, level_huffman
@@ -34,7 +34,7 @@ def coded(mode, levels, alphabet):
 def unpacked(payload, alphabet, k, before=0xEE):
     out, intact = guarded(k)
     out[:] = before
-    unpack_levels(contract.read_only(payload), alphabet, out)
+    unpack_levels(read_only(payload), alphabet, out)
     assert intact()
     return out.copy()
 
@@ -45,10 +45,10 @@ def test_round_trip(alphabet, entropy):
     for k in SIZES:
         for width in (0, 0.1, 1, 5, 100):
             levels = draw(k, alphabet, width, k)
-            payload = pack_levels(contract.read_only(levels), alphabet, entropy)
+            payload = pack_levels(read_only(levels), alphabet, entropy)
             assert np.array_equal(unpacked(payload, alphabet, k), levels)
             assert payload.size <= 1 + -(-k * max(1, (alphabet - 1).bit_length()) // 8)
-            assert reference_levels.levels(payload.tobytes(), alphabet, k) == levels.tolist()
+            assert levels_decoder.levels(payload.tobytes(), alphabet, k) == levels.tolist()
 
 
 @pytest.mark.parametrize("mode", [_levels._HUFFMAN, _levels._ANS])
@@ -60,7 +60,7 @@ def test_codes_that_do_not_pay(mode):
             levels[0], levels[-1] = 0, alphabet - 1  # two levels at least
             payload = coded(mode, levels, alphabet)
             assert np.array_equal(unpacked(payload, alphabet, k), levels)
-            assert reference_levels.levels(payload.tobytes(), alphabet, k) == levels.tolist()
+            assert levels_decoder.levels(payload.tobytes(), alphabet, k) == levels.tolist()
 
 
 def test_the_choice_of_the_mode():
@@ -88,7 +88,7 @@ def test_fixed_width(bits):
         out, intact = guarded(k * bits // 8 + 8)
         kernels.pack_levels_fixed(levels, bits, out)
         size = -(-k * bits // 8)
-        assert intact() and out[:size].tobytes() == twins.pack(levels, bits)
+        assert intact() and out[:size].tobytes() == reference_kernels.pack(levels, bits)
         again, intact = guarded(k)
         assert kernels.unpack_levels_fixed(out[:size].copy(), bits, again) == levels.max() and intact()
         assert np.array_equal(again, levels)
@@ -120,23 +120,23 @@ def test_tables(name):
     n = counts.size
     classes, mantissas = np.empty((2, n), np.uint8)
     ans.ans_classes(counts, counts.sum(), classes, mantissas)
-    assert (tuple(classes), tuple(mantissas)) == twins_levels.classes(COUNTS[name])
+    assert (tuple(classes), tuple(mantissas)) == reference_levels.classes(COUNTS[name])
     shares = np.empty(n, np.int64)
     assert ans.ans_frequencies(classes, mantissas, shares)
-    assert shares.tolist() == reference_levels.frequencies(classes.tolist(), mantissas.tolist())
+    assert shares.tolist() == levels_decoder.frequencies(classes.tolist(), mantissas.tolist())
     assert ((shares > 0) == (counts > 0)).all() and shares.max() < 4096
 
     lengths = np.empty(n, np.uint8)
     level_huffman.huffman_lengths(counts, lengths)
     assert ((lengths > 0) == (counts > 0)).all() and lengths.max() <= 12
     assert sum(2.0 ** -int(length) for length in lengths if length) == 1
-    best = twins_levels.huffman_cost(COUNTS[name])
+    best = reference_levels.huffman_cost(COUNTS[name])
     assert best <= (lengths * counts).sum() <= (best if name in ("two", "holes", "flat") else 1.02 * best)
 
     for parts, width, largest in (((classes, mantissas), 3, 13), ((lengths, np.zeros_like(lengths)), 0, 12)):
         out, intact = guarded(kernels.TABLE_ROOM)
         size = kernels.write_table(*parts, width, out)
-        assert intact() and out[:size].tobytes() == twins_levels.table(*(part.tolist() for part in parts), width)
+        assert intact() and out[:size].tobytes() == reference_levels.table(*(part.tolist() for part in parts), width)
         again = np.full((2, n), 99, np.uint8)
         assert kernels.read_table(out[:size].copy(), width, largest, *again) == size
         assert np.array_equal(again, parts)
@@ -171,7 +171,7 @@ def test_ans_stream(seed):
         words, intact = guarded(k + 17, np.uint16)
         start = ans.ans_encode(levels, shares, words)
         stream = words[start:].tobytes()
-        assert intact() and stream == twins_levels.ans(levels.tolist(), shares.tolist())
+        assert intact() and stream == reference_levels.ans(levels.tolist(), shares.tolist())
         out, intact = guarded(k)
         assert ans.ans_decode(np.frombuffer(stream, np.uint8), shares, out) and intact()
         assert np.array_equal(out, levels)
@@ -186,7 +186,7 @@ def test_huffman_stream(seed):
         level_huffman.huffman_lengths(counts, lengths)
         out, intact = guarded(k * 12 // 8 + 16)
         size = level_huffman.huffman_encode(levels, lengths, out)
-        assert intact() and out[:size].tobytes() == twins_levels.huffman(levels.tolist(), lengths.tolist())
+        assert intact() and out[:size].tobytes() == reference_levels.huffman(levels.tolist(), lengths.tolist())
 
 
 @pytest.mark.parametrize("mode", [None, _levels._HUFFMAN, _levels._ANS])
@@ -196,7 +196,7 @@ def test_any_payload_decodes_or_is_refused(mode):
         levels[0] = 0
         levels[-1] = 1
         payload = pack_levels(levels, alphabet, "none") if mode is None else coded(mode, levels, alphabet)
-        for bad in contract.mutations(payload, seed=k, count=300):
+        for bad in codec_conformance.mutations(payload, seed=k, count=300):
             for size in {k, 1, k + 1}:
                 try:
                     first = unpacked(bad, alphabet, size, 0)

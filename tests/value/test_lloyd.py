@@ -1,12 +1,12 @@
-"""lloyd: kernels against twins, and what it promises: the error asked for, in fewer bits than the others."""
+"""lloyd: kernels against reference implementations, and what it promises: the error asked for, in fewer bits than the others."""
 
 import hashlib
 import math
 
-import contract
 import numpy as np
 import pytest
-from test_kernels import guarded
+from support.arrays import gauss, read_only, same_bits
+from support.guards import guarded
 
 from grace_ext import ConfigError, ContainerError
 from grace_ext._util.rng import Stream
@@ -47,19 +47,19 @@ def heavy(d, density):
 
 def fading(k):
     """normal in ten parts, each a half of the one before."""
-    return np.ldexp(contract.gauss(k, 7), -(np.arange(k) * 10 // k))
+    return np.ldexp(gauss(k, 7), -(np.arange(k) * 10 // k))
 
 
 @pytest.fixture(scope="module")
 def inputs():
     rng = np.random.default_rng(6)
     return {
-        "normal": contract.gauss(100_000),
+        "normal": gauss(100_000),
         "laplace": rng.laplace(size=100_000).astype(np.float32),
         "heavy, top 1 %": heavy(5_000_000, 0.01),
         "heavy, top 10 %": heavy(1_000_000, 0.1),
         "heavy": heavy(100_000, 1.0),
-        "normal, top 10 %": largest(contract.gauss(500_000), 0.1),
+        "normal, top 10 %": largest(gauss(500_000), 0.1),
     }
 
 
@@ -128,8 +128,8 @@ def test_huffman_and_fixed_width_give_the_same_values(inputs):
             codec = Lloyd(0.1, entropy)
             decoded[entropy] = np.empty_like(values)
             codec.decode(codec.encode(values, Stream())[0], decoded[entropy])
-        assert contract.same_bits(decoded["ans"], decoded["huffman"])
-        assert contract.same_bits(decoded["ans"], decoded["none"])
+        assert same_bits(decoded["ans"], decoded["huffman"])
+        assert same_bits(decoded["ans"], decoded["none"])
         bits = [tried(f"lloyd:0.1:entropy={entropy}", values)[0] for entropy in ("ans", "huffman", "none")]
         assert bits[0] <= bits[1] <= bits[2]
 
@@ -138,7 +138,7 @@ def test_the_same_bytes_on_every_machine():
     """test_cpus.py runs this for other instruction sets: no decision may hang on the last bit of a sum or a logarithm."""
     digest = hashlib.sha256()
     for error in (0.01, 0.05, 0.3):
-        for values in (contract.gauss(50_000), contract.gauss(3001, 1), heavy(50_000, 0.2), fading(20_000)):
+        for values in (gauss(50_000), gauss(3001, 1), heavy(50_000, 0.2), fading(20_000)):
             digest.update(Lloyd(error).encode(values, Stream())[0].tobytes())
     assert digest.hexdigest()[:16] == "ea0b8714707304ca"
 
@@ -146,16 +146,16 @@ def test_the_same_bytes_on_every_machine():
 # Kernels
 
 VALUES = {
-    "normal": contract.gauss(1003),
+    "normal": gauss(1003),
     "one": np.array([-2.5], np.float32),
-    "sixteen": contract.gauss(16, 3),
+    "sixteen": gauss(16, 3),
     "equal": np.full(70, -1.25, np.float32),
-    "subnormal": contract.gauss(200) * np.float32(1e-41),
-    "huge": np.clip(contract.gauss(300), -3, 3) * np.float32(1.1e38),
-    "one far out": np.r_[contract.gauss(999), np.float32(1e6), np.float32(-2e37)],
+    "subnormal": gauss(200) * np.float32(1e-41),
+    "huge": np.clip(gauss(300), -3, 3) * np.float32(1.1e38),
+    "one far out": np.r_[gauss(999), np.float32(1e6), np.float32(-2e37)],
     "zeros": np.zeros(40, np.float32),
-    "some far out": np.r_[contract.gauss(1999), np.float32([20, -30, 25])],
-    "sparse": np.where(np.arange(900) % 9 == 0, contract.gauss(900), np.float32(0)),
+    "some far out": np.r_[gauss(1999), np.float32([20, -30, 25])],
+    "sparse": np.where(np.arange(900) % 9 == 0, gauss(900), np.float32(0)),
 }
 
 
@@ -188,7 +188,7 @@ def quantize(values, start, step, most):
 @pytest.mark.parametrize("error", [0.01, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("name", [name for name in VALUES if name != "zeros"])
 def test_kernels(name, error):
-    values = contract.read_only(VALUES[name])
+    values = read_only(VALUES[name])
     found, grid = np.empty(3), np.empty(2, np.float32)
     fractions, intact = guarded(kernels.FRACTIONS)
     kernels.moments(values, found)
@@ -264,7 +264,7 @@ def test_decoded_values(name):
     ],
 )
 def test_malformed(change, message):
-    payload, _ = Lloyd(0.1).encode(contract.gauss(100), Stream())
+    payload, _ = Lloyd(0.1).encode(gauss(100), Stream())
     with pytest.raises(ContainerError, match=message):
         Lloyd.decode(change(payload).astype(np.uint8), np.empty(100, np.float32))
 

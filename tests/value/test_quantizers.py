@@ -1,8 +1,9 @@
 """The quantizers as codecs: options, sizes, what each promises beyond the contract, and sections that are refused."""
 
-import contract
 import numpy as np
 import pytest
+from support import codec_conformance
+from support.arrays import gauss, same_bits
 
 from grace_ext import ConfigError, ContainerError, compressor, decompress
 from grace_ext.pipeline import spec
@@ -16,7 +17,7 @@ FLT_MAX = np.finfo(np.float32).max
 def encoded(text, values):
     """(section, what it decodes to)."""
     codec = spec.parse_stage("value", text)
-    section = codec.encode(np.asarray(values, np.float32), contract.STREAM)[0].copy()
+    section = codec.encode(np.asarray(values, np.float32), codec_conformance.STREAM)[0].copy()
     return section, decoded(codec, section, len(values))
 
 
@@ -133,7 +134,7 @@ def test_bf16_keeps_the_range():
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_minmax_error_is_half_a_level(bits):
     for chunk in (0, 100, 1000):
-        values = contract.gauss(3001, bits) + np.float32(0.5)
+        values = gauss(3001, bits) + np.float32(0.5)
         got = encoded(f"minmax:{bits}:chunk={chunk}", values)[1].astype(float)
         for start in range(0, 3001, chunk or 3001):
             part, found = values[start : start + (chunk or 3001)].astype(float), got[start : start + (chunk or 3001)]
@@ -154,21 +155,21 @@ def test_minmax_of_extreme_values(bits):
 def test_entropy_changes_the_size_only(text):
     values = np.random.default_rng(0).standard_t(2, 5000).astype(np.float32)
     sections, arrays = zip(*(encoded(f"{text}:entropy={entropy}", values) for entropy in ENTROPY), strict=True)
-    assert all(contract.same_bits(array, arrays[0]) for array in arrays)
+    assert all(same_bits(array, arrays[0]) for array in arrays)
     assert sections[1].size < sections[0].size and sections[2].size < sections[0].size
 
 
 def test_packings_of_terngrad_differ_in_size_only():
-    values = contract.gauss(10_000)
+    values = gauss(10_000)
     sections, arrays = zip(*(encoded(f"terngrad:{p}", values) for p in ("trits", "bits", "huffman", "ans")), strict=True)
-    assert all(contract.same_bits(array, arrays[0]) for array in arrays)
+    assert all(same_bits(array, arrays[0]) for array in arrays)
     assert [section.size for section in sections[:2]] == [2 + 4 + 2000, 2 + 4 + 1 + 2500]
     assert sections[3].size < sections[2].size < sections[0].size
 
 
 @pytest.mark.parametrize("bucket", [0, 64])
 def test_terngrad_is_ternary(bucket):
-    values = contract.gauss(1000)
+    values = gauss(1000)
     got = encoded(f"terngrad:bucket={bucket}", values)[1]
     for start in range(0, 1000, bucket or 1000):
         part, found = values[start : start + (bucket or 1000)], got[start : start + (bucket or 1000)]
@@ -179,7 +180,7 @@ def test_terngrad_is_ternary(bucket):
 
 
 def test_onebit_sends_the_means_of_both_signs():
-    values = contract.gauss(1000) + np.float32(0.3)
+    values = gauss(1000) + np.float32(0.3)
     for bucket in (0, 128):
         got = encoded(f"onebit:{bucket}", values)[1]
         for start in range(0, 1000, bucket or 1000):
@@ -190,7 +191,7 @@ def test_onebit_sends_the_means_of_both_signs():
 
 
 def test_natural_rounds_to_a_neighbouring_power_of_two():
-    values = np.concatenate([contract.gauss(5000), np.float32(2.0) ** np.arange(-60, 60)]).astype(np.float32)
+    values = np.concatenate([gauss(5000), np.float32(2.0) ** np.arange(-60, 60)]).astype(np.float32)
     got = encoded("natural:8", values)[1]
     below = np.float32(2.0) ** np.floor(np.log2(abs(values)))
     kept = got != 0  # 8 bits reach from 2**59 down to 2**-66
@@ -202,7 +203,7 @@ def test_natural_rounds_to_a_neighbouring_power_of_two():
 
 
 def test_natural_takes_as_few_bits_as_the_exponents_need():
-    values = np.where(contract.gauss(8000) < 0, -1, 1) * np.linspace(1, 3.9, 8000)  # 1, 2, 4 of both signs, and 0
+    values = np.where(gauss(8000) < 0, -1, 1) * np.linspace(1, 3.9, 8000)  # 1, 2, 4 of both signs, and 0
     assert encoded("natural:8", values)[0].size == 2 + 1 + 3000
     assert encoded("natural:2", values)[0].size == 2 + 1 + 2000
 
@@ -215,7 +216,7 @@ def test_natural_never_rounds_to_infinity():
 @pytest.mark.parametrize("s", [1.0, 1.25, 1.5, 1.75, 1.999999999])
 def test_threelc_rounds_to_the_nearest(s):
     """Lim et al.: M = s max |T|, T / M rounded."""
-    values = contract.gauss(1000) ** 3
+    values = gauss(1000) ** 3
     section, got = encoded(f"threelc:{s}", values)
     m = np.float32(s * float(abs(values).max()))
     assert np.array_equal(got, m * np.sign(values) * (abs(values) >= m / 2))
@@ -231,7 +232,7 @@ def test_threelc_folds_zeros():
     assert encoded("threelc", values)[0].size == 4 + 100
     values[0] = 1
     assert encoded("threelc", values)[0].size == 4 + 1 + 100
-    assert parse(contract.grace_ext.compressor("dense/threelc").compress(values)).value_section.size == 105
+    assert parse(codec_conformance.grace_ext.compressor("dense/threelc").compress(values)).value_section.size == 105
 
 
 @pytest.mark.parametrize("density", [0.0001, 0.01, 0.045, 0.3])

@@ -5,10 +5,11 @@ import random
 import subprocess
 import sys
 
-import contract
 import numpy as np
 import pytest
-import twins
+from support import reference_kernels
+from support.arrays import gauss
+from support.codec_conformance import decode
 
 import grace_ext
 from grace_ext._util.rng import Stream
@@ -17,12 +18,6 @@ from grace_ext.value.qsgd import QSGD
 
 STEPS = 300
 K = 2048
-
-
-def decode(codec, values, stream):
-    out = np.empty_like(values)
-    codec.decode(codec.encode(values, stream)[0], out)
-    return out.astype(np.float64)
 
 
 def level_width(values, codec):
@@ -49,7 +44,7 @@ SAMPLED = [
 @pytest.fixture(scope="module", params=SAMPLED)
 def sample(request):
     """(values, width of a level, STEPS decoded versions) of one QSGD setting."""
-    values, codec = contract.gauss(K, 11), spec.parse_stage("value", request.param)
+    values, codec = gauss(K, 11), spec.parse_stage("value", request.param)
     decoded = np.stack([decode(codec, values, Stream(0, "w", step, 0)) for step in range(STEPS)])
     return values, level_width(values, codec), decoded
 
@@ -89,10 +84,10 @@ def test_qsgd_is_within_the_published_bound(s, norm, n):
     of the 50 n squared errors is independent, at most width**2, and their expected sum is that of the bound or less.
     """
     for values in (
-        contract.gauss(n, n),
-        np.sign(contract.gauss(n, n)) * np.float32(0.3),
+        gauss(n, n),
+        np.sign(gauss(n, n)) * np.float32(0.3),
         np.eye(1, n, dtype=np.float32)[0],
-        (contract.gauss(n) ** 5).astype(np.float32),
+        (gauss(n) ** 5).astype(np.float32),
     ):
         codec = QSGD(bucket=n, levels=s, norm=norm)
         errors = [decode(codec, values, Stream(1, "w", step, 0)) - values for step in range(50)]
@@ -135,15 +130,15 @@ def test_streams_look_independent():
 
 
 def test_places_of_equal_values_in_different_buckets_differ():
-    values = np.tile(contract.gauss(512), 4)
+    values = np.tile(gauss(512), 4)
     parts = decode(QSGD(4, 512), values, Stream()).reshape(4, 512)
     assert all((parts[i] != parts[j]).mean() > 0.1 for i in range(4) for j in range(i))
 
 
 def test_random_numbers_are_uniform():
-    """Chi-square of the twin's upper byte: 255 degrees of freedom, within 6 sigma of its mean (probability < 1e-7)."""
+    """Chi-square of the reference implementation's upper byte: 255 degrees of freedom, within 6 sigma of its mean (probability < 1e-7)."""
     low, high = Stream(seed=1).key()
-    counts = np.bincount([twins.random32(i, low, high) >> 24 for i in range(65536)], minlength=256)
+    counts = np.bincount([reference_kernels.random32(i, low, high) >> 24 for i in range(65536)], minlength=256)
     chi_square = ((counts - 256) ** 2 / 256).sum()
     assert abs(chi_square - 255) < 6 * math.sqrt(2 * 255)
 
@@ -175,7 +170,7 @@ def test_the_users_generators_are_left_alone():
 
     def work():
         c = grace_ext.compressor("topk:0.1/rice/qsgd:4", seed=3)
-        blob = c.compress(contract.gauss(5000), name="w", step=1)
+        blob = c.compress(gauss(5000), name="w", step=1)
         grace_ext.decompress(blob, 5000)
         return blob.tobytes()
 

@@ -2,10 +2,10 @@
 
 import math
 
-import contract
 import numpy as np
 import pytest
-from test_statistics import decode
+from support.arrays import gauss
+from support.codec_conformance import decode
 
 from grace_ext._util.rng import Stream
 from grace_ext.pipeline import spec
@@ -15,7 +15,7 @@ STEPS, K = 300, 2048
 
 def values_of(text):
     """float32[K]: normal, or of widely different magnitudes for a codec that follows those."""
-    values = contract.gauss(K, 11)
+    values = gauss(K, 11)
     spread = np.random.default_rng(5).integers(-12, 1, K) if text == "natural:8" else 0
     return np.ldexp(values, spread).astype(np.float32)
 
@@ -60,7 +60,7 @@ def test_variance_of_rounding_up_or_down(sample):
 def test_natural_is_within_the_published_bound():
     """Horvath et al., Theorem 1: E |C(x) - x|^2 <= |x|^2 / 8; 4/3 of a power of two reaches it, within 1 % at 6 sigma."""
     codec, worst = spec.parse_stage("value", "natural:8"), np.full(K, 4 / 3, np.float32)
-    for values in (values_of("natural:8"), contract.gauss(K), worst):
+    for values in (values_of("natural:8"), gauss(K), worst):
         errors = [decode(codec, values, Stream(1, "w", step, 0)) - values for step in range(100)]
         share = np.mean([error @ error for error in errors]) / (values.astype(float) ** 2).sum()
         assert 0.99 < 8 * share < 1.01 if values is worst else 8 * share < 1
@@ -68,7 +68,7 @@ def test_natural_is_within_the_published_bound():
 
 def test_terngrad_has_the_expected_square():
     """E |Q(v)|^2 = max |v| * |v|_1 in a bucket (Wen et al., equation 9 and after). Off by 3 % with probability < 1e-9."""
-    values = contract.gauss(K, 3)
+    values = gauss(K, 3)
     squares = [
         (decode(spec.parse_stage("value", "terngrad"), values, Stream(2, "w", step, 0)) ** 2).sum() for step in range(200)
     ]

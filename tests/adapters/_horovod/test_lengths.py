@@ -1,4 +1,4 @@
-"""Payloads of steady lengths for Horovod's response cache; with Horovod itself in tests/mpi."""
+"""Payloads of steady lengths for Horovod's response cache; with Horovod itself in tests/adapters/horovod_torch."""
 
 import numpy as np
 import pytest

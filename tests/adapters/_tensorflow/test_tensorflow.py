@@ -1,4 +1,4 @@
-"""What the TensorFlow adapter does in one process: arrays in and out, names, options. The rest is in tests/mpi."""
+"""What the TensorFlow adapter does in one process: arrays in and out, names, options. The rest is in tests/adapters/horovod_tensorflow."""
 
 import concurrent.futures
 

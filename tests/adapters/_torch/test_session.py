@@ -1,4 +1,4 @@
-"""Ranks that come and go, as threads of one process; tests/elastic does the same with Horovod."""
+"""Ranks that come and go, as threads of one process; tests/adapters/horovod_torch_elastic does the same with Horovod."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -5,10 +5,11 @@ import functools
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from checking import arrays_of, check, check_under_every_launcher
-from forced import always, hurried
-from harness_tensorflow import Plain, compressed, exchange_of, flat, of_all_ranks, random, reducer, same_on_all_ranks, train
-from summing import on_two_hosts
+from harness import Plain, compressed, exchange_of, flat, of_all_ranks, random, reducer, same_on_all_ranks, train
+from support.auto_control import always, hurried
+from support.checking import check, check_under_every_launcher
+from support.exchanges import arrays_of
+from support.summing_reference import on_two_hosts
 
 from grace_ext.adapters.horovod_tensorflow import compression_stats
 

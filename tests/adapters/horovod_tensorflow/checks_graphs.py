@@ -7,8 +7,9 @@ import weakref
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from checking import arrays_of, check, raises
-from harness_tensorflow import batches, compressed, exchange_of, flat, loss_of, random, reducer, same_on_all_ranks, variables
+from harness import batches, compressed, exchange_of, flat, loss_of, random, reducer, same_on_all_ranks, variables
+from support.checking import check, raises
+from support.exchanges import arrays_of
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.adapters.horovod_tensorflow import compression_stats

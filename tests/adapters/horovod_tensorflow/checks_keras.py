@@ -9,8 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tf_keras
-from checking import arrays_of, check, covering, raises
-from harness_tensorflow import of_all_ranks, same_on_all_ranks
+from harness import of_all_ranks, same_on_all_ranks
+from support.checking import check, covering, raises
+from support.exchanges import arrays_of
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.adapters.horovod_tensorflow import (

@@ -8,9 +8,10 @@ import tempfile
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from checking import arrays_of, check, covering, raises
 from checks_keras import BATCH, MODES, SGD, X, Y, _skip_a_step, alone, compiled, fit, flat, model, part, scaled, state
-from harness_tensorflow import exchange_of, of_all_ranks, same_on_all_ranks
+from harness import exchange_of, of_all_ranks, same_on_all_ranks
+from support.checking import check, covering, raises
+from support.exchanges import arrays_of
 
 from grace_ext import ConfigError
 from grace_ext.adapters._tensorflow import saved_state

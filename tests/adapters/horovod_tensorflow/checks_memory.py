@@ -7,8 +7,9 @@ import tempfile
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from checking import arrays_of, check, check_under_every_launcher, raises
-from harness_tensorflow import compressed, exchange_of, flat, random, reducer, same_on_all_ranks, train, variables
+from harness import compressed, exchange_of, flat, random, reducer, same_on_all_ranks, train, variables
+from support.checking import check, check_under_every_launcher, raises
+from support.exchanges import arrays_of
 
 from grace_ext import ConfigError
 from grace_ext.adapters._tensorflow import saved_state

@@ -3,8 +3,7 @@
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from checking import arrays_of, check, check_under_every_launcher, raises, shutdown_is_seen
-from harness_tensorflow import (
+from harness import (
     Plain,
     batches,
     compressed,
@@ -18,7 +17,9 @@ from harness_tensorflow import (
     train,
     variables,
 )
-from summing import CASES, gradients, in_one_process, on_two_hosts
+from support.checking import check, check_under_every_launcher, raises, shutdown_is_seen
+from support.exchanges import arrays_of
+from support.summing_reference import CASES, gradients, in_one_process, on_two_hosts
 
 from grace_ext import ConfigError
 from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, compression_stats

@@ -8,8 +8,8 @@ from pathlib import Path
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from checking import check, raises
-from harness_tensorflow import compressed, same_on_all_ranks, train
+from harness import compressed, same_on_all_ranks, train
+from support.checking import check, raises
 
 from grace_ext import ConfigError
 from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, compression_stats

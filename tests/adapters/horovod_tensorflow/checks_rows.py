@@ -3,8 +3,9 @@
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from checking import arrays_of, check, check_under_every_launcher, raises
-from harness_tensorflow import exchange_of, of_all_ranks, reducer, same_on_all_ranks
+from harness import exchange_of, of_all_ranks, reducer, same_on_all_ranks
+from support.checking import check, check_under_every_launcher, raises
+from support.exchanges import arrays_of
 
 from grace_ext import ConfigError
 

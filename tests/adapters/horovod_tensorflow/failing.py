@@ -1,4 +1,4 @@
-"""A job in which rank 1 raises: failing_tensorflow.py WHERE, in the user's code or inside the exchange."""
+"""A job in which rank 1 raises: failing.py WHERE, in the user's code or inside the exchange."""
 
 import sys
 

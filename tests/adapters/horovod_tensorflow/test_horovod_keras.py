@@ -1,17 +1,20 @@
 """Keras under real launchers. The checks themselves are in checks_keras*.py and run inside the ranks."""
 
-import pytest
-from launch import checks_in, of_jobs, skip_without, start_job
+from pathlib import Path
 
+import pytest
+from support.launch import checks_in, of_jobs, skip_without, start_job
+
+HERE = Path(__file__).parent
 pytestmark = pytest.mark.mpi
 skip_without("tensorflow", "horovod", "tf_keras")
 
-CHECKS = checks_in("checks_keras.py", "checks_keras_memory.py")
+CHECKS = checks_in(HERE / "checks_keras.py", HERE / "checks_keras_memory.py")
 
 
 @pytest.fixture(scope="module")
 def job(request, tmp_path_factory):
-    return start_job(request, tmp_path_factory, "worker_keras.py")
+    return start_job(request, tmp_path_factory, HERE / "worker_keras.py")
 
 
 # Tracing Keras' functions takes minutes in all, so not under every launcher: those differ below Keras.

@@ -1,24 +1,20 @@
 """The TensorFlow adapter under real launchers. The checks themselves are in checks_*.py and run inside the ranks."""
 
-import pytest
-from launch import LAUNCHERS, checks_in, in_tiers, of_jobs, run, skip_without, start_job
+from pathlib import Path
 
+import pytest
+from support.launch import LAUNCHERS, checks_in, in_tiers, of_jobs, run, skip_without, start_job
+
+HERE = Path(__file__).parent
 pytestmark = pytest.mark.mpi
 skip_without("tensorflow", "horovod")
 
-CHECKS = checks_in(
-    "checks_observe_tensorflow.py",
-    "checks_tensorflow.py",
-    "checks_tensorflow_auto.py",
-    "checks_tensorflow_graphs.py",
-    "checks_tensorflow_memory.py",
-    "checks_tensorflow_rows.py",
-)
+CHECKS = checks_in(*(path for path in sorted(HERE.glob("checks_*.py")) if "keras" not in path.stem))
 
 
 @pytest.fixture(scope="module")
 def job(request, tmp_path_factory):
-    return start_job(request, tmp_path_factory, "worker_tensorflow.py")
+    return start_job(request, tmp_path_factory, HERE / "worker.py")
 
 
 @of_jobs(CHECKS, others=("horovodrun-gloo-2", "horovodrun-mpi-4"))
@@ -35,7 +31,7 @@ def test_check(job, name, record_property):
     ),
 )
 def test_a_rank_that_raises_ends_the_job(launcher, where):
-    done = run(launcher, "failing_tensorflow.py", where)
+    done = run(launcher, HERE / "failing.py", where)
     assert done.returncode != 0
     assert ("TypeError" if where == "exchange" else "rank 1 gives up") in done.stdout
     assert "this line must not be reached" not in done.stdout
@@ -45,7 +41,7 @@ def test_a_rank_that_raises_ends_the_job(launcher, where):
 @pytest.mark.tier("test")
 def test_containers_are_those_of_the_pytorch_adapter(tmp_path):
     for framework in ("torch", "tensorflow"):
-        done = run("mpirun-2", "containers.py", framework, str(tmp_path))
+        done = run("mpirun-2", HERE / "containers.py", framework, str(tmp_path))
         assert done.returncode == 0, done.stdout[-4000:]
     for rank in range(2):
         ours, theirs = (sorted((tmp_path / f"{framework}{rank}").iterdir()) for framework in ("tensorflow", "torch"))

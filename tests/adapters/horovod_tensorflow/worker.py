@@ -1,16 +1,16 @@
-"""Runs the checks of the TensorFlow adapter in every rank: worker_tensorflow.py OUT_FOLDER."""
+"""Runs the checks of the TensorFlow adapter in every rank: worker.py OUT_FOLDER."""
 
 import sys
 
-import checks_observe_tensorflow  # noqa: F401  (importing registers its checks)
-import checks_tensorflow
-import checks_tensorflow_auto  # noqa: F401
-import checks_tensorflow_graphs  # noqa: F401
-import checks_tensorflow_memory  # noqa: F401
-import checks_tensorflow_rows  # noqa: F401
+import checks_auto  # noqa: F401
+import checks_graphs  # noqa: F401
+import checks_memory  # noqa: F401
+import checks_numbers
+import checks_observe  # noqa: F401  (importing registers its checks)
+import checks_rows  # noqa: F401
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from checking import run_checks
+from support.checking import run_checks
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
     for odd in (0, 1):
-        checks_tensorflow.PROCESS_SETS.append(hvd.add_process_set(list(range(odd, hvd.size(), 2))))
+        checks_numbers.PROCESS_SETS.append(hvd.add_process_set(list(range(odd, hvd.size(), 2))))
     run_checks(
         sys.argv[1],
         hvd.rank(),

@@ -6,7 +6,7 @@ import checks_keras  # noqa: F401  (importing registers its checks)
 import checks_keras_memory  # noqa: F401
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from checking import run_checks
+from support.checking import run_checks
 
 
 def main() -> None:

@@ -4,11 +4,12 @@ from unittest import mock
 
 import horovod.torch as hvd
 import torch
-from checking import arrays_of, check, check_under_every_launcher
-from checks_corners import close, loss_of, small
 from checks_join import uneven
-from forced import always, hurried
+from checks_loop_features import close, loss_of, small
 from harness import batches, compressed, flat, horovod, same_on_all_ranks, train
+from support.auto_control import always, hurried
+from support.checking import check, check_under_every_launcher
+from support.exchanges import arrays_of
 
 from grace_ext.adapters.onebit_adam import OneBitAdam
 from grace_ext.observe.dispatch import ObserverDispatcher

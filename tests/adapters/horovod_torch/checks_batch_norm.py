@@ -6,8 +6,8 @@ from unittest import mock
 
 import horovod.torch as hvd
 import torch
-from checking import check
 from harness import batches, compressed, flat, horovod, same_on_all_ranks, train
+from support.checking import check
 
 
 def channels(values):

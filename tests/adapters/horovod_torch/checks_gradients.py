@@ -4,8 +4,8 @@ import contextlib
 
 import horovod.torch as hvd
 import torch
-from checking import check, raises
 from harness import batches, compressed, flat, horovod, model, same_on_all_ranks
+from support.checking import check, raises
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.adapters.onebit_adam import OneBitAdam

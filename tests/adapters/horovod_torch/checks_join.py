@@ -1,14 +1,15 @@
 """What is checked inside the ranks of one job: ranks that run out of data before others."""
 
-import checks
+import checks_training
 import horovod.torch as hvd
 import numpy as np
 import torch
-from checking import arrays_of, check, check_under_every_launcher, raises
-from checks_corners import close, loss_of, small
+from checks_loop_features import close, loss_of, small
 from checks_rows import Words, sentences
 from harness import batches, compressed, flat, horovod, same_on_all_ranks
-from summing import on_two_hosts
+from support.checking import check, check_under_every_launcher, raises
+from support.exchanges import arrays_of
+from support.summing_reference import on_two_hosts
 
 from grace_ext import ConfigError, ExchangeError
 
@@ -130,7 +131,7 @@ def joining_together_or_apart():
         optimizer.join()
     optimizer.step()
     assert optimizer.compression_stats()["steps"] == 2
-    own = checks.PROCESS_SETS[hvd.rank() % 2]
+    own = checks_training.PROCESS_SETS[hvd.rank() % 2]
     net = small()
     optimizer = compressed(process_set=own)(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters())
     run(optimizer, net, hvd.rank())

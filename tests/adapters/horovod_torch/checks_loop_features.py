@@ -6,8 +6,9 @@ import warnings
 import horovod.torch as hvd
 import numpy as np
 import torch
-from checking import arrays_of, check, check_under_every_launcher, raises, shutdown_is_seen
 from harness import batches, compressed, flat, horovod, model, same_on_all_ranks, train
+from support.checking import check, check_under_every_launcher, raises, shutdown_is_seen
+from support.exchanges import arrays_of
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.adapters.horovod_torch import DistributedOptimizer, HorovodTransport

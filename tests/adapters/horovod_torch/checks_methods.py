@@ -6,8 +6,9 @@ from pathlib import Path
 import horovod.torch as hvd
 import numpy as np
 import torch
-from checking import arrays_of, check, raises
 from harness import batches, compressed, flat, horovod, model, same_on_all_ranks, train
+from support.checking import check, raises
+from support.exchanges import arrays_of
 
 from grace_ext import ConfigError
 from grace_ext.observe.capture import Capture

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import horovod.torch as hvd
 import torch
-from checking import check, raises
 from harness import compressed, same_on_all_ranks, train
+from support.checking import check, raises
 
 from grace_ext import ConfigError
 from grace_ext.observe import JsonlWriter, advice

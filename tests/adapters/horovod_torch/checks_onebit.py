@@ -3,13 +3,14 @@
 import copy
 import io
 
-import checks
+import checks_training
 import horovod.torch as hvd
 import numpy as np
 import torch
-from checking import arrays_of, check, check_under_every_launcher, raises
 from harness import batches, flat, horovod, model, same_on_all_ranks
-from twins_onebit import Reference, Twin, one_bit
+from support.checking import check, check_under_every_launcher, raises
+from support.exchanges import arrays_of
+from support.reference_kernels.onebit import Reference, Twin, one_bit
 
 from grace_ext import ConfigError
 from grace_ext.adapters.onebit_adam import OneBitAdam
@@ -152,7 +153,7 @@ def without_loss_it_is_adam_with_a_frozen_variance():
 
 @check
 def one_rank_alone_freezes_its_variance_too():
-    alone = checks.PROCESS_SETS[hvd.rank() % 2]
+    alone = checks_training.PROCESS_SETS[hvd.rank() % 2]
     if alone.size() > 1:
         return  # of four ranks each set has two
     net, other = linear(), linear()

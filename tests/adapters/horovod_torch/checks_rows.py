@@ -2,8 +2,8 @@
 
 import horovod.torch as hvd
 import torch
-from checking import check, check_under_every_launcher, raises
 from harness import compressed, flat, horovod, same_on_all_ranks
+from support.checking import check, check_under_every_launcher, raises
 
 from grace_ext import ConfigError
 

@@ -8,8 +8,8 @@ import pickle
 import horovod.torch as hvd
 import numpy as np
 import torch
-from checking import check, check_under_every_launcher, raises
 from harness import batches, compressed, flat, same_on_all_ranks
+from support.checking import check, check_under_every_launcher, raises
 
 from grace_ext import ConfigError, ExchangeError
 

@@ -2,13 +2,14 @@
 
 import contextlib
 
-import checks
+import checks_training
 import horovod.torch as hvd
 import numpy as np
 import torch
-from checking import arrays_of, check, check_under_every_launcher, raises
 from harness import compressed, horovod, same_on_all_ranks, train
-from summing import CASES, check_against_one_process, gradients, on_two_hosts, run
+from support.checking import check, check_under_every_launcher, raises
+from support.exchanges import arrays_of
+from support.summing_reference import CASES, check_against_one_process, gradients, on_two_hosts, run
 
 from grace_ext import ContainerError, ExchangeError
 from grace_ext.adapters.horovod_torch import HorovodTransport
@@ -18,7 +19,7 @@ from grace_ext.transport import CollectiveHandle, TransportWrapper
 @check_under_every_launcher
 def sums_on_the_way_are_what_one_process_gives():
     check_against_one_process(HorovodTransport(hvd.global_process_set))
-    check_against_one_process(HorovodTransport(checks.PROCESS_SETS[hvd.rank() % 2]), CASES[:3])
+    check_against_one_process(HorovodTransport(checks_training.PROCESS_SETS[hvd.rank() % 2]), CASES[:3])
 
 
 @check

@@ -1,32 +1,21 @@
-"""The PyTorch adapter under real launchers. The checks themselves are in checks*.py and run inside the ranks."""
+"""The PyTorch adapter under real launchers. The checks themselves are in checks_*.py and run inside the ranks."""
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
-from launch import LAUNCHERS, checks_in, in_tiers, of_jobs, run, start_job
+from support.launch import LAUNCHERS, checks_in, in_tiers, of_jobs, run, start_job
 
+HERE = Path(__file__).parent
 pytestmark = pytest.mark.mpi
 
-CHECKS = checks_in(
-    "checks.py",
-    "checks_auto.py",
-    "checks_batch_norm.py",
-    "checks_corners.py",
-    "checks_gradients.py",
-    "checks_join.py",
-    "checks_methods.py",
-    "checks_observe.py",
-    "checks_onebit.py",
-    "checks_rows.py",
-    "checks_summing.py",
-    "checks_state.py",
-)
+CHECKS = checks_in(*sorted(HERE.glob("checks_*.py")))
 
 
 @pytest.fixture(scope="module")
 def job(request, tmp_path_factory):
-    return start_job(request, tmp_path_factory, "worker.py")
+    return start_job(request, tmp_path_factory, HERE / "worker.py")
 
 
 @of_jobs(CHECKS, others=("horovodrun-gloo-2", "horovodrun-mpi-4"))
@@ -49,7 +38,7 @@ def test_check(job, name, record_property):
     ),
 )
 def test_a_rank_that_raises_ends_the_job(launcher, where):
-    done = run(launcher, "failing.py", where, timeout=400)  # not for Open MPI's own patience, which is of ten minutes
+    done = run(launcher, HERE / "failing.py", where, timeout=400)  # not for Open MPI's own patience, which is of ten minutes
     assert done.returncode != 0
     assert ("TypeError" if where == "worker" else "rank 1 gives up") in done.stdout
     assert "this line must not be reached" not in done.stdout
@@ -60,7 +49,7 @@ def test_a_rank_that_raises_ends_the_job(launcher, where):
     in_tiers(itertools.product(LAUNCHERS, ("all", "first")), test=[("mpirun-2", "all"), ("mpirun-2", "first")]),
 )
 def test_an_exception_in_the_middle_of_backward_ends_the_job(launcher, who):
-    done = run(launcher, "failing_backward.py", who, timeout=300)
+    done = run(launcher, HERE / "failing_backward.py", who, timeout=300)
     assert done.returncode != 0
     assert "backward gives up" in done.stdout
     assert "this line must not be reached" not in done.stdout
@@ -71,13 +60,13 @@ def test_an_exception_in_the_middle_of_backward_ends_the_job(launcher, who):
 def test_a_rank_can_leave_while_another_one_starts_collectives(tmp_path):
     """Where Horovod's thread needs Python's interpreter lock to let go of tensors, the two may wait for each other for ever.
     Found by tests/fuzz/faulty_ranks.py --seed 58."""
-    done = run("mpirun-2", "leaving.py", str(tmp_path))
+    done = run("mpirun-2", HERE / "leaving.py", str(tmp_path))
     assert done.returncode == 0 and "shut down without the interpreter lock" in done.stdout, done.stdout[-4000:]
 
 
 @pytest.mark.parametrize("launcher", in_tiers(((launcher,) for launcher in LAUNCHERS), test=[("mpirun-2",)]))
 def test_horovods_timeline_shows_our_phases(launcher, tmp_path):
-    done = run(launcher, "timeline.py", str(tmp_path))
+    done = run(launcher, HERE / "timeline.py", str(tmp_path))
     assert done.returncode == 0, done.stdout[-4000:]
 
 
@@ -86,7 +75,7 @@ def test_horovods_timeline_shows_our_phases(launcher, tmp_path):
 def test_a_job_that_is_stopped_goes_on_where_it_was(tmp_path):
     results = {}
     for phase, launcher in (("first", "mpirun-2"), ("again", "mpirun-2"), ("other", "mpirun-4")):
-        done = run(launcher, "resuming.py", str(tmp_path), phase)
+        done = run(launcher, HERE / "resuming.py", str(tmp_path), phase)
         assert done.returncode == 0, done.stdout[-4000:]
         results[phase] = [json.loads(file.read_text()) for file in sorted(tmp_path.glob(f"{phase}-rank*.json"))]
     assert results["again"] == results["first"]

@@ -2,21 +2,21 @@
 
 import sys
 
-import checks
 import checks_auto  # noqa: F401  (importing registers its checks)
 import checks_batch_norm  # noqa: F401  (importing registers its checks)
-import checks_corners  # noqa: F401  (importing registers its checks)
 import checks_gradients  # noqa: F401
 import checks_join  # noqa: F401
+import checks_loop_features  # noqa: F401  (importing registers its checks)
 import checks_methods  # noqa: F401
 import checks_observe  # noqa: F401
 import checks_onebit  # noqa: F401
 import checks_rows  # noqa: F401
 import checks_state  # noqa: F401
 import checks_summing  # noqa: F401
+import checks_training
 import horovod.torch as hvd
 import torch
-from checking import run_checks
+from support.checking import run_checks
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     hvd.init(process_sets="dynamic")
     torch.set_num_threads(1)
     for odd in (0, 1):
-        checks.PROCESS_SETS.append(hvd.add_process_set(list(range(odd, hvd.size(), 2))))
+        checks_training.PROCESS_SETS.append(hvd.add_process_set(list(range(odd, hvd.size(), 2))))
     run_checks(
         sys.argv[1],
         hvd.rank(),

@@ -1,4 +1,4 @@
-"""Run by test_federated_mpi.py: a server to which one client never stops to say that it is there; with MPI's messages made
+"""Run by test_mpi.py: a server to which one client never stops to say that it is there; with MPI's messages made
 here. The other client has to be heard, and rounds have to end."""
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""A federated job in which a rank fails: failing_federated.py WHERE, by an exception on the server between rounds or in a
+"""A federated job in which a rank fails: failing.py WHERE, by an exception on the server between rounds or in a
 client's training, or by an end without a word: the server's before stop(), a client's by sys.exit(); or a client or the
 server is stopped by a signal, for good."""
 

@@ -1,4 +1,4 @@
-"""One rank of test_federated_mpi.py: paced_federated.py FOLDER. Rank 0 is the server and writes paced.json."""
+"""One rank of test_mpi.py: paced.py FOLDER. Rank 0 is the server and writes paced.json."""
 
 import json
 import sys

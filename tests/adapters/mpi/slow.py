@@ -1,4 +1,4 @@
-"""One rank of test_federated_mpi.py: slow_federated.py FOLDER STALENESS, with three ranks. Rank 0 is the server and writes
+"""One rank of test_mpi.py: slow.py FOLDER STALENESS, with three ranks. Rank 0 is the server and writes
 server.json. Client 1 is slow and writes slow.json: it answers in rounds 4, 8, 12 and 16 only, so that each of its updates is
 late. If late updates are taken, it loses its state after its second update.
 

@@ -2,11 +2,13 @@
 
 import json
 import re
+from pathlib import Path
 
-import launch
 import pytest
-from federated_worker import HOSTILE, LATE, LATE_IN, LEAVING, ROUNDS
+from support import launch
+from support.federated_rounds import HOSTILE, LATE, LATE_IN, LEAVING, ROUNDS
 
+HERE = Path(__file__).parent
 pytestmark = pytest.mark.mpi
 
 
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.mpi
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("federated")
     launch.LAUNCHERS.setdefault("mpirun-5", ["mpirun", "-np", "5", "--oversubscribe"])
-    done = launch.run("mpirun-5", "federated_worker.py", str(folder))
+    done = launch.run("mpirun-5", HERE / "worker.py", str(folder))
     assert done.returncode == 0, done.stdout[-4000:]
     return json.loads((folder / "server.json").read_text())
 
@@ -60,7 +62,7 @@ def test_the_model_goes_where_the_weighted_mean_is(server):
 def test_a_client_slower_than_a_round_gets_the_newest_model_only(tmp_path, staleness):
     """One at a time. Its late updates count, and it begins again after it has lost its state; or they are rejected."""
     launch.LAUNCHERS.setdefault("mpirun-3", ["mpirun", "-np", "3", "--oversubscribe"])
-    done = launch.run("mpirun-3", "slow_federated.py", str(tmp_path), str(staleness))
+    done = launch.run("mpirun-3", HERE / "slow.py", str(tmp_path), str(staleness))
     assert done.returncode == 0, done.stdout[-4000:]
     server, client = (json.loads((tmp_path / name).read_text()) for name in ("server.json", "slow.json"))
     rounds, slow, d = 16, 1, 300_000
@@ -79,7 +81,7 @@ def test_a_client_slower_than_a_round_gets_the_newest_model_only(tmp_path, stale
 @pytest.mark.tier("test")
 def test_a_client_that_never_stops_to_send_keeps_nobody_from_being_heard():
     launch.LAUNCHERS.setdefault("mpirun-1", ["mpirun", "-np", "1"])
-    done = launch.run("mpirun-1", "endless_federated.py")
+    done = launch.run("mpirun-1", HERE / "endless.py")
     assert done.returncode == 0 and "all rounds have ended" in done.stdout, done.stdout[-4000:]
 
 
@@ -96,14 +98,14 @@ def test_a_client_that_never_stops_to_send_keeps_nobody_from_being_heard():
     ],
 )
 def test_no_rank_is_left_hanging_when_one_fails(where, says):
-    done = launch.run("mpirun-4", "failing_federated.py", where)
+    done = launch.run("mpirun-4", HERE / "failing.py", where)
     assert done.returncode != 0 and says in done.stdout and "all rounds were played" not in done.stdout
 
 
 @pytest.mark.alone
 @pytest.mark.tier("test")
 def test_a_client_that_is_stopped_keeps_nobody_from_ending():
-    done = launch.run("mpirun-4", "failing_federated.py", "stopped")
+    done = launch.run("mpirun-4", HERE / "failing.py", "stopped")
     assert "all rounds were played" in done.stdout, done.stdout[-4000:]
     assert re.search(r"ranks \[[^]]*\b1\b[^]]*\] did not answer", done.stdout), done.stdout[-4000:]
 
@@ -111,7 +113,7 @@ def test_a_client_that_is_stopped_keeps_nobody_from_ending():
 @pytest.mark.alone
 @pytest.mark.tier("test")
 def test_a_job_without_a_failure_ends_in_order():
-    done = launch.run("mpirun-4", "failing_federated.py", "nowhere")
+    done = launch.run("mpirun-4", HERE / "failing.py", "nowhere")
     assert done.returncode == 0 and "all rounds were played" in done.stdout, done.stdout[-4000:]
 
 
@@ -119,7 +121,7 @@ def test_a_job_without_a_failure_ends_in_order():
 @pytest.mark.tier("test")
 def test_with_a_pace_messages_are_as_long_as_there_is_time_for(tmp_path):
     """Densities as they are without a pace; next to nothing if the time is over before it begins; all if it is long."""
-    done = launch.run("mpirun-4", "paced_federated.py", str(tmp_path))
+    done = launch.run("mpirun-4", HERE / "paced.py", str(tmp_path))
     assert done.returncode == 0, done.stdout[-4000:]
     found = json.loads((tmp_path / "paced.json").read_text())
     d, clients, density = 20_000, 3, 0.05

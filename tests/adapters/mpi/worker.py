@@ -1,4 +1,4 @@
-"""One rank of test_federated_mpi.py: federated_worker.py FOLDER. Rank 0 is the server and writes server.json."""
+"""One rank of test_mpi.py: worker.py FOLDER. Rank 0 is the server and writes server.json."""
 
 import json
 import sys
@@ -6,15 +6,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+from support.federated_rounds import HOSTILE, LATE, LATE_IN, LEAVING, OVER, ROUNDS, SPEC, TIMEOUT, D
 
 import grace_ext
 from grace_ext.federated import Client, Server
 from grace_ext.federated.messages import Up, largest
-
-D, SPEC = 2000, "topk:0.1/rice/qsgd:8"
-ROUNDS, TIMEOUT = 100, 5.0
-LATE, LEAVING, HOSTILE = 0, 1, 2  # clients
-LATE_IN, OVER = 8, "round-is-over"  # the round that ends without the late client, and the file that says so
 
 
 def start():

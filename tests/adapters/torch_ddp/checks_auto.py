@@ -4,9 +4,9 @@ import math
 from unittest import mock
 
 import torch
-from checking import check
-from forced import always
-from harness_ddp import close, same_on_all_ranks, train
+from harness import close, same_on_all_ranks, train
+from support.auto_control import always
+from support.checking import check
 
 from grace_ext.policy import auto_tuner
 

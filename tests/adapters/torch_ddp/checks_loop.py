@@ -4,8 +4,8 @@ import contextlib
 
 import torch
 import torch.distributed as dist
-from checking import check, check_under_every_launcher
-from harness_ddp import EACH, batches, close, flat, loss_of, module, same_on_all_ranks, sgd, train, wrap
+from harness import EACH, batches, close, flat, loss_of, module, same_on_all_ranks, sgd, train, wrap
+from support.checking import check, check_under_every_launcher
 from torch.distributed.algorithms.join import Join
 
 

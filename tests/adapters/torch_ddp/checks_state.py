@@ -6,8 +6,8 @@ import logging
 import numpy as np
 import torch
 import torch.distributed as dist
-from checking import check, check_under_every_launcher, raises
-from harness_ddp import EACH, batches, flat, loss_of, module, same_on_all_ranks, sgd, train, wrap
+from harness import EACH, batches, flat, loss_of, module, same_on_all_ranks, sgd, train, wrap
+from support.checking import check, check_under_every_launcher, raises
 
 from grace_ext import ConfigError
 

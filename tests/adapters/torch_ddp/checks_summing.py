@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 import torch.distributed as dist
-from checking import check, check_under_every_launcher
-from harness_ddp import close, same_on_all_ranks, train
-from summing import CASES, check_against_one_process, on_two_hosts
+from harness import close, same_on_all_ranks, train
+from support.checking import check, check_under_every_launcher
+from support.summing_reference import CASES, check_against_one_process, on_two_hosts
 
 from grace_ext.adapters._torch.ddp_transport import HEAD, GroupTransport, room_for
 

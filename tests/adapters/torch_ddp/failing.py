@@ -1,4 +1,4 @@
-"""A job in which rank 1 raises: failing_ddp.py WHERE, in the user's code, inside the exchange's worker thread, or there
+"""A job in which rank 1 raises: failing.py WHERE, in the user's code, inside the exchange's worker thread, or there
 while the user's code goes on; or in which it is "late" and rank 0 does not wait for ever."""
 
 import contextlib

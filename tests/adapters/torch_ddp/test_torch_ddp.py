@@ -1,19 +1,21 @@
-"""The hook for DistributedDataParallel under torchrun, over Gloo. The checks are in checks_ddp*.py and run in the ranks."""
+"""The hook for DistributedDataParallel under torchrun, over Gloo. The checks are in checks_*.py and run in the ranks."""
 
 import itertools
 import re
+from pathlib import Path
 
 import pytest
-from launch import TORCHRUN, checks_in, in_tiers, of_jobs, run, start_job
+from support.launch import TORCHRUN, checks_in, in_tiers, of_jobs, run, start_job
 
+HERE = Path(__file__).parent
 pytestmark = pytest.mark.mpi
 
-CHECKS = checks_in(*(f"../ddp/checks_ddp{part}.py" for part in ("", "_auto", "_loop", "_summing", "_state")))
+CHECKS = checks_in(*sorted(HERE.glob("checks_*.py")))
 
 
 @pytest.fixture(scope="module")
 def job(request, tmp_path_factory):
-    return start_job(request, tmp_path_factory, "../ddp/worker_ddp.py")
+    return start_job(request, tmp_path_factory, HERE / "worker.py")
 
 
 @of_jobs(CHECKS, others=("torchrun-4",), launchers=TORCHRUN)
@@ -38,7 +40,7 @@ FAILURES = {
     ),
 )
 def test_a_rank_that_fails_ends_the_job(launcher, where):
-    done = run(launcher, "../ddp/failing_ddp.py", where)
+    done = run(launcher, HERE / "failing.py", where)
     assert done.returncode != 0
     assert re.search(FAILURES[where], done.stdout), done.stdout[-4000:]
     assert "step 4 went well" in done.stdout and "step 5 went well" not in done.stdout

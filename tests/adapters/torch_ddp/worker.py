@@ -1,18 +1,15 @@
-"""Runs the checks of the DDP hook in every rank: worker_ddp.py OUT_FOLDER."""
+"""Runs the checks of the DDP hook in every rank: worker.py OUT_FOLDER."""
 
 import sys
-from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "mpi"))
-
-import checks_ddp  # noqa: E402, F401  (importing registers the checks)
-import checks_ddp_auto  # noqa: E402, F401
-import checks_ddp_loop  # noqa: E402, F401
-import checks_ddp_state  # noqa: E402, F401
-import checks_ddp_summing  # noqa: E402, F401
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from checking import run_checks  # noqa: E402
+import checks_auto  # noqa: F401
+import checks_exchange  # noqa: F401  (importing registers the checks)
+import checks_loop  # noqa: F401
+import checks_state  # noqa: F401
+import checks_summing  # noqa: F401
+import torch
+import torch.distributed as dist
+from support.checking import run_checks
 
 
 def count(name, number):

@@ -2,14 +2,15 @@
 
 import importlib
 import math
+import pkgutil
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
-import reference_levels
-import twins
 import xxhash
+
+from support import reference_kernels
+from support.reference_decoder import levels as levels_decoder
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -56,7 +57,7 @@ def decode(container):
         values = VALUE[value_id](value_section, k) if k else []
         if flags & 0x20:
             width = (k - 1).bit_length() if k else 0
-            order = twins.unpack(read.take((k * width + 7) // 8), width, k)
+            order = reference_kernels.unpack(read.take((k * width + 7) // 8), width, k)
             values = [value for _, value in sorted(zip(order, values, strict=True))]
         fields["k"] = k
     assert read.at == len(read.data) - 4
@@ -80,7 +81,7 @@ def bitmap(section, d, k):
 def rice(section, d, k):
     e = section[0]
     split = 1 + math.ceil(k * e / 8)
-    return twins.unrice(section[1:split], section[split:], k, e)
+    return reference_kernels.unrice(section[1:split], section[split:], k, e)
 
 
 def raw_values(section, k):
@@ -98,20 +99,20 @@ def qsgd(section, k):
     count = math.ceil(k / bucket)
     norms = struct.unpack_from(f"<{count}f", section, at)
     rest = section[at + 4 * count :]
-    codes = reference_levels.levels(rest, 2 * s + 1, k) if flags & 0x20 else twins.unpack(rest, bits, k)
-    return twins.unqsgd(codes, s, bucket, norms).tolist()
+    codes = levels_decoder.levels(rest, 2 * s + 1, k) if flags & 0x20 else reference_kernels.unpack(rest, bits, k)
+    return reference_kernels.unqsgd(codes, s, bucket, norms).tolist()
 
 
 def deflate(section, k):
     return raw_values(zlib.decompress(section, wbits=-15), k)
 
 
-# id -> decoder, for transforms (domain, inverse). More of them stand in reference_*.py, under the same names.
+# id -> decoder, for transforms (domain, inverse). The other modules of this folder have more of them, under the same names.
 INDEX = {1: raw_index, 2: bitmap, 3: rice}
 VALUE = {1: raw_values, 2: fp16, 3: qsgd, 4: deflate}
 TRANSFORM = {}
-for path in sorted(Path(__file__).parent.glob("reference_*.py")):
-    more = importlib.import_module(path.stem)
+for found in pkgutil.iter_modules(__path__):
+    more = importlib.import_module(f"{__name__}.{found.name}")
     INDEX.update(getattr(more, "INDEX", {}))
     VALUE.update(getattr(more, "VALUE", {}))
     TRANSFORM.update(getattr(more, "TRANSFORM", {}))

@@ -1,4 +1,4 @@
-"""The Bloom filter's part of the second decoder (reference.py), written from docs/container-format.md."""
+"""The Bloom filter's part of the second decoder (the package's `decode`), written from docs/container-format.md."""
 
 from collections import Counter
 

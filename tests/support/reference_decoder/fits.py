@@ -2,8 +2,8 @@
 
 import struct
 
-import reference_levels
-import twins_fits
+from support.reference_decoder import levels as levels_decoder
+from support.reference_kernels import fits as reference_fits
 
 
 def polyfit(section, k):
@@ -21,7 +21,7 @@ def polyfit(section, k):
         for i in range(count):
             c = struct.unpack_from(f"<{degree + 1}f", section, at)
             at += 4 * (degree + 1)
-            values += [sign * v for v in twins_fits.segment(c, bounds[i], bounds[i + 1], lengths[s])]
+            values += [sign * v for v in reference_fits.segment(c, bounds[i], bounds[i + 1], lengths[s])]
             s += 1
     assert at == len(section) and len(values) == k
     return values
@@ -34,7 +34,7 @@ def dexp(section, k):
         if n:
             low, high, *fit = struct.unpack_from("<6f", section, at)
             at += 24
-            values += [sign * v for v in twins_fits.exponentials(fit, low, high, n)]
+            values += [sign * v for v in reference_fits.exponentials(fit, low, high, n)]
     assert at == len(section)
     return values
 
@@ -42,7 +42,7 @@ def dexp(section, k):
 def sketchml(section, k):
     used = section[0] + 1
     table = struct.unpack_from(f"<{used}f", section, 1)
-    return [table[level] for level in reference_levels.levels(section[1 + 4 * used :], used, k)]
+    return [table[level] for level in levels_decoder.levels(section[1 + 4 * used :], used, k)]
 
 
 VALUE = {10: polyfit, 11: dexp, 12: sketchml}

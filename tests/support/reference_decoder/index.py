@@ -3,7 +3,7 @@
 import itertools
 import struct
 
-import twins
+from support import reference_kernels
 
 
 def ascending(gaps):
@@ -12,8 +12,8 @@ def ascending(gaps):
 
 def rle(section, d, k):
     zeros_code, ones_code, n, prefix_bytes = struct.unpack_from("<BBII", section)
-    prefixes = iter(twins.to_bits(section[10 : 10 + prefix_bytes]))
-    suffixes = iter(twins.to_bits(section[10 + prefix_bytes :]))
+    prefixes = iter(reference_kernels.to_bits(section[10 : 10 + prefix_bytes]))
+    suffixes = iter(reference_kernels.to_bits(section[10 + prefix_bytes :]))
 
     def number(code):
         prefix, e = 0, code & 127
@@ -35,8 +35,8 @@ def rle(section, d, k):
 def elias_fano(section, d, k):
     e = (d // k).bit_length() - 1
     split = (k * e + 7) // 8
-    highs = [at - i for i, at in enumerate(at for at, bit in enumerate(twins.to_bits(section[split:])) if bit)]
-    return [high << e | low for high, low in zip(highs, twins.unpack(section[:split], e, k), strict=True)]
+    highs = [at - i for i, at in enumerate(at for at, bit in enumerate(reference_kernels.to_bits(section[split:])) if bit)]
+    return [high << e | low for high, low in zip(highs, reference_kernels.unpack(section[:split], e, k), strict=True)]
 
 
 def varint(section, d, k):
@@ -99,7 +99,7 @@ def huffman_bytes(section, d, k):
     code, quarter, found, at = canonical(package_merge(byte_counts(d), 12)), -(-k // 4), [], 13
     ends = [*itertools.accumulate(struct.unpack_from("<3I", section, 1), initial=13)][1:] + [len(section)]
     for stream, end in enumerate(ends):
-        bits = iter(twins.to_bits(section[at:end]))
+        bits = iter(reference_kernels.to_bits(section[at:end]))
         for _ in range(quarter * stream, min(k, quarter * (stream + 1))):
             found.append(sum(next_symbol(bits, code) << 8 * place for place in range(4)))
         assert not any(bits)
@@ -110,7 +110,7 @@ def huffman_bytes(section, d, k):
 def huffman(section, d, k):
     if section[0] == 0:
         return huffman_bytes(section, d, k)
-    bits, tables = iter(twins.to_bits(section[2:])), []
+    bits, tables = iter(reference_kernels.to_bits(section[2:])), []
     for _ in range(section[0]):
         lengths, length = [], 0
         for _ in range(section[1]):
@@ -133,9 +133,11 @@ def rice_adaptive(section, d, k):
     block = 1 << section[0]
     blocks = -(-k // block)
     split = 1 + (5 * blocks + 7) // 8
-    shifts = [e for e in twins.unpack(section[1:split], 5, blocks) for _ in range(block)][:k]
+    shifts = [e for e in reference_kernels.unpack(section[1:split], 5, blocks) for _ in range(block)][:k]
     low_bytes = (sum(shifts) + 7) // 8
-    lows, unary = (iter(twins.to_bits(part)) for part in (section[split : split + low_bytes], section[split + low_bytes :]))
+    lows, unary = (
+        iter(reference_kernels.to_bits(part)) for part in (section[split : split + low_bytes], section[split + low_bytes :])
+    )
     gaps = []
     for e in shifts:
         low = sum(next(lows) << i for i in range(e))
@@ -145,14 +147,14 @@ def rice_adaptive(section, d, k):
 
 
 def rows(section, d, k):
-    import reference  # which collects the decoders of this module
+    from support import reference_decoder  # which collects the decoders of this module
 
     row_codec, codec, width, r, split = struct.unpack_from("<BBIII", section)
 
     def part(id, section, domain, count):
         if id == 0:
             assert not section and count == domain
-        return list(reference.INDEX[id](section, domain, count)) if id else list(range(domain))
+        return list(reference_decoder.INDEX[id](section, domain, count)) if id else list(range(domain))
 
     touched = part(row_codec, section[14 : 14 + split], -(-d // width), r)
     elements = [x for row in touched for x in range(row * width, min(d, (row + 1) * width))]

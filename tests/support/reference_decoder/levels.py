@@ -2,7 +2,7 @@
 
 import struct
 
-import twins
+from support import reference_kernels
 
 SCALE = 4096
 
@@ -11,7 +11,7 @@ def levels(payload, alphabet, k):
     """k levels below `alphabet`."""
     mode, body = payload[0], payload[1:]
     if mode == 0:
-        return twins.unpack(body, max(1, (alphabet - 1).bit_length()), k)
+        return reference_kernels.unpack(body, max(1, (alphabet - 1).bit_length()), k)
     if mode == 3:
         assert len(body) == 1
         return [body[0]] * k
@@ -42,7 +42,7 @@ def blocks(body, alphabet, k):
 
 def table(body, alphabet, mantissa_bits):
     """(classes, mantissas, bytes used)."""
-    bits = iter(enumerate(twins.to_bits(body)))
+    bits = iter(enumerate(reference_kernels.to_bits(body)))
     classes, mantissas, previous, at = [], [], 0, -1
     for _ in range(alphabet):
         ones = 0
@@ -106,7 +106,7 @@ def huffman(body, alphabet, k):
     sizes = struct.unpack_from("<3I", body, used)
     at, found = used + 12, []
     for t, size in enumerate((*sizes, len(body) - used - 12 - sum(sizes))):
-        bits = iter(twins.to_bits(body[at : at + size]))
+        bits = iter(reference_kernels.to_bits(body[at : at + size]))
         at += size
         quarter = -(-k // 4)
         for _ in range(min(t * quarter, k), min((t + 1) * quarter, k)):

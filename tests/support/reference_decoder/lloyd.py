@@ -3,7 +3,8 @@
 import struct
 
 import numpy as np
-import reference_levels
+
+from support.reference_decoder import levels as levels_decoder
 
 FLT_MAX = float(np.finfo(np.float32).max)
 
@@ -14,7 +15,7 @@ def lloyd(section, k):
     fractions, at = section[13 : 13 + shared], 13 + shared
     escapes = iter(struct.unpack_from(f"<{count}f", section, at))
     values = []
-    for code in reference_levels.levels(section[at + 4 * count :], 2 * most + (2 if count else 1), k):
+    for code in levels_decoder.levels(section[at + 4 * count :], 2 * most + (2 if count else 1), k):
         level = code - most
         if level > most:
             values.append(next(escapes))

@@ -4,8 +4,9 @@ import math
 import struct
 
 import numpy as np
-import twins
-from reference_levels import levels
+
+from support import reference_kernels
+from support.reference_decoder.levels import levels
 
 
 def bf16(section, k):
@@ -51,7 +52,7 @@ def terngrad(section, k):
 def onebit(section, k):
     bucket, count = scales(section, k, 2)
     means = struct.unpack_from(f"<{count}f", section, 1)
-    bits = twins.unpack(section[1 + 4 * count :], 1, k)
+    bits = reference_kernels.unpack(section[1 + 4 * count :], 1, k)
     return [means[2 * (i // bucket) + bit] for i, bit in enumerate(bits)]
 
 

@@ -2,12 +2,12 @@
 
 import struct
 
-import twins_sparse
+from support.reference_kernels import sparse as reference_sparse
 
 
 def shared(section, d, k):
     low, high = struct.unpack("<II", section)
-    return twins_sparse.draw_positions(k, d, low, high)
+    return reference_sparse.draw_positions(k, d, low, high)
 
 
 INDEX = {10: shared}

@@ -1,4 +1,4 @@
-"""Slow, readable twins of the kernels: plain Python and numpy, one step after the other.
+"""Slow, readable reference implementations of the kernels: plain Python and numpy, one step after the other.
 
 They are written from the docstrings and from docs/container-format.md, and share no code with the kernels.
 """

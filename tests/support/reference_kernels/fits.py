@@ -1,4 +1,4 @@
-"""Slow, readable twins of the kernels behind polyfit, dexp and sketchml."""
+"""Slow, readable reference implementations of the kernels behind polyfit, dexp and sketchml."""
 
 import math
 

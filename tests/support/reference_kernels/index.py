@@ -1,6 +1,6 @@
-"""Slow twins of the index codecs, written from docs/container-format.md."""
+"""Slow reference implementations of the index codecs, written from docs/container-format.md."""
 
-import twins
+from support import reference_kernels
 
 
 def gaps(indices):
@@ -16,7 +16,7 @@ def elias_fano(indices, d):
     highs = [0] * ((int(indices[-1]) >> e) + k)
     for i, x in enumerate(indices):
         highs[(int(x) >> e) + i] = 1
-    return twins.pack([int(x) & (1 << e) - 1 for x in indices], e) + twins.to_bytes(highs)
+    return reference_kernels.pack([int(x) & (1 << e) - 1 for x in indices], e) + reference_kernels.to_bytes(highs)
 
 
 def varint(indices):
@@ -45,9 +45,9 @@ def prefix_and_suffix(v, code):
     """Bits of a number in a code of "Runs"."""
     e = code & 127
     if code < 128:
-        return [0] * (v >> e) + [1], twins.low_bits(v, e)
+        return [0] * (v >> e) + [1], reference_kernels.low_bits(v, e)
     n = ((v >> e) + 1).bit_length() - 1
-    return [0] * n + [1], twins.low_bits(v - ((1 << n) - 1 << e), n + e)
+    return [0] * n + [1], reference_kernels.low_bits(v - ((1 << n) - 1 << e), n + e)
 
 
 def numbers(values, code):
@@ -59,9 +59,9 @@ def numbers(values, code):
 def rle(indices, codes):
     zeros, ones = runs(indices)
     (zero_prefixes, zero_suffixes), (one_prefixes, one_suffixes) = numbers(zeros, codes[0]), numbers(ones, codes[1])
-    prefixes = twins.to_bytes(zero_prefixes + one_prefixes)
+    prefixes = reference_kernels.to_bytes(zero_prefixes + one_prefixes)
     head = bytes(codes) + len(zeros).to_bytes(4, "little") + len(prefixes).to_bytes(4, "little")
-    return head + prefixes + twins.to_bytes(zero_suffixes + one_suffixes)
+    return head + prefixes + reference_kernels.to_bytes(zero_suffixes + one_suffixes)
 
 
 def rice_adaptive(indices, block, shifts):
@@ -69,10 +69,10 @@ def rice_adaptive(indices, block, shifts):
     lows, unary = [], []
     for i, gap in enumerate(gaps(indices)):
         e = shifts[i // block]
-        lows += twins.low_bits(gap, e)
+        lows += reference_kernels.low_bits(gap, e)
         unary += [0] * (gap >> e) + [1]
-    head = bytes([block.bit_length() - 1]) + twins.pack(shifts, 5)
-    return head + twins.to_bytes(lows) + twins.to_bytes(unary)
+    head = bytes([block.bit_length() - 1]) + reference_kernels.pack(shifts, 5)
+    return head + reference_kernels.to_bytes(lows) + reference_kernels.to_bytes(unary)
 
 
 def split_rows(indices, width):
@@ -144,9 +144,9 @@ def huffman_with(indices, rows):
     codes = [canonical(table) for table in tables]
     for gap in gaps(indices):
         symbol, extra = class_of(gap)
-        bits += codes[context_after(before) if rows > 1 else 0][symbol] + twins.low_bits(gap, extra)
+        bits += codes[context_after(before) if rows > 1 else 0][symbol] + reference_kernels.low_bits(gap, extra)
         before = gap
-    return bytes([rows, classes]) + twins.to_bytes(bits)
+    return bytes([rows, classes]) + reference_kernels.to_bytes(bits)
 
 
 def huffman(indices):

@@ -1,20 +1,22 @@
-"""Slow twins of the encoders of levels: kernels/levels.py, ans.py, level_huffman.py and level_blocks.py."""
+"""Slow reference implementations of the encoders of levels: kernels/levels.py, ans.py, level_huffman.py and level_blocks.py."""
 
 import heapq
 import math
 import struct
 
-import reference_levels
-import twins
+from support import reference_kernels
+from support.reference_decoder import levels as levels_decoder
 
 
 def table(classes, mantissas, width):
     bits, previous = [], 0
     for c, m in zip(classes, mantissas, strict=True):
         step = c - previous
-        bits += [1] * (2 * step if step >= 0 else -2 * step - 1) + [0] + twins.low_bits(m, max(0, min(c - 1, width)))
+        bits += (
+            [1] * (2 * step if step >= 0 else -2 * step - 1) + [0] + reference_kernels.low_bits(m, max(0, min(c - 1, width)))
+        )
         previous = c
-    return twins.to_bytes(bits)
+    return reference_kernels.to_bytes(bits)
 
 
 def classes(counts):
@@ -47,12 +49,12 @@ def ans(levels, shares):
 
 
 def huffman(levels, lengths):
-    codes = {s: (length, code) for (length, code), s in reference_levels.canonical(lengths).items()}
+    codes = {s: (length, code) for (length, code), s in levels_decoder.canonical(lengths).items()}
     bits = []
     for s in levels:
         length, code = codes[s]
-        bits += twins.low_bits(code, length)[::-1]
-    return twins.to_bytes(bits)
+        bits += reference_kernels.low_bits(code, length)[::-1]
+    return reference_kernels.to_bytes(bits)
 
 
 def huffman_cost(counts):

@@ -1,4 +1,4 @@
-"""Slow twins of the low-rank kernels, and PowerSGD of all ranks in one place with numpy's QR in float64."""
+"""Slow reference implementations of the low-rank kernels, and PowerSGD of all ranks in one place with numpy's QR in float64."""
 
 import numpy as np
 

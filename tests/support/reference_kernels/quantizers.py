@@ -1,4 +1,4 @@
-"""Slow twins of the 16-bit conversions and of the quantizers' kernels, as in twins.py."""
+"""Slow reference implementations of the 16-bit conversions and of the quantizers' kernels."""
 
 import math
 import re
@@ -7,7 +7,8 @@ from functools import reduce
 from operator import add
 
 import numpy as np
-from twins import random32
+
+from support.reference_kernels import random32
 
 # 16 bits
 
