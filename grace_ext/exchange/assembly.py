@@ -10,7 +10,17 @@ from .fusion import Fusion
 
 
 def listeners_for(transport: Transport, schedules: Schedules, observe, capture: Capture | None) -> list[StepListener]:
-    """In the order in which they hear of an event. observe, capture: see Exchange."""
+    """Make the listeners of an exchange.
+
+    Args:
+        transport: The transport of the exchange, before listeners wrap it.
+        schedules: Options by step; adaptive ones have listeners.
+        observe: See Exchange.
+        capture: See Exchange.
+
+    Returns:
+        The listeners, in the order in which they hear of an event.
+    """
     return [
         Fusion(transport),
         ObserverDispatcher(transport, observe, capture),

@@ -1,4 +1,4 @@
-"""Which buckets a set of tensors goes by: the same in every adapter."""
+"""How tensors are grouped into buckets: the same in every adapter."""
 
 import math
 
@@ -19,11 +19,26 @@ def build_buckets(
     bucket_bytes: float = math.inf,
     groups=None,
 ) -> list[Bucket]:
-    """Buckets, in this order, for the tensors of each part; none has tensors of two parts, and all tensors of one have the
-    same spec, memory and device. Tensors whose gradients come as rows follow, each in a bucket of its own.
+    """Build the buckets of a model.
 
-    tables: the names of those. prefix: before the buckets' names. bucket_bytes, groups: see make_buckets. Raises ConfigError
-    for specs, memories and ways that do not fit together.
+    All tensors of a bucket have the same spec, memory and device. Tensors whose gradients come as rows follow the others,
+    each in a bucket of its own.
+
+    Args:
+        exchange: The exchange that the buckets are for.
+        parts: Lists of tensors; no bucket has tensors of two of them.
+        tables: Names of the tensors whose gradients come as rows.
+        rules: Which spec each tensor has.
+        communicator: The communicator that the user asked for.
+        prefix: What the buckets' names begin with.
+        bucket_bytes: See make_buckets.
+        groups: See make_buckets.
+
+    Returns:
+        The buckets, in the order of the parts.
+
+    Raises:
+        ConfigError: Specs, memories and the communicator do not fit together.
     """
     tensors = [tensor for part in parts for tensor in part]
     specs = {tensor.name: rules.choose(tensor.name, tensor.size, tensor.ndim, tensor.name in tables) for tensor in tensors}

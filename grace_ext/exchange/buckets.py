@@ -17,10 +17,18 @@ from ..transport.base import Transport
 
 @dataclasses.dataclass
 class Tensor:
-    """What bucketing knows of a parameter: its unique name, element count, dimensions, where it lives, and its shape.
+    """What bucketing knows of a parameter.
 
-    Without a shape it is a vector to low-rank methods. common_name: what it is called on all ranks, where the name may
-    differ between processes.
+    Attributes:
+        name: Name of the tensor, unique in the exchange.
+        size: Number of elements.
+        ndim: Number of dimensions, by which rules choose a spec.
+        device: Where the gradient lives; tensors of different devices are in different buckets.
+        shape: The dimensions; by default (size,), so that low-rank methods see a vector.
+        common_name: Name of the tensor on all ranks, where `name` may differ between processes; by default `name`.
+
+    Raises:
+        ConfigError: The shape does not have `size` elements.
     """
 
     name: str
@@ -39,7 +47,19 @@ class Tensor:
 
 @dataclasses.dataclass
 class Bucket:
-    """Tensors that are compressed and exchanged as one float32 vector, in this order."""
+    """Tensors that are compressed and exchanged as one float32 vector.
+
+    Attributes:
+        name: Name of the bucket, the same on all ranks.
+        tensors: The tensors, in the order in which the vector holds them.
+        compressor: The compressor of the current step.
+        communicator: How the vector is exchanged and reduced.
+        memory: The memory that the tensors share.
+        may_bypass: Whether the adapter could reduce the tensors as they are; see Exchange.bypass_dtype.
+
+    Raises:
+        ConfigError: Compressor, memory and communicator do not fit together.
+    """
 
     name: str
     tensors: list[Tensor]
@@ -60,7 +80,7 @@ class Bucket:
 
     @functools.cached_property
     def _gradient(self):
-        """Where pack writes to if the memory has no room for it."""
+        """Where pack writes to if the memory has no array for it."""
         return np.empty(self.size, np.float32)
 
     def start(
@@ -71,9 +91,20 @@ class Bucket:
         on_gradient: Callable | None = None,
         on_compensated_gradient: Callable | None = None,
     ) -> Pending:
-        """Encode and send. pack(out) writes the gradient to out (float32[size]), or returns it, float32[size], in an array
-        that stays as it is until `finish`, which spares a copy. on_gradient(gradient, residual or None), if given, is
-        called in between; on_compensated_gradient, the same with what the memory has made of the gradient."""
+        """Encode the gradient and start to send it.
+
+        Args:
+            transport: The transport of this bucket in this step.
+            pack: pack(out) writes the gradient to out, float32[size]; or it returns the gradient, float32[size], in an array
+                that stays as it is until `finish`, which spares a copy.
+            stream: The random stream of the bucket in this step.
+            on_gradient: on_gradient(gradient, residual or None), called before the memory changes the gradient; None for
+                nobody.
+            on_compensated_gradient: The same, called after the memory has changed the gradient and before it is encoded.
+
+        Returns:
+            The exchange under way.
+        """
         state = self.memory.begin(self.name, self.size) if self.communicator.needs_memory else None
         gradient = self._gradient if state is None else state[1]
         borrowed = pack(gradient)
@@ -91,18 +122,40 @@ class Bucket:
         return pending
 
     def start_empty(self, transport: Transport, stream: Stream) -> Pending:
-        """Take part with nothing. The memory keeps what it has."""
+        """Take part with nothing. The memory keeps what it has.
+
+        Args:
+            transport: The transport of this bucket in this step.
+            stream: The random stream of the bucket in this step.
+
+        Returns:
+            The exchange under way.
+        """
         pending = self.communicator.start_empty(transport, self.name, self.compressor, self.size, stream, self.sizes)
         pending.gradient_bytes = 0
         return pending
 
     def advance(self, pending: Pending, transport: Transport) -> None:
-        """Start the next collective, if there is one that needs the result of the one before. `finish` does it
-        otherwise."""
+        """Start the next collective, if there is one that needs the result of the one before. `finish` does it otherwise.
+
+        Args:
+            pending: The exchange under way.
+            transport: The exchange's transport.
+        """
         self.communicator.advance(pending, transport)
 
     def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
-        """Receive the weighted sum in out. False if some rank's gradient was not finite."""
+        """Wait for the weighted sum over ranks.
+
+        Args:
+            pending: The exchange under way.
+            transport: The exchange's transport.
+            out: float32[size], which the sum is written to.
+            weight: Factor of the sum.
+
+        Returns:
+            False if some rank's gradient was not finite.
+        """
         if pending.bypasses:
             wait(pending)
             return True
@@ -113,11 +166,17 @@ class Bucket:
 
 
 def make_buckets(tensors: list[Tensor], choose: Callable, bucket_bytes: int, groups=None) -> list[list[Tensor]]:
-    """Split tensors, in the order given, into lists that have a device and a choice in common and hold at most bucket_bytes
-    of float32 (one tensor alone may be larger).
+    """Split tensors into lists that have a device and a choice in common.
 
-    choose(tensor) -> what tensors of a bucket have in common: a compressor, or a tuple of one and more. groups: lists of
-    names; tensors of a group share a bucket whatever its size, as far as they have that in common.
+    Args:
+        tensors: The tensors; their order is kept within a list.
+        choose: choose(tensor) returns what tensors of a bucket have in common: a compressor, or a tuple of one and more.
+        bucket_bytes: Largest size of a list in bytes of float32; one tensor alone may be larger.
+        groups: Lists of tensor names; tensors of a group share a list whatever its size, as far as they have a device and a
+            choice in common.
+
+    Returns:
+        The lists of tensors.
     """
     group_of = {name: number for number, names in enumerate(groups or []) for name in names}
     open_buckets: dict[tuple, list[Tensor]] = {}

@@ -4,7 +4,9 @@ from ..communicators.base import Pending
 
 
 class BypassPending(Pending):
-    """Of a bucket whose gradients the adapter gave to its library as they were. The handle's `wait` puts the results where
-    the adapter wants them."""
+    """The exchange of a bucket whose gradients the adapter gave to its library as they were.
+
+    The handle's `wait` puts the results where the adapter wants them.
+    """
 
     bypasses = True

@@ -1,4 +1,4 @@
-"""Were all ranks built alike? Each tells the others a digest of its configuration, and what host it is on."""
+"""Whether all ranks were built alike: each tells the others a digest of its configuration, and which host it is on."""
 
 import numpy as np
 import xxhash
@@ -8,10 +8,16 @@ from ..transport import topology
 
 
 def config_digest(exchange) -> np.ndarray:
-    """uint8[16]: a digest of all that must be the same on all ranks before the first step, and one of this rank's host.
+    """Compute a digest of all that must be the same on all ranks before the first step, and one of this rank's host.
+
+    Args:
+        exchange: The Exchange.
+
+    Returns:
+        uint8[16]: 8 bytes of the configuration, and 8 of the host.
 
     Raises:
-        ConfigError: a schedule is of an option that no spec has.
+        ConfigError: A schedule is for an option that no spec has.
     """
     compressors = [bucket.declared for bucket in exchange.buckets]
     exchange.schedules.check(compressors)
@@ -31,13 +37,14 @@ def config_digest(exchange) -> np.ndarray:
 
 
 def check_config_digests(exchange, gathered: np.ndarray) -> None:
-    """Compares what all ranks gave, and tells the transport which ranks share a host.
+    """Compare the digests of all ranks, and tell the transport which ranks share a host.
 
     Args:
+        exchange: The Exchange.
         gathered: uint8[ranks, 16], every rank's `config_digest`, in the order of ranks, in any shape.
 
     Raises:
-        ConfigError: ranks were not built alike.
+        ConfigError: The ranks were not built alike.
     """
     rows = gathered.reshape(exchange.transport.size, -1)
     digests, hosts = np.split(rows, [-topology.HOST_BYTES], axis=1)

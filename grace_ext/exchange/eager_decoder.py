@@ -16,14 +16,14 @@ threading._register_atexit(_exit.set)  # as concurrent.futures does; the last to
 class EagerDecoder:
     """Polls the buckets that were sent, and advances or receives those whose collective is over.
 
-    It never waits for other ranks, and it does not keep Python from its end: a step that an exception broke off in the
+    It never waits for other ranks, and it does not delay the exit of Python: a step that an exception interrupted in the
     middle of backward is never ended.
 
     Args:
-        worker: the executor that encodes, one bucket at a time.
+        worker: The executor that encodes, one bucket at a time.
         advance: advance(bucket, pending), for a bucket with more collectives to come.
-        receive: receive(bucket, pending, out), for one without.
-        is_last: whether the caller has nothing more to do than to wait, and so decodes by itself.
+        receive: receive(bucket, pending, out), for a bucket without.
+        is_last: is_last() tells whether the caller has nothing more to do than to wait, and so decodes by itself.
     """
 
     def __init__(self, worker: concurrent.futures.Executor, advance: Callable, receive: Callable, is_last: Callable):
@@ -37,28 +37,35 @@ class EagerDecoder:
         self._ended = False
 
     def add(self, bucket: Bucket, pending: Pending, out, collectives: int) -> None:
-        """The bucket was sent. From the thread that encoded it."""
+        """Take a bucket that was sent. Called by the thread that encoded it.
+
+        Args:
+            bucket: The bucket.
+            pending: What it waits for.
+            out: Where the result is written to.
+            collectives: Number of collectives that the bucket goes through.
+        """
         with self._lock:
             self._sent[bucket.name] = bucket, pending, out, collectives
 
     def poll_arrivals(self) -> None:
-        """Poll from now on, after what has been queued for encoding. From the thread that encoded the last bucket."""
+        """Poll from now on, after what has been queued for encoding. Called by the thread that encoded the last bucket."""
         if self._sent and not self._is_last():
             self._interrupted.clear()
             self._polls.append(self._worker.submit(self._poll))
 
     def interrupt(self) -> None:
-        """There is something to encode."""
+        """Make the worker stop polling, because there is something to encode."""
         self._interrupted.set()
 
     def stop(self) -> None:
-        """When it returns, the worker thread polls no more. Raises its errors."""
+        """Stop polling: when this returns, the worker thread polls no more. Raises its errors."""
         self._interrupted.set()
         while self._polls:
             self._polls.pop().result()
 
     def end_step(self) -> None:
-        """Forget the step's buckets, and errors."""
+        """Forget the step's buckets and errors."""
         self._ended = True
         self._interrupted.set()
         concurrent.futures.wait(self._polls)
@@ -67,11 +74,25 @@ class EagerDecoder:
         self._ended = False
 
     def levels(self, bucket: Bucket) -> int:
-        """How many times the worker has advanced it. To be called after `stop`."""
+        """Say how many times the worker has advanced a bucket. To be called after `stop`.
+
+        Args:
+            bucket: The bucket.
+
+        Returns:
+            The number of times.
+        """
         return self._levels.get(bucket.name, 0)
 
     def result(self, bucket: Bucket) -> concurrent.futures.Future | None:
-        """What receiving it gave; None if the caller has to receive it, and the worker will not."""
+        """Take over a bucket from the worker.
+
+        Args:
+            bucket: The bucket.
+
+        Returns:
+            The future of what receiving it gave; None if the caller has to receive it, and the worker will not.
+        """
         with self._lock:
             self._sent.pop(bucket.name, None)
             return self._results.get(bucket.name)
@@ -85,7 +106,7 @@ class EagerDecoder:
                 self._interrupted.wait(_POLL)
 
     def _decode_arrived(self) -> int:
-        """Returns how many have arrived."""
+        """Decode the buckets that have arrived, and return how many there were."""
         with self._lock:
             arrived = [one for one in self._sent.values() if one[1].has_arrived()]
         for bucket, pending, out, collectives in arrived:

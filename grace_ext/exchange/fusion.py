@@ -17,8 +17,13 @@ _AGAIN = 100  # steps after which groups are made once more
 
 
 class Fusion(StepListener):
-    """Groups the buckets of an exchange. All ranks receive the same containers, so they make the same groups without a word
-    about it."""
+    """Groups the buckets of an exchange.
+
+    All ranks receive the same containers, so they form the same groups without telling each other.
+
+    Args:
+        transport: The exchange's transport.
+    """
 
     def __init__(self, transport: Transport):
         self._transport = transport
@@ -58,7 +63,7 @@ class Fusion(StepListener):
             self._steps += 1
 
     def _regroup(self) -> None:
-        """Neighbours share a collective as long as a rank's containers are not too many bytes for one, on average."""
+        """Put neighbours into one group as long as a rank's containers are, on average, few enough bytes for one collective."""
         self._groups, total = [], 0
         most = MOST * self._transport.size
         for bucket in self._buckets:
@@ -83,7 +88,12 @@ class Fusion(StepListener):
 
 
 class GroupMember(TransportWrapper):
-    """The transport of one bucket of a group."""
+    """The transport of one bucket of a group.
+
+    Args:
+        transport: The transport that carries the group's collective.
+        group: The group.
+    """
 
     def __init__(self, transport: Transport, group: "_Group"):
         super().__init__(transport)
@@ -103,7 +113,7 @@ class _Group:
         self._parts: dict[str, np.ndarray] | None = None
 
     def add(self, transport: Transport, name: str, payload: np.ndarray) -> None:
-        """The last one sends them all: their lengths, then the payloads in the order of the names."""
+        """Add a bucket's payload. The last one sends all: their lengths, then the payloads in the order of the names."""
         self._payloads[name] = payload.copy()
         if len(self._payloads) == len(self.names):
             payloads = [self._payloads[name] for name in self.names]
@@ -120,8 +130,10 @@ class _Group:
             self._sent.set_exception(error)
 
     def handle_of(self, name: str) -> CollectiveHandle:
-        """Of the payloads of that name, joined in the order of ranks. What this rank sends beside payloads is the padding of
-        the handle that is waited for first."""
+        """Return the handle of the payloads of that name, joined in the order of ranks.
+
+        What this rank sends beside payloads counts as the padding of the handle that is waited for first.
+        """
 
         def wait():
             if self._parts is None:

@@ -1,4 +1,4 @@
-"""How much of the codecs' work a step waits for, because nothing hides it."""
+"""How much of the codecs' work steps wait for, because no other work hides it."""
 
 import time
 from collections.abc import Callable
@@ -21,22 +21,45 @@ class OverlapMeter:
         self._is_on_its_way = is_on_its_way
 
     def reset(self) -> None:
+        """Start to measure the next step."""
         self.late = self.exposed = 0.0
 
     def wait(self, done: Callable):
-        """Returns done(), which waits for the worker thread. All of it counts."""
+        """Wait for the worker thread. All of the time counts.
+
+        Args:
+            done: The function that waits.
+
+        Returns:
+            What the function returns.
+        """
         started = time.perf_counter()
         result = done()
         self._add(time.perf_counter() - started)
         return result
 
     def encoded(self, future: Future) -> None:
-        """The caller has encoded this bucket itself, which the worker thread had not begun."""
+        """Count a bucket that the caller has encoded itself, because the worker thread had not begun it.
+
+        Args:
+            future: The future of its Pending, done.
+        """
         if not future.cancelled() and not future.exception():
             self._add(future.result().codec_seconds)
 
     def decode(self, decode: Callable, bucket, pending, *args, others):
-        """Returns decode(bucket, pending, *args). others: buckets that have it yet to come."""
+        """Decode a bucket and count the time.
+
+        Args:
+            decode: decode(bucket, pending, *args).
+            bucket: The bucket.
+            pending: What it waits for.
+            *args: Further arguments of `decode`.
+            others: Buckets that have yet to be decoded.
+
+        Returns:
+            What `decode` returns.
+        """
         before, decoded = pending.codec_seconds, pending.seconds.get("decode", 0.0)
         result = decode(bucket, pending, *args)
         decoded = pending.seconds.get("decode", 0.0) - decoded

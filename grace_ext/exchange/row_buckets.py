@@ -1,4 +1,4 @@
-"""Gradients that come as rows of a table, as those of embeddings do: their exchange costs what the touched rows cost.
+"""Gradients that come as rows of a table, as those of embeddings do: exchanging them costs what the touched rows cost.
 
 Frameworks call them sparse: tf.IndexedSlices, and sparse tensors in PyTorch.
 """
@@ -25,9 +25,13 @@ from .buckets import Bucket, Tensor
 
 @dataclasses.dataclass
 class RowGradient:
-    """Rows of a gradient: row indices[i] has values[i] in it. What no index names is zero; what several name is their sum.
+    """Rows of a gradient: indices[i] is the row that values[i] belongs to.
 
-    indices: int64[n], any order; values: float32[n, width].
+    A row that no index names is zero; a row that several indices name is the sum of their values.
+
+    Attributes:
+        indices: int64[n], in any order.
+        values: float32[n, width].
     """
 
     indices: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
@@ -35,11 +39,15 @@ class RowGradient:
 
     @property
     def nbytes(self) -> int:
-        """Of the float32 values and an int64 for each row."""
+        """Bytes of the float32 values, and of an int64 for each row."""
         return 8 * self.indices.size + 4 * self.values.size
 
     def summed(self) -> "RowGradient":
-        """Each row once, ascending; what several indices name is summed in their order."""
+        """Add up the values of equal indices, in their order.
+
+        Returns:
+            Each row once, in ascending order.
+        """
         rows, slots = np.unique(self.indices, return_inverse=True)
         values = np.zeros((rows.size, self.values.shape[1]), np.float32)
         add_rows(values, slots, self.values)
@@ -47,15 +55,28 @@ class RowGradient:
 
 
 class RowBucket(Bucket):
-    """A table, shape (rows, *row), whose gradient comes as rows. `row_bucket` makes it.
+    """A table of shape (rows, *row) whose gradient comes as rows. `row_bucket` makes it.
 
     What is compressed is one vector: the touched rows, each once, with the memory's residual of these rows. So "topk:0.1"
     sends a tenth of the touched elements. The residual of other rows waits until a gradient touches them.
     """
 
     def start(self, transport, pack, stream, on_gradient=None, on_compensated_gradient=None):
-        """Encode and send. pack() returns a RowGradient, whose values may have any shape of n * width elements. Raises
-        ConfigError if that is not one of this table. The callbacks are not called."""
+        """Encode the gradient and start to send it.
+
+        Args:
+            transport: See Bucket.start.
+            pack: pack() returns a RowGradient, whose values may have any shape of n * width elements.
+            stream: See Bucket.start.
+            on_gradient: Not called.
+            on_compensated_gradient: Not called.
+
+        Returns:
+            The exchange under way.
+
+        Raises:
+            ConfigError: What pack returned is not a gradient of this table.
+        """
         started = time.perf_counter()
         given = self._checked(pack())
         touched = given.summed()
@@ -74,8 +95,17 @@ class RowBucket(Bucket):
         return pending
 
     def finish(self, pending, transport, out: RowGradient, weight):
-        """Receive the weighted sum in out: the rows that some rank sent something of, ascending. False if some rank's
-        gradient was not finite; then these rows are NaN, and row 0 if there are none."""
+        """Wait for the weighted sum over ranks.
+
+        Args:
+            pending: See Bucket.finish.
+            transport: See Bucket.finish.
+            out: Receives the rows that some rank sent something of, in ascending order.
+            weight: See Bucket.finish.
+
+        Returns:
+            False if some rank's gradient was not finite; then the rows in `out` are NaN, and row 0 is if there are none.
+        """
         joined = wait(pending)
         pending.received = joined.size
         started = time.perf_counter()
@@ -86,6 +116,7 @@ class RowBucket(Bucket):
 
     @property
     def width(self) -> int:
+        """Number of elements of a row."""
         return self.compressor.index.width
 
     def _checked(self, given: RowGradient) -> RowGradient:
@@ -105,12 +136,23 @@ class RowBucket(Bucket):
 
 
 def row_bucket(name: str, tensor: Tensor, compressor: Compressor, memory: Memory) -> RowBucket:
-    """The bucket of a table whose gradient comes as rows; memory: the exchange's.
+    """Make the bucket of a table whose gradient comes as rows.
 
-    The compressor's sparsifier and value codec do their work on the touched rows' values; the index codec is always `rows`,
-    and the way is an allgather. With a transform or a low-rank method, which need the whole table, all touched rows are
-    sent exactly ("dense/raw"). Exact values of all touched rows need no memory. Raises ConfigError for a table without
-    elements or of more than a container holds, and for a memory that keeps no states by rows.
+    The compressor's sparsifier and value codec work on the values of the touched rows; the index codec is always `rows`, and
+    the communicator is an allgather. With a transform or a low-rank method, which need the whole table, all touched rows are
+    sent exactly ("dense/raw"). Exact values of all touched rows need no memory.
+
+    Args:
+        name: Name of the bucket.
+        tensor: The table.
+        compressor: The compressor that the table's rule gives.
+        memory: The exchange's memory of the table.
+
+    Returns:
+        The bucket.
+
+    Raises:
+        ConfigError: The table has no elements, or more than a container holds, or the memory keeps no states by rows.
     """
     rows = tensor.shape[0]
     if not tensor.size:
@@ -134,7 +176,10 @@ def row_bucket(name: str, tensor: Tensor, compressor: Compressor, memory: Memory
 class _Touched(Compressor):
     """Encodes the elements of some rows, float32[r * width], into containers of the whole table.
 
-    rows: int64[r], ascending; size: elements of the table.
+    Args:
+        compressor: The compressor whose stages encode them.
+        rows: int64[r], ascending.
+        size: Number of elements of the table.
     """
 
     def __init__(self, compressor: Compressor, rows: np.ndarray, size: int):

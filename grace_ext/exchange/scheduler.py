@@ -12,7 +12,7 @@ from .overlap_meter import OverlapMeter
 
 
 class SerialExecutor:
-    """Runs one item at a time, in the order of `submit`, in a worker thread; a caller that waits may run the next one itself.
+    """Runs one item at a time, in the order of `submit`, in a worker thread; a waiting caller may run the next one itself.
 
     Where ranks keep all cores busy, it may take milliseconds until a sleeping worker gets a core, and a caller that waits
     has one: so it may run what the worker has not begun.

@@ -1,6 +1,6 @@
 """Steps of a rank that has no more data: it takes part in those of the others with nothing.
 
-As a rank within torch's Join context manager does: it shadows the collectives of those that go on.
+As a rank within torch's Join context manager does, it shadows the collectives of those that go on.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ def shadow_step(exchange, output_of: Callable, bypass_of: Callable | None = None
     """Take part in a step of the other ranks, so that they can finish it and this rank's exchange stays in step.
 
     Args:
-        exchange: the Exchange, between two steps.
-        output_of: output_of(bucket) -> what `finish` may write to.
-        bypass_of: bypass_of(bucket) -> a BypassPending of zeros, for a bucket that bypasses the exchange in this step.
+        exchange: The Exchange, between two steps.
+        output_of: output_of(bucket) returns what `finish` may write to.
+        bypass_of: bypass_of(bucket) returns a BypassPending of zeros, for a bucket that bypasses the exchange in this step.
 
     Returns:
-        False, without a step, when no rank has anything to give.
+        False, without a step, when no rank has gradients.
     """
     if not exchange.buckets:
         return False
@@ -38,7 +38,7 @@ def shadow_step(exchange, output_of: Callable, bypass_of: Callable | None = None
 
 
 def _others_have_gradients(exchange) -> bool:
-    """Known from the first containers, which are empty on ranks without a gradient; else the ranks were counted."""
+    """Whether other ranks have gradients: from the first containers, which are empty on ranks without, or from the count."""
     counted = exchange.gradient_count.take()
     if counted is not None:
         return counted > 0

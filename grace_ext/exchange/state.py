@@ -12,10 +12,12 @@ _WARM_STARTS = "lowrank"  # in state dicts, beside the memories' fields
 
 
 class ExchangeState:
-    """The states of a step are a transaction: `commit` puts those of the next step in force, `rollback` keeps the old ones.
+    """The memories of an exchange's buckets, and the factors of warm starts.
+
+    The states of a step are a transaction: `commit` puts those of the next step in force, `rollback` keeps the old ones.
 
     Args:
-        memories: which memory a tensor's error goes to.
+        memories: Which memory each tensor has.
     """
 
     def __init__(self, memories: Memories):
@@ -25,26 +27,43 @@ class ExchangeState:
         self._memories: list[Memory] = []  # of the buckets, each once
 
     def memory_of(self, tensor: Tensor) -> Memory:
-        """The memory of a tensor that is compressed. Tensors of a bucket have the same one."""
+        """Choose the memory of a tensor that is compressed. Tensors of a bucket have the same one.
+
+        Args:
+            tensor: The tensor.
+
+        Returns:
+            The memory, shared by all tensors of equal memory specs.
+        """
         return self.memories.choose(tensor.name, tensor.size)
 
     def set_buckets(self, buckets: list[Bucket]) -> None:
-        """Replace the buckets; each tensor's state follows it into its new one."""
+        """Replace the buckets; each tensor's state follows it into its new one.
+
+        Args:
+            buckets: The buckets of all further steps.
+        """
         state = self.state_dict()
         self._buckets = buckets
         self._memories = list({id(bucket.memory): bucket.memory for bucket in buckets}.values())
         self.load_state_dict(state)
 
     def commit(self) -> None:
+        """Put the states of the next step in force."""
         for part in (*self._memories, self.warm_starts):
             part.commit()
 
     def rollback(self) -> None:
+        """Keep the states as they were before the step."""
         for part in (*self._memories, self.warm_starts):
             part.rollback()
 
     def state_dict(self) -> dict:
-        """{field: {tensor name: float32[size]}}. Fields are those of the memories ("residual", …) and "lowrank"."""
+        """Copy the states.
+
+        Returns:
+            {field: {tensor name: float32[size]}}. Fields are those of the memories ("residual", …) and "lowrank".
+        """
         state = {}
         if factors := self.warm_starts.state_dict():
             state[_WARM_STARTS] = factors
@@ -57,10 +76,13 @@ class ExchangeState:
         return state
 
     def load_state_dict(self, state: dict) -> None:
-        """The inverse. Tensors without a state start from zero; fields that no memory here has are left out.
+        """Load what `state_dict` returned. Tensors without a state start from zero.
+
+        Args:
+            state: The states; fields that no memory here has are left out.
 
         Raises:
-            ConfigError: a state has another size than its tensor.
+            ConfigError: A state has another size than its tensor.
         """
         by_memory: dict[int, dict] = {id(memory): {} for memory in self._memories}
         for bucket in self._buckets:

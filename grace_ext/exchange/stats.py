@@ -6,7 +6,7 @@ from ..observe.listener import StepListener
 
 
 class Counts:
-    """Of one step, or of many."""
+    """Totals of one step, or of many."""
 
     def __init__(self):
         self.bytes = Counter()
@@ -15,6 +15,12 @@ class Counts:
         self.late = self.exposed = 0.0
 
     def add(self, bucket, pending) -> None:
+        """Count a bucket that is finished.
+
+        Args:
+            bucket: The bucket.
+            pending: What it waited for.
+        """
         kinds = ["all"] if bucket.compressor.exact else ["all", "compressed"]
         for kind in kinds:
             self.bytes[kind, "in"] += 4 * bucket.size if pending.gradient_bytes is None else pending.gradient_bytes
@@ -23,6 +29,11 @@ class Counts:
         self.index_codecs.update(pending.index_codecs)
 
     def merge(self, other: "Counts") -> None:
+        """Add other counts.
+
+        Args:
+            other: The counts to add.
+        """
         self.bytes.update(other.bytes)
         self.seconds.update(other.seconds)
         self.late += other.late
@@ -30,6 +41,11 @@ class Counts:
         self.index_codecs.update(other.index_codecs)
 
     def report(self) -> dict:
+        """Report the totals.
+
+        Returns:
+            bytes_in, bytes_out, ratio, compressed, seconds, late_seconds, exposed_seconds and index_codecs; see `report`.
+        """
         return {
             **self._volume("all"),
             "compressed": self._volume("compressed"),
@@ -45,18 +61,26 @@ class Counts:
 
 
 class Statistics(StepListener):
-    """Counts an exchange's steps."""
+    """Counts the steps of an exchange."""
 
     def __init__(self):
         self.total, self.last = Counts(), Counts()
         self._step = Counts()  # the one under way
 
     def add_overlap(self, overlap) -> None:
-        """overlap: the OverlapMeter of the step under way, at its end."""
+        """Take over what was measured of the step, at its end.
+
+        Args:
+            overlap: The OverlapMeter of the step.
+        """
         self._step.late, self._step.exposed = overlap.late, overlap.exposed
 
     def step_report(self) -> dict:
-        """Of the step that ends."""
+        """Report the step that ends.
+
+        Returns:
+            See Counts.report.
+        """
         return self._step.report()
 
     def bucket_finished(self, step, bucket, pending):
@@ -71,21 +95,32 @@ class Statistics(StepListener):
 
 
 def report(exchanges) -> dict:
-    """Totals of several exchanges since the start, and the same for the last step of the last of them under "last_step".
+    """Report the totals of several exchanges since the start, and those of the last step.
+
+    "steps" is their number, and "last_step" holds what Counts.report gives of the last exchange's last step. The other
+    fields:
+
+    - bytes_in: float32 bytes of the gradients; of gradients that come as rows, those of each row as it came, duplicates
+      included, and 8 for its index.
+    - bytes_out: Payload bytes that this rank handed to collectives, headers and padding included.
+    - ratio: bytes_in / bytes_out.
+    - compressed: The same for the buckets that are not plain float32.
+    - seconds: By stage, those of the worker thread included; "exchange" is what was not hidden behind other work.
+    - late_seconds: Codec time not overlapped with backward: how long codecs worked while steps waited.
+    - exposed_seconds: The part of late_seconds in which steps waited for nothing else; decoding while another bucket was
+      still on its way is left out.
+    - index_codecs: How many containers each index codec wrote, the ones that `auto` chose under their own names.
+    - residual_norm_ratio: By tensor, the L2 norm of its residual over that of this rank's gradient, when an observer last
+      looked, or rank 0 after 8, 16, 32, ... steps; None where that is no number.
+    - ways: With communicator "auto", the strategy of each tensor in the next step.
+    - bandwidth: With schedule "kimad", the bytes per second that this rank's link gives; None before anything is known.
+    - densities: With that schedule, the density of each tensor in the next step.
+
+    Args:
+        exchanges: The exchanges, the current one last.
 
     Returns:
-        bytes_in: float32 bytes of the gradients; of gradients that come as rows, those of each row as it came, duplicates
-            included, and 8 for its index. bytes_out: payload bytes that this rank handed to collectives, headers and padding
-            included. ratio: one by the other. compressed: the same for the buckets that are not plain float32.
-        seconds: per stage, those of the worker thread included ("exchange" is what was not hidden behind other work).
-        late_seconds: how long codecs worked while steps waited, and not beside backward. exposed_seconds: of these, those in
-            which steps waited for nothing else, decoding while another bucket was still on its way left out.
-        index_codecs: how many containers each index codec wrote, the ones that `auto` chose under their own names.
-        residual_norm_ratio: by tensor, the L2 norm of its residual over that of this rank's gradient, when somebody last
-            looked (an observer, or rank 0 after 8, 16, 32, ... steps); None where that is no number.
-        ways: with communicator "auto", the next step's strategy of each tensor.
-        bandwidth: with schedule "kimad", the bytes per second that this rank's link gives, None before anything is known.
-        densities: with that schedule, of the next step, by tensor.
+        The fields above, by name.
     """
     total = Counts()
     found = {"residual_norm_ratio": {}, "ways": {}, "bandwidth": None, "densities": {}}
