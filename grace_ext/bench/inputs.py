@@ -1,4 +1,4 @@
-"""Gradients to measure on: synthetic ones, and files of captured ones."""
+"""The gradients that are measured on: synthetic ones, and files of captured ones."""
 
 import zipfile
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def _uniform_positions(rng, d, density):
     return gradient
 
 
-#: Synthetic gradients by name -> f(rng, d, largest density) -> float32[d].
+#: Synthetic gradients: name -> function of (rng, d, largest density) that returns float32[d].
 SYNTHETIC: dict[str, Callable] = {
     "heavy": lambda rng, d, density: _heavy(rng, d),
     "gauss": lambda rng, d, density: rng.standard_normal(d, np.float32),
@@ -39,7 +39,20 @@ SYNTHETIC: dict[str, Callable] = {
 
 
 def gradients(inputs: list[str], sizes: list[int], density: float, seed: int) -> dict[str, Callable[[], np.ndarray]]:
-    """Label -> what makes that gradient, for names of SYNTHETIC (in each size) and for files. Raises ConfigError."""
+    """Make the gradients that are asked for.
+
+    Args:
+        inputs: Names in SYNTHETIC, and files.
+        sizes: Numbers of elements, for each synthetic gradient.
+        density: The largest density that will be measured.
+        seed: Seed of the synthetic gradients.
+
+    Returns:
+        Label -> function that returns the gradient, float32[d].
+
+    Raises:
+        ConfigError: A size is too large, or a file holds no gradient.
+    """
     for size in sizes:
         container.check_elements(size)
 
@@ -58,7 +71,17 @@ def gradients(inputs: list[str], sizes: list[int], density: float, seed: int) ->
 
 
 def load(path: str) -> np.ndarray:
-    """The arrays of a .npy or .npz file as one float32[d], in their order. Raises ConfigError."""
+    """Load the arrays of a .npy or .npz file as one gradient, in their order.
+
+    Args:
+        path: The file.
+
+    Returns:
+        float32[d].
+
+    Raises:
+        ConfigError: There is no such file, it holds no arrays of numbers, or the gradient is empty, all zeros or not finite.
+    """
     try:
         loaded = np.load(path, allow_pickle=False)
         arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[name] for name in loaded.files]

@@ -1,4 +1,4 @@
-"""Libraries that a user could take instead, each only if it is installed."""
+"""Other libraries for comparison, each only if it is installed."""
 
 import contextlib
 import dataclasses
@@ -12,17 +12,25 @@ import numpy as np
 from .. import registry
 from .._util.rng import Stream
 from ..kernels.lowrank import expand
-from .subject import Contestant
+from .subject import Candidate
 
 _LEVELS = (7, 15, 31, 63, 127, 255)
-_QUERIES = 100_000  # positions that a Bloom filter of a library is asked for; all of them would take too long
+_QUERIES = 100_000  # positions that a library's Bloom filter is queried for; querying all would take too long
 
 
 @dataclasses.dataclass
 class Peer:
-    """encode() -> payload uint8[m]; decode(payload) -> what it was; check(payload) -> the positions that it stands for, or
-    None if they are the given ones. decode_scale: what the time of decode is to be multiplied with. fpr: of its positives.
-    curve: what it has in common with its other settings."""
+    """A codec of another library.
+
+    Attributes:
+        encode: Returns the payload, uint8[m].
+        decode: Takes the payload, and returns what it encodes.
+        check: Takes the payload, and returns the positions that it encodes, or None if they are the given ones.
+        decode_scale: What the time of `decode` has to be multiplied by.
+        fpr: Rate of false positives, if there are any.
+        curve: Name of the curve that it is a point of.
+        lossless: Whether decoding restores all values.
+    """
 
     encode: Callable[[], np.ndarray]
     decode: Callable[[np.ndarray], object]
@@ -39,13 +47,21 @@ def _installed(name: str) -> bool:
 
 @contextlib.contextmanager
 def selection(gradient: np.ndarray, k: int):
-    """What frameworks offer: the k largest magnitudes, positions in no order, and their values. One thread."""
+    """Select the k largest magnitudes with frameworks, on one thread: unsorted positions and their values.
+
+    Args:
+        gradient: float32[d].
+        k: Number of elements to select.
+
+    Yields:
+        (name, form) -> candidate.
+    """
 
     def numpy_topk():
         indices = np.argpartition(np.abs(gradient), gradient.size - k)[gradient.size - k :]
         return indices, gradient[indices]
 
-    found = {("np.argpartition", "abs, select, gather"): Contestant(numpy_topk)}
+    found = {("np.argpartition", "abs, select, gather"): Candidate(numpy_topk)}
     if not _installed("torch"):
         yield found
         return
@@ -60,13 +76,22 @@ def selection(gradient: np.ndarray, k: int):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield {("torch.topk", "abs, select, gather"): Contestant(torch_topk), **found}
+        yield {("torch.topk", "abs, select, gather"): Candidate(torch_topk), **found}
     finally:
         torch.set_num_threads(threads)
 
 
 def index(indices: np.ndarray, d: int, slow: bool) -> dict[str, Peer]:
-    """indices: uint32[k], ascending. slow: those as well that take long."""
+    """Make the index codecs of other libraries.
+
+    Args:
+        indices: uint32[k], ascending.
+        d: Number of elements of the gradient.
+        slow: Whether to include those that take long.
+
+    Returns:
+        Name -> codec.
+    """
     width = np.dtype("<u4" if int(np.diff(indices, prepend=0).max()) > 0xFFFF else "<u2")
 
     def packed_gaps():
@@ -87,7 +112,9 @@ def _roaring(indices):
     from pyroaring import BitMap
 
     def encode():
-        bitmap = BitMap(array("I", indices.tobytes()))  # of a numpy array it would look at each number
+        bitmap = BitMap(
+            array("I", indices.tobytes())
+        )  # faster than from a numpy array, of which it would look at each number
         bitmap.run_optimize()
         return np.frombuffer(bitmap.serialize(), np.uint8)
 
@@ -119,7 +146,14 @@ def _bloom(indices, d, rate):
 
 
 def value(values: np.ndarray) -> dict[str, Peer]:
-    """values: float32[k]."""
+    """Make the value codecs of other libraries.
+
+    Args:
+        values: float32[k].
+
+    Returns:
+        Name -> codec.
+    """
 
     def packed():
         return np.frombuffer(zlib.compress(values, 6), np.uint8)
@@ -131,8 +165,10 @@ def value(values: np.ndarray) -> dict[str, Peer]:
 
 
 def _ans(values, levels):
-    """Rounding to an odd number of equally spaced levels, and the library's entropy coder with their frequencies, which
-    go along as float32."""
+    """Make a codec that rounds to an odd number of equally spaced levels and codes them with the library's entropy coder.
+
+    The payload includes their frequencies as float32.
+    """
     import constriction
 
     stream = constriction.stream
@@ -156,7 +192,15 @@ def _ans(values, levels):
 
 
 def our_powersgd(rank: int) -> Callable:
-    """f(matrix float32[n, m], the last result or None) -> (approximation float32[n, m], factor to start from)."""
+    """Make one step of our PowerSGD.
+
+    Args:
+        rank: Rank of the approximation.
+
+    Returns:
+        A function of a matrix, float32[n, m], and the last result or None, which returns the approximation, float32[n, m],
+        and the factor that the next step starts from.
+    """
     stage, stream = registry.build("lowrank", "powersgd", {"rank": rank}), Stream(name="bench")
 
     def step(matrix, last):
@@ -172,7 +216,14 @@ def our_powersgd(rank: int) -> Callable:
 
 
 def torch_powersgd(rank: int) -> dict[str, Callable]:
-    """The same with torch, by the hook's own orthogonalization."""
+    """Make one step of torch's PowerSGD, with the orthogonalization of its hook.
+
+    Args:
+        rank: Rank of the approximation.
+
+    Returns:
+        Name -> a function as `our_powersgd` returns; empty if torch is not installed.
+    """
     if not _installed("torch"):
         return {}
     import torch

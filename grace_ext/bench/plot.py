@@ -1,4 +1,4 @@
-"""The figures of a bench run as one picture. The only module that imports matplotlib."""
+"""The figures of a bench run as one plot. This and simulate/plot.py are the only modules that import matplotlib."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -16,7 +16,12 @@ _MOST_BITS = 22
 
 
 def draw(results: dict, path: Path) -> None:
-    """A row of panels for each gradient, and one with times of the largest; the suffix of the path decides the format."""
+    """Draw a row of panels for each gradient, and one with the times of the largest gradient.
+
+    Args:
+        results: What `measure` returned.
+        path: The file; its suffix decides the format.
+    """
     runs = results["runs"]
     figure, axes = pyplot.subplots(
         len(runs) + 1, 3, figsize=(22, 7.5 * (len(runs) + 1)), layout="constrained", squeeze=False
@@ -29,7 +34,7 @@ def draw(results: dict, path: Path) -> None:
         row[0].set_title(f"{run['gradient']}\nindex codecs")
     largest = max(runs, key=lambda run: run["d"])
     _selection(axes[-1, 0], largest)
-    _road(axes[-1, 1], largest)
+    _end_to_end(axes[-1, 1], largest)
     _volume(axes[-1, 2], runs)
     figure.suptitle(f"{results['machine']['cpu']}, one thread; {results['date'][:10]}")
     figure.savefig(path, dpi=80)
@@ -39,10 +44,10 @@ def draw(results: dict, path: Path) -> None:
 def _index(axes, run):
     lines = defaultdict(list)
     for row in run["index"]:
-        if row["stage"] == row["name"]:  # a sweep is at one density only
+        if row["stage"] == row["name"]:  # sweeps are measured at one density only
             lines[row["name"], row["peer"]].append((row["density"], row["bits"]))
     for place, ((name, peer), points) in enumerate(lines.items()):
-        # auto lies on top of the codec that it chose: hollow, so that both are seen
+        # auto lies on top of the codec that it chose; its markers are hollow, so that both are visible
         face = {"markerfacecolor": "none", "markersize": 14, "linestyle": ":"} if name == "auto" else {}
         axes.plot(
             *_columns(points),
@@ -60,7 +65,7 @@ def _index(axes, run):
 
 
 def _rate_distortion(axes, run, where):
-    """Bits per value, the order of a sorting codec included, against relative error: one line for each codec."""
+    """Draw bits per value, including the order of a sorting codec, against relative error: one line for each codec."""
     lines, lossless = defaultdict(list), []
     for row in run["value"]:
         if row["values"] != where:
@@ -117,8 +122,8 @@ def _selection(axes, run):
     _finish_bars(axes)
 
 
-def _road(axes, run):
-    rows = run["road"]
+def _end_to_end(axes, run):
+    rows = run["end_to_end"]
     for side, label, offset in (
         ("compress", "compress, with error feedback", -0.2),
         ("decode", f"decode-add of {rows[0]['ranks']} ranks", 0.2),
@@ -128,15 +133,15 @@ def _road(axes, run):
         axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
     axes.set_yticks(range(len(rows)), [f"{row['spec']}\n{row['ratio']:.1f} : 1" for row in rows])
     axes.margins(x=0.1)
-    axes.set(xlabel="memcpys of the gradient (median)", title=f"{run['gradient']}\nthe whole road")
+    axes.set(xlabel="memcpys of the gradient (median)", title=f"{run['gradient']}\nend to end")
     _finish_bars(axes)
 
 
 def _volume(axes, runs):
-    labels = [row.get("preset", row["spec"]) for row in runs[0]["road"] + runs[0]["preset"]]
+    labels = [row.get("preset", row["spec"]) for row in runs[0]["end_to_end"] + runs[0]["preset"]]
     height = 0.85 / len(runs)
     for place, run in enumerate(runs):
-        volumes = [row["volume"] for row in run["road"] + run["preset"]]
+        volumes = [row["volume"] for row in run["end_to_end"] + run["preset"]]
         offset = (place - (len(runs) - 1) / 2) * height
         bars = axes.barh([at + offset for at in range(len(labels))], volumes, height, label=run["gradient"])
         axes.bar_label(bars, fmt="%.2g", padding=3, fontsize=7)

@@ -5,15 +5,16 @@ import math
 import textwrap
 
 _HOW = (
-    "Times: the median of {repetitions} repetitions (fewer, but at least three, where they take more than some "
-    "seconds) and in parentheses the minimum, as multiples of one memcpy (np.copyto) of the gradient. What is "
-    "compared took turns with that memcpy. Everything ran on one thread."
+    "Times: the median of {repetitions} repetitions (fewer, but at least three, where they take more than a few "
+    "seconds) and, in parentheses, the minimum, in multiples of one memcpy (np.copyto) of the gradient. What is "
+    "compared ran in turns with that memcpy. Everything ran on one thread."
 )
 _RATES = ("encode M/s", "decode M/s", "encode x memcpy", "decode x memcpy")
 _STAGES = ("transform", "select", "index", "value", "container", "residual")
 _SIDES = ("compress", "decode")
 _VOLUME = (
-    "ratio: dense float32 over the bytes, headers included; volume: its inverse; value error: of the values that are sent."
+    "ratio: bytes of dense float32 over those sent, headers included; volume: its inverse; value error: the relative error "
+    "of the values that are sent."
 )
 _VOLUME_HEADER = ("bytes", "ratio", "volume", "value error", "compress x memcpy", "decode-add x memcpy")
 _PEERS = "(library): not part of grace_ext, for comparison."
@@ -21,7 +22,14 @@ _PEERS = "(library): not part of grace_ext, for comparison."
 
 @dataclasses.dataclass
 class Table:
-    """note: what the columns mean; the first column is text, the others are numbers."""
+    """A table whose first column is text and whose other columns are numbers.
+
+    Attributes:
+        title: Its title.
+        note: What the columns mean.
+        header: The titles of the columns.
+        rows: The cells.
+    """
 
     title: str
     note: str
@@ -30,15 +38,22 @@ class Table:
 
 
 def tables(run: dict) -> list[Table]:
-    """The tables of one gradient; none for kinds of parts that do not exist."""
+    """Make the tables of one gradient.
+
+    Args:
+        run: The figures of the gradient.
+
+    Returns:
+        The tables; none for a kind that has no figures.
+    """
     made = (
         ("selection", _selection),
         ("index", _index),
         ("value", _value),
         ("transform", _transform),
         ("lowrank", _low_rank),
-        ("road", _road),
-        ("road", _stages),
+        ("end_to_end", _end_to_end),
+        ("end_to_end", _stages),
         ("preset", _presets),
     )
     return [make(run) for kind, make in made if run[kind]]
@@ -56,9 +71,9 @@ def _selection(run):
     ]
     return Table(
         "Selection",
-        "fused: gradient + residual is formed in the same pass and written out; error "
-        "feedback only: that sum alone. torch.topk and np.argpartition give the positions in no order and "
-        "leave the sum out.",
+        "fused: gradient + residual is computed in the same pass and written out; error "
+        "feedback only: that sum alone. torch.topk and np.argpartition return unsorted positions, and do not "
+        "compute the sum.",
         ["sparsifier", "density", "selected", "x memcpy"],
         rows,
     )
@@ -108,9 +123,9 @@ def _value(run):
     ]
     return Table(
         "Value codecs",
-        "top: the values at those positions; dense: the gradient, from its beginning. error: "
-        "the 2-norm of decoded - original over that of the original. above Gauss: bits more than the Gaussian "
-        "rate-distortion function at that error, log2(1 / error); other distributions can have fewer. Bits "
+        "top: the values at those positions; dense: the beginning of the gradient. error: "
+        "the 2-norm of decoded - original over that of the original. above Gauss: bits above the Gaussian "
+        "rate-distortion function at that error, log2(1 / error); other distributions can need fewer. Bits "
         f"include norms, parameters, tables and the order that a sorting codec needs. {_PEERS}",
         ["codec", "values", "k", "bits/value", "error", "above Gauss", *_RATES],
         rows,
@@ -131,8 +146,8 @@ def _transform(run):
     ]
     return Table(
         "Transforms",
-        "error of keeping only the largest coefficients: of all, or the same share of each chunk; "
-        "beside it, that of the largest elements of the gradient itself.",
+        "The relative error when only the largest coefficients are kept: of all, or the same share of each "
+        "chunk; and, for comparison, when only the largest elements of the gradient itself are kept.",
         [
             "transform",
             "density",
@@ -154,22 +169,22 @@ def _low_rank(run):
     return Table(
         "Low rank",
         "One step with a warm start and the approximation, without any exchange, on the gradient as "
-        "one matrix. volume: the factors over the matrix. Here numpy and torch multiply with as many threads as "
-        "they take by themselves.",
+        "one matrix. volume: the size of the factors over that of the matrix. Here numpy and torch use their default "
+        "numbers of threads.",
         ["method", "matrix", "volume", "error", "x memcpy"],
         rows,
     )
 
 
-def _road(run):
+def _end_to_end(run):
     rows = [
         [row["spec"], *_volume(row), *(f"{1e3 * row[side]['seconds']['median']:.2f}" for side in _SIDES)]
-        for row in run["road"]
+        for row in run["end_to_end"]
     ]
     return Table(
-        "The whole road",
+        "End to end",
         "compress: gradient + residual, selection, codecs, container and the next "
-        f"residual, in place. decode-add: checking {run['road'][0]['ranks']} containers (one a rank) and "
+        f"residual, in place. decode-add: checking {run['end_to_end'][0]['ranks']} containers (one per rank) and "
         f"writing their weighted sum to a dense gradient. {_VOLUME}",
         ["spec", *_VOLUME_HEADER, "compress ms", "decode-add ms"],
         rows,
@@ -180,14 +195,14 @@ def _presets(run):
     rows = [[row["preset"], row["spec"], *_volume(row)] for row in run["preset"]]
     return Table(
         "Presets",
-        f"Published methods, as whole roads; decode-add of one container. {_VOLUME}",
+        f"Published methods, end to end; decode-add of one container. {_VOLUME}",
         ["preset", "spec", *_VOLUME_HEADER],
         rows,
     )
 
 
 def _stages(run):
-    rows = [[row["spec"], *(f"{row['stages'].get(stage, 0):.2f}" for stage in _STAGES)] for row in run["road"]]
+    rows = [[row["spec"], *(f"{row['stages'].get(stage, 0):.2f}" for stage in _STAGES)] for row in run["end_to_end"]]
     return Table(
         "Where compress spends its time",
         "In memcpys of the gradient (medians), by the compressor's own clock.",
@@ -247,7 +262,14 @@ def _memcpy(run: dict) -> str:
 
 
 def text(results: dict) -> str:
-    """For the terminal."""
+    """Format a bench run for the terminal.
+
+    Args:
+        results: What `measure` returned.
+
+    Returns:
+        The text.
+    """
     out = [results["date"], *map(_wrap, _circumstances(results)), ""]
     for run in results["runs"]:
         out += [f"=== {run['gradient']}", _memcpy(run), ""]
@@ -267,9 +289,17 @@ def _wrap(paragraph: str) -> str:
 
 
 def markdown(results: dict, image: str | None = None) -> str:
-    """docs/codecs.md. image: the plot's path as seen from the document."""
+    """Format a bench run as docs/codecs.md.
+
+    Args:
+        results: What `measure` returned, with the keys "command" and "catalogue".
+        image: Path of the plot as seen from the document; None: no plot.
+
+    Returns:
+        The document.
+    """
     out = [
-        "# Parts and figures",
+        "# Codecs and measurements",
         "",
         f"Written on {results['date']} by",
         "",
@@ -279,7 +309,7 @@ def markdown(results: dict, image: str | None = None) -> str:
         "",
         "Do not edit: run the command again.",
         "",
-        "## What there is",
+        "## Catalogue",
         "",
     ]
     header = ["kind", "name and defaults", "id", "properties", "what it is", "from"]

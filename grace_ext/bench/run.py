@@ -1,4 +1,4 @@
-"""What is to be measured, and measuring it."""
+"""The plan of what is measured, and its measurement."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from .. import registry
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor, make_compressor
 from ..pipeline.presets import PRESETS
-from . import inputs, parts, road
+from . import codecs, end_to_end, inputs, parts
 from .subject import Subject
 
 SPECS = (
@@ -31,19 +31,29 @@ SPECS = (
     "dense/qsgd:8",
     "dense/fp16",
 )
-KINDS = ("selection", "index", "value", "transform", "lowrank", "road", "preset")
+KINDS = ("selection", "index", "value", "transform", "lowrank", "end_to_end", "preset")
 _DENSITIES = (0.001, 0.01, 0.1)
 _SIMD = ("avx512f", "avx512vbmi2", "avx2", "avx", "sse4.2", "sve", "neon")
 
 
 @dataclasses.dataclass
 class Plan:
-    """Gradients by label, and the settings that are the same for each."""
+    """What is measured.
+
+    Attributes:
+        gradients: Label -> function that returns the gradient, float32[d].
+        densities: Shares of the elements that are selected, ascending.
+        compressors: Spec, as it was given -> compressor that is measured end to end.
+        presets: Name -> compressor.
+        ranks: Number of containers to decode and add.
+        repetitions: Number of repetitions of each measurement.
+        peers: Whether to measure other libraries for comparison.
+    """
 
     gradients: dict[str, Callable[[], np.ndarray]]
     densities: list[float]
-    compressors: dict[str, Compressor]  # by the spec as it was given
-    presets: dict[str, Compressor]  # by name
+    compressors: dict[str, Compressor]
+    presets: dict[str, Compressor]
     ranks: int
     repetitions: int
     peers: bool
@@ -52,9 +62,24 @@ class Plan:
 def plan(
     *, input=("heavy",), size=None, density=None, spec=None, ranks=8, repetitions=None, peers=True, quick=False, seed=0
 ) -> Plan:
-    """Check what is asked for before anything is measured. Raises ConfigError.
+    """Check what is asked for before anything is measured.
 
-    spec: whole roads; None for SPECS and all presets.
+    Args:
+        input: Names in SYNTHETIC, and files.
+        size: Numbers of elements of the synthetic gradients; None: the default.
+        density: Shares of the elements that are selected; None: the defaults.
+        spec: Compressors to measure end to end; None: SPECS and all presets.
+        ranks: Number of containers to decode and add.
+        repetitions: Number of repetitions of each measurement; None: the default.
+        peers: Whether to measure other libraries for comparison.
+        quick: Whether the defaults are a small size, fewer densities and few repetitions.
+        seed: Seed of the synthetic gradients.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ConfigError: An argument is out of range, or a compressor makes no container.
     """
     densities = sorted(density or (_DENSITIES[1:] if quick else _DENSITIES))
     for value in densities:
@@ -66,23 +91,31 @@ def plan(
     compressors = {one: make_compressor(one) for one in spec or SPECS}
     for one, made in compressors.items():
         if made.lowrank is not None:
-            raise ConfigError(f"--spec {one}: makes no container; what is measured here are containers")
+            raise ConfigError(f"--spec {one}: makes no container; only compressors that make containers are measured here")
     presets = {} if spec else {name: make_compressor(name) for name in PRESETS}
     return Plan(gradients, densities, compressors, presets, ranks, repetitions or (3 if quick else 9), peers)
 
 
 def measure(plan: Plan, progress: Callable[[int, int, str], None]) -> dict:
-    """Everything in the plan, as dicts of numbers. progress(done, total, what) is called after each part."""
+    """Measure everything in a plan.
+
+    Args:
+        plan: The plan.
+        progress: Called with (done, total, what) after each part.
+
+    Returns:
+        The figures, as nested dicts and lists of numbers and texts.
+    """
     middle = plan.densities[len(plan.densities) // 2]
     kinds = [("selection", f"selection of {x:.4g}", parts.selection, (x,)) for x in plan.densities]
-    kinds += [("index", f"index codecs at {x:.4g}", parts.index_codecs, (x, x == middle)) for x in plan.densities]
+    kinds += [("index", f"index codecs at {x:.4g}", codecs.index_codecs, (x, x == middle)) for x in plan.densities]
     kinds += [
-        ("value", "value codecs", parts.value_codecs, (middle,)),
+        ("value", "value codecs", codecs.value_codecs, (middle,)),
         ("transform", "transforms", parts.transforms, (middle,)),
         ("lowrank", "low rank", parts.low_rank, ()),
     ]
-    kinds += [("road", one, road.road, (one, made, plan.ranks)) for one, made in plan.compressors.items()]
-    kinds += [("preset", one, road.preset, (one, made)) for one, made in plan.presets.items()]
+    kinds += [("end_to_end", one, end_to_end.end_to_end, (one, made, plan.ranks)) for one, made in plan.compressors.items()]
+    kinds += [("preset", one, end_to_end.preset, (one, made)) for one, made in plan.presets.items()]
     runs, done, total = [], 0, len(plan.gradients) * len(kinds)
     for label, make in plan.gradients.items():
         subject = Subject(make(), plan.repetitions, plan.peers)
@@ -105,7 +138,11 @@ def measure(plan: Plan, progress: Callable[[int, int, str], None]) -> dict:
 
 
 def machine() -> dict:
-    """What the figures depend on."""
+    """Describe the machine that the figures depend on.
+
+    Returns:
+        The keys "cpu", "cores", "simd" and "system".
+    """
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -120,6 +157,11 @@ def machine() -> dict:
 
 
 def versions() -> dict:
+    """List the versions of the software that the figures depend on.
+
+    Returns:
+        Name -> version, for what is installed.
+    """
     found = {"python": platform.python_version()}
     for name in ("grace_ext", "numpy", "numba", "isal", "torch", "pyroaring", "pybloomfiltermmap3", "constriction"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

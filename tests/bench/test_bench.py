@@ -11,8 +11,9 @@ import pytest
 
 import grace_ext
 from grace_ext import bench, cli, registry
-from grace_ext.bench import parts, peers, road
+from grace_ext.bench import end_to_end, parts, peers
 from grace_ext.bench.subject import Subject
+from grace_ext.bench.variants import variants
 from grace_ext.index.base import IndexCodec
 from grace_ext.index.raw import RawIndex
 from grace_ext.pipeline import container
@@ -136,10 +137,7 @@ def is_time(row) -> bool:
 def test_bench_measures_every_index_codec(figures):
     rows = {(row["density"], row["stage"]): row for row in figures["runs"][0]["index"] if not row["peer"]}
     swept = [
-        (density, str(codec))
-        for density in (0.01, 0.1)
-        for codec in parts.variants("index", density == 0.1)
-        if codec.universal
+        (density, str(codec)) for density in (0.01, 0.1) for codec in variants("index", density == 0.1) if codec.universal
     ]
     assert sorted(rows) == sorted(swept)
     assert (0.1, "test_pairs:spicy") in rows and (0.01, "test_pairs:spicy") not in rows
@@ -181,8 +179,8 @@ def test_bench_measures_selection_beside_others(figures):
         assert "np.argpartition" in names and ("torch.topk" in names) == bool(importlib.util.find_spec("torch"))
 
 
-def test_bench_measures_the_whole_road(figures):
-    rows = {row["spec"]: row for row in figures["runs"][0]["road"]}
+def test_bench_measures_compressors_end_to_end(figures):
+    rows = {row["spec"]: row for row in figures["runs"][0]["end_to_end"]}
     assert list(rows) == ["topk:0.01/rice/qsgd:7", "topk:0.01/test_pairs/test_sorted", "dense/fp16"]
     assert all(is_time(row["compress"]) and is_time(row["decode"]) and row["ranks"] == 3 for row in rows.values())
     assert (
@@ -192,8 +190,8 @@ def test_bench_measures_the_whole_road(figures):
     assert set(rows["dense/fp16"]["stages"]) == {"select", "index", "value", "container", "residual"}
 
 
-def test_bench_tells_volume_and_error_of_roads(figures):
-    rows = {row["spec"]: row for row in figures["runs"][0]["road"]}
+def test_bench_reports_volume_and_error_of_compressors(figures):
+    rows = {row["spec"]: row for row in figures["runs"][0]["end_to_end"]}
     for row in rows.values():
         assert row["volume"] * row["ratio"] == pytest.approx(1) and row["volume"] == row["bytes"] / 80_000
     assert rows["topk:0.01/test_pairs/test_sorted"]["value_error"] == 0
@@ -206,7 +204,7 @@ def test_bench_measures_presets_unless_specs_are_given(figures):
     assert list(made) == list(PRESETS)
     assert all(str(one) == str(grace_ext.compressor(PRESETS[name])) for name, one in made.items())
     subject = Subject(np.random.default_rng(2).standard_normal(3000, np.float32), 1, False)
-    (row,) = road.preset(subject, "dr-qsgd", made["dr-qsgd"])
+    (row,) = end_to_end.preset(subject, "dr-qsgd", made["dr-qsgd"])
     assert row["preset"] == "dr-qsgd" and row["ranks"] == 1 and row["spec"] == PRESETS["dr-qsgd"]
 
 
@@ -242,7 +240,7 @@ def test_low_rank_of_a_low_rank_gradient_is_exact():
 
 def test_bench_prints_and_writes_the_same_tables(files):
     printed, document = ((files / name).read_text() for name in ("stdout", "codecs.md"))
-    for title in ("Selection", "Index codecs", "Value codecs", "Transforms", "Low rank", "The whole road"):
+    for title in ("Selection", "Index codecs", "Value codecs", "Transforms", "Low rank", "End to end"):
         assert f"--- {title}" in printed and f"### {title}" in document
     for name in ("test_pairs (rebuilds", "test_sorted:plain", "topk:0.01/rice/qsgd:7"):
         assert name in printed and f"| {name}" in document
