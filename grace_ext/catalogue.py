@@ -1,10 +1,12 @@
-"""The catalogue of all registered stages, compiled from the classes themselves and the docstrings of their modules."""
+"""The catalogue of all registered stages, compiled from the classes and their docstrings."""
 
+import inspect
 import re
 import sys
 
 from . import registry
 
+_SECTION = re.compile(r"^(Args|Attributes|Raises|Source):$", re.M)
 _YEAR = re.compile(r"\b(19|20)\d\d\b")
 #: Properties that a class may declare: attribute -> the text for a true value, the text for a false one.
 _TRAITS = {
@@ -21,15 +23,15 @@ def catalogue() -> list[dict]:
 
     Returns:
         One dict per stage, in the order of registry.KINDS and then by name, with the keys "kind", "name", "id" (the
-        container id or None), "options" (option -> default), "traits" (list of texts), "summary" (the first paragraph of
-        the module's docstring), "notes" (the first paragraph of the class's docstring) and "papers" (those other paragraphs
-        of the module's docstring that mention a year).
+        container id or None), "options" (option -> default), "traits" (list of texts), and from the class's docstring
+        "summary" (its first paragraph), "notes" (its options) and "papers" (a list with its section "Source"). Where the
+        class has no docstring or no "Source", its module's docstring gives the summary and the papers, which are the
+        paragraphs that mention a year.
     """
     found = []
     for kind in registry.KINDS:
         for name in registry.names(kind):
             cls = registry.lookup(kind, name)
-            summary, *others = _paragraphs(sys.modules[cls.__module__].__doc__) or [""]
             found.append(
                 {
                     "kind": kind,
@@ -37,12 +39,20 @@ def catalogue() -> list[dict]:
                     "id": cls.id,
                     "options": {key: parameter.default for key, parameter in registry.parameters(cls).items()},
                     "traits": _traits(cls),
-                    "summary": summary,
-                    "notes": (_paragraphs(cls.__doc__) or [""])[0],
-                    "papers": [text for text in others if _YEAR.search(text)],
+                    **_description(cls),
                 }
             )
     return found
+
+
+def _description(cls: type) -> dict:
+    """Return the summary, the notes and the papers of a stage."""
+    of_module = _paragraphs(sys.modules[cls.__module__].__doc__)
+    text, *others = _SECTION.split(inspect.cleandoc(cls.__doc__ or ""))
+    sections = dict(zip(others[::2], map(_paragraphs, others[1::2]), strict=True))
+    summary = (_paragraphs(text) or of_module or [""])[0]
+    papers = sections.get("Source") or [paragraph for paragraph in of_module[1:] if _YEAR.search(paragraph)]
+    return {"summary": summary, "notes": " ".join(sections.get("Args", [])), "papers": papers}
 
 
 def _traits(cls: type) -> list[str]:

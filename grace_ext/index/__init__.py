@@ -1,4 +1,4 @@
-"""Index codecs, one file each. A new one is its file and a line here."""
+"""Index codecs, one file each. A new one takes a file and a line here."""
 
 from . import auto, bitmap, bloom, elias_fano, huffman, raw, rice, rice_adaptive, rle, rows, shared, varint  # noqa: F401  (importing registers them)
 from .base import IndexCodec

@@ -1,15 +1,19 @@
-"""The default: whichever lossless codec is shortest for this support, or half a percent longer but much faster."""
+"""Index codec `auto`, the default: the best codec for each support."""
 
 from ..registry import lookup, names, register
 from .base import IndexCodec
-from .gaps import Gaps
+from .gaps import GapCounts
 
-_SLACK = 200  # a slow codec has to save more than this part of its size
+_SLACK = 200  # a slow codec has to save more than 1 / 200 of its size
 
 
 @register
 class Auto(IndexCodec):
-    """Exact sizes from one pass over the gaps; containers carry the id of the shortest codec, never this one's."""
+    """Chooses the lossless codec that encodes a support in the fewest bytes.
+
+    The sizes are exact and come from one pass over the gaps. A codec that is several times as slow as others is chosen only
+    if it saves more than half a percent. Containers carry the id of the chosen codec.
+    """
 
     name = "auto"
 
@@ -19,9 +23,9 @@ class Auto(IndexCodec):
     def choose(self, indices, d):
         known = (lookup("index", name) for name in names("index"))
         candidates = [cls() for cls in known if cls.lossless and cls.universal and not cls.composite and cls.id is not None]
-        gaps = Gaps(indices, d)
+        gaps = GapCounts(indices, d)
         chosen, least = None, None
-        for bound, _, codec in sorted((codec.size_at_least(gaps), codec.id, codec) for codec in candidates):
+        for bound, _, codec in sorted((codec.size_lower_bound(gaps), codec.id, codec) for codec in candidates):
             if chosen is None or bound < least:
                 cost = _cost(codec, gaps)
                 if chosen is None or cost < least:
@@ -30,5 +34,5 @@ class Auto(IndexCodec):
 
 
 def _cost(codec, gaps):
-    size = codec.size_from(gaps)
+    size = codec.size_from_gaps(gaps)
     return size + size // _SLACK if codec.slow else size

@@ -1,4 +1,4 @@
-"""What an index codec promises."""
+"""The interface of index codecs."""
 
 from typing import TYPE_CHECKING
 
@@ -7,50 +7,97 @@ import numpy as np
 from ..registry import Stage
 
 if TYPE_CHECKING:
-    from .gaps import Gaps
+    from .gaps import GapCounts
 
 
 class IndexCodec(Stage):
-    """Turns a support (strictly ascending positions) into bytes and back.
+    """Encodes a support (strictly ascending positions) as bytes, and decodes it.
 
-    `encode` returns the payload and the support that the receiver will rebuild; for a lossless codec that is the
-    given one. `decode` must accept any bytes: it raises ContainerError or writes k ascending positions below d
-    to the array that it is given, and never needs the options of the sender's codec.
+    `encode` returns the payload and the support that the receiver will rebuild; a lossless codec rebuilds the given one.
+    `decode` accepts any bytes: it writes k ascending positions below d or raises ContainerError, and it never needs the
+    options of the sender's codec.
     """
 
     kind = "index"
     lossless = True
-    #: Whether the values of the given indices are sent in their order, to land at the positions of another support.
-    #: Elsewhere the support gets the values that the gradient has there.
+    #: Whether the values at the given indices are sent, in order, and assigned to the positions of another support.
+    #: Otherwise the values that are sent are those that the gradient has at the support.
     remaps_values = False
-    #: Encodes any support. Otherwise the compressor calls it where the sparsifier's positions are made for it.
+    #: Whether it encodes any support. Otherwise it is used only with sparsifiers whose positions all ranks draw alike.
     universal = True
-    #: Whether others encode and decode several times as fast: then `auto` wants half a percent for it.
+    #: Whether other codecs are several times as fast: then `auto` chooses it only if it saves over half a percent.
     slow = False
-    #: Made of other codecs' sections: not for `auto`, nor for such parts.
+    #: Whether its section consists of other codecs' sections: then neither `auto` nor another such codec uses it.
     composite = False
 
     def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
-        """indices: uint32[k], strictly ascending, below d, k >= 1 -> (payload uint8[m], support uint32[k'])."""
+        """Encode positions.
+
+        Args:
+            indices: uint32[k], strictly ascending, below d, k >= 1.
+            d: Number of elements of the domain that the positions are in.
+
+        Returns:
+            The payload, uint8[m], and the support that the receiver rebuilds, uint32[k'], strictly ascending.
+        """
         raise NotImplementedError
 
     @staticmethod
     def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
-        """payload: uint8[m] -> out: uint32[k], 1 <= k <= d: the support, strictly ascending, below d."""
+        """Decode the support.
+
+        Args:
+            payload: uint8[m], any bytes.
+            d: Number of elements of the domain that the positions are in.
+            out: Output, uint32[k], 1 <= k <= d: the support, strictly ascending, below d.
+
+        Raises:
+            ContainerError: The payload is not that of k positions below d.
+        """
         raise NotImplementedError
 
     def size(self, indices: np.ndarray, d: int) -> int:
-        """Bytes of the payload for these indices. Codecs that know it without encoding say so here."""
+        """Return how many bytes the payload has. Codecs that know it without encoding override this.
+
+        Args:
+            indices: uint32[k], strictly ascending, below d, k >= 1.
+            d: Number of elements of the domain that the positions are in.
+
+        Returns:
+            The number of bytes.
+        """
         return self.encode(indices, d)[0].size
 
-    def size_from(self, gaps: "Gaps") -> int:
-        """The same, for codecs that know it from the statistics of a support."""
+    def size_from_gaps(self, gaps: "GapCounts") -> int:
+        """Return how many bytes the payload has. Codecs that know it from the counts of gap classes override this.
+
+        Args:
+            gaps: The support and the counts of its gap classes.
+
+        Returns:
+            The number of bytes, the same as that of `size`.
+        """
         return self.size(gaps.indices, gaps.d)
 
-    def size_at_least(self, gaps: "Gaps") -> int:
-        """A bound that is found faster than the size, so that `auto` need not ask for it where others are shorter."""
+    def size_lower_bound(self, gaps: "GapCounts") -> int:
+        """Return a lower bound of the size that is found faster, so that `auto` can rule the codec out.
+
+        Args:
+            gaps: The support and the counts of its gap classes.
+
+        Returns:
+            A number of bytes.
+        """
         return 0
 
     def choose(self, indices: np.ndarray, d: int) -> "IndexCodec":
-        """The codec that writes the section: this one, unless it is a policy that picks among others."""
+        """Return the codec that writes the section: this one, unless it chooses among others.
+
+        Args:
+            indices: uint32[k], strictly ascending, below d, k >= 1.
+            d: Number of elements of the domain that the positions are in.
+
+        Returns:
+            The codec.
+        """
         return self

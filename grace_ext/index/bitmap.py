@@ -1,4 +1,4 @@
-"""One bit an element: best where more than about a third of the positions are in the support."""
+"""Index codec `bitmap`."""
 
 import numpy as np
 
@@ -10,6 +10,11 @@ from .base import IndexCodec
 
 @register
 class Bitmap(IndexCodec):
+    """One bit for each element. It is the shortest where more than about a third of the positions are in the support.
+
+    The payload is ceil(d / 8) bytes (docs/container-format.md, "Index sections").
+    """
+
     name, id = "bitmap", 2
 
     def encode(self, indices, d):

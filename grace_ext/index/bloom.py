@@ -1,12 +1,4 @@
-"""A Bloom filter of the positions, and a policy that says which of its positives are the support: lossy.
-
-Xu et al., DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning, NeurIPS 2021,
-section 4 and appendix B; Bloom, Space/time trade-offs in hash coding with allowable errors, 1970. The hash functions
-are the 32-bit finalizer of MurmurHash3, of a group of 64 positions instead of each by itself: 64 are queried with as many
-memory accesses as one would need, at the same rate of false positives (kernels/bloom.py says how). P2 gives every positive
-a score, from the sizes of all the conflict sets that it is in, and takes the highest, where the paper draws from one set
-after the other, the smallest first. On every gradient that was measured it needs more bits than the lossless codecs do.
-"""
+"""Index codec `bloom`."""
 
 import math
 
@@ -26,7 +18,15 @@ _HEAD = 6  # bytes before the filter
 
 
 def filter_size(r: int, fpr: float) -> tuple[int, int]:
-    """(number of hash functions, number of 64-bit words) for r positions."""
+    """Return the size of a filter for r positions.
+
+    Args:
+        r: Number of positions.
+        fpr: The rate of false positives.
+
+    Returns:
+        The number of hash functions (Remark 2 of the paper) and the number of 64-bit words (Lemma 3).
+    """
     hashes = min(MAX_HASHES, max(1, round(-math.log2(fpr))))
     bits = -hashes * r / math.log1p(-(fpr ** (1 / hashes)))
     return hashes, math.ceil(bits / 64)
@@ -34,13 +34,29 @@ def filter_size(r: int, fpr: float) -> tuple[int, int]:
 
 @register
 class Bloom(IndexCodec):
-    """policy: what receivers rebuild. p0: all positives. Of the r (as many as were selected) that the others take: p1 at
-    random, p2 by their conflict sets, leftmost, middle and rightmost by position; naive: the first r, with the values of the
-    selected positions in their order, so that values shift (for study only). fpr: the share of false positives
-    among the other positions, 1e-6 to 0.9. seed: 0 to 2**32 - 1, of the hash functions and of random choices.
+    """A Bloom filter of the positions, and a policy that decides which of its positives are the support. It is lossy.
 
-    The number of hash functions is that of the paper's Remark 2, log2(1 / fpr), rounded, at most 16 (where fpr is below
-    1e-5); the size of the filter is the one that reaches fpr with so many (Lemma 3).
+    The number of hash functions is that of the paper's Remark 2, log2(1 / fpr), rounded, and at most 16 (which limits it
+    where fpr is below 1e-5). The size of the filter is the one that reaches fpr with this number (Lemma 3). The hash
+    functions are the 32-bit finalizer of MurmurHash3, applied to a group of 64 positions instead of to each one: 64
+    positions are queried with as many memory accesses as one would need, at the same rate of false positives
+    (kernels/bloom.py explains how). Policy p2 scores every positive by the sizes of all conflict sets that it is in, and
+    takes the highest scores; the paper draws from one set after the other, the smallest first. On every gradient that was
+    measured, the codec needs more bits than the lossless ones.
+
+    The payload holds the policy, the number of hash functions, a seed and the filter (docs/container-format.md, "Bloom
+    filters").
+
+    Args:
+        policy: What receivers rebuild from the positives. p0: all of them. The others take r of them, as many as were
+            selected: p1 at random, p2 by their conflict sets; leftmost, middle and rightmost by position; naive the first r,
+            but with the values of the selected positions in order, so that values are shifted (for study only).
+        fpr: The share of false positives among the positions that are not selected, 1e-6 to 0.9.
+        seed: Seed of the hash functions and of random choices, 0 to 2**32 - 1.
+
+    Source:
+        Xu et al., DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning, NeurIPS 2021, section 4
+        and appendix B; Bloom, Space/time trade-offs in hash coding with allowable errors, 1970.
     """
 
     name, id = "bloom", 9
@@ -60,11 +76,12 @@ class Bloom(IndexCodec):
 
     @property
     def remaps_values(self):
+        """Whether values are shifted to other positions, as under the policy `naive`."""
         return self.policy == "naive"
 
     def encode(self, indices, d):
         hashes, size = filter_size(indices.size, self.fpr)
-        # A seed of its own for every support: a position that loses in one step is not the one that loses in the next.
+        # Every support has a seed of its own, so that a position that loses in one step does not lose again in the next.
         seed = np.uint32(xxhash.xxh64_intdigest(indices.astype("<u4"), self.seed) & 0xFFFFFFFF)
         words = np.zeros(size, np.uint64)
         bloom_insert(indices, -(-d // 64), hashes, seed, words)
@@ -96,12 +113,12 @@ class Bloom(IndexCodec):
 
 
 class _Filter:
-    """A filter that has been asked for all d positions. count: how many positives there are."""
+    """A filter that has been queried for all d positions; `count` is the number of positives."""
 
     def __init__(self, words, d, hashes, seed):
         self.words, self.d, self.hashes, self.seed = words, d, hashes, seed
         self.stride = -(-d // 64)
-        # Rows an odd number of cache lines apart: the 64 that are written in turn must not share a set of the cache.
+        # Rows are an odd number of cache lines apart: the 64 that are written in turn must not share a set of the cache.
         row = (self.stride + 511) // 512 * 8
         row += 8 if row % 16 == 0 else 0
         self.found = scratch("bloom rows", np.uint64, 64 * row).reshape(64, row)
@@ -109,7 +126,7 @@ class _Filter:
         self.count = bloom_count(self.found, d, self.stride, seed)
 
     def support(self, policy: str, out: np.ndarray) -> None:
-        """Write what the policy takes to out: uint32[count] for p0, uint32[r] with r <= count for the others."""
+        """Write the support under the policy to out: uint32[count] for p0, uint32[r] with r <= count for the others."""
         if policy == "p0":
             return bloom_positions(self.found, self.d, self.stride, self.seed, out)
         n, r = self.count, out.size

@@ -1,8 +1,4 @@
-"""Elias-Fano: half a bit above the bound for random positions, and any position can be read without the others.
-
-Elias, Efficient storage and retrieval by content and address of static files, 1974; Fano, On the number of bits
-required to implement an associative memory, 1971.
-"""
+"""Index codec `elias_fano`."""
 
 import numpy as np
 
@@ -13,12 +9,30 @@ from .base import IndexCodec
 
 
 def low_width(d: int, k: int) -> int:
-    """floor(log2(d / k)): the bits of each position that are stored as they are."""
+    """Return how many low bits of each position are stored as they are.
+
+    Args:
+        d: Number of elements of the domain.
+        k: Number of positions, 1 <= k <= d.
+
+    Returns:
+        floor(log2(d / k)).
+    """
     return (d // k).bit_length() - 1
 
 
 @register
 class EliasFano(IndexCodec):
+    """Elias-Fano codes: half a bit above the bound for random positions. Any position can be read without the others.
+
+    The payload is a stream of the positions' low bits and a stream with one set bit for each position
+    (docs/container-format.md, "Index sections").
+
+    Source:
+        Elias, Efficient storage and retrieval by content and address of static files, 1974; Fano, On the number of bits
+        required to implement an associative memory, 1971.
+    """
+
     name, id = "elias_fano", 7
 
     def encode(self, indices, d):
@@ -45,10 +59,20 @@ class EliasFano(IndexCodec):
 
     @staticmethod
     def position(payload: np.ndarray, d: int, k: int, i: int) -> int:
-        """The i-th of the k positions, 0 <= i < k, read from uint8[m] without decoding the others.
+        """Read one position without decoding the others.
 
-        Raises IndexError for another i and ContainerError for a section that cannot be right; what only a full
-        decoding would notice stays unnoticed.
+        Args:
+            payload: uint8[m], the section.
+            d: Number of elements of the domain.
+            k: Number of positions.
+            i: Which position to read, 0 <= i < k.
+
+        Returns:
+            The i-th position.
+
+        Raises:
+            IndexError: i is out of range.
+            ContainerError: The section is certainly wrong. Damage that only decoding all of it would show goes unnoticed.
         """
         if not 0 <= i < k:
             raise IndexError(f"position {i} of {k}")
@@ -60,7 +84,7 @@ class EliasFano(IndexCodec):
 
 
 def _streams(payload, d, k):
-    """(e, lows, highs); ContainerError if the length cannot be right."""
+    """Return (e, low bits, high bits). Raises ContainerError if the length cannot be right."""
     e = low_width(d, k)
     split = (k * e + 7) // 8
     if not k <= 8 * (payload.size - split) < (d >> e) + k + 8:

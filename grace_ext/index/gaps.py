@@ -1,15 +1,23 @@
-"""What `auto` learns from one pass over a support."""
+"""The statistics of a support from which `auto` computes the sizes of all codecs."""
 
 import numpy as np
 
 from ..kernels.gap_huffman import CONTEXTS, ROW, count_gaps
 
 
-class Gaps:
+class GapCounts:
     """How often each class of gaps occurs in a support.
 
-    indices: uint32[k], strictly ascending, below d, k >= 1. counts: int64[CONTEXTS * ROW], class c after context x at
-    x * ROW + c (docs/container-format.md, "Gap classes"); classes: int64[ROW], the same over all contexts.
+    Attributes:
+        indices: uint32[k].
+        d: Number of elements of the domain.
+        counts: int64[CONTEXTS * ROW]; the count of class c after context x is at x * ROW + c (docs/container-format.md,
+            "Gap classes").
+        classes: int64[ROW], the counts summed over all contexts.
+
+    Args:
+        indices: uint32[k], strictly ascending, below d, k >= 1.
+        d: Number of elements of the domain.
     """
 
     def __init__(self, indices: np.ndarray, d: int):

@@ -1,7 +1,4 @@
-"""Huffman codes of gap classes: half of the bound for random positions where real gradients cluster.
-
-Huffman, A method for the construction of minimum-redundancy codes, 1952; scheme=bytes as in DeepReduce (Xu et al., 2021).
-"""
+"""Index codec `huffman`."""
 
 import numpy as np
 
@@ -10,17 +7,27 @@ from ..kernels.byte_huffman import MOST_BYTES, STREAMS, byte_huffman_decode, byt
 from ..kernels.gap_huffman import CLASSES, CONTEXTS, ROW, gap_huffman_decode, gap_huffman_encode, plan_gap_codes
 from ..registry import register
 from .base import IndexCodec
-from .gaps import Gaps
+from .gaps import GapCounts
 
 _SCHEMES = ("gaps", "bytes")
-_BYTES = 0  # the first byte of that scheme's section; gaps have the number of their tables there
+_BYTES = 0  # the first byte of a section with scheme=bytes; with scheme=gaps it is the number of tables
 _HEAD = 1 + 4 * (STREAMS - 1)
 
 
 @register
 class Huffman(IndexCodec):
-    """scheme: `gaps`, whose codes stand in the section, or `bytes`: the four bytes of each position in one code that both
-    sides build from the bytes of 0 to d − 1; about three times as long, for study.
+    """Huffman codes of gap classes. Where real gradients cluster, they take half of the bound for random positions.
+
+    The payload holds tables of code lengths and the codes (docs/container-format.md, "Gap classes" and "Bytes of
+    positions").
+
+    Args:
+        scheme: `gaps` codes gap classes, with the code in the section. `bytes` codes the four bytes of each position with
+            one code that both sides build from the bytes of 0 to d − 1; it is about three times as long, for study.
+
+    Source:
+        Huffman, A method for the construction of minimum-redundancy codes, 1952; scheme=bytes as in DeepReduce (Xu et al.,
+        2021).
     """
 
     name, id = "huffman", 5
@@ -34,7 +41,7 @@ class Huffman(IndexCodec):
     def encode(self, indices, d):
         if self.scheme == "bytes":
             return _encode_bytes(indices, d), indices
-        rows, classes, size, lengths = _plan(Gaps(indices, d))
+        rows, classes, size, lengths = _plan(GapCounts(indices, d))
         payload = np.empty(size + 8, np.uint8)
         payload[:2] = rows, classes
         gap_huffman_encode(indices, lengths, rows, classes, payload[2:])
@@ -45,9 +52,9 @@ class Huffman(IndexCodec):
             ends = np.empty(STREAMS, np.int64)
             byte_huffman_ends(indices, d, ends)
             return _HEAD + int(ends[-1])
-        return _plan(Gaps(indices, d))[2]
+        return _plan(GapCounts(indices, d))[2]
 
-    def size_from(self, gaps):
+    def size_from_gaps(self, gaps):
         return _plan(gaps)[2] if self.scheme == "gaps" else self.size(gaps.indices, gaps.d)
 
     @staticmethod
@@ -62,7 +69,7 @@ class Huffman(IndexCodec):
 
 
 def _plan(gaps):
-    """(rows, classes, bytes of the section, lengths of the codes)."""
+    """Return (rows, classes, bytes of the section, code lengths)."""
     lengths = np.empty(CONTEXTS * ROW, np.uint8)
     rows, classes, bits = plan_gap_codes(gaps.counts, lengths)
     return rows, classes, 2 + (bits + 7) // 8, lengths

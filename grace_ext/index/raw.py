@@ -1,4 +1,4 @@
-"""Positions as they are: 32 bits each."""
+"""Index codec `raw`."""
 
 import numpy as np
 
@@ -9,6 +9,11 @@ from .base import IndexCodec
 
 @register
 class RawIndex(IndexCodec):
+    """The positions as they are, 32 bits each.
+
+    The payload is k uint32 (docs/container-format.md, "Index sections").
+    """
+
     name, id = "raw", 1
 
     def encode(self, indices, d):

@@ -1,7 +1,4 @@
-"""Rice codes of the gaps: within 2 % of log2 C(d, k) bits where positions are uniformly random.
-
-Rice and Plaunt, Some practical universal noiseless coding techniques, 1971; Golomb, Run-length encodings, 1966.
-"""
+"""Index codec `rice`."""
 
 import math
 
@@ -15,10 +12,18 @@ from .base import IndexCodec
 
 
 def best_shift(d: int, k: int) -> int:
-    """The e with the shortest expected code when each position is taken with probability k / d."""
+    """Return the parameter of the Rice code that is expected to be the shortest.
+
+    Args:
+        d: Number of elements of the domain.
+        k: Number of positions; each element is assumed to be one with probability k / d.
+
+    Returns:
+        The parameter e, 0 to MAX_SHIFT.
+    """
     if k >= d:
         return 0
-    log_empty = math.log1p(-k / d)  # of the probability that a position is not taken
+    log_empty = math.log1p(-k / d)  # logarithm of the probability that an element is not selected
 
     def expected_bits(e):
         return e + 1 + 1 / math.expm1(-log_empty * (1 << e))
@@ -31,6 +36,15 @@ def best_shift(d: int, k: int) -> int:
 
 @register
 class Rice(IndexCodec):
+    """Rice codes of the gaps: within 2 % of log2 C(d, k) bits where positions are uniformly random.
+
+    The payload holds the parameter e, a stream of the gaps' lower e bits, and a stream of their upper bits in unary
+    (docs/container-format.md, "Index sections").
+
+    Source:
+        Rice and Plaunt, Some practical universal noiseless coding techniques, 1971; Golomb, Run-length encodings, 1966.
+    """
+
     name, id = "rice", 3
 
     def encode(self, indices, d):

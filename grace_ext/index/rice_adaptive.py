@@ -1,7 +1,4 @@
-"""Rice codes with a parameter per block of gaps: they follow a density that varies over the tensor.
-
-Rice and Plaunt, Some practical universal noiseless coding techniques, 1971, who choose among codes block by block too.
-"""
+"""Index codec `rice_adaptive`."""
 
 import numpy as np
 
@@ -18,7 +15,18 @@ _WIDTH = 5  # bits of a parameter
 
 @register
 class RiceAdaptive(IndexCodec):
-    """block: gaps that share a parameter, a power of two from 16 to 4096."""
+    """Rice codes with a parameter for each block of gaps, so that they follow a density that varies over the tensor.
+
+    The payload holds the size of the blocks, their parameters, and the two streams of `rice` (docs/container-format.md,
+    "Index sections").
+
+    Args:
+        block: Number of gaps that share a parameter, a power of two from 16 to 4096.
+
+    Source:
+        Rice and Plaunt, Some practical universal noiseless coding techniques, 1971, who also choose among codes for each
+        block.
+    """
 
     name, id = "rice_adaptive", 6
 
@@ -43,7 +51,7 @@ class RiceAdaptive(IndexCodec):
         return 1 + sum(self._plan(indices)[1])
 
     def _plan(self, indices):
-        """(parameter of each block, bytes of the parameters, the remainders and the quotients)."""
+        """Return (parameter of each block, [bytes of the parameters, of the remainders and of the quotients])."""
         shifts = np.empty(-(-indices.size // self.block), np.uint32)
         bits = _WIDTH * shifts.size, *block_shifts(indices, self.block, shifts)
         return shifts, [(n + 7) // 8 for n in bits]
@@ -73,5 +81,5 @@ class RiceAdaptive(IndexCodec):
 
 
 def _spare_bits(stream, bits):
-    """What stands behind so many bits in the last byte of uint8[m]."""
+    """Return the bits behind the first `bits` ones in the last byte of uint8[m]."""
     return int(stream[-1]) >> bits % 8 if bits % 8 else 0

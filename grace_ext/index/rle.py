@@ -1,9 +1,4 @@
-"""Run lengths of the bitmap, zeros and ones in turns: the shortest where positions come in long blocks, as whole rows do.
-
-Bit-level RLE as in DeepReduce (Xu et al., 2021), with codes for the runs that they leave open: Rice and Plaunt,
-Some practical universal noiseless coding techniques, 1971, or exp-Golomb codes, Teuhola, A compression method for
-clustered bit-vectors, 1978.
-"""
+"""Index codec `rle`."""
 
 import numpy as np
 
@@ -14,12 +9,23 @@ from ..kernels.runs import GOLOMB, MAX_SHIFT, best_run_code, fill_runs, numbers_
 from ..registry import register
 from .base import IndexCodec
 
-_HEAD = 10  # bytes: the two codes, how many pairs of runs, bytes of the prefixes
+_HEAD = 10  # bytes: the two codes, the number of pairs of runs, and the number of bytes of the prefixes
 _FEW = 2000
 
 
 @register
 class RunLength(IndexCodec):
+    """Lengths of the bitmap's runs of zeros and ones: the shortest where positions form long blocks, such as whole rows.
+
+    The payload names a code for each kind of run and holds a stream of prefixes and a stream of suffixes
+    (docs/container-format.md, "Runs").
+
+    Source:
+        Bit-level RLE as in DeepReduce (Xu et al., 2021), with codes for the runs, which the paper leaves open: those of Rice
+        and Plaunt, Some practical universal noiseless coding techniques, 1971, or exp-Golomb codes, Teuhola, A compression
+        method for clustered bit-vectors, 1978.
+    """
+
     name, id = "rle", 4
 
     def encode(self, indices, d):
@@ -38,8 +44,8 @@ class RunLength(IndexCodec):
         *_, prefix_bytes, suffix_bytes = _plan(indices)
         return _HEAD + prefix_bytes + suffix_bytes
 
-    def size_at_least(self, gaps):
-        # Each run of ones takes a bit or more. Where there are few positions the exact size is found as fast.
+    def size_lower_bound(self, gaps):
+        # Each run of ones takes at least one bit. With few positions, the exact size is found as fast.
         runs = gaps.indices.size - int(gaps.classes[0])
         return _HEAD + (least_run_bits(gaps.classes) + runs) // 8 if gaps.indices.size > _FEW else 0
 
@@ -65,7 +71,7 @@ _RUNS = ("runs of zeros", "runs of ones")
 
 
 def _plan(indices):
-    """(runs of zeros, runs of ones, code of each, bytes of the prefixes, bytes of the suffixes)."""
+    """Return (runs of zeros, runs of ones, code of each, bytes of the prefixes, bytes of the suffixes)."""
     zeros, ones = (scratch(name, np.uint32, indices.size) for name in _RUNS)
     pairs = runs_of(indices, zeros, ones)
     zeros, ones = zeros[:pairs], ones[:pairs]
@@ -77,5 +83,5 @@ def _plan(indices):
 
 
 def _ends(stream, bits):
-    """Whether uint8[m] is just so many bits long, with zeros behind them."""
+    """Return whether uint8[m] is exactly so many bits long, with zeros in the rest of its last byte."""
     return (bits + 7) // 8 == stream.size and (bits % 8 == 0 or int(stream[-1]) >> bits % 8 == 0)

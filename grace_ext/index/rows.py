@@ -1,8 +1,4 @@
-"""Positions in the rows of a table: which rows are touched, and which positions in these, if not all.
-
-For gradients of embeddings, of which a step touches some rows: the sparse gradients of PyTorch and TensorFlow, with
-fewer bytes for the rows, and with a choice within them.
-"""
+"""Index codec `rows`."""
 
 import struct
 
@@ -15,13 +11,24 @@ from ..registry import by_id, register
 from .auto import Auto
 from .base import IndexCodec
 
-_HEAD = struct.Struct("<BBIII")  # codecs of the rows and of the positions in them; width; touched rows; bytes of the former
+_HEAD = struct.Struct("<BBIII")  # codecs of rows and of positions; width; number of rows; bytes of the rows' section
 _ALL, _EMPTY = 0, np.empty(0, np.uint8)
 
 
 @register
 class Rows(IndexCodec):
-    """width: elements of a row, from 1 on. Gradients that come as rows bring their own."""
+    """Positions in the rows of a table: the touched rows, and the positions within them unless these are all.
+
+    It is meant for gradients of embeddings, of which a step touches some rows: the sparse gradients of PyTorch and
+    TensorFlow, with fewer bytes for the rows, and with a choice within them. Both parts are encoded by the codecs that
+    `auto` chooses.
+
+    The payload holds the ids of these two codecs, the width, the number of touched rows and the two sections
+    (docs/container-format.md, "Index sections").
+
+    Args:
+        width: Number of elements of a row, at least 1. Gradients that come as rows use their own width.
+    """
 
     name, id = "rows", 11
     composite = True
@@ -35,12 +42,29 @@ class Rows(IndexCodec):
         return self.section(*self.split(indices), d), indices
 
     def split(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """uint32[k] -> (touched rows uint32[r], positions in their compact domain uint32[k]), in scratch arrays."""
+        """Split positions into touched rows and positions within them.
+
+        Args:
+            indices: uint32[k], strictly ascending.
+
+        Returns:
+            The touched rows, uint32[r], and the positions in the domain of only these rows, uint32[k]; both in scratch
+            arrays.
+        """
         rows, compact = (scratch(name, np.uint32, indices.size) for name in ("touched rows", "compact"))
         return rows[: split_rows(indices, self.width, rows, compact)], compact
 
     def section(self, rows: np.ndarray, compact: np.ndarray | None, d: int) -> np.ndarray:
-        """The section of these positions, k >= 1; compact None: of all in these rows."""
+        """Encode touched rows and the positions within them.
+
+        Args:
+            rows: The touched rows, uint32[r], strictly ascending.
+            compact: The positions in the domain of only these rows, uint32[k], k >= 1; None for all positions of these rows.
+            d: Number of elements of the table.
+
+        Returns:
+            The payload, uint8[m].
+        """
         row_codec, row_section = _part(rows, _count(d, self.width))
         codec, section = (_ALL, _EMPTY) if compact is None else _part(compact, _domain(rows, self.width, d))
         head = _HEAD.pack(row_codec, codec, self.width, rows.size, row_section.size)
@@ -66,18 +90,18 @@ class Rows(IndexCodec):
 
 
 def _count(d: int, width: int) -> int:
-    """Rows of a table of d elements; the last one may be short."""
+    """Return how many rows a table of d elements has; the last one may be short."""
     return -(-d // width)
 
 
 def _domain(rows: np.ndarray, width: int, d: int) -> int:
-    """Elements in these rows."""
+    """Return how many elements these rows have."""
     short = _count(d, width) * width - d if rows[-1] == _count(d, width) - 1 else 0
     return rows.size * width - short
 
 
 def _part(positions: np.ndarray, domain: int) -> tuple[int, np.ndarray]:
-    """(id of a codec, section), as short as `auto` would make it."""
+    """Return (id of a codec, section), with the codec that `auto` would choose."""
     if positions.size == domain:
         return _ALL, _EMPTY
     codec = Auto().choose(positions, domain)
@@ -85,7 +109,7 @@ def _part(positions: np.ndarray, domain: int) -> tuple[int, np.ndarray]:
 
 
 def _decode(id: int, section: np.ndarray, domain: int, out: np.ndarray) -> None:
-    """The inverse; of _ALL only the checks."""
+    """Decode what _part has encoded; for _ALL, only check it."""
     codec = by_id("index", id)
     if id == _ALL:
         if section.size or out.size != domain:

@@ -1,8 +1,4 @@
-"""Positions that the receiver draws again from the sender's key: 8 bytes, however many there are.
-
-For sparsifiers whose positions come from a seed that all ranks have in common, as random-k does: Konečný et al.,
-Federated learning: strategies for improving communication efficiency, 2016 (random masks sent as a seed).
-"""
+"""Index codec `shared`."""
 
 import struct
 
@@ -16,14 +12,29 @@ from .base import IndexCodec
 
 @register
 class Shared(IndexCodec):
-    """No options; only for `randomk`, where it is what `auto` stands for."""
+    """Positions that the receiver draws again from the sender's key: 8 bytes, however many there are.
+
+    It works only with sparsifiers whose positions come from a seed that all ranks have in common, such as `randomk`; there,
+    `auto` stands for it. The payload is the key (docs/container-format.md, "Index sections").
+
+    Source:
+        Konečný et al., Federated learning: strategies for improving communication efficiency, 2016 (random masks sent as a
+        seed).
+    """
 
     name, id = "shared", 10
     universal = False
 
     @staticmethod
     def section(key: tuple[int, int]) -> np.ndarray:
-        """uint8[8] for positions that were drawn with this key, two uint32."""
+        """Encode a key.
+
+        Args:
+            key: The key with which the positions were drawn, two uint32.
+
+        Returns:
+            The payload, uint8[8].
+        """
         return np.frombuffer(struct.pack("<II", *key), np.uint8)
 
     @staticmethod

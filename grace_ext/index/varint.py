@@ -1,8 +1,4 @@
-"""LEB128 of the gaps: whole bytes, which any language reads in a few lines; 10.2 bits at 1 % density.
-
-DWARF debugging information format, 1993 (its LEB128); Williams and Zobel, Compressing integers for fast file access,
-1999.
-"""
+"""Index codec `varint`."""
 
 import numpy as np
 
@@ -14,6 +10,15 @@ from .base import IndexCodec
 
 @register
 class Varint(IndexCodec):
+    """LEB128 codes of the gaps: whole bytes, which any language reads in a few lines; 10.2 bits an index at 1 % density.
+
+    The payload is one number for each gap (docs/container-format.md, "Index sections").
+
+    Source:
+        DWARF debugging information format, 1993 (its LEB128); Williams and Zobel, Compressing integers for fast file access,
+        1999.
+    """
+
     name, id = "varint", 8
 
     def encode(self, indices, d):
@@ -25,7 +30,7 @@ class Varint(IndexCodec):
     def size(self, indices, d):
         return varint_bytes(indices)
 
-    def size_at_least(self, gaps):
+    def size_lower_bound(self, gaps):
         return gaps.indices.size
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The lossless index codecs against slow reference implementations, on inputs as real gradients give them, and inside their arrays."""
+"""The lossless index codecs against reference implementations, on inputs like real gradients; they stay in their arrays."""
 
 import functools
 import math
@@ -228,7 +228,7 @@ def test_rare_large_runs_do_not_make_the_code_long():
 @pytest.mark.parametrize("name", inputs())
 @pytest.mark.parametrize("block", [16, 128, 4096])
 def test_rice_adaptive(name, block):
-    """As the reference implementation with the same parameters, and each parameter is at most a tenth of the bits worse than the best."""
+    """The same bits as the reference implementation's; no parameter takes over a tenth more bits than the best."""
     indices, d = inputs()[name]
     payload, _ = RiceAdaptive(block).encode(indices, d)
     blocks = -(-indices.size // block)
