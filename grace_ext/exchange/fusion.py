@@ -63,7 +63,7 @@ class Fusion(StepListener):
             self._steps += 1
 
     def _regroup(self) -> None:
-        """Put neighbours into one group as long as a rank's containers are, on average, few enough bytes for one collective."""
+        """Put neighbours into one group while a rank's containers are, on average, few enough bytes for one collective."""
         self._groups, total = [], 0
         most = MOST * self._transport.size
         for bucket in self._buckets:

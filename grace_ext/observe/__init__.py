@@ -1,6 +1,7 @@
-"""What a training run says of its compression: written to files, drawn beside Horovod's timeline, and warned of.
+"""Observers of a training run: records in files, timelines beside Horovod's, and warnings.
 
-`observe=` of the adapters takes what `observers` takes. None of it changes a result, and no file disturbs the training.
+`observe=` of the adapters takes what `observers` takes. No observer changes a result, and no error of a file disturbs the
+training.
 """
 
 from .base import Observer, Writer

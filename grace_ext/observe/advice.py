@@ -1,5 +1,6 @@
-"""Two warnings, each once in a process, on rank 0: the residual keeps growing; the codecs take longer than the bytes that
-they save. GRACE_EXT_WARN=0 in the environment, on all ranks, leaves both out.
+"""Two warnings, each once in a process, on rank 0: the residual keeps growing; the codecs cost more time than they save.
+
+GRACE_EXT_WARN=0 in the environment, on all ranks, silences both.
 """
 
 import math
@@ -17,6 +18,11 @@ _given: set[str] = set()
 
 
 def wanted() -> bool:
+    """Say whether the user wants the warnings.
+
+    Returns:
+        False if GRACE_EXT_WARN is 0.
+    """
     return os.environ.get(_VARIABLE, "1") != "0"
 
 
@@ -46,12 +52,22 @@ class ResidualGrowthCheck:
         self._streak = 0
 
     def wants(self) -> bool:
-        """Whether the step that begins now is one to look at."""
+        """Say whether the step that begins now is one to look at.
+
+        Returns:
+            Whether `end_step` needs the norms of this step.
+        """
         following = self._steps + 1
         return following >= self.FIRST and following & (following - 1) == 0
 
     def end_step(self, finite: bool, norms: dict[str, tuple[float, float]] | None, ratio: float) -> None:
-        """norms: of the gradient and the residual by tensor, of a step that was wanted; ratio: of the compressed tensors."""
+        """Count a step, and warn if its norms show that the residual keeps growing.
+
+        Args:
+            finite: Whether the gradients of all ranks were finite.
+            norms: By tensor, the L2 norms of the gradient and of the residual; None for a step that was not wanted.
+            ratio: The compression ratio of the compressed tensors.
+        """
         if not finite:
             return
         self._steps += 1
@@ -90,6 +106,9 @@ class CodecCostCheck:
     The link's bandwidth comes from a few timed allreduces after the steps number 20, 200, 2000, ... of the exchange. That
     number is the same on all ranks, whatever each went through, so all take part. Seconds and bytes are those of the ten
     steps before.
+
+    Args:
+        transport: The exchange's transport.
     """
 
     _EVERY, _STEPS = 20, 10
@@ -102,18 +121,30 @@ class CodecCostCheck:
         self._step = [0.0, 0.0, 0.0]
 
     def _probed(self, step: int) -> int:
-        """The next step that is followed by a probe."""
+        """Return the next step that is followed by a probe."""
         probed = self._EVERY
         while probed <= step:
             probed *= 10
         return probed - 1
 
     def counts(self, step: int) -> bool:
-        """Whether the step is one of the ten."""
+        """Say whether a step is one of the ten.
+
+        Args:
+            step: Number of the step.
+
+        Returns:
+            Whether it is.
+        """
         return self._probed(step) - step < self._STEPS
 
     def add(self, bucket, pending) -> None:
-        """Count a bucket of such a step."""
+        """Count a bucket of a step that counts.
+
+        Args:
+            bucket: The bucket.
+            pending: What it waited for.
+        """
         ranks = self._transport.size
         ring, gather = 2 * (ranks - 1) / ranks, ranks - 1
         self._step[0] += pending.codec_seconds
@@ -122,10 +153,17 @@ class CodecCostCheck:
         self._step[2] += bucket.communicator.copies(self._transport) * pending.wire_bytes
 
     def forget(self) -> None:
+        """Forget the step under way."""
         self._step = [0.0, 0.0, 0.0]
 
     def end_step(self, step: int, finite: bool, name: str) -> None:
-        """After a step that counts, when nothing is under way. name: of the probe, the same on all ranks."""
+        """End a step that counts, when nothing is under way. A collective if the step is followed by a probe.
+
+        Args:
+            step: Number of the step.
+            finite: Whether the gradients of all ranks were finite.
+            name: Name of the probe's collectives, the same on all ranks.
+        """
         seconds, dense, sent = self._step
         self.forget()
         if finite:
@@ -140,7 +178,7 @@ class CodecCostCheck:
         self._bytes.clear()
 
     def _probe(self, name: str) -> float:
-        """Bytes per second that a rank can send."""
+        """Measure how many bytes per second a rank can send."""
         transport, ranks, elements = self._transport.between_steps(), self._transport.size, self._SMALLEST
         while True:
             best = math.inf

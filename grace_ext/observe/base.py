@@ -1,4 +1,4 @@
-"""What watches an exchange from outside."""
+"""The base classes of observers."""
 
 import os
 import warnings
@@ -7,9 +7,10 @@ from ..errors import ConfigError
 
 
 class Observer:
-    """Writes to a path. What goes wrong with that is one warning, and ends this observer.
+    """Writes to a path. An error is one warning, and ends this observer.
 
-    path: "{rank}" in it stands for the rank, and makes every rank write; otherwise rank 0 does.
+    Args:
+        path: Where to write. "{rank}" in it stands for the rank, and makes every rank write; without it rank 0 does.
     """
 
     def __init__(self, path):
@@ -18,13 +19,25 @@ class Observer:
         self.ended = False
 
     def path_of(self, rank: int) -> str:
-        """The path, with its folder made."""
+        """Make the folder of a rank's path.
+
+        Args:
+            rank: Number of the rank.
+
+        Returns:
+            The path.
+        """
         path = self.path.replace("{rank}", str(rank))
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         return path
 
     def attempt(self, work, *args) -> None:
-        """Call work(*args) unless something went wrong before."""
+        """Call a function unless an error ended this observer.
+
+        Args:
+            work: The function; an error that it raises ends the observer.
+            *args: Its arguments.
+        """
         if self.ended:
             return
         try:
@@ -35,12 +48,19 @@ class Observer:
 
 
 class Writer(Observer):
-    """Gets a record of every `every`-th step, and with it the norms of that step, which cost a look at each gradient.
+    """Gets a record of every `every`-th step, and with it the norms of that step, which cost a pass over each gradient.
 
     A record: {"step", "time": seconds since the epoch, "rank", "finite": whether all ranks' gradients were, "bytes_in",
-    "bytes_out", "ratio", "compressed", "seconds", "index_codecs": as in Exchange.stats, of this step;
-    "residual_norm_ratio": {tensor name: ||residual|| / ||gradient||, L2, None where that is no number}}. The residual is
-    what the step began with, the gradient this rank's own.
+    "bytes_out", "ratio", "compressed", "seconds", "late_seconds", "exposed_seconds", "index_codecs": as in Exchange.stats,
+    of this step; "residual_norm_ratio": {tensor name: ||residual|| / ||gradient||, L2, None where that is no number}}. The
+    residual is what the step began with, the gradient this rank's own.
+
+    Args:
+        path: See Observer.
+        every: Number of steps from one record to the next.
+
+    Raises:
+        ConfigError: `every` is not a whole number from 1 on.
     """
 
     def __init__(self, path, every: int = 10):
@@ -50,15 +70,27 @@ class Writer(Observer):
         self.every = every
 
     def write(self, record: dict) -> None:
-        """Errors end the writer: see Observer."""
+        """Write a record. An error ends the writer; see Observer.
+
+        Args:
+            record: The record of a step.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
-        """Have all records in the file. What is written later goes on from there."""
+        """Write all records to the file. Records that come later are appended."""
 
 
 def flat(record: dict, prefix: str = "") -> dict:
-    """{"seconds": {"select": 0.1}} -> {"seconds/select": 0.1}"""
+    """Flatten a record: {"seconds": {"select": 0.1}} becomes {"seconds/select": 0.1}.
+
+    Args:
+        record: A record, with dicts in it.
+        prefix: What each key begins with.
+
+    Returns:
+        The record without dicts in it.
+    """
     found = {}
     for key, value in record.items():
         if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Writes what the compressors of a training run get to see, for `python -m grace_ext bench --input FILE`.
+"""Saves the gradients that the compressors of a training run are given, for `python -m grace_ext bench --input FILE`.
 
-Files never disturb a run: what goes wrong with them is a warning on rank 0, and ends the capture there.
+Files never disturb a run: an error is a warning on rank 0, and ends the capture there.
 """
 
 import os
@@ -22,6 +22,13 @@ class Capture:
     A step N (counted from 0) gives N.npz: the gradients as the compressor gets them before the memory; and, where a
     memory adds something, N-compensated.npz: gradient + residual. Both hold a float32[size] by parameter name, in the
     order in which buckets carry them. A step whose gradient is not finite on some rank is left out.
+
+    Args:
+        folder: The folder, made when the first step is saved.
+        steps: Numbers of the steps to save.
+
+    Raises:
+        ConfigError: A step is not a whole number from 0 on.
     """
 
     def __init__(self, folder, steps: Iterable[int] = STEPS):
@@ -32,19 +39,33 @@ class Capture:
         self._seen: dict[str, dict[str, np.ndarray]] = {"": {}, "-compensated": {}}
 
     def of(self, step: int, bucket) -> Callable | None:
-        """What is to be called with (gradient, residual or None) before they are encoded, both float32[size] of numpy
-        or torch; None if the step is not wanted."""
+        """Return the function that sees a bucket's gradient.
+
+        Args:
+            step: Number of the step.
+            bucket: The bucket.
+
+        Returns:
+            A function to call with (gradient, residual or None) before they are encoded, both float32[size] of numpy or
+            torch; None if the step is not wanted.
+        """
         if step not in self.steps:
             return None
         return lambda gradient, residual: self._guarded(lambda: self._see(bucket, gradient, residual))
 
     def end_step(self, step: int, finite: bool) -> None:
-        """Write what was seen."""
+        """Write what was seen in a step.
+
+        Args:
+            step: Number of the step.
+            finite: Whether the gradients of all ranks were finite.
+        """
         if step in self.steps and finite:
             self._guarded(lambda: self._write(step))
         self.forget()
 
     def forget(self) -> None:
+        """Forget what was seen and is not written."""
         for arrays in self._seen.values():
             arrays.clear()
 
@@ -79,7 +100,7 @@ def _host(array) -> np.ndarray:
 
 
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """In one piece or not at all."""
+    """Write the file completely or not at all."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with zipfile.ZipFile(part, "w") as archive:  # np.savez has no room for a parameter called "file"

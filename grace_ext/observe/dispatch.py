@@ -21,7 +21,9 @@ class ObserverDispatcher(StepListener):
     """Serves the observers of one exchange. Without anything to see in a step, its methods return after a comparison.
 
     Args:
-        observe: see grace_ext.observe.observers.
+        transport: The exchange's transport.
+        observe: See grace_ext.observe.observers.
+        capture: Saves gradients of rank 0; None for nothing.
     """
 
     def __init__(self, transport: Transport, observe=None, capture: Capture | None = None):
@@ -45,6 +47,11 @@ class ObserverDispatcher(StepListener):
         return (self._cost is not None,)
 
     def residual_norm_ratios(self) -> dict[str, float | None]:
+        """Report the norms that were last seen.
+
+        Returns:
+            By tensor, the L2 norm of the residual over that of the gradient; None where that is no number.
+        """
         return {name: _number(residual, gradient) for name, (gradient, residual) in self.norms.items()}
 
     def stats(self):
@@ -154,7 +161,7 @@ class ObserverDispatcher(StepListener):
 
 
 def _norm(array) -> float:
-    """L2, of float32[n] of numpy, or of a tensor with a norm of its own."""
+    """L2 norm of float32[n] of numpy, or of a tensor with a norm of its own."""
     if isinstance(array, np.ndarray):
         with np.errstate(over="ignore", invalid="ignore"):
             return math.sqrt(float(np.dot(array, array)))

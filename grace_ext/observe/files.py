@@ -1,4 +1,4 @@
-"""Records as lines of JSON, and as a table."""
+"""Writers of records as lines of JSON, and as a table."""
 
 import csv
 import json
@@ -8,7 +8,7 @@ from .base import Writer, flat
 
 
 class JsonlWriter(Writer):
-    """A JSON object a line, appended to what the file holds. For the fields see Writer."""
+    """Appends each record to a file as a line, a JSON object. For the fields and the arguments see Writer."""
 
     def write(self, record):
         with open(self.path_of(record["rank"]), "a", encoding="utf-8") as file:
@@ -16,8 +16,15 @@ class JsonlWriter(Writer):
 
 
 class CsvWriter(Writer):
-    """A row a record, appended to what the file holds; the first row names the columns: "step", "ratio", "seconds/select",
-    "residual_norm_ratio/conv1.weight", ... Columns that a later record brings are added to the whole file."""
+    """Appends each record to a table, as a row.
+
+    The first row names the columns: "step", "ratio", "seconds/select", "residual_norm_ratio/conv1.weight", ... Columns that
+    a later record brings are added to the whole file.
+
+    Args:
+        path: See Observer.
+        every: See Writer.
+    """
 
     def __init__(self, path, every: int = 10):
         super().__init__(path, every)

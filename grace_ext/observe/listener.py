@@ -1,4 +1,4 @@
-"""What looks on at an exchange's steps, and may decide between them what the next ones do."""
+"""The interface of all that hears of an exchange's steps, and may decide between them what the next ones do."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,64 +15,145 @@ class StepListener:
     """
 
     def wrap_transport(self, transport: Transport) -> Transport:
-        """Once, when the exchange is made. Returns the transport that it is to use."""
+        """Wrap the exchange's transport, once, when the exchange is made.
+
+        Args:
+            transport: The transport that the exchange would use.
+
+        Returns:
+            The transport that the exchange is to use.
+        """
         return transport
 
     def signature(self) -> tuple:
-        """What of it has to be the same on all ranks, for the digest of the configuration."""
+        """Tell what of the listener has to be the same on all ranks, for the configuration digest.
+
+        Returns:
+            Values whose repr is the same on all ranks.
+        """
         return ()
 
     def buckets_set(self, buckets: list) -> None:
-        """Between steps: the exchange has these buckets from now on. Raises ConfigError for what does not fit together."""
+        """Hear, between steps, that the exchange has these buckets from now on.
+
+        May raise ConfigError if the listener cannot work with them.
+
+        Args:
+            buckets: The buckets, in the same order on all ranks.
+        """
 
     def started_together(self, bucket) -> list[str]:
-        """Names of the buckets without which the collective of this one does not start in this step."""
+        """Name the buckets without which the collective of this one does not start in this step.
+
+        Args:
+            bucket: The bucket.
+
+        Returns:
+            Their names.
+        """
         return []
 
     def step_started(self) -> None:
-        """Before the first bucket of a step."""
+        """Hear that a step begins, before its first bucket."""
 
     def gradient_callback(self, step: int, bucket) -> Callable | None:
-        """Returns a function (gradient, residual or None), to be called before the bucket is encoded; None if there is
-        nothing to see in this step."""
+        """Ask to see the gradient of a bucket before the memory changes it.
+
+        Args:
+            step: Number of the step.
+            bucket: The bucket.
+
+        Returns:
+            A function to call with (gradient, residual or None), both float32[size]; None if there is nothing to see in this
+            step.
+        """
 
     def compensated_gradient_callback(self, step: int, bucket) -> Callable | None:
-        """The same, of what the memory has made of the gradient."""
+        """Ask to see the gradient of a bucket after the memory has changed it, and before it is encoded.
+
+        Args:
+            step: Number of the step.
+            bucket: The bucket.
+
+        Returns:
+            As `gradient_callback`.
+        """
 
     def bucket_transport(self, step: int, bucket, transport: Transport) -> Transport:
-        """Returns the transport that the bucket is to start with."""
+        """Wrap the transport that a bucket starts with in this step.
+
+        Args:
+            step: Number of the step.
+            bucket: The bucket.
+            transport: The transport that the bucket would start with.
+
+        Returns:
+            The transport that it is to start with.
+        """
         return transport
 
     def bucket_failed(self, bucket, error: BaseException) -> None:
-        """The bucket could not be encoded or sent: in this step nothing comes of it."""
-
-    def receiving(self, step: int, bucket, pending: Pending) -> None:
-        """Before the bucket is advanced or finished."""
-
-    def received(self, step: int, bucket, pending: Pending) -> None:
-        """After that."""
-
-    def bucket_finished(self, step: int, bucket, pending: Pending) -> None:
-        """The sum over ranks is there."""
-
-    def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
-        """All buckets are finished, nothing is under way, and the states of the next step are in force.
+        """Hear that a bucket could not be encoded or sent: in this step nothing comes of it.
 
         Args:
-            finite: whether every rank's gradient was.
-            report: gives the step's part of Exchange.stats.
+            bucket: The bucket.
+            error: Why.
+        """
+
+    def receiving(self, step: int, bucket, pending: Pending) -> None:
+        """Hear that a bucket is about to be advanced or finished.
+
+        Args:
+            step: Number of the step.
+            bucket: The bucket.
+            pending: What it waits for.
+        """
+
+    def received(self, step: int, bucket, pending: Pending) -> None:
+        """Hear that a bucket was advanced or finished.
+
+        Args:
+            step: Number of the step.
+            bucket: The bucket.
+            pending: What it waits for, or waited for.
+        """
+
+    def bucket_finished(self, step: int, bucket, pending: Pending) -> None:
+        """Hear that a bucket's sum over ranks is there.
+
+        Args:
+            step: Number of the step.
+            bucket: The bucket.
+            pending: What it waited for.
+        """
+
+    def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
+        """Hear that a step is over: nothing of it is under way, and the states of the next step are in force.
+
+        Args:
+            step: Number of the step that is over.
+            finite: Whether the gradients of all ranks were finite.
+            report: report() gives the step's part of Exchange.stats.
         """
 
     def abort(self) -> None:
-        """The step is given up."""
+        """Hear that the step is given up."""
 
     def stats(self) -> dict:
-        """Its part of Exchange.stats."""
+        """Report the listener's part of Exchange.stats.
+
+        Returns:
+            Fields by name; values that are dicts are merged over exchanges.
+        """
         return {}
 
 
 class Listeners:
-    """Several of them; an event goes to those that have something to do with it, in their order."""
+    """Passes events to the listeners that have something to do with them, in their order.
+
+    Args:
+        listeners: The listeners.
+    """
 
     def __init__(self, listeners: Sequence[StepListener]):
         self.all = tuple(listeners)
@@ -83,22 +164,55 @@ class Listeners:
         }
 
     def notify(self, event: str, *args) -> None:
+        """Call an event of all listeners that override it.
+
+        Args:
+            event: Name of the StepListener method.
+            *args: Its arguments.
+        """
         for one in self._of[event]:
             getattr(one, event)(*args)
 
     def callback(self, event: str, step: int, bucket) -> Callable | None:
-        """One function for all that `gradient_callback` or `compensated_gradient_callback` returns."""
+        """Combine the functions that listeners want to be called with a gradient.
+
+        Args:
+            event: "gradient_callback" or "compensated_gradient_callback".
+            step: Number of the step.
+            bucket: The bucket.
+
+        Returns:
+            One function for all of them; None if there are none.
+        """
         found = [call for one in self._of[event] if (call := getattr(one, event)(step, bucket))]
         if len(found) < 2:
             return found[0] if found else None
         return lambda gradient, residual: [call(gradient, residual) for call in found]
 
     def wrap(self, transport: Transport) -> Transport:
+        """Let all listeners wrap the exchange's transport.
+
+        Args:
+            transport: The transport.
+
+        Returns:
+            The wrapped transport.
+        """
         for one in self._of["wrap_transport"]:
             transport = one.wrap_transport(transport)
         return transport
 
     def transport_of(self, step: int, bucket, transport: Transport) -> Transport:
+        """Let all listeners wrap the transport of a bucket in a step.
+
+        Args:
+            step: Number of the step.
+            bucket: The bucket.
+            transport: The exchange's transport.
+
+        Returns:
+            The wrapped transport.
+        """
         for one in self._of["bucket_transport"]:
             transport = one.bucket_transport(step, bucket, transport)
         return transport

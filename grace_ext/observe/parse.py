@@ -1,4 +1,4 @@
-"""What users write for `observe=` and `capture=`."""
+"""The values of the arguments `observe=` and `capture=`."""
 
 import os
 import warnings
@@ -11,10 +11,17 @@ from .tensorboard import TensorBoardWriter
 
 
 def observers(observe) -> list[Observer]:
-    """None, a path, an Observer, or a list of these -> Observers.
+    """Make observers from an argument `observe=`.
 
-    A path that ends in .jsonl gives a JsonlWriter, one in .csv a CsvWriter; any other is a folder for a
-    TensorBoardWriter. Raises ConfigError for what is none of these, and for .json.
+    Args:
+        observe: None, a path, an Observer, or a list of these. A path that ends in .jsonl gives a JsonlWriter, one in .csv a
+            CsvWriter; any other is a folder for a TensorBoardWriter.
+
+    Returns:
+        The observers, in order.
+
+    Raises:
+        ConfigError: The argument is none of these, or a path that ends in .json.
     """
     if observe is None:
         return []
@@ -38,12 +45,26 @@ def observers(observe) -> list[Observer]:
 
 
 def parse_observers(capture, observe) -> tuple[Capture | None, list[Observer]]:
-    """What the adapters' arguments of these names stand for. capture: a folder, a Capture or None. Raises ConfigError."""
+    """Make what the adapters' arguments of these names stand for. Raises ConfigError as `observers` does.
+
+    Args:
+        capture: A folder, a Capture or None.
+        observe: See `observers`.
+
+    Returns:
+        The Capture, or None, and the observers.
+    """
     return capture if isinstance(capture, Capture | None) else Capture(capture), observers(observe)
 
 
 def warn_of_one_rank(capture: Capture | None, observe: list[Observer], stacklevel: int) -> None:
-    """Call it where there are no others to exchange gradients with. stacklevel: of warnings.warn, seen from the caller."""
+    """Warn that there is nothing to see, because there are no other ranks to exchange gradients with.
+
+    Args:
+        capture: The Capture that the user asked for.
+        observe: The observers that the user asked for.
+        stacklevel: The stacklevel of warnings.warn, as seen from the caller.
+    """
     if capture or observe:
         warnings.warn(
             "capture, observe: there is one rank, so gradients are not compressed and there is nothing to see",

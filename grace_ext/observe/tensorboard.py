@@ -1,5 +1,8 @@
-"""Records as TensorBoard's scalars, through the first library that is there: tensorboardX, PyTorch's own writer (which needs
-the package tensorboard), or TensorFlow."""
+"""Records as scalars of TensorBoard.
+
+They are written by the first library that is installed: tensorboardX, PyTorch's own writer (which needs the package
+tensorboard), or TensorFlow.
+"""
 
 import atexit
 import importlib.util
@@ -12,10 +15,17 @@ _FLUSH_SECONDS = 10
 
 
 class TensorBoardWriter(Writer):
-    """Scalars compression/ratio, compression/seconds/select, compression/residual_norm_ratio/conv1.weight, ... in a folder.
-    They are in the file ten seconds later, and all of them when the program ends.
+    """Writes scalars to a folder.
 
-    Raises ConfigError if none of the libraries is installed.
+    Their names are compression/ratio, compression/seconds/select, compression/residual_norm_ratio/conv1.weight, ... They are
+    in the file ten seconds later, and all of them when the program ends.
+
+    Args:
+        path: The folder; see Observer.
+        every: See Writer.
+
+    Raises:
+        ConfigError: None of the libraries is installed.
     """
 
     def __init__(self, path, every: int = 10):
@@ -38,7 +48,7 @@ class TensorBoardWriter(Writer):
 
 
 def _library():
-    """What makes a writer from a folder."""
+    """Return what makes a writer from a folder."""
     if _installed("tensorboardX"):
         from tensorboardX import SummaryWriter
 
@@ -57,7 +67,7 @@ def _installed(name: str) -> bool:
 
 
 class _TensorFlowWriter:
-    """Events written by TensorFlow 1's writer, which needs neither eager execution nor the package tensorboard."""
+    """Writes events with TensorFlow 1's writer, which needs neither eager execution nor the package tensorboard."""
 
     def __init__(self, folder: str, flush_secs: int):
         import tensorflow as tf

@@ -21,10 +21,14 @@ _FINISHING = ("exchange", "factor", "decode")
 
 
 class Timeline(Observer):
-    """Writes the phases of each bucket: encode and within it select, index, value, ...; exchange, which is the time spent
-    waiting; and decode. The file is valid at every time; `merge_timelines` puts it into Horovod's.
+    """Writes the phases of each bucket.
 
-    steps: which ones, such as range(100, 120); None for all.
+    The phases are encode, and within it select, index, value, ...; exchange, which is the time spent waiting; and decode.
+    The file is valid at every time; `merge_timelines` merges it into Horovod's.
+
+    Args:
+        path: See Observer.
+        steps: The steps to draw, such as range(100, 120); None for all.
     """
 
     def __init__(self, path, steps=None):
@@ -35,10 +39,25 @@ class Timeline(Observer):
         self._pids: dict[int, dict[str, int]] = {}  # by rank, which changes in elastic training, and by bucket
 
     def wants(self, step: int) -> bool:
+        """Say whether a step is drawn.
+
+        Args:
+            step: Number of the step.
+
+        Returns:
+            Whether it is.
+        """
         return not self.ended and (self.steps is None or step in self.steps)
 
     def add(self, rank: int, bucket: str, step: int, phases: list[tuple[str, float, float]]) -> None:
-        """phases: (name, start, end) in seconds of time.perf_counter."""
+        """Append phases of a bucket to the file.
+
+        Args:
+            rank: Number of this rank.
+            bucket: Name of the bucket.
+            step: Number of the step.
+            phases: (name, start, end) of each, in seconds of time.perf_counter.
+        """
         events, goes_on = [], rank in self._pids
         if not goes_on:
             events.append({"ph": "M", "name": "process_name", "pid": 0, "args": {_START: self._started}})
@@ -70,13 +89,30 @@ def _named(kind: str, pid: int, name: str = "grace_ext") -> dict:
 
 
 def encoding(seconds: dict[str, float], sent: float) -> list[tuple[str, float, float]]:
-    """The phases of what a bucket did before it was sent: "encode", and its stages within."""
+    """Compute the phases of what a bucket did before it was sent: "encode", and its stages within.
+
+    Args:
+        seconds: Seconds of each stage.
+        sent: When the bucket was sent, in seconds of time.perf_counter.
+
+    Returns:
+        (name, start, end) of each phase.
+    """
     stages = _back_from(sent, seconds, _ENCODING)
     return [("encode", stages[0][1], sent), *stages] if stages else []
 
 
 def finishing(seconds: dict[str, float], before: dict[str, float], end: float) -> list[tuple[str, float, float]]:
-    """The phases that made `seconds` of what it was before."""
+    """Compute the phases of what a bucket did since it was advanced or finished.
+
+    Args:
+        seconds: Seconds of each stage now.
+        before: Seconds of each stage before.
+        end: When the last phase ended, in seconds of time.perf_counter.
+
+    Returns:
+        (name, start, end) of each phase.
+    """
     grown = {stage: taken - before.get(stage, 0.0) for stage, taken in seconds.items()}
     return _back_from(end, {stage: taken for stage, taken in grown.items() if taken > 0}, _FINISHING)
 
@@ -91,9 +127,21 @@ def _back_from(end: float, seconds: dict[str, float], order) -> list[tuple[str, 
 
 
 def merge_timelines(horovod, ours, merged) -> int:
-    """Write Horovod's trace with our phases in it, on Horovod's clock and in the rows of the collectives they belong to; a
-    bucket that Horovod's trace does not have gets rows of its own. merged may be one of the two files. Returns the number of
-    phases. Raises ConfigError for files that are not such traces."""
+    """Write Horovod's trace with our phases in it, on Horovod's clock and in the rows of the collectives they belong to.
+
+    A bucket that Horovod's trace does not have gets rows of its own.
+
+    Args:
+        horovod: Path of Horovod's trace.
+        ours: Path of the trace that a Timeline wrote.
+        merged: Path to write to; may be one of the two.
+
+    Returns:
+        The number of phases.
+
+    Raises:
+        ConfigError: A file is not such a trace.
+    """
     theirs, own = _load(horovod), _load(ours)
     shift = _start(own, ours) - _start(theirs, horovod)
     pids = {
@@ -125,8 +173,10 @@ def merge_timelines(horovod, ours, merged) -> int:
 
 
 def _collective(bucket: str, pids: dict[str, int]) -> int | None:
-    """The first collective of that bucket: "allgather.grace_ext.0.bucket1", "grace_ext.0.bucket1", and of those with two
-    "....bucket1.p"."""
+    """Return the first collective of a bucket.
+
+    Its name is "allgather.grace_ext.0.bucket1", "grace_ext.0.bucket1", or, for a bucket of two collectives, "....bucket1.p".
+    """
     pattern = re.compile(rf"(^|\W|_){re.escape(bucket)}(\W|$)")
     return next((pid for name, pid in pids.items() if pattern.search(name)), None)
 
