@@ -75,7 +75,8 @@ def DistributedOptimizer(
         backward_passes_per_step=backward_passes_per_step,
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
-        groups=num_groups or groups,
+        num_groups=num_groups,
+        groups=groups,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )

@@ -1,21 +1,4 @@
-"""Callbacks for model.fit; horovod_tensorflow has them, too."""
+"""The callbacks for model.fit by themselves; horovod_tensorflow has them, too."""
 
-from ._tensorflow.callbacks import (
-    BroadcastGlobalVariablesCallback,
-    CompressionStateCallback,
-    CompressionStatsCallback,
-    LearningRateScheduleCallback,
-    LearningRateWarmupCallback,
-    MetricAverageCallback,
-    broadcast_variables,
-)
-
-__all__ = [
-    "BroadcastGlobalVariablesCallback",
-    "CompressionStateCallback",
-    "CompressionStatsCallback",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-    "broadcast_variables",
-]
+from ._tensorflow.callbacks import *  # noqa: F403
+from ._tensorflow.callbacks import __all__ as __all__

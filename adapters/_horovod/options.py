@@ -21,6 +21,7 @@ class HorovodOptions(CompressionOptions):
 
     op: object = None
     gradient_predivide_factor: float = 1.0
+    num_groups: int = 0
     sparse_as_dense: bool = False
     process_set: object = None
     backward_passes_per_step: int = 1
@@ -36,6 +37,7 @@ class HorovodOptions(CompressionOptions):
             raise ConfigError("gradient_predivide_factor works with op=hvd.Average only")
         if self.backward_passes_per_step < 1:
             raise ConfigError(f"backward_passes_per_step={self.backward_passes_per_step}; allowed: 1 and more")
+        self.groups = self.num_groups or self.groups
         for horovods, own in ((self.hvd.Compression.none, "dense/raw"), (self.hvd.Compression.fp16, "dense/fp16")):
             if self.compression is horovods:
                 self.compression, self.memory, self.communicator = own, "none", "allreduce"

@@ -7,8 +7,6 @@ order among the others: eager collectives are paired by their order.
 """
 
 import contextlib
-import functools
-import sys
 import zlib
 from pathlib import Path
 
@@ -19,73 +17,27 @@ import tensorflow as tf
 from grace_ext import ConfigError, ExchangeError
 
 from . import saved_state
+from .eager import broadcast_variables, gather, has_others
+from .keras_callback import Callback, native_variable
+from .learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 
-_CHUNK_BYTES = 64 * 2**20
+__all__ = [
+    "BroadcastGlobalVariablesCallback",
+    "CompressionStateCallback",
+    "CompressionStatsCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "broadcast_variables",
+]
+
 # What tf.summary.scalar writes too; that one needs the package tensorboard.
 _SCALAR = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"), data_class="DATA_CLASS_SCALAR"
 )
 
 
-def broadcast_variables(variables, root_rank=0, process_set=hvd.global_process_set) -> None:
-    """Assign the values on root_rank to the variables on all ranks, eagerly. Takes tf.Variables and Keras 3's, of any dtype;
-    one collective for every 64 MiB. All ranks give the same variables in the same order.
-
-    Raises ConfigError inside tf.function, ExchangeError if ranks give variables of other shapes or dtypes.
-    """
-    if not tf.executing_eagerly():
-        raise ConfigError("broadcast_variables inside tf.function: call it outside")
-    if not process_set.included() or process_set.size() == 1:
-        return
-    variables = list(variables)
-    form = str([(tuple(variable.shape), tf.as_dtype(variable.dtype).name) for variable in variables])
-    forms = hvd.allgather(tf.constant([zlib.crc32(form.encode())], tf.int64), process_set=process_set).numpy()
-    if (forms != forms[0]).any():
-        raise ExchangeError("broadcast_variables: ranks give variables of other shapes or dtypes")
-    at = 0
-    while at < len(variables):
-        chunk, size = [], 0
-        while at < len(variables) and (not chunk or size < _CHUNK_BYTES):
-            chunk.append((variables[at], np.asarray(variables[at].numpy())))
-            size += chunk[-1][1].nbytes
-            at += 1
-        sent = np.concatenate([value.reshape(-1).view(np.uint8) for _, value in chunk])
-        received = hvd.broadcast(tf.constant(sent), root_rank, process_set=process_set).numpy()
-        start = 0
-        for variable, value in chunk:
-            part = received[start : start + value.nbytes].copy()  # starts where values of its type may start
-            variable.assign(part.view(value.dtype).reshape(value.shape))
-            start += value.nbytes
-
-
-class _Callback:
-    """Instances are also of the Callback classes of tf.keras and of each Keras that is imported when they are made."""
-
-    model = None
-
-    def __new__(cls, *args, **kwargs):
-        return object.__new__(_with_bases(cls, tuple(_callback_classes())))
-
-    def __init__(self):
-        for base in _callback_classes():
-            base.__init__(self)
-
-    def set_model(self, model):
-        self.model = model
-
-
-def _callback_classes() -> list[type]:
-    imported = [sys.modules[name].callbacks.Callback for name in ("tf_keras", "keras") if name in sys.modules]
-    return list(dict.fromkeys([tf.keras.callbacks.Callback, *imported]))
-
-
-@functools.cache
-def _with_bases(cls, bases) -> type:
-    missing = tuple(base for base in bases if not issubclass(cls, base))
-    return type(cls.__name__, (cls, *missing), {"__module__": cls.__module__, "__doc__": cls.__doc__})
-
-
-class BroadcastGlobalVariablesCallback(_Callback):
+class BroadcastGlobalVariablesCallback(Callback):
     """Gives all ranks the weights of the model and the variables of the optimizer that root_rank has: before the first
     batch, or after it where a rank's model has no weights before. The states of random generators (dropout) stay each
     rank's own.
@@ -104,13 +56,13 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._done = False
 
     def register_local_var(self, var):
-        self._local.append(id(_native(var)))
+        self._local.append(id(native_variable(var)))
 
     def on_train_begin(self, logs=None):
-        if self._done or not self._process_set.included() or self._process_set.size() == 1:
+        if self._done or not has_others(self._process_set):
             return
         ready = int(bool(self.model.built and self.model.trainable_variables))
-        if hvd.allgather(tf.constant([ready]), process_set=self._process_set).numpy().all():
+        if gather([ready], self._process_set).all():
             self._broadcast()
 
     def on_train_batch_end(self, batch, logs=None):
@@ -123,11 +75,13 @@ class BroadcastGlobalVariablesCallback(_Callback):
         _build(optimizer, self.model.trainable_variables)
         known = [*self.model.weights, *_variables(optimizer)]
         broadcast_variables(
-            [variable for variable in known if id(_native(variable)) not in self._local], self._root_rank, self._process_set
+            [variable for variable in known if id(native_variable(variable)) not in self._local],
+            self._root_rank,
+            self._process_set,
         )
 
 
-class MetricAverageCallback(_Callback):
+class MetricAverageCallback(Callback):
     """Averages the metrics of an epoch over ranks, in one collective. Later callbacks (checkpoints, early stopping) see the
     averages, so it comes before them; so does the history.
 
@@ -140,12 +94,12 @@ class MetricAverageCallback(_Callback):
         self._process_set = process_set
 
     def on_epoch_end(self, epoch, logs=None):
-        if not logs or not self._process_set.included() or self._process_set.size() == 1:
+        if not logs or not has_others(self._process_set):
             return
         names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
         # With the names' checksum in front, one collective tells whether ranks speak of the same metrics.
         row = np.array([zlib.crc32("\n".join(names).encode()), *(logs[name] for name in names)], np.float64)
-        rows = hvd.allgather(tf.constant(row), process_set=self._process_set).numpy()
+        rows = gather(row, self._process_set)
         size = self._process_set.size()
         if rows.size != size * row.size or (rows[:: row.size] != row[0]).any():
             raise ExchangeError(f"MetricAverageCallback: ranks have other metrics than this one: {', '.join(names)}")
@@ -153,99 +107,7 @@ class MetricAverageCallback(_Callback):
         logs.update(zip(names, averages.tolist(), strict=True))
 
 
-class LearningRateScheduleCallback(_Callback):
-    """Multiplies a learning rate over epochs start_epoch to end_epoch (not included; None: for ever).
-
-    initial_lr: the rate that is multiplied. multiplier: a function of the epoch, or a number m that means m ** (epoch -
-    start_epoch). staircase: change at the start of an epoch, else at every batch, for a fraction of an epoch.
-    momentum_correction: when the rate changes, scale the optimizer's momentum with it (Goyal et al., 2017, remark 2), for
-    optimizers with a `momentum`. steps_per_epoch: batches in an epoch, if Keras does not know it.
-
-    Logs the learning rate as `lr`. Raises ConfigError for an optimizer with a learning-rate schedule of its own.
-    """
-
-    def __init__(
-        self,
-        initial_lr,
-        multiplier,
-        start_epoch=0,
-        end_epoch=None,
-        staircase=True,
-        momentum_correction=True,
-        steps_per_epoch=None,
-    ):
-        super().__init__()
-        if initial_lr is None:
-            raise ConfigError("initial_lr is required")
-        self._initial_lr = initial_lr
-        self._multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
-        self._start_epoch, self._end_epoch, self._staircase = start_epoch, end_epoch, staircase
-        self._momentum_correction, self.steps_per_epoch = momentum_correction, steps_per_epoch
-        self._epoch = 0
-
-    def on_train_begin(self, logs=None):
-        if not self._staircase and not self.steps_per_epoch:
-            self.steps_per_epoch = (self.params or {}).get("steps")
-            if not self.steps_per_epoch:
-                raise ConfigError(
-                    f"{type(self).__name__}: Keras does not know the number of batches in an epoch; give steps_per_epoch"
-                )
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._epoch = epoch
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if self._epoch < self._start_epoch or (self._end_epoch is not None and self._epoch >= self._end_epoch):
-            return
-        if not self._staircase:
-            self._set(self._initial_lr * self._multiplier(self._epoch + batch / self.steps_per_epoch))
-        elif batch == 0:
-            self._set(self._initial_lr * self._multiplier(self._epoch))
-
-    def on_epoch_end(self, epoch, logs=None):
-        if logs is not None:
-            logs["lr"] = self._get()
-
-    def _get(self) -> float:
-        return float(np.asarray(self.model.optimizer.learning_rate))
-
-    def _set(self, rate: float) -> None:
-        try:
-            before = self._get()
-            self.model.optimizer.learning_rate = rate
-        except TypeError as error:
-            raise ConfigError(f"{type(self).__name__}: the optimizer has a learning-rate schedule of its own") from error
-        if self._momentum_correction and before > 0 and rate != before:
-            for slot in _momenta(self.model):
-                slot.assign(slot * tf.cast(rate / before, slot.dtype))
-
-
-class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from initial_lr / ranks to initial_lr over warmup_epochs, a bit at every batch (Goyal et al.,
-    2017). initial_lr: the rate for the whole job, usually that for one rank times the number of ranks."""
-
-    def __init__(self, initial_lr, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, verbose=0):
-        def multiplier(epoch):
-            epoch += 1 / self.steps_per_epoch  # the last batch has the whole rate
-            return (epoch * (hvd.size() - 1) / warmup_epochs + 1) / hvd.size()
-
-        super().__init__(
-            initial_lr,
-            multiplier,
-            end_epoch=warmup_epochs,
-            staircase=False,
-            momentum_correction=momentum_correction,
-            steps_per_epoch=steps_per_epoch,
-        )
-        self._verbose = verbose
-
-    def on_epoch_end(self, epoch, logs=None):
-        super().on_epoch_end(epoch, logs)
-        if self._verbose and epoch == self._end_epoch - 1 and hvd.rank() == 0:
-            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._get():g}.")
-
-
-class CompressionStatsCallback(_Callback):
+class CompressionStatsCallback(Callback):
     """Adds to the logs, and so to the progress bar, the compression ratio and the megabytes that this rank hands to
     collectives per step: `compression_ratio` and `wire_mb`. With one rank there is nothing to add.
 
@@ -278,7 +140,7 @@ class CompressionStatsCallback(_Callback):
         self._writer.flush()
 
     def _add(self, logs) -> dict | None:
-        stats = _stats(self.model.optimizer)
+        stats = _wrapped(self.model.optimizer).compression_stats()
         if not stats["steps"]:
             return None
         if logs is not None:
@@ -287,7 +149,7 @@ class CompressionStatsCallback(_Callback):
         return stats
 
 
-class CompressionStateCallback(_Callback):
+class CompressionStateCallback(Callback):
     """Saves what the optimizer's compression keeps on each rank (Keras' checkpoints hold none of it), and brings it back
     when a model is fitted that was restored from a checkpoint, so that training goes on as if it had never stopped.
 
@@ -317,7 +179,7 @@ class CompressionStateCallback(_Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         # Not before: other callbacks restore the model and broadcast its variables when training begins.
-        if not self._is_restored and self._takes_part():
+        if not self._is_restored and has_others(self._process_set):
             self._restore()
         self._is_restored = True
 
@@ -329,18 +191,14 @@ class CompressionStateCallback(_Callback):
         if self._save_freq == "epoch":
             self._save()
 
-    def _takes_part(self) -> bool:
-        return self._process_set.included() and self._process_set.size() > 1
-
     def _iterations(self) -> int:
         return int(np.asarray(self.model.optimizer.iterations))
 
     def _restore(self):
         # Ranks may get the model from rank 0 only after the first batch.
-        iterations = hvd.allgather(tf.constant([self._iterations()], tf.int64), process_set=self._process_set)
-        self._saved = int(iterations.numpy().max())
+        self._saved = int(gather([self._iterations()], self._process_set, tf.int64).max())
         states = self._states()
-        if hvd.allgather(tf.constant([len(states)]), process_set=self._process_set).numpy().any():
+        if gather([len(states)], self._process_set).any():
             _wrapped(self.model.optimizer).load_compression_state(states or None, self._on_resize)
 
     def _states(self) -> list[dict]:
@@ -353,7 +211,7 @@ class CompressionStateCallback(_Callback):
         return [state for state in states if state["ranks"] == states[0]["ranks"]]
 
     def _save(self):
-        if not self._takes_part():
+        if not has_others(self._process_set):
             return
         self._saved = self._iterations()
         name = f"rank{self._process_set.rank()}.npz"
@@ -366,10 +224,6 @@ class CompressionStateCallback(_Callback):
             old.unlink()
             with contextlib.suppress(OSError):  # other ranks' are in there
                 old.parent.rmdir()
-
-
-def _stats(optimizer) -> dict:
-    return _wrapped(optimizer).compression_stats()
 
 
 def _wrapped(optimizer):
@@ -385,11 +239,6 @@ def _check_device(device: str) -> None:
         raise ConfigError("device: the values pass through the host; only '' is allowed")
 
 
-def _native(variable) -> tf.Variable:
-    """The tf.Variable in a variable of Keras 3."""
-    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
-
-
 def _variables(optimizer) -> list:
     variables = optimizer.variables
     return list(variables() if callable(variables) else variables)
@@ -401,15 +250,3 @@ def _build(optimizer, variables) -> None:
         optimizer._create_all_weights(variables)
     elif not getattr(optimizer, "built", False):  # in tf_keras building again does nothing
         optimizer.build(variables)
-
-
-def _momenta(model) -> list[tf.Variable]:
-    """The momentum variables of an optimizer that has a momentum."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    if not hasattr(optimizer, "momentum"):
-        return []
-    if hasattr(optimizer, "get_slot"):
-        slots = [slots.get("momentum") for slots in optimizer._slots.values()]
-    else:
-        slots = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or []
-    return [_native(slot) for slot in slots if slot is not None]

@@ -8,7 +8,9 @@ import tensorflow as tf
 from grace_ext import ConfigError
 from grace_ext.policy import DEFAULT_SPEC
 
-from .reduce import Options, Reducer, check_devices
+from .._common.subclassing import instance_like, subclass
+from .options import Options
+from .reduce import Reducer
 
 _reducers: dict[tuple, Reducer] = {}  # by options and sources
 _loaded: dict[tuple, tuple] = {}  # by sources, arguments of load_state_dict of those that there are not yet
@@ -26,15 +28,7 @@ def DistributedGradientTape(
     groups=None,
     process_set=hvd.global_process_set,
     scale_local_gradients=True,
-    *,
-    memory="residual",
-    communicator="allgather",
-    rules=None,
-    bucket_bytes=25 * 2**20,
-    seed=0,
-    capture=None,
-    schedule=None,
-    observe=None,
+    **options,
 ):
     """Wrap a tf.GradientTape so that `gradient` gives gradients that are compressed, exchanged and averaged over ranks.
 
@@ -52,37 +46,27 @@ def DistributedGradientTape(
 
     Raises ConfigError for what cannot be honoured: op=Adasum, complex variables, specs that differ between ranks, XLA.
     """
-    check_devices(device_dense, device_sparse)
-    options = Options(
-        compression,
-        memory,
-        communicator,
-        rules,
-        bucket_bytes,
-        groups or num_groups,
-        op,
-        gradient_predivide_factor,
-        sparse_as_dense,
-        process_set,
-        scale_local_gradients,
-        seed,
-        capture,
-        schedule,
-        observe,
+    shared = Options.from_keywords(
+        options,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups or num_groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
     )
-    plain = type(gradtape)
-    if not isinstance(gradtape, tf.GradientTape) or hasattr(plain, "_plain"):
+    if not isinstance(gradtape, tf.GradientTape) or hasattr(type(gradtape), "_plain"):
         raise ConfigError(f"a tf.GradientTape that is not wrapped yet was expected, not {gradtape!r}")
-    methods = {name: method for name, method in vars(_Methods).items() if not name.startswith("__")}
-    wrapped_class = type(plain.__name__, (plain,), {**methods, "_plain": plain, "__module__": plain.__module__})
-    wrapped = wrapped_class.__new__(wrapped_class)
-    wrapped.__dict__.update(vars(gradtape))
-    wrapped._options, wrapped._local_sources, wrapped._reducer = options, [], None
+    wrapped = instance_like(subclass(type(gradtape), _WrappedTape), gradtape)
+    wrapped._options, wrapped._local_sources, wrapped._reducer = shared, [], None
     return wrapped
 
 
-class _Methods:
-    """What the wrapped tape does differently; its `_plain` is the class that was wrapped."""
+class _WrappedTape:
+    """What a wrapped tape does differently from the class that was wrapped, its `_plain`."""
 
     def gradient(self, target, sources, *args, **kwargs):
         """As tf.GradientTape.gradient: the same structure as sources, averaged over ranks."""
@@ -169,7 +153,7 @@ def _check_not_made_anew(options: Options, sources: list) -> None:
     """Raises ConfigError where a loop over variables makes an observer or the like at every step."""
     wanted = _identities(sources)
     for (_, identities), reducer in _reducers.items() if any(map(_is_variable, sources)) else ():
-        if identities == wanted and (name := reducer.made_anew(options)):
+        if identities == wanted and (name := options.made_anew(reducer.options)):
             raise ConfigError(
                 f"{name}: this tape has another object than an earlier one over the same sources, whose other "
                 f"options are the same. Its memory would begin at zero, and what was not sent so far would "

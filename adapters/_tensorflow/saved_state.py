@@ -8,18 +8,15 @@ state is one rank's, between two steps, of numpy arrays and plain Python:
 """
 
 import json
-import logging
 import os
 from pathlib import Path
 
-import horovod.tensorflow as hvd
 import numpy as np
-import tensorflow as tf
 
 from grace_ext import ConfigError
 from grace_ext.exchange import checkpoint
 
-_LOG = logging.getLogger("grace_ext")
+from .eager import gather_json
 
 
 class Restore:
@@ -33,21 +30,15 @@ class Restore:
         checkpoint.check_policy(on_resize)
         states = [] if states is None else [states] if isinstance(states, dict) else list(states)
         self._on_resize = on_resize
-        self._rank, ranks = process_set.rank(), process_set.size()
+        rank, ranks = process_set.rank(), process_set.size()
         self._layouts = _merged(states)
         same = all(saved["ranks"] == ranks for saved in self._layouts)
         whole = bool(self._layouts) and all(
-            self._rank in saved["memories"] if same else len(saved["memories"]) == saved["ranks"] for saved in self._layouts
+            rank in saved["memories"] if same else len(saved["memories"]) == saved["ranks"] for saved in self._layouts
         )
-        passes = next((state.get("passes") for state in states if state["rank"] == self._rank), None) if same else None
-        told = _gather(
-            {
-                "whole": whole,
-                "calls": passes["calls"] if passes else 0,
-                "layouts": [_outline(saved) for saved in self._layouts],
-            },
-            process_set,
-        )
+        passes = next((state.get("passes") for state in states if state["rank"] == rank), None) if same else None
+        own = {"whole": whole, "calls": passes["calls"] if passes else 0, "layouts": list(map(_outline, self._layouts))}
+        told = gather_json(own, process_set)
         outlines = [one["layouts"] for one in told if one["layouts"]]
         if any(outline != outlines[0] for outline in outlines):
             raise ConfigError(
@@ -66,13 +57,10 @@ class Restore:
         Raises ConfigError for tensors of other sizes, and as grace_ext.exchange.checkpoint.choose.
         """
         saved = self._take(names)
-        loaded = checkpoint.choose(saved, exchange, self._on_resize)
-        exchange.load_state_dict(loaded.state)
+        checkpoint.load(saved, exchange, self._on_resize)
         # What is needed of the other ranks was gathered before.
         whole = self._whole if saved else np.zeros_like(self._whole)
-        warning = checkpoint.settle(exchange, whole, np.full(whole.size, exchange.step))
-        if self._rank == 0:
-            _LOG.log(logging.INFO if loaded.whole and not warning else logging.WARNING, warning or loaded.what)
+        checkpoint.settle_and_report(exchange, whole, np.full(whole.size, exchange.step))
 
     def waiting(self) -> list[dict]:
         """What no layout has taken yet."""
@@ -118,13 +106,6 @@ def _renamed(saved: dict, names: dict) -> dict:
         for rank, memory in saved["memories"].items()
     }
     return {**saved, "memories": memories}
-
-
-def _gather(value, process_set) -> list:
-    """Every rank's JSON value."""
-    text = np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8)
-    texts = hvd.allgather(tf.constant(text), process_set=process_set).numpy().tobytes()
-    return [json.loads(line) for line in texts.splitlines()]
 
 
 def write(path, state: dict) -> None:

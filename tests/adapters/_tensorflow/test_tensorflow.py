@@ -1,4 +1,4 @@
-"""What the TensorFlow adapter does in one process: arrays in and out, names, options. The rest is in tests/adapters/horovod_tensorflow."""
+"""What the TensorFlow adapter does in one process: arrays in and out, names, options. Jobs: tests/adapters/horovod_tensorflow."""
 
 import concurrent.futures
 
@@ -11,7 +11,8 @@ hvd = pytest.importorskip("horovod.tensorflow")
 from grace_ext import ConfigError  # noqa: E402
 from grace_ext.adapters._horovod.options import group_names  # noqa: E402
 from grace_ext.adapters._tensorflow import nodes as module  # noqa: E402
-from grace_ext.adapters._tensorflow import reduce as reduce  # noqa: E402
+from grace_ext.adapters._tensorflow.names import common_names, name_of, unique  # noqa: E402
+from grace_ext.adapters._tensorflow.options import Options  # noqa: E402
 from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, compression_stats  # noqa: E402
 
 pytestmark = pytest.mark.tier("test")
@@ -76,16 +77,16 @@ def test_packing_joins_scales_and_copies_in_parts(size):
 
 def test_names_tell_variables_apart():
     keras = pytest.importorskip("keras")
-    assert reduce.name_of(tf.Variable(1.0, name="scale")) == "scale"
-    assert reduce.name_of(keras.Variable(1.0, name="bias")).endswith("bias")
-    assert reduce._unique(["a", "b", "a", "a"]) == ["a", "b", "a#2", "a#3"]
+    assert name_of(tf.Variable(1.0, name="scale")) == "scale"
+    assert name_of(keras.Variable(1.0, name="bias")).endswith("bias")
+    assert unique(["a", "b", "a", "a"]) == ["a", "b", "a#2", "a#3"]
 
 
 def test_ranks_call_variables_the_same_whatever_they_made_before():
     names = ["dense_2/kernel", "dense_2/bias", "norm/gamma", "dense_5/kernel", "lstm_1/lstm_cell/kernel", "dense_2/kernel#2"]
     common = ["dense/kernel", "dense/bias", "norm/gamma", "dense_1/kernel", "lstm/lstm_cell/kernel", "dense/kernel#2"]
-    assert reduce.common_names(names) == reduce.common_names(common) == common
-    assert reduce.common_names(["block_1", "block_2", "block"]) == ["block", "block_1", "block_2"]
+    assert common_names(names) == common_names(common) == common
+    assert common_names(["block_1", "block_2", "block"]) == ["block", "block_1", "block_2"]
 
 
 def test_groups_by_number_and_by_variable():
@@ -107,7 +108,7 @@ def test_options_that_cannot_be_honoured(options, text):
     if options["op"] == "Adasum":
         options = {"op": hvd.Adasum}
     with pytest.raises(ConfigError, match=text):
-        reduce.Options(**options)
+        Options(**options)
 
 
 def test_with_one_rank_gradients_are_the_tapes_own():

@@ -1,0 +1,113 @@
+"""Learning rates that change over epochs: callbacks for model.fit."""
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from grace_ext import ConfigError
+
+from .keras_callback import Callback, native_variable
+
+
+class LearningRateScheduleCallback(Callback):
+    """Multiplies a learning rate over epochs start_epoch to end_epoch (not included; None: for ever).
+
+    initial_lr: the rate that is multiplied. multiplier: a function of the epoch, or a number m that means m ** (epoch -
+    start_epoch). staircase: change at the start of an epoch, else at every batch, for a fraction of an epoch.
+    momentum_correction: when the rate changes, scale the optimizer's momentum with it (Goyal et al., 2017, remark 2), for
+    optimizers with a `momentum`. steps_per_epoch: batches in an epoch, if Keras does not know it.
+
+    Logs the learning rate as `lr`. Raises ConfigError for an optimizer with a learning-rate schedule of its own.
+    """
+
+    def __init__(
+        self,
+        initial_lr,
+        multiplier,
+        start_epoch=0,
+        end_epoch=None,
+        staircase=True,
+        momentum_correction=True,
+        steps_per_epoch=None,
+    ):
+        super().__init__()
+        if initial_lr is None:
+            raise ConfigError("initial_lr is required")
+        self._initial_lr = initial_lr
+        self._multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
+        self._start_epoch, self._end_epoch, self._staircase = start_epoch, end_epoch, staircase
+        self._momentum_correction, self.steps_per_epoch = momentum_correction, steps_per_epoch
+        self._epoch = 0
+
+    def on_train_begin(self, logs=None):
+        if not self._staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = (self.params or {}).get("steps")
+            if not self.steps_per_epoch:
+                raise ConfigError(
+                    f"{type(self).__name__}: Keras does not know the number of batches in an epoch; give steps_per_epoch"
+                )
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._epoch < self._start_epoch or (self._end_epoch is not None and self._epoch >= self._end_epoch):
+            return
+        if not self._staircase:
+            self._set(self._initial_lr * self._multiplier(self._epoch + batch / self.steps_per_epoch))
+        elif batch == 0:
+            self._set(self._initial_lr * self._multiplier(self._epoch))
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs is not None:
+            logs["lr"] = self._get()
+
+    def _get(self) -> float:
+        return float(np.asarray(self.model.optimizer.learning_rate))
+
+    def _set(self, rate: float) -> None:
+        try:
+            before = self._get()
+            self.model.optimizer.learning_rate = rate
+        except TypeError as error:
+            raise ConfigError(f"{type(self).__name__}: the optimizer has a learning-rate schedule of its own") from error
+        if self._momentum_correction and before > 0 and rate != before:
+            for slot in _momenta(self.model):
+                slot.assign(slot * tf.cast(rate / before, slot.dtype))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from initial_lr / ranks to initial_lr over warmup_epochs, a bit at every batch (Goyal et al.,
+    2017). initial_lr: the rate for the whole job, usually that for one rank times the number of ranks."""
+
+    def __init__(self, initial_lr, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, verbose=0):
+        def multiplier(epoch):
+            epoch += 1 / self.steps_per_epoch  # the last batch has the whole rate
+            return (epoch * (hvd.size() - 1) / warmup_epochs + 1) / hvd.size()
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self._verbose = verbose
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        if self._verbose and epoch == self._end_epoch - 1 and hvd.rank() == 0:
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._get():g}.")
+
+
+def _momenta(model) -> list[tf.Variable]:
+    """The momentum variables of an optimizer that has a momentum."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if not hasattr(optimizer, "momentum"):
+        return []
+    if hasattr(optimizer, "get_slot"):
+        slots = [slots.get("momentum") for slots in optimizer._slots.values()]
+    else:
+        slots = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or []
+    return [native_variable(slot) for slot in slots if slot is not None]
