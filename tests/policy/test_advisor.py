@@ -9,10 +9,10 @@ import pytest
 from grace_ext import ConfigError
 from grace_ext.cli import main
 from grace_ext.policy import advisor, cost_model
-from grace_ext.policy.advisor import WAYS, advise
+from grace_ext.policy.advisor import METHODS, advise
 
 #: Bytes an element of each way.
-RATES = {"dense/fp16": 2, "dense/qsgd:8": 1.01, WAYS[3].spec: 0.02, WAYS[4].spec: 0.002}
+RATES = {"dense/fp16": 2, "dense/qsgd:8": 1.01, METHODS[3].spec: 0.02, METHODS[4].spec: 0.002}
 
 
 def codecs(nanoseconds):
@@ -32,7 +32,7 @@ FREE, FAST, SLOW = codecs(0), codecs(0.01), codecs(1)
 
 
 def by_label(advice):
-    return {one.way.label: one for one in advice.predictions}
+    return {one.method.label: one for one in advice.predictions}
 
 
 def test_steps_are_those_of_the_model_by_hand():
@@ -75,7 +75,7 @@ def test_the_exercises_of_the_survey(params, step_time, bandwidth, workers, per_
     advice = advise(
         params, step_time, bandwidth, workers, per_host=per_host, latency=1e-6, strict=strict, optimizer="sgd", codecs=FREE
     )
-    assert advice.recommended.way.label == label, advisor.report(advice)
+    assert advice.recommended.method.label == label, advisor.report(advice)
 
 
 def test_communication_of_gpt_3_takes_28_seconds():
@@ -87,9 +87,9 @@ def test_communication_of_gpt_3_takes_28_seconds():
 def test_slow_codecs_are_no_help():
     """The same job, with codecs that a fast link leaves no time for."""
     job = dict(params=100_000_000, step_time=0.1, bandwidth=100e9, workers=8)
-    assert advise(**job, overlap=0.2, codecs=FAST).recommended.way.label != "none"
+    assert advise(**job, overlap=0.2, codecs=FAST).recommended.method.label != "none"
     advice = advise(**job, overlap=0.2, codecs=SLOW)
-    assert advice.recommended.way.label == "none"
+    assert advice.recommended.method.label == "none"
     assert "do not compress" in advice.reason and "codecs take as long" in advice.reason
 
 
@@ -102,7 +102,7 @@ def test_of_ways_that_are_as_fast_the_most_exact_is_recommended():
 
 def test_strict_says_what_it_leaves_out():
     advice = advise(10_000_000, 0.1, 1e8, 4, strict=True, optimizer="sgd", codecs=FREE)
-    assert advice.recommended.way.rounds
+    assert advice.recommended.method.rounds
     assert "'default' would be" in advice.reason and "strict does not allow" in advice.reason
 
 
@@ -110,7 +110,7 @@ def test_strict_says_what_it_leaves_out():
 def test_speed_without_accuracy_is_not_recommended(optimizer):
     """On a link on which top-k is many times as fast, but was not shown to keep accuracy with this optimizer."""
     advice = advise(100_000_000, 0.1, 1e8, 4, optimizer=optimizer, codecs=FREE)
-    assert advice.recommended.way.label == "fp16", advisor.report(advice)
+    assert advice.recommended.method.label == "fp16", advisor.report(advice)
     default, tenth = (
         next(line for line in advice.reason.splitlines() if line.startswith(repr(label)))
         for label in ("default", "top 0.1 %")
@@ -123,7 +123,7 @@ def test_speed_without_accuracy_is_not_recommended(optimizer):
 
 def test_a_recommendation_says_what_accuracy_rests_on():
     advice = advise(100_000_000, 0.1, 1e8, 4, optimizer="sgd", codecs=FREE)
-    assert advice.recommended.way.label == "top 0.1 %"
+    assert advice.recommended.method.label == "top 0.1 %"
     for part in ("memory='dgc:nesterov=true'", "without momentum", "warmup", "-0.42 points with sgd", "docs/memories.md"):
         assert part in advice.reason, part
 
@@ -142,7 +142,7 @@ def table_of(page, heading):
     return {row[0].strip(): dict(zip(columns, map(str.strip, row), strict=True)) for row in cells[2:]}
 
 
-@pytest.mark.parametrize("found", [found for way in WAYS for found in way.evidence], ids=str)
+@pytest.mark.parametrize("found", [found for method in METHODS for found in method.evidence], ids=str)
 def test_evidence_is_that_of_the_documentation(found):
     if found.page == "memories.md":
         row = table_of(found.page, "# Memories")[found.row]
@@ -188,7 +188,7 @@ def test_numbers_that_make_no_sense(wrong):
 def test_codecs_are_measured_here(monkeypatch):
     monkeypatch.setattr(advisor, "_MEASURED", 2**16)
     advice = advise(1_000_000, 0.01, 1e8, 4, optimizer="sgd")
-    assert advice.recommended.way.label in ("default", "top 0.1 %")
+    assert advice.recommended.method.label in ("default", "top 0.1 %")
     for one in advice.predictions[1:]:
         assert 0 < one.codec_seconds < math.inf
     sent = [one.sent_bytes for one in advice.predictions]
@@ -196,11 +196,11 @@ def test_codecs_are_measured_here(monkeypatch):
 
 
 def test_the_command(monkeypatch, capsys):
-    monkeypatch.setattr(advisor, "measured", SLOW.get)
+    monkeypatch.setattr(advisor, "measure_codec", SLOW.get)
     arguments = ["advise", "--params", "25.6M", "--step-time", "120ms", "--workers", "4"]
     assert main([*arguments, "--bandwidth", "100mbit"]) == 0
     table = capsys.readouterr().out
-    assert all(way.label in table for way in WAYS)
+    assert all(method.label in table for method in METHODS)
     assert "fp16  *" in table
     assert main([*arguments, "--bandwidth", "100mbit", "--optimizer", "sgd"]) == 0
     assert "top 0.1 %  *" in capsys.readouterr().out

@@ -10,6 +10,7 @@ import grace_ext
 from grace_ext import ConfigError
 from grace_ext._util.rng import Stream
 from grace_ext.pipeline import spec
+from grace_ext.policy import codec_timing
 from grace_ext.policy import cost_model as cost
 from grace_ext.transport import CollectiveHandle, Transport
 
@@ -213,16 +214,16 @@ def test_what_cannot_be_modelled_is_said(arguments):
 
 
 def test_a_curve_goes_through_its_points():
-    curve = cost.Curve({10: 1.0, 1000: 100.0})
+    curve = codec_timing.Curve({10: 1.0, 1000: 100.0})
     assert [curve(x) for x in (10, 100, 1000)] == pytest.approx([1, 10, 100])
     assert curve(1) == pytest.approx(1) and curve(5000) == pytest.approx(500)
-    assert cost.Curve({1: 1.0, 4: 2.0}, grows=False)(99) == pytest.approx(2)
+    assert codec_timing.Curve({1: 1.0, 4: 2.0}, grows=False)(99) == pytest.approx(2)
 
 
 @pytest.mark.parametrize("name, grows", [("topk:0.01/raw/raw", False), ("threshold:3", True)])
 def test_measured_sizes_are_those_of_containers(name, grows):
     d, compressor = 2**16, grace_ext.compressor(name)
-    measured = cost.measure(compressor, [gradient(rank, d) for rank in range(4)], slices_of=(1, 8, 64))
+    measured = codec_timing.measure_codec(compressor, [gradient(rank, d) for rank in range(4)], slices_of=(1, 8, 64))
     if grows:  # the more gradients are summed, the more elements exceed the threshold
         assert 1 < measured.size(d, 2) / measured.size(d, 1) < measured.size(d, 4) / measured.size(d, 1)
         assert measured.size(d, 8) == measured.size(d, 4)  # nothing is known of more
@@ -233,5 +234,5 @@ def test_measured_sizes_are_those_of_containers(name, grows):
 
 
 def test_measured_values_of_an_allreduce():
-    measured = cost.measure_linear(grace_ext.compressor("dense/fp16"), gradient(0, 1001))
+    measured = codec_timing.measure_reducible_codec(grace_ext.compressor("dense/fp16"), gradient(0, 1001))
     assert measured.size(1001, 1) == 2002 and measured.encode(1001) > 0 and measured.decode(1001, 1) > 0

@@ -1,0 +1,114 @@
+"""How many bytes a compressor makes of a gradient on this machine, and how long it takes: codecs of the cost model."""
+
+import math
+import statistics
+import time
+
+import numpy as np
+
+from .._util.rng import Stream
+from ..communicators.allreduce import Allreduce
+from ..pipeline import container
+from ..pipeline.decoder import decode_sum
+from ..transport.base import CollectiveHandle, Transport
+from .cost_model import Codec
+
+
+class Curve:
+    """Through measured points (x, y), all positive: straight in a log-log plot between them, y constant before the first,
+    proportional to x after the last if `grows`, constant otherwise."""
+
+    def __init__(self, points: dict[float, float], grows: bool = True):
+        self._x, self._y = np.array(sorted(points.items()), np.float64).T
+        self._grows = grows
+
+    def __call__(self, x: float) -> float:
+        inside = float(np.exp(np.interp(math.log(x), np.log(self._x), np.log(self._y))))
+        return inside * max(1.0, x / self._x[-1]) if self._grows else inside
+
+
+def measure_codec(compressor, gradients: list[np.ndarray], slices_of=(1, 4, 16, 64, 256, 1024)) -> Codec:
+    """The Codec of a compressor with error feedback: containers are made of the gradients, whole and in slices.
+
+    gradients: float32[d] each, of different ranks. slices_of: in how many slices, which is for how many ranks of `sharded`.
+    Times are medians of this thread's processor time, so that they hold on a busy machine too; the copy of a gradient into
+    its memory is part of encoding.
+    """
+    d, many = gradients[0].size, 8
+    residual, room = _residual(compressor, gradients), np.empty(d, np.float32)
+    sizes, encode, first, more, grown = {}, {}, {}, {}, {}
+    for count in slices_of:
+        length = d // count
+        if length == 0:
+            continue
+        starts = np.linspace(0, d - length, min(count, 8)).astype(int)
+        made, blobs = [], []
+        for number, gradient in enumerate(gradients):
+            for start in starts:
+                part = slice(start, start + length)
+                started = time.thread_time()
+                np.copyto(room[part], gradient[part])
+                encoded = compressor.encode_compensated(room[part], residual[part], room[part], Stream(step=number))
+                made.append(time.thread_time() - started)
+                blobs.append(encoded.blob.copy())
+        sizes[length], encode[length] = statistics.mean(blob.size for blob in blobs), statistics.median(made)
+        one, sums = (_decode_seconds(blobs, length, containers) for containers in (1, many))
+        more[length] = max(sums - one, 0.01 * one) / (many - 1)
+        first[length] = max(one - more[length], 0.01 * one)
+    summed = np.zeros(d, np.float32)
+    for number, gradient in enumerate(gradients, 1):
+        grown[number] = compressor.encode(summed + gradient, Stream(rank=-2)).blob.size
+        decode_sum([container.parse(compressor.encode(gradient, Stream(rank=number)).blob, d)], room)
+        summed += room
+    growth = Curve({number: size / grown[1] for number, size in grown.items()}, grows=False)
+    size, encode, first, more = map(Curve, (sizes, encode, first, more))
+    return Codec(
+        lambda elements, summed: size(elements) * growth(summed),
+        encode,
+        lambda elements, containers: first(elements) + containers * more(elements),
+    )
+
+
+def _residual(compressor, gradients, steps=8) -> np.ndarray:
+    """What error feedback holds after some steps, float32[d]."""
+    residual, following = np.zeros((2, gradients[0].size), np.float32)
+    for step in range(steps):
+        np.copyto(following, gradients[step % len(gradients)])
+        compressor.encode_compensated(following, residual, following, Stream(step=step))
+        residual, following = following, residual
+    return residual
+
+
+def _decode_seconds(blobs, elements, containers, times=9) -> float:
+    out, taken = np.empty(elements, np.float32), []
+    for first in range(times):
+        chosen = [blobs[(first + i) % len(blobs)] for i in range(containers)]
+        started = time.thread_time()
+        decode_sum([container.parse(blob, elements) for blob in chosen], out, 0.5)
+        taken.append(time.thread_time() - started)
+    return statistics.median(taken)
+
+
+class _Loopback(Transport):
+    """A rank alone, whose sum is what it gave."""
+
+    rank, size = 0, 1
+
+    def allreduce(self, name, array):
+        return CollectiveHandle.of(array)
+
+
+def measure_reducible_codec(compressor, gradient: np.ndarray, times=9) -> Codec:
+    """The same of a compressor whose values communicator "allreduce" sums, without a memory. gradient: float32[d], the only
+    size that is known."""
+    communicator, transport, taken = Allreduce(), _Loopback(), []
+    room, out = np.empty((2, gradient.size), np.float32)
+    for step in range(times):
+        started = time.thread_time()
+        np.copyto(room, gradient)
+        pending = communicator.start(transport, "bucket", compressor, room, None, Stream(step=step))
+        encoded = time.thread_time()
+        communicator.finish(pending, transport, out, 0.5)
+        taken.append((encoded - started, time.thread_time() - encoded))
+    encode, decode = map(statistics.median, zip(*taken, strict=True))
+    return Codec(lambda elements, summed: pending.wire_bytes, lambda elements: encode, lambda elements, containers: decode)
