@@ -1,6 +1,6 @@
 """Levels of quantizers, packed at a fixed width or with an entropy code. Lossless; docs/container-format.md, "Levels".
 
-Magnitudes of gradients change from place to place: blocks of 64 levels are sorted into classes by their width, each with
+Magnitudes of gradients change from place to place, so blocks of 64 levels are sorted into classes by their width, each with
 a table of its own, where that is shorter.
 """
 
@@ -23,20 +23,20 @@ from ..kernels.levels import (
 
 ENTROPY = ("none", "huffman", "ans")
 _FIXED, _HUFFMAN, _ANS, _CONSTANT, _BLOCKS = range(5)
-_WORTH_CLASSES = 1 << 12  # levels; fewer would save no more than the further tables cost
+_WORTH_CLASSES = 1 << 12  # number of levels from which on classes can save more than their tables cost
 
 
 def check_entropy(name: str, entropy: str) -> str:
-    """`entropy` if it is one of ENTROPY. name: of the codec, for the message. Raises ConfigError."""
+    """Return `entropy` if it is one of ENTROPY; otherwise raise ConfigError in the name of the codec."""
     if entropy not in ENTROPY:
         raise ConfigError(f"{name}: entropy={entropy}; allowed: {', '.join(ENTROPY)}")
     return entropy
 
 
 def pack_levels(levels: np.ndarray, alphabet: int, entropy: str) -> np.ndarray:
-    """levels: uint8[k], each below `alphabet` (1 to 256), k >= 1; entropy: one of ENTROPY -> payload uint8[m].
+    """Encode levels, uint8[k], k >= 1, each below `alphabet` (1 to 256), as uint8[m]. entropy is one of ENTROPY.
 
-    With an entropy code the payload is never longer than ceil(k * width / 8) + 1 bytes, what the fixed width takes.
+    With an entropy code, the payload is never longer than with the fixed width: at most ceil(k * width / 8) + 1 bytes.
     """
     payload = _pack_stream(levels, alphabet, entropy)
     if entropy != "none" and levels.size >= _WORTH_CLASSES and payload[0] != _CONSTANT:
@@ -63,7 +63,7 @@ def _pack_stream(levels, alphabet, entropy):
 
 
 def _pack_blocks(levels, alphabet, entropy):
-    """A stream for each class of blocks, or None if that would save nothing."""
+    """Return a payload with a stream for each class of blocks, or None if that would save nothing."""
     numbers, sizes = np.empty(-(-levels.size // BLOCK), np.uint8), np.empty(MOST_CLASSES, np.int64)
     if choose_classes(levels, alphabet, numbers, sizes) <= 0:
         return None
@@ -103,9 +103,9 @@ def _huffman(levels, counts):
 
 
 def unpack_levels(payload: np.ndarray, alphabet: int, out: np.ndarray) -> None:
-    """payload: uint8[m] of pack_levels -> out: uint8[k], k >= 1, each below `alphabet` (1 to 256).
+    """Decode uint8[m] from pack_levels to out, uint8[k], k >= 1, each below `alphabet` (1 to 256).
 
-    Raises ContainerError; the payload itself says how it is coded.
+    The payload itself tells how it is coded. Raises ContainerError.
     """
     if payload.size and payload[0] == _BLOCKS:
         _unpack_blocks(payload[1:], alphabet, out)

@@ -1,4 +1,4 @@
-"""What a value codec promises."""
+"""The interface of value codecs."""
 
 import numpy as np
 
@@ -7,29 +7,53 @@ from ..registry import Stage
 
 
 class ValueCodec(Stage):
-    """Turns the values at the support into bytes and back.
+    """Encodes the values at the support as bytes, and decodes them.
 
-    `encode` gets finite float32 values; a codec that sorts them returns the order as well (order[i] is the place in
-    the support of the i-th decoded value) and the container stores it. `decode` must accept any bytes: it raises
-    ContainerError or fills the array it is given, and never needs the options of the sender's codec.
+    `encode` gets finite float32 values. A codec that sorts them also returns the order (order[i] is the place in the support
+    of the i-th decoded value), which the container stores. `decode` accepts any bytes: it fills the array that it is given
+    or raises ContainerError, and it never needs the options of the sender's codec.
     """
 
     kind = "value"
     lossless = False
-    #: The dtype in which the values can be summed by an allreduce instead of being sent as a container, if any.
+    #: The dtype in which an allreduce can sum the values, so that no container is needed; None if there is none.
     reducible_dtype: str | None = None
-    #: Treats what is sent of each of a transform's chunks by itself: `for_chunks` gives the codec that encodes.
+    #: Whether it treats the values of each chunk of a transform separately: `for_chunks` gives the codec that encodes.
     needs_chunks = False
 
     def for_chunks(self, count: int) -> "ValueCodec":
-        """The same codec where each chunk has `count` of the values. Of codecs with needs_chunks only."""
+        """Return the codec that encodes where each chunk of a transform has `count` values. For codecs with needs_chunks.
+
+        Args:
+            count: Number of values that are sent of each chunk.
+
+        Returns:
+            A codec with the same options.
+        """
         raise NotImplementedError
 
     def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
-        """values: float32[k], finite, k >= 1 -> (payload uint8[m], order uint32[k] or None)."""
+        """Encode values.
+
+        Args:
+            values: float32[k], finite, k >= 1.
+            stream: The random numbers of this gradient on this rank.
+
+        Returns:
+            The payload, uint8[m], and the place in the support of each decoded value, uint32[k], or None if they are in
+            order.
+        """
         raise NotImplementedError
 
     @staticmethod
     def decode(payload: np.ndarray, out: np.ndarray) -> None:
-        """payload: uint8[m] -> out: float32[k], k >= 1."""
+        """Decode values.
+
+        Args:
+            payload: uint8[m], any bytes.
+            out: Output, float32[k], k >= 1.
+
+        Raises:
+            ContainerError: The payload is not that of k values.
+        """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""bfloat16: the upper half of a float32, rounded to nearest even. The range of float32 at a precision of 8 bits."""
+"""Value codec `bf16`."""
 
 import numpy as np
 
@@ -10,7 +10,11 @@ from .base import ValueCodec
 
 @register
 class BFloat16(ValueCodec):
-    """Values that would round to Inf become the largest finite one, about 3.39e38."""
+    """bfloat16, the upper half of a float32, rounded to nearest even: the range of float32 at a precision of 8 bits.
+
+    Values that would round to Inf become the largest finite one, about 3.39e38. The payload is k bfloat16
+    (docs/container-format.md, "Value sections").
+    """
 
     name, id = "bf16", 5
 

@@ -1,9 +1,4 @@
-"""Two exponentials a e^(bx) + c e^(dx) through the sorted values, positives and negatives apart.
-
-DeepReduce's Fit-DExp: Xu et al., DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning, NeurIPS
-2021, section 5 and appendix E: a linear regression on an integral equation gives b and d, a second one a and c. As with
-polyfit, the order of the values costs ceil(log2 k) bits each.
-"""
+"""Value codec `dexp`."""
 
 import numpy as np
 
@@ -18,6 +13,17 @@ FIT = 6 * 4  # bytes: two edges, four parameters
 
 @register
 class DoubleExponential(ValueCodec):
+    """Two exponentials, a e^(bx) + c e^(dx), fitted to the sorted values, separately for positive and negative ones.
+
+    A linear regression on an integral equation gives b and d, and a second one gives a and c. As with `polyfit`, the order
+    of the values costs ceil(log2 k) bits each. The payload holds the smallest and the largest magnitude and four parameters
+    for each sign (docs/container-format.md, "Value sections").
+
+    Source:
+        DeepReduce's Fit-DExp: Xu et al., DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning,
+        NeurIPS 2021, section 5 and appendix E.
+    """
+
     name, id = "dexp", 11
 
     def encode(self, values, stream):

@@ -1,4 +1,4 @@
-"""IEEE half precision, rounded to nearest even."""
+"""Value codec `fp16`."""
 
 import numpy as np
 
@@ -12,7 +12,11 @@ LARGEST = np.float32(65504)
 
 @register
 class Half(ValueCodec):
-    """Values beyond the range become +-65504 instead of Inf; with error feedback the rest follows in later steps."""
+    """IEEE half precision, rounded to nearest even.
+
+    Values beyond the range become ±65504 instead of Inf; with error feedback, the rest follows in later steps. The payload
+    is k float16 (docs/container-format.md, "Value sections").
+    """
 
     name, id = "fp16", 2
     reducible_dtype = "float16"

@@ -1,10 +1,4 @@
-"""Entropy-coded scalar quantization to a given error: no codec here needs noticeably fewer bits at an equal error.
-
-Equal steps, a dead zone around 0 or a gap up to the smallest magnitude, and centroids as in Lloyd, Least squares
-quantization in PCM, 1982; a uniform quantizer with an entropy code is within 0.255 bits of the rate-distortion bound
-(Gish and Pierce, Asymptotically efficient quantizing, 1968), and with a dead zone nearer still for Laplacian values
-(Sullivan, Efficient scalar quantization of exponential and Laplacian random variables, 1996).
-"""
+"""Value codec `lloyd`."""
 
 import numpy as np
 
@@ -22,9 +16,24 @@ _SMALLEST_ERROR, _LARGEST_ERROR = 0.01, 0.9
 
 @register
 class Lloyd(ValueCodec):
-    """error: the relative L2 error to aim at, 0.01 to 0.9; met within a few percent, smaller where a larger one would not
-    save bits. entropy: ans, huffman or none. Not stochastic: each value goes to a level near it, or to 0 if it is small,
-    so the result is biased, which error feedback makes good.
+    """Entropy-coded scalar quantization to a given error. No other codec here needs noticeably fewer bits at an equal error.
+
+    The levels are equally spaced, with a dead zone around 0 or a gap up to the smallest magnitude, and decode to centroids.
+    A uniform quantizer with an entropy code is within 0.255 bits of the rate-distortion bound (Gish and Pierce), and with a
+    dead zone it comes closer still for Laplacian values (Sullivan). Nothing is stochastic: each value goes to a level near
+    it, or to 0 if it is small, so the result is biased; error feedback compensates for that.
+
+    The payload holds the grid, the centroids' offsets, values beyond the levels, and the levels (docs/container-format.md,
+    "Value sections").
+
+    Args:
+        error: The relative L2 error to aim at, 0.01 to 0.9. It is met within a few percent, and is smaller where a larger
+            error would not save bits.
+        entropy: The lossless code of the levels: ans, huffman or none.
+
+    Source:
+        Lloyd, Least squares quantization in PCM, 1982; Gish and Pierce, Asymptotically efficient quantizing, 1968; Sullivan,
+        Efficient scalar quantization of exponential and Laplacian random variables, 1996.
     """
 
     name, id = "lloyd", 14
@@ -79,7 +88,7 @@ class Lloyd(ValueCodec):
             fractions = payload[_HEAD.itemsize : first][np.minimum(m, FRACTIONS - 1)]
             # In float64; at the very top a level could round to Inf.
             centroids = np.minimum(start + (m + (fractions + 0.5) / 256) * step, np.finfo(np.float32).max)
-            with np.errstate(under="ignore"):  # whatever the caller wants to hear of: levels may round to 0
+            with np.errstate(under="ignore"):  # levels may round to 0, whatever errors the caller has enabled
                 table[most + 1 : 2 * most + 1] = centroids
             table[:most] = -table[2 * most : most : -1]
         if not lloyd_decode(codes, table, escapes, out):

@@ -1,8 +1,4 @@
-"""Affine quantization: the nearest of 2**bits levels, evenly spaced from the smallest to the largest value.
-
-Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference, CVPR 2018,
-section 2.1; but the payload holds the extremes themselves, with no integer zero point. Biased.
-"""
+"""Value codec `minmax`."""
 
 import numpy as np
 
@@ -17,8 +13,22 @@ from .base import ValueCodec
 
 @register
 class MinMax(ValueCodec):
-    """bits: 1 to 8 a value. chunk: values that share a range, 2 to 2**31 - 1; 0: all. entropy: none, huffman or ans.
-    per: all (chunk says it), or chunk (those share a range that are sent of one chunk of the transform)."""
+    """Affine quantization: the nearest of 2**bits levels, evenly spaced from the smallest to the largest value.
+
+    Unlike in the paper, the payload holds the extremes themselves, and there is no integer zero point. The result is biased.
+    The payload holds both extremes of each chunk, and the levels (docs/container-format.md, "Value sections").
+
+    Args:
+        bits: Bits for each value, 1 to 8.
+        chunk: Number of values that share a range, 2 to 2**31 - 1; 0: all.
+        entropy: The lossless code of the levels: none, huffman or ans.
+        per: Which values share a range. all: as many as `chunk` says; chunk: those that are sent of one chunk of the
+            transform.
+
+    Source:
+        Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference, CVPR
+        2018, section 2.1.
+    """
 
     name, id = "minmax", 6
     sweep = {"bits": (3, 4, 5, 6, 7, 8), "entropy": ("none", "ans")}
@@ -39,6 +49,7 @@ class MinMax(ValueCodec):
 
     @property
     def needs_chunks(self):
+        """Whether the values of each chunk of a transform have a range of their own."""
         return self.per == "chunk"
 
     def for_chunks(self, count):

@@ -1,9 +1,4 @@
-"""Natural compression: stochastic rounding to a power of two, unbiased, with a variance of at most 1/8 of the square.
-
-Horvath, Ho, Horvath, Sahu, Canini and Richtarik, Natural Compression for Distributed Deep Learning, arXiv 1905.10988,
-2019. There 9 bits, a float's sign and exponent; here as many exponents as the values span, from the largest on, and a
-value below the smallest one becomes that or 0, unbiased as well.
-"""
+"""Value codec `natural`."""
 
 import numpy as np
 
@@ -19,7 +14,20 @@ LAST = 254  # the largest biased exponent of a finite float32
 
 @register
 class Natural(ValueCodec):
-    """bits: 2 to 8 a value at most, so up to 2**(bits-1) - 1 powers, both signs and 0. entropy: none, huffman or ans."""
+    """Natural compression: stochastic rounding to a power of two. Unbiased, with a variance of at most 1/8 of the square.
+
+    The paper takes 9 bits, a float's sign and exponent. This codec takes as many exponents as the values span, from the
+    largest one on; a value below the smallest exponent becomes that or 0, which is unbiased as well. The payload holds the
+    range of exponents and the levels (docs/container-format.md, "Value sections").
+
+    Args:
+        bits: Most bits for each value, 2 to 8: up to 2**(bits-1) - 1 powers of two, both signs and 0.
+        entropy: The lossless code of the levels: none, huffman or ans.
+
+    Source:
+        Horvath, Ho, Horvath, Sahu, Canini and Richtarik, Natural Compression for Distributed Deep Learning, arXiv
+        1905.10988, 2019.
+    """
 
     name, id = "natural", 9
     sweep = {"bits": (3, 4, 5), "entropy": ("none", "ans")}

@@ -1,8 +1,4 @@
-"""One bit a value: its sign. Receivers take the mean of the bucket's values of that sign. Biased: use a memory.
-
-Seide, Fu, Droppo, Li and Yu, 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
-of Speech DNNs, Interspeech 2014, section 3.
-"""
+"""Value codec `onebit`."""
 
 import numpy as np
 
@@ -15,7 +11,18 @@ from .base import ValueCodec
 
 @register
 class OneBit(ValueCodec):
-    """bucket: values that share two means, a power of two from 8 to 32768, or 0: all of them."""
+    """One bit for each value: its sign. Receivers take the mean of the bucket's values of that sign.
+
+    The result is biased, so it needs error feedback. The payload holds two means for each bucket, and k bits
+    (docs/container-format.md, "Value sections").
+
+    Args:
+        bucket: Number of values that share two means, a power of two from 8 to 32768, or 0 for all values.
+
+    Source:
+        Seide, Fu, Droppo, Li and Yu, 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
+        Training of Speech DNNs, Interspeech 2014, section 3.
+    """
 
     name, id = "onebit", 8
     sweep = {"bucket": (64, 512, 4096)}

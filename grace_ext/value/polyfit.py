@@ -1,11 +1,4 @@
-"""Piecewise polynomials through the sorted values, positives and negatives apart.
-
-DeepReduce's Fit-Poly: Xu et al., DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning, NeurIPS
-2021, section 5 and appendix C. A segment is split where it is furthest from its chord (Lemma 10); Remark 4's number of
-segments depends on the unit of the gradient, so here it grows with the logarithm of the number of values. Splitting one
-segment after the other is greedy: the error need not be within the bound of Lemma 12, which is that of the best knots. The
-order of the values costs ceil(log2 k) bits each, more than the whole of an 8-bit quantizer.
-"""
+"""Value codec `polyfit`."""
 
 import numpy as np
 
@@ -21,8 +14,24 @@ HEAD = 3
 
 @register
 class PolyFit(ValueCodec):
-    """degree: 0 to 9. segments: at most so many a sign, 1 to 255; 0: 1 below 128 values, one more for each doubling, at
-    most 12."""
+    """Piecewise polynomials fitted to the sorted values, separately for positive and negative ones.
+
+    A segment is split where it is furthest from its chord (Lemma 10 of the paper). The number of segments that Remark 4
+    gives depends on the unit of the gradient, so here it grows with the logarithm of the number of values instead. Splitting
+    one segment after the other is greedy: the error need not be within the bound of Lemma 12, which is that of the best
+    knots. The order of the values costs ceil(log2 k) bits each, more than a whole 8-bit quantizer.
+
+    The payload holds the segments' lengths, edges and coefficients for each sign (docs/container-format.md, "Value
+    sections").
+
+    Args:
+        degree: Degree of the polynomials, 0 to 9.
+        segments: Most segments for each sign, 1 to 255. 0: one below 128 values, one more for each doubling, at most 12.
+
+    Source:
+        DeepReduce's Fit-Poly: Xu et al., DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning,
+        NeurIPS 2021, section 5 and appendix C.
+    """
 
     name, id = "polyfit", 10
     sweep = {"segments": (0, 4, 16)}

@@ -1,9 +1,4 @@
-"""QSGD: stochastic uniform quantization, unbiased, in buckets.
-
-Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017, section 3. The
-norm of a bucket is its 2-norm as there or, as in section 4, its largest magnitude: that has a smaller error at equal
-bits, but with an entropy code, which takes the place of their Elias code, the 2-norm needs fewer bits at equal error.
-"""
+"""Value codec `qsgd`."""
 
 import numpy as np
 
@@ -16,19 +11,31 @@ from ._levels import check_entropy, pack_levels, unpack_levels
 from .base import ValueCodec
 
 MIN_BITS, MAX_BITS, MAX_LEVELS = 2, 8, 32767
-_NARROW = 127  # so many levels fit a byte a code
-_WIDTHS = range(2, 17)  # of a code
+_NARROW = 127  # up to so many levels, a code fits into a byte
+_WIDTHS = range(2, 17)  # bits of a code
 NORMS = ("max", "l2")
-# The second byte: the bucket's logarithm, and what is not as in the simplest form.
+# The second byte: the logarithm of the bucket's size, and flags for whatever differs from the simplest form.
 _BUCKET, _TWO_NORM, _CODED, _COUNTED = 0x0F, 0x10, 0x20, 0x40
 
 
 @register
 class QSGD(ValueCodec):
-    """bits: 2 to 8 a value, sign included, so 2**(bits-1) - 1 levels. bucket: values that share a norm, 8 to 32768.
+    """QSGD: stochastic uniform quantization in buckets, unbiased.
 
-    levels: 1 to 32767 levels on each side of zero, instead of bits; 0 leaves it to bits. norm: max or l2, what the highest
-    level stands for. entropy: none, huffman or ans, a lossless code of up to 127 levels.
+    The norm of a bucket is its 2-norm, as in section 3 of the paper, or its largest magnitude, as in section 4. The latter
+    has a smaller error at equal bits; but with an entropy code, which takes the place of the paper's Elias code, the 2-norm
+    needs fewer bits at equal error. The payload holds the norms and the levels (docs/container-format.md, "Value sections").
+
+    Args:
+        bits: Bits for each value, sign included, 2 to 8: 2**(bits-1) - 1 levels on each side of zero.
+        bucket: Number of values that share a norm, a power of two from 8 to 32768.
+        levels: Levels on each side of zero, 1 to 32767; 0: as `bits` says.
+        norm: What the highest level stands for: max (the largest magnitude) or l2 (the 2-norm).
+        entropy: The lossless code of the levels: none, huffman or ans. The latter two take up to 127 levels.
+
+    Source:
+        Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017, sections 3
+        and 4.
     """
 
     name, id = "qsgd", 3
@@ -108,7 +115,7 @@ def _levels_of(bits: int) -> int:
 
 
 def _parameters(payload) -> tuple[int, int, bool, int]:
-    """(levels, bucket, whether the codes are coded, bytes used), checked; only one spelling of each is allowed."""
+    """Return (levels, bucket, whether codes are entropy-coded, bytes used), checked: each has a single valid spelling."""
     bits, second = (int(payload[0]), int(payload[1])) if payload.size >= 4 else (0, 0)
     counted, coded = bool(second & _COUNTED), bool(second & _CODED)
     start = 2 + counted * (1 if bits <= MAX_BITS else 2)

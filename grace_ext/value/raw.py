@@ -1,4 +1,4 @@
-"""float32 as it is."""
+"""Value codec `raw`."""
 
 import numpy as np
 
@@ -9,6 +9,11 @@ from .base import ValueCodec
 
 @register
 class RawValue(ValueCodec):
+    """The float32 values as they are.
+
+    The payload is k float32 (docs/container-format.md, "Value sections").
+    """
+
     name, id = "raw", 1
     lossless = True
     reducible_dtype = "float32"

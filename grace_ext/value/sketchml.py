@@ -1,9 +1,4 @@
-"""Quantile sketch: values fall into buckets of about equal count and are decoded to the mean of their bucket.
-
-Jiang et al., SketchML: Accelerating Distributed Machine Learning with Data Sketches, SIGMOD 2018, section 3.2: the quantiles
-come from a histogram instead of a streaming sketch, and a bucket never holds both signs, so none is reversed. With entropy
-codes for the bucket numbers, and coded indices beside it, it is Jiang et al., SKCompress, VLDB Journal 2020.
-"""
+"""Value codec `sketchml`."""
 
 import numpy as np
 
@@ -19,8 +14,21 @@ FEWEST, MOST = 4, 256
 
 @register
 class SketchML(ValueCodec):
-    """buckets: 4 to 256. entropy: none, huffman or ans, a lossless code of the bucket numbers: equal counts leave it little
-    to gain unless values repeat."""
+    """Quantile buckets: values fall into buckets of about equal count, and decode to the mean of their bucket.
+
+    The quantiles come from a histogram instead of a streaming sketch, and a bucket never holds both signs, so no sign is
+    reversed. With entropy codes for the bucket numbers, and beside an index codec, it is SKCompress. The payload holds the
+    means and the bucket numbers (docs/container-format.md, "Value sections").
+
+    Args:
+        buckets: Most buckets, 4 to 256.
+        entropy: The lossless code of the bucket numbers: none, huffman or ans. Because the counts are about equal, it gains
+            little unless values repeat.
+
+    Source:
+        Jiang et al., SketchML: Accelerating Distributed Machine Learning with Data Sketches, SIGMOD 2018, section 3.2; Jiang
+        et al., SKCompress, VLDB Journal 2020.
+    """
 
     name, id = "sketchml", 12
     sweep = {"buckets": (8, 32, 64, 256)}
@@ -32,7 +40,7 @@ class SketchML(ValueCodec):
         self.entropy = check_entropy("sketchml", entropy)
 
     def encode(self, values, stream):
-        # Fewer bins where they would take longer to walk through than the values.
+        # With few values there are fewer bins, because passing over all bins would take longer than over the values.
         bins = min(MOST_BINS, max(1024, 1 << values.size.bit_length() >> 2))
         counts = scratch("sketch counts", np.uint32, 2 * MOST_BINS + 1)[: 2 * bins + 1]
         lookup = scratch("sketch lookup", np.uint8, 2 * MOST_BINS + 1)[: 2 * bins + 1]

@@ -1,4 +1,4 @@
-"""What the curve fits share: the values sorted by sign and magnitude."""
+"""What the codecs that fit curves have in common: the values sorted by sign and magnitude."""
 
 import numpy as np
 
@@ -8,9 +8,14 @@ from ..kernels.sort import argsort_bits
 
 
 def sort_by_sign(values: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """values: float32[k] -> (order uint32[k], [magnitudes of those without a sign, of those with one]).
+    """Sort values by sign and magnitude.
 
-    Both magnitudes are float32, ascending, together k, in a scratch array; order[i] is the place of the i-th in values.
+    Args:
+        values: float32[k].
+
+    Returns:
+        The order, uint32[k]: the place in `values` of each sorted value; and the two lists of magnitudes, those of values
+        without and those of values with a sign, float32, ascending, k together, in a scratch array.
     """
     k = values.size
     order, ordered = np.empty(k, np.uint32), scratch("sorted values", np.float32, k)
@@ -20,6 +25,14 @@ def sort_by_sign(values: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
 
 
 def check_magnitudes(codec: str, magnitudes: np.ndarray) -> None:
-    """Raise ContainerError unless they (float32[n], n >= 1) are finite, not negative and ascending."""
+    """Check the magnitudes in a payload.
+
+    Args:
+        codec: Name of the codec, for messages.
+        magnitudes: float32[n], n >= 1.
+
+    Raises:
+        ContainerError: They are not finite, not ascending, or negative.
+    """
     if not np.isfinite(magnitudes).all() or magnitudes[0] < 0 or (magnitudes[1:] < magnitudes[:-1]).any():
         raise ContainerError(f"{codec}: the magnitudes are not finite and ascending")

@@ -1,8 +1,4 @@
-"""TernGrad: 0 or plus or minus the largest magnitude, at random so that the mean is right.
-
-Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NeurIPS 2017. Without its
-gradient clipping, which would bias it.
-"""
+"""Value codec `terngrad`."""
 
 import numpy as np
 
@@ -20,8 +16,18 @@ _FIVES, _LEVELS = 0, 1
 
 @register
 class TernGrad(ValueCodec):
-    """packing: trits (five a byte), bits (two a value), huffman or ans. bucket: values that share a scale, a power of two
-    from 8 to 32768, or 0: all of them."""
+    """TernGrad: each value becomes 0 or plus or minus the largest magnitude, at random so that it is unbiased.
+
+    The paper's gradient clipping, which would make it biased, is left out. The payload holds the scales and the ternary
+    digits (docs/container-format.md, "Value sections" and "Digits").
+
+    Args:
+        packing: How the digits are packed: trits (five in a byte), bits (two bits for each value), huffman or ans.
+        bucket: Number of values that share a scale, a power of two from 8 to 32768, or 0 for all values.
+
+    Source:
+        Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NeurIPS 2017.
+    """
 
     name, id = "terngrad", 7
     sweep = {"packing": ("trits", "ans")}
@@ -65,7 +71,19 @@ class TernGrad(ValueCodec):
 
 
 def read_fives(name: str, packed: np.ndarray, k: int) -> np.ndarray:
-    """uint8[ceil(k / 5)] -> digits 0 to 2, uint8[k or more] in a scratch array. Raises ContainerError."""
+    """Unpack ternary digits that are packed five in a byte.
+
+    Args:
+        name: Name of the codec, for messages.
+        packed: uint8[ceil(k / 5)].
+        k: Number of digits.
+
+    Returns:
+        The digits, 0 to 2, uint8[k or more] in a scratch array.
+
+    Raises:
+        ContainerError: `packed` has another length or is not that of k digits.
+    """
     digits = scratch("value levels", np.uint8, 5 * -(-k // 5) + 3)
     if packed.size != -(-k // 5) or not unpack_fives(packed, k, digits):
         raise ContainerError(f"{name}: the section does not hold {k} ternary digits")

@@ -1,9 +1,4 @@
-"""3LC: the nearest of -M, 0 and M with M a multiple of the largest magnitude; five values a byte; zero runs folded.
-
-Lim, Andersen and Kaminsky, 3LC: Lightweight and Effective Traffic Compression for Distributed Machine Learning, MLSys
-2019. Biased: use a memory, which is the paper's error accumulation. Neighbours share a byte here; the paper takes the
-five from five fifths of the tensor.
-"""
+"""Value codec `threelc`."""
 
 import numpy as np
 
@@ -19,7 +14,19 @@ from .terngrad import read_fives
 
 @register
 class ThreeLC(ValueCodec):
-    """s: the sparsity multiplier, from 1 to below 2: M is s times the largest magnitude, so more values become 0."""
+    """3LC: each value becomes the nearest of -M, 0 and M, five values share a byte, and runs of zero bytes are folded.
+
+    The result is biased, so it needs error feedback, which the paper calls error accumulation. Neighbours share a byte here,
+    while the paper takes the five values from five fifths of the tensor. The payload holds M and the digits
+    (docs/container-format.md, "Value sections" and "Digits").
+
+    Args:
+        s: The sparsity multiplier, from 1 to below 2. M is s times the largest magnitude, so a larger s gives more zeros.
+
+    Source:
+        Lim, Andersen and Kaminsky, 3LC: Lightweight and Effective Traffic Compression for Distributed Machine Learning,
+        MLSys 2019.
+    """
 
     name, id = "threelc", 13
     sweep = {"s": (1.0, 1.5, 1.9)}
