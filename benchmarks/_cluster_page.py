@@ -1,15 +1,9 @@
 """The section of benchmarks/cluster.py in docs/benchmarks.md, and its plot."""
 
-import os
 import statistics
-import sys
 
 from _cluster_results import BASELINE, CONFIGURATIONS, MODELS, OURS, POINTS, RATES, SIDE_BY_SIDE, WITH_HOROVOD, Results
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "examples"))
-
-from compare_fashion_mnist import as_markdown, machine, size  # noqa: E402
+from _lib import as_markdown, machine, size
 
 CUT = " †"
 LABELS = {config: label for config, (label, *_) in CONFIGURATIONS.items()}

@@ -1,14 +1,12 @@
 """What benchmarks/cluster.py trains: models, data and optimizers, the same in all configurations."""
 
 import os
-import sys
 
+import _lib  # noqa: F401  (the examples can be imported after it)
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "examples"))
 
 BATCH = 16  # per rank
 PART = 500  # samples of one pass of an evaluation

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from _lib import ROOT
+
 _spec = importlib.util.spec_from_file_location("hosts_of_tests", os.path.join(ROOT, "tests", "support", "hosts.py"))
 _module = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_module)

@@ -9,7 +9,7 @@ import statistics
 
 import _page  # noqa: F401  (makes the examples importable)
 import numpy as np
-from compare_fashion_mnist import as_markdown
+from _lib import as_markdown
 
 from grace_ext.federated import Client, ClippedMean, Median, NearestNeighborMixing, Server, TrimmedMean, WeightedMean
 

@@ -2,12 +2,8 @@
 
 import os
 import subprocess
-import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "examples"))
-
-from compare_fashion_mnist import around_markers  # noqa: E402
+from _lib import ROOT, around_markers
 
 PAGE = "benchmarks.md"
 

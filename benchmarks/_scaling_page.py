@@ -3,12 +3,8 @@
 import datetime
 import os
 import statistics
-import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "examples"))
-
-from compare_fashion_mnist import as_markdown, machine, size  # noqa: E402
+from _lib import as_markdown, machine, size
 
 SIMULATED = [2**i for i in range(1, 11)]  # workers
 SHOWN = 16, 64, 256, 1024  # of these, in the tables

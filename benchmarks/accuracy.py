@@ -12,12 +12,9 @@ import statistics
 import sys
 import time
 
+from _lib import ROOT, RunFailed, as_markdown, machine, size, train
+
 from grace_ext.policy import DEFAULT_SPEC
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "examples"))
-
-from compare_fashion_mnist import RunFailed, as_markdown, machine, size, train  # noqa: E402
 
 MOST_POINTS_LOST = 0.5
 LEAST_RATIO = 150

@@ -12,14 +12,10 @@ import statistics
 import sys
 import time
 
-from accuracy import MOST_POINTS_LOST, ROOT, differences, score_rows
+from _lib import FASHION, ROOT, Run, RunFailed, as_markdown, tensorflow_machine, train
+from accuracy import MOST_POINTS_LOST, differences, score_rows
 
 from grace_ext.policy import DEFAULT_SPEC
-
-sys.path.insert(0, os.path.join(ROOT, "examples"))
-
-from compare_fashion_mnist import Run, RunFailed, as_markdown, train  # noqa: E402
-from compare_tensorflow import FASHION, tensorflow_machine  # noqa: E402
 
 KERAS = {"Keras 3": "0", "legacy Keras": "1"}  # TF_USE_LEGACY_KERAS
 

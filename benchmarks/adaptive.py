@@ -17,15 +17,12 @@ import sys
 import time
 
 import numpy as np
-from _hosts import LAUNCHERS, ROOT, Hosts, Job, JobFailed, wait_until
+from _hosts import LAUNCHERS, Hosts, Job, JobFailed, wait_until
+from _lib import ROOT, as_markdown, machine, size
 from _page import write_section
 
 from grace_ext.policy.allocation import ErrorCurve, least_error
 from grace_ext.policy.kimad import CURVES, sizes_like
-
-sys.path.insert(0, os.path.join(ROOT, "examples"))
-
-from compare_fashion_mnist import as_markdown, machine, size  # noqa: E402
 
 WORKER = os.path.join(ROOT, "benchmarks", "_adaptive_worker.py")
 HOSTS = 4

@@ -14,14 +14,11 @@ import sys
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "examples"))
 
 import horovod.tensorflow as hvd  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from compare_fashion_mnist import as_markdown  # noqa: E402
-from compare_tensorflow import tensorflow_machine  # noqa: E402
+from _lib import ROOT, as_markdown, tensorflow_machine  # noqa: E402
 
 import grace_ext  # noqa: E402
 from grace_ext.adapters._tensorflow import exchange_graph  # noqa: E402

@@ -17,8 +17,8 @@ import sys
 import threading
 import time
 
-from _page import ROOT, commit, write_section
-from compare_fashion_mnist import as_markdown, machine
+from _lib import ROOT, as_markdown, machine
+from _page import commit, write_section
 
 COUNTS = re.compile(r"^=+ (.*\bpassed\b.*|.*\bfailed\b.*|.*\berrors?\b.*) in [\d.]+s")
 

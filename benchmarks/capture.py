@@ -14,15 +14,13 @@ import sys
 import tempfile
 
 import numpy as np
+from _lib import EXAMPLES, ROOT, RunFailed, launch
 
 from grace_ext import ConfigError, bench
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-EXAMPLES = os.path.join(ROOT, "examples")
-sys.path[:0] = [EXAMPLES, os.path.join(ROOT, "mpirun")]
+sys.path.insert(0, os.path.join(ROOT, "mpirun"))
 
 import fetch_fashion_mnist  # noqa: E402
-from compare_fashion_mnist import RunFailed, launch  # noqa: E402
 
 RANKS, SECONDS = 2, 600
 CNN_STEPS, LM_STEPS = 60, 90

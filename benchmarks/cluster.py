@@ -17,7 +17,8 @@ import time
 from _cluster_page import document, plot, spread, summary
 from _cluster_results import CONFIGURATIONS, MODELS, OURS, RATES, SIDE_BY_SIDE, WITH_HOROVOD, Results, path_of
 from _cluster_tasks import TASKS, write_words
-from _hosts import LAUNCHERS, ROOT, Hosts, Job, JobFailed
+from _hosts import LAUNCHERS, Hosts, Job, JobFailed
+from _lib import ROOT
 from _page import around_markers, write_section
 
 WORKER = os.path.join(ROOT, "benchmarks", "_cluster_worker.py")

@@ -13,9 +13,9 @@ import statistics
 import sys
 import time
 
-from _page import ROOT, write_section
+from _lib import ROOT, RunFailed, as_markdown, machine, train
+from _page import write_section
 from accuracy import MOST_POINTS_LOST, differences, score_rows
-from compare_fashion_mnist import RunFailed, as_markdown, machine, train
 
 from grace_ext.policy import DEFAULT_SPEC
 

@@ -16,13 +16,9 @@ import time
 
 import numpy as np
 import xxhash
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "examples"))
-
 from _hosts import Hosts, Job, JobFailed  # noqa: E402
+from _lib import ROOT, as_markdown, machine
 from _page import write_section  # noqa: E402
-from compare_fashion_mnist import as_markdown, machine  # noqa: E402
 
 HOSTS = 4
 LAUNCHERS = ("horovodrun --gloo", "mpirun")

@@ -12,13 +12,9 @@ import statistics
 import sys
 import time
 
+from _lib import ROOT, TEXT, Run, RunFailed, as_markdown, size, tensorflow_machine, train
+
 from grace_ext.policy import DEFAULT_ROWS_SPEC
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "examples"))
-
-from compare_fashion_mnist import Run, RunFailed, as_markdown, size, train  # noqa: E402
-from compare_tensorflow import TEXT, tensorflow_machine  # noqa: E402
 
 LEAST_RATIO = 15
 MOST_PERPLEXITY_LOST = 0.01

@@ -12,10 +12,7 @@ import os
 import sys
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "examples"))
-
-from compare_fashion_mnist import SHARED_CORES, Run, RunFailed, as_markdown, machine, train  # noqa: E402
+from _lib import ROOT, SHARED_CORES, Run, RunFailed, as_markdown, machine, train
 
 #: label -> compression, memory
 METHODS = {

@@ -19,12 +19,9 @@ import subprocess
 import sys
 import time
 
-from _hosts import ROOT, Hosts, Job, JobFailed, wait_until
+from _hosts import Hosts, Job, JobFailed, wait_until
+from _lib import ROOT, as_markdown, machine
 from _page import write_section
-
-sys.path.insert(0, os.path.join(ROOT, "examples"))
-
-from compare_fashion_mnist import as_markdown, machine  # noqa: E402
 
 WORKER = os.path.join(ROOT, "benchmarks", "_faults_worker.py")
 RANKS = 3  # the last one's host is the one that something happens to

@@ -22,8 +22,8 @@ import sys
 import time
 
 import _liars
-from _page import ROOT, write_section
-from compare_fashion_mnist import SHARED_CORES, RunFailed, as_markdown, finish, machine
+from _lib import ROOT, SHARED_CORES, RunFailed, as_markdown, finish, machine
+from _page import write_section
 
 EXAMPLE = os.path.join(ROOT, "examples", "fedavg_fashion_mnist.py")
 LAST = 5  # evaluations whose mean is a run's accuracy

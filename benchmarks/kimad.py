@@ -13,16 +13,12 @@ import sys
 import time
 
 import numpy as np
-from _hosts import ROOT
+from _lib import ROOT, as_markdown, machine
 from _page import write_section
 
 from grace_ext.simulate import FashionMnist
 from grace_ext.simulate.command import POLICIES, add_arguments, compare, setting_of
 from grace_ext.simulate.plot import draw
-
-sys.path.insert(0, os.path.join(ROOT, "examples"))
-
-from compare_fashion_mnist import as_markdown, machine  # noqa: E402
 
 LINK = "sinusoid:30mbit:330mbit:300ms"
 SETTING = ["--task", "cnn", "--time", "8ms", "--compute", "4ms", "--up", LINK, "--noise", "0.1", "--decay"]

@@ -14,10 +14,7 @@ import statistics
 import sys
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "examples"))
-
-from compare_fashion_mnist import SHARED_CORES, Run, RunFailed, as_markdown, machine, size, train  # noqa: E402
+from _lib import ROOT, SHARED_CORES, Run, RunFailed, as_markdown, machine, size, train
 
 
 @dataclasses.dataclass

@@ -40,8 +40,8 @@ import threading
 import time
 from pathlib import Path
 
-from _page import ROOT, write_section
-from compare_fashion_mnist import as_markdown, machine
+from _lib import ROOT, as_markdown, machine
+from _page import write_section
 
 LIST = os.path.join(ROOT, "benchmarks", "mutations.json")
 PARTS = (

@@ -14,12 +14,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from _lib import ROOT, SHARED_CORES, RunFailed, as_markdown, finish, machine
 from _page import write_section
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "examples"))
-
-from compare_fashion_mnist import SHARED_CORES, RunFailed, as_markdown, finish, machine  # noqa: E402
 
 COMMUNICATORS = ("allgather", "sharded")
 LAUNCHERS = {"horovodrun --mpi": "--mpi", "horovodrun --gloo": "--gloo"}

@@ -16,12 +16,13 @@ import sys
 import time
 
 import numpy as np
-from _hosts import ROOT, Hosts, Job, JobFailed
+from _hosts import Hosts, Job, JobFailed
+from _lib import ROOT
 from _page import write_section
 from _scaling_page import FITTED, document, plot
 
 from grace_ext import compressor
-from grace_ext.policy import cost_model
+from grace_ext.policy import codec_timing, cost_model
 
 WORKER = os.path.join(ROOT, "benchmarks", "_scaling_worker.py")
 TOPK = "topk:0.01/rice/qsgd:7"
@@ -149,10 +150,10 @@ def fit_own(two: list[dict]) -> dict[str, cost_model.Link]:
 def measure_codecs(elements: int) -> dict[str, cost_model.Codec]:
     """In this process alone, one thread."""
     gradients = [gradient_of(elements, rank, 0) for rank in range(SOURCES)]
-    topk = cost_model.measure(compressor(TOPK), gradients)
+    topk = codec_timing.measure_codec(compressor(TOPK), gradients)
     return {
         "Horovod fp16": measure_casts(gradients[0]),
-        "allreduce, fp16": cost_model.measure_linear(compressor("dense/fp16"), gradients[0]),
+        "allreduce, fp16": codec_timing.measure_reducible_codec(compressor("dense/fp16"), gradients[0]),
         **{label: topk for label, (spec, *_) in METHODS.items() if spec == TOPK},
     }
 

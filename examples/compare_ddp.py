@@ -9,18 +9,8 @@ import os
 import sys
 import time
 
-from compare_fashion_mnist import (
-    HERE,
-    Run,
-    RunFailed,
-    command_of,
-    machine,
-    make_parser,
-    parse_args,
-    publish,
-    torchrun,
-    train_all,
-)
+from _comparison import command_of, machine, make_parser, parse_args, publish, train_all
+from _launch import HERE, Run, RunFailed, torchrun
 
 EXAMPLE = os.path.join(HERE, "pytorch_ddp_fashion_mnist.py")
 MARKERS = "<!-- demo-ddp:begin -->", "<!-- demo-ddp:end -->"

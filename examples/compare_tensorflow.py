@@ -12,7 +12,8 @@ import os
 import sys
 import time
 
-from compare_fashion_mnist import HERE, HOROVOD, Run, RunFailed, around_markers, as_markdown, as_text, machine, size, train
+from _comparison import HOROVOD, around_markers, as_markdown, as_text, machine, size
+from _launch import HERE, Run, RunFailed, train
 
 import grace_ext
 from grace_ext.policy import DEFAULT_ROWS_SPEC, DEFAULT_SPEC

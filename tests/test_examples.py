@@ -27,7 +27,10 @@ def scripts():
         yield pytorch_text, pytorch_fashion_mnist, capture
         for name in (
             "capture",
-            "compare_fashion_mnist",
+            "_comparison",
+            "_launch",
+            "_lib",
+            "compare_tensorflow",
             "fashion_mnist",
             "fetch_fashion_mnist",
             "pytorch_text",

@@ -24,7 +24,7 @@ def compare():
         import compare_ddp
 
         yield compare_ddp
-        for name in ("compare_ddp", "compare_fashion_mnist"):
+        for name in ("compare_ddp", "compare_fashion_mnist", "_comparison", "_launch"):
             sys.modules.pop(name, None)
 
 
@@ -67,7 +67,7 @@ def test_the_example_logs_what_it_sent(compare, data, tmp_path, compression, lea
 
 @pytest.mark.parametrize("more", [[], ["--powersgd"]], ids=["usual", "powersgd"])
 def test_the_comparison_trains_each_way_and_writes_the_tables(compare, tmp_path, monkeypatch, capsys, more):
-    import compare_fashion_mnist
+    import _comparison
 
     calls = []
 
@@ -90,7 +90,7 @@ def test_the_comparison_trains_each_way_and_writes_the_tables(compare, tmp_path,
             ],
         )
 
-    monkeypatch.setattr(compare_fashion_mnist, "train", train)
+    monkeypatch.setattr(_comparison, "train", train)
     readme = tmp_path / "README.md"
     readme.write_text("before\n" + "\nold\n".join(compare.MARKERS) + "\nafter")
     monkeypatch.setattr(sys, "argv", ["x", "--data", "d", "--out", str(tmp_path / "out"), "--readme", str(readme), *more])
@@ -105,7 +105,8 @@ def test_the_comparison_trains_each_way_and_writes_the_tables(compare, tmp_path,
 
 
 def test_the_document_has_the_markers(compare):
+    import _comparison
     import compare_fashion_mnist
 
     for markers in (compare.MARKERS, compare_fashion_mnist.MARKERS):
-        compare_fashion_mnist.around_markers(ROOT / "docs/demos.md", markers)
+        _comparison.around_markers(ROOT / "docs/demos.md", markers)

@@ -27,7 +27,8 @@ def scripts():
         hvd.init()
         yield tensorflow_tape_text, tensorflow_keras_fashion_mnist, compare_tensorflow
         for name in (
-            "compare_fashion_mnist",
+            "_comparison",
+            "_launch",
             "compare_tensorflow",
             "tensorflow_keras_fashion_mnist",
             "tensorflow_tape_text",

@@ -15,7 +15,7 @@ def mutations(monkeypatch):
     import mutations
 
     yield mutations
-    for name in ("mutations", "_page", "compare_fashion_mnist"):
+    for name in ("mutations", "_page", "_lib", "_comparison", "_launch", "compare_tensorflow"):
         sys.modules.pop(name, None)
 
 

@@ -23,11 +23,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "fuzz.json"  # by kind, what its last run came to
-sys.path += [str(ROOT / folder) for folder in ("tests", "benchmarks", "examples")]
+sys.path += [str(ROOT / folder) for folder in ("tests", "benchmarks")]
 
 import faulty_ranks  # noqa: E402
+from _lib import as_markdown, machine  # noqa: E402
 from _page import commit, write_section  # noqa: E402
-from compare_fashion_mnist import as_markdown, machine  # noqa: E402
 from fuzzing import Found  # noqa: E402
 
 

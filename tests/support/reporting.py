@@ -40,15 +40,14 @@ class Record:
     """Keeps date, commit, machine, counts and minutes of this run in a page."""
 
     def __init__(self, page: Path, tier: str):
-        for folder in ("benchmarks", "examples"):
-            sys.path.append(str(ROOT / folder))  # behind those of tests, some of whose modules have the same names
+        sys.path.append(str(ROOT / "benchmarks"))  # behind those of tests, some of whose modules have the same names
         from _page import commit
 
         self.page, self.tier, self.started, self.commit = page, tier, datetime.datetime.now(), commit()
 
     def pytest_terminal_summary(self, terminalreporter):
+        from _lib import as_markdown, machine
         from _page import write_section
-        from compare_fashion_mnist import as_markdown, machine
 
         counts = [len(terminalreporter.stats.get(kind, [])) for kind in ("passed", "skipped", "failed", "error")]
         minutes = (datetime.datetime.now() - self.started).total_seconds() / 60

@@ -1,0 +1,37 @@
+"""What the benchmarks share: paths, and what they take from the examples. Only this module imports the examples' helpers."""
+
+import os
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+EXAMPLES = os.path.join(ROOT, "examples")
+sys.path.insert(0, EXAMPLES)
+
+from _comparison import around_markers, as_markdown, machine, size  # noqa: E402
+from _launch import SHARED_CORES, Run, RunFailed, finish, horovodrun, train  # noqa: E402
+from compare_tensorflow import FASHION, TEXT, tensorflow_machine  # noqa: E402
+
+__all__ = [
+    "EXAMPLES",
+    "FASHION",
+    "ROOT",
+    "Run",
+    "RunFailed",
+    "SHARED_CORES",
+    "TEXT",
+    "around_markers",
+    "as_markdown",
+    "finish",
+    "launch",
+    "machine",
+    "size",
+    "tensorflow_machine",
+    "train",
+]
+
+
+def launch(
+    label: str, script: str, options: list[str], ranks: int, timeout: float, env: dict[str, str] | None = None
+) -> None:
+    """Run a script under horovodrun; its progress goes to this terminal. env: set on top. Raises RunFailed."""
+    finish(label, [*horovodrun(ranks), script, *options], timeout, env)

@@ -1,0 +1,226 @@
+"""What the comparisons share: their arguments, and the tables and plots that they write."""
+
+import argparse
+import datetime
+import importlib.metadata
+import os
+import platform
+import sys
+
+from _launch import EXAMPLE, Run, train
+
+import grace_ext
+from grace_ext.policy import DEFAULT_SPEC
+
+HOROVOD = ("Horovod", "horovod")
+LINKS = {"100 Mbit/s": 100e6, "1 Gbit/s": 1e9, "10 Gbit/s": 10e9}
+
+
+def machine(packages=(("PyTorch", "torch"), HOROVOD)) -> str:
+    """Processor, cores and versions; packages: titles and names of distributions, beside grace_ext."""
+    name = platform.processor() or platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as info:
+            name = next((line.split(":")[1].strip() for line in info if line.startswith("model name")), name)
+    versions = ", ".join(
+        f"{title} {importlib.metadata.version(package)}" for title, package in (*packages, ("grace_ext", "grace_ext"))
+    )
+    cores = len(os.sched_getaffinity(0))
+    return f"{name}, {cores} core{'s' * (cores > 1)}, CPU only; Python {platform.python_version()}, {versions}"
+
+
+def size(count: float) -> str:
+    """Bytes with a decimal unit."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def measured_table(runs: list[Run]) -> list[list[str]]:
+    rows = [["", "test accuracy", "ms per step", "compute", "codec", "exchange", "bytes sent per step", "ratio"]]
+    for run in runs:
+        times = [1000 * run.seconds[stage] for stage in ("compute", "codec", "exchange")]
+        rows.append(
+            [
+                run.label,
+                f"{100 * run.last['accuracy']:.2f} %",
+                f"{sum(times):.1f}",
+                *(f"{time:.1f}" for time in times),
+                size(run.bytes_per_step),
+                f"{run.last['ratio']:.0f}×",
+            ]
+        )
+    return rows
+
+
+def projected_table(runs: list[Run]) -> list[list[str]]:
+    rows = [["projected ms per step at", *LINKS]]
+    compute = min(run.seconds["compute"] for run in runs)  # the work is the same; the rest is the machine's noise
+    for run in runs:
+        seconds = [compute + run.seconds["codec"] + 8 * run.bytes_per_step / speed for speed in LINKS.values()]
+        rows.append([run.label, *(f"{1000 * second:.1f}" for second in seconds)])
+    return rows
+
+
+def as_text(rows: list[list[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def as_markdown(rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---|" + "--:|" * (len(rows[0]) - 1), *lines[1:]])
+
+
+def document(runs: list[Run], captions: tuple[str, str], made: str) -> str:
+    """made: on what and by which command."""
+    return (
+        "\n\n".join(
+            [
+                as_markdown(measured_table(runs)),
+                captions[0],
+                as_markdown(projected_table(runs)),
+                captions[1],
+                f"Measured on {datetime.date.today().isoformat()} on {made}.",
+            ]
+        )
+        + "\n"
+    )
+
+
+def around_markers(path: str, markers: tuple[str, str]) -> tuple[str, str]:
+    """What stands before and after the text between a file's markers, markers included. Raises ValueError, OSError."""
+    with open(path, encoding="utf-8") as file:
+        before, begin, rest = file.read().partition(markers[0])
+    _, end, after = rest.partition(markers[1])
+    if not (begin and end):
+        raise ValueError(f"{path} lacks the markers {markers[0]} and {markers[1]}")
+    return before + begin, end + after
+
+
+def plot(runs: list[Run], folder: str) -> list[str]:
+    """Accuracy against epochs and against bytes sent; returns the files."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("matplotlib is not installed: no plots", file=sys.stderr)
+        return []
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    files = []
+    axes = {
+        "epochs": ("epochs", lambda entry: entry["epoch"]),
+        "bytes": ("bytes sent per rank since the start (MB, logarithmic)", lambda entry: entry["bytes_sent"] / 1e6),
+    }
+    for name, (title, x_of) in axes.items():
+        figure, ax = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+        for run, marker, style in zip(runs, "os^D", ("-", "--", "-", ":"), strict=False):
+            ax.plot(
+                [x_of(entry) for entry in run.history],
+                [100 * entry["accuracy"] for entry in run.history],
+                style,
+                marker=marker,
+                label=run.label,
+            )
+        if name == "bytes":
+            ax.set_xscale("log")
+            ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        ax.set(xlabel=title, ylabel="test accuracy (%)", title="Fashion-MNIST, the same seed for all runs")
+        ax.grid(True, alpha=0.3, which="both")
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
+        files.append(os.path.join(folder, f"accuracy_{name}.png"))
+        figure.savefig(files[-1], dpi=150)
+        plt.close(figure)
+    return files
+
+
+def make_parser(description: str, epochs: int, markers: tuple[str, str]) -> argparse.ArgumentParser:
+    """What the comparisons on Fashion-MNIST take."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
+    parser.add_argument("--out", required=True, help="folder for the table, the plots and the logs")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=epochs)
+    parser.add_argument("--spec", default=DEFAULT_SPEC, help="what grace_ext compresses with (default: %(default)s)")
+    parser.add_argument("--memory", default="residual")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--train-samples", type=int, default=60000)
+    parser.add_argument("--timeout", type=float, default=900, help="seconds after which a run is stopped")
+    parser.add_argument("--readme", help=f"a file in which the text between {markers[0]} and {markers[1]} is replaced")
+    return parser
+
+
+def parse_args(parser: argparse.ArgumentParser, markers: tuple[str, str]):
+    """The arguments, checked; `changed` has what decides on the figures and is not the default."""
+    args = parser.parse_args()
+    try:
+        grace_ext.compressor(args.spec)
+        grace_ext.memory(args.memory)
+        if args.readme:
+            around_markers(args.readme, markers)
+    except (grace_ext.GraceError, ValueError, OSError) as error:
+        parser.error(str(error))
+    args.changed = {
+        name: value
+        for name, value in vars(args).items()
+        if name not in ("data", "out", "readme", "timeout") and value != parser.get_default(name)
+    }
+    return args
+
+
+def train_all(methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE, env=None, launcher=None) -> list[Run]:
+    """methods: by label, the name of the log file and the example's --compression. Raises RunFailed."""
+    os.makedirs(args.out, exist_ok=True)
+    runs = []
+    for number, (label, (name, compression)) in enumerate(methods.items(), 1):
+        print(f"\n[{number}/{len(methods)}] {label}", file=sys.stderr, flush=True)
+        options = [
+            "--data",
+            os.path.abspath(args.data),
+            "--compression",
+            compression,
+            "--memory",
+            args.memory,
+            "--epochs",
+            str(args.epochs),
+            "--seed",
+            str(args.seed),
+            "--train-samples",
+            str(args.train_samples),
+        ]
+        log_file = os.path.join(args.out, f"{name}.jsonl")
+        runs.append(train(label, options, log_file, args.ranks, args.timeout, example, env, launcher))
+    return runs
+
+
+def command_of(script: str, args, usual: str) -> str:
+    """The command that gives the same figures: `usual`, or the script with what was changed."""
+    changed = "".join(
+        f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in args.changed.items()
+    )
+    return f"python examples/{script} --data DIR --out DIR{changed}" if changed else usual
+
+
+def publish(runs: list[Run], args, captions: tuple[str, str], made: str, markers: tuple[str, str]) -> None:
+    """Write the tables and plots, into the README too if that is wanted, and print the tables."""
+    text = document(runs, captions, made)
+    files = [os.path.join(args.out, "comparison.md"), *plot(runs, args.out)]
+    with open(files[0], "w", encoding="utf-8") as file:
+        file.write(text)
+    if args.readme:
+        before, after = around_markers(args.readme, markers)
+        with open(args.readme, "w", encoding="utf-8") as file:
+            file.write(f"{before}\n{text}{after}")
+    for rows, caption in zip((measured_table(runs), projected_table(runs)), captions, strict=True):
+        print(f"\n{as_text(rows)}\n\n{caption}")
+    print(f"\nwritten: {', '.join(files)}")
