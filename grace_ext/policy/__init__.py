@@ -1,4 +1,4 @@
-"""Policies: what is decided per tensor or per step."""
+"""Policies: what is decided for each tensor or for each step."""
 
 from .advisor import advise
 from .allocation import ErrorCurve, least_bytes, least_error

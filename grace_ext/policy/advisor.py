@@ -1,9 +1,8 @@
-"""Whether compression pays, and which: predicted steps from the link, the workers and this machine's measured codecs.
+"""Advice on whether compression pays, and which: predicted steps from the link, the workers and this machine's codecs.
 
 The rule of thumb is that of compute time against communication time (a survey's advisor: compute-bound from a ratio of two
-on); here the times of every method come from the cost model, codecs included, so that "do not compress" is an answer where they
-cost more than they save. Speed alone recommends nothing: a method is recommended with an optimizer only where a measurement has
-shown that accuracy stays with that density, memory and optimizer.
+on). Here the times of every method come from the cost model, codecs included, so that "do not compress" is an answer where
+they cost more than they save.
 """
 
 import dataclasses
@@ -24,7 +23,16 @@ _LINEAR = "allreduce"
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """Seconds and bytes of a step of each worker. codec and wire: before any of them hides behind backward."""
+    """The predicted step of a method.
+
+    Attributes:
+        method: The method.
+        communicator: Name of the communicator.
+        step_seconds: Seconds of a step.
+        codec_seconds: Seconds of codec work in each worker, before any of it hides behind backward.
+        wire_seconds: Seconds of the collectives, before any of them hides behind backward.
+        sent_bytes: Bytes that a worker sends, on average.
+    """
 
     method: Method
     communicator: str
@@ -36,8 +44,13 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """predictions: of all options, each by its fastest communicator, in the order of METHODS. reason: a sentence for
-    the recommended one, and a line for each faster one that is not recommended."""
+    """Predictions and a recommendation.
+
+    Attributes:
+        predictions: The predictions of all methods, each with its fastest communicator, in the order of METHODS.
+        recommended: The recommended prediction.
+        reason: A sentence for the recommended one, and a line for each faster one that is not recommended.
+    """
 
     predictions: list[Prediction]
     recommended: Prediction
@@ -57,14 +70,26 @@ def advise(
     optimizer: str | None = None,
     codecs: dict | None = None,
 ) -> Advice:
-    """What a step will take with each method of exchanging gradients.
+    """Predict what a step takes with each method of exchanging gradients, and recommend one.
 
-    params: float32 elements of the gradient. step_time: seconds of a step without any exchange. bandwidth: of a host's link,
-    bits per second in each direction. workers: in all, of which per_host share a host and its link. latency: seconds of a
-    message. overlap: the share of step_time that codecs and the exchange can hide behind, 0 to 1. strict: recommend only
-    what does no more than round every element. optimizer: one of OPTIMIZERS; recommended is only what was shown to keep
-    accuracy with it, and where it is not told, with all of them. codecs: spec -> cost_model.Codec; missing ones are
-    measured here, on one core. Raises ConfigError for numbers that make no sense.
+    Args:
+        params: Number of float32 elements of the gradient.
+        step_time: Seconds of a step without any exchange.
+        bandwidth: Bandwidth of a host's link, in bits per second in each direction.
+        workers: Number of workers in all.
+        per_host: Number of workers that share a host and its link.
+        latency: Seconds of a message.
+        overlap: The share of step_time that codecs and the exchange can hide behind, 0 to 1.
+        strict: Whether to recommend only what does no more than round every element.
+        optimizer: One of OPTIMIZERS: only what was shown to keep accuracy with it is recommended. None: only what was shown
+            to with all of them.
+        codecs: cost_model.Codec by spec; missing ones are measured here, on one core.
+
+    Returns:
+        The predictions and the recommendation.
+
+    Raises:
+        ConfigError: A number is outside its range, or the optimizer is not known.
     """
     _check(params, step_time, bandwidth, workers, per_host, latency, overlap)
     if optimizer not in (None, *OPTIMIZERS):
@@ -89,7 +114,14 @@ def advise(
 
 
 def measure_codec(spec: str) -> cost_model.Codec:
-    """The codec of a spec on this machine, by synthetic gradients with heavy tails."""
+    """Measure the codec of a spec on this machine, with synthetic gradients with heavy tails.
+
+    Args:
+        spec: The spec.
+
+    Returns:
+        The codec for the cost model.
+    """
     made = make_compressor(spec)
     gradients = [np.random.default_rng(seed).standard_t(3, _MEASURED).astype(np.float32) for seed in range(_GRADIENTS)]
     if made.reducible_dtype is not None:
@@ -166,7 +198,7 @@ def _reason(
 
 
 def _left_out(one: Prediction, none: Prediction, strict: bool, wanted: tuple[str, ...]) -> str:
-    """Why a faster method is not recommended."""
+    """Say why a faster method is not recommended."""
     text = f"{one.method.label!r} would be {none.step_seconds / one.step_seconds:.1f} times as fast as none, but "
     if strict and all(map(one.method.keeps_accuracy, wanted)):
         return text + "does more than round, which strict does not allow"
@@ -193,7 +225,14 @@ def _check(params, step_time, bandwidth, workers, per_host, latency, overlap) ->
 
 
 def report(advice: Advice) -> str:
-    """A table, and the recommendation."""
+    """Format advice as text.
+
+    Args:
+        advice: What `advise` returned.
+
+    Returns:
+        A table of the predictions, with an asterisk at the recommended one, and the reason.
+    """
     text_columns = 5
     rows = [("method", "spec", "memory", "communicator", "accuracy kept with", "ms a step", "codecs", "wire", "bytes sent")]
     rows += [

@@ -1,7 +1,7 @@
 """A budget of bytes, or of error, spread over layers.
 
-Kimad+: Xin et al., Kimad: adaptive gradient compression with bandwidth awareness, DistributedML 2023, section 3.2 and
-Algorithm 4, which turns round Alimohammadi et al., L-GreCo: layerwise-adaptive gradient compression, MLSys 2024: the least
+Kimad+ (Xin et al., Kimad: adaptive gradient compression with bandwidth awareness, DistributedML 2023, section 3.2 and
+Algorithm 4) inverts Alimohammadi et al., L-GreCo: layerwise-adaptive gradient compression, MLSys 2024: the least
 error for a budget of bytes instead of the least bytes for a budget of error. Both are knapsacks with one choice a layer.
 """
 
@@ -28,11 +28,19 @@ _SQUARES[0] = 0  # zeros
 
 
 class ErrorCurve:
-    """Squared error of a layer by how many of its largest magnitudes are sent, from a histogram of them: within 1 % of the
-    exact one on real gradients."""
+    """Squared error of a layer by how many of its largest magnitudes are sent.
+
+    It is computed from a histogram of the magnitudes: within 1 % of the exact one on real gradients.
+
+    Args:
+        gradient: float32[d].
+        residual: float32[d], which is added to the gradient; or None.
+
+    Raises:
+        ConfigError: An element is not finite.
+    """
 
     def __init__(self, gradient: np.ndarray, residual: np.ndarray | None = None):
-        """Both float32[d]; a residual is added. Raises ConfigError if an element is not finite."""
         counts = scratch("curve", np.int64, LANES * BINS).reshape(LANES, BINS)
         counts[:] = 0
         magnitude_histogram(gradient, gradient if residual is None else residual, residual is not None, counts)
@@ -46,23 +54,44 @@ class ErrorCurve:
         self._left = squares[-1] - squares
 
     def __call__(self, k) -> np.ndarray:
-        """Squared error if the k largest are sent; k: a number or an array of them, from 0 to d."""
+        """Squared error if the k largest elements are sent; k: a number or an array of them, from 0 to d."""
         return np.maximum(np.interp(k, self._sent, self._left), 0.0)
 
 
 def least_error(curves: Sequence[ErrorCurve], sizes, budget: float, steps: int = STEPS) -> np.ndarray:
-    """Which choice each layer gets, int64[layers], so that the error is the least for at most `budget` bytes.
+    """Choose a density for each layer so that the total squared error is the least for a budget of bytes.
 
-    sizes: float[layers, choices], bytes of each layer with each of DENSITIES. Where even the smallest of all layers are
-    more than the budget, those.
+    Args:
+        curves: The error curve of each layer.
+        sizes: float[layers, choices], bytes of each layer with each of DENSITIES.
+        budget: Bytes of all layers at most. If even the smallest sizes of all layers are more, those are chosen.
+        steps: Number of equal parts that the budget is divided into; what a layer takes is rounded up to whole parts.
+
+    Returns:
+        int64[layers], an index into DENSITIES for each layer.
+
+    Raises:
+        ConfigError: The sizes have another shape, or the budget is negative or not finite.
     """
     sizes, errors = _choices(curves, sizes)
     return _chosen(sizes, errors, budget, steps)
 
 
 def least_bytes(curves: Sequence[ErrorCurve], sizes, budget: float, steps: int = STEPS) -> np.ndarray:
-    """The dual: the fewest bytes for a squared error of at most `budget` in all; the smallest error where none is small
-    enough."""
+    """Choose a density for each layer so that the bytes are the fewest for a budget of error: the dual of `least_error`.
+
+    Args:
+        curves: The error curve of each layer.
+        sizes: float[layers, choices], bytes of each layer with each of DENSITIES.
+        budget: Squared error of all layers at most. If even the smallest errors are more, those are chosen.
+        steps: Number of equal parts that the budget is divided into; what a layer takes is rounded up to whole parts.
+
+    Returns:
+        int64[layers], an index into DENSITIES for each layer.
+
+    Raises:
+        ConfigError: The sizes have another shape, or the budget is negative or not finite.
+    """
     sizes, errors = _choices(curves, sizes)
     return _chosen(errors, sizes, budget, steps)
 
@@ -79,7 +108,14 @@ def _choices(curves, sizes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def counts_of(d: int) -> np.ndarray:
-    """Elements that a top-k of each of DENSITIES sends of d."""
+    """Compute how many elements a top-k with each of DENSITIES sends.
+
+    Args:
+        d: Number of elements of the layer.
+
+    Returns:
+        float64[choices], whole numbers from 1 to d.
+    """
     return np.clip(np.round(np.array(DENSITIES) * d), 1, d)
 
 

@@ -1,10 +1,13 @@
-"""Chooses each bucket's way for `communicator="auto"`: from a model of this run's links and codecs, then by trial.
+"""Chooses each bucket's strategy for `communicator="auto"`: from a model of this run's links and codecs, then by trial.
 
-A schedule of steps, the same on all ranks: some compressed steps, which show how long the codecs take and how much they
-send; a fit of the link; then some steps of each plan that the model does not rule out, twice, the second time in the
-opposite order, for machines get slower and faster; those that come close to the fastest are tried again, twice, and the
-more trials there were the closer they have to come; and the fastest stays. After 1000, 10000, ... steps it starts again, and
-whenever steps have become much slower than they were when the choice was new.
+The plan of a run, in steps that are the same on all ranks:
+
+1. Some compressed steps, which show how long the codecs take and how much they send; then a fit of the link.
+2. Some steps with each plan that the model does not rule out, twice, the second time in the opposite order, because
+   machines get slower and faster.
+3. Plans that come close to the fastest are tried again, twice; the more trials there were, the closer they have to come.
+4. The fastest plan stays. After 1000, 10000, ... steps everything starts again, and whenever steps have become much slower
+   than they were when the choice was new.
 """
 
 import logging
@@ -33,35 +36,72 @@ _SAME = 1.02  # plans whose times differ by less are taken for equally fast
 
 
 def codec_of(elements: int, container: float, seconds: float) -> Codec:
-    """Of a bucket whose container had so many bytes and took so many seconds in all; slices cost their share."""
+    """Make the cost model's codec of a bucket from one measured container; slices cost their share.
+
+    Args:
+        elements: Number of elements of the bucket.
+        container: Bytes of its container.
+        seconds: Seconds of its codec work in all.
+
+    Returns:
+        The codec.
+    """
     return Codec(lambda part, _: container * part / elements, lambda part: seconds * part / elements, lambda *_: 0.0)
 
 
-def seconds_of(way: str, elements: int, codec: Codec, links: dict[str, Link], hosts: tuple[int, ...]) -> float:
-    """Of one bucket's step by a way of containers, of factors or of dense values, predicted."""
-    step = step_of("allreduce" if way in (*DENSE, "factors") else way, len(hosts), elements, codec, hosts)
+def seconds_of(strategy: str, elements: int, codec: Codec, links: dict[str, Link], hosts: tuple[int, ...]) -> float:
+    """Predict the seconds of one bucket's step.
+
+    Args:
+        strategy: A strategy of containers, of factors or of dense values.
+        elements: Number of elements of the bucket.
+        codec: The bucket's codec.
+        links: The link of each kind of collective, by its name.
+        hosts: See Transport.hosts.
+
+    Returns:
+        Seconds of codec work and collectives, one after the other.
+    """
+    step = step_of("allreduce" if strategy in (*DENSE, "factors") else strategy, len(hosts), elements, codec, hosts)
     return codec_seconds(step) + wire_seconds(step, links)
 
 
 def plans(predicted: list[dict[str, float]], slack: float) -> list[tuple[str, ...]]:
-    """Ways, one a bucket, that are worth a trial, without repetition: the model's best for each bucket, and each way for all
-    buckets that have it; those left out are predicted to take `slack` seconds more than the best."""
+    """List the plans that are worth a trial. A plan is a strategy for each bucket.
+
+    They are the model's best for each bucket, and each strategy for all buckets that have it.
+
+    Args:
+        predicted: Predicted seconds by strategy, for each bucket.
+        slack: Plans that are predicted to take more than this many seconds more than the best are left out.
+
+    Returns:
+        The plans without repetition, the best first.
+    """
     best = tuple(min(bucket, key=bucket.get) for bucket in predicted)
-    names = dict.fromkeys(way for bucket in predicted for way in bucket)
+    names = dict.fromkeys(strategy for bucket in predicted for strategy in bucket)
     found = [
         best,
-        *(tuple(way if way in bucket else chosen for bucket, chosen in zip(predicted, best, strict=True)) for way in names),
+        *(
+            tuple(strategy if strategy in bucket else chosen for bucket, chosen in zip(predicted, best, strict=True))
+            for strategy in names
+        ),
     ]
 
     def seconds(plan):
-        return sum(bucket[way] for bucket, way in zip(predicted, plan, strict=True))
+        return sum(bucket[strategy] for bucket, strategy in zip(predicted, plan, strict=True))
 
     return list(dict.fromkeys(plan for plan in found if seconds(plan) <= seconds(best) + slack))
 
 
 class AutoTuner(StepListener):
-    """Decides for the buckets that have a SwitchingCommunicator. The calls are the same on all ranks, since step numbers
-    are. With one rank, or without such buckets, it does nothing."""
+    """Decides for the buckets that have a SwitchingCommunicator.
+
+    The calls are the same on all ranks, since step numbers are. With one rank, or without such buckets, it does nothing.
+
+    Args:
+        transport: The exchange's transport.
+    """
 
     def __init__(self, transport: Transport):
         self._transport, self._between = transport, transport.between_steps()
@@ -86,6 +126,7 @@ class AutoTuner(StepListener):
 
     @property
     def plan(self) -> tuple[str, ...]:
+        """The strategies in force, one for each bucket."""
         return tuple(bucket.communicator.strategy for bucket in self._buckets)
 
     def _take(self, plan: tuple[str, ...]) -> None:
@@ -112,7 +153,7 @@ class AutoTuner(StepListener):
         self._ended_at = now
 
     def _model(self) -> None:
-        """The compressed steps are over."""
+        """Fit the link and predict each strategy, when the compressed steps are over."""
         measured = [np.median(seen[-2:], axis=0) for seen in self._seen.values()]
         step = statistics.median(self._seconds[-2:])
         mean = agreed(self._between, self._name, np.array([*np.ravel(measured), step])).mean(axis=0)
@@ -121,11 +162,14 @@ class AutoTuner(StepListener):
         for bucket, seen in zip(self._buckets, mean[:-1].reshape(-1, 2), strict=True):
             switch, size = bucket.communicator, bucket.size
             codecs = {
-                way: codec_of(size, *((switch.payload(way, size), 0.0) if way in DENSE else seen))
-                for way in switch.strategies_over(self._transport)
+                strategy: codec_of(size, *((switch.payload(strategy, size), 0.0) if strategy in DENSE else seen))
+                for strategy in switch.strategies_over(self._transport)
             }
             predicted.append(
-                {way: seconds_of(way, size, codec, links, self._transport.hosts) for way, codec in codecs.items()}
+                {
+                    strategy: seconds_of(strategy, size, codec, links, self._transport.hosts)
+                    for strategy, codec in codecs.items()
+                }
             )
         for seen in self._seen.values():
             seen.clear()
@@ -134,12 +178,12 @@ class AutoTuner(StepListener):
         self._begin(plans(predicted, slack=step), 1)
 
     def _begin(self, found: list[tuple[str, ...]], number: int) -> None:
-        """A round of trials of these plans."""
+        """Begin a round of trials of these plans."""
         self._round, self._trials = number, [*found, *reversed(found)]
         self._try()
 
     def _try(self) -> None:
-        """The next trial, or what follows from them."""
+        """Begin the next trial, or judge the round when there is none."""
         if self._trials:
             self._take(self._trials.pop(0))
             self._left, self._next = _SETTLES + self._length, self._tried
@@ -151,7 +195,7 @@ class AutoTuner(StepListener):
         self._try()
 
     def _judge(self) -> None:
-        """Of the plans of this round, those that are close to the fastest are tried again, or one of them is chosen."""
+        """Try the plans of this round that are close to the fastest again, or choose one of them."""
         means = agreed(self._between, self._name, np.array([seconds for seconds, _ in self._results])).mean(axis=0)
         of_plan: dict[tuple[str, ...], list[float]] = {}
         for seconds, (_, plan) in zip(means, self._results, strict=True):
@@ -165,7 +209,7 @@ class AutoTuner(StepListener):
             self._choose(tried)
 
     def _choose(self, tried: list[tuple[float, tuple[str, ...]]]) -> None:
-        """The fastest; of those that are as fast, the most exact one. tried: seconds of a step, and the plan."""
+        """Choose the fastest plan; of those that are as fast, the most exact one. tried: seconds of a step, and the plan."""
         fast = _SAME * min(seconds for seconds, _ in tried)
         self._expected, chosen = max((one for one in tried if one[0] <= fast), key=lambda one: self._exactness(one[1]))
         self._take(chosen)
@@ -177,15 +221,15 @@ class AutoTuner(StepListener):
         self._steps, self._left, self._next = 0, _CHECK, self._recheck
 
     def _exactness(self, plan: tuple[str, ...]) -> int:
-        """Bytes that each plan sends dense."""
+        """Bytes that a plan sends dense."""
         return sum(
-            bucket.communicator.payload(way, bucket.size)
-            for bucket, way in zip(self._buckets, plan, strict=True)
-            if way in DENSE
+            bucket.communicator.payload(strategy, bucket.size)
+            for bucket, strategy in zip(self._buckets, plan, strict=True)
+            if strategy in DENSE
         )
 
     def _recheck(self) -> None:
-        """Is the choice still good?"""
+        """Check whether the choice is still good."""
         self._steps += _CHECK
         taken = float(agreed(self._between, self._name, np.array([statistics.median(self._seconds)])).mean())
         self._seconds.clear()
@@ -200,4 +244,4 @@ class AutoTuner(StepListener):
 
 
 def _described(plan: tuple[str, ...]) -> str:
-    return " and ".join(f"{plan.count(way)} {way}" for way in dict.fromkeys(plan))
+    return " and ".join(f"{plan.count(strategy)} {strategy}" for strategy in dict.fromkeys(plan))

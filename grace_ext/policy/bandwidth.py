@@ -1,8 +1,8 @@
-"""What the link gives, from the exchange's own collectives.
+"""The bandwidth of the link, estimated from the exchange's own collectives.
 
 Xin et al., Kimad, DistributedML 2023, section 3, needs an estimate at the start of each step. Here it is the median of the
-last steps', which one that was disturbed does not move. What it tells is the rate at which this rank's bytes came through,
-waiting for other ranks included: a budget of bytes that follows from it is the one that fits the time, for if half of the
+last steps', which one disturbed step does not move. It is the rate at which this rank's bytes came through, waiting for
+other ranks included: a budget of bytes that follows from it is the one that fits the time, for if half of the
 time is waiting, the rate is half of the link's.
 """
 
@@ -16,12 +16,18 @@ _GROWTH = 1.25
 
 
 class BandwidthMonitor:
-    """Of one rank. A step's sample is the bytes of its collectives by the time in which at least one of them was under way.
+    """The bandwidth of one rank's link.
 
-    A step in which all were over before anybody waited for them tells that the link gives more than it was asked for: its
-    sample is a quarter above the estimate, or what came through if that is more.
+    A step's sample is the bytes of its collectives by the time in which at least one of them was under way. A step in which
+    all collectives were over before anybody waited for them shows that the link gives more than it was asked for: its sample
+    is a quarter above the estimate, or what came through if that is more.
 
-    window: steps whose median is the estimate. prior: bytes per second, until there is a sample; None: unknown.
+    Args:
+        window: Number of last steps whose median is the estimate.
+        prior: Bytes per second until there is a sample; None: unknown.
+
+    Raises:
+        ConfigError: An argument is outside its range.
     """
 
     def __init__(self, window: int = 5, prior: float | None = None):
@@ -41,17 +47,24 @@ class BandwidthMonitor:
 
     @property
     def samples(self) -> tuple[float, ...]:
-        """Of the last steps, in their order."""
+        """Bytes per second of each of the last steps, in their order."""
         return tuple(self._samples)
 
     def add(self, sent: float, started: float, ended: float, late: bool = False) -> None:
-        """A collective of this step: bytes that left this rank, and when it was under way. late: it may have ended long
-        before, but nobody looked."""
+        """Count a collective of this step.
+
+        Args:
+            sent: Bytes that left this rank.
+            started: When the collective started, in seconds of time.perf_counter.
+            ended: When it was seen to have ended.
+            late: Whether it may have ended long before it was seen.
+        """
         if ended > started:
             self._bytes += sent
             self._spans.append((started, ended, late))
 
     def end_step(self) -> None:
+        """Take the step's sample."""
         busy = union([(start, end) for start, end, _ in self._spans])
         if self._bytes and busy > 0:
             sample = self._bytes / busy
@@ -68,7 +81,14 @@ class BandwidthMonitor:
 
 
 def union(spans: list[tuple[float, float]]) -> float:
-    """The time that is in at least one of the spans (start, end)."""
+    """Compute the time that is in at least one of some spans.
+
+    Args:
+        spans: (start, end) of each.
+
+    Returns:
+        The length of their union.
+    """
     total, until = 0.0, -math.inf
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))

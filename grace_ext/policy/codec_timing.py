@@ -1,4 +1,4 @@
-"""How many bytes a compressor makes of a gradient on this machine, and how long it takes: codecs of the cost model."""
+"""Measures how many bytes a compressor makes of a gradient and how long that takes here: codecs for the cost model."""
 
 import math
 import statistics
@@ -15,8 +15,15 @@ from .cost_model import Codec
 
 
 class Curve:
-    """Through measured points (x, y), all positive: straight in a log-log plot between them, y constant before the first,
-    proportional to x after the last if `grows`, constant otherwise."""
+    """A curve through measured points (x, y), all positive.
+
+    It is straight between the points in a log-log plot, constant before the first, and after the last proportional to x if
+    `grows`, constant otherwise.
+
+    Args:
+        points: y by x.
+        grows: Whether y grows after the last point.
+    """
 
     def __init__(self, points: dict[float, float], grows: bool = True):
         self._x, self._y = np.array(sorted(points.items()), np.float64).T
@@ -28,11 +35,18 @@ class Curve:
 
 
 def measure_codec(compressor, gradients: list[np.ndarray], slices_of=(1, 4, 16, 64, 256, 1024)) -> Codec:
-    """The Codec of a compressor with error feedback: containers are made of the gradients, whole and in slices.
+    """Measure the codec of a compressor with error feedback.
 
-    gradients: float32[d] each, of different ranks. slices_of: in how many slices, which is for how many ranks of `sharded`.
     Times are medians of this thread's processor time, so that they hold on a busy machine too; the copy of a gradient into
     its memory is part of encoding.
+
+    Args:
+        compressor: The compressor.
+        gradients: Gradients of different ranks, float32[d] each; containers are made of them whole and in slices.
+        slices_of: Into how many slices they are cut, which is for how many ranks of `sharded`.
+
+    Returns:
+        The codec, interpolated between the sizes of the slices.
     """
     d, many = gradients[0].size, 8
     residual, room = _residual(compressor, gradients), np.empty(d, np.float32)
@@ -70,7 +84,7 @@ def measure_codec(compressor, gradients: list[np.ndarray], slices_of=(1, 4, 16, 
 
 
 def _residual(compressor, gradients, steps=8) -> np.ndarray:
-    """What error feedback holds after some steps, float32[d]."""
+    """Return what error feedback holds after some steps, float32[d]."""
     residual, following = np.zeros((2, gradients[0].size), np.float32)
     for step in range(steps):
         np.copyto(following, gradients[step % len(gradients)])
@@ -99,8 +113,16 @@ class _Loopback(Transport):
 
 
 def measure_reducible_codec(compressor, gradient: np.ndarray, times=9) -> Codec:
-    """The same of a compressor whose values communicator "allreduce" sums, without a memory. gradient: float32[d], the only
-    size that is known."""
+    """Measure the codec of a compressor whose values communicator "allreduce" sums, without a memory.
+
+    Args:
+        compressor: The compressor.
+        gradient: float32[d].
+        times: Number of measurements, of which the median counts.
+
+    Returns:
+        The codec, for buckets of d elements only.
+    """
     communicator, transport, taken = Allreduce(), _Loopback(), []
     room, out = np.empty((2, gradient.size), np.float32)
     for step in range(times):

@@ -1,9 +1,9 @@
 """What a step of a communicator costs with any number of ranks: bytes, and seconds by the α–β model.
 
-A step is a list of parts, one after the other: codec work, and collectives. Each collective is taken as the algorithm that
-Gloo has for it, one port a rank, both directions at a time: rings for allreduce and allgather, for alltoall a message to
-each (Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19, 2005, has
-their costs). Nothing of it overlaps: it is the step of one bucket, or of the last one.
+A step is a list of parts, one after the other: codec work, and collectives. Each collective is modelled as the algorithm
+that Gloo has for it, with one port per rank and both directions at a time: rings for allreduce and allgather, for alltoall a
+message to each (Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19,
+2005, has their costs). Nothing overlaps: it is the step of one bucket, or of the last one.
 """
 
 import dataclasses
@@ -19,10 +19,12 @@ from ..errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """What a compressor makes of a bucket, and how long it takes, with a core to itself.
+    """What a compressor makes of a bucket, and how long it takes with a core to itself.
 
-    size(elements, summed): bytes of the container of a sum of that many ranks' gradients. encode(elements): seconds of one
-    container. decode(elements, containers): seconds to decode and sum so many.
+    Attributes:
+        size: size(elements, summed): bytes of the container of a sum of that many ranks' gradients.
+        encode: encode(elements): seconds to make one container.
+        decode: decode(elements, containers): seconds to decode and sum that many containers.
     """
 
     size: Callable[[int, int], float]
@@ -32,7 +34,12 @@ class Codec:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Codec work on the way to the step's end, which `busy` ranks have at a time. seconds: of the slowest of them."""
+    """Codec work that the end of the step waits for.
+
+    Attributes:
+        seconds: Seconds of the slowest rank.
+        busy: Number of ranks that do such work at a time.
+    """
 
     seconds: float
     busy: int
@@ -40,8 +47,16 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """payload: bytes that each rank hands over. sent, received: bytes on each rank's link. path: bytes that go over links
-    one after the other, in `rounds` messages. The first three: float64[ranks]."""
+    """The bytes of one collective.
+
+    Attributes:
+        name: "allgather", "allreduce" or "alltoall".
+        payload: float64[ranks], bytes that each rank hands over.
+        sent: float64[ranks], bytes that leave each rank on its link.
+        received: float64[ranks], bytes that reach each rank on its link.
+        path: Bytes that go over links one after the other.
+        rounds: Number of messages that carry them.
+    """
 
     name: str
     payload: np.ndarray
@@ -53,20 +68,40 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """Seconds of one kind of collective: setup, whatever the ranks (the library's negotiation, say), alpha a round, beta a
-    byte."""
+    """The cost of one kind of collective.
+
+    Attributes:
+        setup: Seconds whatever the number of ranks: the library's negotiation, for example.
+        alpha: Seconds of a round.
+        beta: Seconds of a byte.
+    """
 
     setup: float
     alpha: float
     beta: float
 
     def seconds(self, rounds: int, path: float) -> float:
+        """Compute the seconds of a collective.
+
+        Args:
+            rounds: See Collective.
+            path: See Collective.
+
+        Returns:
+            setup + alpha * rounds + beta * path.
+        """
         return self.setup + self.alpha * rounds + self.beta * path
 
 
 def fit(samples: list[tuple[int, float, float]]) -> Link:
-    """The Link through (rounds, path, seconds) with the least sum of squared relative errors and no negative coefficient.
-    To tell setup from alpha it takes two numbers of ranks."""
+    """Fit a link to measured collectives.
+
+    Args:
+        samples: (rounds, path, seconds) of each. To tell setup from alpha, it takes samples of two numbers of ranks.
+
+    Returns:
+        The Link with the least sum of squared relative errors and no negative coefficient.
+    """
     columns, seconds = np.array(samples, np.float64)[:, :2], np.array(samples, np.float64)[:, 2]
     scaled = np.column_stack([np.ones(len(samples)), columns]) / seconds[:, None]
     best, least = np.zeros(3), math.inf
@@ -82,14 +117,30 @@ def fit(samples: list[tuple[int, float, float]]) -> Link:
 
 
 def ring_allreduce(ranks: int, payload: float) -> Collective:
-    """Two rounds of the ring, each with a part of 1 / n in every message."""
+    """Model an allreduce: twice around the ring, with a part of 1 / n in every message.
+
+    Args:
+        ranks: Number of ranks, n.
+        payload: Bytes that each rank hands over.
+
+    Returns:
+        The collective.
+    """
     sent = np.full(ranks, 2 * (ranks - 1) / ranks * payload)
     return Collective("allreduce", np.full(ranks, float(payload)), sent, sent, sent[0], 2 * (ranks - 1))
 
 
 def ring_allgather(payloads) -> Collective:
-    """Each rank sends on, to the next, all payloads but that one's own. The largest makes its way in n - 1 messages, each
-    after the one before."""
+    """Model an allgather: each rank sends on, to the next, all payloads but that one's own.
+
+    The largest payload makes its way in n - 1 messages, each after the one before.
+
+    Args:
+        payloads: Bytes that each of n ranks hands over.
+
+    Returns:
+        The collective.
+    """
     payloads = np.asarray(payloads, np.float64)
     rounds = payloads.size - 1
     received = payloads.sum() - payloads
@@ -98,8 +149,14 @@ def ring_allgather(payloads) -> Collective:
 
 
 def alltoall(splits) -> Collective:
-    """All messages at a time: what takes the longest is the link with the most bytes. splits: [ranks, ranks], bytes from
-    each to each."""
+    """Model an alltoall: all messages go at a time, and the link with the most bytes takes the longest.
+
+    Args:
+        splits: float[ranks, ranks], bytes from each rank to each.
+
+    Returns:
+        The collective.
+    """
     splits = np.asarray(splits, np.float64)
     others = splits - np.diag(np.diag(splits))
     sent, received = others.sum(axis=1), others.sum(axis=0)
@@ -159,7 +216,7 @@ def _tree(ranks, elements, codec):
 
 
 def _hierarchical(ranks, elements, codec, hosts):
-    """What stays inside a host is taken as free. Owners, of equal slices, compress and send; every rank decodes all."""
+    """What stays inside a host counts as free. Owners, of equal slices, compress and send; every rank decodes all."""
     members = np.bincount(hosts)
     if len(members) in (1, ranks):
         return _allgather(ranks, elements, codec) if len(members) == ranks else [ring_allreduce(ranks, 4 * elements)]
@@ -187,8 +244,21 @@ STEPS: dict[str, Callable[[int, int, Codec], list]] = {
 
 
 def step_of(communicator: str, ranks: int, elements: int, codec: Codec, hosts=None) -> list[Work | Collective]:
-    """The parts of a step of a bucket of so many float32 elements. hosts: see Transport.hosts; None: one rank on each.
-    Raises ConfigError."""
+    """List the parts of a step of one bucket.
+
+    Args:
+        communicator: Name of the communicator.
+        ranks: Number of ranks.
+        elements: Number of float32 elements of the bucket.
+        codec: The codec of the bucket.
+        hosts: See Transport.hosts; None: one rank on each.
+
+    Returns:
+        The parts, one after the other.
+
+    Raises:
+        ConfigError: There is no model of that communicator, or there are too few ranks or elements.
+    """
     if communicator == "hierarchical":
         return _hierarchical(ranks, elements, codec, range(ranks) if hosts is None else hosts)
     if communicator not in STEPS:
@@ -201,15 +271,39 @@ def step_of(communicator: str, ranks: int, elements: int, codec: Codec, hosts=No
 
 
 def codec_seconds(step: list[Work | Collective], cores: float = math.inf) -> float:
-    """cores: that all ranks together have; they take turns on them."""
+    """Compute the seconds of codec work in a step.
+
+    Args:
+        step: The parts of the step.
+        cores: Number of cores that all ranks together have; ranks take turns on them.
+
+    Returns:
+        Seconds.
+    """
     return sum(part.seconds * max(1.0, part.busy / cores) for part in step if isinstance(part, Work))
 
 
 def wire_seconds(step: list[Work | Collective], links: dict[str, Link]) -> float:
-    """links: by collective."""
+    """Compute the seconds of the collectives in a step.
+
+    Args:
+        step: The parts of the step.
+        links: The link of each kind of collective, by its name.
+
+    Returns:
+        Seconds.
+    """
     return sum(links[part.name].seconds(part.rounds, part.path) for part in step if isinstance(part, Collective))
 
 
 def bytes_of(step: list[Work | Collective], kind: str) -> np.ndarray:
-    """float64[ranks]; kind: payload, sent or received."""
+    """Compute the bytes of all collectives in a step.
+
+    Args:
+        step: The parts of the step.
+        kind: "payload", "sent" or "received".
+
+    Returns:
+        float64[ranks].
+    """
     return np.sum([getattr(part, kind) for part in step if isinstance(part, Collective)], axis=0)

@@ -1,8 +1,8 @@
 """The density that a step's time leaves room for: Kimad, and Kimad+ with a density for each bucket.
 
 Xin et al., Kimad: adaptive gradient compression with bandwidth awareness, DistributedML 2023, section 3: a budget
-c = B (t - T_comp) / 2 of bytes each way. Here ranks send to each other, both directions at a time, and what a container
-costs on the link is as many copies of it as the communicator sends.
+c = B (t - T_comp) / 2 of bytes each way. Here ranks send to each other, both directions at a time, and a container
+costs as many copies of it on the link as the communicator sends.
 """
 
 import contextlib
@@ -32,8 +32,17 @@ _OVERHEAD = 40  # bytes of a container besides
 
 @register
 class Kimad(Schedule):
-    """Of a density. seconds: that a step is to take, computation included. prior: bytes per second that the link gives, as
-    far as is known before the first step; 0: begin with the spec's density. window: steps whose median is the bandwidth."""
+    """A schedule of the density that keeps steps to a time.
+
+    Args:
+        seconds: Seconds that a step is to take, computation included.
+        prior: Bytes per second that the link gives, as far as is known before the first step; 0: begin with the spec's
+            density.
+        window: Number of last steps whose median is the bandwidth.
+
+    Raises:
+        ConfigError: An argument is outside its range.
+    """
 
     name = "kimad"
     adaptive = True
@@ -58,17 +67,19 @@ class Kimad(Schedule):
 
 @register
 class KimadPlus(Kimad):
-    """The same budget, spread over the buckets so that the squared error of all of them is the least."""
+    """Kimad with the budget spread over the buckets so that the total squared error is the least. Arguments: see Kimad."""
 
     name = "kimad+"
     by_bucket = True
 
 
 class DensityController(StepListener):
-    """Decides between steps on the densities of one rank: containers describe themselves, so ranks may differ.
+    """Decides on the densities of one rank between steps. Containers describe themselves, so ranks may differ.
 
     Args:
-        densities: by bucket; what it decides on is written there.
+        schedule: The Kimad or KimadPlus.
+        transport: The exchange's transport.
+        densities: Density by bucket name; the decisions are written to it.
     """
 
     def __init__(self, schedule: Kimad, transport: Transport, densities: dict[str, float]):
@@ -88,7 +99,14 @@ class DensityController(StepListener):
         return Metered(transport, self.monitor.add)
 
     def buckets_set(self, buckets):
-        """Raises ConfigError for what cannot have a density of its own on each rank."""
+        """Take over the buckets; see StepListener.
+
+        Args:
+            buckets: The buckets.
+
+        Raises:
+            ConfigError: A bucket cannot have a density of its own on each rank.
+        """
         for bucket in buckets:
             if bucket.communicator.switches:
                 raise ConfigError(
@@ -113,7 +131,7 @@ class DensityController(StepListener):
         return functools.partial(self._measure, bucket.name) if wanted else None
 
     def _measure(self, name: str, gradient: np.ndarray, residual: np.ndarray | None) -> None:
-        """In the thread that encodes."""
+        """Measure a bucket's error curve, in the thread that encodes."""
         with contextlib.suppress(ConfigError):  # not finite: all ranks will hear of it
             self._curves[name] = ErrorCurve(gradient, residual)
 
@@ -174,13 +192,22 @@ class DensityController(StepListener):
             self.densities.update({name: DENSITIES[choice] for name, choice in zip(weighed, chosen, strict=True)})
 
     def _sizes(self, bucket) -> np.ndarray:
-        """Link bytes of a bucket with each of DENSITIES."""
+        """Bytes on the link of a bucket with each of DENSITIES."""
         (sent, density), copies = self._sent[bucket.name], bucket.communicator.copies(self._transport)
         return copies * sizes_like(sent / copies, density, bucket.size)
 
 
 def sizes_like(nbytes: float, density: float, elements: int) -> np.ndarray:
-    """Bytes of a container with each of DENSITIES, from those of one: positions of half as many take a bit more each."""
+    """Predict the bytes of a container with each of DENSITIES, from those of one: fewer positions take more bits each.
+
+    Args:
+        nbytes: Bytes of the container.
+        density: The density that it was made with.
+        elements: Number of elements of the bucket.
+
+    Returns:
+        float64[choices].
+    """
     densities = np.array(DENSITIES)
     bits = _bits(nbytes, density, elements)
     if is_full(nbytes, density, elements):
@@ -189,18 +216,36 @@ def sizes_like(nbytes: float, density: float, elements: int) -> np.ndarray:
 
 
 def is_full(nbytes: float, density: float, elements: int) -> bool:
-    """Whether a container of so many bytes holds as many elements as its density allows: not if there was nothing to say, or
-    only some rows of a table were touched."""
+    """Say whether a container holds as many elements as its density allows.
+
+    It does not if most of the gradient was zero, or only some rows of a table were touched.
+
+    Args:
+        nbytes: Bytes of the container.
+        density: The density that it was made with.
+        elements: Number of elements of the bucket.
+
+    Returns:
+        Whether it holds as many.
+    """
     return _bits(nbytes, density, elements) > _BITS[0]
 
 
 def _bits(nbytes: float, density: float, elements: int) -> float:
-    """Of an element."""
+    """Bits of an element in a container."""
     return 8 * (nbytes - _OVERHEAD) / max(density * elements, 1.0)
 
 
 def uniform(sizes: np.ndarray, budget: float) -> float:
-    """The density whose size is the budget. sizes: bytes with each of DENSITIES, ascending."""
+    """Find the density whose size is the budget.
+
+    Args:
+        sizes: float64[choices], bytes with each of DENSITIES, ascending.
+        budget: Bytes.
+
+    Returns:
+        The density, interpolated between those of DENSITIES.
+    """
     if budget <= sizes[0]:
         return DENSITIES[0]
     exponent = np.interp(math.log(budget), np.log(sizes), np.log(DENSITIES))

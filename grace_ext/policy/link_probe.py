@@ -1,4 +1,4 @@
-"""What this run's collectives cost, timed between steps; and what all ranks have to know to decide alike."""
+"""The cost of this run's collectives, timed between steps, and an exchange of numbers on which all ranks decide alike."""
 
 import math
 import time
@@ -14,9 +14,15 @@ _TIMES = 3
 
 
 def probe(transport: Transport, name: str, collective: str = "allreduce") -> list[tuple[int, float, float]]:
-    """A collective, between steps: time some of these, of growing length -> what cost_model.fit takes, alike on all ranks.
+    """Time collectives of growing length, until one takes 10 ms or has 8 MiB. A collective, between steps.
 
-    name: the same on all ranks. The longest takes 10 ms or has 8 MiB.
+    Args:
+        transport: What `Transport.between_steps` returned.
+        name: Name of the collectives, the same on all ranks.
+        collective: "allreduce", "alltoall" or "allgather".
+
+    Returns:
+        (rounds, path, seconds) of each length, as cost_model.fit takes them; the same on all ranks.
     """
     samples, payload = [], _SMALLEST
     while True:
@@ -52,6 +58,15 @@ def _start(transport: Transport, name: str, collective: str, array: np.ndarray):
 
 
 def agreed(transport: Transport, name: str, own: np.ndarray) -> np.ndarray:
-    """A collective: all ranks' float64[n], as float64[ranks, n], for decisions that have to be the same on all of them."""
+    """Gather all ranks' numbers, for decisions that have to be the same on all of them. A collective.
+
+    Args:
+        transport: What `Transport.between_steps` returned.
+        name: What the collective's name begins with, the same on all ranks.
+        own: This rank's numbers, float64[n].
+
+    Returns:
+        float64[ranks, n].
+    """
     joined = transport.allgather(f"{name}.agreed", np.asarray(own, "<f8").view(np.uint8)).wait()
     return joined.copy().view("<f8").reshape(transport.size, -1)

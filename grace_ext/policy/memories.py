@@ -1,4 +1,4 @@
-"""Which memory a tensor's error goes to: one for all, or by name pattern and size."""
+"""Which memory each tensor has: one for all, or by name pattern and size."""
 
 from ..memory import make_memory
 from ..memory.base import Memory
@@ -8,10 +8,13 @@ DEFAULT_MEMORY = "residual"
 
 
 class Memories:
-    """spec: a memory's spec ("residual"), a Memory, or a mapping from name patterns or sizes to specs, as in Rules: a tensor
-    that no rule fits has DEFAULT_MEMORY. Tensors of equal specs share one Memory.
+    """Memories by tensor. Tensors of equal specs share one Memory.
 
         {"*.embedding.weight": "none", ">1000000": "residual:decay=0.9"}
+
+    Args:
+        spec: A memory's spec ("residual"), a Memory, or a mapping from name patterns or sizes to specs, as in Rules: a
+            tensor that no rule fits has DEFAULT_MEMORY.
     """
 
     def __init__(self, spec=DEFAULT_MEMORY):
@@ -25,10 +28,22 @@ class Memories:
         return self._made.setdefault(made, made)
 
     def choose(self, name: str, size: int) -> Memory:
-        """The memory of a tensor of that name and element count."""
+        """Choose the memory of a tensor.
+
+        Args:
+            name: Name of the tensor.
+            size: Number of its elements.
+
+        Returns:
+            The memory.
+        """
         found = self._rules.find(name, size)
         return self._default if found is None else found
 
     def all(self) -> list[Memory]:
-        """Each that some tensor may have."""
+        """List each memory that some tensor may have.
+
+        Returns:
+            The memories.
+        """
         return [*self._made.values()]

@@ -14,9 +14,15 @@ OPTIMIZERS = ("sgd", "adam")
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What accuracy a method was measured to have, on average over seeds, against no compression, with an optimizer.
+    """The measured accuracy of a method with an optimizer, against no compression.
 
-    points: of accuracy gained; seeds: how many; what: the task; page: of docs/, with a table that has the row.
+    Attributes:
+        optimizer: One of OPTIMIZERS.
+        points: Points of accuracy gained, on average over seeds.
+        seeds: Number of seeds.
+        what: The task.
+        page: The page of docs/ that has the measurement.
+        row: Label of the row in a table of that page.
     """
 
     optimizer: str
@@ -28,6 +34,7 @@ class Evidence:
 
     @property
     def is_kept(self) -> bool:
+        """Whether accuracy was kept, over enough seeds."""
         return self.points >= -MAX_LOSS and self.seeds >= MIN_SEEDS
 
     def __str__(self):
@@ -36,8 +43,16 @@ class Evidence:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """spec and memory: what is sent; None: float32 by the library's own allreduce. rounds: it only rounds every element, as
-    Horovod's own fp16 does, with any optimizer. evidence: of the others. note: what else belongs to it."""
+    """A method of exchanging gradients.
+
+    Attributes:
+        label: What users see of it.
+        spec: The spec of what is sent; None: float32 by the library's own allreduce.
+        memory: The spec of the memory.
+        rounds: Whether it only rounds every element, as Horovod's own fp16 does; then it keeps accuracy with any optimizer.
+        evidence: Measurements of the accuracy of a method that does more.
+        note: What else the method needs.
+    """
 
     label: str
     spec: str | None
@@ -47,12 +62,23 @@ class Method:
     note: str = ""
 
     def keeps_accuracy(self, optimizer: str) -> bool:
-        """Whether a measurement has shown it, and none the contrary."""
+        """Say whether the method keeps accuracy with an optimizer.
+
+        Args:
+            optimizer: One of OPTIMIZERS.
+
+        Returns:
+            Whether a measurement has shown it, and none has shown the contrary.
+        """
         found = [one for one in self.evidence if one.optimizer == optimizer]
         return self.rounds or bool(found) and all(one.is_kept for one in found)
 
     def kept_with(self) -> str:
-        """With which optimizers accuracy was kept, for a table."""
+        """List the optimizers with which accuracy was kept, for a table.
+
+        Returns:
+            Their names, separated by commas; "not shown" without any.
+        """
         return ", ".join(filter(self.keeps_accuracy, OPTIMIZERS)) or "not shown"
 
 

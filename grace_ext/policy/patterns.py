@@ -12,11 +12,16 @@ _SIZE = re.compile(r"(<=|<|>=|>)\s*(\d+)")
 class Patterns:
     """A mapping from name patterns ("*.bias", "encoder.*") or sizes ("<=1024", ">100000"); the first that fits decides.
 
-    Raises ConfigError for keys that are neither.
+    Args:
+        what: Name of the argument that the mapping is, for messages.
+        mapping: Values by pattern or size.
+        make: make(value) returns what `find` is to return.
+
+    Raises:
+        ConfigError: A key is neither a name pattern nor a size.
     """
 
     def __init__(self, what: str, mapping: dict, make: Callable):
-        """what: the argument's name, for messages. make(value): what is to be found."""
         self._rules: list[tuple] = []
         for pattern, value in mapping.items():
             if not isinstance(pattern, str) or not pattern:
@@ -27,13 +32,26 @@ class Patterns:
             self._rules.append((pattern, size.groups() if size else None, make(value)))
 
     def find(self, name: str, size: int):
-        """What was made of the first fitting rule's value, or None."""
+        """Find the first rule that fits a tensor.
+
+        Args:
+            name: Name of the tensor.
+            size: Number of its elements.
+
+        Returns:
+            What was made of the rule's value; None if no rule fits.
+        """
         for pattern, limit, found in self._rules:
             if _holds(size, *limit) if limit else fnmatch.fnmatchcase(name, pattern):
                 return found
         return None
 
     def all(self) -> list:
+        """List what was made of all values.
+
+        Returns:
+            The list, in the order of the mapping.
+        """
         return [found for _, _, found in self._rules]
 
 

@@ -1,4 +1,4 @@
-"""Which spec a tensor gets: by name pattern or by size, the first rule that fits."""
+"""Which spec each tensor has: by name pattern or by size, the first rule that fits."""
 
 from ..pipeline.compressor import Compressor, make_compressor
 from .patterns import Patterns
@@ -12,11 +12,16 @@ SMALL = 1024
 
 
 class Rules:
-    """A mapping from name patterns ("*.bias", "encoder.*") or sizes ("<=1024", ">100000") to specs.
+    """Specs by tensor, from name patterns ("*.bias", "encoder.*") or sizes ("<=1024", ">100000").
 
     The first rule that fits a tensor decides; "*" fits all. Without a fitting rule, tensors of at most SMALL elements or
     with fewer than two dimensions (biases, norms) are sent "dense/raw", the others as `default`. Where that is DEFAULT_SPEC,
     gradients that come as rows take DEFAULT_ROWS_SPEC.
+
+    Args:
+        default: The spec of tensors that no rule fits.
+        rules: Specs by pattern or size.
+        seed: Seed of the compressors.
     """
 
     def __init__(self, default=DEFAULT_SPEC, rules: dict | None = None, seed: int = 0):
@@ -27,8 +32,17 @@ class Rules:
         self._rules = Patterns("rules", rules or {}, lambda spec: make_compressor(spec, seed))
 
     def choose(self, name: str, size: int, ndim: int, as_rows: bool = False) -> Compressor:
-        """The compressor for a tensor of that name, element count and number of dimensions. as_rows: whether its gradient
-        comes as rows (grace_ext.exchange.row_buckets)."""
+        """Choose the compressor of a tensor.
+
+        Args:
+            name: Name of the tensor.
+            size: Number of its elements.
+            ndim: Number of its dimensions.
+            as_rows: Whether its gradient comes as rows (grace_ext.exchange.row_buckets).
+
+        Returns:
+            The compressor.
+        """
         chosen = self._rules.find(name, size)
         if chosen is not None:
             return chosen

@@ -1,7 +1,7 @@
-"""Options of a spec that change from step to step, in the same way on all ranks: a density that is warmed up, a bit width
-that grows.
+"""Options of a spec that change from step to step, in the same way on all ranks.
 
-Exponential warm-up of the density: Lin et al., Deep gradient compression, ICLR 2018, section 3.3.
+Examples are a density that is warmed up, and a bit width that grows. Exponential warm-up of the density: Lin et al., Deep
+gradient compression, ICLR 2018, section 3.3.
 """
 
 from collections.abc import Callable
@@ -17,24 +17,44 @@ _PROBED = (0, 1, 10, 100, 1000, 10_000)  # steps whose values are compared betwe
 
 
 class Schedule(Stage):
-    """The value of an option in a step."""
+    """The value of an option by step."""
 
     kind = "schedule"
     #: Whether its value is decided between steps, from what they showed.
     adaptive = False
 
     def at(self, step: int, final: float) -> float:
-        """step: from 0. final: what stands in the spec."""
+        """Compute the value in a step.
+
+        Args:
+            step: Number of the step, from 0.
+            final: The value in the spec.
+
+        Returns:
+            The value.
+        """
         raise NotImplementedError
 
     def listener(self, transport, densities: dict[str, float]):
-        """For an adaptive one: the StepListener that decides. densities: by bucket, which it keeps up to date."""
+        """Make the listener that decides on the value; only where `adaptive` is true.
+
+        Args:
+            transport: The exchange's transport.
+            densities: Density by bucket name, which the listener keeps up to date.
+
+        Returns:
+            The StepListener.
+        """
         raise NotImplementedError
 
 
 @register
 class Constant(Schedule):
-    """The same value in all steps; without one, the spec's."""
+    """The same value in all steps.
+
+    Args:
+        value: The value; None: the spec's.
+    """
 
     name = "constant"
 
@@ -47,9 +67,17 @@ class Constant(Schedule):
 
 @register
 class Warmup(Schedule):
-    """From `start` to the spec's value within `steps` steps, in so many stages of equal length and equal ratio between them.
+    """From `start` to the spec's value within `steps` steps, in stages of equal length and with equal ratios between them.
 
     With the default and four epochs as steps, a density of 0.001 is reached by way of 0.25, 0.063, 0.016 and 0.004.
+
+    Args:
+        steps: Number of steps until the spec's value is reached.
+        start: The value in the first stage.
+        stages: Number of stages.
+
+    Raises:
+        ConfigError: An argument is outside its range.
     """
 
     name = "warmup"
@@ -68,9 +96,12 @@ class Warmup(Schedule):
 
 
 class Schedules:
-    """Options by name ("density", "levels", …), each with a Schedule, its spec ("warmup:500"), or a function step -> value.
+    """Options by name ("density", "levels", …), each with a schedule.
 
     An option is that of the sparsifier, the value codec or the transform; parts that do not have it stay as they are.
+
+    Args:
+        schedules: By option, a Schedule, its spec ("warmup:500"), or a function step -> value.
     """
 
     def __init__(self, schedules: dict | None = None):
@@ -90,15 +121,33 @@ class Schedules:
         return bool(self._schedules)
 
     def listeners(self, transport) -> list:
-        """Of the schedules that are adaptive. Raises ConfigError for one of another option than the density."""
+        """Make the listeners of the schedules that are adaptive.
+
+        Args:
+            transport: The exchange's transport.
+
+        Returns:
+            The listeners.
+
+        Raises:
+            ConfigError: An adaptive schedule is for another option than the density.
+        """
         found = {option: one for option, one in self._schedules.items() if getattr(one, "adaptive", False)}
         if wrong := [option for option in found if option != "density"]:
             raise ConfigError(f"schedule {found[wrong[0]].name!r} is for the density, not for {', '.join(wrong)}")
         return [one.listener(transport, self.densities) for one in found.values()]
 
     def at(self, compressor: Compressor, step: int, density: float | None = None) -> Compressor:
-        """The compressor with the values of a step. density: that of an adaptive schedule, once there is one. Raises
-        ConfigError for a value that the option does not allow."""
+        """Return the compressor with the values of a step.
+
+        Args:
+            compressor: The compressor without schedules.
+            step: Number of the step.
+            density: The density that an adaptive schedule has decided on; None if there is none yet.
+
+        Returns:
+            The compressor of that step. Raises ConfigError for a value that the option does not allow.
+        """
         changed = [
             (kind, option, self._value(option, step, current, density))
             for option in self._schedules
@@ -125,7 +174,14 @@ class Schedules:
         return round(value) if isinstance(current, int) else value
 
     def check(self, compressors) -> None:
-        """Raises ConfigError for an option that none of the compressors has."""
+        """Check that each option is that of some compressor.
+
+        Args:
+            compressors: The compressors of all buckets.
+
+        Raises:
+            ConfigError: An option is that of none of them.
+        """
         for option in self._schedules:
             if not any(_options(one, option) for one in compressors):
                 known = sorted(
@@ -143,7 +199,14 @@ class Schedules:
                 )
 
     def signature(self, compressors) -> list:
-        """What must be the same on all ranks: specs of schedules, and the compressors of some steps if functions decide."""
+        """Tell what must be the same on all ranks, for the configuration digest.
+
+        Args:
+            compressors: The compressors of all buckets.
+
+        Returns:
+            The specs of the schedules, and the compressors of some steps if functions decide.
+        """
         steps = _PROBED if self._functions else ()
         return [(option, option in self._functions or str(schedule)) for option, schedule in self._schedules.items()] + [
             [str(self.at(one, step)) for step in steps] for one in compressors
