@@ -67,7 +67,13 @@ class Kimad(Schedule):
 
 @register
 class KimadPlus(Kimad):
-    """Kimad with the budget spread over the buckets so that the total squared error is the least. Arguments: see Kimad."""
+    """Kimad with the budget spread over the buckets so that the total squared error is the least.
+
+    For the arguments see Kimad, for the method grace_ext.policy.allocation.
+
+    Source:
+        Xin et al., Kimad: adaptive gradient compression with bandwidth awareness, DistributedML 2023, section 3.2.
+    """
 
     name = "kimad+"
     by_bucket = True

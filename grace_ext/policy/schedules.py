@@ -1,7 +1,6 @@
 """Options of a spec that change from step to step, in the same way on all ranks.
 
-Examples are a density that is warmed up, and a bit width that grows. Exponential warm-up of the density: Lin et al., Deep
-gradient compression, ICLR 2018, section 3.3.
+Examples are a density that is warmed up, and a bit width that grows.
 """
 
 from collections.abc import Callable
@@ -78,6 +77,9 @@ class Warmup(Schedule):
 
     Raises:
         ConfigError: An argument is outside its range.
+
+    Source:
+        Lin et al., Deep gradient compression, ICLR 2018, section 3.3: exponential warm-up of the density.
     """
 
     name = "warmup"
