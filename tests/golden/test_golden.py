@@ -61,4 +61,4 @@ def test_the_cases_cover_the_flags_and_dtypes():
 def test_no_stray_files():
     names = {path.name for path in GOLDEN.iterdir() if path.is_file()}
     expected = {f"{name}{suffix}" for name in CASES for suffix in (".bin", ".out.f4")}
-    assert names == expected | {"make.py", "cases.json", "normal.f4", "levels.f4"}
+    assert names == expected | {"make.py", "test_golden.py", "cases.json", "normal.f4", "levels.f4"}

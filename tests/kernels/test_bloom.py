@@ -1,4 +1,4 @@
-"""The Bloom kernels against slow reference implementations, at the edges, and inside their arrays. test_cpus.py runs this file too."""
+"""The Bloom kernels against reference implementations, at the edges, inside their arrays; also run by test_cpus.py."""
 
 import numpy as np
 import pytest

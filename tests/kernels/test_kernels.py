@@ -1,4 +1,4 @@
-"""Bit kernels, quantizer and sums against reference implementations. test_cpus.py runs this file again for CPUs without AVX-512."""
+"""Bit kernels, quantizer and sums against reference implementations. test_cpus.py runs it, too."""
 
 import numpy as np
 import pytest

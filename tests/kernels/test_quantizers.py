@@ -1,4 +1,4 @@
-"""The 16-bit conversions and the quantizers' kernels against numpy and reference implementations. test_cpus.py runs this file too."""
+"""The 16-bit conversions and the quantizers' kernels against numpy and reference implementations. test_cpus.py runs it, too."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The kernels that select without ranking, against reference implementations. test_cpus.py runs this file again for other CPUs."""
+"""The kernels that select without ranking, against reference implementations. test_cpus.py runs it, too."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""select_topk against its reference implementation, on every branch. test_cpus.py runs this file again for CPUs without AVX-512."""
+"""select_topk against its reference implementation, on every branch. test_cpus.py runs it, too."""
 
 import numpy as np
 import pytest

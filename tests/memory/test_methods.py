@@ -1,4 +1,4 @@
-"""Memories that do more than error feedback, checked against slow reference implementations of their papers' formulas through real exchanges."""
+"""Memories that do more than error feedback, against slow implementations of their papers' formulas, in real exchanges."""
 
 import numpy as np
 import pytest
