@@ -1,4 +1,4 @@
-"""The callbacks for model.fit by themselves; horovod_tensorflow has them, too."""
+"""The import path that the callbacks for model.fit had at first. It stays; horovod_tensorflow has them."""
 
-from ._tensorflow.callbacks import *  # noqa: F403
-from ._tensorflow.callbacks import __all__ as __all__
+from .horovod_tensorflow import *  # noqa: F403
+from .horovod_tensorflow import __all__ as __all__

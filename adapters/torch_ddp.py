@@ -5,7 +5,6 @@ model.register_comm_hook(CompressionState(module.named_parameters()), comm_hook)
 """
 
 import concurrent.futures
-import dataclasses
 import uuid
 from unittest import mock
 
@@ -21,19 +20,14 @@ from ._common.options import CompressionOptions
 from ._common.stalls import introduce
 from ._torch.ddp_buckets import DdpBuckets
 from ._torch.ddp_transport import GroupTransport
-from ._torch.gradients import check_grad_scaler, named
+from ._torch.gradients import named
 from ._torch.saved_state import to_numpy, to_torch
 
 __all__ = ["CompressionOptions", "CompressionState", "comm_hook"]
 
 
-@dataclasses.dataclass
 class _Options(CompressionOptions):
     absent = ("bucket_bytes", "groups")
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_grad_scaler(self.grad_scaler)
 
 
 class CompressionState:

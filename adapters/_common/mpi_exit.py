@@ -43,9 +43,8 @@ def _end_all_ranks() -> None:
         set_abort_status(1)
     elif _silent:
         _LOG.error(
-            "federated: ranks %s did not answer; if they do not end within %g s, the job ends without them",
-            sorted(_silent),
-            PATIENCE,
+            f"federated: ranks {sorted(_silent)} did not answer; if they do not end within {PATIENCE:g} s, the job ends "
+            f"without them"
         )
         # A thread of C: MPI_Finalize keeps the interpreter lock. Later than here, nothing would watch it.
         faulthandler.dump_traceback_later(PATIENCE, exit=True, file=sys.__stderr__)

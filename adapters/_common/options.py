@@ -76,6 +76,8 @@ class CompressionOptions:
     def __post_init__(self):
         if self.selection not in ("auto", "host", "device"):
             raise ConfigError(f"selection={self.selection!r}; allowed: auto, host, device")
+        if self.grad_scaler is not None and not hasattr(self.grad_scaler, "get_scale"):
+            raise ConfigError(f"grad_scaler={self.grad_scaler!r}; allowed: a torch.amp.GradScaler")
         checkpoint.check_policy(self.on_resize)
         #: What `capture` and `observe` stand for.
         self.observers = parse_observers(self.capture, self.observe)

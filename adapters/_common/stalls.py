@@ -175,11 +175,8 @@ class Watcher:
         patience = self._stopped + (first != self._own.rank)  # one rank says it, and another only if that one cannot
         for process in self._which(_HALTED, patience):
             seconds = self._states[process][1]
-            where = (
-                "in hvd.shutdown()"
-                if self._shutting
-                else next(_where(exchange) for exchange, one in idle.items() if process in one.here)
-            )
+            waiting = [_where(exchange) for exchange, one in idle.items() if process in one.here]
+            where = "in hvd.shutdown()" if self._shutting else waiting[0]
             self._say(
                 f"a signal stopped rank {process.rank} (pid {process.pid}, on this host) {seconds} s ago, and others "
                 f"wait for it, this one {where}. It is killed, so that the job ends or, if it is elastic, goes on "
@@ -207,13 +204,8 @@ class Watcher:
             self._end()
         elif one.waits == _REPORT:
             _LOG.warning(
-                "rank %d has waited for %d s, %s. %s. Others may compute for long, or save something. %s=N in the "
-                "environment ends a rank that has waited for N seconds",
-                self._own.rank,
-                one.waits,
-                where,
-                self._known(one),
-                STALL,
+                f"rank {self._own.rank} has waited for {one.waits} s, {where}. {self._known(one)}. Others may compute for "
+                f"long, or save something. {STALL}=N in the environment ends a rank that has waited for N seconds"
             )
 
     def _judge_shutdown(self) -> None:

@@ -22,21 +22,14 @@ class Accumulator:
             return
         if self._sparse_as_dense:
             gradients = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-        sums = [
-            None if gradient is None else self._sum(gradient, variable)
-            for gradient, variable in zip(gradients, variables, strict=True)
-        ]
+        pairs = [(g is not None and self._sum(g, v), g) for g, v in zip(gradients, variables, strict=True)]
 
         def apply_sums():
-            totals = [
-                None if own is None else own.take(gradient, self._scale)
-                for own, gradient in zip(sums, gradients, strict=True)
-            ]
-            apply(totals)
+            apply([own.take(gradient, self._scale) if own else None for own, gradient in pairs])
 
         def add():
-            for own, gradient in zip(sums, gradients, strict=True):
-                if own is not None:
+            for own, gradient in pairs:
+                if own:
                     own.add(gradient)
             skip()
 
@@ -73,59 +66,63 @@ class Accumulator:
             own.load(self._loaded["sums"].pop(0)) if self._loaded["sums"] else own.clear()
 
 
-class _Dense:
-    def __init__(self, gradient, variable):
+class _Sum:
+    """Variables that hold the sum of one variable's gradients so far."""
+
+    def __init__(self, variable, *parts: tf.Variable):
         self._of = variable  # keeps its id
-        self._sum = tf.Variable(tf.zeros(variable.shape, gradient.dtype), trainable=False)
+        self._parts = parts
+
+    def _with(self, gradient) -> list[tf.Tensor]:
+        """What the parts are with one more gradient."""
+        raise NotImplementedError
 
     def add(self, gradient) -> None:
-        self._sum.assign_add(gradient)
-
-    def take(self, gradient, scale: float):
-        total = (self._sum + gradient) * tf.cast(scale, gradient.dtype)
-        self.clear()
-        return total
+        for part, value in zip(self._parts, self._with(gradient), strict=True):
+            part.assign(value)
 
     def clear(self) -> None:
-        self._sum.assign(tf.zeros_like(self._sum))
+        for part in self._parts:
+            part.assign(tf.zeros([size or 0 for size in part.shape], part.dtype))
 
     def arrays(self) -> list:
-        return [_in_numpy(self._sum)]
+        return list(map(_in_numpy, self._parts))
 
     def load(self, arrays) -> None:
-        self._sum.assign(tf.cast(arrays[0], self._sum.dtype))
+        for part, array in zip(self._parts, arrays, strict=True):
+            part.assign(tf.cast(array, part.dtype))
 
 
-class _Rows:
+class _Dense(_Sum):
     def __init__(self, gradient, variable):
-        self._of = variable
-        rows = tf.TensorShape([None, *variable.shape[1:]])
-        self._values = tf.Variable(tf.zeros([0, *variable.shape[1:]], gradient.dtype), shape=rows, trainable=False)
-        self._indices = tf.Variable(tf.zeros([0], gradient.indices.dtype), shape=tf.TensorShape([None]), trainable=False)
+        super().__init__(variable, tf.Variable(tf.zeros(variable.shape, gradient.dtype), trainable=False))
 
-    def _joined(self, gradient):
-        return (tf.concat([self._values, gradient.values], 0), tf.concat([self._indices, gradient.indices], 0))
-
-    def add(self, gradient) -> None:
-        values, indices = self._joined(gradient)
-        self._values.assign(values)
-        self._indices.assign(indices)
+    def _with(self, gradient):
+        return [self._parts[0] + gradient]
 
     def take(self, gradient, scale: float):
-        values, indices = self._joined(gradient)
+        (total,) = self._with(gradient)
+        self.clear()
+        return total * tf.cast(scale, total.dtype)
+
+
+class _Rows(_Sum):
+    def __init__(self, gradient, variable):
+        shape = variable.shape[1:]
+        super().__init__(
+            variable,
+            tf.Variable(tf.zeros([0, *shape], gradient.dtype), shape=tf.TensorShape([None, *shape]), trainable=False),
+            tf.Variable(tf.zeros([0], gradient.indices.dtype), shape=tf.TensorShape([None]), trainable=False),
+        )
+
+    def _with(self, gradient):
+        new = gradient.values, gradient.indices
+        return [tf.concat([part, added], 0) for part, added in zip(self._parts, new, strict=True)]
+
+    def take(self, gradient, scale: float):
+        values, indices = self._with(gradient)
         self.clear()
         return tf.IndexedSlices(values * tf.cast(scale, values.dtype), indices, gradient.dense_shape)
-
-    def clear(self) -> None:
-        self._values.assign(tf.zeros([0, *self._values.shape[1:]], self._values.dtype))
-        self._indices.assign(tf.zeros([0], self._indices.dtype))
-
-    def arrays(self) -> list:
-        return [_in_numpy(self._values), self._indices.numpy()]
-
-    def load(self, arrays) -> None:
-        self._values.assign(tf.cast(arrays[0], self._values.dtype))
-        self._indices.assign(arrays[1])
 
 
 def _in_numpy(variable):

@@ -76,17 +76,11 @@ class SwitchedNodes(BucketNodes):
     def finish(self, received, order, gradients):
         flat, passes = self._graph.call(self._decode, received, [tf.float32, tf.bool], order)
         passes.set_shape([])
-        shapes = [gradients[tensor.name].shape for tensor in self._bucket.tensors]
-
-        def those_that_passed():
-            return [tf.reshape(part, shape) for part, shape in zip(received[1:], shapes, strict=True)]
-
-        def those_decoded():
-            parts = tf.split(tf.ensure_shape(flat, [self._bucket.size]), self._bucket.sizes)
-            return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
-
-        results = tf.cond(passes, those_that_passed, those_decoded)
-        return {tensor.name: result for tensor, result in zip(self._bucket.tensors, results, strict=True)}
+        return tf.cond(
+            passes,
+            lambda: self._by_name(received[1:], gradients),
+            lambda: self._by_name(tf.split(tf.ensure_shape(flat, [self._bucket.size]), self._bucket.sizes), gradients),
+        )
 
     def _encode(self, *arrays):
         dtype = self._exchange.bypass_dtype(self._bucket)

@@ -19,17 +19,6 @@ from grace_ext import ConfigError, ExchangeError
 from . import saved_state
 from .eager import broadcast_variables, gather, has_others
 from .keras_callback import Callback, native_variable
-from .learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
-
-__all__ = [
-    "BroadcastGlobalVariablesCallback",
-    "CompressionStateCallback",
-    "CompressionStatsCallback",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-    "broadcast_variables",
-]
 
 # What tf.summary.scalar writes too; that one needs the package tensorboard.
 _SCALAR = tf.compat.v1.SummaryMetadata(

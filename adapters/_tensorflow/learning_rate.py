@@ -85,14 +85,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             epoch += 1 / self.steps_per_epoch  # the last batch has the whole rate
             return (epoch * (hvd.size() - 1) / warmup_epochs + 1) / hvd.size()
 
-        super().__init__(
-            initial_lr,
-            multiplier,
-            end_epoch=warmup_epochs,
-            staircase=False,
-            momentum_correction=momentum_correction,
-            steps_per_epoch=steps_per_epoch,
-        )
+        super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
         self._verbose = verbose
 
     def on_epoch_end(self, epoch, logs=None):

@@ -62,10 +62,12 @@ class BucketNodes:
         """Decode: results by tensor name."""
         (flat,) = self._graph.call(self._decode, [received], [tf.float32], order)
         flat.set_shape([self._bucket.size])
-        return {
-            tensor.name: tf.reshape(part, gradients[tensor.name].shape)
-            for tensor, part in zip(self._bucket.tensors, tf.split(flat, self._bucket.sizes), strict=True)
-        }
+        return self._by_name(tf.split(flat, self._bucket.sizes), gradients)
+
+    def _by_name(self, parts, gradients) -> dict[str, tf.Tensor]:
+        """The parts of a result in the shapes of their gradients."""
+        names = [tensor.name for tensor in self._bucket.tensors]
+        return {name: tf.reshape(part, gradients[name].shape) for name, part in zip(names, parts, strict=True)}
 
     # What runs in Python.
 

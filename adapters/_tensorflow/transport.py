@@ -8,49 +8,43 @@ import tensorflow as tf
 
 from grace_ext.transport import CollectiveHandle, Transport
 
-from .._horovod.lengths import as_splits
+from .._horovod.splits import as_splits
 
 
-class GraphTransport(Transport):
+class _Transport(Transport):
+    """Every collective comes through `_start`, with its inputs."""
+
+    def __init__(self, process_set):
+        self.rank, self.size, self.world_rank = process_set.rank(), process_set.size(), hvd.rank()
+        self._process_set = process_set
+
+    def allgather(self, name, payload):
+        return self._start("allgather", name, payload)
+
+    def allreduce(self, name, array):
+        return self._start("allreduce", name, array)
+
+    def alltoall(self, name, payload, splits):
+        return self._start("alltoall", name, payload, as_splits(name, splits))
+
+
+class GraphTransport(_Transport):
     """What a bucket gives to a collective is left in the handle, for the graph to take it from there and to bring the
     result."""
 
     can_fuse = False  # its nodes are there before the first step
 
-    def __init__(self, process_set):
-        self.rank, self.size, self.world_rank = process_set.rank(), process_set.size(), hvd.rank()
-        self._between_steps = _EagerTransport(process_set)
-
     def between_steps(self):
-        return self._between_steps
+        return _EagerTransport(self._process_set)
 
-    def allgather(self, name, payload):
-        return GraphHandle("allgather", payload)
-
-    def allreduce(self, name, array):
-        return GraphHandle("allreduce", array)
-
-    def alltoall(self, name, payload, splits):
-        return GraphHandle("alltoall", payload, as_splits(name, splits))
+    def _start(self, kind, name, *arrays):
+        return GraphHandle(kind, *arrays)
 
 
-class _EagerTransport(Transport):
+class _EagerTransport(_Transport):
     """Collectives from Python, each at once: for the Python part that ends a step."""
 
-    def __init__(self, process_set):
-        self.rank, self.size = process_set.rank(), process_set.size()
-        self._process_set = process_set
-
-    def allgather(self, name, payload):
-        return self._of("allgather", name, payload)
-
-    def allreduce(self, name, array):
-        return self._of("allreduce", name, array)
-
-    def alltoall(self, name, payload, splits):
-        return self._of("alltoall", name, payload, as_splits(name, splits))
-
-    def _of(self, kind, name, *arrays):
+    def _start(self, kind, name, *arrays):
         received = collective(kind, [tf.constant(array) for array in arrays], name, self._process_set)
         return CollectiveHandle.of(received.numpy())
 

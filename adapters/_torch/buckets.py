@@ -15,9 +15,8 @@ from grace_ext.exchange.buckets import Bucket
 from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.shadow import shadow_step
 
-from .._common.options import CompressionOptions
 from .._common.stalls import check_config_digests
-from .._horovod.options import group_names
+from .._horovod.options import HorovodOptions, group_names
 from .bypass import BypassBucket
 from .output_buffer import OutputBuffer, as_gradient
 from .parameter_buckets import ParameterBuckets, as_tensor
@@ -37,26 +36,16 @@ class TorchBuckets(ParameterBuckets):
     and started, in `synchronize`; those of later steps start while backward goes on.
 
     parameters: by name, in the order of the model, frozen ones included: they take part from when they require gradients.
-    prescale: what gradients are multiplied with before the sum. passes: backward passes in a step.
+    passes: backward passes in a step.
     """
 
     #: Whether what is exchanged are the gradients, and nothing that `_pack` makes of them.
     sends_gradients = True
 
-    def __init__(
-        self,
-        parameters: dict[str, torch.nn.Parameter],
-        exchange: Exchange,
-        options: CompressionOptions,
-        *,
-        prefix: str,
-        prescale: float = 1.0,
-        passes: int = 1,
-        sparse_as_dense: bool = False,
-    ):
+    def __init__(self, parameters: dict, exchange: Exchange, options: HorovodOptions, *, prefix: str, passes: int = 1):
         super().__init__(exchange, options, prefix)
         self.all_parameters = parameters
-        self._prescale, self._passes, self._sparse_as_dense = prescale, passes, sparse_as_dense
+        self._prescale, self._passes, self._sparse_as_dense = options.prescale, passes, options.sparse_as_dense
         self._bucket_bytes, self._grad_scaler = options.bucket_bytes, options.grad_scaler
         self._groups = group_names(options.groups, {id(p): name for name, p in parameters.items() if p.requires_grad})
         #: Whether backward has produced a gradient since the last exchange.

@@ -10,12 +10,6 @@ from grace_ext.exchange.row_buckets import RowBucket
 from .rows import to_rows
 
 
-def check_grad_scaler(grad_scaler) -> None:
-    """Raises ConfigError for what is neither None nor a torch.amp.GradScaler."""
-    if not isinstance(grad_scaler, torch.amp.GradScaler | None):
-        raise ConfigError(f"grad_scaler={grad_scaler!r}; allowed: a torch.amp.GradScaler")
-
-
 def named(named_parameters: list) -> dict[str, torch.nn.Parameter]:
     """Parameters by name. Raises ConfigError for what are no (name, parameter) tuples, and for names that are not unique."""
     if any(not (isinstance(item, tuple) and len(item) == 2) for item in named_parameters):

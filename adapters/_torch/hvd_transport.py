@@ -11,8 +11,9 @@ import torch
 from horovod.torch.mpi_ops import _allgather_async, _alltoall_async
 
 from grace_ext.transport import CollectiveHandle, Transport
+from grace_ext.transport.padding import SteadyLengths, pad, pad_own_part, unpad, unpad_own_part
 
-from .._horovod.lengths import Lengths, as_splits, from_itself, padded, to_itself, without_padding
+from .._horovod.splits import as_splits
 from .._horovod.waiting import wait_until
 
 
@@ -26,20 +27,18 @@ class HorovodTransport(Transport):
     def __init__(self, process_set):
         self._process_set = process_set
         self.rank, self.size, self.world_rank = process_set.rank(), process_set.size(), hvd.rank()
-        self._lengths = Lengths()
+        self._lengths = SteadyLengths()
 
     def between_steps(self):
         return self
 
     def allgather(self, name, payload):
-        message = padded(payload, self._lengths.of(name, payload.size))
+        message = pad(payload, self._lengths.length_for(name, payload.size))
         sent = torch.from_numpy(message)
         received = sent.new()
         held = _hold(sent, received)
         handle = _allgather_async(sent, received, name, self._process_set)
-        return _collective(
-            handle, held, lambda received: without_padding(name, received.numpy()), message.size - payload.size
-        )
+        return _collective(handle, held, lambda received: unpad(name, received.numpy()), message.size - payload.size)
 
     def allreduce(self, name, array):
         return self._sum(name, torch.from_numpy(array), torch.Tensor.numpy)
@@ -64,15 +63,15 @@ class HorovodTransport(Transport):
         return _collective(handle, held, result)
 
     def alltoall(self, name, payload, splits):
-        length = self._lengths.of(name, payload.size)
-        message, parts = to_itself(payload, splits, self.rank, length)
+        length = self._lengths.length_for(name, payload.size)
+        message, parts = pad_own_part(payload, splits, self.rank, length)
         sent, sizes = torch.from_numpy(message), torch.from_numpy(as_splits(name, parts))
         received, received_sizes = sent.new(), sizes.new()
         held = _hold(sent, sizes, received, received_sizes)
         return _collective(
             _alltoall_async(sent, sizes, received, received_sizes, name, self._process_set),
             held,
-            lambda got: from_itself(got[0].numpy(), got[1].tolist(), self.rank, length - payload.size),
+            lambda got: unpad_own_part(got[0].numpy(), got[1].tolist(), self.rank, length - payload.size),
         )
 
     def send(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:

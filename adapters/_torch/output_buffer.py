@@ -24,7 +24,7 @@ class OutputBuffer:
         self._make()
 
     def _make(self) -> None:
-        self._borrowed: Callable = _nobody
+        self._borrowed: Callable = lambda: None  # by nobody
         self.out = None  # what was there may be used for it
         if isinstance(self._bucket, RowBucket):
             self.out = RowGradient()
@@ -36,7 +36,7 @@ class OutputBuffer:
     def borrow(self) -> torch.Tensor:
         """float32[size] of a bucket that is not one of rows, for views that others get."""
         if isinstance(self.out, torch.Tensor):
-            self._borrowed = _somebody  # who knows how long; and torch has the next room of an accelerator at hand
+            self._borrowed = lambda: True  # who knows how long; and torch has the next room of an accelerator at hand
             return self.out
         # A tensor keeps the array alive that it was made from, and so does all that shares the tensor's memory. The views
         # that are handed out go when the next zero_grad() drops the gradients, unless somebody has kept one.
@@ -78,11 +78,3 @@ def is_dense(p: torch.Tensor) -> bool:
 
 def _gets_view(p: torch.nn.Parameter) -> bool:
     return p.is_contiguous() and p.dtype == torch.float32
-
-
-def _nobody() -> None:
-    return None
-
-
-def _somebody() -> bool:
-    return True

@@ -20,7 +20,7 @@ from .._horovod.exits import guard_exit
 from .._horovod.options import HorovodOptions, prefix_of
 from .buckets import JOIN_AND_CLOSURE, TorchBuckets
 from .elastic import CompressedOptimizer
-from .gradients import check_grad_scaler, named
+from .gradients import named
 from .hvd_transport import HorovodTransport
 from .saved_state import to_numpy, to_torch
 from .session import MembershipSession
@@ -33,10 +33,6 @@ class TorchOptions(HorovodOptions):
     op: object = hvd.Average
     process_set: object = hvd.global_process_set
     hvd = hvd
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_grad_scaler(self.grad_scaler)
 
 
 def _make_buckets(_optimizer, *arguments, **options) -> TorchBuckets:
@@ -67,23 +63,13 @@ def wrap(
 
     def build(parameters) -> TorchBuckets:
         guard_exit(hvd)
-        return make_buckets(
-            wrapped,
-            parameters,
-            options.make_exchange(HorovodTransport(process_set), joinable=True),
-            options,
-            prefix=prefix,
-            prescale=options.prescale,
-            passes=wrapped._passes,
-            sparse_as_dense=options.sparse_as_dense,
-        )
+        exchange = options.make_exchange(HorovodTransport(process_set), joinable=True)
+        return make_buckets(wrapped, parameters, exchange, options, prefix=prefix, passes=wrapped._passes)
 
-    wrapped._session = MembershipSession(
-        parameters,
-        lambda: (process_set.rank(), process_set.size()) if process_set.included() else None,
-        build,
-        options.on_resize,
-    )
+    def membership() -> tuple[int, int] | None:
+        return (process_set.rank(), process_set.size()) if process_set.included() else None
+
+    wrapped._session = MembershipSession(parameters, membership, build, options.on_resize)
     if wrapped._grace is None:
         options.warn_of_one_rank(stacklevel=3)
         return wrapped

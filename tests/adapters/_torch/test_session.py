@@ -1,13 +1,14 @@
 """Ranks that come and go, as threads of one process; tests/adapters/horovod_torch_elastic does the same with Horovod."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from grace_ext.adapters._common.options import CompressionOptions  # noqa: E402
+from grace_ext.adapters._horovod.options import HorovodOptions  # noqa: E402
 from grace_ext.adapters._torch import saved_state  # noqa: E402
 from grace_ext.adapters._torch.buckets import TorchBuckets  # noqa: E402
 from grace_ext.adapters._torch.session import MembershipSession  # noqa: E402
@@ -15,6 +16,10 @@ from grace_ext.exchange.engine import Exchange  # noqa: E402
 from grace_ext.transport import CollectiveHandle, InProcessGroup  # noqa: E402
 
 SIZE = 40 * 40
+
+
+class Options(HorovodOptions):
+    hvd = SimpleNamespace(Average="average", Sum="sum", Compression=SimpleNamespace(none=None, fp16=None))
 
 
 class Worker:
@@ -27,7 +32,7 @@ class Worker:
 
         def build(parameters):
             exchange = Exchange(self.group.transport(self.rank), memory, 1 / self.group.size)
-            return TorchBuckets(parameters, exchange, CompressionOptions(spec, memory), prefix="p")
+            return TorchBuckets(parameters, exchange, Options(spec, memory, op="average"), prefix="p")
 
         self.connection = MembershipSession({"w": self.weight}, lambda: (self.rank, self.group.size), build, on_resize)
 

@@ -12,9 +12,10 @@ from support.checking import check, check_under_every_launcher, raises
 
 import grace_ext
 from grace_ext import ConfigError
-from grace_ext.adapters._torch.ddp_transport import GroupTransport, room_for
+from grace_ext.adapters._torch.ddp_transport import GroupTransport
 from grace_ext.observe import Timeline
 from grace_ext.observe.capture import Capture
+from grace_ext.transport.equal_lengths import room_for
 
 
 @check_under_every_launcher

@@ -7,7 +7,8 @@ from harness import close, same_on_all_ranks, train
 from support.checking import check, check_under_every_launcher
 from support.summing_reference import CASES, check_against_one_process, on_two_hosts
 
-from grace_ext.adapters._torch.ddp_transport import HEAD, GroupTransport, room_for
+from grace_ext.adapters._torch.ddp_transport import GroupTransport
+from grace_ext.transport.equal_lengths import HEAD, room_for
 
 
 @check

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from grace_ext import ConfigError, ContainerError
-from grace_ext.adapters._horovod.lengths import Lengths, as_splits, from_itself, padded, to_itself, without_padding
+from grace_ext.adapters._horovod.splits import as_splits
+from grace_ext.transport.padding import SteadyLengths, pad, pad_own_part, unpad, unpad_own_part
 
 RANDOM = np.random.default_rng(0)
 
@@ -14,47 +15,47 @@ def payload(size):
 
 
 def test_lengths_stay_while_sizes_change_a_little():
-    lengths = Lengths()
-    assert lengths.of("a", 20_000) == 20_000 and lengths.of("b", 7) == 7
-    assert lengths.of("a", 20_100) == 20_100 + 20_100 // 64
-    seen = {lengths.of("a", size) for size in RANDOM.integers(19_900, 20_400, 100)}
+    lengths = SteadyLengths()
+    assert lengths.length_for("a", 20_000) == 20_000 and lengths.length_for("b", 7) == 7
+    assert lengths.length_for("a", 20_100) == 20_100 + 20_100 // 64
+    seen = {lengths.length_for("a", size) for size in RANDOM.integers(19_900, 20_400, 100)}
     assert seen == {20_100 + 20_100 // 64}
 
 
 def test_lengths_follow_sizes_that_change_a_lot():
-    lengths = Lengths()
+    lengths = SteadyLengths()
     for size in (20_000, 40_000, 100, 0, 0, 5, 90_000):
-        assert size <= lengths.of("a", size) <= size + size // 16
-    assert lengths.of("a", 0) == 0
+        assert size <= lengths.length_for("a", size) <= size + size // 16
+    assert lengths.length_for("a", 0) == 0
 
 
 @pytest.mark.parametrize("sizes", [[3], [10, 0, 5], [0, 0], [70_000, 1]])
 def test_padding_comes_off(sizes):
     payloads = [payload(size) for size in sizes]
-    received = np.concatenate([padded(one, one.size + extra) for extra, one in enumerate(payloads)])
-    assert without_padding("a", received).tobytes() == np.concatenate(payloads).tobytes()
+    received = np.concatenate([pad(one, one.size + extra) for extra, one in enumerate(payloads)])
+    assert unpad("a", received).tobytes() == np.concatenate(payloads).tobytes()
 
 
 @pytest.mark.parametrize("size, length", [(9, 24), (2**63, 2**63), (0, 15), (4, 2**40), (2**64 - 16, 0)])
 def test_what_no_rank_sends_is_an_error(size, length):
-    received = padded(payload(8), 8)
+    received = pad(payload(8), 8)
     received[:16].view("<u8")[:] = size, length
     with pytest.raises(ContainerError, match="'a': a payload of"):
-        without_padding("a", received)
+        unpad("a", received)
 
 
 @pytest.mark.parametrize("left", [1, 15, 20])
 def test_a_payload_that_is_cut_off_is_an_error(left):
-    received = np.concatenate([padded(payload(8), 8), padded(payload(8), 8)[:left]])
+    received = np.concatenate([pad(payload(8), 8), pad(payload(8), 8)[:left]])
     with pytest.raises(ContainerError):
-        without_padding("a", received)
+        unpad("a", received)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_an_alltoall_pads_what_a_rank_sends_to_itself(rank):
+def test_an_alltoall_pads_what_a_rank_sends_pad_own_part(rank):
     splits = [4, 0, 7]
     given = payload(11)
-    room, parts = to_itself(given, splits, rank, 20)
+    room, parts = pad_own_part(given, splits, rank, 20)
     assert room.size == sum(parts) == 20
     assert [own - before for own, before in zip(parts, splits, strict=True)] == [9 if i == rank else 0 for i in range(3)]
     ends = np.cumsum(parts)
@@ -63,7 +64,7 @@ def test_an_alltoall_pads_what_a_rank_sends_to_itself(rank):
     assert np.concatenate(sent).tobytes() == given.tobytes()
     others = [payload(size) for size in (2, 3, 5)]
     others[rank] = np.concatenate([np.zeros(9, np.uint8), others[rank]])
-    received = from_itself(np.concatenate(others), [one.size for one in others], rank, 9)
+    received = unpad_own_part(np.concatenate(others), [one.size for one in others], rank, 9)
     others[rank] = others[rank][9:]
     assert received.tobytes() == np.concatenate(others).tobytes()
 

@@ -1,0 +1,229 @@
+"""Payloads of different lengths over a library whose collectives take messages of equal lengths.
+
+A payload has its length in front, and is padded with zeros to the room that the name's last payloads, which all ranks have
+seen, would have needed. If some rank's payload is longer, all ranks see it, and a second collective carries the rests.
+"""
+
+import collections
+import functools
+
+import numpy as np
+
+from .base import CollectiveHandle, Transport
+from .padding import with_headroom
+
+HEAD = 8  # bytes before a payload: its length
+_KEPT = 8  # steps whose longest payload is remembered
+
+
+class EqualLengthTransport(Transport):
+    """Makes collectives of different lengths out of those of equal lengths, which a subclass has.
+
+    All ranks start the collectives in the same order. In an alltoall each pair of ranks has a room of its own, and sends the
+    rest from one to the other.
+    """
+
+    def __init__(self):
+        #: By name the lengths of the longest payloads of the last steps: a codec that now and then says "not finite" in a
+        #: few bytes keeps its room, and one whose density was lowered does not keep it for long.
+        self.longest: dict[str, collections.deque[int]] = {}
+        #: The same of alltoall, by name, sender and receiver.
+        self.longest_of_pairs: dict[tuple[str, int, int], collections.deque[int]] = {}
+        #: How many payloads did not fit.
+        self.second_gathers = 0
+
+    def forgetlengths_in(self) -> None:
+        """For names that now mean something else. Call it on all ranks in the same step."""
+        self.longest.clear()
+        self.longest_of_pairs.clear()
+
+    def allgather(self, name, payload):
+        return _Payloads(self, name, payload)
+
+    def broadcast(self, name, payload, root):
+        return _Payloads(self, name, payload, root)
+
+    def alltoall(self, name, payload, splits):
+        return _Pairs(self, name, np.split(payload, np.cumsum(splits)[:-1]))
+
+    def gather(self, message: np.ndarray) -> CollectiveHandle:
+        """Give all ranks the messages of all.
+
+        Args:
+            message: uint8[m], the same m on all ranks.
+
+        Returns:
+            A handle of uint8[ranks, m].
+        """
+        raise NotImplementedError
+
+    def spread(self, message: np.ndarray, root: int) -> CollectiveHandle:
+        """Give all ranks the message of one.
+
+        Args:
+            message: uint8[m], the same m on all ranks.
+            root: The rank whose message it is.
+
+        Returns:
+            A handle of uint8[1, m].
+        """
+        raise NotImplementedError
+
+    def exchange(self, message: np.ndarray, splits: list[int], received: list[int]) -> CollectiveHandle:
+        """Send each rank its part of a message.
+
+        Args:
+            message: uint8[sum of splits], the parts in the order of ranks.
+            splits: The bytes for each rank.
+            received: The bytes from each rank.
+
+        Returns:
+            A handle of uint8[sum of received], the parts in the order of ranks.
+        """
+        raise NotImplementedError
+
+    def exchange_with(self, outgoing: dict[int, np.ndarray], incoming: dict[int, int]) -> dict[int, np.ndarray]:
+        """Send messages to some ranks, receive some from others, and wait for them.
+
+        Args:
+            outgoing: uint8[m] by receiver.
+            incoming: Lengths by sender.
+
+        Returns:
+            uint8[m] by sender.
+        """
+        raise NotImplementedError
+
+
+class _Payloads(CollectiveHandle):
+    def __init__(self, transport: "EqualLengthTransport", name: str, payload: np.ndarray, root: int | None = None):
+        """root: whose payload all ranks get; None for those of all."""
+        super().__init__(self._receive)
+        self._transport, self._payload = transport, payload
+        self._collect = transport.gather if root is None else functools.partial(transport.spread, root=root)
+        self._sends = root in (None, transport.rank)
+        self._longest = transport.longest.setdefault(name, collections.deque(maxlen=_KEPT))
+        self._room = room_for(max(self._longest)) if self._longest else 0
+        self._first = self._collect(joined([head_of(payload), payload[: self._room]], HEAD + self._room))
+
+    def _receive(self) -> np.ndarray:
+        rows = self._first.wait()
+        lengths = lengths_in(rows)
+        longest, room, transport = int(lengths.max()), self._room, self._transport
+        self._longest.append(longest)
+        parts = [row[HEAD : HEAD + min(length, room)] for row, length in zip(rows, lengths, strict=True)]
+        if longest > room:
+            transport.second_gathers += 1
+            rests = self._collect(joined([self._payload[room:]], longest - room)).wait()
+            parts = [
+                part
+                for row, length, first in zip(rests, lengths, parts, strict=True)
+                for part in (first, row[: max(0, length - room)])
+            ]
+        self.padding = HEAD + max(room, longest) - self._payload.size if self._sends else 0
+        return np.concatenate(parts)
+
+
+class _Pairs(CollectiveHandle):
+    """An alltoall. Nothing goes from a rank to itself but the payload for it."""
+
+    def __init__(self, transport: "EqualLengthTransport", name: str, payloads: list[np.ndarray]):
+        super().__init__(self._receive)
+        self._transport, self._payloads = transport, payloads
+        own, ranks = transport.rank, range(transport.size)
+        self._sent, self._received = (
+            [self._kept(name, *pair(rank)) for rank in ranks]
+            for pair in (lambda rank: (own, rank), lambda rank: (rank, own))
+        )
+        rooms, self._rooms = (
+            [room_for(max(kept)) if kept else 0 for kept in lists] for lists in (self._sent, self._received)
+        )
+        messages = [
+            joined([head_of(payload), payload[:room]], HEAD + room) for payload, room in zip(payloads, rooms, strict=True)
+        ]
+        messages[own] = messages[own][:0]
+        self._rests = {
+            rank: payload[room:]
+            for rank, (payload, room) in enumerate(zip(payloads, rooms, strict=True))
+            if payload.size > room and rank != own
+        }
+        self.padding = (
+            sum(message.size for message in messages)
+            + sum(rest.size for rest in self._rests.values())
+            - sum(payload.size for payload in payloads)
+        )
+        self._first = transport.exchange(
+            np.concatenate(messages),
+            [message.size for message in messages],
+            [HEAD + room if rank != own else 0 for rank, room in enumerate(self._rooms)],
+        )
+
+    def _kept(self, name, sender, receiver) -> collections.deque[int]:
+        return self._transport.longest_of_pairs.setdefault((name, sender, receiver), collections.deque(maxlen=_KEPT))
+
+    def _receive(self) -> np.ndarray:
+        received, own = self._first.wait(), self._transport.rank
+        parts, incoming, at = [], {}, 0
+        for rank, (room, payload) in enumerate(zip(self._rooms, self._payloads, strict=True)):
+            self._sent[rank].append(payload.size)
+            if rank == own:
+                parts.append(payload)
+                continue
+            (length,) = lengths_in(received[None, at : at + HEAD])
+            self._received[rank].append(int(length))
+            parts.append(received[at + HEAD : at + HEAD + min(length, room)])
+            if length > room:
+                incoming[rank] = int(length) - room
+            at += HEAD + room
+        for rank, rest in self._transport.exchange_with(self._rests, incoming).items():
+            parts[rank] = np.concatenate([parts[rank], rest])
+        return np.concatenate(parts)
+
+
+def head_of(payload: np.ndarray) -> np.ndarray:
+    """What goes before a payload.
+
+    Args:
+        payload: uint8[m].
+
+    Returns:
+        uint8[HEAD].
+    """
+    return np.array([payload.size], "<i8").view(np.uint8)
+
+
+def lengths_in(rows: np.ndarray) -> np.ndarray:
+    """The lengths of payloads, as their heads say.
+
+    Args:
+        rows: uint8[ranks, m], with a head in front of each row.
+
+    Returns:
+        int64[ranks].
+    """
+    return rows[:, :HEAD].copy().view("<i8").ravel()
+
+
+def joined(parts: list[np.ndarray], size: int) -> np.ndarray:
+    """Parts one after the other, padded with zeros.
+
+    Args:
+        parts: uint8[m] each.
+        size: How many bytes to make.
+
+    Returns:
+        uint8[size].
+    """
+    return np.concatenate([*parts, np.zeros(size - sum(part.size for part in parts), np.uint8)])
+
+
+def room_for(longest: int) -> int:
+    """A little more than the longest payload of late, since the next one may be longer.
+
+    Args:
+        longest: Its length.
+
+    Returns:
+        The bytes to reserve for the next one.
+    """
+    return with_headroom(longest) + 32
