@@ -206,7 +206,7 @@ def our_powersgd(rank: int) -> Callable:
     def step(matrix, last):
         left = np.empty((matrix.shape[0], rank), np.float32)
         stage.project(matrix, None if last is None else last[1], stream, left)
-        left = stage.orthonormal(left, stream)
+        left = stage.orthonormalized(left, stream)
         right, out = np.empty((rank, matrix.shape[1]), np.float32), np.empty(matrix.size, np.float32)
         stage.project_back(left, matrix, right)
         expand(left, right, np.float32(1), out, right, out[:0])

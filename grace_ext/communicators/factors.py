@@ -90,7 +90,7 @@ class FactorAllreduce(Communicator):
 
     def __init__(self, tensors, compressor, warm_starts: WarmStarts):
         self._method, self._warm_starts = compressor.lowrank, warm_starts
-        self._factored = _layout(tensors, self._method.matrix)
+        self._factored = _layout(tensors, self._method.factorization)
         self._plain = _layout(tensors, lambda shape: (1, math.prod(shape), 0))
 
     def check(self, compressor):
@@ -149,7 +149,7 @@ class FactorAllreduce(Communicator):
     def _second(self, part: _Part, step: _Step, out) -> np.ndarray | None:
         if not part.rank:
             return None
-        pt = self._method.orthonormal(step.first[part.first].reshape(part.rows, part.rank), _common(step.stream, part))
+        pt = self._method.orthonormalized(step.first[part.first].reshape(part.rows, part.rank), _common(step.stream, part))
         self._method.project_back(
             pt, step.gradient[part.bucket].reshape(part.rows, part.columns), out.reshape(part.rank, part.columns)
         )

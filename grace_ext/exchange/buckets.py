@@ -114,11 +114,11 @@ class Bucket:
             np.copyto(gradient, borrowed)
         if on_gradient:
             on_gradient(gradient, state and state[0])
-        self.memory.correct(self.name, gradient, self.sizes, transport.size)
+        self.memory.correct_gradient(self.name, gradient, self.sizes, transport.size)
         if on_compensated_gradient:
             on_compensated_gradient(gradient, state and state[0])
         pending = self.communicator.start(transport, self.name, self.compressor, gradient, state, stream, self.sizes)
-        self.memory.sent(self.name, pending)
+        self.memory.on_sent(self.name, pending)
         return pending
 
     def start_empty(self, transport: Transport, stream: Stream) -> Pending:
@@ -161,7 +161,7 @@ class Bucket:
             return True
         finite = self.communicator.finish(pending, transport, out, weight)
         if finite:
-            self.memory.received(self.name, out, weight * transport.size)
+            self.memory.on_received(self.name, out, weight * transport.size)
         return finite
 
 

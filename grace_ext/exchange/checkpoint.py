@@ -28,8 +28,14 @@ ALL_RANKS = "call consolidate_state_dict() on all ranks before rank 0 saves, or 
 
 @dataclasses.dataclass
 class Loaded:
-    """state: for Exchange.load_state_dict. whole: whether this rank's memory is what was saved. what: a sentence for the
-    log, of what was found and done. lost: whether something of it was left out."""
+    """What a rank starts with after a checkpoint was read.
+
+    Attributes:
+        state: The state for Exchange.load_state_dict.
+        whole: Whether this rank's memory is what was saved.
+        what: A sentence for the log that says what was found and done.
+        lost: Whether something of the saved state was left out.
+    """
 
     state: dict
     whole: bool
@@ -38,21 +44,47 @@ class Loaded:
 
 
 def check_policy(on_resize) -> None:
+    """Check an `on_resize` option.
+
+    Args:
+        on_resize: What a user gave.
+
+    Raises:
+        ConfigError: It is not one of POLICIES.
+    """
     if on_resize not in POLICIES:
         raise ConfigError(f"on_resize={on_resize!r}; allowed: {', '.join(map(repr, POLICIES))}")
 
 
 def pack(state: dict, rank: int, ranks: int, order: list[str]) -> dict:
-    """The saved state of one rank, of what Exchange.state_dict gave."""
+    """Make the saved state of one rank.
+
+    Args:
+        state: What Exchange.state_dict gave.
+        rank: The rank.
+        ranks: How many there are.
+        order: The names of the tensors in the order of the buckets; empty if it is not known yet.
+
+    Returns:
+        The saved state.
+    """
     memory = {field: value for field, value in state.items() if field != "step"}
     return {"version": VERSION, "ranks": ranks, "step": state["step"], "order": list(order), "memories": {rank: memory}}
 
 
 def choose(saved: dict | None, exchange: Exchange, on_resize) -> Loaded:
-    """What this rank of the exchange starts with.
+    """Choose what this rank of the exchange starts with.
 
-    saved: None if there is none, as in a plain optimizer's checkpoint. Raises ConfigError for a version that is not known,
-    and for on_resize="redistribute" if the memories of all ranks would be needed and are not there.
+    Args:
+        saved: The saved state; None if there is none, as in a plain optimizer's checkpoint.
+        exchange: The exchange that will load it.
+        on_resize: One of POLICIES.
+
+    Returns:
+        What to load, and what to say about it.
+
+    Raises:
+        ConfigError: The version is not known, or on_resize is "redistribute" and memories of some ranks are missing.
     """
     rank, ranks = exchange.transport.rank, exchange.transport.size
     if saved is None:
@@ -94,10 +126,18 @@ def _loaded(state: dict, what: str, saved: dict, exchange: Exchange) -> Loaded:
 
 
 def settle(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> str:
-    """After all ranks or some have loaded what `choose` gave: they start from one state. Returns a warning, or "".
+    """Have all ranks start from one state after all or some of them have loaded what `choose` gave.
 
-    whole: bool[ranks], whether each has its memory from a checkpoint; steps: int64[ranks], the exchange's steps. Raises
-    ConfigError on all ranks if the checkpoints were of different steps.
+    Args:
+        exchange: This rank's exchange.
+        whole: bool[ranks], whether each rank has its memory from a checkpoint.
+        steps: int64[ranks], the steps of the ranks' exchanges.
+
+    Returns:
+        A warning for the log, or "".
+
+    Raises:
+        ConfigError: The checkpoints were of different steps; on all ranks.
     """
     if len(set(steps[whole].tolist())) > 1:
         raise ConfigError(f"the ranks loaded checkpoints of different steps: {steps.tolist()}")
@@ -160,12 +200,29 @@ def report(exchange: Exchange, text: str, level: int = logging.WARNING) -> None:
 
 
 def check_version(saved: dict) -> None:
+    """Check the version of a saved state.
+
+    Args:
+        saved: The saved state.
+
+    Raises:
+        ConfigError: The version is not known.
+    """
     if saved.get("version") != VERSION:
         raise ConfigError(f"the checkpoint's state of grace_ext is of version {saved.get('version')}; known: {VERSION}")
 
 
 def redistribute(exchange: Exchange, memories: list[dict], ranks: int) -> dict:
-    """What each of `ranks` ranks takes over from others: of errors an equal part of their sum."""
+    """Compute what each rank takes over from other ranks' memories: for errors, an equal part of their sum.
+
+    Args:
+        exchange: The exchange that will load it.
+        memories: Those of the other ranks, as in a saved state.
+        ranks: How many ranks take over a part.
+
+    Returns:
+        The state for Exchange.load_state_dict, without the step.
+    """
     factors = next((memory["lowrank"] for memory in memories if "lowrank" in memory), None)
     state = {} if factors is None else {"lowrank": factors}  # the same on all ranks
     for bucket in exchange.buckets:
@@ -180,14 +237,29 @@ def redistribute(exchange: Exchange, memories: list[dict], ranks: int) -> dict:
 
 
 def owes_only_sums(exchange: Exchange) -> bool:
-    """Whether each rank's memory stands for itself, so that some may start from zero and others not."""
-    return all(field in bucket.memory.summed for bucket in exchange.buckets for field in bucket.memory.states)
+    """Whether each rank's memory stands for itself, so that some may start from zero and others not.
+
+    Args:
+        exchange: The exchange with the memories.
+
+    Returns:
+        True if all that the memories hold counts by its sum over ranks only.
+    """
+    return all(field in bucket.memory.summed_fields for bucket in exchange.buckets for field in bucket.memory.states)
 
 
 def gather_and_redistribute(exchange: Exchange, own: dict | None, prefix: str) -> dict:
-    """A collective: what each rank takes over from those that bring a memory. own: this rank's, or None.
+    """Gather the memories of the ranks that have one, and compute what each rank takes over: a collective.
 
-    Tensor by tensor, so that no rank ever holds more than one tensor of all.
+    This goes tensor by tensor, so that no rank ever holds more than one tensor of all ranks.
+
+    Args:
+        exchange: This rank's exchange.
+        own: This rank's memory, or None if it has none.
+        prefix: What the collectives' names begin with.
+
+    Returns:
+        The state for Exchange.load_state_dict, without the step.
     """
     transport = exchange.transport
     state: dict = {}
@@ -205,7 +277,7 @@ def gather_and_redistribute(exchange: Exchange, own: dict | None, prefix: str) -
             factor = (own or {}).get("lowrank", {}).get(tensor.name, np.empty(0, np.float32))
             joined = transport.allgather(f"{prefix}.{tensor.name}.lowrank", _bytes(factor)).wait().view(np.float32)
             if joined.size:  # the same on all that have one: the first of them
-                rows, columns, rank = bucket.declared.lowrank.matrix(tensor.shape)
+                rows, columns, rank = bucket.declared.lowrank.factorization(tensor.shape)
                 state.setdefault("lowrank", {})[tensor.name] = joined[: rank * columns].copy()
     return state
 

@@ -164,7 +164,7 @@ def row_bucket(name: str, tensor: Tensor, compressor: Compressor, memory: Memory
     else:
         stages.update(sparsifier=compressor.sparsifier, value=compressor.value)
     compressor = Compressor(stages, compressor.seed)
-    if not memory.by_rows:
+    if not memory.supports_rows:
         raise ConfigError(
             f"memory {memory.name!r} keeps no state by rows, and the gradient of {tensor.name!r} comes as "
             f"rows: use for example memory={{{tensor.name!r}: 'residual', '*': {str(memory)!r}}}"

@@ -69,7 +69,7 @@ class ExchangeSetup:
         """
         memory = self.memory_of(tensors[0])
         if compressor.exact:
-            return Bucket(name, tensors, compressor, Allreduce(), memory.exact())
+            return Bucket(name, tensors, compressor, Allreduce(), memory.for_exact_tensors())
         factors = FactorAllreduce(tensors, compressor, self.state.warm_starts) if compressor.lowrank is not None else None
         own = communicator.for_bucket(compressor, memory, self.transport, factors)
         return Bucket(name, tensors, compressor, own, memory)

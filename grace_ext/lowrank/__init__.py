@@ -1,4 +1,4 @@
-"""Low-rank compression, one file a method. Factors are linear: they are summed by allreduce and never make a container."""
+"""Low-rank compression, one file for each method. An allreduce sums the factors, which make no containers."""
 
 from .powersgd import PowerSGD
 

@@ -1,10 +1,4 @@
-"""Each matrix as the product of two thin factors that are summed by allreduce: one step of subspace iteration a step.
-
-Vogels et al., PowerSGD: practical low-rank gradient compression for distributed optimization, NeurIPS 2019.
-
-With M the sum of the ranks' matrices: P = M·Q, orthonormalized; Q = Mᵀ·P; the result is P·Qᵀ, and Q starts the next step.
-Factors are kept by rows here, pt: float32[r, n] and qt: float32[r, m].
-"""
+"""Low-rank method `powersgd`."""
 
 import dataclasses
 import math
@@ -19,12 +13,24 @@ from ..registry import Stage, register
 
 @register
 class PowerSGD(Stage):
-    """A tensor is a matrix of its first dimension by the rest. It is sent as it is if factors would save less than
-    min_rate times, and all tensors are in the first `start` steps. Always by allreduce; error feedback is the memory's.
+    """Each matrix as the product of two thin factors, which an allreduce sums: one subspace iteration in each step.
 
-    The names in torch's PowerSGDState: matrix_approximation_rank, min_compression_rate, start_powerSGD_iter, warm_start;
-    use_error_feedback=False is memory="none", random_seed is the seed. An orthogonalization_epsilon is not needed: a
-    column without a direction of its own is replaced by a random one.
+    With M the sum of the ranks' matrices, P = M·Q is orthonormalized, Q = Mᵀ·P, the result is P·Qᵀ, and Q starts the next
+    step. The factors are kept by rows here, pt: float32[r, n] and qt: float32[r, m].
+
+    A tensor is a matrix of its first dimension by all others. Error feedback is the memory's business. The names in torch's
+    PowerSGDState are matrix_approximation_rank, min_compression_rate, start_powerSGD_iter and warm_start;
+    use_error_feedback=False is memory="none", and random_seed is the seed. An orthogonalization_epsilon is not needed,
+    because a column without a direction of its own is replaced by a random one.
+
+    Args:
+        rank: Most columns of a factor, 1 to 4096.
+        min_rate: A tensor is sent as it is unless its factors have less than 1 / min_rate of its elements; above 0.
+        start: Number of first steps in which all tensors are sent as they are.
+        warm_start: Whether Q starts from the last step's; otherwise it is random in each step.
+
+    Source:
+        Vogels et al., PowerSGD: practical low-rank gradient compression for distributed optimization, NeurIPS 2019.
     """
 
     kind = "lowrank"
@@ -41,8 +47,15 @@ class PowerSGD(Stage):
             raise ConfigError(f"powersgd: start={start}; allowed: 0 and more")
         self.rank, self.min_rate, self.start, self.warm_start = rank, min_rate, start, warm_start
 
-    def matrix(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
-        """(rows, columns, rank of the factors) of a tensor; rank 0: it is sent as it is."""
+    def factorization(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """Return the matrix that a tensor becomes, and the rank of its factors.
+
+        Args:
+            shape: The tensor's shape.
+
+        Returns:
+            The number of rows, the number of columns, and the rank; rank 0 means that the tensor is sent as it is.
+        """
         if len(shape) < 2 or not all(shape):
             return 1, math.prod(shape), 0
         rows, columns = shape[0], math.prod(shape[1:])
@@ -51,22 +64,40 @@ class PowerSGD(Stage):
         return rows, columns, rank if pays else 0
 
     def project(self, matrix: np.ndarray, qt: np.ndarray | None, stream: Stream, out: np.ndarray) -> None:
-        """out = M·Q, float32[n, r], for M float32[n, m]. qt: the last step's, or None to start at random.
+        """Compute M·Q.
 
-        stream: the same on all ranks.
+        Args:
+            matrix: M, float32[n, m].
+            qt: The last step's Qᵀ, float32[r, m], or None to start at random.
+            stream: Random numbers, the same on all ranks.
+            out: Output, float32[n, r].
         """
         basis = np.zeros((out.shape[1], matrix.shape[1]), np.float32) if qt is None else qt.copy()
         orthonormalize(basis, *stream.key())
-        with np.errstate(over="ignore", invalid="ignore"):  # all ranks see it in the sum
+        with np.errstate(over="ignore", invalid="ignore"):  # all ranks find an Inf or NaN in the sum
             np.matmul(matrix, basis.T, out=out)
 
-    def orthonormal(self, summed: np.ndarray, stream: Stream) -> np.ndarray:
-        """pt: float32[r, n], orthonormal rows, of the finite sum float32[n, r]. The same bits on every machine."""
+    def orthonormalized(self, summed: np.ndarray, stream: Stream) -> np.ndarray:
+        """Orthonormalize the sum of the ranks' P. All machines get the same bits.
+
+        Args:
+            summed: The sum, float32[n, r], finite.
+            stream: Random numbers, the same on all ranks.
+
+        Returns:
+            Pᵀ with orthonormal rows, float32[r, n].
+        """
         pt = np.ascontiguousarray(summed.T)
         orthonormalize(pt, *dataclasses.replace(stream, name=stream.name + ".p").key())
         return pt
 
     def project_back(self, pt: np.ndarray, matrix: np.ndarray, out: np.ndarray) -> None:
-        """out = Pᵀ·M, float32[r, m]."""
+        """Compute Pᵀ·M.
+
+        Args:
+            pt: Pᵀ, float32[r, n].
+            matrix: M, float32[n, m].
+            out: Output, float32[r, m].
+        """
         with np.errstate(over="ignore", invalid="ignore"):
             np.matmul(pt, matrix, out=out)

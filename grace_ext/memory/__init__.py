@@ -1,6 +1,6 @@
-"""Memories (error feedback), one file each. A new one is its file and a line here.
+"""Memories (error feedback), one file each. A new one takes a file and a line here.
 
-`grace_ext.memory("residual")` makes one from its spec, as `make_memory` does: the package can be called.
+`grace_ext.memory("residual")` makes a memory from its spec, as `make_memory` does: the package can be called.
 """
 
 import sys
@@ -14,7 +14,17 @@ __all__ = ["Memory", "make_memory"]
 
 
 def make_memory(memory) -> Memory:
-    """A Memory from its spec ("residual"), or a Memory (returned as it is)."""
+    """Make a memory from its spec.
+
+    Args:
+        memory: A spec ("residual"), or a Memory, which is returned as it is.
+
+    Returns:
+        The memory.
+
+    Raises:
+        ConfigError: The spec is unknown.
+    """
     return memory if isinstance(memory, Memory) else spec.parse_stage("memory", memory)
 
 

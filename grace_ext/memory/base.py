@@ -1,4 +1,4 @@
-"""What a memory promises, and the fused road through it."""
+"""The interface of memories."""
 
 import numpy as np
 
@@ -8,69 +8,130 @@ from .states import NumpyArrays, States
 
 
 class Memory(Stage):
-    """Keeps, per rank and name, what makes up for the errors of compression.
+    """What a rank remembers, by name of bucket or tensor, to make up for the errors of compression.
 
-    The plain road, of memories that are error feedback, is `compensate`, compress, `update`. The fused road, for exchanges
-    that can fail or turn out to be non-finite on another rank, is a transaction: `begin` hands out the residual and room
-    for the next one; `correct` may change the gradient before it is encoded; `sent` and `received` see what left this rank
-    and what came; `commit` puts the next states in force for all names begun since the last commit, and `rollback`
-    forgets them.
+    There are two ways to use a memory. With those that are error feedback one can call `compensate`, compress the result,
+    and call `update`. Exchanges, which can fail or turn out to be non-finite on another rank, use transactions: `begin`
+    returns the residual and room for the next one; `correct_gradient` may change the gradient before it is encoded;
+    `on_sent` and `on_received` see what left this rank and what came; `commit` puts the next states of all names begun since
+    the last commit in force, and `rollback` discards them.
     """
 
     kind = "memory"
     stateful = False
-    #: What is kept, by field: in __init__ of those that keep something.
+    #: The states that are kept, by field; set in __init__ by memories that keep some.
     states: dict[str, States] = {}
-    #: The fields of which ranks together owe the sum. Of the others the mean over ranks counts.
-    summed: frozenset[str] = frozenset({"residual"})
-    #: Whether the momentum is its business: the optimizer must have none.
+    #: The fields whose sum over ranks has to be preserved when ranks change. Of the others, the mean counts.
+    summed_fields: frozenset[str] = frozenset({"residual"})
+    #: Whether the memory applies the momentum, so that the optimizer must have none.
     applies_momentum = False
-    #: Whether it can keep states by rows of a table.
-    by_rows = False
-    #: Whether `correct`, `sent` or `received` do anything. Only without can states live on an accelerator, and gradients
-    #: stay where they are.
+    #: Whether it can keep states for the rows of a table.
+    supports_rows = False
+    #: Whether `correct_gradient`, `on_sent` or `on_received` do anything. Only if not, states can live on an accelerator
+    #: and gradients can be encoded where they are.
     has_hooks = False
 
     def check(self, compressor, communicator) -> None:
-        """Raise ConfigError if this memory is of no use with that compressor or way."""
+        """Check that this memory can be used with a compressor and a communicator.
+
+        Args:
+            compressor: The bucket's compressor.
+            communicator: The bucket's communicator.
+
+        Raises:
+            ConfigError: The combination makes no sense.
+        """
         if self.stateful and compressor.unbiased:
             raise ConfigError(
                 f"{str(compressor.sparsifier)!r} is right on average by itself, and memory {self.name!r} "
                 f"would correct it once more: use memory 'none', or unbiased=false"
             )
 
-    def exact(self) -> "Memory":
-        """The memory for tensors that are sent exactly."""
+    def for_exact_tensors(self) -> "Memory":
+        """Return the memory for tensors that are sent exactly.
+
+        Returns:
+            A memory; without momentum to apply, it keeps nothing.
+        """
         return build("memory", "none")
 
     def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
-        """gradient: float32[d] -> float32[d], what to compress. Never the gradient's own buffer if it differs."""
+        """Return what is to be compressed in place of a gradient.
+
+        Args:
+            name: Name of the tensor.
+            gradient: float32[d].
+
+        Returns:
+            float32[d]; never the gradient's own buffer if it differs from it.
+
+        Raises:
+            ConfigError: This memory works only inside an exchange.
+        """
         return gradient
 
     def update(self, name: str, compensated: np.ndarray, transmitted: np.ndarray) -> None:
-        """compensated: what was compressed; transmitted: what receivers decode. Both float32[d]."""
+        """Remember what was not transmitted.
+
+        Args:
+            name: Name of the tensor.
+            compensated: What was compressed, float32[d].
+            transmitted: What receivers decode, float32[d].
+        """
 
     def begin(self, name: str, size: int, arrays=NumpyArrays):
-        """(residual, room for the next one), both float32[size] of that kind of arrays, or None if none is to be added."""
-        return None
+        """Begin a transaction for one name.
 
-    def begin_rows(self, name: str, size: int, rows: np.ndarray, width: int):
-        """The same for some rows of a table of `size` elements; what a step costs depends on their number only.
+        Args:
+            name: Name of the bucket.
+            size: Number of its elements.
+            arrays: The kind of arrays that the states are kept in.
 
-        rows: int64[r], ascending, each once -> two float32[r * width], or None. `commit` changes these rows. Only where
-        `by_rows` is true.
+        Returns:
+            The residual and room for the next one, both float32[size] of that kind, or None if nothing is to be added.
         """
         return None
 
-    def correct(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], ranks: int) -> None:
-        """Change this rank's gradient, float32[d], in place before it is encoded. sizes: of the tensors in it."""
+    def begin_rows(self, name: str, size: int, rows: np.ndarray, width: int):
+        """Begin a transaction for some rows of a table. Its cost depends on their number only. Only if `supports_rows`.
 
-    def sent(self, name: str, pending) -> None:
-        """pending: grace_ext.communicators.base.Pending of what was encoded, still in this thread."""
+        Args:
+            name: Name of the bucket.
+            size: Number of elements of the table.
+            rows: int64[r], ascending, without repetition; `commit` changes these rows.
+            width: Number of elements of a row.
 
-    def received(self, name: str, out: np.ndarray, scale: float) -> None:
-        """out: float32[d], the sum over ranks of what they sent, times scale / ranks; finite. May change it, in the same
-        way on all ranks."""
+        Returns:
+            The residual and room for the next one, both float32[r * width], or None if nothing is to be added.
+        """
+        return None
+
+    def correct_gradient(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], ranks: int) -> None:
+        """Change this rank's gradient in place before it is encoded.
+
+        Args:
+            name: Name of the bucket.
+            gradient: float32[d].
+            sizes: Numbers of elements of the tensors that the gradient consists of.
+            ranks: Number of ranks.
+        """
+
+    def on_sent(self, name: str, pending) -> None:
+        """See what this rank sends, in the thread that has encoded it.
+
+        Args:
+            name: Name of the bucket.
+            pending: The `communicators.base.Pending` of the exchange.
+        """
+
+    def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
+        """See the result of an exchange, and change it in the same way on all ranks.
+
+        Args:
+            name: Name of the bucket.
+            out: float32[d], finite: the sum over ranks of what they sent, times scale / ranks. It may be changed in place.
+            scale: Factor of the mean over ranks.
+        """
 
     def commit(self) -> None:
         """Put the next states of all begun names in force."""
@@ -78,12 +139,16 @@ class Memory(Stage):
             states.commit()
 
     def rollback(self) -> None:
-        """Keep the states as they were."""
+        """Keep the states as they were, and discard the next ones."""
         for states in self.states.values():
             states.rollback()
 
     def state_dict(self) -> dict[str, dict[str, np.ndarray]]:
-        """Copies of the states: name -> field -> numpy float32[size]."""
+        """Copy the states.
+
+        Returns:
+            name -> field -> float32[size], a numpy array.
+        """
         found: dict[str, dict[str, np.ndarray]] = {}
         for field, states in self.states.items():
             for name, array in states.copies().items():
@@ -91,18 +156,29 @@ class Memory(Stage):
         return found
 
     def load_state_dict(self, state: dict[str, dict[str, np.ndarray]]) -> None:
-        """Replace the states. Fields that this memory does not have are left out."""
+        """Replace the states. Fields that this memory does not have are left out.
+
+        Args:
+            state: name -> field -> float32[size].
+        """
         for field, states in self.states.items():
             states.load({name: fields[field] for name, fields in state.items() if field in fields})
 
     def redistribute(self, states: list[dict[str, np.ndarray]], ranks: int) -> dict[str, np.ndarray]:
-        """The state of each of `ranks` ranks that take over from others. states: theirs, field -> float32[d].
+        """Compute the state of ranks that take over from others.
 
-        Of `summed` fields the sum over ranks is what it was, of the others each gets the mean.
+        The sum over ranks of `summed_fields` stays what it was; of other fields, each rank gets the mean.
+
+        Args:
+            states: The states of one name on the former ranks: field -> float32[d].
+            ranks: Number of ranks from now on.
+
+        Returns:
+            The state of each of them: field -> float32[d].
         """
         fields = {field: [state[field] for state in states if field in state] for field in self.states}
         return {
-            field: np.sum(arrays, axis=0) / np.float32(ranks if field in self.summed else len(states))
+            field: np.sum(arrays, axis=0) / np.float32(ranks if field in self.summed_fields else len(states))
             for field, arrays in fields.items()
             if arrays
         }

@@ -1,11 +1,4 @@
-"""Momentum correction, local gradient clipping and momentum factor masking.
-
-Lin et al., Deep gradient compression, ICLR 2018, section 3. The density's warm-up of that paper is a schedule
-(grace_ext.policy.schedules), its sampled threshold the sparsifier `dgc`.
-
-With u the velocity and v the residual of a rank: u = m·u + g; v = v + u; what is largest in v is sent; where something was
-sent, v keeps what was not and u starts from zero.
-"""
+"""Memory `dgc`."""
 
 import math
 
@@ -22,7 +15,10 @@ from .states import States
 class Momentum(Memory):
     """The momentum of each rank's own gradients, for tensors that are sent exactly: the optimizer's, before the sum.
 
-    clip: the L2 norm that a tensor's gradient may have, over the square root of the number of ranks; 0: any.
+    Args:
+        momentum: Factor of the velocity, from 0 to below 1.
+        nesterov: Whether the momentum is Nesterov's, as in torch.optim.SGD.
+        clip: Limit of the L2 norm of each tensor: this rank's gradient is cut to clip / sqrt(ranks); 0 for no limit.
     """
 
     name = "momentum"
@@ -35,7 +31,7 @@ class Momentum(Memory):
         self._velocity = States("velocity")
         self.states = {"velocity": self._velocity}
 
-    def correct(self, name, gradient, sizes, ranks):
+    def correct_gradient(self, name, gradient, sizes, ranks):
         velocity, following = self._velocity.begin(name, gradient.size)
         start = 0
         accumulate = accumulate_nesterov if self.nesterov else accumulate_momentum
@@ -47,21 +43,36 @@ class Momentum(Memory):
             start += size
 
     def restart(self, name: str, support: np.ndarray) -> None:
-        """The next velocity is zero at support, uint32[k]."""
-        self._velocity.following(name)[support] = 0
+        """Let the next velocity start from zero at some positions.
+
+        Args:
+            name: Name of the bucket.
+            support: The positions, uint32[k].
+        """
+        self._velocity.upcoming(name)[support] = 0
 
 
 @register
 class DGC(Residual):
-    """The optimizer must have no momentum of its own. Its weight decay acts outside the momentum: divide by 1 - momentum
-    for the same effect.
+    """Momentum correction, local gradient clipping and momentum factor masking.
 
-    momentum: from 0 to below 1. clip: as a threshold of the L2 norm of each tensor's gradient, averaged over ranks; 0: none.
-    masking: whether the velocity of what was sent starts from zero. nesterov: as in torch.optim.SGD.
+    With u the velocity and v the residual of a rank: u = m·u + g; v = v + u; the largest elements of v are sent; where
+    something was sent, v keeps what was not, and u starts from zero. The optimizer must have no momentum of its own. Its
+    weight decay acts outside the momentum: divide it by 1 - momentum for the same effect. The paper's warm-up of the density
+    is a schedule (grace_ext.policy.schedules), and its sampled threshold is the sparsifier `dgc`.
+
+    Args:
+        momentum: Factor m of the velocity, from 0 to below 1.
+        clip: Limit of the L2 norm of each tensor's mean gradient: each rank's is cut to clip / sqrt(ranks); 0 for no limit.
+        masking: Whether the velocity starts from zero where something was sent.
+        nesterov: Whether the momentum is Nesterov's, as in torch.optim.SGD.
+
+    Source:
+        Lin et al., Deep gradient compression, ICLR 2018, section 3.
     """
 
     name = "dgc"
-    by_rows = False
+    supports_rows = False
     has_hooks = True
     applies_momentum = True
 
@@ -86,16 +97,16 @@ class DGC(Residual):
                 f"that too late: use dgc:masking=false, or communicator allgather"
             )
 
-    def exact(self):
+    def for_exact_tensors(self):
         return self._exact
 
     def compensate(self, name, gradient):
         raise ConfigError("memory 'dgc' needs to know what was sent: use it in an exchange, or memory 'residual'")
 
-    def correct(self, name, gradient, sizes, ranks):
-        self._momentum.correct(name, gradient, sizes, ranks)
+    def correct_gradient(self, name, gradient, sizes, ranks):
+        self._momentum.correct_gradient(name, gradient, sizes, ranks)
 
-    def sent(self, name, pending):
+    def on_sent(self, name, pending):
         if self.masking and pending.support is not None:
             self._momentum.restart(name, pending.support)
 
@@ -105,7 +116,15 @@ class DGC(Residual):
 
 
 def clipping(gradient: np.ndarray, largest: float) -> float:
-    """What to multiply float32[n] with so that its L2 norm is at most `largest`."""
+    """Return the factor that limits the L2 norm of a gradient.
+
+    Args:
+        gradient: float32[n].
+        largest: The largest L2 norm allowed.
+
+    Returns:
+        A factor of at most 1; 0 if the gradient holds an Inf.
+    """
     with np.errstate(over="ignore"):
         norm = float(np.linalg.norm(gradient))
     if math.isinf(norm):  # of the squares in float32, or of the gradient itself, which then becomes NaN

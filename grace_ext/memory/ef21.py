@@ -1,9 +1,4 @@
-"""Ranks keep an estimate of their gradient and send only the compressed difference to it.
-
-Richtárik, Sokolov and Fatkhullin, EF21: a new, simpler, theoretically better, and practically faster error feedback, NeurIPS
-2021. With momentum: Fatkhullin, Tyurin and Richtárik, Momentum provably improves error feedback, NeurIPS 2023, which
-stochastic gradients need: without it, a position keeps the noise of the one gradient that was last sent there.
-"""
+"""Memory `ef21`."""
 
 import numpy as np
 
@@ -17,16 +12,26 @@ from .states import States
 
 @register
 class EF21(Memory):
-    """momentum: how much of its moving average a rank's gradient is, from 0 (the gradient itself) to below 1.
+    """Ranks keep an estimate of their gradient and send only the compressed difference to it.
 
-    estimate: of this rank's gradient, as all receivers could know it; aggregate: the mean of all ranks' estimates, the same
-    on all, which takes the place of the exchanged gradient.
+    It keeps the estimate of this rank's gradient, as receivers could know it, and the aggregate, the mean of all ranks'
+    estimates, which is the same on all ranks and takes the place of the exchanged gradient. Stochastic gradients need
+    momentum: without it, a position keeps the noise of the one gradient that was last sent there.
+
+    Args:
+        momentum: Factor of the moving average that takes the place of a rank's gradient, from 0 (the gradient itself) to
+            below 1.
+
+    Source:
+        Richtárik, Sokolov and Fatkhullin, EF21: a new, simpler, theoretically better, and practically faster error feedback,
+        NeurIPS 2021; with momentum: Fatkhullin, Tyurin and Richtárik, Momentum provably improves error feedback, NeurIPS
+        2023.
     """
 
     name = "ef21"
     stateful = True
     has_hooks = True
-    summed = frozenset()
+    summed_fields = frozenset()
 
     def __init__(self, momentum: float = 0.0):
         if not 0 <= momentum < 1:
@@ -46,17 +51,17 @@ class EF21(Memory):
                 f"use communicator allgather, or memory 'residual'"
             )
 
-    def correct(self, name, gradient, sizes, ranks):
+    def correct_gradient(self, name, gradient, sizes, ranks):
         if self.momentum:
             average, following = self._average.begin(name, gradient.size)
             accumulate_momentum(average, gradient, np.float32(self.momentum), np.float32(1 - self.momentum), following)
-        with np.errstate(over="ignore", invalid="ignore"):  # the container says so
+        with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
             gradient -= self._estimate.get(name, gradient.size)
 
-    def sent(self, name, pending):
+    def on_sent(self, name, pending):
         self._containers[name] = pending.container
 
-    def received(self, name, out, scale):
+    def on_received(self, name, out, scale):
         aggregate, following = self._aggregate.begin(name, out.size)
         np.multiply(out, np.float32(1 / scale), out=following)
         following += aggregate
@@ -65,7 +70,7 @@ class EF21(Memory):
     def commit(self):
         super().commit()
         for name, container in self._containers.items():
-            decode_add(container, self._estimate.held(name), 1.0)
+            decode_add(container, self._estimate.current(name), 1.0)
         self._containers.clear()
 
     def rollback(self):
@@ -75,5 +80,5 @@ class EF21(Memory):
     def redistribute(self, states, ranks):
         found = super().redistribute(states, ranks)
         if "estimate" in found:
-            found["aggregate"] = found["estimate"].copy()  # the mean also where some of the old ranks are missing
+            found["aggregate"] = found["estimate"].copy()  # it has to be their mean, even if former ranks are missing
         return found

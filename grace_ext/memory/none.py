@@ -1,4 +1,4 @@
-"""No error feedback: what is not sent is lost."""
+"""Memory `none`."""
 
 from ..registry import register
 from .base import Memory
@@ -6,5 +6,7 @@ from .base import Memory
 
 @register
 class NoMemory(Memory):
+    """No error feedback: what is not sent is lost."""
+
     name = "none"
-    by_rows = True
+    supports_rows = True

@@ -1,8 +1,4 @@
-"""Error feedback: what was not sent is added to the next gradient.
-
-Seide et al., 1-bit stochastic gradient descent, Interspeech 2014; Karimireddy et al., Error feedback fixes SignSGD and
-other gradient compression schemes, ICML 2019.
-"""
+"""Memory `residual`."""
 
 import numpy as np
 
@@ -14,14 +10,21 @@ from .states import NumpyArrays, States
 
 @register
 class Residual(Memory):
-    """decay: what is left of a residual after a step, above 0 and at most 1. Rows of a table decay when they are touched.
+    """Error feedback: what was not sent is added to the next gradient.
 
     A state with a NaN or an Inf is never kept.
+
+    Args:
+        decay: Factor of a residual after each step, above 0 and at most 1. Rows of a table decay when they are touched.
+
+    Source:
+        Seide et al., 1-bit stochastic gradient descent, Interspeech 2014; Karimireddy et al., Error feedback fixes SignSGD
+        and other gradient compression schemes, ICML 2019.
     """
 
     name = "residual"
     stateful = True
-    by_rows = True
+    supports_rows = True
 
     def __init__(self, decay: float = 1.0):
         if not 0 < decay <= 1:
@@ -29,12 +32,12 @@ class Residual(Memory):
         self.decay = decay
         self._residual = States("residual")
         self.states = {"residual": self._residual}
-        #: (table by rows, rows, their next state): float32[n, width], int64[r], float32[r, width]
+        #: name -> (the table, float32[n, width]; the rows, int64[r]; their next state, float32[r, width])
         self._begun_rows: dict[str, tuple] = {}
 
     def compensate(self, name, gradient):
         state = self._residual.find(name, gradient.size)
-        # Never the gradient itself: -0.0 becomes 0.0, as on the fused road.
+        # A zero is added where there is no state, because the fused path turns -0.0 into 0.0 as well.
         return gradient + (np.float32(0) if state is None else state)
 
     def update(self, name, compensated, transmitted):

@@ -6,62 +6,143 @@ from ..errors import ConfigError
 
 
 class NumpyArrays:
-    """Where a memory keeps its state. An adapter for another device brings its own with the same three methods."""
+    """The arrays that a memory keeps its states in. Adapters for other devices have classes with the same methods."""
 
     @staticmethod
     def zeros(size: int) -> np.ndarray:
+        """Make an array of zeros.
+
+        Args:
+            size: Number of elements.
+
+        Returns:
+            float32[size].
+        """
         return np.zeros(size, np.float32)
 
     @staticmethod
     def to_host(array) -> np.ndarray:
-        """A copy as numpy float32[size]."""
+        """Copy an array to a numpy array.
+
+        Args:
+            array: An array of this kind.
+
+        Returns:
+            A numpy array, float32[size].
+        """
         return array.copy()
 
     @staticmethod
     def from_host(array: np.ndarray):
+        """Make an array of this kind from a numpy array.
+
+        Args:
+            array: float32[size].
+
+        Returns:
+            An array of this kind; here, the same one.
+        """
         return array
 
 
 class States:
-    """float32[d] a name, twice: the one in force and, while a step is under way, room for the next one."""
+    """Vectors float32[d] by name, each twice: the state in force and, during a step, room for the next one.
+
+    Args:
+        what: What the states are, for messages.
+    """
 
     def __init__(self, what: str):
         """what: what it is, for messages."""
         self._what = what
         self._state: dict = {}
         self._next: dict = {}
-        self._arrays: dict = {}  # of the names in use: which kind of arrays their state is; others are numpy
+        self._arrays: dict = {}  # for each name in use, the kind of arrays of its state; other states are numpy arrays
         self._begun: set[str] = set()
 
     def find(self, name: str, size: int):
-        """The state in force, or None. Raises ConfigError if it has another size."""
+        """Return the state in force, if there is one.
+
+        Args:
+            name: Name of the state.
+            size: The number of elements it must have.
+
+        Returns:
+            The state, or None.
+
+        Raises:
+            ConfigError: It has another size.
+        """
         state = self._state.get(name)
         if state is not None and len(state) != size:
             raise ConfigError(f"{self._what} of {name!r} has {len(state)} elements, the gradient {size}")
         return state
 
     def get(self, name: str, size: int, arrays=NumpyArrays):
-        """The state in force; zeros at first."""
+        """Return the state in force, which begins as zeros.
+
+        Args:
+            name: Name of the state.
+            size: The number of elements it must have.
+            arrays: The kind of arrays that it is kept in.
+
+        Returns:
+            The state.
+
+        Raises:
+            ConfigError: It has another size.
+        """
         state = self.find(name, size)
         if state is None or name not in self._arrays:
             self._state[name] = arrays.zeros(size) if state is None else arrays.from_host(state)
             self._arrays[name] = arrays
         return self._state[name]
 
-    def held(self, name: str):
-        """The state in force of a name that has one."""
+    def current(self, name: str):
+        """Return the state in force of a name that has one.
+
+        Args:
+            name: Name of the state.
+
+        Returns:
+            The state.
+        """
         return self._state[name]
 
-    def following(self, name: str):
-        """The next one of a name that was begun."""
+    def upcoming(self, name: str):
+        """Return the next state of a name that was begun.
+
+        Args:
+            name: Name of the state.
+
+        Returns:
+            The next state.
+        """
         return self._next[name]
 
     def put(self, name: str, state) -> None:
-        """Replace the state in force."""
+        """Replace the state in force.
+
+        Args:
+            name: Name of the state.
+            state: The new one, float32[d].
+        """
         self._state[name] = state
 
     def begin(self, name: str, size: int, arrays=NumpyArrays) -> tuple:
-        """(the state in force, room for the next one), which `commit` puts in force."""
+        """Begin a transaction for one name.
+
+        Args:
+            name: Name of the state.
+            size: The number of elements it must have.
+            arrays: The kind of arrays that it is kept in.
+
+        Returns:
+            The state in force, and room for the next one, which `commit` puts in force.
+
+        Raises:
+            ConfigError: The state has another size.
+        """
         state = self.get(name, size, arrays)
         if name not in self._next:
             self._next[name] = arrays.zeros(size)
@@ -69,7 +150,11 @@ class States:
         return state, self._next[name]
 
     def commit(self) -> list:
-        """Returns the new states of all names begun since the last commit or rollback."""
+        """Put the next states of all begun names in force.
+
+        Returns:
+            The new states of all names begun since the last commit or rollback.
+        """
         names = list(self._begun)
         for name in names:
             self._state[name], self._next[name] = self._next[name], self._state[name]
@@ -77,14 +162,23 @@ class States:
         return [self._state[name] for name in names]
 
     def rollback(self) -> None:
+        """Keep the states in force, and discard the next ones."""
         self._begun.clear()
 
     def copies(self) -> dict[str, np.ndarray]:
-        """By name, as numpy float32[size]."""
+        """Copy all states.
+
+        Returns:
+            name -> float32[size], a numpy array.
+        """
         return {name: self._arrays.get(name, NumpyArrays).to_host(state) for name, state in self._state.items()}
 
     def load(self, states: dict[str, np.ndarray]) -> None:
-        """Replace all; what is begun is forgotten."""
+        """Replace all states. What is begun is discarded.
+
+        Args:
+            states: name -> float32[size].
+        """
         self._state = {name: np.array(array, np.float32).reshape(-1) for name, array in states.items()}
         self._next.clear()
         self._arrays.clear()

@@ -1,4 +1,4 @@
-"""Sparsifiers, one file each. A new one is its file and a line here."""
+"""Sparsifiers, one file each. A new one takes a file and a line here."""
 
 from . import dense, dgc, nonzero, randomk, threshold, topk  # noqa: F401  (importing registers them)
 from .base import Scope, Sparsifier

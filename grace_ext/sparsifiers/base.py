@@ -1,4 +1,4 @@
-"""What a sparsifier promises."""
+"""The interface of sparsifiers."""
 
 import dataclasses
 
@@ -10,10 +10,12 @@ from ..registry import Stage
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scope:
-    """What a sparsifier knows besides the numbers.
+    """What a sparsifier knows beside the gradient's values.
 
-    stream: the random numbers of this gradient on this rank. sizes: the elements of the tensors that the gradient is made
-    of, in their order; they sum to d. chunk: the elements that a transform has treated together, 0 if there was none.
+    Attributes:
+        stream: The random numbers of this gradient on this rank.
+        sizes: Numbers of elements of the tensors that the gradient consists of, in order; they sum to d.
+        chunk: Number of elements in each chunk of the transform; 0 without a transform.
     """
 
     stream: Stream
@@ -22,29 +24,47 @@ class Scope:
 
 
 class Sparsifier(Stage):
-    """Chooses the positions that are sent.
+    """Selects the positions whose values are sent.
 
-    A subclass writes `select`; one that can do better than add-then-select overrides `select_compensated` too.
+    A subclass implements `select`. One that can do better than adding and then selecting overrides `select_compensated` too.
     """
 
     kind = "sparsifier"
-    #: All ranks select the same positions: those that `draw_positions` gives for k, d and the key of their shared stream.
+    #: Whether all ranks select the same positions: those of `draw_positions` for k, d and the key of their shared stream.
     shared = False
-    #: Works on a transform's chunks only.
+    #: Whether it works only on the chunks of a transform.
     needs_chunks = False
-    #: What is sent is to be multiplied by d / k.
+    #: Whether the values are to be multiplied by d / k before they are sent.
     unbiased = False
 
     def select(self, dense: np.ndarray, scope: Scope) -> tuple[np.ndarray | None, np.ndarray]:
-        """dense: float32[d] -> (indices uint32[k], strictly ascending, or None for all; values float32[k] = dense[indices]).
+        """Select elements of a gradient.
 
-        Both may lie in scratch arrays of this thread. Deterministic given the scope; ties go to the lowest index.
-        If dense has a NaN or an Inf and anything is selected, so has values.
+        The selection is deterministic for a given scope, and ties go to the lowest index. If the gradient holds a NaN or an
+        Inf and anything is selected, the values hold one as well.
+
+        Args:
+            dense: The gradient, float32[d].
+            scope: Random numbers, sizes of the tensors, and the transform's chunk.
+
+        Returns:
+            The positions, uint32[k], strictly ascending, or None for all; and the values at these positions, float32[k].
+            Both may lie in scratch arrays of this thread.
         """
         raise NotImplementedError
 
     def select_compensated(self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, scope: Scope):
-        """The same of gradient + residual, which is written to out. All float32[d]."""
-        with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN is no secret: the container says so
+        """Select elements of gradient + residual.
+
+        Args:
+            gradient: float32[d].
+            residual: float32[d].
+            out: Output, float32[d]: gradient + residual.
+            scope: Random numbers, sizes of the tensors, and the transform's chunk.
+
+        Returns:
+            Positions and values as from `select`.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
             np.add(gradient, residual, out=out)
         return self.select(out, scope)

@@ -1,4 +1,4 @@
-"""Everything is sent."""
+"""Sparsifier `dense`."""
 
 from ..registry import register
 from .base import Sparsifier
@@ -6,6 +6,8 @@ from .base import Sparsifier
 
 @register
 class Dense(Sparsifier):
+    """Selects every element."""
+
     name = "dense"
 
     def select(self, dense, scope):

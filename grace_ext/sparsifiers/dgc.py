@@ -1,8 +1,4 @@
-"""The largest magnitudes, about k: from a threshold that a sample gives.
-
-Lin et al., Deep gradient compression, ICLR 2018: the threshold is a quantile of a small random sample, and where it lets
-too many pass, the k largest of those are taken. (The momentum correction of that paper is a memory, not a sparsifier.)
-"""
+"""Sparsifier `dgc`."""
 
 import math
 
@@ -14,18 +10,29 @@ from ..kernels import draw_positions
 from ..kernels.topk import MAGNITUDE
 from ..registry import register
 from .base import Sparsifier
-from .threshold import above
+from .threshold import select_at_least
 from .topk import select_largest
 
 _NOTHING = np.empty(0, np.float32)
-_RANK = 400  # the threshold is at least the so-many-th largest of the sample: 5 % of standard deviation
-_TOO_MANY = 1.2  # times k; then the k largest of them are taken
+_RANK = 400  # the threshold is at least the 400th largest of the sample, for a standard deviation of 5 %
+_TOO_MANY = 1.2  # if more than 1.2 k elements pass the threshold, the k largest of them are selected
 
 
 @register
 class DGC(Sparsifier):
-    """density: the share of elements to send, above 0 and at most 1, give or take a fifth. sample: the share of elements
-    that are looked at first, above 0 and at most 1; more of them where fewer would not tell the threshold."""
+    """Selects about the k largest magnitudes, by a threshold that a random sample gives.
+
+    The threshold is a quantile of the sample. Where it lets too many elements pass, the k largest of those are selected.
+    (The momentum correction of the same paper is a memory, not a sparsifier.)
+
+    Args:
+        density: Share of the elements to select, above 0 and at most 1; the real share differs by up to a fifth.
+        sample: Share of the elements in the sample, above 0 and at most 1. The sample is larger where so few would not
+            suffice to tell the threshold.
+
+    Source:
+        Lin et al., Deep gradient compression, ICLR 2018.
+    """
 
     name = "dgc"
 
@@ -47,7 +54,7 @@ class DGC(Sparsifier):
         if d == 0:
             return np.empty(0, np.uint32), _NOTHING
         bound = self._bound(gradient, residual, scope.stream)
-        indices, values = above(gradient, residual, out, bound)
+        indices, values = select_at_least(gradient, residual, out, bound)
         k = min(d, max(1, round(self.density * d)))
         if indices.size > _TOO_MANY * k:
             chosen, values = select_largest(values, values, _NOTHING, False, k)
@@ -55,7 +62,7 @@ class DGC(Sparsifier):
         return indices, values
 
     def _bound(self, gradient, residual, stream) -> np.uint32:
-        """The bits of the magnitude that about density * d elements reach; at least those of the smallest above zero."""
+        """Return the bits of the magnitude that about density * d elements reach, at least those of the smallest above 0."""
         d = gradient.size
         n = min(d, math.ceil(max(self.sample * d, _RANK / self.density)))
         positions = scratch("dgc positions", np.uint32, n)

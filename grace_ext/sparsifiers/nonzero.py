@@ -1,20 +1,22 @@
-"""Every element that is not zero: for gradients that are sparse by themselves, as those of embeddings, without any loss."""
+"""Sparsifier `nonzero`."""
 
 import numpy as np
 
 from ..registry import register
 from .base import Sparsifier
-from .threshold import above
+from .threshold import select_at_least
 
 _SMALLEST = np.uint32(1)  # the bits of the smallest magnitude that is not zero
 
 
 @register
 class NonZero(Sparsifier):
+    """Selects every element that is not zero: lossless, for gradients that are sparse already, as those of embeddings."""
+
     name = "nonzero"
 
     def select(self, dense, scope):
-        return above(dense, None, None, _SMALLEST)
+        return select_at_least(dense, None, None, _SMALLEST)
 
     def select_compensated(self, gradient, residual, out, scope):
-        return above(gradient, residual, out, _SMALLEST)
+        return select_at_least(gradient, residual, out, _SMALLEST)

@@ -1,11 +1,4 @@
-"""Random positions, the same on all ranks: no index section, and allreduce can sum the values as they are.
-
-Konečný et al., Federated learning: strategies for improving communication efficiency, 2016; Wangni et al., Gradient
-sparsification for communication-efficient distributed optimization, NeurIPS 2018; Stich, Cordonnier and Jaggi,
-Sparsified SGD with memory, NeurIPS 2018, for error feedback. One position is drawn in each of k equal strata, turned
-by one random offset: each position is sent with probability k / d, so mean and variance are those of an independent
-choice, and no part of the gradient is left out for long.
-"""
+"""Sparsifier `randomk`."""
 
 import numpy as np
 
@@ -15,14 +8,28 @@ from ..kernels import draw_positions
 from ..kernels.topk import NON_FINITE
 from ..registry import register
 from .base import Sparsifier
-from .threshold import above
+from .threshold import select_at_least
 
 
 @register
 class RandomK(Sparsifier):
-    """density: the share of elements to send, above 0 and at most 1; at least one element. unbiased: multiply them by
-    d / k, so that the average over steps is the gradient; for memory `none` only. Ranks share the positions, so the mean of
-    n ranks varies as much as what one sends, not 1/n of it."""
+    """Selects random positions, the same on all ranks: no index section is needed, and an allreduce can sum the values.
+
+    One position is drawn in each of k equal strata, and all are shifted by one random offset. Each position is selected with
+    probability k / d, so mean and variance are those of independent choices, and no part of the gradient is left out for
+    long.
+
+    Args:
+        density: Share of the elements to select, above 0 and at most 1; at least one element is selected.
+        unbiased: Whether the values are multiplied by d / k, so that their average over steps is the gradient; only for
+            memory `none`. Since ranks share the positions, the mean of n ranks varies as much as one rank's values, not 1 /
+            n of that.
+
+    Source:
+        Konečný et al., Federated learning: strategies for improving communication efficiency, 2016; Wangni et al., Gradient
+        sparsification for communication-efficient distributed optimization, NeurIPS 2018; with error feedback: Stich,
+        Cordonnier and Jaggi, Sparsified SGD with memory, NeurIPS 2018.
+    """
 
     name = "randomk"
     shared = True
@@ -34,10 +41,10 @@ class RandomK(Sparsifier):
         self.unbiased = unbiased
 
     def select(self, dense, scope):
-        return self._pick(dense, above(dense, None, None, NON_FINITE)[0].size, scope)
+        return self._pick(dense, select_at_least(dense, None, None, NON_FINITE)[0].size, scope)
 
     def select_compensated(self, gradient, residual, out, scope):
-        return self._pick(out, above(gradient, residual, out, NON_FINITE)[0].size, scope)
+        return self._pick(out, select_at_least(gradient, residual, out, NON_FINITE)[0].size, scope)
 
     def _pick(self, dense, non_finite, scope):
         d = dense.size
@@ -47,5 +54,5 @@ class RandomK(Sparsifier):
             draw_positions(indices, d, *scope.stream.shared().key())
             np.take(dense, indices, out=values, mode="clip")  # "raise" would copy
             if non_finite:
-                values[0] = np.nan  # wherever in the gradient it is
+                values[0] = np.nan  # wherever the gradient is not finite
         return indices, values

@@ -1,9 +1,4 @@
-"""Every element from a fixed magnitude on: one pass, and as many elements as there are.
-
-Strom, Scalable distributed DNN training using commodity GPU cloud computing, Interspeech 2015; Dutta et al., On the
-discrepancy between the theoretical analysis and practical implementations of compressed communication for distributed
-deep learning, AAAI 2020, for the threshold on the magnitude with error feedback.
-"""
+"""Sparsifier `threshold`."""
 
 import numpy as np
 
@@ -17,12 +12,19 @@ from .base import Sparsifier
 _NOTHING = np.empty(0, np.float32)
 
 
-def above(gradient, residual, out, bound: int):
-    """(indices uint32[k], values float32[k]) of the magnitudes whose bits are at least `bound`, NaN and Inf included.
+def select_at_least(gradient, residual, out, bound: int):
+    """Select the magnitudes whose bits are at least `bound`, NaN and Inf included.
 
-    gradient: float32[d]; selects from gradient + residual, which is written to out, unless residual is None.
+    Args:
+        gradient: float32[d].
+        residual: float32[d], which is added to the gradient first; None to select from the gradient alone.
+        out: Output, float32[d]: gradient + residual; unused without a residual.
+        bound: The bits of the smallest magnitude to select.
+
+    Returns:
+        The positions, uint32[k], strictly ascending, and the values, float32[k]; both in scratch arrays.
     """
-    positions = scratch("above positions", np.uint32, gradient.size + SLACK)  # pages that stay unused cost nothing
+    positions = scratch("above positions", np.uint32, gradient.size + SLACK)  # unused pages cost nothing
     found = scratch("above found", np.uint32, gradient.size + SLACK)
     if residual is None:
         n = select_above(gradient, gradient, _NOTHING, False, bound, positions, found)
@@ -33,7 +35,16 @@ def above(gradient, residual, out, bound: int):
 
 @register
 class Threshold(Sparsifier):
-    """value: elements with a magnitude of at least this are sent; above 0 and finite as a float32."""
+    """Selects every element from a fixed magnitude on: one pass, and however many elements there are.
+
+    Args:
+        value: The smallest magnitude to select, above 0 and finite as a float32.
+
+    Source:
+        Strom, Scalable distributed DNN training using commodity GPU cloud computing, Interspeech 2015; Dutta et al., On the
+        discrepancy between the theoretical analysis and practical implementations of compressed communication for
+        distributed deep learning, AAAI 2020, for the threshold on the magnitude with error feedback.
+    """
 
     name = "threshold"
 
@@ -46,7 +57,7 @@ class Threshold(Sparsifier):
         self._bound = np.uint32(bound.view(np.uint32))
 
     def select(self, dense, scope):
-        return above(dense, None, None, self._bound)
+        return select_at_least(dense, None, None, self._bound)
 
     def select_compensated(self, gradient, residual, out, scope):
-        return above(gradient, residual, out, self._bound)
+        return select_at_least(gradient, residual, out, self._bound)

@@ -1,8 +1,4 @@
-"""The k largest magnitudes, exactly.
-
-Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017; Stich, Cordonnier and Jaggi,
-Sparsified SGD with memory, NeurIPS 2018, for the error feedback that it needs.
-"""
+"""Sparsifier `topk`."""
 
 import numpy as np
 
@@ -20,9 +16,17 @@ _NOTHING = np.empty(0, np.float32)
 
 @register
 class TopK(Sparsifier):
-    """density: the share of elements to send, above 0 and at most 1; at least one element, and never an exact zero.
-    per: bucket (the largest of all tensors that are sent together), tensor (the share of each by itself) or chunk (after a
-    transform: as many of each chunk, zeros too)."""
+    """Selects the k largest magnitudes, exactly.
+
+    Args:
+        density: Share of the elements to select, above 0 and at most 1; at least one element is selected, but never a zero.
+        per: What the share is taken of. bucket: all tensors that are sent together; tensor: each tensor separately; chunk:
+            each chunk of the transform, always with the same number of elements, zeros included.
+
+    Source:
+        Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017; Stich, Cordonnier and Jaggi,
+        Sparsified SGD with memory, NeurIPS 2018, for the error feedback that it needs.
+    """
 
     name = "topk"
 
@@ -35,16 +39,24 @@ class TopK(Sparsifier):
         self.per = per
 
     def count(self, d: int) -> int:
-        """k for a tensor of d elements."""
+        """Return how many elements are selected at most.
+
+        Args:
+            d: Number of elements.
+
+        Returns:
+            k, at least 1 unless d is 0.
+        """
         return min(d, max(1, round(self.density * d)))
 
     @property
     def needs_chunks(self):
+        """Whether the share is taken of each chunk of a transform."""
         return self.per == "chunk"
 
     def select(self, dense, scope):
         if self.per == "chunk":
-            return select_of_chunks(dense, scope.chunk, self.count(scope.chunk))
+            return select_largest_per_chunk(dense, scope.chunk, self.count(scope.chunk))
         return self._run(dense, dense, _NOTHING, False, scope.sizes)  # dense itself may be read-only
 
     def select_compensated(self, gradient, residual, out, scope):
@@ -65,8 +77,17 @@ class TopK(Sparsifier):
         return indices[:n], values[:n]
 
 
-def select_of_chunks(values, chunk, k):
-    """(indices uint32[n], values float32[n]) of the k largest magnitudes of every `chunk` values."""
+def select_largest_per_chunk(values, chunk, k):
+    """Select the k largest magnitudes of every chunk.
+
+    Args:
+        values: float32[n].
+        chunk: Number of values in a chunk.
+        k: Number of values to select of each chunk.
+
+    Returns:
+        The positions, uint32[m], strictly ascending, and the values, float32[m]; both in scratch arrays.
+    """
     room = -(-values.size // chunk) * k
     positions, found = scratch("topk indices", np.uint32, room), scratch("topk values", np.float32, room)
     n = select_chunks(
@@ -82,7 +103,18 @@ def select_of_chunks(values, chunk, k):
 
 
 def select_largest(gradient, residual, out, fused, k):
-    """(indices uint32[n], values float32[n]) of the k largest magnitudes; see the kernel select_topk."""
+    """Select the k largest magnitudes; see the kernel select_topk.
+
+    Args:
+        gradient: float32[d].
+        residual: float32[d]; unused if not fused.
+        out: Output, float32[d]: gradient + residual; unused if not fused.
+        fused: Whether to select from gradient + residual instead of from the gradient.
+        k: Number of elements to select, 1 to d; fewer are selected where others are zero.
+
+    Returns:
+        The positions, uint32[n], strictly ascending, and the values, float32[n]; both in scratch arrays.
+    """
     d = gradient.size
     if d == 0:
         return np.empty(0, np.uint32), np.empty(0, np.float32)

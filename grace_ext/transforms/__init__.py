@@ -1,4 +1,4 @@
-"""Transforms, one file each. A new one is its file and a line here."""
+"""Transforms, one file each. A new one takes a file and a line here."""
 
 from . import dct  # noqa: F401  (importing registers it)
 from .base import Transform

@@ -1,4 +1,4 @@
-"""What a transform promises."""
+"""The interface of transforms."""
 
 import numpy as np
 
@@ -6,33 +6,57 @@ from ..registry import Stage
 
 
 class Transform(Stage):
-    """Turns a gradient into coefficients in which fewer numbers say the same, chunk by chunk, and back.
+    """Turns a gradient into coefficients, chunk by chunk, of which fewer carry the same information; and back.
 
-    The gradient is padded with zeros to whole chunks. Containers carry `parameters()`; what receivers need is static and
-    accepts any parameters: it raises ContainerError or works.
+    The gradient is padded with zeros to whole chunks. Containers carry `parameters()`. The static methods, which receivers
+    use, accept any parameters: they work or raise ContainerError.
     """
 
     kind = "transform"
-    #: Coefficients of one chunk: the length of the parts that a sparsifier may treat by themselves.
+    #: Number of coefficients in a chunk: the length of the parts that a sparsifier may treat separately.
     chunk: int
-    #: How many coefficients a gradient may have beyond its elements, with whatever parameters.
+    #: The most coefficients that a gradient may have beyond its elements, whatever the parameters.
     most_padding: int
 
     def parameters(self) -> bytes:
-        """What a receiver must know, at most 16 bytes."""
+        """Return what a receiver needs to know.
+
+        Returns:
+            At most 16 bytes.
+        """
         raise NotImplementedError
 
     def forward(self, dense: np.ndarray, out: np.ndarray) -> None:
-        """dense: float32[d], finite -> out: float32[domain(parameters, d)], finite."""
+        """Transform a gradient.
+
+        Args:
+            dense: float32[d], finite.
+            out: Output, float32[domain(parameters, d)]: the coefficients, finite.
+        """
         raise NotImplementedError
 
     @staticmethod
     def domain(parameters: bytes, d: int) -> int:
-        """How many coefficients a gradient of d elements has: d, filled up to whole chunks."""
+        """Return how many coefficients a gradient has: d, filled up to whole chunks.
+
+        Args:
+            parameters: Those of the container, any bytes.
+            d: Number of elements of the gradient.
+
+        Returns:
+            The number of coefficients.
+
+        Raises:
+            ContainerError: The parameters are not valid.
+        """
         raise NotImplementedError
 
     @staticmethod
     def inverse(parameters: bytes, coefficients: np.ndarray) -> None:
-        """coefficients: float32[domain(parameters, d)] -> the gradient, padded, in their place. The same bits on every
-        machine."""
+        """Compute the gradient from its coefficients, in place. All machines get the same bits.
+
+        Args:
+            parameters: Those of the container, valid.
+            coefficients: float32[domain(parameters, d)]; overwritten with the padded gradient.
+        """
         raise NotImplementedError

@@ -1,8 +1,4 @@
-"""Chunked orthonormal DCT-II: what varies smoothly within a chunk gathers in few coefficients.
-
-Panthalia's gradient compression, which follows Peng, Quesnelle and Kingma, Decoupled momentum optimization, 2024: chunks
-of the flattened gradient, the largest coefficients of each, 8 bits a coefficient, and the error fed back.
-"""
+"""Transform `dct`."""
 
 import functools
 import math
@@ -20,8 +16,17 @@ _LARGEST = np.float32(2.0**100)
 
 @functools.lru_cache
 def factors(n: int) -> np.ndarray:
-    """float32[n], as the kernel wants them. The mathematics libraries of two machines differ far less than 32-bit rounding
-    hides (a test looks at the margin), so all machines have the same."""
+    """Return the factors for the kernel.
+
+    The mathematics libraries of two machines differ far less than rounding to 32 bits hides (a test measures the margin), so
+    all machines compute the same factors.
+
+    Args:
+        n: Number of elements that are transformed together, a power of two.
+
+    Returns:
+        float32[n].
+    """
     found = np.empty(n, np.float32)
     found[0] = 1 / math.sqrt(n)
     for half in (1 << e for e in range(n.bit_length() - 1)):
@@ -31,10 +36,19 @@ def factors(n: int) -> np.ndarray:
 
 @register
 class DCT(Transform):
-    """size: a power of two from 2 to 256. dims: 1 for chunks of `size` elements, 2 for squares of size x size.
+    """Chunked orthonormal DCT-II: what varies smoothly within a chunk is concentrated in few coefficients.
 
-    A square is size * size consecutive elements of the flattened gradient, transformed along both axes. Magnitudes beyond
-    2**100 are cut to it; error feedback sends the rest later.
+    A square (dims=2) is size * size consecutive elements of the flattened gradient, transformed along both axes. Magnitudes
+    beyond 2**100 are cut to it; error feedback sends the rest later. Containers hold the exponent of size, and dims
+    (docs/container-format.md, "Transforms").
+
+    Args:
+        size: A power of two from 2 to 256.
+        dims: 1 for chunks of `size` elements, 2 for squares of size x size.
+
+    Source:
+        Panthalia's gradient compression, which follows Peng, Quesnelle and Kingma, Decoupled momentum optimization, 2024:
+        chunks of the flattened gradient, the largest coefficients of each, 8 bits for each coefficient, and error feedback.
     """
 
     name, id = "dct", 1
@@ -51,6 +65,7 @@ class DCT(Transform):
 
     @property
     def chunk(self):
+        """Number of elements in a chunk: size ** dims."""
         return self.size**self.dims
 
     def parameters(self):

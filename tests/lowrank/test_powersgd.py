@@ -78,13 +78,13 @@ def test_it_makes_no_container():
 
 def test_which_tensors_are_factored():
     method = PowerSGD(4)
-    assert method.matrix((64, 32, 3, 3)) == (64, 288, 4)
-    assert method.matrix((64, 64)) == (64, 64, 4)
-    assert method.matrix((2, 1000)) == (2, 1000, 0)  # rank 2 would be longer than the matrix
-    assert method.matrix((16, 16)) == (16, 16, 0)  # (16 + 16) * 4 * 2 = 256 is not less
-    assert PowerSGD(4, min_rate=1.9).matrix((16, 16)) == (16, 16, 4)
+    assert method.factorization((64, 32, 3, 3)) == (64, 288, 4)
+    assert method.factorization((64, 64)) == (64, 64, 4)
+    assert method.factorization((2, 1000)) == (2, 1000, 0)  # rank 2 would be longer than the matrix
+    assert method.factorization((16, 16)) == (16, 16, 0)  # (16 + 16) * 4 * 2 = 256 is not less
+    assert PowerSGD(4, min_rate=1.9).factorization((16, 16)) == (16, 16, 4)
     for shape in ((), (5000,), (0, 40), (40, 0)):
-        assert method.matrix(shape)[2] == 0
+        assert method.factorization(shape)[2] == 0
     with pytest.raises(ConfigError, match="'w' of shape \\(3, 4\\) does not have 13 elements"):
         Tensor("w", 13, 2, shape=(3, 4))
 

@@ -36,7 +36,7 @@ def starts(rank):
     """name -> qt, float32[r, m], not orthonormal."""
     rng, found = np.random.default_rng(5), {}
     for name, shape in SHAPES.items():
-        _, columns, r = PowerSGD(rank).matrix(shape)
+        _, columns, r = PowerSGD(rank).factorization(shape)
         if r:
             found[name] = rng.standard_normal((r, columns)).astype(np.float32)
     return found
