@@ -10,7 +10,7 @@ from ..pipeline import container
 from ..pipeline.compressor import Compressor, make_compressor
 from ..pipeline.container import Container
 from ..pipeline.encoded import Encoded
-from .base import Communicator, Pending, encode
+from .base import Communicator, Pending
 
 #: The first byte of what goes instead of a container: some rank could not read what it got. No container begins so.
 _UNREADABLE = 0
@@ -27,7 +27,7 @@ class InFlightSum(Pending):
 
     def encode(self, gradient: np.ndarray, state: tuple | None, stream: Stream, sizes) -> np.ndarray:
         """The container of float32[n], counted. state: (residual, room for the next one), both float32[n], or None."""
-        return self._counted(encode(self.compressor, gradient, state, stream, sizes))
+        return self._counted(self.compressor.encode(gradient, stream, state=state, sizes=sizes))
 
     def encode_sum(self, summed: np.ndarray, keep: bool, stream: Stream, sizes) -> np.ndarray:
         """The container of float32[n], counted. keep: whether what it does not carry is left there."""
@@ -35,17 +35,17 @@ class InFlightSum(Pending):
         return self._counted(compress(summed, stream, sizes=sizes))
 
     def _counted(self, encoded: Encoded) -> np.ndarray:
-        self.count(encoded.seconds)
+        self.add_seconds(encoded.seconds)
         if encoded.index_codec:
             self.index_codecs.append(encoded.index_codec)
         return encoded.blob
 
 
-class Summing(Communicator):
+class SummingCommunicator(Communicator):
     """Compresses sums of what was compressed. A rank that has joined the others passes on a sum without any error, because
     its memory is to stay as it is."""
 
-    tells_support = False
+    reports_support = False
 
     def check(self, compressor):
         super().check(compressor)
@@ -56,7 +56,7 @@ class Summing(Communicator):
             )
 
 
-def exact() -> Compressor:
+def lossless_compressor() -> Compressor:
     return make_compressor("nonzero")
 
 
@@ -65,7 +65,7 @@ def report_unreadable(rank: int) -> np.ndarray:
     return np.frombuffer(bytes([_UNREADABLE]) + rank.to_bytes(4, "little"), np.uint8).copy()
 
 
-class Unreadable(ExchangeError):
+class UnreadableContainers(ExchangeError):
     """What a report tells of a rank."""
 
     def __init__(self, name: str, rank: int):
@@ -74,14 +74,14 @@ class Unreadable(ExchangeError):
 
 
 def check_readable(name: str, data: np.ndarray) -> None:
-    """Raise Unreadable if data, uint8[m], begins with such a report."""
+    """Raise UnreadableContainers if data, uint8[m], begins with such a report."""
     if data.size >= 5 and data[0] == _UNREADABLE:
-        raise Unreadable(name, int.from_bytes(data[1:5].tobytes(), "little"))
+        raise UnreadableContainers(name, int.from_bytes(data[1:5].tobytes(), "little"))
 
 
-def readable(name: str, data: np.ndarray, sizes: list[int]) -> list[Container]:
+def parse_containers(name: str, data: np.ndarray, sizes: list[int]) -> list[Container]:
     """The containers of so many elements each that stand one after the other in uint8[m]. Raises ContainerError, and
-    Unreadable if a report stands in their place or behind them."""
+    UnreadableContainers if a report stands in their place or behind them."""
     found = []
     for size in sizes:
         check_readable(name, data)

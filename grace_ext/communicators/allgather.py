@@ -10,7 +10,7 @@ import numpy as np
 from ..pipeline import container
 from ..pipeline.decoder import decode_sum
 from ..registry import register
-from .base import Communicator, Pending, encode, wait
+from .base import Communicator, Pending, wait
 
 
 @register
@@ -20,7 +20,7 @@ class Allgather(Communicator):
     preserves_input = True
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
-        encoded = encode(compressor, gradient, state, stream, sizes)
+        encoded = compressor.encode(gradient, stream, state=state, sizes=sizes)
         return Pending(
             transport.allgather(name, encoded.blob),
             encoded.blob.size,

@@ -28,13 +28,13 @@ class Pending:
     support: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
 
     #: The handle that was waited for last.
-    over: CollectiveHandle | None = dataclasses.field(default=None, kw_only=True, repr=False)
+    last_waited: CollectiveHandle | None = dataclasses.field(default=None, kw_only=True, repr=False)
     #: Whether the gradients bypass the exchange, so that nothing is left to decode.
     bypasses = False
 
     def has_arrived(self) -> bool | None:
         """Whether nothing is left to wait for; None if that is not known. A handle that was waited for is not polled."""
-        return self.handle is self.over or self.handle.poll()
+        return self.handle is self.last_waited or self.handle.poll()
 
     def is_on_its_way(self) -> bool:
         """Whether a collective is known to be under way: sent, and not there yet."""
@@ -45,7 +45,7 @@ class Pending:
         """All but waiting."""
         return sum(taken for stage, taken in self.seconds.items() if stage != "exchange")
 
-    def count(self, seconds: dict[str, float]) -> None:
+    def add_seconds(self, seconds: dict[str, float]) -> None:
         """Add the seconds of some stages."""
         for stage, taken in seconds.items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + taken
@@ -61,7 +61,7 @@ class Communicator(Stage):
     #: Whether what a rank sends is its container.
     sends_containers = False
     #: Whether `Pending.support` is known, when an exchange has started, for all of the gradient.
-    tells_support = True
+    reports_support = True
     #: Needs a compressor whose values can be summed as they are (`Compressor.reducible_dtype`).
     needs_reducible = False
     #: Whether the next step needs what the memory keeps.
@@ -102,13 +102,13 @@ class Communicator(Stage):
         """The same where they depend on the number of ranks or on their hosts."""
         return self.collectives
 
-    def copies(self, transport: Transport) -> float:
+    def copies_sent(self, transport: Transport) -> float:
         """How many times what a rank gives to collectives (`Pending.wire_bytes`) leaves it, on average: to all others, or
         along a ring. What is sharded goes to n - 1 ranks in a part of 1 / n, the rest to one: as in a ring."""
         ranks = transport.size
         return ranks - 1 if self.collectives_of(transport) == ("allgather",) else 2 * (ranks - 1) / ranks
 
-    def allreduced(self, compressor) -> str:
+    def allreduce_dtype(self, compressor) -> str:
         """The dtype of what goes into its allreduces."""
         return compressor.reducible_dtype or "float32"
 
@@ -131,18 +131,10 @@ class Communicator(Stage):
         raise NotImplementedError
 
 
-def encode(compressor, gradient: np.ndarray, state: tuple | None, stream, sizes=None):
-    """What `compressor` makes of float32[d], as its Encoded. state: (residual, room for the next one), both float32[d], for
-    error feedback, or None. sizes: see Communicator.start."""
-    if state is None:
-        return compressor.encode(gradient, stream, sizes=sizes)
-    return compressor.encode_compensated(gradient, *state, stream, sizes=sizes)
-
-
 def wait(pending: Pending):
     """The result of the exchange; the time spent waiting is counted as exchange."""
     started = time.perf_counter()
-    result, pending.over = pending.handle.wait(), pending.handle
+    result, pending.last_waited = pending.handle.wait(), pending.handle
     pending.wire_bytes += pending.handle.padding
-    pending.count({"exchange": time.perf_counter() - started + pending.handle.waited})
+    pending.add_seconds({"exchange": time.perf_counter() - started + pending.handle.waited_seconds})
     return result

@@ -59,12 +59,13 @@ class Encoder:
                 f"does, not for those of {self.sparsifier.name!r}"
             )
 
-    def encode(self, dense: np.ndarray, stream: Stream, *, sizes=None, dtype="float32", shape=None) -> Encoded:
+    def encode(self, dense: np.ndarray, stream: Stream, *, state=None, sizes=None, dtype="float32", shape=None) -> Encoded:
         """Encode a gradient. Like `Compressor.compress`, but it returns all that the sender knows about the container.
 
         Args:
             dense: The gradient, float32[d].
             stream: The random numbers of this gradient on this rank.
+            state: (residual, pending) for error feedback, as in `encode_compensated`, which stores no shape; or None.
             sizes: Numbers of elements of the tensors that the gradient consists of, in order; None for a single tensor.
             dtype: The gradient's dtype as the container names it.
             shape: A shape for the container to store, or None.
@@ -75,6 +76,8 @@ class Encoder:
         Raises:
             ConfigError: No container can hold the gradient, or `sizes` do not sum to d.
         """
+        if state is not None:
+            return self.encode_compensated(dense, *state, stream, sizes=sizes, dtype=dtype)
         started = time.perf_counter()
         if self.transform is not None:
             return self._encode_transformed(dense, None, stream, dtype, shape, started)
