@@ -38,12 +38,21 @@ _MOST = 8  # messages of a client between rounds: what it computed, its update, 
 class FederatedServer:
     """Runs rounds of a grace_ext.federated.Server. Client number i is the rank i + 1.
 
-    timeout: seconds that a round waits for updates. Who is late is left out of the round; its update counts in the round in
-    which it comes, if the server's `staleness` allows that. Only then is this client asked again, and gets the newest model,
-    so that at most one model is on its way to each client.
-    pace: seconds that a round is to take; the densities of both ways then follow what the links give, those of each client's
-    updates its own (Kimad), that of the model, which is told to all alike, the least of those who have time left. None:
-    densities stay. Raises ConfigError if the ranks are not the server and its clients, and for a pace without a density.
+    A client that is late is left out of the round. Its update counts in the round in which it comes, if the server's
+    `staleness` allows that. Only then is the client asked again, and gets the newest model, so that at most one model is on
+    its way to each client.
+
+    Args:
+        server: The server whose rounds are run.
+        comm: The ranks of the server, which is rank 0, and of its clients.
+        timeout: The seconds that a round waits for updates.
+        pace: The seconds that a round is to take. The densities of both directions then follow what the links give: that of
+            each client's updates its own link (Kimad), that of the model, which all clients get alike, the slowest link of
+            those that have time left. None: densities stay as they are.
+
+    Raises:
+        ConfigError: The ranks are not the server and its clients, an argument is out of range, or a pace is given and the
+            compression has no density.
     """
 
     def __init__(self, server: Server, comm: MPI.Comm = MPI.COMM_WORLD, *, timeout: float = 60.0, pace: float | None = None):
@@ -69,7 +78,14 @@ class FederatedServer:
         mpi_exit.begin(self, "before FederatedServer.stop()")
 
     def round(self, compression=None) -> Report:
-        """One round, with whoever answers in time. compression: of this round's way down, whatever the pace says."""
+        """Run one round, with the clients that answer in time.
+
+        Args:
+            compression: The compression of the model in this round, whatever the pace says; None for the usual one.
+
+        Returns:
+            The server's report of the round.
+        """
         self._drain()
         if self._down and compression is None:
             chosen = self.server.begin_round(self._down.at(self._budget_down()))
@@ -100,8 +116,15 @@ class FederatedServer:
             self._unasked.discard(client)
 
     def stop(self, timeout: float = 10.0) -> list[int]:
-        """Tell all clients that training is over; returns the numbers of those that did not answer in time. If they do not
-        end either, the job is ended without them, half a minute after this process."""
+        """Tell all clients that training is over.
+
+        Args:
+            timeout: The seconds to wait for their answers.
+
+        Returns:
+            The numbers of the clients that did not answer in time. If they do not end either, the job is ended without them,
+            half a minute after this process.
+        """
         self._silent = set(self.server.present)
         for client in self._silent:
             self._send(client, np.empty(0, np.uint8), _STOP)
@@ -113,7 +136,7 @@ class FederatedServer:
         self._sent[client].append((self._comm.Isend([message, MPI.BYTE], client + 1, tag), message))
 
     def _under_way(self, client: int) -> bool:
-        """Whether messages to this client have not been received; those that have been are let go."""
+        """Whether messages to this client are still on their way. Those that have arrived are released."""
         self._sent[client] = [(request, kept) for request, kept in self._sent[client] if not request.Test()]
         return bool(self._sent[client])
 
@@ -125,18 +148,18 @@ class FederatedServer:
             self._ask()
 
     def _drain(self) -> None:
-        """What came between rounds. Of clients that never stop to send, the rest has to wait."""
+        """Receive what came between rounds, but not without end from clients that never stop sending."""
         for _ in range(_MOST):
             if not self._receive():
                 break
 
     def _receive(self) -> bool:
-        """One message of each client that has sent one, so that none keeps others from being heard. False if there was
-        none."""
+        """Receive one message of each client that has sent one, so that none keeps others from being heard. Returns False
+        if there was none."""
         return any([self._receive_from(client) for client in range(self.server.clients)])
 
     def _receive_from(self, client: int) -> bool:
-        """One message of this client, if there is one."""
+        """Receive one message of this client; returns False if there is none."""
         status = MPI.Status()
         if not self._comm.Iprobe(client + 1, MPI.ANY_TAG, status):
             return False
@@ -148,7 +171,7 @@ class FederatedServer:
         return True
 
     def _take(self, client: int, tag: int, data: np.ndarray | None, size: int) -> None:
-        """data: None: more than any message has."""
+        """Process a message. data: None if it was longer than any message may be."""
         if tag != _TOOK:
             self._busy.discard(client)
         if tag == _LEAVE:
@@ -176,17 +199,17 @@ class FederatedServer:
                     self._done(client)
 
     def _done(self, client: int) -> None:
-        """This round does not wait for this client, and does not ask it, any more."""
+        """This round neither waits for this client nor asks it any more."""
         self._waiting.discard(client)
         self._unasked.discard(client)
 
     def _budget_down(self) -> float | None:
-        """Bytes, 0 if nobody has time left; None before anything is known."""
+        """The bytes that the model may have: 0 if nobody has time left, None before anything is known."""
         known = [budget for client in self.server.present if (budget := self.paces[client].budget) is not None]
         return min(filter(None, known), default=0.0 if known else None)
 
     def _keep_pace(self, client: int, received: int) -> None:
-        """Its update has come."""
+        """Note how long this client took, when its update has come."""
         computed = self._computed.pop(client, None)
         if self.paces and computed is not None and client in self._asked:  # not if that was a server before this one
             at, sent = self._asked[client]
@@ -196,8 +219,14 @@ class FederatedServer:
 class FederatedClient:
     """Answers the server of rank 0 until it stops, or this client leaves.
 
-    timeout: seconds that the server may say nothing; None: for ever, for a client that is not sampled is not asked for many
-    rounds, and what a server does between rounds takes what it takes.
+    Args:
+        client: The client that trains and compresses.
+        comm: The ranks of the server and its clients.
+        timeout: The seconds that the server may be silent. None for no limit: a client that is not sampled is not asked for
+            many rounds, and a server may do anything between rounds.
+
+    Raises:
+        ConfigError: This is rank 0, or the timeout is not positive.
     """
 
     def __init__(self, client: Client, comm: MPI.Comm = MPI.COMM_WORLD, *, timeout: float | None = None):
@@ -208,8 +237,15 @@ class FederatedClient:
         self.client, self._comm, self._timeout = client, comm, math.inf if timeout is None else timeout
 
     def run(self, train: Callable[[np.ndarray, int], tuple[np.ndarray, float] | None]) -> None:
-        """train(model, round) -> (the model after local training, samples), or None to leave. model: float32[d]. Raises
-        TimeoutError."""
+        """Train whenever the server asks for it, until it stops.
+
+        Args:
+            train: train(model, round) gives (the model after local training, its number of samples), or None to leave. Models
+                are float32[d].
+
+        Raises:
+            TimeoutError: The server has been silent for `timeout` seconds.
+        """
         mpi_exit.begin(self, "within FederatedClient.run()")
         fitted = budget = None
         while True:
@@ -242,16 +278,16 @@ class FederatedClient:
             self._say(update, _UPDATE)
 
     def leave(self) -> None:
-        """This client takes part no more."""
+        """Take part no more."""
         self._say(np.empty(0, np.uint8), _LEAVE)
         mpi_exit.end(self)
 
     def join(self) -> None:
-        """Back after `leave`, with the model as it was then."""
+        """Take part again after `leave`, with the model as it was then."""
         self._say(_bytes(_ROUND.pack(self.client.round)), _HELLO)
 
     def _next(self) -> tuple[int, np.ndarray]:
-        """The tag and the data of what the server sends next."""
+        """Wait for what the server sends next: its tag and its data."""
         status, deadline = MPI.Status(), time.monotonic() + self._timeout
         while (message := self._comm.Improbe(0, MPI.ANY_TAG, status)) is None:
             if time.monotonic() > deadline:

@@ -32,8 +32,7 @@ def OneBitAdam(
     memory="residual",
     **options,
 ):
-    """Wrap a torch.optim.Adam or AdamW: exact gradients for `warmup_steps` steps, then a frozen variance and compressed
-    momentum with error feedback.
+    """Wrap a torch.optim.Adam or AdamW: exact gradients at first, then a frozen variance and compressed momentum.
 
     With m and v Adam's exp_avg and exp_avg_sq and T the number of v's updates, a step t after the warm-up is, on rank i,
 
@@ -44,26 +43,34 @@ def OneBitAdam(
     ranks' compressed momenta from this library's exchange (containers by allgather), where the paper compresses that mean
     once more on its way back from a server.
 
-    compression, rules: of the momentum, after the warm-up; as in DistributedOptimizer, tensors of at most 1024 elements or
-        fewer than two dimensions are sent as they are unless a rule says otherwise.
-    warmup_steps: how many of Adam's steps come before, from 1 on; the paper takes 15 to 25 % of all. What a checkpoint of
-        plain Adam has behind it counts. A step that GradScaler skips does not.
-    warmup: how gradients travel until then: "raw", or "fp16".
-    variance_floor: when the variance is frozen, an element gets at least this share of the mean of its tensor, 0 being the
-        paper's algorithm. Without it training can diverge, however little is lost in compression: the gradient of an element
-        that was nearly always zero in the warm-up may become much larger than its variance then says, and of all elements
-        with a small variance the error of compression, which is that of their neighbours, is divided by it.
-    memory: "residual", a mapping of patterns to specs, or another that is error feedback.
-    options: all others of DistributedOptimizer.
-
     After the warm-up `synchronize()` leaves the new momentum in p.grad, the same on all ranks, and `step()` takes it from
-    there as exp_avg. What is clipped in between is the momentum, for good. With one rank p.grad stays the gradient until
-    step(). exp_avg is up to date at all times, so Adam itself can go on from a checkpoint, and this from Adam's.
-    weight_decay: Adam's is part of the gradient, so of the momentum too; AdamW's shrinks the parameters in the step, as in
-    torch. lr and betas may differ between groups, and lr may change at any time.
+    there as exp_avg. What is clipped in between is the momentum, permanently. With one rank p.grad stays the gradient until
+    step(). exp_avg is up to date at all times, so Adam itself can go on from a checkpoint of this optimizer, and this
+    optimizer from one of Adam's. weight_decay: Adam's is part of the gradient, so of the momentum too; AdamW's shrinks the
+    parameters in the step, as in torch. lr and betas may differ between groups, and lr may change at any time.
 
-    Raises ConfigError for another optimizer, for fused, capturable or differentiable ones, for join(), for parameters that
-    come in after the warm-up, and for what DistributedOptimizer refuses.
+    Args:
+        optimizer: The optimizer to wrap.
+        named_parameters: See horovod_torch.DistributedOptimizer.
+        compression: The spec of the momentum after the warm-up. As in DistributedOptimizer, tensors of at most 1024 elements
+            or fewer than two dimensions are sent as they are unless a rule says otherwise.
+        warmup_steps: How many of Adam's steps come before, from 1 on; the paper takes 15 to 25 % of all. Steps that are
+            behind a checkpoint of plain Adam count. A step that GradScaler skips does not.
+        warmup: How gradients travel until then: "raw", or "fp16".
+        variance_floor: When the variance is frozen, an element gets at least this share of the mean of its tensor, 0 being the
+            paper's algorithm. Without it training can diverge, however little is lost in compression: the gradient of an
+            element that was nearly always zero in the warm-up may become much larger than its variance then says, and for all
+            elements with a small variance the error of compression, which is that of their neighbors, is divided by it.
+        memory: "residual", a mapping of patterns to specs, or another that is error feedback.
+        **options: All others of horovod_torch.DistributedOptimizer.
+
+    Returns:
+        The wrapped optimizer.
+
+    Raises:
+        ConfigError: The optimizer is another one, or fused, capturable or differentiable; join() is called; parameters come
+            in after the warm-up; or DistributedOptimizer refuses something.
+        TypeError: An option is unknown.
     """
     kind = next((kind for kind in (torch.optim.AdamW, torch.optim.Adam) if isinstance(optimizer, kind)), None)
     if kind is None:
@@ -88,7 +95,7 @@ def OneBitAdam(
 
 
 class _OneBitStep:
-    """Between a class of torch and the wrapped one: the step, and what it counts.
+    """The step of 1-bit Adam, and its counters: a base between torch's class and the wrapped one.
 
     Each param group has "warmup_left", each parameter's state "variance_step", the number of updates of its variance. Both
     are plain integers, saved and broadcast with the rest.
@@ -138,7 +145,7 @@ class _OneBitStep:
                 p.addcdiv_(momentum, self.denominator(group, p), value=-rate)
 
     def known(self, p) -> dict:
-        """The state of a parameter with a variance."""
+        """The state of a parameter. Raises ConfigError for one without a variance."""
         state = self.state.get(p)
         if not state:
             raise ConfigError("OneBitAdam: a parameter got its first gradient after the warm-up, so it has no variance")
@@ -151,8 +158,8 @@ class _OneBitStep:
         return (self._variance(group, state).sqrt() / corrected).add_(group["eps"])
 
     def to_momentum(self, group, p, gradient: torch.Tensor, scale: float) -> None:
-        """In place, float32[d]: this rank's gradient becomes its new momentum / scale. The gradient is of what p.grad will
-        be; scale: what the mean over ranks of the results is multiplied with."""
+        """Turn this rank's gradient, float32[d], into its new momentum / scale, in place. scale: what the mean over ranks of
+        the results is multiplied with."""
         beta = float(group["betas"][0])
         gradient.mul_((beta - 1) if group["maximize"] else (1 - beta))
         gradient.add_(_flat(self.known(p)["exp_avg"], gradient), alpha=beta / scale)
@@ -203,7 +210,7 @@ class _OneBitStep:
 
 
 def _power_of_two(value: float) -> float:
-    """The largest one that is not above value, so that ranks that add up in another order agree; 1 for zero."""
+    """The largest power of two that is not above value, so that ranks that add up in another order agree; 1 for zero."""
     return 2.0 ** math.floor(math.log2(value)) if 0 < value < math.inf else 1.0
 
 

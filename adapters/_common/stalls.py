@@ -82,7 +82,7 @@ class Process(NamedTuple):
             started = _look_at(os.getpid())[2]
         except OSError:
             space, started = "", 0
-        machine = xxhash.xxh64_digest(repr((topology.boot(), space)).encode())
+        machine = xxhash.xxh64_digest(repr((topology.boot_id(), space)).encode())
         return cls(machine, rank, os.getpid(), started, socket.gethostname())
 
     def pack(self) -> np.ndarray:

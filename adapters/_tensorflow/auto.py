@@ -22,7 +22,7 @@ class SwitchedNodes(BucketNodes):
 
     def __init__(self, graph, bucket, prescale):
         super().__init__(graph, bucket, prescale)
-        self._levels = bucket.communicator.most_collectives(self._exchange.transport)
+        self._levels = bucket.communicator.max_collectives(self._exchange.transport)
 
     def start(self, gradients, order):
         sent = self._part(self._encode, self._inputs(gradients), order)

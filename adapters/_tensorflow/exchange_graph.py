@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from grace_ext import ExchangeError
-from grace_ext._util.scratch import scratch_in
+from grace_ext._util.scratch import use_scratch
 from grace_ext.exchange.buckets import Bucket
 from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.row_buckets import RowBucket
@@ -76,7 +76,7 @@ class ExchangeGraph:
 
         def run(*arrays):
             try:
-                with scratch_in(self._arrays):
+                with use_scratch(self._arrays):
                     result = function(*arrays)
                 self.idle_since = time.perf_counter()
                 return result

@@ -31,7 +31,7 @@ class BucketNodes:
             "allgather": [tf.uint8],
             "alltoall": [tf.uint8, tf.int32],
             "broadcast": [tf.uint8],
-            "allreduce": [tf.as_dtype(bucket.communicator.allreduced(bucket.compressor))],
+            "allreduce": [tf.as_dtype(bucket.communicator.allreduce_dtype(bucket.compressor))],
         }
         self._collectives = bucket.communicator.collectives_of(graph.exchange.transport)
 

@@ -34,7 +34,7 @@ class GraphTransport(_Transport):
 
     can_fuse = False  # its nodes are there before the first step
 
-    def between_steps(self):
+    def probe_transport(self):
         return _EagerTransport(self._process_set)
 
     def _start(self, kind, name, *arrays):
@@ -46,7 +46,7 @@ class _EagerTransport(_Transport):
 
     def _start(self, kind, name, *arrays):
         received = collective(kind, [tf.constant(array) for array in arrays], name, self._process_set)
-        return CollectiveHandle.of(received.numpy())
+        return CollectiveHandle.finished(received.numpy())
 
 
 class GraphHandle(CollectiveHandle):
@@ -61,7 +61,7 @@ class GraphHandle(CollectiveHandle):
 
     def receive(self, array: np.ndarray, idle_since: float) -> None:
         """idle_since: when the exchange had nothing to do any more but to wait."""
-        self.received, self.waited = array, time.perf_counter() - idle_since
+        self.received, self.waited_seconds = array, time.perf_counter() - idle_since
 
 
 def collective(kind: str, sent: list[tf.Tensor], name: str, process_set, **factors) -> tf.Tensor:

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from grace_ext.transport import CollectiveHandle
-from grace_ext.transport.equal_lengths import EqualLengthTransport, head_of, joined, lengths_in
+from grace_ext.transport.equal_lengths import EqualLengthTransport, head_of, lengths_in, padded_message
 
 
 class GroupTransport(EqualLengthTransport):
@@ -18,7 +18,7 @@ class GroupTransport(EqualLengthTransport):
         self.rank, self.size, self.world_rank = dist.get_rank(group), dist.get_world_size(group), dist.get_rank()
         self._group, self._device = group, device
 
-    def between_steps(self):
+    def probe_transport(self):
         return self  # a step ends in the thread that issues all collectives
 
     def allreduce(self, name, array):
@@ -28,7 +28,7 @@ class GroupTransport(EqualLengthTransport):
     def send(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
         """A collective that returns all ranks' payloads, uint8[m], on rank `to` only, an empty list elsewhere."""
         lengths = lengths_in(self.gather(head_of(payload)).wait())
-        message = torch.from_numpy(joined([payload], int(lengths.max()))).to(self._device)
+        message = torch.from_numpy(padded_message([payload], int(lengths.max()))).to(self._device)
         rows = [torch.empty_like(message) for _ in lengths] if self.rank == to else None
         dist.gather(message, rows, dist.get_global_rank(self._group, to), group=self._group)
         return [row[:length].cpu().numpy() for row, length in zip(rows or [], lengths, strict=False)]

@@ -32,7 +32,7 @@ class EqualLengthTransport(Transport):
         #: How many payloads did not fit.
         self.second_gathers = 0
 
-    def forgetlengths_in(self) -> None:
+    def forget_lengths(self) -> None:
         """For names that now mean something else. Call it on all ranks in the same step."""
         self.longest.clear()
         self.longest_of_pairs.clear()
@@ -104,7 +104,7 @@ class _Payloads(CollectiveHandle):
         self._sends = root in (None, transport.rank)
         self._longest = transport.longest.setdefault(name, collections.deque(maxlen=_KEPT))
         self._room = room_for(max(self._longest)) if self._longest else 0
-        self._first = self._collect(joined([head_of(payload), payload[: self._room]], HEAD + self._room))
+        self._first = self._collect(padded_message([head_of(payload), payload[: self._room]], HEAD + self._room))
 
     def _receive(self) -> np.ndarray:
         rows = self._first.wait()
@@ -114,7 +114,7 @@ class _Payloads(CollectiveHandle):
         parts = [row[HEAD : HEAD + min(length, room)] for row, length in zip(rows, lengths, strict=True)]
         if longest > room:
             transport.second_gathers += 1
-            rests = self._collect(joined([self._payload[room:]], longest - room)).wait()
+            rests = self._collect(padded_message([self._payload[room:]], longest - room)).wait()
             parts = [
                 part
                 for row, length, first in zip(rests, lengths, parts, strict=True)
@@ -139,7 +139,8 @@ class _Pairs(CollectiveHandle):
             [room_for(max(kept)) if kept else 0 for kept in lists] for lists in (self._sent, self._received)
         )
         messages = [
-            joined([head_of(payload), payload[:room]], HEAD + room) for payload, room in zip(payloads, rooms, strict=True)
+            padded_message([head_of(payload), payload[:room]], HEAD + room)
+            for payload, room in zip(payloads, rooms, strict=True)
         ]
         messages[own] = messages[own][:0]
         self._rests = {
@@ -204,7 +205,7 @@ def lengths_in(rows: np.ndarray) -> np.ndarray:
     return rows[:, :HEAD].copy().view("<i8").ravel()
 
 
-def joined(parts: list[np.ndarray], size: int) -> np.ndarray:
+def padded_message(parts: list[np.ndarray], size: int) -> np.ndarray:
     """Parts one after the other, padded with zeros.
 
     Args:
