@@ -1,4 +1,4 @@
-"""The nodes of a bucket that chooses its way while the graph stays the same: communicator="auto" in TensorFlow."""
+"""The nodes of a bucket that chooses its strategy while the graph stays the same: communicator="auto" in TensorFlow."""
 
 import functools
 
@@ -10,15 +10,15 @@ from grace_ext.exchange.bypass import BypassPending
 from .nodes import BucketNodes
 from .transport import GraphHandle, collective
 
-#: Of the collectives of a bucket that chooses, by number. The first: none. The ways by which gradients pass are the last.
+#: The kinds of collectives, by number: none, those that carry containers and sums, and those of gradients that bypass.
 _BYPASSES = {"float32": tf.float32, "fp16": tf.float16}
 _KINDS = ("", "allgather", "alltoall", "allreduce of float32", "allreduce of float16", *_BYPASSES)
 _NO_BYTES, _NO_SPLITS = np.empty(0, np.uint8), np.empty(0, np.int32)
 
 
 class SwitchedNodes(BucketNodes):
-    """Those of all ways are there. Collectives take and give bytes, and the Python part before each says which it is in this
-    step. Gradients that pass have collectives of their own."""
+    """The nodes of all strategies. Collectives take and give bytes, and the Python part before each says which kind it is in
+    this step. Gradients that bypass the exchange have collectives of their own."""
 
     def __init__(self, graph, bucket, prescale):
         super().__init__(graph, bucket, prescale)
@@ -33,7 +33,7 @@ class SwitchedNodes(BucketNodes):
         return [*sent, *passed]
 
     def _part(self, function, inputs, order) -> list[tf.Tensor]:
-        """What a Python part says: the number of a collective, and its inputs."""
+        """A node of Python: it gives the number of a collective's kind, and the collective's inputs."""
         kind, payload, splits = self._graph.call(function, inputs, [tf.int32, tf.uint8, tf.int32], order)
         kind.set_shape([])
         payload.set_shape([None])
@@ -41,7 +41,7 @@ class SwitchedNodes(BucketNodes):
         return [kind, payload, splits]
 
     def _passed(self, kind, number, gradient) -> tf.Tensor:
-        """The reduced gradient, [its elements]; empty if it does not pass."""
+        """The reduced gradient, [its elements]; empty if it does not bypass."""
         factors = {"prescale_factor": self._prescale, "postscale_factor": self._exchange.weight}
 
         def by(dtype):
@@ -99,7 +99,7 @@ class SwitchedNodes(BucketNodes):
 
     @staticmethod
     def _said(handle: GraphHandle | None) -> list:
-        """handle: of a collective that has not been started yet; None if there is no more."""
+        """The outputs of a Python part. handle: of the collective to start next; None if there is none."""
         if handle is None or handle.collective in _BYPASSES:
             return [np.int32(_KINDS.index(handle.collective if handle else "")), _NO_BYTES, _NO_SPLITS]
         payload, *splits = handle.sent

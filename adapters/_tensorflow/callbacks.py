@@ -27,11 +27,19 @@ _SCALAR = tf.compat.v1.SummaryMetadata(
 
 
 class BroadcastGlobalVariablesCallback(Callback):
-    """Gives all ranks the weights of the model and the variables of the optimizer that root_rank has: before the first
-    batch, or after it where a rank's model has no weights before. The states of random generators (dropout) stay each
-    rank's own.
+    """Gives all ranks the weights of the model and the variables of the optimizer that root_rank has.
 
-    local_variables: variables that are left alone.
+    It does so before the first batch, or after it where a rank's model has no weights before. The states of random
+    generators (dropout) stay each rank's own.
+
+    Args:
+        root_rank: The rank, in the whole job, whose values count.
+        device: Only "" is allowed, because the values pass through the host.
+        local_variables: Variables that are left alone.
+        process_set: The ranks that take part.
+
+    Raises:
+        ConfigError: A device is given.
     """
 
     def __init__(self, root_rank=0, device="", local_variables=None, *, process_set=hvd.global_process_set):
@@ -45,6 +53,11 @@ class BroadcastGlobalVariablesCallback(Callback):
         self._done = False
 
     def register_local_var(self, var):
+        """Leave a variable alone.
+
+        Args:
+            var: The variable.
+        """
         self._local.append(id(native_variable(var)))
 
     def on_train_begin(self, logs=None):
@@ -71,10 +84,17 @@ class BroadcastGlobalVariablesCallback(Callback):
 
 
 class MetricAverageCallback(Callback):
-    """Averages the metrics of an epoch over ranks, in one collective. Later callbacks (checkpoints, early stopping) see the
-    averages, so it comes before them; so does the history.
+    """Averages the metrics of an epoch over ranks, in one collective.
 
-    Raises ExchangeError if ranks have other metrics.
+    List it before callbacks that are to see the averages (checkpoints, early stopping). The history gets the averages, too.
+
+    Args:
+        device: Only "" is allowed, because the values pass through the host.
+        process_set: The ranks that take part.
+
+    Raises:
+        ConfigError: A device is given.
+        ExchangeError: Ranks have different metrics; raised at the end of an epoch.
     """
 
     def __init__(self, device="", *, process_set=hvd.global_process_set):
@@ -97,11 +117,13 @@ class MetricAverageCallback(Callback):
 
 
 class CompressionStatsCallback(Callback):
-    """Adds to the logs, and so to the progress bar, the compression ratio and the megabytes that this rank hands to
-    collectives per step: `compression_ratio` and `wire_mb`. With one rank there is nothing to add.
+    """Adds `compression_ratio`, and `wire_mb`, the megabytes that this rank hands to collectives per step, to the logs.
 
-    log_dir: there rank 0 writes both as TensorBoard scalars after every epoch, with the optimizer's iterations as steps; and
-    the seconds per step of every stage.
+    The progress bar shows them, too. With one rank there is nothing to add.
+
+    Args:
+        log_dir: The folder in which rank 0 writes both as TensorBoard scalars after every epoch, with the optimizer's
+            iterations as steps, and the seconds per step of every stage; None for none.
     """
 
     def __init__(self, log_dir=None):
@@ -139,18 +161,24 @@ class CompressionStatsCallback(Callback):
 
 
 class CompressionStateCallback(Callback):
-    """Saves what the optimizer's compression keeps on each rank (Keras' checkpoints hold none of it), and brings it back
-    when a model is fitted that was restored from a checkpoint, so that training goes on as if it had never stopped.
+    """Saves what the optimizer's compression keeps on each rank, and loads it when training goes on from a checkpoint.
+
+    Keras' checkpoints hold none of it. With it, training goes on as if it had never stopped.
 
     A file belongs to a number of the optimizer's iterations, folder/ITERATIONS/rankR.npz, and so to the Keras checkpoint of
     that moment, whoever writes it: BackupAndRestore, ModelCheckpoint, model.save. When `fit` starts, the file of the
     iterations that the optimizer then has is loaded; if there is none, everything stays as it is. All ranks use this
     callback; list it before the one that saves the model.
 
-    folder: one that all ranks see if their number may change, else each host may have its own.
-    save_freq: "epoch", or every so many iterations, as in the callback that saves the model.
-    keep: how many saves stay; None: all.
-    on_resize: see DistributedOptimizer's load_compression_state.
+    Args:
+        folder: A folder that all ranks see if their number may change, otherwise each host may have its own.
+        save_freq: "epoch", or a number of iterations, as in the callback that saves the model.
+        keep: How many saves stay; None for all.
+        on_resize: See load_compression_state of a wrapped optimizer.
+        process_set: The ranks that take part.
+
+    Raises:
+        ConfigError: save_freq or keep is out of range.
     """
 
     def __init__(self, folder, save_freq="epoch", keep=2, on_resize=None, *, process_set=hvd.global_process_set):
@@ -167,7 +195,7 @@ class CompressionStateCallback(Callback):
         self._is_restored = False
 
     def on_epoch_begin(self, epoch, logs=None):
-        # Not before: other callbacks restore the model and broadcast its variables when training begins.
+        # Not earlier: other callbacks restore the model and broadcast its variables when training begins.
         if not self._is_restored and has_others(self._process_set):
             self._restore()
         self._is_restored = True
@@ -236,6 +264,6 @@ def _variables(optimizer) -> list:
 def _build(optimizer, variables) -> None:
     """Make the optimizer's variables, as its first step would."""
     if not hasattr(optimizer, "build"):
-        optimizer._create_all_weights(variables)
+        optimizer._create_all_weights(variables)  # legacy ones have no public name for it
     elif not getattr(optimizer, "built", False):  # in tf_keras building again does nothing
         optimizer.build(variables)

@@ -1,6 +1,6 @@
 """An exchange as nodes of a TensorFlow graph.
 
-Each bucket has its own: see _tensorflow_nodes. Horovod pairs the operations of the ranks by their names, so ranks may reach
+Each bucket has nodes of its own: see nodes.py. Horovod pairs the operations of the ranks by their names, so ranks may reach
 them in any order; the Python parts of a step run one after the other, in the same order on all ranks.
 """
 
@@ -44,7 +44,7 @@ class ExchangeGraph:
         self.idle_since = 0.0
         self.process_set = process_set
         self._arrays: dict[str, np.ndarray] = {}  # scratch, the same whichever thread TensorFlow takes
-        #: Helps with copying.
+        #: Copies beside TensorFlow's own thread.
         self.helper = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         self._nodes = [nodes_of(bucket)(self, bucket, prescale) for bucket in exchange.buckets]
         #: By graph, the name of the node after which the next step's go on. (The node itself would keep its graph alive.)
@@ -72,7 +72,7 @@ class ExchangeGraph:
             )
 
     def guarded(self, function):
-        """The function; an error in it gives up the step."""
+        """The function, made so that an error in it gives up the step."""
 
         def run(*arrays):
             try:

@@ -32,19 +32,34 @@ def DistributedGradientTape(
 ):
     """Wrap a tf.GradientTape so that `gradient` gives gradients that are compressed, exchanged and averaged over ranks.
 
-    A drop-in for hvd.DistributedGradientTape: the arguments up to scale_local_gradients are Horovod's, in its order. The
-    result is an instance of the given tape's class. Works eagerly and inside tf.function.
+    A drop-in for hvd.DistributedGradientTape: the named arguments are Horovod's, in its order, the others those of
+    CompressionOptions. Works eagerly and inside tf.function. Buckets follow the reverse order of the sources.
 
     The memory outlives the tape: tapes over the same variables with the same options go on with the same one.
 
-    compression, memory, communicator, rules, bucket_bytes, groups, seed, capture, schedule, observe: as in horovod_torch's
-        DistributedOptimizer. Buckets follow the reverse order of the sources.
-    sparse_as_dense: tf.IndexedSlices are made dense first. Otherwise they stay sparse: duplicate rows are summed, and the
-        spec's sparsifier works on the rows that are there.
-    scale_local_gradients: gradients of sources that `register_local_source` excludes from the exchange are divided by the
-        number of ranks.
+    Args:
+        gradtape: The tape to wrap.
+        device_dense: Only "" is allowed, because the codecs run on the host.
+        device_sparse: The same.
+        compression: See CompressionOptions.
+        sparse_as_dense: tf.IndexedSlices are made dense first. Otherwise they stay sparse: duplicate rows are summed, and
+            the spec's sparsifier works on the rows that are there.
+        op: hvd.Average or hvd.Sum.
+        gradient_predivide_factor: With hvd.Average, gradients are divided by this before the sum, and by the rest of the
+            number of ranks after it.
+        num_groups: A number of equal groups, if `groups` is not given.
+        groups: See CompressionOptions.
+        process_set: The ranks that exchange gradients.
+        scale_local_gradients: Gradients of sources that `register_local_source` excludes from the exchange are divided by
+            the number of ranks.
+        **options: All others of CompressionOptions.
 
-    Raises ConfigError for what cannot be honoured: op=Adasum, complex variables, specs that differ between ranks, XLA.
+    Returns:
+        The wrapped tape, an instance of the given tape's class.
+
+    Raises:
+        ConfigError: Something cannot be honoured: op=Adasum, complex variables, specs that differ between ranks, XLA.
+        TypeError: An option is unknown.
     """
     shared = Options.from_keywords(
         options,
@@ -69,7 +84,17 @@ class _WrappedTape:
     """What a wrapped tape does differently from the class that was wrapped, its `_plain`."""
 
     def gradient(self, target, sources, *args, **kwargs):
-        """As tf.GradientTape.gradient: the same structure as sources, averaged over ranks."""
+        """Compute gradients as tf.GradientTape.gradient does, averaged over ranks.
+
+        Args:
+            target: See tf.GradientTape.
+            sources: See tf.GradientTape.
+            *args: See tf.GradientTape.
+            **kwargs: See tf.GradientTape.
+
+        Returns:
+            Gradients in the same structure as sources.
+        """
         gradients = tf.nest.flatten(self._plain.gradient(self, target, sources, *args, **kwargs))
         flat_sources = tf.nest.flatten(sources)
         self._reducer = _reducer_of(self._options, flat_sources)
@@ -77,28 +102,50 @@ class _WrappedTape:
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def register_local_source(self, source):
-        """Leave the source's gradient out of the exchange."""
+        """Leave a source's gradient out of the exchange.
+
+        Args:
+            source: The variable.
+        """
         self._local_sources.append(source)
 
     def compression_stats(self):
-        """Bytes, ratio and seconds per stage, in total and of the last step, for the sources that `gradient` was last called
-        with, over all tapes: see grace_ext.exchange.Exchange.stats."""
+        """Bytes, ratio and seconds per stage, in total and of the last step.
+
+        Returns:
+            What grace_ext.exchange.Exchange.stats describes, for the sources that `gradient` was last called with, over all
+            tapes.
+        """
         return {"steps": 0} if self._reducer is None else self._reducer.stats()
 
 
 def compression_stats(sources) -> dict:
-    """The statistics of the tapes over these sources, for loops whose tape is inside a tf.function. If there were several
-    with different options, of the last one."""
+    """The statistics of the tapes over these sources, for loops whose tape is inside a tf.function.
+
+    Args:
+        sources: What `gradient` was called with.
+
+    Returns:
+        What grace_ext.exchange.Exchange.stats describes. If there were tapes with different options, that of the last ones.
+    """
     reducer = _last_reducer(sources)
     return {"steps": 0} if reducer is None else reducer.stats()
 
 
 def compression_state(sources) -> dict:
-    """This rank's state of the tapes over these sources: what their memories hold, and the number of the step. A dict of
-    numpy arrays, numbers and strings, with "rank" and "ranks" in it. For each rank to save between two steps; the variables
-    are not in it. If there were tapes with different options, of the last ones.
+    """This rank's state of the tapes over these sources: what their memories hold, and the number of the step.
 
-    Raises ConfigError if no tape over these sources has given gradients yet.
+    Each rank saves its own between two steps. The variables are not in it.
+
+    Args:
+        sources: What `gradient` was called with.
+
+    Returns:
+        A dict of numpy arrays, numbers and strings, with "rank" and "ranks" in it. If there were tapes with different
+        options, the state of the last ones.
+
+    Raises:
+        ConfigError: No tape over these sources has given gradients yet.
     """
     reducer = _last_reducer(sources)
     if reducer is None:
@@ -107,16 +154,19 @@ def compression_state(sources) -> dict:
 
 
 def load_compression_state(sources, state, on_resize=None) -> None:
-    """Let the tapes over these sources go on from what compression_state returned. Call it on all ranks, before the first
-    step or later.
+    """Let the tapes over these sources go on from what compression_state returned.
 
-    state: this rank's own; a list of all ranks' if there are as many ranks as there were, or others; None on a rank that has
-        none.
-    on_resize: for states of another number of ranks. "reset": memories start from zero; "redistribute": each rank takes an
-        equal part of the sum of residuals; None: redistribute if the states of all ranks were given. The log "grace_ext"
-        says what was done.
+    Call it on all ranks, before the first step or later. The log "grace_ext" says what was done.
 
-    Raises ConfigError in the first step, or here if there was one, for states that do not fit together or to the sources.
+    Args:
+        sources: What `gradient` will be called with.
+        state: This rank's own state, or a list of all ranks' states, whose number may differ from that of the ranks now; None
+            on a rank that has none.
+        on_resize: For states of another number of ranks: "reset", memories start from zero; "redistribute", each rank takes
+            an equal part of the sum of residuals; None: redistribute if the states of all ranks were given.
+
+    Raises:
+        ConfigError: The states do not fit together or to the sources. Raised here if there was a step, otherwise in the first.
     """
     reducer = _last_reducer(sources)
     if reducer is not None:

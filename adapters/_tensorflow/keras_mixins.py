@@ -17,8 +17,8 @@ from .reduce import Reducer, scaled
 
 
 class WrappedState:
-    """What belongs to one wrapped optimizer. It hangs on the class, where neither Keras nor tf.train.Checkpoint looks for
-    what to save."""
+    """What belongs to one wrapped optimizer. It is an attribute of the class, where neither Keras nor tf.train.Checkpoint
+    looks for what to save."""
 
     def __init__(self, reducer: Reducer, accumulator: Accumulator, has_memory: bool):
         self.reducer, self.accumulator = reducer, accumulator
@@ -42,13 +42,20 @@ class _Common:
     """Every wrapped optimizer has these."""
 
     def compression_stats(self):
-        """Bytes, ratio and seconds per stage, in total and of the last step: see grace_ext.exchange.Exchange.stats."""
+        """Bytes, ratio and seconds per stage, in total and of the last step.
+
+        Returns:
+            What grace_ext.exchange.Exchange.stats describes.
+        """
         return self._grace.reducer.stats()
 
     def compression_state(self) -> dict:
-        """This rank's state: what the memories hold, the number of the step, and what backward_passes_per_step has summed
-        since the last exchange. A dict of numpy arrays, numbers and strings, with "rank" and "ranks" in it. For each rank to
-        save between two steps; the optimizer's own variables are not in it."""
+        """This rank's state, for each rank to save between two steps; the optimizer's own variables are not in it.
+
+        Returns:
+            A dict of numpy arrays, numbers and strings, with "rank" and "ranks" in it: what the memories hold, the number of
+            the step, and what backward_passes_per_step has summed since the last exchange.
+        """
         state = self._grace.reducer.state_dict()
         passes = self._grace.accumulator.state_dict()
         return {**state, "passes": passes} if passes else state
@@ -56,18 +63,24 @@ class _Common:
     def load_compression_state(self, state, on_resize=None) -> None:
         """Go on from what compression_state returned. Call it on all ranks, before the first step or later.
 
-        state: this rank's own; a list of all ranks' if there are as many ranks as there were, or others; None on a rank that
-            has none.
-        on_resize: for states of another number of ranks. "reset": memories start from zero; "redistribute": each rank takes
-            an equal part of the sum of residuals; None: redistribute if the states of all ranks were given. The log
-            "grace_ext" says what was done. Sums of backward passes are dropped then.
+        Args:
+            state: This rank's own state, or a list of all ranks' states, whose number may differ from that of the ranks now;
+                None on a rank that has none.
+            on_resize: For states of another number of ranks: "reset", memories start from zero; "redistribute", each rank
+                takes an equal part of the sum of residuals; None: redistribute if the states of all ranks were given. The log
+                "grace_ext" says what was done. Sums of backward passes are dropped then.
 
-        Raises ConfigError, here or in the first step, for states that do not fit together or to the variables.
+        Raises:
+            ConfigError: The states do not fit together or to the variables. Raised here or in the first step.
         """
         self._grace.accumulator.load_state_dict(self._grace.reducer.load_state_dict(state, on_resize))
 
     def register_local_var(self, var):
-        """The gradient of this variable is not exchanged, as in Horovod."""
+        """Leave a variable's gradient out of the exchange, as in Horovod.
+
+        Args:
+            var: The variable.
+        """
         self._grace.local.append(var)
 
     def __reduce_ex__(self, protocol):

@@ -33,31 +33,49 @@ def DistributedOptimizer(
 ):
     """Wrap a Keras optimizer so that gradients are compressed, exchanged and averaged over ranks before they are applied.
 
-    A drop-in for horovod.tensorflow.keras.DistributedOptimizer: the arguments up to scale_local_gradients are Horovod's,
-    in its order. Takes optimizers of Keras 3 (on TensorFlow), of tf_keras and of tf_keras.optimizers.legacy, and each one's
-    LossScaleOptimizer. Returns the given object, which keeps its class, its variables and its learning-rate schedule; what
-    is saved of it loads without grace_ext, as the plain optimizer. Works in model.fit, in apply, apply_gradients and
-    minimize, eagerly and in tf.function. A model that was trained with the optimizer before must be compiled again.
-
-    name: a new name for the optimizer.
-    compression, memory, communicator, rules, bucket_bytes, groups, seed, capture, schedule, observe: as in horovod_torch's
-        DistributedOptimizer. Buckets follow the reverse order of the variables.
-    sparse_as_dense: tf.IndexedSlices are made dense first.
-    backward_passes_per_step: gradients are summed over so many calls, then exchanged and applied; the calls between change
-        no weight and count in `iterations`. average_aggregated_gradients: divide the sum by their number.
-        gradient_accumulation_steps of a Keras 3 optimizer is honoured too: what Keras accumulated is exchanged (under a
-        LossScaleOptimizer every call's gradients are).
-    scale_local_gradients: gradients of variables that `register_local_var` excludes from the exchange are divided by the
-        number of ranks.
+    A drop-in for horovod.tensorflow.keras.DistributedOptimizer: the named arguments are Horovod's, in its order, the others
+    those of CompressionOptions. Takes optimizers of Keras 3 (on TensorFlow), of tf_keras and of tf_keras.optimizers.legacy,
+    and each one's LossScaleOptimizer. Works in model.fit, in apply, apply_gradients and minimize, eagerly and in
+    tf.function. A model that was trained with the optimizer before must be compiled again. Buckets follow the reverse order
+    of the variables.
 
     With a LossScaleOptimizer a non-finite gradient on one rank makes all ranks skip the step. Wrap it from outside; only in
     tf_keras, whose LossScaleOptimizer is made for this, it can hold a wrapped optimizer too (without backward passes).
     tf_keras: apply_gradients(..., skip_gradients_aggregation=True) does not exchange; nor does, on a legacy optimizer,
     experimental_aggregate_gradients=False.
 
-    Raises ConfigError for what cannot be honoured: op=Adasum, devices, Keras on another backend, optimizers that are wrapped
-    already, memory "dgc" for an optimizer with a momentum of its own, specs that differ between ranks, tf.distribute,
-    float8, and while tracing for jit_compile=True.
+    gradient_accumulation_steps of a Keras 3 optimizer is honoured: what Keras accumulated is exchanged (under a
+    LossScaleOptimizer every call's gradients are).
+
+    Args:
+        optimizer: The optimizer to wrap, in place.
+        name: A new name for the optimizer.
+        device_dense: Only "" is allowed, because the codecs run on the host.
+        device_sparse: The same.
+        compression: See CompressionOptions.
+        sparse_as_dense: tf.IndexedSlices are made dense first.
+        gradient_predivide_factor: With hvd.Average, gradients are divided by this before the sum, and by the rest of the
+            number of ranks after it.
+        op: hvd.Average or hvd.Sum.
+        backward_passes_per_step: Gradients are summed over this many calls, then exchanged and applied; the calls between
+            change no weight and count in `iterations`.
+        average_aggregated_gradients: Divide the sum by the number of calls.
+        num_groups: A number of equal groups, if `groups` is not given.
+        groups: See CompressionOptions.
+        process_set: The ranks that exchange gradients.
+        scale_local_gradients: Gradients of variables that `register_local_var` excludes from the exchange are divided by
+            the number of ranks.
+        **options: All others of CompressionOptions.
+
+    Returns:
+        The given object, which keeps its class, its variables and its learning-rate schedule; what is saved of it loads
+        without grace_ext, as the plain optimizer.
+
+    Raises:
+        ConfigError: Something cannot be honoured: op=Adasum, devices, Keras on another backend, optimizers that are wrapped
+            already, memory "dgc" for an optimizer with a momentum of its own, specs that differ between ranks, tf.distribute,
+            float8, and tracing for jit_compile=True.
+        TypeError: An option is unknown.
     """
     shared = Options.from_keywords(
         options,
@@ -110,11 +128,19 @@ def _has_momentum(optimizer) -> bool:
 
 
 def load_model(filepath, custom_objects=None, *, keras=None, **options):
-    """Load a model that was saved with its optimizer, wrapped or plain, and wrap the optimizer: training goes on.
+    """Load a model that was saved with its optimizer, wrapped or plain, and wrap the optimizer to go on with training.
 
-    keras: the module that loads, keras or tf_keras; without it, tf.keras. options: of DistributedOptimizer.
+    Args:
+        filepath: The file.
+        custom_objects: See keras.models.load_model.
+        keras: The module that loads, keras or tf_keras; None for tf.keras.
+        **options: Those of DistributedOptimizer.
 
-    Raises ConfigError if the file has no optimizer.
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: The file has no optimizer.
     """
     model = (keras or tf.keras).models.load_model(filepath, custom_objects=custom_objects)
     if getattr(model, "optimizer", None) is None:

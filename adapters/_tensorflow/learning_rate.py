@@ -12,12 +12,20 @@ from .keras_callback import Callback, native_variable
 class LearningRateScheduleCallback(Callback):
     """Multiplies a learning rate over epochs start_epoch to end_epoch (not included; None: for ever).
 
-    initial_lr: the rate that is multiplied. multiplier: a function of the epoch, or a number m that means m ** (epoch -
-    start_epoch). staircase: change at the start of an epoch, else at every batch, for a fraction of an epoch.
-    momentum_correction: when the rate changes, scale the optimizer's momentum with it (Goyal et al., 2017, remark 2), for
-    optimizers with a `momentum`. steps_per_epoch: batches in an epoch, if Keras does not know it.
+    It logs the learning rate as `lr`.
 
-    Logs the learning rate as `lr`. Raises ConfigError for an optimizer with a learning-rate schedule of its own.
+    Args:
+        initial_lr: The rate that is multiplied.
+        multiplier: A function of the epoch, or a number m that means m ** (epoch - start_epoch).
+        start_epoch: The first of these epochs.
+        end_epoch: The epoch after the last of them.
+        staircase: Change at the start of an epoch; otherwise at every batch, for a fraction of an epoch.
+        momentum_correction: When the rate changes, scale the optimizer's momentum with it (Goyal et al., 2017, remark 2), for
+            optimizers with a `momentum`.
+        steps_per_epoch: Batches in an epoch, if Keras does not know it.
+
+    Raises:
+        ConfigError: initial_lr is None; or, in training, the optimizer has a learning-rate schedule of its own.
     """
 
     def __init__(
@@ -77,8 +85,15 @@ class LearningRateScheduleCallback(Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from initial_lr / ranks to initial_lr over warmup_epochs, a bit at every batch (Goyal et al.,
-    2017). initial_lr: the rate for the whole job, usually that for one rank times the number of ranks."""
+    """Raises the learning rate from initial_lr / ranks to initial_lr, a bit at every batch (Goyal et al., 2017).
+
+    Args:
+        initial_lr: The rate for the whole job, usually that for one rank times the number of ranks.
+        warmup_epochs: The number of epochs that this takes.
+        momentum_correction: See LearningRateScheduleCallback.
+        steps_per_epoch: See LearningRateScheduleCallback.
+        verbose: 1 to print a line at the end.
+    """
 
     def __init__(self, initial_lr, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, verbose=0):
         def multiplier(epoch):
@@ -100,7 +115,7 @@ def _momenta(model) -> list[tf.Variable]:
     if not hasattr(optimizer, "momentum"):
         return []
     if hasattr(optimizer, "get_slot"):
-        slots = [slots.get("momentum") for slots in optimizer._slots.values()]
+        slots = [slots.get("momentum") for slots in optimizer._slots.values()]  # get_slot alone would not list them
     else:
         slots = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or []
     return [native_variable(slot) for slot in slots if slot is not None]

@@ -20,7 +20,7 @@ from .eager import gather_json
 
 
 class Restore:
-    """A state that all ranks have agreed to start with. It waits for the layouts, which the first step makes."""
+    """A state that all ranks have agreed to start from. It waits for the layouts, which the first step makes."""
 
     def __init__(self, states, process_set, on_resize=None):
         """A collective. states: this rank's own, or a list of several ranks'; None if this rank has none.
@@ -48,11 +48,11 @@ class Restore:
         self._whole = np.array([one["whole"] for one in told])
         if outlines and (not self._layouts or not same and not self._whole.all()):
             self._layouts = [{**outline, "memories": {}} for outline in outlines[0]]
-        #: Of this rank, if all ranks go on in the middle of as many backward passes.
+        #: This rank's sums of backward passes, if all ranks have made equally many since the last exchange.
         self.passes = passes if self._whole.all() and len({one["calls"] for one in told}) == 1 else None
 
     def into(self, exchange, names: list[str]) -> None:
-        """Load the part that fits best. names: of the exchange's tensors, in the order of the variables.
+        """Load the layout that fits best. names: those of the exchange's tensors, in the order of the variables.
 
         Raises ConfigError for tensors of other sizes, and as grace_ext.exchange.checkpoint.choose.
         """
@@ -63,12 +63,12 @@ class Restore:
         checkpoint.settle_and_report(exchange, whole, np.full(whole.size, exchange.step))
 
     def waiting(self) -> list[dict]:
-        """What no layout has taken yet."""
+        """The layouts that no exchange has taken over yet."""
         return self._layouts
 
     def _take(self, names) -> dict | None:
-        """The one with most of these names; else one with as many tensors, which then go by their order, since automatic
-        names count on ("dense_1") when a model is made once more."""
+        """Remove and return the layout with most of these names. If there is none, take one with equally many tensors and
+        match them by their order: automatic names count on ("dense_1") when a model is made once more."""
 
         def likeness(saved):
             return len({*names} & {*saved["order"]}), -abs(len(saved["order"]) - len(names))

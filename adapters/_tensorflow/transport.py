@@ -29,8 +29,7 @@ class _Transport(Transport):
 
 
 class GraphTransport(_Transport):
-    """What a bucket gives to a collective is left in the handle, for the graph to take it from there and to bring the
-    result."""
+    """Leaves the inputs of a collective in its handle. The graph takes them from there, and brings the result."""
 
     can_fuse = False  # its nodes are there before the first step
 
@@ -50,7 +49,7 @@ class _EagerTransport(_Transport):
 
 
 class GraphHandle(CollectiveHandle):
-    """A collective that the graph carries out: a node takes what is `sent`, and another brings what was received."""
+    """A collective that the graph carries out: one node takes what is `sent`, another brings what was received."""
 
     def __init__(self, collective: str, *sent: np.ndarray):
         """sent: the collective's inputs."""
@@ -60,7 +59,7 @@ class GraphHandle(CollectiveHandle):
         self.received: np.ndarray | None = None
 
     def receive(self, array: np.ndarray, idle_since: float) -> None:
-        """idle_since: when the exchange had nothing to do any more but to wait."""
+        """idle_since: when the exchange had nothing left to do but to wait."""
         self.received, self.waited_seconds = array, time.perf_counter() - idle_since
 
 

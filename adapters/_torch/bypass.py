@@ -10,7 +10,7 @@ from grace_ext.transport import CollectiveHandle
 
 
 class BypassBucket:
-    """One bucket in one step."""
+    """The gradients of one bucket in one step."""
 
     def __init__(self, exchange: Exchange, bucket: Bucket, prescale: float):
         """prescale: what gradients are multiplied with before the sum."""
@@ -23,7 +23,7 @@ class BypassBucket:
         self._sent: dict[int, tuple] = {}
 
     def add(self, number: int, gradient: torch.Tensor) -> None:
-        """Send one of the bucket's gradients, float32 and not sparse, and receive it there."""
+        """Start reducing one of the bucket's gradients, float32 and not sparse, in place."""
         if number in self._sent:
             return
         flat = gradient.reshape(-1)
@@ -35,7 +35,7 @@ class BypassBucket:
         self._sent[number] = handle, sent, flat, gradient
 
     def pending(self) -> BypassPending:
-        """When all are sent."""
+        """For Exchange.submit_bypass, once all of the bucket's gradients are added."""
         if self._on_gradient:
             self._on_gradient(self._seen, None)
         sent = sum(sent.nbytes for _, sent, _, _ in self._sent.values())

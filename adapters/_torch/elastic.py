@@ -14,11 +14,11 @@ from .saved_state import to_numpy
 
 
 class CompressedOptimizer:
-    """A base of all wrapped optimizers: by it Horovod finds their handler."""
+    """A base of all wrapped optimizers, by which Horovod finds their handler."""
 
     def _load_plain(self, state_dict: dict) -> None:
-        """The wrapped optimizer's state, into the list and the dict that it has in common with the optimizer before
-        wrapping: a learning-rate scheduler of that one goes on setting the rates of this one."""
+        """Load the wrapped optimizer's state into the list and the dict that it shares with the optimizer before wrapping, so
+        that a learning-rate scheduler of that one goes on setting the rates of this one."""
         groups, states = self.param_groups, self.state
         self._plain.load_state_dict(self, state_dict)
         groups[:] = self.param_groups

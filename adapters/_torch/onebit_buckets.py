@@ -13,10 +13,10 @@ from .buckets import TorchBuckets
 
 
 class OneBitBuckets(TorchBuckets):
-    """Are built for the compressed stage, so that what does not fit is refused at once; from the first gradient on they
-    follow the optimizer's stage, which is the same on all ranks.
+    """Buckets that follow the optimizer's stage, which is the same on all ranks, from the first gradient on.
 
-    optimizer: see onebit_adam. warmup: the spec until then.
+    They are built for the compressed stage first, so that what does not fit is refused at once. optimizer: see onebit_adam.
+    warmup: the spec of the stage before it.
     """
 
     sends_gradients = False

@@ -15,7 +15,7 @@ from .device import TorchBucket
 class OutputBuffer:
     """The memory of one bucket's results, over many steps. Gradients are views of it, and users may keep these.
 
-    out: what Exchange.finish writes to: a float32[size] of numpy, or of torch for a TorchBucket, or a RowGradient, whose
+    out: the array that Exchange.finish writes to: a float32[size] of numpy, or of torch for a TorchBucket, or a RowGradient, whose
     arrays are new in each step.
     """
 
@@ -34,7 +34,7 @@ class OutputBuffer:
             self.out = np.zeros(self._bucket.size, np.float32)
 
     def borrow(self) -> torch.Tensor:
-        """float32[size] of a bucket that is not one of rows, for views that others get."""
+        """float32[size], of which users will get views. Not for buckets of rows."""
         if isinstance(self.out, torch.Tensor):
             self._borrowed = lambda: True  # who knows how long; and torch has the next room of an accelerator at hand
             return self.out

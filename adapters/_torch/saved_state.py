@@ -9,12 +9,12 @@ _CHUNK = 2**30  # bytes that one collective is trusted with, from all ranks toge
 
 
 def to_torch(saved: dict) -> dict:
-    """Of the arrays of grace_ext.exchange.checkpoint: the same dict with tensors."""
+    """A saved state of grace_ext.exchange.checkpoint with tensors in place of its arrays."""
     return _convert(saved, np.ndarray, torch.from_numpy)
 
 
 def to_numpy(saved: dict) -> dict:
-    """The inverse."""
+    """A saved state with arrays in place of its tensors."""
     return _convert(saved, torch.Tensor, lambda tensor: tensor.detach().cpu().numpy())
 
 
@@ -25,7 +25,7 @@ def _convert(value, kind, convert):
 
 
 def gather_on(transport, name: str, memory: dict, to: int) -> list[dict]:
-    """A collective: every rank's dict of arrays, in the order of ranks, on rank `to`; elsewhere an empty list."""
+    """Gather every rank's dict of arrays, in the order of ranks, on rank `to`; elsewhere the list is empty. A collective."""
     file = io.BytesIO()
     torch.save(to_torch(memory), file)
     own = np.frombuffer(file.getbuffer(), np.uint8)

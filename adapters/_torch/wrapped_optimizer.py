@@ -122,15 +122,22 @@ class _WrappedOptimizer:
         self._synchronized, self._asked_by_scaler = True, False
 
     def join(self, *others):
-        """Instead of hvd.join(), for ranks that have fewer batches than others: take part in their steps with nothing, until
-        all ranks have joined. Averages are still over all ranks. Returns the rank that joined last; it has made all steps:
-        go on with hvd.broadcast_parameters and hvd.broadcast_optimizer_state from it.
+        """Take part in the other ranks' steps with nothing, until all ranks have joined.
 
-        others: the loop's other wrapped optimizers, if there are several; they can only be joined together.
+        Use it instead of hvd.join(), on ranks that have fewer batches than others. Averages are still over all ranks. This
+        rank's memory stays as it is meanwhile. Until all have joined, the other ranks may use no other collective of
+        Horovod, and must not freeze or unfreeze parameters.
 
-        This rank's memory stays as it is meanwhile. Until all have joined the other ranks may use no other collective of
-        Horovod, and must not freeze or unfreeze parameters. Raises ExchangeError between backward() and step(), and
-        ConfigError after step(closure), which exchanges losses as well.
+        Args:
+            *others: The loop's other wrapped optimizers, if there are several; they can only be joined together.
+
+        Returns:
+            The rank that joined last. It has made all steps: go on with hvd.broadcast_parameters and
+            hvd.broadcast_optimizer_state from it.
+
+        Raises:
+            ExchangeError: It is called between backward() and step().
+            ConfigError: It is called after step(closure), which exchanges losses as well.
         """
         if any(optimizer._grace is not None and optimizer._grace.has_losses for optimizer in (self, *others)):
             raise ConfigError(JOIN_AND_CLOSURE)
@@ -149,15 +156,20 @@ class _WrappedOptimizer:
             self._should_synchronize = True
 
     def step(self, closure=None):
-        """Synchronize (unless skipped), then the wrapped optimizer's step.
+        """Synchronize (unless skipped), then make the wrapped optimizer's step.
 
-        closure: computes the gradients, so that each call of it synchronizes, unless it has done so itself, for example to
-        clip gradients then. Where it returns numbers, the optimizer gets their average over ranks (their sum with
-        op=hvd.Sum), as the gradients are: one that looks at the loss, like LBFGS, does the same on all ranks. A step is then
-        counted for each call.
+        Args:
+            closure: A function that computes the gradients, so that each call of it synchronizes, unless it has done so
+                itself, for example to clip gradients. Where it returns numbers, the optimizer gets their average over ranks
+                (their sum with op=hvd.Sum), as with the gradients: an optimizer that looks at the loss, like LBFGS, does the
+                same on all ranks. A step is then counted for each call.
 
-        Raises ExchangeError if gradients are already on their way, or if in skip_synchronize() the closure has not
-        synchronized; and ConfigError if it returns a number on some ranks only.
+        Returns:
+            What the wrapped optimizer's step returns.
+
+        Raises:
+            ExchangeError: Gradients are already on their way, or the closure has not synchronized in skip_synchronize().
+            ConfigError: The closure returns a number on some ranks only.
         """
         if closure is not None:
             return self._step_with(closure)
@@ -208,8 +220,8 @@ class _WrappedOptimizer:
 
     @property
     def _step_supports_amp_scaling(self):
-        """GradScaler.step asks for this first of all: the moment to finish the exchange, so that it unscales gradients that
-        are the same on all ranks and skips the step on all or on none."""
+        """GradScaler.step reads this before anything else: the moment to finish the exchange, so that it unscales gradients
+        that are the same on all ranks, and skips the step on all ranks or on none."""
         if self._should_synchronize:
             if not self._is_synchronized():
                 self._check_scaler()
@@ -235,7 +247,15 @@ class _WrappedOptimizer:
             )
 
     def zero_grad(self, *args, **kwargs):
-        """As the wrapped optimizer's; not between backward() and step() or synchronize()."""
+        """See the wrapped optimizer's.
+
+        Args:
+            *args: See the wrapped optimizer's.
+            **kwargs: See the wrapped optimizer's.
+
+        Raises:
+            ExchangeError: It is called between backward() and step() or synchronize().
+        """
         buckets = self._grace
         if buckets is not None and buckets.under_way():
             raise ExchangeError(
@@ -246,8 +266,14 @@ class _WrappedOptimizer:
         return self._plain.zero_grad(self, *args, **kwargs)
 
     def add_param_group(self, param_group):
-        """As the wrapped optimizer's; on all ranks in the same step. Raises ConfigError for parameters that were not among
-        named_parameters, if these were given."""
+        """See the wrapped optimizer's; call it on all ranks in the same step.
+
+        Args:
+            param_group: See the wrapped optimizer's.
+
+        Raises:
+            ConfigError: Its parameters were not among named_parameters, if these were given.
+        """
         self._plain.add_param_group(self, param_group)
         try:
             parameters = _named(self, self._named_parameters)
@@ -257,15 +283,25 @@ class _WrappedOptimizer:
         self._session.add(parameters)
 
     def state_dict(self):
-        """The wrapped optimizer's, and under "grace_ext" this rank's memory, or those of all ranks after
-        consolidate_state_dict(). No collective."""
+        """The wrapped optimizer's state and this rank's memory. No collective.
+
+        Returns:
+            The wrapped optimizer's state dict, and under "grace_ext" this rank's memory, or those of all ranks after
+            consolidate_state_dict().
+        """
         return {**self._plain.state_dict(self), checkpoint.KEY: to_torch(self._session.save())}
 
     def load_state_dict(self, state_dict):
-        """Of a wrapped optimizer or a plain one. No collective: call it on all ranks, or, before the first step, on rank 0
-        and then hvd.broadcast_optimizer_state. What was done with the memories is said in the log "grace_ext".
+        """Load the state of a wrapped optimizer or a plain one. No collective.
 
-        Raises ConfigError if the memories do not fit, or for on_resize="redistribute" if some are missing.
+        Call it on all ranks, or, before the first step, on rank 0 and then hvd.broadcast_optimizer_state. The log "grace_ext"
+        says what was done with the memories.
+
+        Args:
+            state_dict: What `state_dict` gave.
+
+        Raises:
+            ConfigError: The memories do not fit, or some are missing and on_resize is "redistribute".
         """
         saved = state_dict.get(checkpoint.KEY)
         # The optimizer first: what its memory is may depend on it, as that of 1-bit Adam does.
@@ -273,17 +309,29 @@ class _WrappedOptimizer:
         self._session.load(None if saved is None else to_numpy(saved))
 
     def consolidate_state_dict(self, to=0):
-        """A collective: until the next step, state_dict() on rank `to` holds the memories of all ranks."""
+        """Gather the memories of all ranks for state_dict() on one, until the next step: a collective.
+
+        Args:
+            to: The rank.
+        """
         self._session.consolidate(to)
 
     def set_backward_passes_per_step(self, passes):
-        """How many backward passes are accumulated before gradients are exchanged, from the next step on."""
+        """Change how many backward passes are accumulated before gradients are exchanged, from the next step on.
+
+        Args:
+            passes: Their number.
+        """
         buckets = self._grace
         if buckets is not None:
             buckets.set_passes(passes)
         self._passes = passes
 
     def compression_stats(self):
-        """Bytes, ratio and seconds per stage, in total and of the last step: see grace_ext.exchange.Exchange.stats."""
+        """Bytes, ratio and seconds per stage, in total and of the last step.
+
+        Returns:
+            What grace_ext.exchange.Exchange.stats describes.
+        """
         buckets = self._grace
         return {"steps": 0} if buckets is None else buckets.exchange.stats()
