@@ -66,7 +66,7 @@ def test_a_job_goes_on_from_its_state_as_if_nothing_had_happened(data, tmp_path,
     for key in ("accuracy", "sent", "received", "volume"):
         assert result[key] == whole[key], key
     other = launch.run("mpirun-4", EXAMPLE, "--data", str(data), *options, *kept, "--seed", "1")
-    assert other.returncode != 0 and "not of a job with these options" in other.stdout
+    assert other.returncode != 0 and "is the state of a job with other options" in other.stdout
 
 
 @pytest.mark.tier("all")

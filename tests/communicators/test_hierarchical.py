@@ -156,7 +156,7 @@ def test_it_takes_no_more_collectives_than_the_places_need(placement, kinds):
         step(exchange, gradient(transport.rank))
         communicator = exchange.buckets[0].communicator
         assert list(communicator.collectives_of(transport)) == kinds
-        return [kind for kind, _ in recorder.given], communicator.copies(transport)
+        return [kind for kind, _ in recorder.given], communicator.copies_sent(transport)
 
     copies = {"allgather": 2, "allreduce": 1.5, "alltoall": 1}[kinds[0]]
     assert on_all_ranks(work, len(placement), hosts=placement) == [(kinds, copies)] * len(placement)
@@ -168,7 +168,7 @@ def test_one_host_sums_exactly_whatever_the_spec():
     for spec in ("dense/fp16", "randomk:0.1/fp16", TOPK):
 
         def work(transport, spec=spec):
-            assert parse_stage("communicator", "hierarchical").allreduced(grace_ext.compressor(spec)) == "float32"
+            assert parse_stage("communicator", "hierarchical").allreduce_dtype(grace_ext.compressor(spec)) == "float32"
             exchange = make(transport, "hierarchical", spec)
             return step(exchange, gradients[transport.rank])[0], residual_of(exchange)
 
@@ -254,8 +254,8 @@ def test_memories_that_follow_single_ranks_are_refused():
 
 def test_hosts_are_numbered_in_the_order_of_their_first_ranks(monkeypatch):
     def named(name):
-        monkeypatch.setenv(topology.VARIABLE, name)
-        return topology.own_host()
+        monkeypatch.setenv(topology.HOSTNAME_VARIABLE, name)
+        return topology.own_host_digest()
 
     gathered = np.stack([named(name) for name in ("b", "a", "b", "c", "a", "")])
     assert gathered.dtype == np.uint8 and gathered.shape == (6, topology.HOST_BYTES)
@@ -263,19 +263,19 @@ def test_hosts_are_numbered_in_the_order_of_their_first_ranks(monkeypatch):
 
 
 def test_a_host_is_its_name_and_its_boot(monkeypatch):
-    monkeypatch.delenv(topology.VARIABLE, raising=False)
-    here = topology.own_host()
-    assert np.array_equal(here, topology.own_host())
-    monkeypatch.setattr(topology, "boot", lambda: "another")
-    assert not np.array_equal(here, topology.own_host())
+    monkeypatch.delenv(topology.HOSTNAME_VARIABLE, raising=False)
+    here = topology.own_host_digest()
+    assert np.array_equal(here, topology.own_host_digest())
+    monkeypatch.setattr(topology, "boot_id", lambda: "another")
+    assert not np.array_equal(here, topology.own_host_digest())
     monkeypatch.undo()
     monkeypatch.setattr(topology.socket, "gethostname", lambda: "another")
-    assert not np.array_equal(here, topology.own_host())
+    assert not np.array_equal(here, topology.own_host_digest())
 
 
 def test_ranks_tell_each_other_their_hosts_with_their_layouts(monkeypatch):
     def exchange(rank, spec=TOPK):
-        monkeypatch.setenv(topology.VARIABLE, f"rack{rank % 2}")
+        monkeypatch.setenv(topology.HOSTNAME_VARIABLE, f"rack{rank % 2}")
         made = Exchange(group.transport(rank), "residual", 1.0)
         made.transport.hosts = None
         made.set_buckets(

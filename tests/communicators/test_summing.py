@@ -8,7 +8,7 @@ from support.summing_exchanges import TOPK, Recorder, make, residual_of, step
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError, ExchangeError
-from grace_ext.communicators.sharded import slices
+from grace_ext.communicators._slices import equal_slices
 from grace_ext.exchange.shadow import shadow_step
 from grace_ext.observe.advice import CodecCostCheck
 from grace_ext.pipeline.spec import parse_stage
@@ -130,9 +130,9 @@ def test_tensors_have_their_share_within_slices():
 def test_slices_are_equal_parts_of_all():
     for d in (0, 1, 7, 64, 1001):
         for ranks in (1, 2, 3, 8, 65):
-            sizes = [part.stop - part.start for part in slices(d, ranks)]
+            sizes = [part.stop - part.start for part in equal_slices(d, ranks)]
             assert sum(sizes) == d and max(sizes) - min(sizes) <= 1
-            assert [i for part in slices(d, ranks) for i in range(d)[part]] == list(range(d))
+            assert [i for part in equal_slices(d, ranks) for i in range(d)[part]] == list(range(d))
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_what_is_no_fused_message_is_an_error(data):
         rank, size = 0, RANKS
 
         def allgather(self, name, payload):
-            return CollectiveHandle.of(data)
+            return CollectiveHandle.finished(data)
 
     group = fusion._Group(RANKS, ["a", "b"])
     for name in "ab":

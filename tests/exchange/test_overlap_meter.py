@@ -16,7 +16,7 @@ from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.scheduler import Scheduler
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.transport import CollectiveHandle, Transport
-from grace_ext.transport.metered import Metered
+from grace_ext.transport.metered import MeteredTransport
 
 
 def handle(arrived):
@@ -47,7 +47,7 @@ def meter_of(future=None):
 
 
 def decode(bucket, pending, seconds):
-    pending.count({"decode": seconds, "exchange": 5.0})
+    pending.add_seconds({"decode": seconds, "exchange": 5.0})
     return bucket.name
 
 
@@ -76,7 +76,7 @@ def test_decoding_is_hidden_by_a_bucket_that_is_still_on_its_way():
         pytest.param(handle(arrived=True), id="arrived"),
         pytest.param(fusion._Group(2, ["a"]).handle_of("a"), id="not sent yet"),
         pytest.param(Silent().allgather("a", None), id="nobody knows"),
-        pytest.param(Metered(Silent(), None).allgather("a", np.empty(0)), id="nobody knows, metered"),
+        pytest.param(MeteredTransport(Silent(), None).allgather("a", np.empty(0)), id="nobody knows, metered"),
         pytest.param(silent_and_fused(), id="nobody knows, fused"),
     ],
 )
@@ -89,7 +89,7 @@ def test_encoding_is_always_exposed():
     meter = meter_of(done(Pending(handle(arrived=False), 0, {})))
     pending = Pending(handle(True), 0, {"decode": 1.0, "index": 1.0})
     meter.decode(
-        lambda _, pending: pending.count({"decode": 2.0, "index": 4.0}),
+        lambda _, pending: pending.add_seconds({"decode": 2.0, "index": 4.0}),
         SimpleNamespace(name="own"),
         pending,
         others=[SimpleNamespace(name="other")],

@@ -1,32 +1,22 @@
 """Gradients that come as rows of a table, through the exchange; and the index codec of rows."""
 
-import struct
 import tracemalloc
 
 import numpy as np
 import pytest
-from support import codec_conformance
-from support.arrays import gauss, same_bits
+from support.arrays import same_bits
 from support.exchanges import arrays_of
-from support.guards import survives
 from support.in_process_ranks import RANKS, on_all_ranks
-from support.reference_kernels import index as reference_index
+from support.row_exchanges import ROWS, SHAPE, WIDTH, make, rows_of, step
 
 import grace_ext
-from grace_ext import ConfigError, ContainerError, registry
+from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Tensor
-from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.row_buckets import RowGradient, row_bucket
 from grace_ext.index.rows import Rows
-from grace_ext.kernels.rows import add_compact, add_rows, join_rows, split_rows, whole_rows
 from grace_ext.observe.capture import Capture
-from grace_ext.pipeline import container
-from grace_ext.pipeline.decoder import decode_rows
 from grace_ext.transport import InProcessGroup
-from grace_ext.value.raw import RawValue
 
-SHAPE = (300, 3, 8)
-ROWS, WIDTH = 300, 24
 LOSSLESS = [
     "dense/raw",
     "dense/deflate",
@@ -48,27 +38,6 @@ LOSSY = [
     "topk:0.001/raw",
     "dense/onebit",
 ]
-
-
-def make(transport, spec, shape=SHAPE, memory="residual", **options):
-    exchange = Exchange(transport, grace_ext.memory(memory), 1 / transport.size, **options)
-    tensor = Tensor("emb", int(np.prod(shape)), len(shape), shape=shape)
-    exchange.set_buckets([row_bucket("bucket", tensor, grace_ext.compressor(spec), exchange.memory_of(tensor))])
-    return exchange
-
-
-def step(exchange, given):
-    """(the result, whether all was finite)."""
-    out = RowGradient()
-    exchange.start(exchange.buckets[0], lambda: given)
-    exchange.finish(exchange.buckets[0], out)
-    return out, exchange.end_step()
-
-
-def rows_of(seed, n=40, width=WIDTH, rows=ROWS):
-    """With duplicates."""
-    rng = np.random.default_rng(seed)
-    return RowGradient(rng.zipf(1.3, n) % rows, rng.standard_normal((n, width)).astype(np.float32))
 
 
 def dense(given, shape=SHAPE):
@@ -296,132 +265,6 @@ def test_no_step_costs_what_the_table_costs():
         return peak
 
     assert on_all_ranks(work, ranks=1)[0] < 2**20
-
-
-# Containers
-
-
-def packed(index_id, section, k, value=1.0, d=ROWS * WIDTH):
-    return container.parse(container.pack(d, k, index_id, section, RawValue.id, np.full(k, value, "<f4").view(np.uint8)))
-
-
-def section(row_codec, codec, width, touched, row_part, part):
-    head = struct.pack("<BBIII", row_codec, codec, width, touched, len(row_part))
-    return np.frombuffer(head + row_part + part, np.uint8)
-
-
-def u32(*numbers):
-    return struct.pack(f"<{len(numbers)}I", *numbers)
-
-
-def test_ranks_may_name_positions_in_any_way():
-    """Another index codec, another width: the result depends on the positions only."""
-    indices = np.array([0, 1, 24, 50, 51, 52, 7199], np.uint32)
-    forms = [
-        packed(codec.id, codec.encode(indices, ROWS * WIDTH)[0], 7, value)
-        for value, codec in ((1, Rows(WIDTH)), (2, Rows(5)), (4, registry.build("index", "varint")))
-    ]
-    rows, values = decode_rows(forms, WIDTH, 0.5)
-    assert rows.tolist() == [0, 1, 2, 299]
-    expected = np.zeros(ROWS * WIDTH, np.float32)
-    expected[indices] = 3.5
-    assert np.array_equal(values, expected.reshape(ROWS, WIDTH)[rows])
-
-
-@pytest.mark.parametrize(
-    "bad, k",
-    [
-        (section(0, 0, 24, 1, b"", b""), 24),  # all rows, but 1 of them
-        (section(1, 0, 24, 1, u32(300), b""), 24),  # no such row
-        (section(1, 0, 24, 2, u32(3, 3), b""), 48),
-        (section(1, 0, 24, 2, u32(3, 4), b""), 24),  # two whole rows have 48
-        (section(1, 0, 24, 2, u32(3, 4), b"\0"), 48),
-        (section(1, 1, 24, 2, u32(3, 4), u32(0, 48)), 2),
-        (section(1, 1, 24, 2, u32(3, 4), u32(0, 1)), 2),  # nothing in row 4
-        (section(1, 1, 24, 2, u32(3, 4), u32(24, 25)), 2),  # nothing in row 3
-        (section(1, 1, 24, 3, u32(3, 4, 5), u32(0, 1)), 2),  # more rows than positions
-        (section(1, 1, 0, 2, u32(3, 4), u32(0, 30)), 2),
-        (section(1, 1, 24, 0, b"", u32(0, 30)), 2),
-        (section(9, 1, 24, 2, u32(3, 4), u32(0, 30)), 2),
-        (section(1, 10, 24, 2, u32(3, 4), bytes(8)), 2),
-        (section(1, 11, 24, 2, u32(3, 4), section(1, 1, 1, 2, u32(0, 30), b"").tobytes()), 2),
-        (section(1, 99, 24, 2, u32(3, 4), u32(0, 30)), 2),
-        (section(1, 1, 24, 2, u32(3, 4), u32(0, 30))[:-1], 2),
-        (section(1, 1, 24, 2, u32(3, 4), u32(0, 30))[:13], 2),
-        (section(0, 1, 24, 300, b"", u32(*range(0, 7176, 24))), 299),
-    ],
-)
-def test_malicious_sections(bad, k):
-    with pytest.raises(ContainerError, match="rows|index"):
-        decode_rows([packed(Rows.id, bad, k)], WIDTH)
-
-
-def test_containers_of_something_else():
-    for blob in (
-        grace_ext.compressor("dense/raw").compress(gauss(ROWS * WIDTH)),
-        grace_ext.compressor("dct/topk:0.1/raw").compress(gauss(ROWS * WIDTH)),
-    ):
-        with pytest.raises(ContainerError, match="neither dense nor transformed"):
-            decode_rows([container.parse(blob)], WIDTH)
-
-    def work(transport):
-        exchange = make(transport, "dense/raw", (301 if transport.rank == 2 else 300, WIDTH))
-        with pytest.raises(ContainerError, match="were expected"):
-            step(exchange, rows_of(1))
-
-    on_all_ranks(work)
-
-
-def test_damaged_sections_never_do_harm():
-    indices = np.sort(np.random.default_rng(0).choice(ROWS * WIDTH, 500, replace=False)).astype(np.uint32)
-    for chosen in (indices, np.arange(480, 960, dtype=np.uint32)):
-        good, _ = Rows(WIDTH).encode(chosen, ROWS * WIDTH)
-        for bad in codec_conformance.mutations(good, count=500):
-            try:
-                rows, values = decode_rows([packed(Rows.id, bad, chosen.size)], WIDTH)
-            except ContainerError:
-                continue
-            assert rows[-1] < ROWS and values.shape == (rows.size, WIDTH) and (values == 1).sum() == chosen.size
-
-
-# Kernels
-
-
-@pytest.mark.parametrize("width", [1, 7, 64, 2**31 - 1])
-def test_kernels(width):
-    for indices, d in codec_conformance.supports().values():
-        rows, compact = reference_index.split_rows(indices, width)
-        found, places = np.empty(indices.size, np.uint32), indices.copy()
-        count = split_rows(places, width, found, places)
-        assert (found[:count].tolist(), places.tolist()) == (rows, compact)
-        assert join_rows(found[:count], places, width, places) and np.array_equal(places, indices)
-        whole = [x for row in rows for x in range(row * width, min(d, (row + 1) * width))]
-        out = np.empty(len(whole), np.uint32)
-        whole_rows(found[:count], width, out)
-        assert out.tolist() == whole
-
-
-def check_adding(fence):
-    """Positions of one rank into the rows of all: whole rows, parts of rows, a last one that is short."""
-    width, rows, own = 5, np.array([1, 4, 6, 7, 9], np.uint32), np.array([1, 6, 7, 9], np.uint32)
-    compact = np.array([*range(5), 6, 8, *range(10, 15), 17], np.uint32)
-    values = np.random.default_rng(0).standard_normal(compact.size).astype(np.float32)
-    out = np.full(rows.size * width, 3, np.float32)
-    expected = out.copy()
-    for place, value in zip([*range(5), 11, 13, *range(15, 20), 22], values, strict=True):
-        expected[place] += np.float32(0.3) * value
-    for k in range(1, compact.size + 1):
-        result = fence(out)
-        touched = own[: np.unique(compact[:k] // width).size]
-        add_compact(result, fence(rows), fence(touched), width, fence(compact[:k]), fence(values[:k]), np.float32(0.3))
-    slots, sums = fence(np.array([1, 0, 1])), fence(np.zeros((2, 3), np.float32).reshape(-1)).reshape(2, 3)
-    add_rows(sums, slots, fence(np.arange(9, dtype=np.float32)).reshape(3, 3))
-    return result.tobytes() == expected.tobytes() and sums.tolist() == [[3, 4, 5], [6, 8, 10]]
-
-
-def test_adding():
-    assert check_adding(np.copy)
-    assert survives(check_adding), "outside its arrays"
 
 
 def test_a_memory_without_rows_says_so():

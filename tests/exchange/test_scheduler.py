@@ -3,7 +3,10 @@
 import concurrent.futures
 import threading
 
+import numpy as np
 import pytest
+from support.exchanges import make, step
+from support.in_process_ranks import gradient, on_all_ranks
 
 from grace_ext.exchange.scheduler import SerialExecutor
 
@@ -81,3 +84,25 @@ def test_another_ones_executor_stays_open():
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
         SerialExecutor(executor).close()
         assert executor.submit(int, "7").result(10) == 7
+
+
+class NeverRuns(concurrent.futures.Executor):
+    """A worker that never gets a core."""
+
+    def submit(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("communicator", ["allgather", "sharded"])
+def test_a_caller_encodes_what_the_worker_has_not_begun(communicator):
+    def work(transport, executor):
+        exchange = make(transport, communicator=communicator, executor=executor)
+        outs = [step(exchange, gradient(10 * transport.rank + i))[0] for i in range(3)]
+        return outs, exchange.stats()
+
+    alone = on_all_ranks(lambda transport: work(transport, NeverRuns()))
+    usual = on_all_ranks(lambda transport: work(transport, None))
+    for (outs, stats), (expected, _) in zip(alone, usual, strict=True):
+        assert np.array_equal(outs, expected)
+        encoding = sum(taken for stage, taken in stats["seconds"].items() if stage not in ("exchange", "decode"))
+        assert encoding <= stats["exposed_seconds"] <= stats["late_seconds"]

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from support.reference_kernels import sparse as reference_sparse
+from support.selection_inputs import guarded
 
-from grace_ext.kernels import draw_positions, select_above
+from grace_ext.kernels import select_above
 from grace_ext.kernels.topk import MAGNITUDE, NON_FINITE, SLACK
 
 SIZES = [0, 1, 2, 15, 16, 17, 31, 33, 4095, 4096, 4097, 8192, 12_289]
@@ -12,10 +13,6 @@ SIZES = [0, 1, 2, 15, 16, 17, 31, 33, 4095, 4096, 4097, 8192, 12_289]
 
 def gauss(d, seed=0):
     return np.random.default_rng(seed).standard_normal(d).astype(np.float32)
-
-
-def guarded(size):
-    return np.full(size + 64, 0xA5A5A5A5, np.uint32)
 
 
 def run_above(values, bound, residual=None, out=None):
@@ -52,31 +49,3 @@ def test_select_above(d, bound):
         positions, found = run_above(gradient, bound, residual, out)
         assert np.array_equal(positions, expected) and found.tobytes() == total[expected].tobytes()
         assert out.tobytes() == total.tobytes()
-
-
-@pytest.mark.parametrize(
-    "k, d",
-    [
-        (1, 1),
-        (1, 2),
-        (2, 2),
-        (1, 7),
-        (6, 7),
-        (7, 7),
-        (3, 1000),
-        (999, 1000),
-        (1000, 1000),
-        (1, 2**31 - 1),
-        (5000, 2**31 - 1),
-        (5000, 5001),
-        (4096, 2**30),
-    ],
-)
-def test_draw_positions(k, d):
-    keys = np.random.default_rng(k).integers(0, 2**32, (20 if k < 100 else 2, 2)).tolist()
-    for low, high in [(0, 0), (0xFFFFFFFF, 0xFFFFFFFF), *keys]:
-        out = guarded(k)
-        draw_positions(out[:k], d, low, high)
-        assert (out[k:] == 0xA5A5A5A5).all()
-        assert out[:k].tolist() == reference_sparse.draw_positions(k, d, low, high)
-        assert (out[1:k] > out[: k - 1]).all() and out[k - 1] < d

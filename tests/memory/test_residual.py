@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from support.arrays import gauss, same_bits
 
 import grace_ext
 from grace_ext import ConfigError
@@ -133,19 +132,6 @@ def test_another_size_is_refused_and_changes_nothing(residual):
     assert kept(residual) == [1] * 4
     state, following = residual.begin("w", 4)
     assert state.size == following.size == 4
-
-
-def test_no_memory():
-    memory = grace_ext.memory("none")
-    gradient = gauss(10)
-    assert memory.compensate("w", gradient) is gradient
-    memory.update("w", gradient, gradient * 0)
-    assert same_bits(memory.compensate("w", gradient), gradient)
-    assert memory.begin("w", 10) is None
-    memory.commit()
-    memory.rollback()
-    memory.load_state_dict({})
-    assert memory.state_dict() == {} and not memory.stateful
 
 
 def test_the_memory_function():

@@ -15,7 +15,7 @@ from grace_ext.exchange.engine import Exchange
 from grace_ext.observe import Timeline, merge_timelines
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.transport import Transport
-from grace_ext.transport.tracing import Tracing
+from grace_ext.transport.tracing import TracingTransport
 
 # What horovod/common/timeline.cc writes, for two tensors and one collective of each.
 HOROVOD = """[
@@ -154,11 +154,11 @@ def test_tracing_forwards_every_kind_of_collective():
     collectives = ("allgather", "allreduce", "alltoall", "broadcast")
     for name in collectives:
         setattr(Named, name, lambda self, *_, name=name: name)
-    payload, tracing = np.empty(0, np.uint8), Tracing(Named())
+    payload, tracing = np.empty(0, np.uint8), TracingTransport(Named())
     assert (
         tracing.allgather("a", payload),
         tracing.allreduce("a", payload),
         tracing.alltoall("a", payload, [0, 0]),
         tracing.broadcast("a", payload, 0),
     ) == collectives
-    assert tracing.at is not None
+    assert tracing.started_at is not None

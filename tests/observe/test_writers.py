@@ -1,43 +1,16 @@
 """Writers see each step's bytes, seconds and norms; observing changes nothing and no failure of it reaches the training."""
 
-import csv
-import importlib.util
 import json
-import sys
 
 import numpy as np
 import pytest
 from support.exchanges import make, step
 from support.in_process_ranks import gradient, on_all_ranks
+from support.observed_runs import STEPS, ratios, run, table
 
-from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Tensor
-from grace_ext.observe import CsvWriter, JsonlWriter, TensorBoardWriter, Timeline, Writer, observers
+from grace_ext.observe import CsvWriter, JsonlWriter, Timeline, Writer
 from grace_ext.observe.capture import Capture
-
-STEPS = 6
-
-
-def run(observe=None, poison=None, **options):
-    """Some steps on all ranks: the results, and the residual before each step, of each rank; and rank 0's statistics."""
-
-    def work(transport):
-        exchange = make(transport, observe=observe, **options)
-        received, states = [], []
-        for i in range(STEPS):
-            given = gradient(10 * transport.rank + i)
-            if i == poison and transport.rank == 1:
-                given[3] = np.nan
-            states.append(exchange.state_dict().get("residual", {"a": np.zeros(3000), "b": np.zeros(2000)}))
-            received.append(step(exchange, given)[0])
-        return received, states, exchange.stats()
-
-    return on_all_ranks(work)
-
-
-def ratios(states, i, rank=0):
-    given = dict(zip("ab", np.split(gradient(10 * rank + i), [3000]), strict=True))
-    return {name: np.linalg.norm(states[i][name]) / np.linalg.norm(given[name]) for name in given}
 
 
 def lines(path):
@@ -111,75 +84,6 @@ def test_a_memory_without_residual_has_no_ratio(tmp_path):
     for memory in ("none", "ef21"):
         run(JsonlWriter(tmp_path / f"{memory}.jsonl", every=1), memory=memory)
         assert lines(tmp_path / f"{memory}.jsonl")[-1]["residual_norm_ratio"] == {}
-
-
-def table(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_csv_has_a_row_a_step(tmp_path):
-    states = run(CsvWriter(tmp_path / "log.csv", every=2))[0][1]
-    rows = table(tmp_path / "log.csv")
-    assert [row["step"] for row in rows] == ["0", "2", "4"]
-    assert float(rows[2]["residual_norm_ratio/b"]) == pytest.approx(ratios(states, 4)["b"], rel=1e-5)
-    assert float(rows[2]["bytes_out"]) > 0 and float(rows[2]["seconds/select"]) > 0 and float(rows[2]["ratio"]) > 20
-
-
-def test_csv_goes_on_with_a_file_and_takes_new_columns(tmp_path):
-    run(CsvWriter(tmp_path / "log.csv"))
-    run(CsvWriter(tmp_path / "log.csv"), spec="randomk:0.1/shared/raw", communicator="allreduce")
-    CsvWriter(tmp_path / "log.csv").write({"step": 7, "rank": 0, "seconds": {"new": 2.5}})
-    rows = table(tmp_path / "log.csv")
-    assert [row["step"] for row in rows] == ["0", "0", "7"]
-    assert [bool(row["seconds/index"]) for row in rows] == [True, False, False]
-    assert [row["seconds/new"] for row in rows] == ["", "", "2.5"]
-    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
-
-
-@pytest.mark.parametrize("library", ["tensorboardX", "tensorflow"])
-def test_tensorboard(tmp_path, monkeypatch, library):
-    pytest.importorskip(library)
-    summaries = pytest.importorskip("tensorflow").compat.v1.train.summary_iterator
-    found = importlib.util.find_spec
-    others = {"tensorboardX", "tensorboard", "tensorflow"} - {library}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in others else found(name, *rest))
-    writer = TensorBoardWriter(tmp_path / "folder", every=5)
-    run(writer, spec="topk:0.1/rice/raw")
-    writer.close()
-    (file,) = (tmp_path / "folder").iterdir()
-    values = {}
-    for event in summaries(str(file)):
-        for value in event.summary.value:
-            number = value.simple_value if value.HasField("simple_value") else value.tensor.float_val[0]
-            values[event.step, value.tag] = number, event.wall_time
-    assert {step for step, _ in values} == {0, 5}
-    for name in ("ratio", "bytes_out", "seconds/select", "residual_norm_ratio/a"):
-        number, time = values[5, f"compression/{name}"]
-        assert number > 0 and time > 1.7e9, name
-    assert (5, "compression/time") not in values
-
-
-def test_without_a_library_for_tensorboard_there_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install tensorboardX"):
-        observers(tmp_path / "folder")
-
-
-def test_what_users_may_write(tmp_path):
-    mine = JsonlWriter(tmp_path / "x.jsonl")
-    assert observers(None) == [] and observers(mine) == [mine]
-    kinds = [type(one) for one in observers([str(tmp_path / "a.jsonl"), tmp_path / "b.csv", mine, Timeline("c.json")])]
-    assert kinds == [JsonlWriter, CsvWriter, JsonlWriter, Timeline]
-    if "tensorboardX" in sys.modules or importlib.util.find_spec("tensorboardX"):
-        assert isinstance(observers(tmp_path / "run")[0], TensorBoardWriter)
-    for wrong, text in ((7, "a path, an observer"), ("log.json", "Timeline"), ([None, 7], "a path, an observer")):
-        with pytest.raises(ConfigError, match=text):
-            observers(wrong)
-    for every in (0, 1.5, "10"):
-        with pytest.raises(ConfigError, match="whole numbers from 1"):
-            CsvWriter("x.csv", every=every)
-    assert not list(tmp_path.iterdir()), "a file is made when there is something to write"
 
 
 class Broken(Writer):

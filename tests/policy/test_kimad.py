@@ -14,7 +14,7 @@ from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy.allocation import DENSITIES
 from grace_ext.policy.kimad import uniform
 from grace_ext.transport import CollectiveHandle, Transport
-from grace_ext.transport.metered import Metered
+from grace_ext.transport.metered import MeteredTransport
 
 D = 200_000
 SPEC = "topk:0.01/rice/qsgd:7"
@@ -240,7 +240,7 @@ def test_uniform_is_the_density_of_the_budget():
 def test_a_meter_counts_what_leaves_the_rank():
     def work(transport):
         seen = []
-        meter = Metered(transport, lambda *collective: seen.append(collective))
+        meter = MeteredTransport(transport, lambda *collective: seen.append(collective))
         assert meter.hosts == transport.hosts and meter.size == transport.size
         meter.allgather("a", np.zeros(100, np.uint8)).wait()
         meter.allreduce("b", np.zeros(100, np.float32)).wait()

@@ -17,3 +17,23 @@ def qsgd_values(kind, k):
     elif kind == "equal":
         values[:] = -0.375
     return values
+
+
+def ascending(d, k, seed=0):
+    """uint32[k], strictly ascending, below d."""
+    rng = np.random.default_rng(seed)
+    return np.sort(rng.choice(d, k, replace=False)).astype(np.uint32)
+
+
+KEYS = tuple(map(np.uint32, KEY))
+
+
+KINDS = ["normal", "huge", "tiny", "zeros", "equal"]
+
+
+SIZES = (1, 7, 15, 16, 17, 33, 100, 513, 700)
+
+
+def buckets(k):
+    """Sizes to cut k values into: the whole, and pieces with and without a rest."""
+    return sorted({k, 8, 16, 24, 64, 512} if k > 8 else {k})

@@ -21,14 +21,14 @@ def gradients(steps: int, ranks: int, d: int) -> np.ndarray:
 @contextlib.contextmanager
 def on_two_hosts(rank: int):
     """Inside, even ranks count as being on one host, odd ones on another."""
-    before = os.environ.get(topology.VARIABLE)
-    os.environ[topology.VARIABLE] = f"host{rank % 2}"
+    before = os.environ.get(topology.HOSTNAME_VARIABLE)
+    os.environ[topology.HOSTNAME_VARIABLE] = f"host{rank % 2}"
     try:
         yield
     finally:
-        os.environ.pop(topology.VARIABLE)
+        os.environ.pop(topology.HOSTNAME_VARIABLE)
         if before is not None:
-            os.environ[topology.VARIABLE] = before
+            os.environ[topology.HOSTNAME_VARIABLE] = before
 
 
 def run(transport, communicator: str, spec: str, given: np.ndarray, memory="residual", wrap=lambda transport: transport):

@@ -50,11 +50,11 @@ class Ranks:
         )
         self.exchange = Exchange(7, "weights")
         self.watcher.add(self.exchange, self.ranks[own], self.ranks)
-        self.watcher.look()  # from here on nothing has got any further
+        self.watcher.check()  # from here on nothing has got any further
 
     def look(self, times):
         for _ in range(times):
-            self.watcher.look()
+            self.watcher.check()
 
     def said(self):
         return self.capfd.readouterr().err
@@ -247,7 +247,7 @@ threading.Thread(target=make_threads, daemon=True).start()
 gc.set_threshold(1)
 for _ in range(3000):
     garbage = Garbage()
-    watcher.look()
+    watcher.check()
 over.append(True)
 """
 
@@ -322,7 +322,7 @@ def test_a_rank_that_ends_tells_those_it_leaves(monkeypatch, error, left):
     own, (before, *_) = Process.own(0), stalls._look_at(os.getpid())
     try:
         stalls._look_back(noting)
-        assert own.leaves() == left and own.state() == "runs"
+        assert own.is_leaving() == left and own.state() == "runs"
         assert len(asked) == (not left)
     finally:
         with open("/proc/self/comm", "wb") as file:

@@ -28,19 +28,19 @@ def address(array):
 
 
 def test_results_are_not_written_while_somebody_looks_at_them():
-    results = module.Results([100, 60])
-    held = [results.take(), results.take(), results.take()]
+    results = module.ResultArrays([100, 60])
+    held = [results.unused(), results.unused(), results.unused()]
     assert not any(np.shares_memory(held[i], held[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
     at = {address(array) for array in held}
     held.clear()
-    again = results.take()
+    again = results.unused()
     assert address(again) in at
-    assert address(results.take()) in at - {address(again)}
+    assert address(results.unused()) in at - {address(again)}
 
 
 @pytest.mark.parametrize("sizes", [(64, 32), (5, 64, 640), (3, 1000, 16)])
 def test_tensorflow_reads_the_larger_part_of_the_results_without_a_copy(sizes):
-    array = module.Results(sizes).take()
+    array = module.ResultArrays(sizes).unused()
     assert array.shape == (sum(sizes),) and array.dtype == np.float32
     starts = np.cumsum([0, *sizes[:-1]])
     aligned = [size for start, size in zip(starts, sizes, strict=True) if (address(array) + 4 * start) % 64 == 0]
@@ -48,7 +48,7 @@ def test_tensorflow_reads_the_larger_part_of_the_results_without_a_copy(sizes):
 
 
 def test_a_result_comes_out_where_numpy_wrote_it():
-    array = module.Results([1000]).take()
+    array = module.ResultArrays([1000]).unused()
     array[:] = 7
     tensor = tf.function(lambda: tf.numpy_function(lambda: array, [], tf.float32))()
     assert address(np.asarray(memoryview(tensor))) == address(array)

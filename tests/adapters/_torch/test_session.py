@@ -186,11 +186,11 @@ def test_states_are_gathered_in_pieces_that_are_bounded_together(monkeypatch):
         size = 4
 
         def allgather(self, name, payload):
-            return CollectiveHandle.of(np.tile(payload, 4))
+            return CollectiveHandle.finished(np.tile(payload, 4))
 
-        def send(self, name, payload, to):
+        def gather_to(self, name, payload, to):
             sent.append(payload.size)
             return []
 
-    assert saved_state.gather_on(Four(), "state", {"a": np.zeros(5000, np.float32)}, 0) == []
+    assert saved_state.gather_memories(Four(), "state", {"a": np.zeros(5000, np.float32)}, 0) == []
     assert max(sent) == 1000 and sum(sent) > 20_000

@@ -1,5 +1,9 @@
 """What is checked inside the ranks of one job: the training loop."""
 
+import sys
+import threading
+from pathlib import Path
+
 import horovod.torch as hvd
 import numpy as np
 import torch
@@ -7,7 +11,8 @@ from harness import batches, compressed, flat, horovod, model, same_on_all_ranks
 from support.checking import check, check_under_every_launcher, raises
 from support.exchanges import arrays_of
 
-from grace_ext import ConfigError, ExchangeError
+import grace_ext
+from grace_ext import ConfigError, ExchangeError, adapters
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
 from grace_ext.exchange.fusion import Fusion
 
@@ -405,3 +410,38 @@ def what_some_ranks_do_in_a_process_set_does_not_concern_the_others():
 def a_process_set_that_horovod_does_not_know_is_refused():
     with raises(ConfigError, "is not initialized"):
         compressed(process_set=hvd.ProcessSet([0]))(torch.optim.SGD(model().parameters(), lr=1), None)
+
+
+@check
+def a_walk_from_the_hook_to_the_codec_touches_at_most_8_files():
+    """The files whose functions are under way when the hook queues a bucket, and when its positions are encoded."""
+    roots = [Path(package.__file__).parent for package in (grace_ext, adapters)]
+    walks = {}
+
+    def files_below(frame) -> set[str]:
+        files = set()
+        while (
+            frame and frame.f_code.co_name != "_run_first"
+        ):  # where the worker thread, or a caller, takes it from the queue
+            path = Path(frame.f_code.co_filename)
+            if any(root in path.parents for root in roots):
+                files.add(str(path))
+            frame = frame.f_back
+        return files
+
+    def on_call(frame, event, _):
+        path, name = Path(frame.f_code.co_filename), frame.f_code.co_name
+        if event == "call" and path.parent.name == "index" and name == "encode":
+            walks["codec"] = files_below(frame)
+        elif event == "call" and path.name == "scheduler.py" and name == "submit":
+            walks["hook"] = files_below(frame)
+
+    threading.setprofile(on_call)
+    sys.setprofile(on_call)
+    try:
+        train(compressed(), steps=3)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert any(path.endswith("session.py") for path in walks["hook"]), walks
+    assert len(walks["hook"] | walks["codec"]) <= 8, walks

@@ -1,0 +1,42 @@
+"""ef21, against the formulas of its paper, in real exchanges."""
+
+import numpy as np
+import pytest
+from support.arrays import same_bits
+from support.exchanges import arrays_of
+from support.in_process_ranks import on_all_ranks
+from support.memory_exchanges import RANKS, SIZE, gradient, make, step, topk
+
+
+def test_ef21_is_the_papers():
+    def work(transport):
+        exchange = make(transport, "ef21", weight=3.0 / transport.size)
+        return [step(exchange, gradient(transport.rank, i))[0] for i in range(6)], arrays_of(exchange)
+
+    estimates = np.zeros((RANKS, SIZE))
+    expected = []
+    for i in range(6):
+        estimates = estimates + [topk(gradient(rank, i) - estimates[rank], 500) for rank in range(RANKS)]
+        expected.append(3 * estimates.mean(axis=0))
+    for rank, (outs, state) in enumerate(on_all_ranks(work, RANKS)):
+        np.testing.assert_allclose(outs, expected, rtol=0, atol=1e-4)
+        kept = {field: np.concatenate([state[f"{field}:a"], state[f"{field}:b"]]) for field in ("estimate", "aggregate")}
+        np.testing.assert_allclose(kept["estimate"], estimates[rank], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(kept["aggregate"], estimates.mean(axis=0), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["topk:0.1/rice/raw", "topk:0.05/bloom/qsgd:7", "dct/topk:0.1/raw", "dense/minmax:8"])
+def test_ef21_with_momentum_finds_a_constant_gradient(spec):
+    """Whatever contracts, brings the aggregate to the mean of the ranks' gradients if these stand still."""
+
+    def work(transport):
+        exchange = make(transport, "ef21:0.5", spec)
+        for _ in range(60):
+            out, _ = step(exchange, gradient(transport.rank, 0))
+        return out
+
+    expected = np.mean([gradient(rank, 0) for rank in range(RANKS)], axis=0)
+    results = on_all_ranks(work, RANKS)
+    error = np.linalg.norm(results[0] - expected) / np.linalg.norm(expected)
+    assert error < 0.02, error
+    assert all(same_bits(results[0], other) for other in results)

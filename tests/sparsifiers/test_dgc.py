@@ -1,0 +1,49 @@
+"""dgc: a threshold from a sample."""
+
+import numpy as np
+import pytest
+from support import reference_kernels
+from support.selection import select
+
+from grace_ext._util.rng import Stream
+
+
+def heavy(d, seed=0):
+    return np.random.default_rng(seed).standard_t(2, d).astype(np.float32)
+
+
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.1])
+def test_dgc_selects_about_k(density):
+    """The threshold's rank in the sample is at least 400, so a fifth of k is 4 sigma: 6e-5 for each of 30 tries."""
+    d = 1_000_000
+    for seed in range(10):
+        found = select(f"dgc:{density}", heavy(d, seed), Stream(seed))
+        assert 0.8 * density * d <= found.size <= 1.2 * density * d
+    k = found.size
+    assert np.array_equal(found, reference_kernels.topk(heavy(d, seed), k)), "not the largest of all"
+
+
+def test_dgc_is_exact_where_the_sample_is_everything():
+    dense = heavy(20_000)
+    assert np.array_equal(select("dgc:0.01", dense), reference_kernels.topk(dense, 200))
+    assert np.array_equal(select("dgc:0.01:sample=1", dense), reference_kernels.topk(dense, 200))
+
+
+def test_dgc_takes_the_largest_where_too_many_pass():
+    """Ties and zeros: no quantile of them lets about k pass."""
+    dense = np.random.default_rng(0).choice(np.array([0, 1, 2], np.float32), 100_000, p=[0.9, 0.099, 0.001])
+    found = select("dgc:0.01", dense)
+    assert np.array_equal(found, reference_kernels.topk(dense, 1000))
+    dense = np.zeros(100_000, np.float32)
+    assert select("dgc:0.01", dense).size == 0
+    dense[5000:7000] = heavy(2000)
+    assert (
+        np.array_equal(select("dgc:0.001", dense), reference_kernels.topk(dense, 100))
+        or select("dgc:0.001", dense).size <= 120
+    )
+
+
+def test_dgc_samples_by_the_stream():
+    dense = heavy(1_000_000)
+    sizes = {select("dgc:0.01", dense, Stream(step=step, rank=rank)).size for step in (0, 1) for rank in (0, 1)}
+    assert len(sizes) > 1

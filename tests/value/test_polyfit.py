@@ -1,0 +1,140 @@
+"""polyfit: kernels against reference implementations, errors against known ones, and sections that are refused."""
+
+import struct
+
+import numpy as np
+import pytest
+from support import codec_conformance
+from support.arrays import FLT_MAX, gauss, same_bits
+from support.fits import CASES, error, heavy, round_trip, value
+from support.reference_decoder import fits as fits_decoder
+from support.reference_kernels import fits as reference_fits
+
+from grace_ext import ContainerError
+from grace_ext.kernels.polyfit import evaluate_segments, find_knots, fit_segments
+from grace_ext.value.polyfit import PolyFit
+
+
+def pieces(codec, values):
+    """What encode sent: [(coefficients, low edge, high edge, magnitudes of the segment)]."""
+    payload, order = codec.encode(values, codec_conformance.STREAM)
+    data = payload.tobytes()
+    degree, *counts = data[:3]
+    ordered, at, edge_at, found = np.abs(values[order]), 3, 3 + 4 * sum(counts), []
+    coefficients_at = edge_at + 4 * sum(count + 1 for count in counts if count)
+    start = 0
+    for count in counts:
+        for _ in range(count):
+            (length,) = struct.unpack_from("<I", data, at)
+            c = np.frombuffer(data, "<f4", degree + 1, coefficients_at)
+            found.append((c, *struct.unpack_from("<2f", data, edge_at), ordered[start : start + length]))
+            start, at, edge_at, coefficients_at = start + length, at + 4, edge_at + 4, coefficients_at + 4 * (degree + 1)
+        edge_at += 4 * (count > 0)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_knots(name):
+    magnitudes = np.sort(np.abs(CASES[name]))[-3000:]
+    for least, most in ((6, 5), (1, 3), (4, 1)):
+        ends = np.full(most, -1, np.int64)
+        count = find_knots(magnitudes, least, ends)
+        assert ends[:count].tolist() == reference_fits.knots(magnitudes, least, most)
+
+
+def test_the_knot_is_where_the_chord_is_furthest():
+    x = np.arange(1000)
+    values = np.where(x < 700, 0.001 * x, 0.7 + 0.1 * (x - 700)).astype(np.float32)
+    ends = np.empty(2, np.int64)
+    assert find_knots(values, 6, ends) == 2 and abs(ends[0] - 700) <= 1
+
+
+@pytest.mark.parametrize("text", ["polyfit", "polyfit:2:segments=3", "polyfit:9", "polyfit:0"])
+@pytest.mark.parametrize("name", CASES)
+def test_least_squares_of_every_segment(name, text):
+    codec = value(text)
+    for c, low, high, magnitudes in pieces(codec, CASES[name]):
+        assert low == magnitudes[0] and high >= magnitudes[-1]
+        fitted, ends = np.empty((1, c.size), np.float32), np.array([magnitudes.size])
+        fit_segments(magnitudes, ends, fitted)
+        assert same_bits(fitted[0], c)
+        out = np.empty_like(magnitudes)
+        evaluate_segments(fitted, magnitudes[[0, -1]], ends, False, out)
+        span = float(magnitudes[-1]) - float(magnitudes[0])
+        expected = reference_fits.least_squares(magnitudes, codec.degree)
+        assert np.allclose(out, expected, rtol=2e-7, atol=3e-6 * span + 1e-45)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_evaluation_is_exactly_the_reference_decoders(name):
+    for codec in (PolyFit(), PolyFit(9, 40)):
+        payload, _ = codec.encode(CASES[name], codec_conformance.STREAM)
+        out = np.empty_like(CASES[name])
+        codec.decode(payload, out)
+        assert np.array_equal(out, np.array(fits_decoder.polyfit(payload.tobytes(), out.size), np.float32))
+
+
+def test_decoded_values_keep_sign_and_segment():
+    values = heavy()
+    decoded, _ = round_trip(PolyFit(), values)
+    assert np.array_equal(np.signbit(decoded), np.signbit(values))
+    assert np.abs(decoded).min() >= np.abs(values).min() and np.abs(decoded).max() <= np.abs(values).max()
+
+
+def test_wild_coefficients_stay_between_the_edges():
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 5, 700):
+        for _ in range(20):
+            c = rng.choice(np.array([0, 1, -1, FLT_MAX, -FLT_MAX, 1e-45], np.float32), (1, 10))
+            edges = np.sort(rng.choice(np.array([0, 1e-45, 1, FLT_MAX], np.float32), 2))
+            out = np.full(n, np.nan, np.float32)
+            evaluate_segments(c, edges, np.array([n]), False, out)
+            assert (out >= edges[0]).all() and (out <= edges[1]).all()
+            assert out.tolist() == reference_fits.segment(c[0], *edges, n)
+
+
+def test_polyfit_error():
+    """The notes' Legendre fit had .0085 on such values; 18 bits of order and next to nothing else."""
+    values = heavy()
+    decoded, size = round_trip(PolyFit(), values)
+    assert error(values, decoded) < 0.0085 and size * 8 / values.size < 0.4
+    assert error(values, round_trip(PolyFit(segments=1), values)[0]) > 0.05
+
+
+def test_few_values_are_exact():
+    """As many coefficients as values: only their rounding to float32 is left."""
+    for k in range(1, 7):
+        values = gauss(k, k)
+        assert np.allclose(round_trip(PolyFit(), values)[0], values, rtol=1e-5, atol=1e-6)
+
+
+def forged(degree=1, counts=(1, 0), lengths=(3,), edges=(1, 2), c=(0, 0)):
+    numbers = struct.pack(f"<{len(lengths)}I{len(edges)}f{len(c)}f", *lengths, *edges, *c)
+    return np.frombuffer(bytes([degree, *counts]) + numbers, np.uint8)
+
+
+@pytest.mark.parametrize(
+    "message, payload",
+    [
+        ("out of range", np.zeros(2, np.uint8)),
+        ("out of range", forged(degree=10)),
+        ("bytes for 1 segments", forged()[:-1]),
+        ("bytes for 2 segments", forged(counts=(1, 1))),
+        ("bytes for 0 segments", forged(counts=(0, 0))),
+        ("do not hold 3 values", forged(lengths=(2,))),
+        ("do not hold 3 values", forged(counts=(0, 0), lengths=(), edges=(), c=())),
+        ("do not hold 3 values", forged(counts=(2, 0), lengths=(3, 0), edges=(1, 2, 3), c=(0,) * 4)),
+        ("coefficient is not finite", forged(c=(0, float("nan")))),
+        ("coefficient is not finite", forged(c=(float("inf"), 0))),
+        ("not finite and ascending", forged(edges=(2, 1))),
+        ("not finite and ascending", forged(edges=(-1, 1))),
+        ("not finite and ascending", forged(edges=(1, float("inf")))),
+        ("not finite and ascending", forged(edges=(float("nan"), 1))),
+    ],
+)
+def test_polyfit_refuses(message, payload):
+    out = np.zeros(3, np.float32)
+    PolyFit.decode(forged(), out)
+    assert out.tolist() == [1, 1, 1]
+    with pytest.raises(ContainerError, match=message):
+        PolyFit.decode(payload, out)
