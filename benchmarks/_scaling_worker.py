@@ -51,7 +51,7 @@ class Clocked(TransportWrapper):
         return (
             super()
             ._start(kind, name, array, *args)
-            .when_ended(lambda ended, _: self.seconds.append(ended - started) if self.apart else None)
+            .on_end(lambda ended, _: self.seconds.append(ended - started) if self.apart else None)
         )
 
 

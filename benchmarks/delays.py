@@ -115,7 +115,7 @@ def train(communicator: str, args) -> dict:
     from grace_ext.adapters.horovod_torch import DistributedOptimizer
     from grace_ext.transport import topology
 
-    os.environ[topology.VARIABLE] = f"pair{hvd.rank() // 2}"  # so that `hierarchical` has hosts with two ranks
+    os.environ[topology.HOSTNAME_VARIABLE] = f"pair{hvd.rank() // 2}"  # so that `hierarchical` has hosts with two ranks
     torch.manual_seed(0)
     net = torch.nn.Sequential(
         torch.nn.Linear(100, 300), torch.nn.ReLU(), torch.nn.Linear(300, 200), torch.nn.ReLU(), torch.nn.Linear(200, 10)

@@ -51,7 +51,7 @@ _HOST = 48  # bytes of a host's name
 _RECORD = struct.Struct(f"<8sIIQ{_HOST}s")
 
 
-def introduce(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray], message: np.ndarray) -> np.ndarray:
+def watch_ranks(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray], message: np.ndarray) -> np.ndarray:
     """A collective: from here on the ranks look after each other. gather: uint8[m], the same m on all ranks ->
     uint8[ranks * m], in any shape. message: uint8[m] that goes with it -> uint8[ranks, m]."""
     own = Process.own(exchange.transport.world_rank)
@@ -61,8 +61,8 @@ def introduce(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray], me
 
 
 def check_config_digests(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Exchange.check_config_digests, in the same collective as `introduce`."""
-    exchange.check_config_digests(introduce(exchange, gather, exchange.config_digest()))
+    """Exchange.check_config_digests, in the same collective as `watch_ranks`."""
+    exchange.check_config_digests(watch_ranks(exchange, gather, exchange.config_digest()))
 
 
 class Process(NamedTuple):
@@ -93,7 +93,7 @@ class Process(NamedTuple):
         *fields, host = _RECORD.unpack(record.tobytes())
         return cls(*fields, host.rstrip(b"\0").decode("ascii"))
 
-    def leaves(self) -> bool:
+    def is_leaving(self) -> bool:
         """Whether it is about to end, and not because others left it."""
         try:
             return _look_at(self.pid)[0] == _LEAVES
@@ -122,7 +122,7 @@ def _look_at(pid: int) -> tuple[bytes, str, int]:
 
 
 class Watcher:
-    """Looks after the ranks that this one exchanges with, whenever `look` is called: once a second.
+    """Looks after the ranks that this one exchanges with, whenever `check` is called: once a second.
 
     stopped, stall: what the variables say. kill(pid, signal), end(): to end another process, and this one. shuts_down() ->
     whether this one is in Horovod's shutdown.
@@ -151,7 +151,7 @@ class Watcher:
         with self._lock:
             return list(self._watched.items())
 
-    def look(self) -> None:
+    def check(self) -> None:
         self._shutting = self._shutting + 1 if self._shuts_down() else 0
         idle = {exchange: one for exchange, one in self._all() if not one.goes_on(exchange)}
         before, self._states = self._states, {}
@@ -223,7 +223,7 @@ class Watcher:
         ranks = {process for _, one in self._all() for process in one.here}
         while not any(process.state() != _RUNS for process in ranks) and wait():
             pass
-        states = {process.rank: _GONE if process.leaves() else process.state() for process in ranks}
+        states = {process.rank: _GONE if process.is_leaving() else process.state() for process in ranks}
         if found := [f"rank {rank} is {state}" for rank, state in sorted(states.items()) if state != _RUNS]:
             self._say(f"fails because of others; on this host, {', '.join(found)}")
 
@@ -279,7 +279,7 @@ def _is_elastic() -> bool:
 def _look_on(watcher: Watcher) -> None:
     while True:
         time.sleep(_LOOK)
-        watcher.look()
+        watcher.check()
 
 
 def _look_back(watcher: Watcher) -> None:

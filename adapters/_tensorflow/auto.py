@@ -27,10 +27,10 @@ class SwitchedNodes(BucketNodes):
     def start(self, gradients, order):
         sent = self._part(self._encode, self._inputs(gradients), order)
         with tf.device("/cpu:0"):
-            passed = [
-                self._passed(sent[0], number, gradients[tensor.name]) for number, tensor in enumerate(self._bucket.tensors)
+            bypassed = [
+                self._bypassed(sent[0], number, gradients[tensor.name]) for number, tensor in enumerate(self._bucket.tensors)
             ]
-        return [*sent, *passed]
+        return [*sent, *bypassed]
 
     def _part(self, function, inputs, order) -> list[tf.Tensor]:
         """A node of Python: it gives the number of a collective's kind, and the collective's inputs."""
@@ -40,7 +40,7 @@ class SwitchedNodes(BucketNodes):
         splits.set_shape([None])
         return [kind, payload, splits]
 
-    def _passed(self, kind, number, gradient) -> tf.Tensor:
+    def _bypassed(self, kind, number, gradient) -> tf.Tensor:
         """The reduced gradient, [its elements]; empty if it does not bypass."""
         factors = {"prescale_factor": self._prescale, "postscale_factor": self._exchange.weight}
 
@@ -50,34 +50,36 @@ class SwitchedNodes(BucketNodes):
             flat = tf.cast(tf.reshape(gradient, [-1]), dtype)
             return tf.cast(collective("allreduce", [flat], name, process_set, **factors), tf.float32)
 
-        passes = {_KINDS.index(name): functools.partial(by, dtype) for name, dtype in _BYPASSES.items()}
-        result = tf.switch_case(kind, {number: passes.get(number, lambda: tf.zeros([0])) for number in range(len(_KINDS))})
+        branches = [
+            functools.partial(by, _BYPASSES[name]) if name in _BYPASSES else lambda: tf.zeros([0]) for name in _KINDS
+        ]
+        result = tf.switch_case(kind, branches)
         result.set_shape([None])
         return result
 
     def exchange(self, sent, order, process_set):
-        inputs, passed = sent[:3], sent[3:]
+        inputs, bypassed = sent[:3], sent[3:]
         received = self._collective(0, *inputs, process_set)
         for level in range(1, self._levels):
             inputs = self._part(functools.partial(self._advance, level), [received], order)
             received = self._collective(level, *inputs, process_set)
-        return [received, *passed]
+        return [received, *bypassed]
 
     def _collective(self, level, kind, payload, splits, process_set) -> tf.Tensor:
-        ways = [
-            functools.partial(_by_bytes, way, payload, splits, f"{self._bucket.name}.{level}.{way}", process_set)
-            for way in _KINDS
+        branches = [
+            functools.partial(_by_bytes, name, payload, splits, f"{self._bucket.name}.{level}.{name}", process_set)
+            for name in _KINDS
         ]
         with tf.device("/cpu:0"):
-            received = tf.switch_case(kind, ways)
+            received = tf.switch_case(kind, branches)
         received.set_shape([None])
         return received
 
     def finish(self, received, order, gradients):
-        flat, passes = self._graph.call(self._decode, received, [tf.float32, tf.bool], order)
-        passes.set_shape([])
+        flat, bypasses = self._graph.call(self._decode, received, [tf.float32, tf.bool], order)
+        bypasses.set_shape([])
         return tf.cond(
-            passes,
+            bypasses,
             lambda: self._by_name(received[1:], gradients),
             lambda: self._by_name(tf.split(tf.ensure_shape(flat, [self._bucket.size]), self._bucket.sizes), gradients),
         )
@@ -121,10 +123,10 @@ class SwitchedNodes(BucketNodes):
         return handle
 
     def _decode(self, received, *_):
-        passes = self._receive(received).collective in _BYPASSES
-        out = np.empty(0, np.float32) if passes else self._results.take()
+        bypasses = self._receive(received).collective in _BYPASSES
+        out = np.empty(0, np.float32) if bypasses else self._results.unused()
         self._finish(received, out)
-        return [out, np.bool_(passes)]
+        return [out, np.bool_(bypasses)]
 
 
 def _by_bytes(kind: str, payload: tf.Tensor, splits: tf.Tensor, name: str, process_set) -> tf.Tensor:

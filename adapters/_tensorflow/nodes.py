@@ -86,7 +86,7 @@ class BucketNodes:
         return [np.zeros(1, received.dtype)] if after is before else after.sent
 
     def _decode(self, received) -> list[np.ndarray]:
-        out = self._results.take()
+        out = self._results.unused()
         self._finish(received, out)
         return [out]
 
@@ -99,8 +99,8 @@ class BucketNodes:
             self._exchange.end_step()
 
     @functools.cached_property
-    def _results(self) -> "Results":
-        return Results(self._bucket.sizes)
+    def _results(self) -> "ResultArrays":
+        return ResultArrays(self._bucket.sizes)
 
     def _pack(self, arrays, out: np.ndarray) -> None:
         parts = []
@@ -147,7 +147,7 @@ class RowNodes(BucketNodes):
         return RowGradient(indices, values if self._prescale == 1.0 else values * np.float32(self._prescale))
 
 
-class Results:
+class ResultArrays:
     """Arrays float32[sum of sizes] for results, which TensorFlow reads without a copy: it looks at the arrays themselves,
     and copies tensors that are not aligned."""
 
@@ -159,7 +159,7 @@ class Results:
         aligned = [np.sum(sizes, where=(starts + offset) % unit == 0) for offset in range(unit)]
         self._offset = int(np.argmax(aligned))
 
-    def take(self) -> np.ndarray:
+    def unused(self) -> np.ndarray:
         """One that nobody looks at any more. There are two, for loops that hold a step's gradients until they have the next
         step's; who holds more gets new ones."""
         for i in range(len(self._arrays)):

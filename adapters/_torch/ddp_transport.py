@@ -25,7 +25,7 @@ class GroupTransport(EqualLengthTransport):
         tensor = torch.from_numpy(array).to(self._device)
         return _under_way(dist.all_reduce(tensor, group=self._group, async_op=True), tensor)
 
-    def send(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
+    def gather_to(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
         """A collective that returns all ranks' payloads, uint8[m], on rank `to` only, an empty list elsewhere."""
         lengths = lengths_in(self.gather(head_of(payload)).wait())
         message = torch.from_numpy(padded_message([payload], int(lengths.max()))).to(self._device)

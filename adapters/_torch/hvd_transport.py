@@ -74,7 +74,7 @@ class HorovodTransport(Transport):
             lambda got: unpad_own_part(got[0].numpy(), got[1].tolist(), self.rank, length - payload.size),
         )
 
-    def send(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
+    def gather_to(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
         """Send every rank's payload to one rank, a collective.
 
         Args:

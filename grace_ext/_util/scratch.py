@@ -23,7 +23,7 @@ def scratch(name: str, dtype, size: int) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def scratch_in(arrays: dict[tuple, np.ndarray]):
+def use_scratch(arrays: dict[tuple, np.ndarray]):
     """Inside, this thread takes its work arrays from the dict: for work that any thread may do, but one at a time."""
     own, _thread.arrays = _thread.arrays, arrays
     try:

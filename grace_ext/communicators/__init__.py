@@ -1,4 +1,4 @@
-"""Communicators, one file each. A new one is its file and a line here."""
+"""Communicators, one file each. A new one takes a file and a line here."""
 
 from ..transport import InProcessGroup, Transport
 from . import allgather, allreduce, auto, hierarchical, sharded, tree  # noqa: F401  (importing registers them)

@@ -1,7 +1,4 @@
-"""Every rank sends its container to every other: works for every compressor.
-
-One collective a bucket: containers tell their own length, so the joined bytes need no table of sizes.
-"""
+"""Communicator `allgather`."""
 
 import time
 
@@ -15,6 +12,11 @@ from .base import Communicator, Pending, wait
 
 @register
 class Allgather(Communicator):
+    """Every rank sends its container to every other one. Works with every compressor.
+
+    A bucket takes one collective: containers tell their own length, so the joined bytes need no table of sizes.
+    """
+
     name = "allgather"
     sends_containers = True
     preserves_input = True

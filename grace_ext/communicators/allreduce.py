@@ -1,7 +1,4 @@
-"""The library's own allreduce, of values in float32 or float16: no container, no decoding.
-
-For dense gradients, and for sparse ones whose positions are the same on all ranks: then only the values are sent.
-"""
+"""Communicator `allreduce`."""
 
 import time
 
@@ -19,6 +16,11 @@ from .base import Communicator, Pending, wait
 
 @register
 class Allreduce(Communicator):
+    """The library's own allreduce of float32 or float16 values: no containers, no decoding.
+
+    It works with dense gradients, and with sparse ones whose positions are the same on all ranks; then only values are sent.
+    """
+
     name = "allreduce"
     collectives = ("allreduce",)
     needs_reducible = True
@@ -31,18 +33,18 @@ class Allreduce(Communicator):
             residual, pending = state
             gradient = np.add(gradient, residual, out=pending)
         if state is None and compressor.reducible_dtype == "float32":
-            sent = gradient  # nobody needs it afterwards
+            sent = gradient  # it is not needed afterwards
         else:
-            sent = to_linear(gradient, compressor.reducible_dtype, transport.size)
+            sent = to_reducible(gradient, compressor.reducible_dtype, transport.size)
         if state is not None:
-            np.subtract(gradient, from_linear(sent), out=pending)
+            np.subtract(gradient, from_reducible(sent), out=pending)
         seconds = {"value": time.perf_counter() - started}
         return Pending(transport.allreduce(name, sent), sent.nbytes, seconds)
 
     def finish(self, pending, transport, out, weight):
         summed = wait(pending)
         started = time.perf_counter()
-        summed = from_linear(summed)
+        summed = from_reducible(summed)
         if pending.support is None:
             np.multiply(summed, np.float32(weight), out=out)
             finite = max_magnitude(out) < NON_FINITE
@@ -50,7 +52,7 @@ class Allreduce(Communicator):
             finite = max_magnitude(summed) < NON_FINITE
             sum_sparse(out, pending.support, summed, np.zeros(1, np.int64), np.array([summed.size]), np.float32(weight))
             if not finite:
-                out[:] = np.nan  # where nothing was sent as well
+                out[:] = np.nan  # also where nothing was sent
         pending.seconds["decode"] = time.perf_counter() - started
         return bool(finite)
 
@@ -62,18 +64,28 @@ def _start_sparse(transport, name, compressor, gradient, state, scope):
     else:
         support, values = compressor.sparsifier.select_compensated(gradient, *state, scope)
     selected = time.perf_counter()
-    sent = to_linear(
+    sent = to_reducible(
         scaled(values, gradient.size) if compressor.unbiased else values, compressor.reducible_dtype, transport.size
     )
     if state is not None:
-        write_error(state[1], support, values, from_linear(sent))
+        write_error(state[1], support, values, from_reducible(sent))
     seconds = {"select": selected - started, "value": time.perf_counter() - selected}
     return Pending(transport.allreduce(name, sent), sent.nbytes, seconds, support=support.copy())
 
 
-def to_linear(gradient: np.ndarray, dtype: str, ranks: int) -> np.ndarray:
-    """A copy of float32[d] in the dtype of the sum. float16 saturates so that the sum of the ranks cannot overflow; a
-    gradient that is not finite becomes NaN everywhere."""
+def to_reducible(gradient: np.ndarray, dtype: str, ranks: int) -> np.ndarray:
+    """Copy values to the dtype in which they will be summed.
+
+    float16 values saturate so that the sum over ranks cannot overflow. If a gradient is not finite, all of it becomes NaN.
+
+    Args:
+        gradient: float32[d].
+        dtype: "float32" or "float16".
+        ranks: Number of ranks.
+
+    Returns:
+        float32[d] or float16[d].
+    """
     if dtype == "float32":
         return gradient.copy()
     limit = np.float32(0.99 * float(np.finfo(dtype).max) / ranks)  # 1 % for the rounding of the partial sums
@@ -83,8 +95,15 @@ def to_linear(gradient: np.ndarray, dtype: str, ranks: int) -> np.ndarray:
     return sent
 
 
-def from_linear(summed: np.ndarray) -> np.ndarray:
-    """float32[d] with the same values; a float16 array is decoded into a scratch array of the thread."""
+def from_reducible(summed: np.ndarray) -> np.ndarray:
+    """Return a sum as float32.
+
+    Args:
+        summed: float32[d] or float16[d].
+
+    Returns:
+        float32[d]; `summed` itself, or a scratch array of the thread.
+    """
     if summed.dtype == np.float32:
         return summed
     values = scratch("linear", np.float32, summed.size)

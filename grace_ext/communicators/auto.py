@@ -1,4 +1,4 @@
-"""One bucket by the strategy that is the fastest here and now: compressed, or dense through the library's own allreduce."""
+"""Communicator `auto`."""
 
 import numpy as np
 
@@ -14,20 +14,23 @@ from .sharded import Sharded
 
 #: Strategies without containers, the more exact first.
 DENSE = {"float32": "dense/raw", "fp16": "dense/fp16"}
-_FEWEST_RANKS = {"sharded": 3, "hierarchical": 3}  # from which on a strategy can save anything
+_FEWEST_RANKS = {"sharded": 3, "hierarchical": 3}  # the number of ranks from which on a strategy can save anything
 
 
 @register
 class Auto(Communicator):
-    """Measures in the first steps which strategy is the fastest for each bucket, and looks again later: containers by
-    allgather, sharded or hierarchical, or dense float16 or float32 by the library's own allreduce, as without us. See
-    grace_ext.policy.auto_tuner."""
+    """Exchanges each bucket by the strategy that is fastest here and now: compressed, or dense as without grace_ext.
+
+    The first steps measure which strategy is the fastest for each bucket, and the choice is reviewed later. Strategies with
+    compression send containers by allgather, sharded or hierarchical; dense ones send float16 or float32 by the library's
+    own allreduce, as without grace_ext. See grace_ext.policy.auto_tuner.
+    """
 
     name = "auto"
     collectives = ()
 
     def for_bucket(self, compressor, memory, transport, factors):
-        if transport.between_steps() is None:
+        if transport.probe_transport() is None:
             raise ConfigError(
                 "communicator 'auto' has to measure the link between steps, and cannot do it here: use "
                 "allgather, sharded or allreduce"
@@ -39,7 +42,7 @@ class Auto(Communicator):
             )
         if factors:
             return SwitchingCommunicator({"factors": factors})
-        return SwitchingCommunicator.of(compressor, transport.size)
+        return SwitchingCommunicator.for_compressor(compressor, transport.size)
 
     def start(self, *_, **__):
         raise ConfigError(
@@ -49,7 +52,11 @@ class Auto(Communicator):
 
 
 class SwitchingCommunicator(Communicator):
-    """A bucket's strategies. `strategy` changes between steps only, on all ranks."""
+    """Exchanges one bucket by one of several strategies. The strategy changes only between steps, on all ranks.
+
+    Args:
+        compressed: The strategies with compression by name; the first one is used at the beginning.
+    """
 
     name = "auto"
     switches = True
@@ -58,15 +65,23 @@ class SwitchingCommunicator(Communicator):
         """compressed: the strategies with compression, by name; the first is where it begins."""
         self._compressed, self._allreduce = compressed, Allreduce()
         self._dense = {strategy: make_compressor(spec) for strategy, spec in DENSE.items()}
-        #: Names of all.
+        #: The names of all strategies.
         self.strategies = (*compressed, *DENSE)
         self.strategy = self.strategies[0]
-        #: Whether the residual has been sent since the strategy became a dense one: then nobody has to look at it.
+        #: Whether the residual has been sent since the strategy became a dense one, so that it is zero.
         self.flushed = False
 
     @classmethod
-    def of(cls, compressor, ranks: int) -> "SwitchingCommunicator":
-        """With all strategies that can carry what the compressor makes."""
+    def for_compressor(cls, compressor, ranks: int) -> "SwitchingCommunicator":
+        """Make one with all strategies that can carry what a compressor makes.
+
+        Args:
+            compressor: The bucket's compressor.
+            ranks: Number of ranks.
+
+        Returns:
+            The communicator.
+        """
         found: dict[str, Communicator] = {}
         for kind in (Allreduce, Allgather, Sharded, Hierarchical):
             if ranks >= _FEWEST_RANKS.get(kind.name, 1) and can_carry(kind(), compressor):
@@ -75,26 +90,47 @@ class SwitchingCommunicator(Communicator):
 
     @property
     def is_dense(self) -> bool:
+        """Whether the strategy is a dense one."""
         return self.strategy in DENSE
 
     @property
     def bypass_dtype(self):
+        """The dtype of the strategy if gradients may bypass the exchange now: "float32" or "fp16", else None."""
         return self.strategy if self.flushed else None
 
-    def strategies_over(self, transport: Transport) -> list[str]:
-        """Those that differ from others, now that the hosts are known."""
+    def available_strategies(self, transport: Transport) -> list[str]:
+        """Return the strategies that differ from each other, now that the hosts are known.
+
+        Args:
+            transport: The transport of the exchange.
+
+        Returns:
+            Their names.
+        """
         levels = max(transport.hosts) + 1 not in (1, transport.size)
         return [strategy for strategy in self.strategies if strategy != "hierarchical" or levels]
 
     def check(self, compressor):
-        """All strategies were asked."""
+        """Check nothing: every strategy was checked when it was chosen."""
 
-    def payload(self, strategy: str, size: int) -> int:
-        """Bytes of a dense one."""
+    def payload_bytes(self, strategy: str, size: int) -> int:
+        """Return how many bytes a rank gives to the collective of a dense strategy.
+
+        Args:
+            strategy: Name of a dense strategy.
+            size: Number of elements of the bucket.
+
+        Returns:
+            The number of bytes.
+        """
         return size * np.dtype(self._dense[strategy].reducible_dtype).itemsize
 
     def switch_to(self, strategy: str) -> None:
-        """Between steps."""
+        """Switch to another strategy, between steps and on all ranks.
+
+        Args:
+            strategy: Its name.
+        """
         if strategy != self.strategy:
             self.flushed = self.flushed and strategy in DENSE
             self.strategy = strategy
@@ -105,25 +141,36 @@ class SwitchingCommunicator(Communicator):
 
     @property
     def sends_containers(self):
+        """As of the strategy."""
         return self._inner.sends_containers
 
     @property
-    def tells_support(self):
-        return self._inner.tells_support
+    def reports_support(self):
+        """As of the strategy."""
+        return self._inner.reports_support
 
     @property
     def preserves_input(self):
+        """As of the strategy."""
         return self._inner.preserves_input
 
     @property
     def needs_memory(self) -> bool:
+        """Whether a residual may be left that has not been sent."""
         return not self.flushed
 
     def collectives_of(self, transport):
         return self._inner.collectives_of(transport)
 
-    def most_collectives(self, transport: Transport) -> int:
-        """Of any strategy."""
+    def max_collectives(self, transport: Transport) -> int:
+        """Return the largest number of collectives that a strategy takes.
+
+        Args:
+            transport: The transport of the exchange.
+
+        Returns:
+            The number.
+        """
         return max(len(one.collectives_of(transport)) for one in (*self._compressed.values(), self._allreduce))
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
@@ -139,10 +186,24 @@ class SwitchingCommunicator(Communicator):
         return self._inner.finish(pending, transport, out, weight)
 
     def end_step(self, finite: bool) -> None:
+        """Note that a step has ended.
+
+        Args:
+            finite: Whether every rank's gradient was finite, so that the step counts.
+        """
         self.flushed = self.is_dense and (self.flushed or finite)
 
 
 def can_carry(communicator: Communicator, compressor) -> bool:
+    """Return whether a communicator can carry what a compressor makes.
+
+    Args:
+        communicator: The communicator.
+        compressor: The compressor.
+
+    Returns:
+        False if its check raises ConfigError.
+    """
     try:
         communicator.check(compressor)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""What a communicator promises."""
+"""The interface of communicators."""
 
 import dataclasses
 import time
@@ -12,69 +12,96 @@ from ..transport.base import CollectiveHandle, Transport
 
 @dataclasses.dataclass
 class Pending:
-    """An exchange under way: the transport's handle, how many payload bytes this rank gave it, seconds per stage, the
-    index codecs of this rank's containers, and the bytes of its gradient, None where that is dense."""
+    """The exchange of one bucket, under way.
+
+    Attributes:
+        handle: The handle of the collective under way.
+        wire_bytes: Bytes that this rank has given to collectives.
+        seconds: Seconds that each stage took.
+        index_codecs: Names of the index codecs of this rank's containers.
+        gradient_bytes: Bytes of this rank's gradient; None where it is dense.
+        received: Bytes of all ranks' containers once they have arrived, the same on all ranks; None where no containers are
+            received.
+        container: This rank's container, or None if it has sent none. It may lie in a scratch array of the thread, and is
+            valid until its next exchange.
+        support: The positions that this rank has sent, uint32[k], or None for all; valid as long as `container`.
+        last_waited: The handle that was waited for last.
+    """
 
     handle: CollectiveHandle
     wire_bytes: int
     seconds: dict[str, float]
     index_codecs: list[str] = dataclasses.field(default_factory=list, kw_only=True)
     gradient_bytes: int | None = dataclasses.field(default=None, kw_only=True)
-    #: Bytes of all ranks' containers, once they are there; the same on all ranks. None where others go.
     received: int | None = dataclasses.field(default=None, kw_only=True)
-    #: Of this rank: its container, None if it sent none; and the positions that were sent, uint32[k], None for all. They may
-    #: lie in scratch arrays of the thread: valid until its next exchange.
     container: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
     support: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
-
-    #: The handle that was waited for last.
     last_waited: CollectiveHandle | None = dataclasses.field(default=None, kw_only=True, repr=False)
     #: Whether the gradients bypass the exchange, so that nothing is left to decode.
     bypasses = False
 
     def has_arrived(self) -> bool | None:
-        """Whether nothing is left to wait for; None if that is not known. A handle that was waited for is not polled."""
+        """Return whether nothing is left to wait for. A handle that was waited for is not polled.
+
+        Returns:
+            True or False, or None if that is not known.
+        """
         return self.handle is self.last_waited or self.handle.poll()
 
     def is_on_its_way(self) -> bool:
-        """Whether a collective is known to be under way: sent, and not there yet."""
+        """Return whether a collective is known to be under way: started, and not over yet.
+
+        Returns:
+            True only if that is known.
+        """
         return self.has_arrived() is False
 
     @property
     def codec_seconds(self) -> float:
-        """All but waiting."""
+        """Seconds of all stages but waiting."""
         return sum(taken for stage, taken in self.seconds.items() if stage != "exchange")
 
     def add_seconds(self, seconds: dict[str, float]) -> None:
-        """Add the seconds of some stages."""
+        """Count the seconds of some stages.
+
+        Args:
+            seconds: Seconds by stage.
+        """
         for stage, taken in seconds.items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + taken
 
 
 class Communicator(Stage):
-    """How one bucket is exchanged and reduced. All ranks end with the same bits."""
+    """How one bucket is exchanged and reduced. All ranks end up with the same bits."""
 
     kind = "communicator"
-    #: The transport's collectives that a bucket goes through, each needing the one before: for adapters that have to name
-    #: them before the first step, as nodes of a graph.
+    #: The transport's collectives that a bucket takes, each needing the result of the one before. Adapters whose
+    #: collectives are nodes of a graph have to know them before the first step.
     collectives: tuple[str, ...] = ("allgather",)
     #: Whether what a rank sends is its container.
     sends_containers = False
-    #: Whether `Pending.support` is known, when an exchange has started, for all of the gradient.
+    #: Whether `Pending.support` tells, as soon as an exchange has started, what is sent of the whole gradient.
     reports_support = True
-    #: Needs a compressor whose values can be summed as they are (`Compressor.reducible_dtype`).
+    #: Whether it needs a compressor whose values can be summed as they are (`Compressor.reducible_dtype`).
     needs_reducible = False
-    #: Whether the next step needs what the memory keeps.
+    #: Whether the next step needs what the memory remembers.
     needs_memory = True
-    #: Whether the gradient that `start` is given stays as it is.
+    #: Whether `start` leaves the gradient as it is.
     preserves_input = False
-    #: Whether it takes another strategy where compression does not pay; then `strategy` tells which.
+    #: Whether it switches to another strategy where compression does not pay off; `strategy` tells which one is in use.
     switches = False
     #: "float32" or "fp16" while gradients may bypass the exchange: see Exchange.bypass_dtype.
     bypass_dtype: str | None = None
 
     def check(self, compressor) -> None:
-        """Raise ConfigError if this communicator cannot carry what the compressor makes."""
+        """Check that this communicator can carry what a compressor makes.
+
+        Args:
+            compressor: The bucket's compressor.
+
+        Raises:
+            ConfigError: It cannot.
+        """
         if compressor.lowrank is not None:
             raise ConfigError(
                 f"communicator {self.name!r} cannot carry {str(compressor)!r}: factors have their own, "
@@ -87,52 +114,129 @@ class Communicator(Stage):
             )
 
     def for_bucket(self, compressor, memory, transport: Transport, factors: "Communicator | None") -> "Communicator":
-        """The communicator of one bucket. Here, the same for all but those of factors.
+        """Return the communicator of one bucket: this one, except for factors.
 
         Args:
-            compressor, memory: the bucket's.
-            factors: what can carry the factors of a low-rank compressor; None for another.
+            compressor: The bucket's compressor.
+            memory: The bucket's memory.
+            transport: The transport of the exchange.
+            factors: The communicator that carries the factors of a low-rank compressor; None with another compressor.
+
+        Returns:
+            The communicator.
 
         Raises:
-            ConfigError: the parts do not fit together.
+            ConfigError: The parts do not fit together.
         """
         return factors or self
 
     def collectives_of(self, transport: Transport) -> tuple[str, ...]:
-        """The same where they depend on the number of ranks or on their hosts."""
+        """Return the collectives that a bucket takes, which can depend on the number of ranks and on their hosts.
+
+        Args:
+            transport: The transport of the exchange.
+
+        Returns:
+            The names of the transport's methods, in the order of the calls.
+        """
         return self.collectives
 
     def copies_sent(self, transport: Transport) -> float:
-        """How many times what a rank gives to collectives (`Pending.wire_bytes`) leaves it, on average: to all others, or
-        along a ring. What is sharded goes to n - 1 ranks in a part of 1 / n, the rest to one: as in a ring."""
+        """Return how many times what a rank gives to collectives (`Pending.wire_bytes`) leaves it, on average.
+
+        Bytes go to all other ranks in an allgather, and along a ring in an allreduce. What is sharded goes to n - 1 ranks,
+        each getting a part of 1 / n, and the rest goes to one rank, which amounts to the same as a ring.
+
+        Args:
+            transport: The transport of the exchange.
+
+        Returns:
+            The factor.
+        """
         ranks = transport.size
         return ranks - 1 if self.collectives_of(transport) == ("allgather",) else 2 * (ranks - 1) / ranks
 
     def allreduce_dtype(self, compressor) -> str:
-        """The dtype of what goes into its allreduces."""
+        """Return the dtype of what goes into the allreduces of a bucket.
+
+        Args:
+            compressor: The bucket's compressor.
+
+        Returns:
+            "float32" or "float16".
+        """
         return compressor.reducible_dtype or "float32"
 
     def start(self, transport: Transport, name: str, compressor, gradient: np.ndarray, state, stream, sizes=None) -> Pending:
-        """Encode float32[d] and start its exchange. state: what `memory.begin` gave, or None. sizes: the elements of
-        the tensors in it, None for one. The gradient may be the memory's room itself, and may be overwritten unless the
-        communicator `preserves_input` it."""
+        """Encode a gradient and start its exchange.
+
+        Args:
+            transport: The transport of the exchange.
+            name: Name of the bucket, the same on all ranks; names of collectives begin with it.
+            compressor: The bucket's compressor.
+            gradient: float32[d]. It may be the memory's room for the next residual, and may be overwritten unless the
+                communicator has `preserves_input`.
+            state: What `Memory.begin` returned: (residual, room for the next one), both float32[d], or None.
+            stream: The random numbers of this gradient on this rank.
+            sizes: Numbers of elements of the tensors that the gradient consists of; None for a single tensor.
+
+        Returns:
+            The exchange under way.
+        """
         raise NotImplementedError
 
     def start_empty(self, transport: Transport, name: str, compressor, size: int, stream, sizes=None) -> Pending:
-        """Take part with nothing: for a rank that has no gradient, float32[size], while others have."""
+        """Take part in an exchange without a gradient, as a rank does that has joined the others.
+
+        Args:
+            transport: The transport of the exchange.
+            name: Name of the bucket.
+            compressor: The bucket's compressor.
+            size: Number of elements of the bucket.
+            stream: The random numbers of this gradient on this rank.
+            sizes: Numbers of elements of the tensors in the bucket; None for a single tensor.
+
+        Returns:
+            The exchange under way.
+        """
         return self.start(transport, name, compressor, np.zeros(size, np.float32), None, stream, sizes)
 
     def advance(self, pending: Pending, transport: Transport) -> None:
-        """For exchanges of several collectives of which each needs the result of the one before: wait for that and start
-        the next. `finish` does what is left."""
+        """Wait for one collective and start the next one that needs its result. `finish` does whatever is left.
+
+        Args:
+            pending: The exchange under way.
+            transport: The transport of the exchange.
+        """
 
     def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
-        """Wait, and write weight * (sum over ranks) to out (float32[d]). False if some rank's gradient was not finite."""
+        """Wait for the exchange, and write weight * (sum over ranks).
+
+        Args:
+            pending: The exchange under way.
+            transport: The transport of the exchange.
+            out: Output, float32[d].
+            weight: Factor of the sum.
+
+        Returns:
+            False if some rank's gradient was not finite.
+
+        Raises:
+            ContainerError: What came is not the containers of all ranks.
+            ExchangeError: The collective failed, or another rank could not read what it got.
+        """
         raise NotImplementedError
 
 
 def wait(pending: Pending):
-    """The result of the exchange; the time spent waiting is counted as exchange."""
+    """Wait for the collective under way. The time is counted as that of the stage "exchange".
+
+    Args:
+        pending: The exchange under way.
+
+    Returns:
+        The collective's result.
+    """
     started = time.perf_counter()
     result, pending.last_waited = pending.handle.wait(), pending.handle
     pending.wire_bytes += pending.handle.padding

@@ -1,4 +1,4 @@
-"""The two dependent allreduces of a bucket's factors, with the tensors that are sent as they are."""
+"""The exchange of low-rank factors: two dependent allreduces, which also carry the tensors that are sent as they are."""
 
 import dataclasses
 import math
@@ -15,40 +15,64 @@ from .base import Communicator, Pending, wait
 
 
 class WarmStarts:
-    """The last step's factors by tensor name, float32[r, m], the same on all ranks. A transaction as in a Memory."""
+    """The last step's factors by tensor name, float32[r, m], the same on all ranks; changed in transactions."""
 
     def __init__(self):
         self._state: dict[str, np.ndarray] = {}
         self._next: dict[str, np.ndarray] = {}
 
     def get(self, name: str, shape: tuple[int, int]) -> np.ndarray | None:
-        """The factor in force, or None if there is none of this shape."""
+        """Return the factor in force.
+
+        Args:
+            name: Name of the tensor.
+            shape: The shape it must have, (r, m).
+
+        Returns:
+            float32[r, m], or None if there is no factor of r * m elements.
+        """
         found = self._state.get(name)
         return found.reshape(shape) if found is not None and found.size == shape[0] * shape[1] else None
 
     def put(self, name: str, factor: np.ndarray) -> None:
-        """The next one, in force after `commit`."""
+        """Set the next factor, which `commit` puts in force.
+
+        Args:
+            name: Name of the tensor.
+            factor: float32[r, m].
+        """
         self._next[name] = factor
 
     def commit(self) -> None:
+        """Put the next factors in force."""
         self._state.update(self._next)
         self._next.clear()
 
     def rollback(self) -> None:
+        """Discard the next factors."""
         self._next.clear()
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies, float32[r * m] each."""
+        """Copy the factors.
+
+        Returns:
+            name -> float32[r * m].
+        """
         return {name: factor.flatten() for name, factor in self._state.items()}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """Replace the factors, and discard the next ones.
+
+        Args:
+            state: name -> float32[r * m].
+        """
         self._state = {name: np.array(factor, np.float32) for name, factor in state.items()}
         self._next.clear()
 
 
 @dataclasses.dataclass
 class _Part:
-    """A tensor: its matrix, and its places in the bucket, in the first sum and in the second. Rank 0: sent as it is."""
+    """A tensor: its matrix, and its slices of the bucket, the first sum and the second. Rank 0: it is sent as it is."""
 
     name: str
     rows: int
@@ -61,11 +85,11 @@ class _Part:
 
 @dataclasses.dataclass
 class _Step(Pending):
-    """A step under way.
+    """An exchange under way.
 
-    gradient: float32[d], with the residual added, which becomes the next residual if residual is true. first: the first
-    sum once it is there; factors: pt by part, None where the tensor is sent as it is, empty after a NaN; own: this rank's
-    part of the second sum.
+    gradient: float32[d], with the residual added; it becomes the next residual if `residual` is true. first: the first sum
+    once it has arrived. factors: pt of each part, None where the tensor is sent as it is; empty if a NaN was found. own:
+    this rank's part of the second sum.
     """
 
     name: str
@@ -81,8 +105,14 @@ class _Step(Pending):
 class FactorAllreduce(Communicator):
     """Exchanges one bucket of a low-rank compressor.
 
-    All that follows the sums is done in one order of IEEE operations, so all ranks end with the same bits, whatever
-    their CPUs, if the transport's sums are the same bits on all of them. BLAS multiplies only what is summed afterwards.
+    All that follows the sums is computed by IEEE operations in a fixed order, so all ranks end up with the same bits
+    whatever their CPUs, as long as the transport's sums are the same bits on all of them. BLAS computes only what is summed
+    afterwards.
+
+    Args:
+        tensors: The tensors of the bucket, each with `name`, `shape` and `size`.
+        compressor: The low-rank compressor.
+        warm_starts: The factors that steps start from.
     """
 
     name = "factors"
@@ -174,9 +204,9 @@ class FactorAllreduce(Communicator):
     def _decode(self, part: _Part, pt, step: _Step, second, ranks, weight, out) -> int:
         """Write a tensor's result and residual; returns the bits of the result's largest magnitude.
 
-        The residual is what this rank's own factors leave out. The mean over ranks, on which all that is sent depends, is
-        that of the usual gradient minus result; but that one also holds how the rank's gradients differ from the mean, which
-        nobody ever sends: a random walk that grows for ever, and is lost with the rank.
+        The residual is what this rank's own factors leave out. Its mean over ranks, on which all that is sent depends,
+        equals that of the usual residual, gradient minus result. But the latter also holds how the rank's gradients differ
+        from the mean, which is never sent by anybody: a random walk that grows without end, and that is lost with the rank.
         """
         residual = step.gradient[part.bucket] if step.residual else step.gradient[:0]
         if not part.rank:
@@ -190,12 +220,12 @@ class FactorAllreduce(Communicator):
 
 
 def _common(stream: Stream, part: _Part) -> Stream:
-    """The random numbers of a tensor's factors, the same on all ranks."""
+    """Return the stream of a tensor's factors, the same on all ranks."""
     return Stream(stream.seed, part.name, stream.step).shared()
 
 
 def _layout(tensors, matrix) -> list[_Part]:
-    """matrix(shape) -> (rows, columns, rank)."""
+    """Lay out the parts; matrix(shape) -> (rows, columns, rank)."""
     parts, bucket, first, second = [], 0, 0, 0
     for tensor in tensors:
         rows, columns, rank = matrix(tensor.shape)

@@ -1,8 +1,4 @@
-"""Dense sums inside each host, containers between the hosts.
-
-Shi et al., Towards scalable distributed training of deep learning on public cloud clusters, MLSys 2021, take the same steps
-for top-k (HiTopKComm): a host's ranks own a slice each, so that all of them compress and send at the same time.
-"""
+"""Communicator `hierarchical`."""
 
 import dataclasses
 import functools
@@ -15,8 +11,8 @@ from ..errors import ContainerError, ExchangeError
 from ..pipeline.compressor import make_compressor
 from ..pipeline.decoder import decode_sum
 from ..registry import register
-from ._slices import slices, stream_of_slice, within
-from ._summing import InFlightSum, Unreadable, exact, readable, report_unreadable
+from ._compressed_sums import InFlightSum, UnreadableContainers, lossless_compressor, parse_containers, report_unreadable
+from ._slices import equal_slices, sizes_in_slice, stream_of_slice
 from .allgather import Allgather
 from .allreduce import Allreduce
 from .base import Communicator, wait
@@ -25,10 +21,12 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Places:
-    """What a rank is to the others. local: those on its host; owners: of the slices, on its host, in their order; own: the
-    number of its own slice, None if it has none; peers: the owners of the same slice on all hosts, itself included; hosts:
-    how many there are."""
+class _Roles:
+    """What a rank does for the others.
+
+    local: the ranks on its host. owners: the owners of the slices on its host, in order. own: the number of its own slice,
+    or None. peers: the owners of the same slice on all hosts, itself included. hosts: the number of hosts.
+    """
 
     local: tuple[int, ...]
     owners: tuple[int, ...]
@@ -38,8 +36,16 @@ class _Places:
 
 
 @functools.lru_cache(maxsize=64)
-def places(hosts: tuple[int, ...], rank: int) -> _Places:
-    """hosts: see Transport.hosts. There are as many slices as the host with the fewest ranks has ranks."""
+def roles_of(hosts: tuple[int, ...], rank: int) -> _Roles:
+    """Return what a rank does for the others. There are as many slices as the smallest host has ranks.
+
+    Args:
+        hosts: The number of each rank's host; see Transport.hosts.
+        rank: The rank.
+
+    Returns:
+        Its role.
+    """
     members: dict[int, list[int]] = {}
     for other, host in enumerate(hosts):
         members.setdefault(host, []).append(other)
@@ -47,15 +53,18 @@ def places(hosts: tuple[int, ...], rank: int) -> _Places:
     local = members[hosts[rank]]
     own = local.index(rank) if rank in local[:count] else None
     peers = () if own is None else tuple(ranks[own] for ranks in members.values())
-    return _Places(tuple(local), tuple(local[:count]), own, peers, len(members))
+    return _Roles(tuple(local), tuple(local[:count]), own, peers, len(members))
 
 
 @dataclasses.dataclass
 class _Step(InFlightSum):
-    """parts: the slices. gradient: float32[d]; None on a rank without one. state: (residual, room for the next one), or
-    None. sizes: of the tensors in the own slice. phase: of the collective under way."""
+    """An exchange under way.
 
-    places: _Places
+    parts: the slices. gradient: float32[d]; None on a rank without one. state: (residual, room for the next one), or None.
+    sizes: of the tensors in the own slice. phase: the number of the collective under way.
+    """
+
+    roles: _Roles
     parts: list[slice]
     gradient: np.ndarray | None
     state: tuple | None
@@ -65,41 +74,47 @@ class _Step(InFlightSum):
     @property
     def own(self) -> slice:
         """The own slice; an empty one on a rank that owns none."""
-        return slice(0, 0) if self.places.own is None else self.parts[self.places.own]
+        return slice(0, 0) if self.roles.own is None else self.parts[self.roles.own]
 
     @property
     def n(self) -> int:
-        """Its elements."""
+        """Number of elements of the own slice."""
         return self.own.stop - self.own.start
 
 
 @register
 class Hierarchical(Communicator):
-    """Carries what a compressor makes of slices of each host's sum. The ranks of a host add up their gradients as they are,
-    in shared memory or over the loopback; hosts send each other the compressed sums.
+    """Dense sums inside each host, and containers between hosts.
 
-    Three alltoalls: with S ranks on the host that has the fewest, the first S ranks of each host own a slice each. They get
-    their host's gradients there, compress the sum and send it to the owners of the same slice on the other hosts; then they
-    pass all hosts' containers on to the ranks of their own. So it is a host, not a rank, that sends a container to each
-    other host. The error of a slice is in its owner's residual; what other ranks' residuals hold, as after a change of
-    ranks, goes to the owner with the next gradient.
+    The ranks of a host sum their gradients as they are, in shared memory or over the loopback, and hosts send each other the
+    compressed sums. It takes three alltoalls. With S ranks on the smallest host, the first S ranks of each host own a slice
+    each. They get their host's gradients there, compress the sum, and send it to the owners of the same slice on the other
+    hosts; then they forward all hosts' containers to the ranks of their own host. So it is a host, not a rank, that sends a
+    container to each other host. The error of a slice is in its owner's residual; what other ranks' residuals hold, as after
+    a change of ranks, goes to the owner with the next gradient.
 
     Dense values inside a host carry no checksum, as in every allreduce. `bytes_out` counts what goes to other hosts. With
-    one rank a host this is `allgather`; with one host only, nothing is compressed, and an allreduce in float32 sums all.
+    one rank on each host this is `allgather`. With a single host nothing is compressed: an allreduce in float32 sums
+    everything.
+
+    Source:
+        Shi et al., Towards scalable distributed training of deep learning on public cloud clusters, MLSys 2021, take the
+        same steps for top-k (HiTopKComm): a host's ranks own a slice each, so that all of them compress and send at the same
+        time.
     """
 
     name = "hierarchical"
     collectives = ("alltoall", "alltoall", "alltoall")
-    tells_support = False
+    reports_support = False
 
     def collectives_of(self, transport):
         flat = _flat(transport)
         return flat.collectives if flat else self.collectives
 
-    def copies(self, transport):
-        return super().copies(transport) if _flat(transport) else 1
+    def copies_sent(self, transport):
+        return super().copies_sent(transport) if _flat(transport) else 1
 
-    def allreduced(self, compressor):
+    def allreduce_dtype(self, compressor):
         return "float32"
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
@@ -110,20 +125,19 @@ class Hierarchical(Communicator):
         if state is not None:
             started = time.perf_counter()
             for part in _others(step):
-                with np.errstate(over="ignore", invalid="ignore"):  # the container says so
+                with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
                     gradient[part] += state[0][part]
-            step.count({"residual": time.perf_counter() - started})
+            step.add_seconds({"residual": time.perf_counter() - started})
         splits = [0] * transport.size
-        for owner, part in zip(step.places.owners, step.parts, strict=True):
+        for owner, part in zip(step.roles.owners, step.parts, strict=True):
             splits[owner] = 4 * (part.stop - part.start)
         step.handle = transport.alltoall(f"{name}.local", gradient.view(np.uint8), splits)
         return step
 
     def start_empty(self, transport, name, compressor, size, stream, sizes=None):
-        """This rank still owns its slice."""
         if flat := _flat(transport):
             return flat.start_empty(transport, name, _plain() if flat is _SUM else compressor, size, stream, sizes)
-        step = _begun(transport, name, exact(), size, None, None, stream, sizes)
+        step = _begun(transport, name, lossless_compressor(), size, None, None, stream, sizes)
         step.handle = transport.alltoall(f"{name}.local", _NOTHING, [0] * transport.size)
         return step
 
@@ -134,14 +148,14 @@ class Hierarchical(Communicator):
         received = wait(step)
         step.phase += 1
         if step.phase == 1:
-            step.wire_bytes = sent  # what that collective has padded stays on the host
+            step.wire_bytes = sent  # the padding of that collective stays on the host
             self._between_hosts(step, transport, received)
         else:
             self._inside_host(step, transport, received)
 
     @staticmethod
     def _between_hosts(step, transport, received) -> None:
-        """Sum the own slice over the host; start to send its container to the owners on other hosts."""
+        """Sum the own slice over the host, and start to send its container to the owners on other hosts."""
         if step.state is not None:
             for part in _others(step):
                 step.state[1][part] = 0
@@ -151,21 +165,21 @@ class Hierarchical(Communicator):
                 payload = _container(step, received)
             except ContainerError as error:
                 step.unreadable, payload = error, report_unreadable(transport.rank)
-        splits = _to(step.places.peers, payload, transport)
-        step.handle = transport.alltoall(f"{step.name}.hosts", np.tile(payload, len(step.places.peers)), splits)
-        step.wire_bytes += (step.places.hosts - 1) * payload.size
+        splits = _to(step.roles.peers, payload, transport)
+        step.handle = transport.alltoall(f"{step.name}.hosts", np.tile(payload, len(step.roles.peers)), splits)
+        step.wire_bytes += (step.roles.hosts - 1) * payload.size
 
     @staticmethod
     def _inside_host(step, transport, received) -> None:
-        """Start to pass the own slice's containers on to the ranks of this host; or the report of an error to all."""
+        """Start to forward the own slice's containers to the ranks of this host, or the report of an error to all ranks."""
         started = time.perf_counter()
-        receivers, payload = step.places.local, received
+        receivers, payload = step.roles.local, received
         try:
-            readable(step.name, received, [step.n] * step.places.hosts if step.n else [])
-        except (ContainerError, Unreadable) as error:
+            parse_containers(step.name, received, [step.n] * step.roles.hosts if step.n else [])
+        except (ContainerError, UnreadableContainers) as error:
             step.unreadable = step.unreadable or error
             receivers, payload = range(transport.size), report_unreadable(getattr(error, "rank", transport.rank))
-        step.count({"decode": time.perf_counter() - started})
+        step.add_seconds({"decode": time.perf_counter() - started})
         splits = _to(receivers, payload, transport)
         step.handle = transport.alltoall(f"{step.name}.all", np.tile(payload, len(receivers)), splits)
 
@@ -180,14 +194,14 @@ class Hierarchical(Communicator):
         if step.unreadable is not None:
             raise step.unreadable
         started = time.perf_counter()
-        parts, hosts = [part for part in step.parts if part.stop > part.start], step.places.hosts
-        containers = readable(step.name, data, [part.stop - part.start for part in parts for _ in range(hosts)])
+        parts, hosts = [part for part in step.parts if part.stop > part.start], step.roles.hosts
+        containers = parse_containers(step.name, data, [part.stop - part.start for part in parts for _ in range(hosts)])
         for i, part in enumerate(parts):
             decode_sum(containers[i * hosts : (i + 1) * hosts], out[part], weight)
         finite = not any(one.non_finite for one in containers)
         if not finite:
             out[:] = np.nan
-        step.count({"decode": time.perf_counter() - started})
+        step.add_seconds({"decode": time.perf_counter() - started})
         return finite
 
 
@@ -200,7 +214,7 @@ def _plain():
 
 
 def _flat(transport) -> Communicator | None:
-    """What serves where there is one level only."""
+    """Return the communicator to use where there is only one level, else None."""
     if transport.hosts is None:
         raise ExchangeError(
             "communicator 'hierarchical' does not know yet which ranks share a host: "
@@ -211,19 +225,19 @@ def _flat(transport) -> Communicator | None:
 
 
 def _begun(transport, name, compressor, d, gradient, state, stream, sizes) -> _Step:
-    place = places(transport.hosts, transport.rank)
-    step = _Step(None, 0, {}, name, compressor, stream, place, slices(d, len(place.owners)), gradient, state, ())
-    step.sizes = within((d,) if sizes is None else sizes, step.own)
+    roles = roles_of(transport.hosts, transport.rank)
+    step = _Step(None, 0, {}, name, compressor, stream, roles, equal_slices(d, len(roles.owners)), gradient, state, ())
+    step.sizes = sizes_in_slice((d,) if sizes is None else sizes, step.own)
     return step
 
 
 def _others(step: _Step) -> list[slice]:
-    """All that is not of the own slice."""
+    """Return the slices outside the own one."""
     return [slice(0, step.own.start), slice(step.own.stop, step.parts[-1].stop)]
 
 
 def _to(ranks, payload: np.ndarray, transport) -> list[int]:
-    """The splits with which each of these ranks gets the payload."""
+    """Return the splits with which each of these ranks gets the payload."""
     splits = [0] * transport.size
     for rank in ranks:
         splits[rank] = payload.size
@@ -231,15 +245,15 @@ def _to(ranks, payload: np.ndarray, transport) -> list[int]:
 
 
 def _container(step: _Step, received: np.ndarray) -> np.ndarray:
-    """Of the own slice's sum over this host, in the order of ranks; those that have joined sent nothing."""
+    """Return the container of the own slice's sum over this host, in the order of ranks; those that have joined sent none."""
     started = time.perf_counter()
-    if received.size % (4 * step.n) or received.size > 4 * step.n * len(step.places.local):
+    if received.size % (4 * step.n) or received.size > 4 * step.n * len(step.roles.local):
         raise ContainerError(f"{received.size} bytes came from the ranks of this host for a slice of {step.n} elements")
     summed = scratch("hierarchical", np.float32, step.n)
     summed[:] = 0
-    with np.errstate(over="ignore", invalid="ignore"):  # the container says so
+    with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
         for row in received.view(np.float32).reshape(-1, step.n):
             summed += row
-    step.count({"decode": time.perf_counter() - started})
+    step.add_seconds({"decode": time.perf_counter() - started})
     residual = step.state and (step.state[0][step.own], step.state[1][step.own])
-    return step.encode(summed, residual, stream_of_slice(step.stream, step.places.own), step.sizes)
+    return step.encode(summed, residual, stream_of_slice(step.stream, step.roles.own), step.sizes)

@@ -1,9 +1,4 @@
-"""Every rank owns a slice of the bucket, sums what all have there, and tells the sum: bytes do not grow with the ranks.
-
-The compressed form of a ring allreduce's two halves, reduce-scatter and allgather: Tang et al., DoubleSqueeze: parallel
-stochastic gradient descent with double-pass error-compensated compression, ICML 2019, with a server for every slice as in
-Tang et al., 1-bit Adam, ICML 2021 (its compressed allreduce).
-"""
+"""Communicator `sharded`."""
 
 import dataclasses
 import time
@@ -15,8 +10,8 @@ from ..errors import ContainerError
 from ..pipeline import container
 from ..pipeline.decoder import add_all, decode_sum
 from ..registry import register
-from ._slices import slices, stream_of_slice, within
-from ._summing import InFlightSum, Summing, exact, readable, report_unreadable
+from ._compressed_sums import InFlightSum, SummingCommunicator, lossless_compressor, parse_containers, report_unreadable
+from ._slices import equal_slices, sizes_in_slice, stream_of_slice
 from .base import wait
 
 _NOTHING = np.empty(0, np.uint8)
@@ -24,8 +19,12 @@ _NOTHING = np.empty(0, np.uint8)
 
 @dataclasses.dataclass
 class _Step(InFlightSum):
-    """parts: the slices. summed: float32[n], this rank's part of its own slice's sum; None on a rank without one. keeps:
-    whether that is the room of the next residual, which is added already. sizes: of the tensors in the own slice."""
+    """An exchange under way.
+
+    parts: the slices. summed: float32[n], this rank's part of its own slice's sum; None on a rank without one. keeps:
+    whether `summed` is the room of the next residual, with the residual added already. sizes: of the tensors in the own
+    slice.
+    """
 
     parts: list[slice]
     summed: np.ndarray | None
@@ -35,18 +34,23 @@ class _Step(InFlightSum):
 
 
 @register
-class Sharded(Summing):
-    """Carries what a compressor makes of each slice. Every rank owns an equal slice of a bucket: it gets the others'
-    compressed slices, adds its own, which stays exact, compresses the sum and sends that to all.
+class Sharded(SummingCommunicator):
+    """Every rank owns a slice of the bucket, sums it, and sends the compressed sum: bytes do not grow with the ranks.
 
-    Two collectives, an alltoall and an allgather, which together send 2 (n - 1) / n containers a rank, where allgather sends
-    n - 1. What a rank's containers leave out of other slices is in its residual there; what the sum's container leaves out,
-    the owner keeps in its own residual, at its own slice. So all residuals together are still what all ranks together owe.
+    A rank gets the others' compressed slices, adds its own, which stays exact, compresses the sum and sends that to all.
+    This is the compressed form of a ring allreduce's two halves, reduce-scatter and allgather. Its two collectives, an
+    alltoall and an allgather, together send 2 (n - 1) / n containers per rank, where `allgather` sends n - 1. What a rank's
+    containers leave out of other slices is in its residual there; what the sum's container leaves out, the owner keeps in
+    its own residual, at its own slice. So all residuals together are still what all ranks together owe.
 
-    The density applies to each slice, and again to the sum: after all ranks' containers, the sum's carries that share of
-    the elements, while allgather passes on up to n times as many. It saves bytes with 3 ranks and more, from containers of
-    a hundred bytes on, and time where those bytes, (n - 1) (1 - 2 / n) containers a rank, take longer than one more
-    collective of n ranks: at 4 ranks and 0.2 ms, of 17 kB on at 1 Gbit/s, of 2 kB on at 100 Mbit/s.
+    The density applies to each slice and again to the sum: the sum's container carries that share of the elements, while
+    `allgather` passes on up to n times as many. Sharding saves bytes with 3 ranks and more, from containers of a hundred
+    bytes on. It saves time where those bytes, (n - 1) (1 - 2 / n) containers per rank, take longer than one more collective
+    of n ranks: at 4 ranks and 0.2 ms, from 17 kB on at 1 Gbit/s, and from 2 kB on at 100 Mbit/s.
+
+    Source:
+        Tang et al., DoubleSqueeze: parallel stochastic gradient descent with double-pass error-compensated compression, ICML
+        2019, with a server for every slice as in Tang et al., 1-bit Adam, ICML 2021 (its compressed allreduce).
     """
 
     name = "sharded"
@@ -54,30 +58,33 @@ class Sharded(Summing):
     preserves_input = True
 
     def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
-        parts = slices(gradient.size, transport.size)
+        parts = equal_slices(gradient.size, transport.size)
         sizes = (gradient.size,) if sizes is None else sizes
         own = parts[transport.rank]
-        step = _Step(None, 0, {}, name, compressor, stream, parts, gradient[own], state is not None, within(sizes, own))
+        step = _Step(
+            None, 0, {}, name, compressor, stream, parts, gradient[own], state is not None, sizes_in_slice(sizes, own)
+        )
         payloads = []
         for owner, part in enumerate(parts):
             if owner == transport.rank or part.start == part.stop:
                 payloads.append(_NOTHING)
                 continue
             residual = state and (state[0][part], state[1][part])
-            payloads.append(step.encode(gradient[part], residual, stream_of_slice(stream, owner), within(sizes, part)))
+            payloads.append(
+                step.encode(gradient[part], residual, stream_of_slice(stream, owner), sizes_in_slice(sizes, part))
+            )
         _send(step, transport, payloads)
-        if state is not None:  # now, while others' slices are on their way and the gradient may still be in the cache
+        if state is not None:  # while the others' slices are on their way, and the gradient may still be in the cache
             started = time.perf_counter()
-            with np.errstate(over="ignore", invalid="ignore"):  # the container says so
+            with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
                 step.summed = np.add(gradient[own], state[0][own], out=state[1][own])
-            step.count({"residual": time.perf_counter() - started})
+            step.add_seconds({"residual": time.perf_counter() - started})
         return step
 
     def start_empty(self, transport, name, compressor, size, stream, sizes=None):
-        """This rank still owns its slice."""
-        parts = slices(size, transport.size)
+        parts = equal_slices(size, transport.size)
         own = parts[transport.rank]
-        step = _Step(None, 0, {}, name, exact(), stream, parts, None, False, (own.stop - own.start,))
+        step = _Step(None, 0, {}, name, lossless_compressor(), stream, parts, None, False, (own.stop - own.start,))
         _send(step, transport, [_NOTHING] * transport.size)
         return step
 
@@ -96,16 +103,16 @@ class Sharded(Summing):
 
     @staticmethod
     def _sum(step, transport, received, own) -> np.ndarray:
-        """The container of the own slice's sum."""
+        """Return the container of the own slice's sum."""
         started = time.perf_counter()
         summed = step.summed
         if not step.keeps:
             summed = scratch("sharded", np.float32, own.stop - own.start)
             summed[:] = 0 if step.summed is None else step.summed
-        with np.errstate(over="ignore", invalid="ignore"):  # the container says so
+        with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
             add_all(container.split(received, transport.size - 1, summed.size), summed)
-        step.count({"decode": time.perf_counter() - started})
-        # All ranks draw the positions of a slice alike, for the sum as well, but nobody else rounds as this one does.
+        step.add_seconds({"decode": time.perf_counter() - started})
+        # All ranks draw the same positions of a slice, for the sum as well, but each rounds with random numbers of its own.
         stream = dataclasses.replace(stream_of_slice(step.stream, transport.rank), rank=-2 - transport.rank)
         return step.encode_sum(summed, step.keeps, stream, step.sizes)
 
@@ -116,13 +123,13 @@ class Sharded(Summing):
             raise step.unreadable
         started = time.perf_counter()
         parts = [part for part in step.parts if part.stop > part.start]
-        containers = readable(step.name, data, [part.stop - part.start for part in parts])
+        containers = parse_containers(step.name, data, [part.stop - part.start for part in parts])
         for part, one in zip(parts, containers, strict=True):
             decode_sum([one], out[part], weight)
         finite = not any(one.non_finite for one in containers)
         if not finite:
             out[:] = np.nan
-        step.count({"decode": time.perf_counter() - started})
+        step.add_seconds({"decode": time.perf_counter() - started})
         return finite
 
 

@@ -1,8 +1,4 @@
-"""Sums go up a binary tree of the ranks, the whole sum comes back to all.
-
-Shi et al., A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth networks, ICDCS 2019,
-merges sparse gradients along such a tree and keeps what a merged one leaves out.
-"""
+"""Communicator `tree`."""
 
 import dataclasses
 import time
@@ -13,7 +9,7 @@ from ..errors import ContainerError, ExchangeError
 from ..pipeline import container
 from ..pipeline.decoder import decode_add, decode_sum
 from ..registry import register
-from ._summing import InFlightSum, Summing, check_readable, exact, report_unreadable
+from ._compressed_sums import InFlightSum, SummingCommunicator, check_readable, lossless_compressor, report_unreadable
 from .base import wait
 
 _NOTHING = np.empty(0, np.uint8)
@@ -21,8 +17,11 @@ _NOTHING = np.empty(0, np.uint8)
 
 @dataclasses.dataclass
 class _Step(InFlightSum):
-    """gradient: float32[d], to which the sums of the ranks below are added. level: of the collective under way. report: what
-    to send instead of a container, after an error."""
+    """An exchange under way.
+
+    gradient: float32[d], to which the sums of the ranks below are added. level: the number of the collective under way.
+    report: what to send in place of a container after an error.
+    """
 
     gradient: np.ndarray
     state: tuple | None
@@ -32,14 +31,19 @@ class _Step(InFlightSum):
 
 
 @register
-class Tree(Summing):
-    """Carries what a compressor makes of sums. Rank r adds what the ranks r + 1, r + 2, r + 4, ... below it send to its own
-    gradient, and sends its one container to the rank above; the root's goes to all.
+class Tree(SummingCommunicator):
+    """Sums go up a binary tree of the ranks, and the whole sum comes back to all.
 
-    ceil(log2 n) alltoalls in which each rank sends to one other at most, and a broadcast: a rank sends one container up, and
-    receives at most ceil(log2 n) + 1. A rank's residual is what its container left out of the sum, so all residuals
-    together are what all ranks together owe. The density applies to each sum, and again to the final one, as of `sharded`,
-    which sends as little and needs two collectives; a tree's codecs see each bucket whole, and no container is cut in n.
+    Rank r adds what the ranks r + 1, r + 2, r + 4, ... below it send to its own gradient, and sends its one container to the
+    rank above; the root's goes to all. This takes ceil(log2 n) alltoalls, in which each rank sends to at most one other, and
+    a broadcast: a rank sends one container up, and receives at most ceil(log2 n) + 1. A rank's residual is what its
+    container left out of the sum, so all residuals together are what all ranks together owe. The density applies to each
+    sum, and again to the final one, as with `sharded`, which sends as little and needs two collectives; but the tree's
+    codecs see each bucket whole, and no container is cut into n.
+
+    Source:
+        Shi et al., A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth networks,
+        ICDCS 2019, merges sparse gradients along such a tree and keeps what a merged one leaves out.
     """
 
     name = "tree"
@@ -52,7 +56,9 @@ class Tree(Summing):
         return self._started(_Step(None, 0, {}, name, compressor, stream, gradient, state, sizes), transport)
 
     def start_empty(self, transport, name, compressor, size, stream, sizes=None):
-        return self._started(_Step(None, 0, {}, name, exact(), stream, np.zeros(size, np.float32), None, None), transport)
+        return self._started(
+            _Step(None, 0, {}, name, lossless_compressor(), stream, np.zeros(size, np.float32), None, None), transport
+        )
 
     def _started(self, step, transport):
         self._go_on(step, transport)
@@ -71,13 +77,13 @@ class Tree(Summing):
         started = time.perf_counter()
         try:
             check_readable(step.name, received)
-            with np.errstate(over="ignore", invalid="ignore"):  # the container says so
+            with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
                 decode_add(received, step.gradient)
         except ContainerError as error:
             step.unreadable, step.report = error, report_unreadable(transport.rank)
         except ExchangeError as error:
             step.unreadable, step.report = error, received
-        step.count({"decode": time.perf_counter() - started})
+        step.add_seconds({"decode": time.perf_counter() - started})
 
     def _go_on(self, step, transport) -> None:
         """Start the next collective."""
@@ -110,7 +116,7 @@ class Tree(Summing):
         started = time.perf_counter()
         one = container.parse(data, out.size)
         decode_sum([one], out, weight)
-        step.count({"decode": time.perf_counter() - started})
+        step.add_seconds({"decode": time.perf_counter() - started})
         return not one.non_finite
 
 

@@ -33,7 +33,7 @@ def config_digest(exchange) -> np.ndarray:
     ]
     parts += [*exchange.schedules.signature(compressors), *(one.signature() for one in exchange.listeners)]
     digest = xxhash.xxh64_digest(repr((parts, exchange.seed, exchange.weight)).encode())
-    return np.concatenate([np.frombuffer(digest, np.uint8), topology.own_host()])
+    return np.concatenate([np.frombuffer(digest, np.uint8), topology.own_host_digest()])
 
 
 def check_config_digests(exchange, gathered: np.ndarray) -> None:

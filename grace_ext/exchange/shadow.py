@@ -49,5 +49,5 @@ def _others_have_gradients(exchange) -> bool:
             exchange.start_empty(bucket)
     pending = exchange.pending(first)
     received = pending.handle.wait()
-    pending.handle = CollectiveHandle.of(received)
+    pending.handle = CollectiveHandle.finished(received)
     return received.size > 0

@@ -91,7 +91,7 @@ class DGC(Residual):
         super().check(compressor, communicator)
         if compressor.lowrank is not None or compressor.transform is not None:
             raise ConfigError(f"memory 'dgc' follows single elements; {str(compressor)!r} sends none: use residual")
-        if self.masking and not communicator.tells_support:
+        if self.masking and not communicator.reports_support:
             raise ConfigError(
                 f"memory 'dgc' masks the momentum of what was sent, and by {communicator.name!r} a rank knows "
                 f"that too late: use dgc:masking=false, or communicator allgather"

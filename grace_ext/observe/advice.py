@@ -150,7 +150,7 @@ class CodecCostCheck:
         self._step[0] += pending.codec_seconds
         # What would be sent without compression: dense gradients by a ring, rows by an allgather.
         self._step[1] += ring * 4 * bucket.size if pending.gradient_bytes is None else gather * pending.gradient_bytes
-        self._step[2] += bucket.communicator.copies(self._transport) * pending.wire_bytes
+        self._step[2] += bucket.communicator.copies_sent(self._transport) * pending.wire_bytes
 
     def forget(self) -> None:
         """Forget the step under way."""
@@ -179,7 +179,7 @@ class CodecCostCheck:
 
     def _probe(self, name: str) -> float:
         """Measure how many bytes per second a rank can send."""
-        transport, ranks, elements = self._transport.between_steps(), self._transport.size, self._SMALLEST
+        transport, ranks, elements = self._transport.probe_transport(), self._transport.size, self._SMALLEST
         while True:
             best = math.inf
             for _ in range(3):

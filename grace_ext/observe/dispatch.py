@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..transport.base import Transport
-from ..transport.tracing import Tracing
+from ..transport.tracing import TracingTransport
 from . import advice
 from .base import Writer
 from .capture import Capture
@@ -33,12 +33,12 @@ class ObserverDispatcher(StepListener):
         self._writers = [one for one in here if isinstance(one, Writer)]
         self._timelines = [one for one in here if isinstance(one, Timeline)]
         self._growth = advice.ResidualGrowthCheck() if transport.rank == 0 and advice.wanted() else None
-        can_probe = transport.size > 1 and transport.between_steps() is not None
+        can_probe = transport.size > 1 and transport.probe_transport() is not None
         self._cost = advice.CodecCostCheck(transport) if can_probe and advice.wanted() else None
         #: The norms that were last seen of each tensor with a residual: of the gradient and the residual.
         self.norms: dict[str, tuple[float, float]] = {}
         self._seen: dict[str, tuple[float, float]] = {}  # in this step
-        self._traces: dict[str, Tracing] = {}
+        self._traces: dict[str, TracingTransport] = {}
         self._before: dict[str, dict[str, float]] = {}  # seconds by stage, of buckets that are being received
         self._buckets: list = []
         self._drawing = threading.Lock()  # the worker may receive a bucket while the caller does
@@ -71,16 +71,16 @@ class ObserverDispatcher(StepListener):
     def bucket_transport(self, step, bucket, transport):
         if not any(timeline.wants(step) for timeline in self._timelines):
             return transport
-        self._traces[bucket.name] = Tracing(transport)
+        self._traces[bucket.name] = TracingTransport(transport)
         return self._traces[bucket.name]
 
     def receiving(self, step, bucket, pending):
         trace = self._traces.get(bucket.name)
         if trace is None:
             return
-        if trace.at is not None:
-            self._draw(bucket, step, encoding(pending.seconds, trace.at))
-            trace.at = None
+        if trace.started_at is not None:
+            self._draw(bucket, step, encoding(pending.seconds, trace.started_at))
+            trace.started_at = None
         self._before[bucket.name] = dict(pending.seconds)
 
     def received(self, step, bucket, pending):

@@ -104,7 +104,7 @@ class AutoTuner(StepListener):
     """
 
     def __init__(self, transport: Transport):
-        self._transport, self._between = transport, transport.between_steps()
+        self._transport, self._between = transport, transport.probe_transport()
         self.buckets_set([])
 
     def buckets_set(self, buckets):
@@ -162,8 +162,8 @@ class AutoTuner(StepListener):
         for bucket, seen in zip(self._buckets, mean[:-1].reshape(-1, 2), strict=True):
             switch, size = bucket.communicator, bucket.size
             codecs = {
-                strategy: codec_of(size, *((switch.payload(strategy, size), 0.0) if strategy in DENSE else seen))
-                for strategy in switch.strategies_over(self._transport)
+                strategy: codec_of(size, *((switch.payload_bytes(strategy, size), 0.0) if strategy in DENSE else seen))
+                for strategy in switch.available_strategies(self._transport)
             }
             predicted.append(
                 {
@@ -223,7 +223,7 @@ class AutoTuner(StepListener):
     def _exactness(self, plan: tuple[str, ...]) -> int:
         """Bytes that a plan sends dense."""
         return sum(
-            bucket.communicator.payload(strategy, bucket.size)
+            bucket.communicator.payload_bytes(strategy, bucket.size)
             for bucket, strategy in zip(self._buckets, plan, strict=True)
             if strategy in DENSE
         )

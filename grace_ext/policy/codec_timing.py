@@ -109,7 +109,7 @@ class _Loopback(Transport):
     rank, size = 0, 1
 
     def allreduce(self, name, array):
-        return CollectiveHandle.of(array)
+        return CollectiveHandle.finished(array)
 
 
 def measure_reducible_codec(compressor, gradient: np.ndarray, times=9) -> Codec:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..communicators.sharded import slices
+from ..communicators._slices import equal_slices
 from ..errors import ConfigError
 
 
@@ -180,7 +180,7 @@ def _allreduce(ranks, elements, codec):
 
 
 def _sharded(ranks, elements, codec):
-    parts = np.array([part.stop - part.start for part in slices(elements, ranks)])
+    parts = np.array([part.stop - part.start for part in equal_slices(elements, ranks)])
     # Slices differ by an element, so there are two kinds of them at most.
     kinds = [int(size) for size in np.unique(parts[parts > 0])]
     one, summed, encode, decode, decode_sum = (np.zeros(ranks) for _ in range(5))

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..observe.listener import StepListener
 from ..registry import register
 from ..transport.base import Transport
-from ..transport.metered import Metered
+from ..transport.metered import MeteredTransport
 from .allocation import DENSITIES, ErrorCurve, least_error
 from .bandwidth import BandwidthMonitor
 from .schedules import Schedule
@@ -102,7 +102,7 @@ class DensityController(StepListener):
         self._curves: dict[str, ErrorCurve] = {}
 
     def wrap_transport(self, transport):
-        return Metered(transport, self.monitor.add)
+        return MeteredTransport(transport, self.monitor.add)
 
     def buckets_set(self, buckets):
         """Take over the buckets; see StepListener.
@@ -143,7 +143,7 @@ class DensityController(StepListener):
 
     def bucket_finished(self, step, bucket, pending):
         self._waited += pending.seconds.get("exchange", 0.0)
-        sent = pending.wire_bytes * bucket.communicator.copies(self._transport)
+        sent = pending.wire_bytes * bucket.communicator.copies_sent(self._transport)
         if not self._adapts(bucket):
             self._fixed[bucket.name] = sent
         elif sent:
@@ -199,7 +199,7 @@ class DensityController(StepListener):
 
     def _sizes(self, bucket) -> np.ndarray:
         """Bytes on the link of a bucket with each of DENSITIES."""
-        (sent, density), copies = self._sent[bucket.name], bucket.communicator.copies(self._transport)
+        (sent, density), copies = self._sent[bucket.name], bucket.communicator.copies_sent(self._transport)
         return copies * sizes_like(sent / copies, density, bucket.size)
 
 

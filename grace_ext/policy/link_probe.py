@@ -17,7 +17,7 @@ def probe(transport: Transport, name: str, collective: str = "allreduce") -> lis
     """Time collectives of growing length, until one takes 10 ms or has 8 MiB. A collective, between steps.
 
     Args:
-        transport: What `Transport.between_steps` returned.
+        transport: What `Transport.probe_transport` returned.
         name: Name of the collectives, the same on all ranks.
         collective: "allreduce", "alltoall" or "allgather".
 
@@ -61,7 +61,7 @@ def agreed(transport: Transport, name: str, own: np.ndarray) -> np.ndarray:
     """Gather all ranks' numbers, for decisions that have to be the same on all of them. A collective.
 
     Args:
-        transport: What `Transport.between_steps` returned.
+        transport: What `Transport.probe_transport` returned.
         name: What the collective's name begins with, the same on all ranks.
         own: This rank's numbers, float64[n].
 

@@ -17,14 +17,14 @@ class CollectiveHandle:
     """
 
     #: Seconds that were spent waiting before `wait` was called.
-    waited = 0.0
+    waited_seconds = 0.0
 
     def __init__(self, wait: Callable[[], np.ndarray], poll: Callable[[], bool | None] | None = None, padding: int = 0):
         self._wait, self._poll, self.padding = wait, poll, padding
         self._ended: Callable | None = None
 
     @classmethod
-    def of(cls, result: np.ndarray) -> "CollectiveHandle":
+    def finished(cls, result: np.ndarray) -> "CollectiveHandle":
         """Of a collective that is over."""
         return cls(lambda: result, lambda: True)
 
@@ -42,7 +42,7 @@ class CollectiveHandle:
         self._tell(late)
         return result
 
-    def when_ended(self, call: Callable[[float, bool], None]) -> "CollectiveHandle":
+    def on_end(self, call: Callable[[float, bool], None]) -> "CollectiveHandle":
         """Have call(seconds of time.perf_counter, late) called once, in the thread that sees the end. late: whether that is
         only the latest time at which it can have been."""
         self._ended = call
@@ -88,7 +88,7 @@ class Transport:
         """payload: uint8[m], empty but on rank `root` -> handle of the root's, on all ranks."""
         return self.allgather(name, payload)
 
-    def between_steps(self) -> "Transport | None":
+    def probe_transport(self) -> "Transport | None":
         """What can start collectives, and wait for them, at any time between steps, so that the link can be measured; None
         if nothing can."""
         return None
@@ -115,8 +115,8 @@ class TransportWrapper(Transport):
     def hosts(self, hosts):
         self._transport.hosts = hosts
 
-    def between_steps(self):
-        return self._transport.between_steps()
+    def probe_transport(self):
+        return self._transport.probe_transport()
 
     def allgather(self, name, payload):
         return self._start("allgather", name, payload)

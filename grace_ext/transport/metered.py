@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .base import Transport, TransportWrapper
 
 
-class Metered(TransportWrapper):
+class MeteredTransport(TransportWrapper):
     """Forwards collectives, and says of each what it sent.
 
     Args:
@@ -26,7 +26,7 @@ class Metered(TransportWrapper):
             with self._lock:
                 self._add(sent, started, ended, late)
 
-        return super()._start(kind, name, array, *args).when_ended(ended)
+        return super()._start(kind, name, array, *args).on_end(ended)
 
     def _sent(self, kind, array, *args) -> float:
         if kind == "allreduce":

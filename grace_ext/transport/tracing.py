@@ -5,13 +5,13 @@ import time
 from .base import Transport, TransportWrapper
 
 
-class Tracing(TransportWrapper):
+class TracingTransport(TransportWrapper):
     """Forwards collectives. `at`: when the first was started, in seconds of time.perf_counter; None before."""
 
     def __init__(self, transport: Transport):
         super().__init__(transport)
-        self.at: float | None = None
+        self.started_at: float | None = None
 
     def _start(self, kind, name, array, *args):
-        self.at = self.at or time.perf_counter()
+        self.started_at = self.started_at or time.perf_counter()
         return super()._start(kind, name, array, *args)

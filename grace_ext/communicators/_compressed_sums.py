@@ -1,4 +1,4 @@
-"""What communicators share whose ranks sum containers on the way and send the sum's."""
+"""What the communicators have in common whose ranks sum containers on the way and compress the sum."""
 
 import dataclasses
 
@@ -12,13 +12,13 @@ from ..pipeline.container import Container
 from ..pipeline.encoded import Encoded
 from .base import Communicator, Pending
 
-#: The first byte of what goes instead of a container: some rank could not read what it got. No container begins so.
+#: The first byte of the report that some rank could not read what it got. No container begins with it.
 _UNREADABLE = 0
 
 
 @dataclasses.dataclass
 class InFlightSum(Pending):
-    """A step under way. unreadable: what was wrong with the containers that this rank got."""
+    """An exchange under way. unreadable: what was wrong with the containers that this rank got."""
 
     name: str
     compressor: Compressor
@@ -26,11 +26,17 @@ class InFlightSum(Pending):
     unreadable: ContainerError | ExchangeError | None = dataclasses.field(default=None, kw_only=True)
 
     def encode(self, gradient: np.ndarray, state: tuple | None, stream: Stream, sizes) -> np.ndarray:
-        """The container of float32[n], counted. state: (residual, room for the next one), both float32[n], or None."""
+        """Return the container of float32[n], and count its cost.
+
+        state: (residual, room for the next one), both float32[n], or None.
+        """
         return self._counted(self.compressor.encode(gradient, stream, state=state, sizes=sizes))
 
     def encode_sum(self, summed: np.ndarray, keep: bool, stream: Stream, sizes) -> np.ndarray:
-        """The container of float32[n], counted. keep: whether what it does not carry is left there."""
+        """Return the container of float32[n], and count its cost.
+
+        keep: whether to leave in `summed` what the container does not carry.
+        """
         compress = self.compressor.encode_in_place if keep else self.compressor.encode
         return self._counted(compress(summed, stream, sizes=sizes))
 
@@ -42,8 +48,10 @@ class InFlightSum(Pending):
 
 
 class SummingCommunicator(Communicator):
-    """Compresses sums of what was compressed. A rank that has joined the others passes on a sum without any error, because
-    its memory is to stay as it is."""
+    """Compresses sums of what was compressed.
+
+    A rank that has joined the others has no gradient and compresses a sum without loss, because its memory must not change.
+    """
 
     reports_support = False
 
@@ -57,16 +65,17 @@ class SummingCommunicator(Communicator):
 
 
 def lossless_compressor() -> Compressor:
+    """Return the compressor for ranks that have joined."""
     return make_compressor("nonzero")
 
 
 def report_unreadable(rank: int) -> np.ndarray:
-    """What a rank sends that could not read what it got: the others wait for it, so they have to hear of it."""
+    """Return the message of a rank that could not read what it got. The others wait for it, so it has to be sent."""
     return np.frombuffer(bytes([_UNREADABLE]) + rank.to_bytes(4, "little"), np.uint8).copy()
 
 
 class UnreadableContainers(ExchangeError):
-    """What a report tells of a rank."""
+    """A rank reported that it could not read what it got."""
 
     def __init__(self, name: str, rank: int):
         super().__init__(f"{name!r}: rank {rank} got something other than the containers that it was to sum up")
@@ -74,14 +83,16 @@ class UnreadableContainers(ExchangeError):
 
 
 def check_readable(name: str, data: np.ndarray) -> None:
-    """Raise UnreadableContainers if data, uint8[m], begins with such a report."""
+    """Raise UnreadableContainers if data, uint8[m], begins with the report of a rank."""
     if data.size >= 5 and data[0] == _UNREADABLE:
         raise UnreadableContainers(name, int.from_bytes(data[1:5].tobytes(), "little"))
 
 
 def parse_containers(name: str, data: np.ndarray, sizes: list[int]) -> list[Container]:
-    """The containers of so many elements each that stand one after the other in uint8[m]. Raises ContainerError, and
-    UnreadableContainers if a report stands in their place or behind them."""
+    """Parse the containers that stand one after the other in uint8[m]; `sizes` are their numbers of elements.
+
+    Raises ContainerError, and UnreadableContainers if a report stands in their place or behind them.
+    """
     found = []
     for size in sizes:
         check_readable(name, data)
