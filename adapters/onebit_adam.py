@@ -86,10 +86,13 @@ def OneBitAdam(
         raise ConfigError("OneBitAdam: compression is a spec, such as 'dense/onebit'")
     if not 0 <= variance_floor < math.inf:
         raise ConfigError(f"variance_floor={variance_floor}; allowed: finite and not negative")
-    buckets = functools.partial(OneBitBuckets, warmup=_EXACT[warmup])
+
+    def buckets_for(optimizer):
+        return functools.partial(OneBitBuckets, optimizer, warmup=_EXACT[warmup])
+
     plain = type(kind.__name__, (_OneBitStep, kind), {"_warmup_steps": warmup_steps, "_variance_floor": variance_floor})
     shared = TorchOptions.from_keywords(options, compression=compression, memory=memory)
-    wrapped = wrap(optimizer, named_parameters, shared, plain, buckets)
+    wrapped = wrap(optimizer, named_parameters, shared, plain, buckets_for)
     wrapped._count()
     return wrapped
 

@@ -17,7 +17,7 @@ from grace_ext import ConfigError
 from grace_ext.policy import DEFAULT_SPEC
 
 from ._common.options import CompressionOptions
-from ._common.stalls import introduce
+from ._common.stalls import watch_ranks
 from ._torch.ddp_buckets import DdpBuckets
 from ._torch.ddp_transport import GroupTransport
 from ._torch.gradients import named
@@ -68,7 +68,7 @@ class CompressionState:
         worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         exchange = shared.make_exchange(transport, 1 / transport.size, worker)
         if transport.size > 1:
-            introduce(exchange, lambda message: transport.gather(message).wait(), np.empty(0, np.uint8))
+            watch_ranks(exchange, lambda message: transport.gather(message).wait(), np.empty(0, np.uint8))
         self._buckets = DdpBuckets(parameters, exchange, worker, shared, f"grace_ext.{group.group_name}")
 
     def state_dict(self) -> dict:

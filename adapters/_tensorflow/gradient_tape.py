@@ -189,7 +189,7 @@ def _reducer_of(options: Options, sources: list) -> Reducer:
     """The one that all tapes over these sources share, as long as the variables among them live."""
     key = options.key(), _identities(sources)
     if key not in _reducers:
-        _check_not_made_anew(options, sources)
+        _check_not_recreated(options, sources)
         _reducers[key] = Reducer(options)
         if key[1] in _loaded:
             with tf.init_scope():
@@ -199,11 +199,11 @@ def _reducer_of(options: Options, sources: list) -> Reducer:
     return _reducers[key]
 
 
-def _check_not_made_anew(options: Options, sources: list) -> None:
+def _check_not_recreated(options: Options, sources: list) -> None:
     """Raises ConfigError where a loop over variables makes an observer or the like at every step."""
     wanted = _identities(sources)
     for (_, identities), reducer in _reducers.items() if any(map(_is_variable, sources)) else ():
-        if identities == wanted and (name := options.made_anew(reducer.options)):
+        if identities == wanted and (name := options.recreated_option(reducer.options)):
             raise ConfigError(
                 f"{name}: this tape has another object than an earlier one over the same sources, whose other "
                 f"options are the same. Its memory would begin at zero, and what was not sent so far would "

@@ -50,7 +50,7 @@ class Options(HorovodOptions):
 
         return tuple(part(getattr(self, field.name)) for field in dataclasses.fields(self))
 
-    def made_anew(self, other: "Options") -> str | None:
+    def recreated_option(self, other: "Options") -> str | None:
         """The name of an option that holds another object of the same class than `other`'s, where nothing else differs; None
         if there is none. For options that a loop may make at every step, and that say nothing of what is exchanged with
         whom."""

@@ -99,7 +99,7 @@ class Reducer:
 
     def _restored(self, layout: "_Layout") -> None:
         if self._restore is not None:
-            self._restore.into(layout.exchange, layout.names)
+            self._restore.load_into(layout.exchange, layout.names)
 
     def state_dict(self) -> dict:
         """This rank's state between two steps: see saved_state."""
@@ -110,7 +110,7 @@ class Reducer:
         layouts = [
             checkpoint.pack(layout.exchange.state_dict(), rank, ranks, layout.names) for layout in self._layouts.values()
         ]
-        waiting = self._restore.waiting() if self._restore else []
+        waiting = self._restore.unclaimed() if self._restore else []
         return {"rank": rank, "ranks": ranks, "layouts": [*layouts, *waiting]}
 
     def load_state_dict(self, states, on_resize=None) -> dict | None:

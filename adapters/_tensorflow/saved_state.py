@@ -51,7 +51,7 @@ class Restore:
         #: This rank's sums of backward passes, if all ranks have made equally many since the last exchange.
         self.passes = passes if self._whole.all() and len({one["calls"] for one in told}) == 1 else None
 
-    def into(self, exchange, names: list[str]) -> None:
+    def load_into(self, exchange, names: list[str]) -> None:
         """Load the layout that fits best. names: those of the exchange's tensors, in the order of the variables.
 
         Raises ConfigError for tensors of other sizes, and as grace_ext.exchange.checkpoint.choose.
@@ -62,7 +62,7 @@ class Restore:
         whole = self._whole if saved else np.zeros_like(self._whole)
         checkpoint.settle_and_report(exchange, whole, np.full(whole.size, exchange.step))
 
-    def waiting(self) -> list[dict]:
+    def unclaimed(self) -> list[dict]:
         """The layouts that no exchange has taken over yet."""
         return self._layouts
 

@@ -49,7 +49,7 @@ class TorchBuckets(ParameterBuckets):
         self._bucket_bytes, self._grad_scaler = options.bucket_bytes, options.grad_scaler
         self._groups = group_names(options.groups, {id(p): name for name, p in parameters.items() if p.requires_grad})
         #: Whether backward has produced a gradient since the last exchange.
-        self.fresh = False
+        self.has_new_gradients = False
         #: Whether steps exchange what a closure returned.
         self.has_losses = False
         self._take_part()
@@ -69,7 +69,7 @@ class TorchBuckets(ParameterBuckets):
         """Raises ConfigError on all ranks if they were not built alike."""
         check_config_digests(self.exchange, lambda digest: self.gather("config", digest))
 
-    def follow(self, order: list[str]) -> None:
+    def request_order(self, order: list[str]) -> None:
         """Before the next step the ranks agree on an order of the tensors: this one if rank 0 asks for it; for an empty
         one, or one of other names, that of the next backward pass."""
         self.order = None
@@ -145,7 +145,7 @@ class TorchBuckets(ParameterBuckets):
     def on_gradient_ready(self, name: str) -> None:
         """The parameter has its gradient of one backward pass. Starts the bucket that it completes, except in a first step:
         there the ranks have yet to agree on the buckets."""
-        self.fresh = True
+        self.has_new_gradients = True
         if name not in self.parameters:
             return  # it was frozen at the last exchange; the next one takes it in
         if self._left[name] == 0:
@@ -214,7 +214,7 @@ class TorchBuckets(ParameterBuckets):
             raise
         finally:
             self._reset_counts()
-            self.fresh = False
+            self.has_new_gradients = False
         self.exchange.end_step()
         self._follow_requires_grad()
 
@@ -255,7 +255,7 @@ class TorchBuckets(ParameterBuckets):
         """Forget a step that cannot be finished."""
         self.exchange.abort()
         self._reset_counts()
-        self.fresh = False
+        self.has_new_gradients = False
 
     def _receive(self, bucket: Bucket) -> None:
         """Make the gradients views of the result, or copies where dtype, device or layout differ."""

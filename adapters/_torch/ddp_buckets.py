@@ -17,7 +17,7 @@ from .._common.options import CompressionOptions
 from .output_buffer import is_dense
 from .parameter_buckets import ParameterBuckets, as_tensor
 from .rows import comes_as_rows
-from .saved_state import gather_on
+from .saved_state import gather_memories
 
 
 class DdpBuckets(ParameterBuckets):
@@ -41,7 +41,7 @@ class DdpBuckets(ParameterBuckets):
     ):
         """parameters: by name, {} to number them as they come. worker: the exchange's executor, of one thread."""
         super().__init__(exchange, options, prefix)
-        self._states = StateSession(options.on_resize, gather_on)
+        self._states = StateSession(options.on_resize, gather_memories)
         self._worker, self._grad_scaler = worker, options.grad_scaler
         self.parameters = dict(parameters)
         self._names = {id(p): name for name, p in parameters.items()}

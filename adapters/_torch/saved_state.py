@@ -24,7 +24,7 @@ def _convert(value, kind, convert):
     return convert(value) if isinstance(value, kind) else value
 
 
-def gather_on(transport, name: str, memory: dict, to: int) -> list[dict]:
+def gather_memories(transport, name: str, memory: dict, to: int) -> list[dict]:
     """Gather every rank's dict of arrays, in the order of ranks, on rank `to`; elsewhere the list is empty. A collective."""
     file = io.BytesIO()
     torch.save(to_torch(memory), file)
@@ -34,7 +34,7 @@ def gather_on(transport, name: str, memory: dict, to: int) -> list[dict]:
     received: list[list[np.ndarray]] = [[] for _ in lengths]
     chunk = _CHUNK // transport.size
     for start in range(0, int(lengths.max()), chunk):
-        parts = transport.send(f"{name}.{start}", own[start : start + chunk], to)
+        parts = transport.gather_to(f"{name}.{start}", own[start : start + chunk], to)
         for pieces, part in zip(received, parts, strict=True) if parts else ():
             pieces.append(part)
     return [

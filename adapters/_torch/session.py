@@ -12,7 +12,7 @@ from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.session import StateSession
 
 from .buckets import TorchBuckets
-from .saved_state import gather_on
+from .saved_state import gather_memories
 
 #: Who exchanges a parameter's gradient: weak references to MembershipSessions.
 _owners = WeakTensorKeyDictionary()
@@ -27,7 +27,7 @@ class MembershipSession:
     """
 
     def __init__(self, parameters: dict, membership: Callable, build: Callable, on_resize):
-        self._states = StateSession(on_resize, gather_on)
+        self._states = StateSession(on_resize, gather_memories)
         self._membership, self._build = membership, build
         self._members = membership()
         self._hooks: dict[str, torch.utils.hooks.RemovableHandle] = {}
@@ -89,7 +89,7 @@ class MembershipSession:
         self._members = self._membership()
         self._open()
         if self._buckets is not None:
-            self._buckets.follow(saved["order"])
+            self._buckets.request_order(saved["order"])
         self._states.carry_over(saved, self._exchange)
 
     def on_gradient_ready(self, name: str) -> None:
@@ -150,13 +150,13 @@ class MembershipSession:
             )
         self._states.load(saved, self._exchange)
         if buckets is not None:
-            buckets.follow(saved["order"] if saved else [])
+            buckets.request_order(saved["order"] if saved else [])
 
     def go_back(self, saved: dict) -> None:
         """To be followed by `reconnect`."""
         if self._buckets is not None:
             self._buckets.abort()
-            self._buckets.follow(saved["order"])
+            self._buckets.request_order(saved["order"])
         self._states.go_back(saved, self._exchange)
 
     def consolidate(self, to: int) -> None:

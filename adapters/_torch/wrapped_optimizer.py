@@ -5,7 +5,6 @@ import dataclasses
 import os
 import warnings
 import weakref
-from collections.abc import Callable
 from contextlib import contextmanager
 
 import horovod.torch as hvd
@@ -35,15 +34,9 @@ class TorchOptions(HorovodOptions):
     hvd = hvd
 
 
-def _make_buckets(_optimizer, *arguments, **options) -> TorchBuckets:
-    return TorchBuckets(*arguments, **options)
-
-
-def wrap(
-    optimizer, named_parameters, options: TorchOptions, plain: type | None = None, make_buckets: Callable = _make_buckets
-):
+def wrap(optimizer, named_parameters, options: TorchOptions, plain=None, buckets_for=lambda _: TorchBuckets):
     """See horovod_torch.DistributedOptimizer. For optimizers of our own, plain is the class to derive from, and
-    make_buckets(wrapped optimizer, ...) takes the place of TorchBuckets(...)."""
+    buckets_for(wrapped optimizer) gives what makes the buckets."""
     if hasattr(optimizer, "_allreduce_grad_async"):
         raise ConfigError("hvd.DistributedOptimizer has wrapped this optimizer: wrap the plain one instead")
     named_parameters = named_parameters if named_parameters is None else list(named_parameters)
@@ -64,7 +57,7 @@ def wrap(
     def build(parameters) -> TorchBuckets:
         guard_exit(hvd)
         exchange = options.make_exchange(HorovodTransport(process_set), joinable=True)
-        return make_buckets(wrapped, parameters, exchange, options, prefix=prefix, passes=wrapped._passes)
+        return buckets_for(wrapped)(parameters, exchange, options, prefix=prefix, passes=wrapped._passes)
 
     def membership() -> tuple[int, int] | None:
         return (process_set.rank(), process_set.size()) if process_set.included() else None
@@ -185,7 +178,7 @@ class _WrappedOptimizer:
 
     def _step_with(self, closure):
         buckets = self._grace
-        if buckets is not None and buckets.fresh:
+        if buckets is not None and buckets.has_new_gradients:
             raise ExchangeError(
                 "step(closure) exchanges the gradients that the closure computes, and others are on their "
                 "way: call backward() in the closure only, or optimizer.synchronize() before the step"
@@ -216,7 +209,7 @@ class _WrappedOptimizer:
 
     def _is_synchronized(self):
         buckets = self._grace
-        return self._synchronized and not (buckets is not None and buckets.fresh)
+        return self._synchronized and not (buckets is not None and buckets.has_new_gradients)
 
     @property
     def _step_supports_amp_scaling(self):
@@ -256,8 +249,7 @@ class _WrappedOptimizer:
         Raises:
             ExchangeError: It is called between backward() and step() or synchronize().
         """
-        buckets = self._grace
-        if buckets is not None and buckets.under_way():
+        if self._grace is not None and self._grace.under_way():
             raise ExchangeError(
                 "optimizer.zero_grad() between backward() and step() or synchronize() would race with the "
                 "exchange of the gradients"
@@ -322,9 +314,8 @@ class _WrappedOptimizer:
         Args:
             passes: Their number.
         """
-        buckets = self._grace
-        if buckets is not None:
-            buckets.set_passes(passes)
+        if self._grace is not None:
+            self._grace.set_passes(passes)
         self._passes = passes
 
     def compression_stats(self):
@@ -333,5 +324,4 @@ class _WrappedOptimizer:
         Returns:
             What grace_ext.exchange.Exchange.stats describes.
         """
-        buckets = self._grace
-        return {"steps": 0} if buckets is None else buckets.exchange.stats()
+        return {"steps": 0} if self._grace is None else self._grace.exchange.stats()

@@ -267,7 +267,7 @@ def test_a_rank_that_fails_names_those_that_left_or_are_stopped(ranks, monkeypat
 
     job.watcher.name_who_left(leave)
     assert "rank 0 on here: fails because of others; on this host, rank 1 is gone." in job.said()
-    monkeypatch.setattr(Process, "leaves", lambda process: process.rank == 2)
+    monkeypatch.setattr(Process, "is_leaving", lambda process: process.rank == 2)
     job.states[1] = "stopped"
     job.watcher.name_who_left(lambda: False)
     assert "on this host, rank 1 is stopped, rank 2 is gone." in job.said()
