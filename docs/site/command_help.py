@@ -21,7 +21,8 @@ def sections() -> str:
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     texts = {"grace-ext": parser.format_help()}
     texts |= {f"grace-ext {name}": command.format_help() for name, command in commands.choices.items()}
-    return "\n".join(f"## {name}\n\n```text\n{text.rstrip()}\n```\n" for name, text in texts.items())
+    text = "\n".join(f"## {name}\n\n```text\n{text.rstrip()}\n```\n" for name, text in texts.items())
+    return re.sub(r"default: \d+, the cores", "default: the cores", text)  # of this machine
 
 
 if __name__ == "__main__":
