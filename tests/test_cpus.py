@@ -9,25 +9,15 @@ import pytest
 
 HERE = Path(__file__).parent
 FILES = (
-    "index/test_lossless.py",
-    "kernels/test_kernels.py",
-    "kernels/test_topk.py",
-    "kernels/test_select.py",
-    "kernels/test_bounds.py",
-    "kernels/test_quantizers.py",
+    *(f"kernels/{path.name}" for path in sorted((HERE / "kernels").glob("test_*.py")) if path.name != "test_compile.py"),
+    *(f"index/test_{name}.py" for name in ("lossless", "elias_fano", "rle", "rice_adaptive", "huffman", "auto")),
     "value/test_levels.py",
-    "kernels/test_level_blocks.py",
-    "kernels/test_lowrank.py",
-    "kernels/test_bloom.py",
-    "transforms/test_dct.py",
     "value/test_lloyd.py",
+    "transforms/test_dct.py",
     "golden/test_golden.py",
 )
-FEW = (
-    "golden/test_golden.py",
-    "kernels/test_topk.py",
-    "kernels/test_select.py",
-)  # every codec's bytes; what asks for AVX-512 itself
+#: Every codec's bytes, and what asks for AVX-512 itself.
+FEW = ("golden/test_golden.py", "kernels/test_topk.py", "kernels/test_select.py", "kernels/test_positions.py")
 HASWELL = "+avx2,+avx,+sse4.2,+bmi,+bmi2,+popcnt,+fma,+lzcnt,+f16c,+sse,+sse2,+sse3,+ssse3,+sse4.1,+cmov,+cx8,+fxsr,+mmx"
 CPUS = {"haswell": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": HASWELL}, "generic": {"NUMBA_CPU_NAME": "generic"}}
 

@@ -1,4 +1,4 @@
-"""communicator="auto": the model of the link, the plans, switching between compressed and dense steps."""
+"""auto: switching between compressed and dense steps."""
 
 import numpy as np
 import pytest

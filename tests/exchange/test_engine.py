@@ -1,4 +1,4 @@
-"""The step's exchange: buckets, memory transactions, statistics; and the rules that choose specs."""
+"""The step's exchange: what is lost, what is remembered, and what an error leaves behind."""
 
 import concurrent.futures
 import contextlib

@@ -91,7 +91,7 @@ def train(transport, fuse, steps=4, early=False, **options):
 
 @pytest.mark.parametrize("specs", [ALL_TOPK, (TOPK, "topk:0.01/rice/qsgd:7", "dense/raw", TOPK, "randomk:0.1")])
 def test_containers_of_small_buckets_go_together_and_nothing_else_changes(specs, monkeypatch):
-    monkeypatch.setattr(fusion, "MOST", 4096)
+    monkeypatch.setattr(fusion, "MOST_BYTES", 4096)
     apart = on_all_ranks(lambda transport: train(transport, False, specs=specs))
     together = on_all_ranks(lambda transport: train(transport, True, specs=specs))
     for (received, names, stats), (plain, all_names, plain_stats) in zip(together, apart, strict=True):

@@ -35,7 +35,7 @@ class Silent(Transport):
 
 def silent_and_fused():
     group = fusion._Group(2, ["a"])
-    return fusion.GroupMember(Silent(), group).allgather("a", np.empty(0, np.uint8))
+    return fusion.FusedTransport(Silent(), group).allgather("a", np.empty(0, np.uint8))
 
 
 def meter_of(future=None):

@@ -1,4 +1,4 @@
-"""Gradients that come as rows of a table, through the exchange; and the index codec of rows."""
+"""Gradients that come as rows of a table, through the exchange."""
 
 import tracemalloc
 

@@ -1,4 +1,4 @@
-"""The lossless index codecs against reference implementations, on inputs like real gradients; they stay in their arrays."""
+"""The lossless index codecs, one by one and by name: reference implementations, the second decoder, and their arrays' bounds."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The kernels that select without ranking, against reference implementations. test_cpus.py runs it, too."""
+"""select_above, of topk.py, against its reference implementation; also run by test_cpus.py."""
 
 import numpy as np
 import pytest

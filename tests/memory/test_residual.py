@@ -1,4 +1,4 @@
-"""Error feedback: the plain road, the transaction, and what is kept."""
+"""residual: error feedback, the plain way and as a transaction."""
 
 import numpy as np
 import pytest

@@ -116,9 +116,9 @@ def test_without_a_memory_there_is_one_file_and_a_tensor_may_be_called_file(tmp_
 def test_a_step_that_failed_is_forgotten(tmp_path):
     capture = Capture(tmp_path, [0])
     bucket = Bucket("b", TENSORS, grace_ext.compressor("dense"), parse_stage("communicator", "allgather"), NoMemory())
-    capture.of(0, bucket)(gradient(1), None)
+    capture.gradient_callback(0, bucket)(gradient(1), None)
     capture.forget()
-    capture.of(0, bucket)(gradient(2), None)
+    capture.gradient_callback(0, bucket)(gradient(2), None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         capture.end_step(0, True)

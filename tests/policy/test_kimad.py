@@ -12,7 +12,7 @@ from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy.allocation import DENSITIES
-from grace_ext.policy.kimad import uniform
+from grace_ext.policy.kimad import uniform_density
 from grace_ext.transport import CollectiveHandle, Transport
 from grace_ext.transport.metered import MeteredTransport
 
@@ -232,9 +232,9 @@ def test_what_does_not_fit_together(clock, schedule, spec, communicator, message
 
 def test_uniform_is_the_density_of_the_budget():
     sizes = 1000.0 * np.array(DENSITIES)
-    assert uniform(sizes, 10.0) == pytest.approx(0.01, rel=0.01)
-    assert uniform(sizes, 0.0) == DENSITIES[0]
-    assert uniform(sizes, 1e9) == 1.0
+    assert uniform_density(sizes, 10.0) == pytest.approx(0.01, rel=0.01)
+    assert uniform_density(sizes, 0.0) == DENSITIES[0]
+    assert uniform_density(sizes, 1e9) == 1.0
 
 
 def test_a_meter_counts_what_leaves_the_rank():

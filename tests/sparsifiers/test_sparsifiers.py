@@ -1,4 +1,4 @@
-"""What each sparsifier selects, beyond the contract; random positions without an index section."""
+"""What any sparsifier refuses and sees."""
 
 import numpy as np
 import pytest

@@ -3,7 +3,7 @@
 import contextlib
 from unittest import mock
 
-from grace_ext.exchange import assembly
+from grace_ext.exchange import listeners
 from grace_ext.observe.listener import StepListener
 from grace_ext.policy import auto_tuner
 
@@ -24,7 +24,7 @@ class _Always(StepListener):
 
 def always(strategy: str):
     """A context in which buckets that are built have this strategy from their first step on."""
-    return mock.patch.object(assembly, "AutoTuner", lambda transport: _Always(strategy))
+    return mock.patch.object(listeners, "AutoTuner", lambda transport: _Always(strategy))
 
 
 @contextlib.contextmanager

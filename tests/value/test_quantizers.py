@@ -1,4 +1,4 @@
-"""The quantizers as codecs: options, sizes, what each promises beyond the contract, and sections that are refused."""
+"""The quantizers: options, sections that are refused, and entropy codes that change nothing but the size."""
 
 import numpy as np
 import pytest

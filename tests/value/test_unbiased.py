@@ -1,4 +1,4 @@
-"""Unbiasedness and variance of TernGrad and Natural. Seeds are fixed; each bound says how likely other seeds break it."""
+"""terngrad and natural on average. Seeds are fixed; each bound says how likely other seeds would break it."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Memories that do more than error feedback, against slow implementations of their papers' formulas, in real exchanges."""
+"""What holds for every memory, in real exchanges."""
 
 import numpy as np
 import pytest

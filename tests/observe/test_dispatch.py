@@ -1,4 +1,4 @@
-"""Writers see each step's bytes, seconds and norms; observing changes nothing and no failure of it reaches the training."""
+"""Observers see each step's bytes, seconds and norms; observing changes nothing and no failure of it reaches the training."""
 
 import json
 

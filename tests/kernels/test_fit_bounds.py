@@ -1,4 +1,4 @@
-"""Curve fits of sorted values and the quantile sketch: kernels against reference implementations, errors against known ones."""
+"""The kernels that fit sorted values stay inside their arrays."""
 
 import numpy as np
 from support.arrays import gauss
