@@ -5,11 +5,13 @@ import inspect
 import types
 import typing
 from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from .errors import ConfigError
 
 KINDS = ("transform", "sparsifier", "index", "value", "lowrank", "memory", "communicator", "schedule")
-_classes: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
+_classes: dict[str, dict[str, type[Any]]] = {kind: {} for kind in KINDS}
+StageClass = TypeVar("StageClass", bound=type["Stage"])
 
 
 class Stage:
@@ -33,13 +35,13 @@ class Stage:
         """
         return {key: getattr(self, key) for key in parameters(type(self))}
 
-    def __eq__(self, other):
-        return type(self) is type(other) and self.options() == other.options()
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stage) and type(self) is type(other) and self.options() == other.options()
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash((type(self), *self.options().items()))
 
-    def __str__(self):
+    def __str__(self) -> str:
         """Return the stage as a spec names it: the options that differ from the defaults, the first one without its name."""
         text = self.name
         for position, (key, parameter) in enumerate(parameters(type(self)).items()):
@@ -52,19 +54,23 @@ class Stage:
     __repr__ = __str__
 
 
-@functools.cache
-def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
+def parameters(cls: type[Any]) -> Mapping[str, inspect.Parameter]:
     """Return the options of a stage class, which are its constructor's parameters.
 
     Returns:
         Name -> parameter; read-only, because all callers get the same mapping.
     """
+    return _parameters(cls)
+
+
+@functools.cache
+def _parameters(cls: type[Any]) -> Mapping[str, inspect.Parameter]:
     return types.MappingProxyType(
         {key: p for key, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD}
     )
 
 
-def register(cls: type) -> type:
+def register(cls: StageClass) -> StageClass:
     """Register a stage class; a class decorator.
 
     Returns:
@@ -96,7 +102,7 @@ def names(kind: str) -> list[str]:
     return sorted(_classes[kind])
 
 
-def lookup(kind: str, name: str) -> type:
+def lookup(kind: str, name: str) -> type[Any]:
     """Find a stage class.
 
     Args:
@@ -115,7 +121,7 @@ def lookup(kind: str, name: str) -> type:
         raise ConfigError(f"unknown {kind} {name!r}; known: {', '.join(names(kind))}") from None
 
 
-def by_id(kind: str, id: int) -> type | None:
+def by_id(kind: str, id: int) -> type[Any] | None:
     """Find the codec class with a container id.
 
     Args:
@@ -128,7 +134,7 @@ def by_id(kind: str, id: int) -> type | None:
     return next((cls for cls in _classes[kind].values() if cls.id == id and id is not None), None)
 
 
-def build(kind: str, name: str, options: dict | None = None) -> Stage:
+def build(kind: str, name: str, options: dict | None = None) -> Any:
     """Make a stage.
 
     Args:
