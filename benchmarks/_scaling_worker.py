@@ -44,13 +44,13 @@ class Clocked(TransportWrapper):
         super().__init__(transport)
         self.apart, self.seconds = False, []
 
-    def _start(self, kind, name, array, *args):
+    def start_collective(self, kind, name, array, *args):
         if self.apart:
             barrier()
         started = time.perf_counter()
         return (
             super()
-            ._start(kind, name, array, *args)
+            .start_collective(kind, name, array, *args)
             .on_end(lambda ended, _: self.seconds.append(ended - started) if self.apart else None)
         )
 

@@ -1,1 +1,1 @@
-"""Small parts that all others use: work arrays, random streams, units."""
+"""Small parts that all other packages use: work arrays, random streams, units."""

@@ -1,6 +1,6 @@
 """Random streams that depend on what they are for, never on a global generator.
 
-The key is a hash of (seed, name, step, rank); kernels count from it. The user's own generators are never touched, and
+The key is a hash of (seed, name, step, rank), and kernels count from it. The user's own generators are never touched, and
 the same gradient under the same key gives the same bytes on every machine. Where ranks must draw the same numbers, the
 caller uses `Stream.shared`.
 """
@@ -13,7 +13,14 @@ import xxhash
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stream:
-    """A source of random numbers for one tensor in one step."""
+    """A source of random numbers for one tensor in one step.
+
+    Attributes:
+        seed: The compressor's seed, an integer of 64 bits.
+        name: Name of the tensor or bucket.
+        step: Number of the step.
+        rank: Number of the rank.
+    """
 
     seed: int = 0
     name: str = ""
@@ -21,11 +28,19 @@ class Stream:
     rank: int = 0
 
     def shared(self) -> "Stream":
-        """The stream that all ranks have in common for this tensor and step; no rank's own."""
+        """Return the stream that all ranks have in common for this tensor and step. It is no rank's own.
+
+        Returns:
+            The stream.
+        """
         return dataclasses.replace(self, rank=-1)
 
     def key(self) -> tuple[int, int]:
-        """Two uint32 words for the kernels."""
+        """Compute the key for the kernels.
+
+        Returns:
+            Two uint32.
+        """
         head = struct.pack("<qqq", self.seed, self.step, self.rank)
         digest = xxhash.xxh64_intdigest(head + self.name.encode("utf-8", "surrogatepass"))
         return digest & 0xFFFFFFFF, digest >> 32

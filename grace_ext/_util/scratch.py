@@ -1,4 +1,7 @@
-"""Reused work arrays, one set a thread: fresh ones would cost a page fault every 4 KiB, more than the kernels do."""
+"""Reused work arrays, one set for each thread.
+
+Fresh arrays would cost a page fault every 4 KiB, which takes longer than the kernels do.
+"""
 
 import contextlib
 import threading
@@ -15,7 +18,16 @@ _thread = _Thread()
 
 
 def scratch(name: str, dtype, size: int) -> np.ndarray:
-    """An uninitialised array that is valid until this thread asks for the same name and dtype again."""
+    """Return an uninitialised work array, valid until this thread asks for the same name and dtype again.
+
+    Args:
+        name: What the array is for.
+        dtype: Its dtype.
+        size: Number of elements.
+
+    Returns:
+        dtype[size].
+    """
     array = _thread.arrays.get((name, dtype))
     if array is None or array.size < size:
         array = _thread.arrays[name, dtype] = np.empty(size, dtype)
@@ -24,7 +36,14 @@ def scratch(name: str, dtype, size: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def use_scratch(arrays: dict[tuple, np.ndarray]):
-    """Inside, this thread takes its work arrays from the dict: for work that any thread may do, but one at a time."""
+    """Have this thread take its work arrays from a dict: for work that any thread may do, but only one at a time.
+
+    Args:
+        arrays: The work arrays by name and dtype; filled as they are asked for.
+
+    Yields:
+        Nothing.
+    """
     own, _thread.arrays = _thread.arrays, arrays
     try:
         yield

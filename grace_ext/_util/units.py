@@ -1,11 +1,21 @@
-"""Quantities as people write them on a command line: 25.6M, 120ms, 1gbit. For argparse, which takes a ValueError."""
+"""Quantities as people write them on a command line: 25.6M, 120ms, 1gbit. For argparse, which expects a ValueError."""
 
 import math
 from collections.abc import Callable
 
 
 def count(text: str) -> int:
-    """25600000, 25.6e6 or 25.6M."""
+    """Parse a count: 25600000, 25.6e6 or 25.6M.
+
+    Args:
+        text: The text.
+
+    Returns:
+        An integer of at least 1.
+
+    Raises:
+        ValueError: It is not one.
+    """
     factor = {"k": 1e3, "M": 1e6, "G": 1e9}.get(text[-1:], 1)
     number = float(text[:-1] if factor > 1 else text) * factor
     if not (math.isfinite(number) and number == round(number) and number >= 1):
@@ -14,7 +24,7 @@ def count(text: str) -> int:
 
 
 def _quantity(name: str, units: dict[str, float]) -> Callable[[str], float]:
-    """A positive number, with one of these units or without."""
+    """Return a parser for positive numbers, with one of these units or without."""
 
     def parse(text: str) -> float:
         unit = next((unit for unit in sorted(units, key=len, reverse=True) if text.endswith(unit)), "")

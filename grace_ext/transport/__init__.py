@@ -1,4 +1,4 @@
-"""How bytes get to other ranks: what communicators need of MPI, Gloo and NCCL, and what can be put around it."""
+"""How bytes get to other ranks: what communicators need of MPI, Gloo and NCCL, and wrappers around it."""
 
 from .base import CollectiveHandle, Transport, TransportWrapper
 from .inprocess import InProcessGroup

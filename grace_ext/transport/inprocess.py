@@ -10,11 +10,15 @@ from .base import CollectiveHandle, Transport
 
 
 class InProcessGroup:
-    """`group.transport(rank)` is for one thread each. A collective that not all ranks join within `timeout` seconds
-    raises ExchangeError in those that wait."""
+    """The ranks of an in-process transport. Each thread is a rank, and uses `transport(rank)`.
+
+    Args:
+        size: Number of ranks.
+        timeout: Seconds that a collective waits for all ranks to join.
+        hosts: The number of the host that each rank counts as being on, from 0; see Transport.hosts. None: all on one host.
+    """
 
     def __init__(self, size: int, timeout: float = 60.0, hosts=None):
-        """hosts: that each rank counts as being on, numbered from 0; see Transport.hosts. None: all on one."""
         self.size = size
         self.hosts = tuple(hosts or (0,) * size)
         self.timeout = timeout
@@ -22,10 +26,27 @@ class InProcessGroup:
         self._open: dict[str, list[dict]] = {}
 
     def transport(self, rank: int) -> "InProcessTransport":
+        """Make the transport of one rank.
+
+        Args:
+            rank: The rank.
+
+        Returns:
+            The transport.
+        """
         return InProcessTransport(self, rank)
 
     def join(self, name: str, rank: int, given) -> dict:
-        """Returns what ranks have given, which becomes more until it is all ranks'."""
+        """Join a collective.
+
+        Args:
+            name: Name of the collective.
+            rank: The rank that joins.
+            given: What it contributes.
+
+        Returns:
+            rank -> contribution; the dict is filled as more ranks join.
+        """
         with self._changed:
             rounds = self._open.setdefault(name, [])
             parts = next((parts for parts in rounds if rank not in parts), None)
@@ -39,7 +60,18 @@ class InProcessGroup:
         return parts
 
     def wait(self, name: str, parts: dict) -> list:
-        """What all ranks have given, in their order."""
+        """Wait until all ranks have joined a collective.
+
+        Args:
+            name: Name of the collective.
+            parts: What `join` returned.
+
+        Returns:
+            The ranks' contributions, in their order.
+
+        Raises:
+            ExchangeError: Some ranks did not join within the timeout.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: len(parts) == self.size, self.timeout):
                 missing = sorted(set(range(self.size)) - set(parts))
@@ -48,6 +80,13 @@ class InProcessGroup:
 
 
 class InProcessTransport(Transport):
+    """The transport of one rank of an InProcessGroup.
+
+    Args:
+        group: The group.
+        rank: The rank.
+    """
+
     def __init__(self, group: InProcessGroup, rank: int):
         self._group = group
         self.rank = self.world_rank = rank
@@ -65,7 +104,7 @@ class InProcessTransport(Transport):
         return self._start(name, parts, lambda rows: np.concatenate([row[self.rank] for row in rows]))
 
     def _start(self, name: str, given, combine: Callable) -> CollectiveHandle:
-        """combine: makes the result of what the ranks have given, in their order."""
+        """Start a collective. combine: computes the result from the contributions, in the order of ranks."""
         parts = self._group.join(name, self.rank, given)
         return CollectiveHandle(lambda: combine(self._group.wait(name, parts)), lambda: len(parts) == self.size)
 

@@ -1,4 +1,4 @@
-"""A transport that measures what its collectives give: bytes, and when they were under way."""
+"""A transport that measures its collectives: how many bytes they send, and when they are under way."""
 
 import threading
 import time
@@ -8,25 +8,26 @@ from .base import Transport, TransportWrapper
 
 
 class MeteredTransport(TransportWrapper):
-    """Forwards collectives, and says of each what it sent.
+    """Forwards collectives, and reports each one.
 
     Args:
-        add: add(sent, started, ended, late), called at the end of each, in the thread that sees it: bytes that left this
-            rank, seconds of time.perf_counter, and whether it may have ended before anybody looked.
+        transport: The transport to wrap.
+        add: add(sent, started, ended, late), called at the end of each collective, in the thread that notices it: bytes that
+            left this rank, seconds of time.perf_counter, and whether it may have ended earlier.
     """
 
     def __init__(self, transport: Transport, add: Callable):
         super().__init__(transport)
         self._add, self._lock = add, threading.Lock()
 
-    def _start(self, kind, name, array, *args):
+    def start_collective(self, kind, name, array, *args):
         sent, started = self._sent(kind, array, *args), time.perf_counter()
 
         def ended(ended: float, late: bool) -> None:
             with self._lock:
                 self._add(sent, started, ended, late)
 
-        return super()._start(kind, name, array, *args).on_end(ended)
+        return super().start_collective(kind, name, array, *args).on_end(ended)
 
     def _sent(self, kind, array, *args) -> float:
         if kind == "allreduce":

@@ -6,12 +6,18 @@ from .base import Transport, TransportWrapper
 
 
 class TracingTransport(TransportWrapper):
-    """Forwards collectives. `at`: when the first was started, in seconds of time.perf_counter; None before."""
+    """Forwards collectives, and notes when the first one was started.
+
+    `started_at` is the time in seconds of time.perf_counter; None before.
+
+    Args:
+        transport: The transport to wrap.
+    """
 
     def __init__(self, transport: Transport):
         super().__init__(transport)
         self.started_at: float | None = None
 
-    def _start(self, kind, name, array, *args):
+    def start_collective(self, kind, name, array, *args):
         self.started_at = self.started_at or time.perf_counter()
-        return super()._start(kind, name, array, *args)
+        return super().start_collective(kind, name, array, *args)
