@@ -17,7 +17,7 @@ LINKS = {"100 Mbit/s": 100e6, "1 Gbit/s": 1e9, "10 Gbit/s": 10e9}
 
 
 def machine(packages=(("PyTorch", "torch"), HOROVOD)) -> str:
-    """Processor, cores and versions; packages: titles and names of distributions, beside grace_ext."""
+    """Describe the processor, cores and versions. packages: (title, name of the distribution), in addition to grace_ext."""
     name = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as info:
@@ -30,7 +30,7 @@ def machine(packages=(("PyTorch", "torch"), HOROVOD)) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes with a decimal unit."""
+    """Format a number of bytes with a decimal unit."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -57,7 +57,7 @@ def measured_table(runs: list[Run]) -> list[list[str]]:
 
 def projected_table(runs: list[Run]) -> list[list[str]]:
     rows = [["projected ms per step at", *LINKS]]
-    compute = min(run.seconds["compute"] for run in runs)  # the work is the same; the rest is the machine's noise
+    compute = min(run.seconds["compute"] for run in runs)  # the work is the same; the differences are noise
     for run in runs:
         seconds = [compute + run.seconds["codec"] + 8 * run.bytes_per_step / speed for speed in LINKS.values()]
         rows.append([run.label, *(f"{1000 * second:.1f}" for second in seconds)])
@@ -82,7 +82,7 @@ def as_markdown(rows: list[list[str]]) -> str:
 
 
 def document(runs: list[Run], captions: tuple[str, str], made: str) -> str:
-    """made: on what and by which command."""
+    """Write the tables as Markdown. made: on which machine and by which command."""
     return (
         "\n\n".join(
             [
@@ -98,7 +98,7 @@ def document(runs: list[Run], captions: tuple[str, str], made: str) -> str:
 
 
 def around_markers(path: str, markers: tuple[str, str]) -> tuple[str, str]:
-    """What stands before and after the text between a file's markers, markers included. Raises ValueError, OSError."""
+    """Return the text of a file up to the first marker and from the second one on. Raises ValueError, OSError."""
     with open(path, encoding="utf-8") as file:
         before, begin, rest = file.read().partition(markers[0])
     _, end, after = rest.partition(markers[1])
@@ -108,7 +108,7 @@ def around_markers(path: str, markers: tuple[str, str]) -> tuple[str, str]:
 
 
 def plot(runs: list[Run], folder: str) -> list[str]:
-    """Accuracy against epochs and against bytes sent; returns the files."""
+    """Plot accuracy against epochs and against bytes sent; return the files."""
     try:
         import matplotlib
     except ImportError:
@@ -145,7 +145,7 @@ def plot(runs: list[Run], folder: str) -> list[str]:
 
 
 def make_parser(description: str, epochs: int, markers: tuple[str, str]) -> argparse.ArgumentParser:
-    """What the comparisons on Fashion-MNIST take."""
+    """Make the parser of a comparison on Fashion-MNIST."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
     parser.add_argument("--out", required=True, help="folder for the table, the plots and the logs")
@@ -156,12 +156,12 @@ def make_parser(description: str, epochs: int, markers: tuple[str, str]) -> argp
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train-samples", type=int, default=60000)
     parser.add_argument("--timeout", type=float, default=900, help="seconds after which a run is stopped")
-    parser.add_argument("--readme", help=f"a file in which the text between {markers[0]} and {markers[1]} is replaced")
+    parser.add_argument("--readme", help=f"replace the text between {markers[0]} and {markers[1]} in this file")
     return parser
 
 
 def parse_args(parser: argparse.ArgumentParser, markers: tuple[str, str]):
-    """The arguments, checked; `changed` has what decides on the figures and is not the default."""
+    """Parse and check the arguments. `changed` holds those that influence the figures and are not the default."""
     args = parser.parse_args()
     try:
         grace_ext.compressor(args.spec)
@@ -179,7 +179,10 @@ def parse_args(parser: argparse.ArgumentParser, markers: tuple[str, str]):
 
 
 def train_all(methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE, env=None, launcher=None) -> list[Run]:
-    """methods: by label, the name of the log file and the example's --compression. Raises RunFailed."""
+    """Train with each method. Raises RunFailed.
+
+    methods: label -> name of the log file, and the example's --compression.
+    """
     os.makedirs(args.out, exist_ok=True)
     runs = []
     for number, (label, (name, compression)) in enumerate(methods.items(), 1):
@@ -204,7 +207,7 @@ def train_all(methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE,
 
 
 def command_of(script: str, args, usual: str) -> str:
-    """The command that gives the same figures: `usual`, or the script with what was changed."""
+    """Return the command that reproduces the figures: `usual`, or the script with the changed arguments."""
     changed = "".join(
         f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in args.changed.items()
     )
@@ -212,7 +215,7 @@ def command_of(script: str, args, usual: str) -> str:
 
 
 def publish(runs: list[Run], args, captions: tuple[str, str], made: str, markers: tuple[str, str]) -> None:
-    """Write the tables and plots, into the README too if that is wanted, and print the tables."""
+    """Write the tables and plots, also into the README if that is wanted, and print the tables."""
     text = document(runs, captions, made)
     files = [os.path.join(args.out, "comparison.md"), *plot(runs, args.out)]
     with open(files[0], "w", encoding="utf-8") as file:

@@ -21,7 +21,7 @@ _NOTICE = re.compile(rb"WARNING: All log messages before absl|I0000 .*oneDNN cus
 
 
 class RunFailed(Exception):
-    """A run that ended with an error or not in time; the message shows the end of its output."""
+    """A run ended with an error or took too long; the message shows the end of its output."""
 
 
 @dataclasses.dataclass
@@ -55,7 +55,7 @@ def train(
     env: dict[str, str] | None = None,
     launcher=None,
 ) -> Run:
-    """Run an example under horovodrun, or as the launcher says. Raises RunFailed."""
+    """Run an example under horovodrun or another launcher, and read its log. Raises RunFailed."""
     if os.path.exists(log_file):
         os.remove(log_file)
     command = [*(launcher or horovodrun)(ranks), example, *options, "--log-file", os.path.abspath(log_file)]
@@ -65,7 +65,7 @@ def train(
 
 
 def horovodrun(ranks: int) -> list[str]:
-    """The command that starts a script on so many ranks, up to the script. Raises RunFailed."""
+    """Return the command that starts a script on this many ranks, up to the script. Raises RunFailed."""
     launcher = shutil.which("horovodrun", path=os.path.dirname(sys.executable)) or shutil.which("horovodrun")
     if launcher is None:
         raise RunFailed("horovodrun was not found; `make setup` installs it, then `. mpirun/env.sh` finds it")
@@ -73,12 +73,15 @@ def horovodrun(ranks: int) -> list[str]:
 
 
 def torchrun(ranks: int) -> list[str]:
-    """The same for PyTorch's own launcher."""
+    """Return the same for PyTorch's own launcher."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
 def finish(label: str, command: list[str], timeout: float, env: dict[str, str] | None = None) -> None:
-    """Run a command to its end; its progress goes to this terminal. env: set on top. Raises RunFailed."""
+    """Run a command to its end, and show its progress on this terminal. Raises RunFailed.
+
+    env: variables to set in addition to those of this process.
+    """
     status, lines = _run(command, timeout, env or {})
     if status != 0:
         how = f"did not end within {timeout:.0f} seconds" if status is None else f"ended with status {status}"
@@ -87,7 +90,7 @@ def finish(label: str, command: list[str], timeout: float, env: dict[str, str] |
 
 
 def _run(command: list[str], timeout: float, env: dict[str, str]):
-    """(exit status, last lines of the output); the status is None when the time was up."""
+    """Return the exit status, None if the time was up, and the last lines of the output."""
     env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, **env}
     env["PATH"] = os.path.dirname(sys.executable) + os.pathsep + env.get("PATH", "")
     if not sys.stderr.isatty():
@@ -108,8 +111,10 @@ def _run(command: list[str], timeout: float, env: dict[str, str]):
 
 
 def _pass_on(stream) -> list[str]:
-    """Copy bytes to the terminal without mpirun's tags and TensorFlow's notices; return the last lines, without progress
-    bars."""
+    """Copy bytes to the terminal, and return the last lines.
+
+    mpirun's tags and TensorFlow's notices are left out of both, progress bars of the lines.
+    """
     lines, rest = collections.deque(maxlen=30), b""
     while block := os.read(stream.fileno(), 65536):
         *parts, rest = re.split(rb"(?<=[\r\n])", rest + block)
@@ -121,7 +126,7 @@ def _pass_on(stream) -> list[str]:
             if part.endswith(b"\n") and part.strip():
                 lines.append(part.decode(errors="replace").rstrip())
         sys.stderr.buffer.flush()
-    if rest.strip():  # a bar that did not come to its end
+    if rest.strip():  # an unfinished progress bar
         sys.stderr.buffer.write(rest + b"\n")
         sys.stderr.buffer.flush()
         lines.append(rest.decode(errors="replace").strip())
@@ -129,7 +134,7 @@ def _pass_on(stream) -> list[str]:
 
 
 def _stop(child) -> None:
-    """End the launcher, which ends the ranks."""
+    """Terminate the launcher, which terminates the ranks."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if child.poll() is None:
             os.killpg(child.pid, number)

@@ -1,8 +1,8 @@
-"""Train the DDP example from the same seed and compare: float32, torch's hooks for fp16 and PowerSGD, grace_ext's.
+"""Train the DDP example from the same seed and compare: float32, torch's hooks for fp16 and PowerSGD, grace_ext's hook.
 
     python examples/compare_ddp.py --data DIR --out DIR
 
-`make demo-ddp` calls it. Prints the table and writes it to OUT/comparison.md, with two plots beside it.
+`make demo-ddp` calls it. It prints the table and writes it to OUT/comparison.md, with two plots next to it.
 """
 
 import os
@@ -17,7 +17,7 @@ MARKERS = "<!-- demo-ddp:begin -->", "<!-- demo-ddp:end -->"
 
 
 def captions(runs: list[Run], ranks: int, epochs: int) -> tuple[str, str]:
-    """What the figures of the two tables mean."""
+    """Explain the figures of the two tables."""
     layers = next((run.last["compressed_layers_ratio"] for run in runs if run.last["compressed_layers_ratio"]), None)
     measured = (
         f"Ranks: {ranks}, on one machine, over Gloo; epochs: {epochs}; the same seed. Compute: a step of the same model "
@@ -37,14 +37,16 @@ def captions(runs: list[Run], ranks: int, epochs: int) -> tuple[str, str]:
 
 def main():
     parser = make_parser(__doc__.splitlines()[0], 2, MARKERS)
-    parser.add_argument("--powersgd", action="store_true", help="with torch's PowerSGD hook too, of rank 4")
+    parser.add_argument("--powersgd", action="store_true", help="also train with torch's PowerSGD hook, rank 4")
     args = parse_args(parser, MARKERS)
     started = time.perf_counter()
     methods = {"DDP float32": ("float32", "none"), "DDP fp16_compress_hook": ("fp16", "fp16")}
     if args.powersgd:
         methods["DDP powerSGD_hook, rank 4"] = "powersgd", "powersgd"
     methods[f"grace_ext {args.spec}"] = "grace_ext", args.spec
-    runs = train_all(methods, args, EXAMPLE, {"OMP_NUM_THREADS": "1"}, torchrun)  # torchrun's default, without its remark
+    runs = train_all(
+        methods, args, EXAMPLE, {"OMP_NUM_THREADS": "1"}, torchrun
+    )  # torchrun's default; set here, it prints no notice
     made = f"{machine((('PyTorch', 'torch'),))}, by `{command_of('compare_ddp.py', args, 'make demo-ddp')}`"
     publish(runs, args, captions(runs, args.ranks, args.epochs), made, MARKERS)
     print(f"all in {(time.perf_counter() - started) / 60:.1f} minutes")

@@ -15,7 +15,7 @@ MARKERS = "<!-- demo:begin -->", "<!-- demo:end -->"
 
 
 def captions(runs: list[Run], ranks: int, epochs: int) -> tuple[str, str]:
-    """What the figures of the two tables mean."""
+    """Explain the figures of the two tables."""
     layers = next((run.last["compressed_layers_ratio"] for run in runs if run.last["compressed_layers_ratio"]), None)
     measured = (
         f"Ranks: {ranks}, on one machine; epochs: {epochs}; the same seed. Bytes sent: what one rank sends per step, "

@@ -2,7 +2,7 @@
 
     python examples/compare_tensorflow.py --data DIR --out DIR
 
-`make demo-tensorflow` calls it. Prints the table and writes it to OUT/comparison.md, with a plot beside it.
+`make demo-tensorflow` calls it. It prints the table and writes it to OUT/comparison.md, with a plot next to it.
 """
 
 import argparse
@@ -24,7 +24,7 @@ MARKERS = "<!-- demo-tensorflow:begin -->", "<!-- demo-tensorflow:end -->"
 
 
 def tensorflow_machine() -> str:
-    """Processor, cores and versions. TensorFlow comes as a package of one of several names."""
+    """Describe the processor, cores and versions. TensorFlow's package has one of several names."""
     tensorflow = importlib.metadata.packages_distributions()["tensorflow"][0]
     return machine((("TensorFlow", tensorflow), ("Keras", "keras"), HOROVOD))
 
@@ -36,7 +36,7 @@ def result(run: Run) -> str:
 
 
 def table(pairs: list[list[Run]]) -> list[list[str]]:
-    """pairs: of runs of one example, the one without compression first."""
+    """Make the rows of the table. pairs: two runs of each example, the one without compression first."""
     rows = [["", "result", "ms per step", "bytes sent per step", "ratio"]]
     for pair in pairs:
         rows += [
@@ -64,7 +64,7 @@ def caption(pairs: list[list[Run]], args) -> str:
 
 
 def plot(pairs: list[list[Run]], folder: str) -> list[str]:
-    """Accuracy and perplexity against bytes sent; returns the files."""
+    """Plot accuracy and perplexity against bytes sent; return the files."""
     try:
         import matplotlib
     except ImportError:
@@ -100,14 +100,14 @@ def parse_args():
     parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
     parser.add_argument("--out", required=True, help="folder for the table, the plot and the logs")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=3, help="of Fashion-MNIST")
-    parser.add_argument("--steps", type=int, default=300, help="of the text")
-    parser.add_argument("--spec", default=DEFAULT_SPEC, help="of Fashion-MNIST (default: %(default)s)")
-    parser.add_argument("--text-spec", default=DEFAULT_ROWS_SPEC, help="of the text (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs on Fashion-MNIST (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=300, help="steps on the text (default: %(default)s)")
+    parser.add_argument("--spec", default=DEFAULT_SPEC, help="compression on Fashion-MNIST (default: %(default)s)")
+    parser.add_argument("--text-spec", default=DEFAULT_ROWS_SPEC, help="compression on the text (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train-samples", type=int, default=60000)
     parser.add_argument("--timeout", type=float, default=900, help="seconds after which a run is stopped")
-    parser.add_argument("--readme", help=f"a file in which the text between {MARKERS[0]} and {MARKERS[1]} is replaced")
+    parser.add_argument("--readme", help=f"replace the text between {MARKERS[0]} and {MARKERS[1]} in this file")
     args = parser.parse_args()
     try:
         grace_ext.compressor(args.spec)

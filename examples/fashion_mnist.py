@@ -1,4 +1,4 @@
-"""Fashion-MNIST as tensors, for the examples."""
+"""Fashion-MNIST as tensors, for the PyTorch examples."""
 
 import gzip
 import os
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def read_idx(folder, name):
-    """A file of the data set, NAME or NAME.gz, as a tensor uint8[n, ...]."""
+    """Read a file of the data set, NAME or NAME.gz, as a tensor uint8[n, ...]."""
     path = os.path.join(folder, name)
     opener, path = (open, path) if os.path.exists(path) else (gzip.open, path + ".gz")
     if not os.path.exists(path):
@@ -20,17 +20,17 @@ def read_idx(folder, name):
 
 
 def scaled(images):
-    """uint8[n, 28, 28] -> float32[n, 1, 28, 28], of mean 0 and variance 1 over the training set."""
+    """Convert uint8[n, 28, 28] to float32[n, 1, 28, 28] with mean 0 and variance 1 over the training set."""
     return ((images.float() / 255 - 0.286) / 0.353).unsqueeze(1)
 
 
 def load(folder, part):
-    """part: train or t10k -> images float32[n, 1, 28, 28], labels int64[n]."""
+    """Load images, float32[n, 1, 28, 28], and labels, int64[n]. part: "train" or "t10k"."""
     return scaled(read_idx(folder, f"{part}-images-idx3-ubyte")), read_idx(folder, f"{part}-labels-idx1-ubyte").long()
 
 
 def small():
-    """1.2 million parameters, nearly all of them in the first fully connected layer."""
+    """Make a network of 1.2 million parameters, nearly all of them in the first fully connected layer."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 4, stride=2, padding=1),
         nn.ReLU(),

@@ -1,9 +1,9 @@
-"""Federated training on Fashion-MNIST over MPI: rank 0 is the server, the other ranks are clients with unlike data.
+"""Federated training on Fashion-MNIST over MPI: rank 0 is the server, the other ranks are clients with different data.
 
     mpirun -n 11 python examples/fedavg_fashion_mnist.py --data DIR
 
 --method fedavg is Algorithm 2 of DeepReduce (Xu, Kostopoulou, Dutta et al., NeurIPS 2021): clients train for some epochs,
-containers go both ways. --method panthalia is central AdamW: clients send gradients, the server steps.
+and containers are sent both ways. --method panthalia is central AdamW: clients send gradients, the server takes the steps.
 """
 
 import argparse
@@ -24,30 +24,32 @@ from grace_ext import ConfigError, compressor
 from grace_ext.adapters.mpi import FederatedClient, FederatedServer
 from grace_ext.federated import Client, Server
 
-#: Of each method: compression, rounds.
+#: method -> compression, rounds
 DEFAULTS = {"fedavg": ("topk:0.1/rice/lloyd:0.05", 40), "panthalia": ("panthalia", 1000)}
-TRAIN_SAMPLES = 60000  # of Fashion-MNIST: no client has more
+TRAIN_SAMPLES = 60000  # samples of Fashion-MNIST; no client has more
 NOT_KEPT = ("data", "state", "out", "rounds", "timeout", "pace")  # options that may change when a job is resumed
 
 
 @contextlib.contextmanager
 def timed(seconds: dict[str, float], what: str):
-    """Adds the CPU time of this thread: the ranks share cores."""
+    """Add the CPU time of this thread to seconds[what]; wall time would mislead, because the ranks share cores."""
     began = time.thread_time()
     yield
     seconds[what] += time.thread_time() - began
 
 
 def meet(comm: MPI.Comm) -> None:
-    """A barrier that leaves the cores to the ranks that still work: MPI's own waiting does not."""
+    """Wait for all ranks. Unlike MPI's own barrier, this leaves the cores to the ranks that still work."""
     request = comm.Ibarrier()
     while not request.Test():
         time.sleep(0.01)
 
 
 class State:
-    """What a rank keeps: the file PATH.RANK.npz, and the one before, since a job that is killed within a round goes on after
-    the server's last one. path None: nothing is kept."""
+    """The state that a rank keeps in the file PATH.RANK.npz, and the state before it. path None: nothing is kept.
+
+    A job that is killed within a round continues after the server's last round, so clients may need the state before.
+    """
 
     def __init__(self, path: str | None, rank: int):
         self._last, self._before = (f"{path}.{rank}.npz", f"{path}.{rank}.before.npz") if path else (None, None)
@@ -62,7 +64,7 @@ class State:
         os.replace(f"{self._last}.new", self._last)
 
     def load(self, round_: int) -> dict | None:
-        """The last one up to that round, None if there is none. What is of later rounds is forgotten."""
+        """Return the last state up to that round, None if there is none; states of later rounds are removed."""
         for path in filter(os.path.exists, (self._last, self._before) if self._last else ()):
             with np.load(path, allow_pickle=False) as file:
                 content = dict(file)
@@ -73,7 +75,7 @@ class State:
 
 
 class MeasuredServer(Server):
-    """encode: until the containers are there; decode: all that came in a round, with the optimizer's step."""
+    """Measures CPU seconds: "encode", making the containers; "decode", all updates of a round and the optimizer's step."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -93,7 +95,7 @@ class MeasuredServer(Server):
 
 
 class KeptClient(Client):
-    """Measured, and kept in a file before an update goes out."""
+    """Measures CPU seconds, and saves its state before an update is sent."""
 
     def __init__(self, *args, state: State, **options):
         super().__init__(*args, **options)
@@ -112,7 +114,7 @@ class KeptClient(Client):
 
 
 class Serving:
-    """Rank 0: the server, what it measures and what it keeps."""
+    """Rank 0: the server, what it measures and the state that it keeps."""
 
     def __init__(self, start: np.ndarray, net: torch.nn.Module, args, comm: MPI.Comm):
         self.args, self.comm, self.net, self.test = args, comm, net, load(args.data, "t10k")
@@ -129,17 +131,17 @@ class Serving:
             seed=args.seed,
         )
         self.options = {key: value for key, value in vars(args).items() if key not in NOT_KEPT} | {"clients": comm.size - 1}
-        #: By round: bytes of messages, and how many there were; accuracy: [round, accuracy] of each evaluation.
+        #: For each round, bytes and numbers of messages; "accuracy": [round, accuracy] of each evaluation.
         self.log = {"sent": [], "messages_sent": [], "received": [], "messages_received": [], "rejected": [], "accuracy": []}
         self.state = State(args.state, 0)
 
     def resume(self) -> int:
-        """The round after which it goes on."""
+        """Load the state, and return the round after which training continues."""
         if self.args.state and os.path.exists(self.args.state):
             self.core.load(self.args.state)
             kept = self.state.load(self.core.round)
             if kept is None or json.loads(str(kept.pop("options"))) != self.options:
-                raise ConfigError(f"{self.args.state} is not of a job with these options")
+                raise ConfigError(f"{self.args.state} is the state of a job with other options")
             self.log = json.loads(str(kept.pop("log")))
             if kept.pop("round") and self.adamw:
                 self.adamw.load_state_dict(kept)
@@ -176,7 +178,7 @@ class Serving:
                 progress.write(f"round {report.round}: {self.summary()}")
             self.keep()
         if silent := server.stop(self.args.timeout):
-            raise RuntimeError(f"clients {silent} did not answer in the end")
+            raise RuntimeError(f"clients {silent} did not answer when the server stopped")
         meet(self.comm)
         self.write(self.core.round - done, self.comm.gather(None))
 
@@ -189,8 +191,10 @@ class Serving:
         return f"accuracy {self.log['accuracy'][-1][1]:.2%}, relative data volume down {down:.4f}, up {up:.4f}"
 
     def volumes(self) -> tuple[float, float]:
-        """Bytes of all messages down and up, by those of the same messages as float32. Without the first round's down: all
-        begin with the same model, and there is nothing to tell."""
+        """Compute the bytes of all messages, down and up, relative to the same messages as float32.
+
+        The first round's messages down are left out: all clients begin with the same model, so that they hold nothing.
+        """
         whole = 4 * self.core.model.size
         return tuple(
             sum(self.log[way][first:]) / max(1, whole * sum(self.log[f"messages_{way}"][first:]))
@@ -198,7 +202,7 @@ class Serving:
         )
 
     def write(self, rounds: int, clients: list) -> None:
-        """rounds: of this run. clients: of each rank, seconds and the number of updates."""
+        """Print and write the results. rounds: of this run. clients: for each rank, seconds and the number of updates."""
         updates = max(1, sum(count for _, count in clients[1:]))
         means = {
             f"client_{what}": sum(seconds[what] for seconds, _ in clients[1:]) / updates for what in ("decode", "encode")
@@ -225,7 +229,7 @@ class Serving:
 
 
 def take_part(start: np.ndarray, net: torch.nn.Module, args, comm: MPI.Comm, resumed: int) -> None:
-    """A client's rank."""
+    """Run a client's rank."""
     number = comm.rank - 1
     images, labels = (
         read_idx(args.data, f"train-{name}-ubyte")[: args.train_samples] for name in ("images-idx3", "labels-idx1")
@@ -258,43 +262,52 @@ def parse_args():
     parser.add_argument(
         "--compression",
         metavar="SPEC",
-        help="both ways; dense/raw: none (default: "
+        help="compression in both directions; dense/raw: none (default: "
         + ", ".join(f"{spec} for {method}" for method, (spec, _) in DEFAULTS.items())
         + ")",
     )
-    parser.add_argument("--memory", choices=("residual", "ef21", "none"), default="residual", help="of the clients")
+    parser.add_argument("--memory", choices=("residual", "ef21", "none"), default="residual", help="memory of the clients")
     parser.add_argument(
         "--rounds",
         type=int,
-        help="in all, those before a resume counted in (default: "
+        help="total number of rounds, including those before a resume (default: "
         + ", ".join(f"{rounds} for {method}" for method, (_, rounds) in DEFAULTS.items())
         + ")",
     )
-    parser.add_argument("--sampled", type=int, metavar="M", help="clients in a round (default: all)")
-    parser.add_argument("--local-epochs", type=int, default=1, help="of fedavg, in a round")
-    parser.add_argument("--local-batches", type=int, default=1, help="of panthalia, in a gradient")
+    parser.add_argument("--sampled", type=int, metavar="M", help="number of clients per round (default: all)")
+    parser.add_argument("--local-epochs", type=int, default=1, help="epochs per round, for fedavg")
+    parser.add_argument("--local-batches", type=int, default=1, help="batches per gradient, for panthalia")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=0.001, help="of Adam on the clients, or of AdamW on the server")
-    parser.add_argument("--lr-rounds", type=int, metavar="N", help="over which AdamW's falls to 0 (default: it does not)")
-    parser.add_argument("--weight-decay", type=float, default=0.01, help="of AdamW")
-    parser.add_argument("--alpha", type=float, default=0.5, help="of the split: the smaller, the less alike are clients")
+    parser.add_argument(
+        "--lr", type=float, default=0.001, help="learning rate of Adam on the clients, or of AdamW on the server"
+    )
+    parser.add_argument(
+        "--lr-rounds",
+        type=int,
+        metavar="N",
+        help="rounds over which AdamW's learning rate decays to 0 (default: it does not)",
+    )
+    parser.add_argument("--weight-decay", type=float, default=0.01, help="weight decay of AdamW")
+    parser.add_argument(
+        "--alpha", type=float, default=0.5, help="parameter of the split: the smaller, the more clients differ"
+    )
     parser.add_argument("--model", choices=MODELS, default="mlp")
-    parser.add_argument("--train-samples", type=int, metavar="N", help="use only so many, of all clients")
+    parser.add_argument("--train-samples", type=int, metavar="N", help="use only this many samples in all")
     parser.add_argument("--evaluate-every", type=int, default=1, metavar="ROUNDS")
-    parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="that a round waits for updates")
+    parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="how long a round waits for updates")
     parser.add_argument(
         "--pace",
         type=float,
         metavar="SECONDS",
-        help="that a round is to take: densities follow what the links give (Kimad; default: they stay)",
+        help="duration that a round should have: densities follow the bandwidth (Kimad; default: constant densities)",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--state",
         metavar="FILE",
-        help="keep the state there, and in files beside it, after each round; go on from it if it is there",
+        help="save the state there, and in files next to it, after each round; resume from it if it exists",
     )
-    parser.add_argument("--out", metavar="FILE", help="gets a JSON object: options, accuracy, bytes, seconds")
+    parser.add_argument("--out", metavar="FILE", help="write a JSON object: options, accuracy, bytes, seconds")
     args = parser.parse_args()
     spec, rounds = DEFAULTS[args.method]
     args.compression, args.rounds = args.compression or spec, args.rounds or rounds

@@ -1,4 +1,4 @@
-"""What servers and clients of fedavg_fashion_mnist.py do besides talking: the split of the data, local training, AdamW."""
+"""What servers and clients of fedavg_fashion_mnist.py do: the split of the data, local training, AdamW."""
 
 import math
 
@@ -15,7 +15,7 @@ _TRIES = 1000
 
 
 def mlp():
-    """0.54 million parameters."""
+    """Make a network of 0.54 million parameters."""
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
@@ -23,12 +23,13 @@ MODELS = {"mlp": mlp, "small": small}
 
 
 def lda_split(labels: np.ndarray, clients: int, alpha: float, seed: int, least: int = 10) -> list[np.ndarray]:
-    """Which samples each client has, int64[n] each, ascending. labels: int[N]. Each class is dealt out by shares from a
-    Dirichlet distribution of parameter alpha: the smaller, the less alike are clients. Drawn again until all clients have
-    `least` samples.
+    """Choose the samples of each client, int64[n] each, ascending. labels: int[N].
+
+    Each class is divided by shares from a Dirichlet distribution with parameter alpha: the smaller it is, the more the
+    clients differ. The split is drawn again until each client has `least` samples.
 
     Hsu, Qi and Brown, Measuring the effects of non-identical data distribution for federated visual classification, 2019;
-    class by class as FedML does (He et al., 2020), there called Latent Dirichlet Allocation.
+    class by class as FedML does (He et al., 2020), where it is called Latent Dirichlet Allocation.
     """
     if not alpha > 0:
         raise ConfigError(f"alpha={alpha}; allowed: above 0")
@@ -50,32 +51,34 @@ def lda_split(labels: np.ndarray, clients: int, alpha: float, seed: int, least: 
 
 
 def vector_of(net: nn.Module) -> np.ndarray:
-    """A copy of its parameters, float32[d]."""
+    """Copy the parameters of a network as float32[d]."""
     return parameters_to_vector(net.parameters()).detach().numpy().copy()
 
 
 def set_vector(net: nn.Module, vector: np.ndarray) -> None:
-    """vector: float32[d], copied."""
+    """Copy a vector, float32[d], to the parameters of a network."""
     vector_to_parameters(torch.tensor(vector), net.parameters())
 
 
 @torch.inference_mode()
 def evaluate(net: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Accuracy, 0 to 1."""
+    """Compute the accuracy, 0 to 1."""
     scores = torch.cat([net(part) for part in images.split(500)])
     return float((scores.argmax(1) == labels).double().mean())
 
 
 class LocalTraining:
-    """A client's samples, and what it does in a round. The batches depend on the seed, the client and the round only, so
-    that a resumed job draws the same ones."""
+    """A client's samples, and its work in a round.
+
+    The batches depend on the seed, the client and the round only, so that a resumed job draws the same ones.
+    """
 
     def __init__(self, net: nn.Module, images: torch.Tensor, labels: torch.Tensor, *, batch: int, number: int, seed: int):
         self.net, self._images, self._labels = net, images, labels
         self._batch, self._number, self._seed = batch, number, seed
 
     def _order(self, round_: int, epoch: int) -> torch.Tensor:
-        """int64[n]"""
+        """Draw the order of the samples, int64[n]."""
         random = np.random.default_rng((self._seed, self._number, round_, epoch))
         return torch.from_numpy(random.permutation(len(self._labels)))
 
@@ -84,14 +87,14 @@ class LocalTraining:
 
 
 class Epochs(LocalTraining):
-    """FedAvg: Adam, new in each round, over all samples."""
+    """FedAvg: some epochs of Adam, which begins anew in each round, over all samples."""
 
     def __init__(self, *args, epochs: int, lr: float, **options):
         super().__init__(*args, **options)
         self._epochs, self._lr = epochs, lr
 
     def __call__(self, model: np.ndarray, round_: int) -> tuple[np.ndarray, int]:
-        """model, float32[d] -> the model after training, float32[d], and the number of samples."""
+        """Train the model, float32[d]; return the trained model, float32[d], and the number of samples."""
         set_vector(self.net, model)
         optimizer = torch.optim.Adam(self.net.parameters(), self._lr, fused=True)
         for epoch in range(self._epochs):
@@ -103,15 +106,17 @@ class Epochs(LocalTraining):
 
 
 class Gradient(LocalTraining):
-    """Panthalia: the gradient of some batches. The model that comes back is the one that came less the gradient, so the
-    client's update is the gradient."""
+    """Panthalia: the gradient of some batches.
+
+    The model that is returned is the one received minus the gradient, so that the client's update is the gradient.
+    """
 
     def __init__(self, *args, batches: int, **options):
         super().__init__(*args, **options)
         self._batches = batches
 
     def __call__(self, model: np.ndarray, round_: int) -> tuple[np.ndarray, int]:
-        """model, float32[d] -> model - gradient, float32[d], and the number of samples."""
+        """Take a model, float32[d]; return it minus the gradient, float32[d], and the number of samples."""
         set_vector(self.net, model)
         self.net.zero_grad()
         chosen = self._order(round_, 0)[: self._batches * self._batch]
@@ -121,8 +126,10 @@ class Gradient(LocalTraining):
 
 
 class AdamW:
-    """The server's step, for grace_ext.federated.Server(optimizer=...). steps: over so many, the learning rate falls to 0 as
-    a cosine; None: it stays."""
+    """The server's step, for grace_ext.federated.Server(optimizer=...).
+
+    steps: the number of steps over which the learning rate decays to 0 as a cosine; None: it is constant.
+    """
 
     def __init__(self, size: int, lr: float, weight_decay: float, steps: int | None = None):
         self._lr, self._steps = lr, steps
@@ -130,7 +137,7 @@ class AdamW:
         self._optimizer = torch.optim.AdamW([self._weights], lr, weight_decay=weight_decay, fused=True)
 
     def __call__(self, model: np.ndarray, change: np.ndarray) -> None:
-        """model: float32[d], changed in place. change: float32[d], the mean gradient."""
+        """Change the model, float32[d], in place. change: float32[d], the mean gradient."""
         kept = torch.from_numpy(model)
         self._weights.data.copy_(kept)
         self._weights.grad = torch.from_numpy(change)
@@ -141,7 +148,7 @@ class AdamW:
         kept.copy_(self._weights.data)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Both moments, float32[d], and the step; empty before the first one."""
+        """Return both moments, float32[d], and the step; empty before the first step."""
         return {key: tensor.numpy().copy() for key, tensor in self._optimizer.state[self._weights].items()}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:

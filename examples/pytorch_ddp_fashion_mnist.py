@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 examples/pytorch_ddp_fashion_mnist.py --data DIR
 
-A script for plain DDP becomes this one by registering a communication hook; Horovod is not needed.
+It differs from a script for plain DDP only in the registered communication hook; Horovod is not needed.
 """
 
 import argparse
@@ -29,7 +29,7 @@ POWERSGD_START = 2  # the earliest step that torch's hook allows
 
 
 def wrap(module, args):
-    """(the module under DDP with the hook that is wanted, the state of that hook)."""
+    """Return the module under DDP with the chosen hook, and the state of that hook."""
     if args.compression == "none":
         return DistributedDataParallel(module), None
     if args.compression == "fp16":
@@ -37,7 +37,7 @@ def wrap(module, args):
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         return model, None
     if args.compression == "powersgd":
-        # In one bucket: over Gloo, the collectives that this hook starts for several get mixed up between ranks.
+        # In one bucket: over Gloo, ranks confuse the collectives that this hook starts for several buckets.
         model = DistributedDataParallel(module, bucket_cap_mb=100)
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=POWERSGD_START)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -54,7 +54,7 @@ def make_optimizer(module, args):
 
 @torch.inference_mode()
 def evaluate(module, images, labels):
-    """Accuracy and loss on the test set, of which each rank has a share."""
+    """Compute accuracy and loss on the test set, of which each rank evaluates a part."""
     scores = torch.cat([module(part) for part in images.split(500)])
     right, loss = (scores.argmax(1) == labels).sum(), F.cross_entropy(scores, labels, reduction="sum")
     sums = torch.tensor([right, loss, len(labels)], dtype=torch.float64)
@@ -72,7 +72,7 @@ def train_step(model, optimizer, images, labels):
 
 
 def compute_seconds(module, loader, args):
-    """The median step of a copy of the model that exchanges nothing, while all ranks compute."""
+    """Measure the median step of a copy of the model that exchanges nothing, while all ranks compute."""
     alone = copy.deepcopy(module)
     optimizer, laps = make_optimizer(alone, args), []
     dist.barrier()
@@ -85,7 +85,7 @@ def compute_seconds(module, loader, args):
 
 
 class Meter:
-    """How many bytes this rank sends, and where the time of a step goes.
+    """Measures the bytes that this rank sends, and the parts of a step's time.
 
     compute: seconds of a step without any exchange.
     """
@@ -93,7 +93,7 @@ class Meter:
     def __init__(self, state, module, args, compute):
         self.state, self.compute = state, compute
         self.parameters = sum(p.numel() for p in module.parameters())
-        self.width = {"none": 4, "fp16": 2}.get(args.compression)  # of a number
+        self.width = {"none": 4, "fp16": 2}.get(args.compression)  # bytes per number
         self.steps, self.seconds, self.codec_before = 0, 0.0, 0.0
 
     def lap(self, seconds):
@@ -104,14 +104,14 @@ class Meter:
             self.seconds += seconds
 
     def _codec(self):
-        """Seconds of grace_ext's codecs so far. What torch's own hooks compute cannot be told from their exchange."""
+        """Return the seconds of grace_ext's codecs so far; torch's hooks do not separate theirs from the exchange."""
         if not isinstance(self.state, CompressionState):
             return 0.0
         stages = self.state.compression_stats()["seconds"]
         return sum(stages.values()) - stages["exchange"]
 
     def _payloads(self):
-        """Bytes of (what went by allreduce, what by allgather) so far."""
+        """Return the bytes so far that were sent by allreduce, and those by allgather."""
         if self.width:
             return self.steps * self.parameters * self.width, 0
         if isinstance(self.state, powerSGD_hook.PowerSGDState):
@@ -122,11 +122,11 @@ class Meter:
 
     def report(self):
         reduced, gathered = self._payloads()
-        ring = 2 * (dist.get_world_size() - 1) / dist.get_world_size()  # how often an allreduce sends a payload
+        ring = 2 * (dist.get_world_size() - 1) / dist.get_world_size()  # how many times an allreduce sends its payload
         sent = ring * reduced + (dist.get_world_size() - 1) * gathered
         counted = max(1, self.steps - WARM_UP)
         step, codec = self.seconds / counted, (self._codec() - self.codec_before) / counted
-        compute = min(self.compute, step - codec)  # where the machine was slower before the training than in it
+        compute = min(self.compute, step - codec)  # the machine may have been slower before the training than during it
         layers = self.state.compression_stats().get("compressed", {}) if isinstance(self.state, CompressionState) else {}
         return {
             "steps": self.steps,
@@ -166,10 +166,8 @@ def main(args):
             if step in (len(loader) // 2, len(loader)):
                 result = {"epoch": epoch + step / len(loader), **evaluate(module, *test), **meter.report()}
                 if rank == 0:
-                    progress.write(
-                        f"epoch {result['epoch']:.1f}: test accuracy {result['accuracy']:.2%}, "
-                        f"{result['ratio']:.0f}x fewer bytes"
-                    )
+                    saved = f", {result['ratio']:.0f}x fewer bytes" if result["ratio"] > 1.5 else ""
+                    progress.write(f"epoch {result['epoch']:.1f}: test accuracy {result['accuracy']:.2%}{saved}")
                     with open(args.log_file, "a") as log:
                         print(json.dumps(result), file=log)
             started = time.perf_counter()
@@ -179,12 +177,14 @@ def main(args):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train on Fashion-MNIST with compressed gradients, under torchrun.")
     parser.add_argument("--data", required=True, help="folder of the data set")
-    parser.add_argument("--compression", default="topk:0.01/rice/qsgd:7", help="or torch's own: none, fp16, powersgd")
+    parser.add_argument(
+        "--compression", default="topk:0.01/rice/qsgd:7", help="a spec, or one of torch's own: none, fp16, powersgd"
+    )
     parser.add_argument("--memory", default="residual", help="residual, none, ef21, …")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64, help="per rank")
-    parser.add_argument("--lr", type=float, default=0.05, help="the highest of the schedule")
+    parser.add_argument("--lr", type=float, default=0.05, help="highest learning rate of the schedule")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--train-samples", type=int, help="use only so many")
-    parser.add_argument("--log-file", default=os.devnull, help="gets a JSON line per evaluation")
+    parser.add_argument("--train-samples", type=int, help="use only this many samples")
+    parser.add_argument("--log-file", default=os.devnull, help="write a JSON line per evaluation")
     main(parser.parse_args())

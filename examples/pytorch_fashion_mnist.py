@@ -2,7 +2,7 @@
 
     horovodrun -np 2 python examples/pytorch_fashion_mnist.py --data DIR
 
-A script for plain Horovod becomes this one by grace_ext's DistributedOptimizer in the place of Horovod's.
+It differs from a script for plain Horovod only in the DistributedOptimizer, which is grace_ext's.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from grace_ext.adapters.horovod_torch import DistributedOptimizer
 from grace_ext.adapters.onebit_adam import OneBitAdam
 from grace_ext.observe.capture import STEPS, Capture
 
-HOROVOD = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}  # what Horovod itself brings
+HOROVOD = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}  # Horovod's own compression
 STAGES = ("compute", "codec", "exchange")
 WARM_UP = 10  # steps whose time is not counted
 
 
 def cnn():
-    """2.7 million parameters, nearly all of them in convolutions."""
+    """Make a network of 2.7 million parameters, nearly all of them in convolutions."""
 
     def block(inputs, outputs):
         return nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
@@ -55,19 +55,19 @@ MODELS = {"small": small, "cnn": cnn}
 
 
 def make_optimizer(parameters, args):
-    """SGD with momentum, or Adam."""
+    """Make SGD with momentum, or Adam."""
     if args.optimizer in ("adam", "onebit_adam"):
         return torch.optim.Adam(parameters, args.lr)
-    if args.memory.startswith("dgc"):  # that memory brings the momentum, and the decay outside of it must be the stronger
+    if args.memory.startswith("dgc"):  # this memory applies the momentum itself; weight decay outside of it must be stronger
         return torch.optim.SGD(parameters, args.lr, weight_decay=5e-4 / (1 - 0.9))
-    if args.memory.startswith("ef21:"):  # so does this one, as an average: the learning rate must be larger instead
+    if args.memory.startswith("ef21:"):  # so does this one, but as an average, which needs a larger learning rate
         return torch.optim.SGD(parameters, args.lr, weight_decay=5e-4)
     return torch.optim.SGD(parameters, args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
 
 
 @torch.inference_mode()
 def evaluate(model, images, labels):
-    """Accuracy and loss on the test set, of which each rank has a share."""
+    """Compute accuracy and loss on the test set, of which each rank evaluates a part."""
     scores = torch.cat([model(part) for part in images.split(500)])
     right, loss = (scores.argmax(1) == labels).sum(), F.cross_entropy(scores, labels, reduction="sum")
     sums = torch.tensor([right, loss, len(labels)], dtype=torch.float64)
@@ -76,16 +76,16 @@ def evaluate(model, images, labels):
 
 
 class Meter:
-    """How many bytes this rank sends, and where the time of a step goes."""
+    """Measures the bytes that this rank sends, and the parts of a step's time."""
 
     def __init__(self, optimizer, model, args):
         self.optimizer, self.parameters = optimizer, sum(p.numel() for p in model.parameters())
         self.communicator = args.communicator
-        self.width = {"none": 4, "fp16": 2}.get(args.compression) if hvd.size() > 1 else 4  # of a number
+        self.width = {"none": 4, "fp16": 2}.get(args.compression) if hvd.size() > 1 else 4  # bytes per number
         self.steps, self.seconds = 0, np.zeros(3)
 
     def lap(self, step, synchronize):
-        """Seconds of a step and of its synchronize(), which with grace_ext waits for the codec as well."""
+        """Add the seconds of a step and of its synchronize(), which with grace_ext also waits for the codec."""
         codec, exchange = 0.0, synchronize
         if not self.width:
             stages = self.optimizer.compression_stats()["last_step"]["seconds"]
@@ -95,10 +95,10 @@ class Meter:
             self.seconds += step - codec - exchange, codec, exchange
 
     def report(self):
-        numbers = self.steps * self.parameters  # averaged so far
+        numbers = self.steps * self.parameters  # of numbers averaged so far
         stats = {"bytes_out": numbers * self.width} if self.width else self.optimizer.compression_stats()
         layers = stats.get("compressed", {"bytes_out": 0})
-        ring = 2 * (hvd.size() - 1) / hvd.size()  # how often an allreduce sends a payload, and what is sharded
+        ring = 2 * (hvd.size() - 1) / hvd.size()  # how many times an allreduce and `sharded` send their payload
         copies = {"allgather": hvd.size() - 1, "hierarchical": 1}.get(self.communicator, ring)
         sent = ring * (stats["bytes_out"] - layers["bytes_out"]) + copies * layers["bytes_out"]
         seconds = dict(zip(STAGES, (self.seconds / max(1, self.steps - WARM_UP)).tolist(), strict=True))
@@ -152,14 +152,15 @@ def main(args):
             loss = F.cross_entropy(model(images), labels)
             loss.backward()
             produced = time.perf_counter()
-            optimizer.synchronize()  # step() alone would do as well; this is to take the time
+            optimizer.synchronize()  # step() alone would do; this measures the time
             waited = time.perf_counter() - produced
             with optimizer.skip_synchronize():
                 optimizer.step()
             schedule.step()
             meter.lap(time.perf_counter() - started, waited)
             report = meter.report()
-            progress.set_postfix_str(f"loss {loss:.3f}, {report['ratio']:.0f}x fewer bytes", refresh=False)
+            saved = f", {report['ratio']:.0f}x fewer bytes" if report["ratio"] > 1.5 else ""
+            progress.set_postfix_str(f"loss {loss:.3f}{saved}", refresh=False)
             if step in (len(loader) // 2, len(loader)):
                 result = {"epoch": epoch + step / len(loader), **evaluate(model, *test), **report}
                 if hvd.rank() == 0:
@@ -172,7 +173,7 @@ def main(args):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train on Fashion-MNIST with compressed gradients.")
     parser.add_argument("--data", required=True, help="folder of the data set")
-    parser.add_argument("--compression", default="topk:0.01/rice/qsgd:7", help="or none, fp16: Horovod's own")
+    parser.add_argument("--compression", default="topk:0.01/rice/qsgd:7", help="a spec, or one of Horovod's own: none, fp16")
     parser.add_argument("--memory", default="residual", help="residual, none, ef21, dgc, …")
     parser.add_argument("--communicator", default="allgather", help="allgather, sharded, hierarchical, tree, …")
     parser.add_argument(
@@ -181,17 +182,21 @@ if __name__ == "__main__":
         default=[],
         metavar="OPTION=SPEC",
         type=lambda text: text.split("=", 1),
-        help="options of the spec that change with the step, such as density=warmup:400",
+        help="schedules of options of the spec, such as density=warmup:400",
     )
     parser.add_argument("--optimizer", choices=("sgd", "adam", "onebit_adam"), default="sgd")
-    parser.add_argument("--warmup-steps", type=int, default=400, metavar="N", help="of 1-bit Adam, which are not compressed")
+    parser.add_argument(
+        "--warmup-steps", type=int, default=400, metavar="N", help="uncompressed steps at the start of 1-bit Adam"
+    )
     parser.add_argument("--model", choices=MODELS, default="small")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64, help="per rank")
-    parser.add_argument("--lr", type=float, default=0.05, help="the highest of the schedule")
+    parser.add_argument("--lr", type=float, default=0.05, help="highest learning rate of the schedule")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--train-samples", type=int, help="use only so many")
-    parser.add_argument("--log-file", default=os.devnull, help="gets a JSON line per evaluation")
+    parser.add_argument("--train-samples", type=int, help="use only this many samples")
+    parser.add_argument("--log-file", default=os.devnull, help="write a JSON line per evaluation")
     parser.add_argument("--capture", metavar="DIR", help="save rank 0's gradients there, for python -m grace_ext bench")
-    parser.add_argument("--capture-steps", type=int, nargs="+", default=STEPS, metavar="N", help="of these steps")
+    parser.add_argument(
+        "--capture-steps", type=int, nargs="+", default=STEPS, metavar="N", help="steps whose gradients are saved"
+    )
     main(parser.parse_args())

@@ -2,8 +2,8 @@
 
     horovodrun -np 2 python examples/pytorch_text.py
 
-The text comes with every Python: its language reference (pydoc's topics) and the docstrings of its standard library.
-Words are hashed to 50,000 rows of an embedding, whose gradient is inherently sparse: rows of absent words are zero.
+The text comes with every Python: its language reference (pydoc's topics) and the docstrings of its standard library. Words
+are hashed to 50,000 rows of an embedding, whose gradient is inherently sparse: rows of absent words are zero.
 """
 
 import argparse
@@ -31,7 +31,7 @@ HELD_OUT = 10_000  # words at the end of the text, for the perplexity
 
 
 def documents():
-    """The text, a document at a time, in the same order on every machine with this Python."""
+    """Yield the text, one document at a time, in the same order on every machine with this Python."""
     yield from pydoc_data.topics.topics.values()
     for folder, subfolders, files in os.walk(sysconfig.get_path("stdlib")):
         subfolders[:] = sorted(set(subfolders) - {"site-packages", "dist-packages", "test", "tests", "idle_test"})
@@ -45,7 +45,7 @@ def docstrings(path):
         with open(path, encoding="utf-8") as source, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(source.read())
-    except (SyntaxError, ValueError, OSError):  # what is there to be refused, as in lib2to3
+    except (SyntaxError, ValueError, OSError):  # some files are invalid on purpose, as in lib2to3
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -53,7 +53,7 @@ def docstrings(path):
 
 
 def read_words() -> torch.Tensor:
-    """The text as rows of the embedding: int64[words]."""
+    """Return the text as rows of the embedding: int64[words]."""
     words = re.findall(r"[a-z_]\w*|\S", " ".join(documents()).lower())
     row_of = {word: zlib.crc32(word.encode()) % ROWS for word in set(words)}
     return torch.from_numpy(np.fromiter((row_of[word] for word in words), np.int64, len(words)))
@@ -70,7 +70,7 @@ class Model(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.1)
 
     def forward(self, words):
-        """int64[batch, length] -> the loss of predicting each next word."""
+        """Take int64[batch, length]; return the loss of predicting each next word."""
         states, _ = self.lstm(self.embedding(words[:, :-1]))
         return F.cross_entropy(self.output(states).flatten(0, 1), words[:, 1:].flatten())
 
@@ -101,13 +101,15 @@ def main(args):
         loss.backward()
         optimizer.step()
         sent = optimizer.compression_stats()
-        progress.set_postfix_str(f"loss {loss:.3f}" + (f", {sent['ratio']:.0f}x fewer bytes" if sent["steps"] else ""))
-    with torch.inference_mode():  # every rank its share of the held-out text
+        progress.set_postfix_str(
+            f"loss {loss:.3f}" + (f", {sent['ratio']:.0f}x fewer bytes" if sent["steps"] and sent["ratio"] > 1.5 else "")
+        )
+    with torch.inference_mode():  # each rank evaluates its share of the held-out text
         share = held_out[: HELD_OUT // 100 * 100].view(-1, 100)[hvd.rank() :: hvd.size()]
         losses = torch.stack([model(part) for part in share.split(5)])
     loss = hvd.allreduce(losses.mean(), name="held out").item()
     if hvd.rank() == 0:
-        print(f"{args.steps} steps: perplexity {math.exp(loss):.0f} of {HELD_OUT} held-out words, of {ROWS} rows")
+        print(f"{args.steps} steps: perplexity {math.exp(loss):.0f} on {HELD_OUT} held-out words, {ROWS} rows")
 
 
 if __name__ == "__main__":
@@ -116,9 +118,11 @@ if __name__ == "__main__":
     parser.add_argument("--memory", default="residual", help="residual or none")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=16, help="per rank")
-    parser.add_argument("--length", type=int, default=32, help="words of a sample")
+    parser.add_argument("--length", type=int, default=32, help="words per sample")
     parser.add_argument("--lr", type=float, default=0.002)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--capture", metavar="DIR", help="save rank 0's gradients there, for python -m grace_ext bench")
-    parser.add_argument("--capture-steps", type=int, nargs="+", default=STEPS, metavar="N", help="of these steps")
+    parser.add_argument(
+        "--capture-steps", type=int, nargs="+", default=STEPS, metavar="N", help="steps whose gradients are saved"
+    )
     main(parser.parse_args())

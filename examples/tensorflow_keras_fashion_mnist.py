@@ -31,7 +31,7 @@ HOROVOD = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}  # Horovo
 
 
 def read_idx(folder, name):
-    """A file of the data set, NAME or NAME.gz, as an array uint8[n, ...]."""
+    """Read a file of the data set, NAME or NAME.gz, as an array uint8[n, ...]."""
     path = os.path.join(folder, name)
     opener, path = (open, path) if os.path.exists(path) else (gzip.open, path + ".gz")
     if not os.path.exists(path):
@@ -42,13 +42,13 @@ def read_idx(folder, name):
 
 
 def dataset(folder, part, samples=None):
-    """Images uint8[28, 28, 1] and labels."""
+    """Make a data set of images, uint8[28, 28, 1], and labels."""
     images, labels = read_idx(folder, f"{part}-images-idx3-ubyte"), read_idx(folder, f"{part}-labels-idx1-ubyte")
     return tf.data.Dataset.from_tensor_slices((images[:samples, ..., None], labels[:samples].astype("i4")))
 
 
 def make_model():
-    """1.2 million parameters, nearly all of them in the first fully connected layer."""
+    """Make a network of 1.2 million parameters, nearly all of them in the first fully connected layer."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -65,16 +65,18 @@ def make_model():
 
 
 class Log(keras.callbacks.Callback):
-    """Writes a JSON line after each epoch. Belongs on every rank, behind MetricAverageCallback."""
+    """Writes a JSON line after each epoch. It belongs on every rank, after MetricAverageCallback."""
 
     def __init__(self, optimizer, compression, path):
         super().__init__()
         self.optimizer, self.path = optimizer, path
-        self.ring = 2 * (hvd.size() - 1) / hvd.size()  # how often an allreduce sends its payload; an allgather: size - 1
+        self.ring = (
+            2 * (hvd.size() - 1) / hvd.size()
+        )  # how many times an allreduce sends its payload; an allgather: size - 1
         self.gather = self.ring if compression in HOROVOD else hvd.size() - 1
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.ends = []  # of the steps; the first one, which may trace, is not counted
+        self.ends = []  # of the steps; the first step, which may trace, is not counted
 
     def on_train_batch_end(self, batch, logs=None):
         self.ends.append(time.perf_counter())
@@ -86,15 +88,15 @@ class Log(keras.callbacks.Callback):
             "accuracy": logs["val_accuracy"],
             "loss": logs["val_loss"],
             "seconds_per_step": (self.ends[-1] - self.ends[0]) / max(1, len(self.ends) - 1),
-            "checksums": hvd.allgather_object(zlib.crc32(weights)),
+            "checksums": hvd.allgather_object(zlib.crc32(weights)),  # must be equal on all ranks
             **self.volume(),
-        }  # all ranks' must agree
+        }
         if hvd.rank() == 0:
             with open(self.path, "a") as log:
                 print(json.dumps(result), file=log)
 
     def volume(self):
-        """What this rank sent since the start; nothing if it is alone."""
+        """Return what this rank sent since the start; empty if it is the only one."""
         stats = self.optimizer.compression_stats()
         if not stats["steps"]:
             return {}
@@ -141,12 +143,14 @@ def main(args):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train on Fashion-MNIST with compressed gradients.")
     parser.add_argument("--data", required=True, help="folder of the data set")
-    parser.add_argument("--compression", default="topk:0.01/rice/qsgd:7", help="or none, fp16: not compressed, as Horovod")
+    parser.add_argument(
+        "--compression", default="topk:0.01/rice/qsgd:7", help="a spec, or Horovod's allreduce: none (float32), fp16"
+    )
     parser.add_argument("--memory", default="residual", help="residual or none")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64, help="per rank")
-    parser.add_argument("--lr", type=float, default=0.05, help="after the warm-up; falls with every epoch")
+    parser.add_argument("--lr", type=float, default=0.05, help="learning rate after the warm-up; decays with every epoch")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--train-samples", type=int, help="use only so many")
-    parser.add_argument("--log-file", default=os.devnull, help="gets a JSON line per epoch")
+    parser.add_argument("--train-samples", type=int, help="use only this many samples")
+    parser.add_argument("--log-file", default=os.devnull, help="write a JSON line per epoch")
     main(parser.parse_args())

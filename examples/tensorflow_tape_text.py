@@ -1,10 +1,10 @@
-"""Train an embedding model that predicts the next word, in a tf.function of your own, with compressed sparse gradients.
+"""Train an embedding model that predicts the next word, in a custom tf.function, with compressed sparse gradients.
 
     horovodrun -np 2 python examples/tensorflow_tape_text.py
 
 The text comes with Python and TensorFlow: the language reference (pydoc's topics) and the docstrings of the standard
-library, Keras and TensorFlow. The gradients of the two tables, 50,000 rows of 64 each, are tf.IndexedSlices: only rows of
-words that a batch contains, or that the sampled softmax drew.
+library, Keras and TensorFlow. The gradients of the two tables, 50,000 rows of 64 each, are tf.IndexedSlices: they have only
+rows of words that the batch contains or that the sampled softmax drew.
 """
 
 import argparse
@@ -28,14 +28,14 @@ from tqdm import tqdm
 from grace_ext.adapters.horovod_tensorflow import DistributedGradientTape, broadcast_variables, compression_stats
 
 ROWS, WIDTH = 50_000, 64
-SAMPLED = 1024  # words that a step compares the right ones with
+SAMPLED = 1024  # negative words per step
 HELD_OUT = 10_000  # words at the end of the text, for the perplexity
 HOROVOD = "horovod"
 WARM_UP = 10  # steps whose time is not counted
 
 
 def documents():
-    """The text, a docstring at a time, in the same order on every machine with these packages."""
+    """Yield the text, one docstring at a time, in the same order on every machine with these packages."""
     yield from pydoc_data.topics.topics.values()
     packages = [importlib.util.find_spec(name).submodule_search_locations[0] for name in ("keras", "tensorflow")]
     for root in (sysconfig.get_path("stdlib"), *packages):
@@ -48,8 +48,10 @@ def documents():
 
 
 def read_words() -> np.ndarray:
-    """The text as rows of the tables, int64[words]: the more frequent a word, the lower its row. Documents are shuffled,
-    so that all kinds are in the held-out end."""
+    """Return the text as rows of the tables, int64[words]: the more frequent a word, the lower its row.
+
+    Documents are shuffled, so that all kinds are in the held-out end.
+    """
     unique = list(dict.fromkeys(documents()))
     np.random.default_rng(0).shuffle(unique)
     words = re.findall(r"\w+|\S", "\n".join(unique))
@@ -76,7 +78,7 @@ class Model:
         self.variables = [self.embedding, self.output, self.bias, *self.hidden.trainable_variables]
 
     def states(self, words):
-        """int64[batch, length + 1] -> what stands for the words before each next word, and the next words."""
+        """Take int64[batch, length + 1]; return the state before each next word, and the next words."""
         states = self.hidden(tf.gather(self.embedding, words[:, :-1]))
         return tf.reshape(states, [-1, WIDTH]), tf.reshape(words[:, 1:], [-1])
 
@@ -93,8 +95,10 @@ class Model:
 
 
 def rows_once(gradient):
-    """Rows that several indices name are summed: Keras' Adagrad would count each for itself. After a compressed exchange
-    there are none."""
+    """Sum rows with the same index, because Keras' Adagrad would apply each one separately.
+
+    After a compressed exchange there are no such rows.
+    """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     rows, slots = tf.unique(gradient.indices)
@@ -102,15 +106,18 @@ def rows_once(gradient):
 
 
 def horovod_bytes(model, positions: int) -> tuple[int, int]:
-    """What one rank's gradients of a step are in Horovod's own operations: as rows (float32 values and int64 indices, for an
-    allgather), and as dense tensors (for an allreduce)."""
+    """Compute the bytes of one rank's gradients of a step in Horovod's own operations.
+
+    Returns those sent as rows (float32 values and int64 indices, by an allgather), and those as dense tensors (by an
+    allreduce).
+    """
     of_words, of_scores = 4 * WIDTH + 8, 4 * WIDTH + 8 + 4 + 8  # a row of the embedding; of the output and its bias
     rows = positions * of_words + (positions + SAMPLED) * of_scores
     return rows, 4 * sum(math.prod(v.shape) for v in model.hidden.trainable_variables)
 
 
 class Meter:
-    """How many bytes this rank sends, what Horovod's own operations would send, and the seconds of a step."""
+    """Measures the bytes that this rank sends, those that Horovod's own operations would send, and the seconds of a step."""
 
     def __init__(self, args, model):
         self.args, self.model = args, model
@@ -177,26 +184,27 @@ def main(args):
         meter.lap(started)
         report = meter.report()
         ratio = report["horovod_bytes_sent"] / (report["bytes_sent"] or 1)
-        progress.set_postfix_str(f"loss {loss:.3f}, {ratio:.0f}x fewer bytes", refresh=False)
+        saved = f", {ratio:.0f}x fewer bytes" if ratio > 1.5 else ""
+        progress.set_postfix_str(f"loss {loss:.3f}{saved}", refresh=False)
         if step % max(1, args.steps // 4) == 0 or step == args.steps:
             losses = [held_out_loss(part) for part in np.array_split(held_out, 10)]
             loss = hvd.allreduce(tf.reduce_mean(losses), name="held_out")
             checksum = zlib.crc32(b"".join(variable.numpy().tobytes() for variable in model.variables))
             result = {"perplexity": math.exp(loss), **report, "checksums": hvd.allgather_object(checksum)}
             if hvd.rank() == 0:
-                progress.write(f"{step} steps: perplexity {result['perplexity']:.1f} of {HELD_OUT} held-out words")
+                progress.write(f"{step} steps: perplexity {result['perplexity']:.1f} on {HELD_OUT} held-out words")
                 with open(args.log_file, "a") as log:
                     print(json.dumps(result), file=log)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--compression", default="dense/lloyd:0.1", help="or horovod: its own allgather of rows")
+    parser.add_argument("--compression", default="dense/lloyd:0.1", help="a spec, or horovod: its own allgather of rows")
     parser.add_argument("--memory", default="residual", help="residual or none")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=128, help="per rank")
-    parser.add_argument("--length", type=int, default=16, help="words of a sample that are predicted")
+    parser.add_argument("--length", type=int, default=16, help="predicted words per sample")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--log-file", default=os.devnull, help="gets a JSON line per evaluation")
+    parser.add_argument("--log-file", default=os.devnull, help="write a JSON line per evaluation")
     main(parser.parse_args())
