@@ -1,4 +1,4 @@
-"""Kimad and Kimad+ on four hosts whose links change while training runs, beside a fixed density; writes docs/benchmarks.md.
+"""Kimad, Kimad+ and a fixed density on four hosts whose links change during training; writes docs/benchmarks.md.
 
     python benchmarks/adaptive.py --data DIR
 
@@ -22,7 +22,7 @@ from _lib import ROOT, as_markdown, machine, size
 from _page import write_section
 
 from grace_ext.policy.allocation import ErrorCurve, least_error
-from grace_ext.policy.kimad import CURVES, sizes_like
+from grace_ext.policy.kimad import CURVES, predict_sizes
 
 WORKER = os.path.join(ROOT, "benchmarks", "_adaptive_worker.py")
 HOSTS = 4
@@ -35,7 +35,7 @@ SPEC = "topk:{density}/rice/qsgd:7"
 
 @dataclasses.dataclass
 class Phase:
-    """Steps of rank 0: seconds of each since the beginning, seconds of each step, bytes handed to collectives."""
+    """Steps of rank 0: when each ended since the beginning, seconds of each step, bytes handed to collectives."""
 
     rate: str
     times: list[float]
@@ -54,12 +54,12 @@ class Phase:
         return statistics.median(self.sent[number] for number in self.settled)
 
     def share(self, seconds: float) -> float:
-        """Of the steps that took as long, or up to NEAR more or less."""
+        """Return the share of steps that took that long, within NEAR."""
         return statistics.mean(abs(self.steps[number] - seconds) <= NEAR * seconds for number in self.settled)
 
 
 def configurations(args) -> dict[str, dict]:
-    """label -> keyword arguments of DistributedOptimizer."""
+    """Return label -> keyword arguments of DistributedOptimizer."""
     spec = SPEC.format(density=args.density)
     return {
         f"fixed, {100 * args.density:g}%": {"compression": spec},
@@ -71,7 +71,7 @@ def configurations(args) -> dict[str, dict]:
 
 
 def run(up: Hosts, arguments: dict, args, folder: str) -> list[Phase]:
-    """Raises JobFailed."""
+    """Run one configuration through all rates. Raises JobFailed."""
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     up("rate", args.rates[0])
@@ -94,7 +94,7 @@ def run(up: Hosts, arguments: dict, args, folder: str) -> list[Phase]:
 
 
 def read(folder: str) -> list[list[float]]:
-    """[when a step of rank 0 ended, how long it took, bytes so far]"""
+    """Read [when a step of rank 0 ended, how long it took, bytes so far] of each step."""
     try:
         with open(os.path.join(folder, "rank0.steps")) as file:
             return [[float(number) for number in line.split()] for line in file if line.endswith("\n")]
@@ -103,7 +103,7 @@ def read(folder: str) -> list[list[float]]:
 
 
 def phases(lines: list[list[float]], rates: list[str], began: list[float]) -> list[Phase]:
-    """began: when each phase did, and when the last one ended."""
+    """Divide the steps into phases. began: when each phase began, and when the last one ended."""
     found = []
     sent = [after[2] - before[2] for before, after in zip(lines, lines[1:], strict=False)]
     for rate, start, end in zip(rates, began[:-1], began[1:], strict=True):
@@ -120,12 +120,12 @@ def phases(lines: list[list[float]], rates: list[str], began: list[float]) -> li
 
 
 def decision() -> tuple[float, float]:
-    """Seconds that Kimad+ decides, a mean of all steps, and of one memcpy of the gradient, measured in turns."""
+    """Measure the mean seconds that Kimad+ takes to decide, and those of one memcpy of the gradient, in turns."""
     random = np.random.default_rng(0)
     share = random.dirichlet(np.ones(LAYERS))
     layers = [random.standard_t(3, max(1, int(PARAMETERS * one))).astype(np.float32) for one in share]
     copies = [np.empty_like(one) for one in layers]
-    sizes = [sizes_like(0.02 * one.size, 0.01, one.size) for one in layers]
+    sizes = [predict_sizes(0.02 * one.size, 0.01, one.size) for one in layers]
     decided, copied = [], []
     for _ in range(9):
         started = time.perf_counter()

@@ -73,7 +73,7 @@ class Bucket:
         self.sizes = tuple(tensor.size for tensor in self.tensors)
         self.size = sum(self.sizes)
         self.device = self.tensors[0].device
-        #: The compressor without a schedule; `compressor` is the one of the step.
+        #: The compressor before schedules change its options; `compressor` is the one of the step.
         self.declared = self.compressor
         self.communicator.check(self.compressor)
         self.memory.check(self.compressor, self.communicator)
@@ -180,7 +180,7 @@ def make_buckets(tensors: list[Tensor], choose: Callable, bucket_bytes: int, gro
     """
     group_of = {name: number for number, names in enumerate(groups or []) for name in names}
     open_buckets: dict[tuple, list[Tensor]] = {}
-    elements: dict[tuple, int] = {}  # of the open buckets
+    elements: dict[tuple, int] = {}  # number of elements in each open bucket
     finished = []
     for tensor in tensors:
         group = group_of.get(tensor.name)

@@ -1,16 +1,16 @@
 """Decodes buckets that have arrived while backward goes on, in the worker thread, when it has nothing to encode."""
 
-import concurrent.futures.thread  # whose own part of Python's exit, registered with the import, has to come after ours
+import concurrent.futures.thread  # registers its exit function when it is imported; ours has to be called before it
 import threading
 from collections.abc import Callable
 
 from ..communicators.base import Pending
 from .buckets import Bucket
 
-_POLL = 0.001  # seconds between two polls of what has arrived
-#: Python ends. It waits for the threads of executors before it calls what is registered with atexit.
+_POLL = 0.001  # seconds between two polls
+#: Set when Python exits. An atexit function would come too late: Python waits for the threads of executors first.
 _exit = threading.Event()
-threading._register_atexit(_exit.set)  # as concurrent.futures does; the last to register is the first to be called
+threading._register_atexit(_exit.set)  # as concurrent.futures does; the last function registered is called first
 
 
 class EagerDecoder:
@@ -29,7 +29,7 @@ class EagerDecoder:
     def __init__(self, worker: concurrent.futures.Executor, advance: Callable, receive: Callable, is_last: Callable):
         self._worker, self._advance, self._receive, self._is_last = worker, advance, receive, is_last
         self._lock = threading.Lock()
-        self._sent: dict[str, tuple] = {}  # and not yet received by the worker
+        self._sent: dict[str, tuple] = {}  # buckets that were sent and that nobody has begun to receive
         self._levels: dict[str, int] = {}
         self._results: dict[str, concurrent.futures.Future] = {}
         self._interrupted = threading.Event()
@@ -111,14 +111,14 @@ class EagerDecoder:
             arrived = [one for one in self._sent.values() if one[1].has_arrived()]
         for bucket, pending, out, collectives in arrived:
             if self._interrupted.is_set():
-                break  # others wait for what is encoded
+                break  # encoding comes first: other ranks wait for what this one sends
             if self.levels(bucket) < collectives - 1:
                 self._advance(bucket, pending)
                 self._levels[bucket.name] = self.levels(bucket) + 1
                 continue
             with self._lock:
                 if self._sent.pop(bucket.name, None) is None:
-                    continue  # the caller is at it
+                    continue  # the caller is receiving it
                 self._results[bucket.name] = future = concurrent.futures.Future()
             try:
                 future.set_result(self._receive(bucket, pending, out))

@@ -238,7 +238,7 @@ class Exchange(ExchangeSetup):
 
     def abort(self) -> None:
         """Give up a step; the memory stays as it was."""
-        self._scheduler.cancel()  # what runs would still begin a memory's step
+        self._scheduler.cancel()  # first, because a bucket that is being encoded would begin a step of its memory
         self.forget_step()
         self.state.rollback()
         self._listeners.notify("abort")

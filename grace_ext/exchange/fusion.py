@@ -12,8 +12,8 @@ from ..errors import ContainerError, ExchangeError
 from ..observe.listener import StepListener
 from ..transport.base import CollectiveHandle, Transport, TransportWrapper
 
-MOST = 32 * 1024  # bytes of a rank's containers that go together
-_AGAIN = 100  # steps after which groups are made once more
+MOST_BYTES = 32 * 1024  # of a rank's containers in one collective
+_AGAIN = 100  # steps after which the groups are formed anew
 
 
 class Fusion(StepListener):
@@ -49,7 +49,7 @@ class Fusion(StepListener):
 
     def bucket_transport(self, step, bucket, transport):
         group = self._open.get(bucket.name)
-        return GroupMember(transport, group) if group else transport
+        return FusedTransport(transport, group) if group else transport
 
     def bucket_finished(self, step, bucket, pending):
         if pending.received is not None:
@@ -65,7 +65,7 @@ class Fusion(StepListener):
     def _regroup(self) -> None:
         """Put neighbours into one group while a rank's containers are, on average, few enough bytes for one collective."""
         self._groups, total = [], 0
-        most = MOST * self._transport.size
+        most = MOST_BYTES * self._transport.size
         for bucket in self._buckets:
             size = self._received.get(bucket.name)
             if size is None:
@@ -87,7 +87,7 @@ class Fusion(StepListener):
         self._open = {}
 
 
-class GroupMember(TransportWrapper):
+class FusedTransport(TransportWrapper):
     """The transport of one bucket of a group.
 
     Args:
@@ -121,7 +121,7 @@ class _Group:
             try:
                 handle = transport.allgather(f"{self.names[0]}.fused", np.concatenate([lengths, *payloads]))
             except BaseException as error:
-                self.fail(error)  # the other buckets would wait for it
+                self.fail(error)  # otherwise the other buckets would wait for ever
                 raise
             self._sent.set_result(handle)
 

@@ -130,7 +130,7 @@ class RowBucket(Bucket):
         outside = indices[(indices < 0) | (indices >= rows)]
         if outside.size:
             raise ConfigError(f"the gradient of {name!r} has a row {outside[0]}; the table has {rows}")
-        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes Inf and the container says so
+        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes Inf, which the container reports
             values = np.ascontiguousarray(given.values, np.float32).reshape(indices.size, self.width)
         return RowGradient(indices, values)
 

@@ -96,7 +96,7 @@ class Scheduler:
         self._started: dict[str, concurrent.futures.Future] = {}
         self._finished: set[str] = set()
         self._error: BaseException | None = None  # why a bucket of this step could not be sent
-        self.buckets = 0  # in each step
+        self.buckets = 0  # number of buckets in each step
         self.overlap = OverlapMeter(self._is_on_its_way)
 
     @property

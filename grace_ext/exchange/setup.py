@@ -13,8 +13,8 @@ from ..policy.memories import Memories
 from ..policy.schedules import Schedules
 from ..transport.base import Transport
 from . import config_digest, stats
-from .assembly import listeners_for
 from .buckets import Bucket, Tensor
+from .listeners import listeners_for
 from .state import ExchangeState
 
 

@@ -8,7 +8,7 @@ from ..memory.base import Memory
 from ..policy.memories import Memories
 from .buckets import Bucket, Tensor
 
-_WARM_STARTS = "lowrank"  # in state dicts, beside the memories' fields
+_WARM_STARTS = "lowrank"  # key in state dicts, beside the fields of the memories
 
 
 class ExchangeState:
@@ -24,7 +24,7 @@ class ExchangeState:
         self.memories = memories
         self.warm_starts = WarmStarts()
         self._buckets: list[Bucket] = []
-        self._memories: list[Memory] = []  # of the buckets, each once
+        self._memories: list[Memory] = []  # the memories of the buckets, without repetition
 
     def memory_of(self, tensor: Tensor) -> Memory:
         """Choose the memory of a tensor that is compressed. Tensors of a bucket have the same one.

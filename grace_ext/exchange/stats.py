@@ -9,9 +9,9 @@ class Counts:
     """Totals of one step, or of many."""
 
     def __init__(self):
-        self.bytes = Counter()
-        self.seconds = Counter()
-        self.index_codecs = Counter()
+        self.bytes: Counter[tuple[str, str]] = Counter()
+        self.seconds: Counter[str] = Counter()
+        self.index_codecs: Counter[str] = Counter()
         self.late = self.exposed = 0.0
 
     def add(self, bucket, pending) -> None:
@@ -65,7 +65,7 @@ class Statistics(StepListener):
 
     def __init__(self):
         self.total, self.last = Counts(), Counts()
-        self._step = Counts()  # the one under way
+        self._step = Counts()  # of the step under way
 
     def add_overlap(self, overlap) -> None:
         """Take over what was measured of the step, at its end.

@@ -11,7 +11,7 @@ from collections import deque
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
 from ..policy.bandwidth import BandwidthMonitor
-from ..policy.kimad import is_full, sizes_like, uniform
+from ..policy.kimad import fills_density, predict_sizes, uniform_density
 from ..policy.schedules import Schedules
 
 _FOLLOWS = Schedules({"density": "kimad"})
@@ -97,7 +97,7 @@ class Fitted:
             A compressor with the density that fits the budget, or the last one if nothing is known yet.
         """
         if budget is not None and self._sizes is not None:
-            self._made = _FOLLOWS.at(self._compressor, 0, uniform(self._sizes, max(budget, 1.0)))
+            self._made = _FOLLOWS.at(self._compressor, 0, uniform_density(self._sizes, max(budget, 1.0)))
         return self._made
 
     def sent(self, nbytes: int) -> None:
@@ -107,5 +107,5 @@ class Fitted:
             nbytes: Bytes of the message.
         """
         message = nbytes, self._made.sparsifier.density, self._size
-        if is_full(*message):
-            self._sizes = sizes_like(*message)
+        if fills_density(*message):
+            self._sizes = predict_sizes(*message)

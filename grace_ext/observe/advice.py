@@ -17,7 +17,7 @@ _VARIABLE = "GRACE_EXT_WARN"
 _given: set[str] = set()
 
 
-def wanted() -> bool:
+def warnings_wanted() -> bool:
     """Say whether the user wants the warnings.
 
     Returns:
@@ -46,8 +46,8 @@ class ResidualGrowthCheck:
     _PATIENCE, _BOUND, _LONGEST = 4, 20.0, 4096
 
     def __init__(self):
-        self._steps = 0  # that went well
-        self._largest = 0.0  # norm of the gradient
+        self._steps = 0  # with finite gradients
+        self._largest = 0.0  # largest norm of the gradient so far
         self._before: tuple[float, float] | None = None
         self._streak = 0
 
@@ -112,7 +112,7 @@ class CodecCostCheck:
     """
 
     _EVERY, _STEPS = 20, 10
-    _SMALLEST, _LARGEST, _LONG_ENOUGH = 2**15, 2**21, 0.01  # float32 elements, and seconds that can be measured
+    _SMALLEST, _LARGEST, _LONG_ENOUGH = 2**15, 2**21, 0.01  # float32 elements; seconds long enough to be measured
 
     def __init__(self, transport: Transport):
         self._transport = transport
@@ -127,7 +127,7 @@ class CodecCostCheck:
             probed *= 10
         return probed - 1
 
-    def counts(self, step: int) -> bool:
+    def counts_step(self, step: int) -> bool:
         """Say whether a step is one of the ten.
 
         Args:

@@ -42,7 +42,8 @@ class Observer:
             return
         try:
             work(*args)
-        except Exception as error:  # a full disk as much as a bug in a library: the other ranks are waiting for this one
+        except Exception as error:
+            # Any error, be it a full disk or a bug in a library: the other ranks are waiting for this one.
             self.ended = True
             warnings.warn(f"observing the compression in {self.path} ends: {type(error).__name__}: {error}", stacklevel=2)
 
@@ -81,7 +82,7 @@ class Writer(Observer):
         """Write all records to the file. Records that come later are appended."""
 
 
-def flat(record: dict, prefix: str = "") -> dict:
+def flatten(record: dict, prefix: str = "") -> dict:
     """Flatten a record: {"seconds": {"select": 0.1}} becomes {"seconds/select": 0.1}.
 
     Args:
@@ -94,7 +95,7 @@ def flat(record: dict, prefix: str = "") -> dict:
     found = {}
     for key, value in record.items():
         if isinstance(value, dict):
-            found.update(flat(value, f"{prefix}{key}/"))
+            found.update(flatten(value, f"{prefix}{key}/"))
         else:
             found[prefix + key] = value
     return found

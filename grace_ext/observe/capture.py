@@ -38,7 +38,7 @@ class Capture:
             raise ConfigError(f"capture: steps={sorted(self.steps, key=str)}; allowed: whole numbers from 0")
         self._seen: dict[str, dict[str, np.ndarray]] = {"": {}, "-compensated": {}}
 
-    def of(self, step: int, bucket) -> Callable | None:
+    def gradient_callback(self, step: int, bucket) -> Callable | None:
         """Return the function that sees a bucket's gradient.
 
         Args:
@@ -89,7 +89,8 @@ class Capture:
     def _guarded(self, work):
         try:
             work()
-        except Exception as error:  # a full disk as much as a lack of memory: the other ranks are waiting for this one
+        except Exception as error:
+            # Any error, be it a full disk or a lack of memory: the other ranks are waiting for this one.
             self.steps = frozenset()
             self.forget()
             warnings.warn(f"capture of gradients in {self.folder} ends: {type(error).__name__}: {error}", stacklevel=2)
@@ -103,7 +104,7 @@ def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write the file completely or not at all."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with zipfile.ZipFile(part, "w") as archive:  # np.savez has no room for a parameter called "file"
+        with zipfile.ZipFile(part, "w") as archive:  # np.savez cannot save a parameter called "file"
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                     np.lib.format.write_array(entry, array, allow_pickle=False)

@@ -14,7 +14,7 @@ from .base import Writer
 from .capture import Capture
 from .listener import StepListener
 from .parse import observers
-from .timeline import Timeline, encoding, finishing
+from .timeline import Timeline, encoding_phases, finishing_phases
 
 
 class ObserverDispatcher(StepListener):
@@ -32,14 +32,14 @@ class ObserverDispatcher(StepListener):
         self._capture = capture if transport.rank == 0 else None
         self._writers = [one for one in here if isinstance(one, Writer)]
         self._timelines = [one for one in here if isinstance(one, Timeline)]
-        self._growth = advice.ResidualGrowthCheck() if transport.rank == 0 and advice.wanted() else None
+        self._growth = advice.ResidualGrowthCheck() if transport.rank == 0 and advice.warnings_wanted() else None
         can_probe = transport.size > 1 and transport.probe_transport() is not None
-        self._cost = advice.CodecCostCheck(transport) if can_probe and advice.wanted() else None
-        #: The norms that were last seen of each tensor with a residual: of the gradient and the residual.
+        self._cost = advice.CodecCostCheck(transport) if can_probe and advice.warnings_wanted() else None
+        #: By tensor with a residual, the norms of the gradient and of the residual that were last seen.
         self.norms: dict[str, tuple[float, float]] = {}
         self._seen: dict[str, tuple[float, float]] = {}  # in this step
         self._traces: dict[str, TracingTransport] = {}
-        self._before: dict[str, dict[str, float]] = {}  # seconds by stage, of buckets that are being received
+        self._before: dict[str, dict[str, float]] = {}  # by bucket that is being received, its seconds by stage
         self._buckets: list = []
         self._drawing = threading.Lock()  # the worker may receive a bucket while the caller does
 
@@ -62,7 +62,7 @@ class ObserverDispatcher(StepListener):
 
     def gradient_callback(self, step, bucket):
         callbacks = [self._norms_of(bucket)] if self._wants_norms(step) else []
-        if self._capture and (captures := self._capture.of(step, bucket)):
+        if self._capture and (captures := self._capture.gradient_callback(step, bucket)):
             callbacks.append(captures)
         if not callbacks:
             return None
@@ -79,17 +79,17 @@ class ObserverDispatcher(StepListener):
         if trace is None:
             return
         if trace.started_at is not None:
-            self._draw(bucket, step, encoding(pending.seconds, trace.started_at))
+            self._draw(bucket, step, encoding_phases(pending.seconds, trace.started_at))
             trace.started_at = None
         self._before[bucket.name] = dict(pending.seconds)
 
     def received(self, step, bucket, pending):
         before = self._before.pop(bucket.name, None)
         if before is not None:
-            self._draw(bucket, step, finishing(pending.seconds, before, time.perf_counter()))
+            self._draw(bucket, step, finishing_phases(pending.seconds, before, time.perf_counter()))
 
     def bucket_finished(self, step, bucket, pending):
-        if self._cost and self._cost.counts(step):
+        if self._cost and self._cost.counts_step(step):
             self._cost.add(bucket, pending)
 
     def end_step(self, step, finite, report):
@@ -116,7 +116,7 @@ class ObserverDispatcher(StepListener):
         self._forget_step()
         if (
             self._cost
-            and self._cost.counts(step)
+            and self._cost.counts_step(step)
             and not all(bucket.compressor.exact or bucket.communicator.switches for bucket in self._buckets)
         ):
             self._cost.end_step(step, finite, f"{self._buckets[0].name}.probe")
@@ -141,7 +141,7 @@ class ObserverDispatcher(StepListener):
         )
 
     def _norms_of(self, bucket) -> Callable:
-        seen = self._seen  # a failed step's worker may still be at work when the next begins
+        seen = self._seen  # the worker of a step that failed may still be at work when the next step begins
 
         def keep(gradient, residual):
             if residual is not None:

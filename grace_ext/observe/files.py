@@ -4,7 +4,7 @@ import csv
 import json
 import os
 
-from .base import Writer, flat
+from .base import Writer, flatten
 
 
 class JsonlWriter(Writer):
@@ -31,7 +31,7 @@ class CsvWriter(Writer):
         self._columns: list[str] = []
 
     def write(self, record):
-        path, values = self.path_of(record["rank"]), flat(record)
+        path, values = self.path_of(record["rank"]), flatten(record)
         if not self._columns and os.path.exists(path):
             self._columns = _read(path)[0]
         missing = [key for key in values if key not in self._columns]

@@ -8,7 +8,7 @@ import atexit
 import importlib.util
 
 from ..errors import ConfigError
-from .base import Writer, flat
+from .base import Writer, flatten
 
 _LEFT_OUT = {"step", "time", "rank"}
 _FLUSH_SECONDS = 10
@@ -36,8 +36,8 @@ class TensorBoardWriter(Writer):
     def write(self, record):
         if self._writer is None:
             self._writer = self._make(self.path_of(record["rank"]), flush_secs=_FLUSH_SECONDS)
-            atexit.register(self.close)  # the libraries write in threads of their own
-        for name, value in flat(record).items():
+            atexit.register(self.close)  # because the libraries write in threads of their own
+        for name, value in flatten(record).items():
             if name not in _LEFT_OUT and value is not None:
                 self._writer.add_scalar(f"compression/{name}", float(value), record["step"], record["time"])
 
@@ -73,7 +73,7 @@ class _TensorFlowWriter:
         import tensorflow as tf
 
         self._v1 = tf.compat.v1
-        with tf.Graph().as_default():  # it refuses to be made in eager mode
+        with tf.Graph().as_default():  # it cannot be made in eager mode
             self._writer = self._v1.summary.FileWriter(folder, flush_secs=flush_secs)
 
     def add_scalar(self, tag: str, value: float, step: int, time: float) -> None:

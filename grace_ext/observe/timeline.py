@@ -14,8 +14,8 @@ from ..errors import ConfigError
 from .base import Observer
 
 _START = "start_time_since_epoch_in_micros"
-_THREAD = 1  # Horovod's events name none
-#: The order in which stages follow each other; a stage is not known by more than how long it took.
+_THREAD = 1  # any number: Horovod's events have none
+#: The order of the stages: only the duration of each is known.
 _ENCODING = ("rows", "transform", "factor", "select", "index", "value", "container", "residual")
 _FINISHING = ("exchange", "factor", "decode")
 
@@ -36,7 +36,7 @@ class Timeline(Observer):
         self.steps = steps
         self._origin = time.perf_counter()
         self._started = round(1e6 * time.time())
-        self._pids: dict[int, dict[str, int]] = {}  # by rank, which changes in elastic training, and by bucket
+        self._pids: dict[int, dict[str, int]] = {}  # by rank, which elastic training may change, and by bucket
 
     def wants(self, step: int) -> bool:
         """Say whether a step is drawn.
@@ -80,7 +80,7 @@ class Timeline(Observer):
         text = ",\n".join(map(json.dumps, events)).encode() + b"\n]"
         with open(self.path_of(rank), "rb+" if goes_on else "wb") as file:
             if goes_on:
-                file.seek(-2, os.SEEK_END)  # over the end of the list
+                file.seek(-2, os.SEEK_END)  # overwrite the end of the list
             file.write((b",\n" if goes_on else b"[\n") + text)
 
 
@@ -88,7 +88,7 @@ def _named(kind: str, pid: int, name: str = "grace_ext") -> dict:
     return {"ph": "M", "name": kind, "pid": pid, "tid": _THREAD, "args": {"name": name}}
 
 
-def encoding(seconds: dict[str, float], sent: float) -> list[tuple[str, float, float]]:
+def encoding_phases(seconds: dict[str, float], sent: float) -> list[tuple[str, float, float]]:
     """Compute the phases of what a bucket did before it was sent: "encode", and its stages within.
 
     Args:
@@ -102,7 +102,7 @@ def encoding(seconds: dict[str, float], sent: float) -> list[tuple[str, float, f
     return [("encode", stages[0][1], sent), *stages] if stages else []
 
 
-def finishing(seconds: dict[str, float], before: dict[str, float], end: float) -> list[tuple[str, float, float]]:
+def finishing_phases(seconds: dict[str, float], before: dict[str, float], end: float) -> list[tuple[str, float, float]]:
     """Compute the phases of what a bucket did since it was advanced or finished.
 
     Args:
@@ -152,7 +152,7 @@ def merge_timelines(horovod, ours, merged) -> int:
     free = 1 + max(event.get("pid", 0) for event in theirs)
     moved, count = {}, 0
     for event in own:
-        if event["pid"] == 0:  # when our trace began; Horovod's says it for both
+        if event["pid"] == 0:  # says when our trace began; in the merged file Horovod's event counts for both
             continue
         if event["name"] == "process_name":
             found = _collective(event["args"]["name"], pids)
@@ -184,7 +184,7 @@ def _collective(bucket: str, pids: dict[str, int]) -> int | None:
 def _load(path) -> list[dict]:
     with open(path, encoding="utf-8") as file:
         text = file.read().rstrip().rstrip(",")
-    try:  # a program that was killed leaves its trace without an end
+    try:  # the trace of a program that was killed lacks the end of the list
         events = json.loads(text if text.endswith("]") else text + "]")
     except ValueError as error:
         raise ConfigError(f"{path} is not a Chrome trace: {error}") from None

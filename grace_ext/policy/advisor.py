@@ -17,7 +17,7 @@ from .methods import METHODS, OPTIMIZERS, Method
 
 _MEASURED = 2**21  # elements of the gradients that codecs are measured with
 _GRADIENTS = 3
-_NEAR = 1.05  # times the fastest: of such options, the most exact is recommended
+_NEAR = 1.05  # of methods within this factor of the fastest, the most exact is recommended
 _LINEAR = "allreduce"
 
 
@@ -135,7 +135,7 @@ def measure_codec(spec: str) -> cost_model.Codec:
     return codec_timing.measure_codec(made, gradients)
 
 
-#: Of what the library sends as if we were not there.
+#: The codec of gradients that the library sends itself.
 _FREE = cost_model.Codec(lambda elements, summed: 4 * elements, lambda elements: 0.0, lambda elements, containers: 0.0)
 
 
@@ -150,7 +150,7 @@ def _predict(method, communicator, codec, params, step_time, workers, per_host, 
     hosts = [rank // per_host for rank in range(workers)]
     step = cost_model.step_of(communicator, workers, params, codec, hosts)
     codec_seconds = cost_model.codec_seconds(step)
-    # A ring through the hosts crosses each link once. In an alltoall, all workers of a host send at a time.
+    # A ring through the hosts crosses each link once. In an alltoall, all workers of a host send at the same time.
     wire = sum(
         links[part.name].seconds(part.rounds, part.path * (per_host if part.name == "alltoall" else 1))
         for part in step

@@ -17,14 +17,14 @@ from ..kernels.topk import NON_FINITE
 
 #: Densities that a layer may get.
 DENSITIES = tuple(float(f"{10 ** (exponent / 24):.3g}") for exponent in range(-96, 1))
-STEPS = 1000  # that a budget is divided in; what a layer takes is rounded up to whole ones
+STEPS = 1000  # equal parts that a budget is divided into
 
 _EDGES = np.arange(BINS, dtype=np.uint32) << SHIFT
-_FINITE = int(NON_FINITE >> SHIFT)  # bins before this one
+_FINITE = int(NON_FINITE >> SHIFT)  # the bins below this one hold finite magnitudes
 _LOW = _EDGES[:_FINITE].view(np.float32).astype(np.float64)
 _HIGH = np.append(_LOW[1:], float(np.finfo(np.float32).max))
-_SQUARES = (_LOW**2 + _LOW * _HIGH + _HIGH**2) / 3  # the mean of squares, of elements that are spread evenly
-_SQUARES[0] = 0  # zeros
+_SQUARES = (_LOW**2 + _LOW * _HIGH + _HIGH**2) / 3  # mean square of elements spread evenly over the bin
+_SQUARES[0] = 0  # the bin of the zeros
 
 
 class ErrorCurve:

@@ -24,15 +24,15 @@ from .cost_model import Codec, Link, codec_seconds, fit, step_of, wire_seconds
 from .link_probe import agreed, probe
 
 _LOG = logging.getLogger("grace_ext")
-_FIRST = 4  # compressed steps, of which the last two count: kernels compile in the first, buckets change after it
-_SETTLES = 3  # steps of a trial that do not count: one sends the residual, and names are new to the library
-_TRIAL, _LONGEST_TRIAL, _SECONDS = 5, 10, 0.5  # steps of a trial that do count, and how long they should take in all
-_ROUNDS = 6  # of trials
-_CLOSE = 0.4  # by the round's number: how much slower than the fastest plans may be that are tried again
-_AGAIN = 1000  # steps until the first new look; ten times as many until the next
-_CHECK = 50  # steps between two looks at how long they take
+_FIRST = 4  # compressed steps, of which the last two count: kernels compile in the first, and buckets change after it
+_SETTLES = 3  # steps of a trial that do not count: one sends the residual, and collectives are new to the library
+_TRIAL, _LONGEST_TRIAL, _SECONDS = 5, 10, 0.5  # steps of a trial that count: least, most, and seconds
+_ROUNDS = 6  # of trials, at most
+_CLOSE = 0.4  # divided by the round's number: how much slower than the fastest a plan may be to be tried again
+_AGAIN = 1000  # steps until everything starts again; then ten times as many
+_CHECK = 50  # steps between two checks of how long steps take
 _SLOWER = 1.5
-_SAME = 1.02  # plans whose times differ by less are taken for equally fast
+_SAME = 1.02  # plans whose times differ by less count as equally fast
 
 
 def codec_of(elements: int, container: float, seconds: float) -> Codec:
@@ -110,7 +110,7 @@ class AutoTuner(StepListener):
     def buckets_set(self, buckets):
         self._buckets = [bucket for bucket in buckets if bucket.communicator.switches] if self._transport.size > 1 else []
         self._ended_at: float | None = None
-        self._seconds: list[float] = []  # of the steps of the phase
+        self._seconds: list[float] = []  # of each step since the plan in force began
         self._seen: dict[str, list[tuple[float, float]]] = {bucket.name: [] for bucket in self._buckets}
         self._trials: list[tuple[str, ...]] = []
         self._results: list[tuple[float, tuple[str, ...]]] = []
@@ -149,7 +149,7 @@ class AutoTuner(StepListener):
         self._left -= 1
         if self._left <= 0:
             self._next()
-            now = time.perf_counter()  # what choosing took is not the next step's
+            now = time.perf_counter()  # the time that choosing took does not count for the next step
         self._ended_at = now
 
     def _model(self) -> None:
@@ -234,7 +234,7 @@ class AutoTuner(StepListener):
         taken = float(agreed(self._between, self._name, np.array([statistics.median(self._seconds)])).mean())
         self._seconds.clear()
         self._left = _CHECK
-        if self._steps == _CHECK:  # what won its trials may have been lucky there
+        if self._steps == _CHECK:  # the plan that won may have been lucky in its trials
             self._expected = min(max(self._expected, taken), _SLOWER * self._expected)
         if self._steps >= self._wait:
             self._wait *= 10

@@ -38,7 +38,7 @@ class BandwidthMonitor:
         self._samples: collections.deque[float] = collections.deque(maxlen=window)
         self._prior = prior
         self._spans: list[tuple[float, float, bool]] = []
-        self._bytes = 0
+        self._bytes = 0.0
 
     @property
     def estimate(self) -> float | None:
@@ -65,7 +65,7 @@ class BandwidthMonitor:
 
     def end_step(self) -> None:
         """Take the step's sample."""
-        busy = union([(start, end) for start, end, _ in self._spans])
+        busy = union_length([(start, end) for start, end, _ in self._spans])
         if self._bytes and busy > 0:
             sample = self._bytes / busy
             _, _, late = max(self._spans, key=lambda span: span[1])
@@ -77,10 +77,10 @@ class BandwidthMonitor:
     def abort(self) -> None:
         """Forget a step that failed."""
         self._spans.clear()
-        self._bytes = 0
+        self._bytes = 0.0
 
 
-def union(spans: list[tuple[float, float]]) -> float:
+def union_length(spans: list[tuple[float, float]]) -> float:
     """Compute the time that is in at least one of some spans.
 
     Args:

@@ -201,7 +201,7 @@ def _sharded(ranks, elements, codec):
 
 
 def _tree(ranks, elements, codec):
-    step, below = [], np.ones(ranks, int)  # how many gradients each rank has summed up
+    step, below = [], np.ones(ranks, int)  # below: the number of gradients that each rank has summed up
     for level in range((ranks - 1).bit_length()):
         splits = np.zeros((ranks, ranks))
         senders = range(2**level, ranks, 2 ** (level + 1))
@@ -211,7 +211,7 @@ def _tree(ranks, elements, codec):
         step += [Work(codec.encode(elements), len(senders)), alltoall(splits), Work(codec.decode(elements, 1), len(senders))]
     root = np.zeros(ranks)
     root[0] = codec.size(elements, ranks)
-    # A transport without a broadcast of its own, as Horovod's (which would have to know the length), gathers.
+    # A transport without a broadcast of its own gathers; Horovod's would have to know the length.
     return [*step, Work(codec.encode(elements), 1), ring_allgather(root), Work(codec.decode(elements, 1), ranks)]
 
 
@@ -223,7 +223,7 @@ def _hierarchical(ranks, elements, codec, hosts):
     owners = members.min()
     part = max(1, elements // owners)
     nothing = alltoall(np.zeros((ranks, ranks)))
-    number = np.array([list(hosts[:rank]).count(host) for rank, host in enumerate(hosts)])  # of each rank on its host
+    number = np.array([list(hosts[:rank]).count(host) for rank, host in enumerate(hosts)])  # the rank's number on its host
     peers = (number[:, None] == number) & (number < owners) & (np.not_equal.outer(hosts, hosts))
     return [
         nothing,

@@ -23,11 +23,11 @@ from .allocation import DENSITIES, ErrorCurve, least_error
 from .bandwidth import BandwidthMonitor
 from .schedules import Schedule
 
-CURVES = 10  # steps from one look at the gradients to the next
-#: Of an element in a container: from the least on, more elements always take more bytes; the most is a position and a value
-#: as they are.
+CURVES = 10  # steps from one measurement of the error curves to the next
+#: Least and most bits of an element in a container: from the least on, more elements always take more bytes; the most is an
+#: uncompressed position and value.
 _BITS = 1.5, 64.0
-_OVERHEAD = 40  # bytes of a container besides
+_OVERHEAD = 40  # bytes of a container without elements
 
 
 @register
@@ -96,7 +96,7 @@ class DensityController(StepListener):
         self._computing: deque[float] = deque(maxlen=schedule.window)
         self._waited = 0.0
         self._step = 0
-        #: By bucket: link bytes of the last step, and the density that they belong to.
+        #: By bucket: bytes on the link in the last step, and the density that they belong to.
         self._sent: dict[str, tuple[float, float]] = {}
         self._fixed: dict[str, float] = {}
         self._curves: dict[str, ErrorCurve] = {}
@@ -116,7 +116,7 @@ class DensityController(StepListener):
         for bucket in buckets:
             if bucket.communicator.switches:
                 raise ConfigError(
-                    f"schedule {self._schedule.name!r} adapts the density, communicator 'auto' the way of "
+                    f"schedule {self._schedule.name!r} adapts the density, communicator 'auto' the strategy of "
                     f"each bucket: use one of them"
                 )
             if self._adapts(bucket) and bucket.declared.sparsifier.shared:
@@ -138,7 +138,7 @@ class DensityController(StepListener):
 
     def _measure(self, name: str, gradient: np.ndarray, residual: np.ndarray | None) -> None:
         """Measure a bucket's error curve, in the thread that encodes."""
-        with contextlib.suppress(ConfigError):  # not finite: all ranks will hear of it
+        with contextlib.suppress(ConfigError):  # the gradient is not finite, which the container tells all ranks
             self._curves[name] = ErrorCurve(gradient, residual)
 
     def bucket_finished(self, step, bucket, pending):
@@ -186,7 +186,7 @@ class DensityController(StepListener):
             return
         budget = max(0.0, self.budget - sum(self._fixed.values()))
         sizes = {bucket.name: self._sizes(bucket) for bucket in adapting}
-        everywhere = uniform(sum(sizes.values()), budget)
+        everywhere = uniform_density(sum(sizes.values()), budget)
         self.densities.clear()
         self.densities.update(dict.fromkeys(sizes, everywhere))
         weighed = [name for name in sizes if name in self._curves] if self._schedule.by_bucket else []
@@ -200,10 +200,10 @@ class DensityController(StepListener):
     def _sizes(self, bucket) -> np.ndarray:
         """Bytes on the link of a bucket with each of DENSITIES."""
         (sent, density), copies = self._sent[bucket.name], bucket.communicator.copies_sent(self._transport)
-        return copies * sizes_like(sent / copies, density, bucket.size)
+        return copies * predict_sizes(sent / copies, density, bucket.size)
 
 
-def sizes_like(nbytes: float, density: float, elements: int) -> np.ndarray:
+def predict_sizes(nbytes: float, density: float, elements: int) -> np.ndarray:
     """Predict the bytes of a container with each of DENSITIES, from those of one: fewer positions take more bits each.
 
     Args:
@@ -216,12 +216,12 @@ def sizes_like(nbytes: float, density: float, elements: int) -> np.ndarray:
     """
     densities = np.array(DENSITIES)
     bits = _bits(nbytes, density, elements)
-    if is_full(nbytes, density, elements):
+    if fills_density(nbytes, density, elements):
         bits = np.clip(min(bits, _BITS[1]) + np.log2(density / densities), *_BITS)
     return _OVERHEAD + np.maximum(bits, 0.0) * densities * elements / 8
 
 
-def is_full(nbytes: float, density: float, elements: int) -> bool:
+def fills_density(nbytes: float, density: float, elements: int) -> bool:
     """Say whether a container holds as many elements as its density allows.
 
     It does not if most of the gradient was zero, or only some rows of a table were touched.
@@ -242,7 +242,7 @@ def _bits(nbytes: float, density: float, elements: int) -> float:
     return 8 * (nbytes - _OVERHEAD) / max(density * elements, 1.0)
 
 
-def uniform(sizes: np.ndarray, budget: float) -> float:
+def uniform_density(sizes: np.ndarray, budget: float) -> float:
     """Find the density whose size is the budget.
 
     Args:

@@ -9,7 +9,7 @@ from ..transport.base import Transport
 from .cost_model import Collective, alltoall, ring_allgather, ring_allreduce
 
 _SMALLEST, _LARGEST = 2**10, 2**23  # bytes of a payload
-_LONG_ENOUGH = 0.01  # seconds: then bandwidth is what is measured
+_LONG_ENOUGH = 0.01  # seconds; then bandwidth dominates
 _TIMES = 3
 
 

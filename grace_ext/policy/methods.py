@@ -8,7 +8,7 @@ import dataclasses
 
 from .rules import DEFAULT_SPEC
 
-#: Kinds of optimizers. "sgd" is SGD with momentum; "adam" stands for Adam, AdamW and their kin.
+#: Kinds of optimizers. "sgd" is SGD with momentum; "adam" stands for Adam, AdamW and similar ones.
 OPTIMIZERS = ("sgd", "adam")
 
 
@@ -82,9 +82,9 @@ class Method:
         return ", ".join(filter(self.keeps_accuracy, OPTIMIZERS)) or "not shown"
 
 
-MAX_LOSS, MIN_SEEDS = 0.5, 3  # points of accuracy on average, and over how many seeds at least
+MAX_LOSS, MIN_SEEDS = 0.5, 3  # points of accuracy that may be lost on average; number of seeds
 _CNN, _TEXT = "a CNN (Fashion-MNIST)", "an LSTM (text)"
-#: The more exact first.
+#: In order of exactness, the most exact first.
 METHODS = (
     Method("none", None, rounds=True),
     Method("fp16", "dense/fp16", rounds=True),

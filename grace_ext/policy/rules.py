@@ -4,10 +4,10 @@ from ..pipeline.compressor import Compressor, make_compressor
 from .patterns import Patterns
 
 DEFAULT_SPEC = "topk:0.01/rice/qsgd:7"
-#: What the default becomes for gradients that come as rows of a table: sparse already, they bear quantizing better than
-#: leaving out more (docs/embedding.md).
+#: The default for gradients that come as rows of a table: they are sparse already, and lose less by quantization than by
+#: leaving out more elements (docs/embedding.md).
 DEFAULT_ROWS_SPEC = "dense/lloyd:0.1"
-#: Up to this many elements a tensor is sent dense by default: its header and latency would outweigh what is saved.
+#: Up to this many elements a tensor is sent dense by default: its header and latency would outweigh the savings.
 SMALL = 1024
 
 

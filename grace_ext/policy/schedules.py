@@ -19,7 +19,7 @@ class Schedule(Stage):
     """The value of an option by step."""
 
     kind = "schedule"
-    #: Whether its value is decided between steps, from what they showed.
+    #: Whether a listener decides on the value between steps, from what they showed.
     adaptive = False
 
     def at(self, step: int, final: float) -> float:
@@ -134,7 +134,7 @@ class Schedules:
         Raises:
             ConfigError: An adaptive schedule is for another option than the density.
         """
-        found = {option: one for option, one in self._schedules.items() if getattr(one, "adaptive", False)}
+        found = {option: self._schedules[option] for option in self._schedules if self._is_adaptive(option)}
         if wrong := [option for option in found if option != "density"]:
             raise ConfigError(f"schedule {found[wrong[0]].name!r} is for the density, not for {', '.join(wrong)}")
         return [one.listener(transport, self.densities) for one in found.values()]
@@ -163,14 +163,17 @@ class Schedules:
             for kind, option, value in changed:
                 stage = stages[kind]
                 stages[kind] = registry.build(kind, stage.name, {**stage.options(), option: value})
-            if len(self._made) > 64:  # of a function that gives another value in every step
+            if len(self._made) > 64:  # a function may give another value in every step
                 self._made.clear()
             self._made[key] = type(compressor)(stages, compressor.seed)
         return self._made[key]
 
+    def _is_adaptive(self, option: str) -> bool:
+        return option not in self._functions and self._schedules[option].adaptive
+
     def _value(self, option, step, current, density):
         schedule = self._schedules[option]
-        if density is not None and getattr(schedule, "adaptive", False):
+        if density is not None and self._is_adaptive(option):
             return density
         value = schedule(step) if option in self._functions else schedule.at(step, current)
         return round(value) if isinstance(current, int) else value

@@ -12,7 +12,7 @@ import numpy as np
 from .._util.units import count, seconds
 from ..errors import ConfigError
 from ..pipeline.compressor import make_compressor
-from ..policy.kimad import uniform
+from ..policy.kimad import uniform_density
 from . import traces
 from .policies import EF21, Kimad, KimadPlus, Sender
 from .run import Round, Setting, simulate
@@ -240,7 +240,7 @@ def equal_bytes(task, setting: Setting, up: float, down: float) -> EF21:
         The policy with these densities.
     """
     sizes = sum(Sender(make_compressor(setting.compression), task.layers).sizes)
-    first = EF21(uniform(sizes, up), uniform(sizes, down))
+    first = EF21(uniform_density(sizes, up), uniform_density(sizes, down))
     pilot = simulate(task, first, dataclasses.replace(setting, steps=max(1, setting.steps // _PILOT), evaluations=1))
     sent = _bytes_of(pilot)
     return EF21(min(1.0, first.up * up / sent[0]), min(1.0, first.down * down / sent[1]))

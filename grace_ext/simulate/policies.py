@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
 from ..policy.allocation import DENSITIES, ErrorCurve, least_error
-from ..policy.kimad import sizes_like, uniform
+from ..policy.kimad import predict_sizes, uniform_density
 from ..policy.schedules import Schedules
 
 _TRIED = 0.05  # the density with which sizes are first estimated
@@ -85,7 +85,7 @@ class Kimad:
         Returns:
             The densities.
         """
-        return [uniform(sum(sizes), max(budget, 1.0))] * len(differences)
+        return [uniform_density(sum(sizes), max(budget, 1.0))] * len(differences)
 
 
 class KimadPlus(Kimad):
@@ -116,7 +116,7 @@ class Sender:
         self._compressor, self._layers, self._direction = compressor, layers, direction
         random, tried = np.random.default_rng(0), _WITH.at(compressor, 0, _TRIED)
         #: For each layer, the bytes of a message with each of DENSITIES.
-        self.sizes = [sizes_like(tried.compress(random.standard_normal(d, np.float32)).size, _TRIED, d) for d in layers]
+        self.sizes = [predict_sizes(tried.compress(random.standard_normal(d, np.float32)).size, _TRIED, d) for d in layers]
 
     def choose(self, policy, differences: Sequence[np.ndarray], budget: float) -> tuple[list[float], list[Compressor]]:
         """Choose a density and a compressor for each layer.
@@ -142,5 +142,5 @@ class Sender:
         """
         news = zip(nbytes, densities, self._layers, strict=True)
         self.sizes = [
-            sizes_like(*one) if said else known for one, said, known in zip(news, self._said, self.sizes, strict=True)
+            predict_sizes(*one) if said else known for one, said, known in zip(news, self._said, self.sizes, strict=True)
         ]
