@@ -1,4 +1,4 @@
-"""Numba kernels: arrays in, arrays out, no GIL, no globals. The only place with bit twiddling."""
+"""Numba kernels: arrays in, arrays out, without the GIL and without globals. All bit manipulation is here."""
 
 from . import (  # noqa: F401  (so that warmup knows them)
     ans,

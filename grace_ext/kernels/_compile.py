@@ -1,8 +1,8 @@
-"""Numba compilation: lazy, cached on disk, once per host.
+"""Numba compilation: lazy, cached on disk, once for each host.
 
-A kernel is compiled for one explicit signature, at its first call, and kept in a cache folder. There is a file lock for
-each kernel: of the ranks of one host that want it, one compiles and the others load what it wrote. (Numba has an index
-file for each function, so processes that compile different kernels at the same time don't meet.)
+A kernel is compiled for one explicit signature at its first call, and kept in a cache folder. There is a file lock for each
+kernel: of the ranks of one host that want it, one compiles and the others load what it has written. (Numba has an index
+file for each function, so processes that compile different kernels at the same time do not conflict.)
 """
 
 import concurrent.futures
@@ -54,14 +54,14 @@ class Kernel:
             self._compiled = _jit(self.function, self.signature, folder)
 
 
-_jit_lock = threading.Lock()  # CACHE_DIR is the whole process's, and Numba lets one thread compile at a time anyway
+_jit_lock = threading.Lock()  # CACHE_DIR is global to the process, and Numba lets only one thread compile at a time anyway
 
 
 def _jit(function, signature, folder):
     if folder is None:
         return numba.njit(signature, nogil=True)(function)
     with _jit_lock:
-        # Numba reads CACHE_DIR while decorating; it is put back at once so that the user's own functions keep theirs.
+        # Numba reads CACHE_DIR while decorating; it is restored at once for the user's own functions.
         before, numba_config.CACHE_DIR = numba_config.CACHE_DIR, str(folder)
         try:
             return numba.njit(signature, nogil=True, cache=True)(function)
@@ -70,17 +70,17 @@ def _jit(function, signature, folder):
 
 
 def _module(function) -> str:
-    """The last part of the module's name, as Numba has it in the names of its files."""
+    """Return the last part of the module's name, as in the names of Numba's files."""
     return function.__module__.rsplit(".", 1)[-1]
 
 
 @functools.lru_cache(maxsize=1)
 def cache_folder() -> Path | None:
-    """The writable folder for compiled kernels, or None when there is none (then every process compiles for itself).
+    """Return the writable folder for compiled kernels, or None if there is none (then every process compiles for itself).
 
-    GRACE_EXT_CACHE names it; the default is the user's cache folder and, where that cannot be written, the
-    temporary folder. The name of the subfolder holds everything that the machine code depends on, so hosts
-    of different kinds can share one home.
+    GRACE_EXT_CACHE names it. The default is the user's cache folder or, where that cannot be written, the temporary folder.
+    The name of the subfolder contains everything that the machine code depends on, so hosts of different kinds can share one
+    home.
     """
     wanted = os.environ.get("GRACE_EXT_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -90,7 +90,7 @@ def cache_folder() -> Path | None:
         folder = Path(base) / f"kernels-{_fingerprint()}"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Somebody else's folder under a name that we would have chosen: code from there is not to be run.
+            # If another user owns a folder of this name, code from there must not be run.
             if any(place.stat().st_uid != os.getuid() for place in ([folder] if wanted else [folder, folder.parent])):
                 continue
             with tempfile.TemporaryFile(dir=folder):
@@ -101,7 +101,7 @@ def cache_folder() -> Path | None:
 
 
 def _temporary() -> str | None:
-    """A path of this user's own in the temporary folder of this host, or None if there is no such folder."""
+    """Return a path of this user's own in the temporary folder of this host, or None if there is no such folder."""
     try:
         return os.path.join(tempfile.gettempdir(), f"grace_ext-{os.getuid()}")
     except OSError:
@@ -112,7 +112,7 @@ def _temporary() -> str | None:
 def _fingerprint() -> str:
     digest = hashlib.blake2b(digest_size=8)
     digest.update(repr((sys.version, numba.__version__, cpu_target.target_context.codegen().magic_tuple())).encode())
-    # Numba watches only the file that a kernel stands in. What kernels of several files share stands in _*.py.
+    # Numba watches only the file that a kernel is in. What kernels of several files have in common is in _*.py.
     for source in sorted(Path(__file__).parent.glob("_*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()
@@ -120,12 +120,12 @@ def _fingerprint() -> str:
 
 @contextlib.contextmanager
 def _host_lock(name: str):
-    """Held by one thread of all that want the kernel of that name on this host."""
-    # The lock is per host on purpose: it lies in the local temporary folder, never on a shared home.
+    """Hold the lock of a kernel, which one thread on this host can hold at a time."""
+    # There is a lock for each host on purpose: it is in the local temporary folder, never in a shared home.
     try:
         descriptor = os.open(_lock_file(name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
-        yield  # nowhere to lock: compiling twice is a waste, not an error
+        yield  # there is no place for a lock; compiling twice is a waste, not an error
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -135,7 +135,7 @@ def _host_lock(name: str):
 
 
 def _lock_file(name: str) -> Path:
-    """In a folder of this user's own. Raises OSError."""
+    """Return the path of a kernel's lock, in a folder of this user's own. Raises OSError."""
     path = _temporary()
     if path is None:
         raise OSError("no temporary folder")
@@ -158,10 +158,10 @@ def _announce(name: str, folder: Path | None) -> None:
 
 
 def warmup(progress=None, jobs: int = 1) -> int:
-    """Compile every kernel now. `progress(done, total, name)` is called after each. Returns how many there are.
+    """Compile every kernel now; returns how many there are. `progress(done, total, name)` is called after each.
 
-    jobs: how many processes compile. They are started anew and import the program's main module, as those of
-    multiprocessing do; with one job, or no folder that they could share, this process compiles.
+    jobs: how many processes compile. They are started anew and import the program's main module, as multiprocessing does.
+    With one job, or no folder that they could share, this process compiles.
     """
     kernels = {item.name: item for item in ALL_KERNELS}
     if jobs > 1 and cache_folder() is not None and any(item._compiled is None for item in ALL_KERNELS):
@@ -177,8 +177,8 @@ def warmup(progress=None, jobs: int = 1) -> int:
 
 
 def _compile_elsewhere(names: list[str], jobs: int):
-    """Let processes fill the cache; yields the name of each kernel that is in it."""
-    spawn = multiprocessing.get_context("spawn")  # what was forked from a process with threads may hang
+    """Have processes fill the cache; yields the name of each kernel that is in it."""
+    spawn = multiprocessing.get_context("spawn")  # a process that is forked from one with threads may hang
     with concurrent.futures.ProcessPoolExecutor(jobs, spawn, _be_quiet) as pool:
         tasks = [pool.submit(_compile_one, name) for name in names]
         for task in concurrent.futures.as_completed(tasks):
@@ -186,7 +186,7 @@ def _compile_elsewhere(names: list[str], jobs: int):
 
 
 def _be_quiet() -> None:
-    """In a process of warmup's, which shows its progress itself."""
+    """Suppress the message about compiling, in a process of `warmup`, which shows its progress itself."""
     global _announced
     _announced = True
 

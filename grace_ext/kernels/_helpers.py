@@ -1,4 +1,4 @@
-"""What kernels of several files share. A change here recompiles all of them."""
+"""What kernels of several files have in common. A change here recompiles all of them."""
 
 import numpy as np
 
@@ -7,8 +7,10 @@ from ._intrinsics import bits_of, float_of, helper, load64
 
 @helper
 def random32(i, low, high):
-    """A counter-based random uint32 (the murmur3 finalizer, keyed twice). Each step is wrapped to 32 bits so that
-    it vectorises: Numba widens uint32 arithmetic to 64 bits."""
+    """Return a counter-based random uint32: the finalizer of MurmurHash3, keyed twice.
+
+    Each step is wrapped to 32 bits so that it vectorises, because Numba widens uint32 arithmetic to 64 bits.
+    """
     x = np.uint32(np.uint32(np.uint32(i) * np.uint32(0x9E3779B1)) ^ low)
     x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(16))) * np.uint32(0x85EBCA6B))
     x = np.uint32(x + high)
@@ -18,7 +20,7 @@ def random32(i, low, high):
 
 @helper
 def largest_magnitude(values):
-    """The bits of the largest magnitude in float32[n]."""
+    """Return the bits of the largest magnitude in float32[n]."""
     largest = np.uint32(0)
     for i in range(values.size):
         x = np.uint32(bits_of(values[i]) & np.uint32(0x7FFFFFFF))
@@ -28,7 +30,7 @@ def largest_magnitude(values):
 
 @helper
 def squeeze(word, bits):
-    """8 codes, a byte each, to 8 codes of `bits` bits."""
+    """Pack 8 codes of a byte each to 8 codes of `bits` bits."""
     two, four = bits + bits, np.uint64(4) * bits
     word = (word & np.uint64(0x00FF00FF00FF00FF)) | (((word >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF)) << bits)
     word = (word & np.uint64(0x0000FFFF0000FFFF)) | (((word >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF)) << two)
@@ -37,7 +39,7 @@ def squeeze(word, bits):
 
 @helper
 def spread(word, bits):
-    """The inverse of squeeze; bits above the eighth code are ignored."""
+    """The inverse of squeeze. Bits above the eighth code are ignored."""
     one = np.uint64(1)
     two, four = bits + bits, np.uint64(4) * bits
     mask = (one << four) - one
@@ -50,7 +52,7 @@ def spread(word, bits):
 
 @helper
 def word_at(stream, at):
-    """The 8 bytes of uint8[m] from `at` >= 0 on as a uint64, with zeros past the end."""
+    """Return the 8 bytes of uint8[m] from `at` >= 0 on as a uint64, with zeros past the end."""
     if at + 8 <= stream.size:
         return load64(stream, at)
     word = np.uint64(0)
@@ -61,7 +63,10 @@ def word_at(stream, at):
 
 @helper
 def log2(x):
-    """Of a float64 from 1 on, within 1e-4. Computed from the bits: the same on every machine."""
+    """Return the binary logarithm of a float64 >= 1, within 1e-4.
+
+    It is computed from the bits, so that it is the same on every machine.
+    """
     u = bits_of(np.float32(x))
     m = np.float64(float_of(np.uint32((u & np.uint32(0x7FFFFF)) | np.uint32(0x3F800000))))
     z = (m - 1.0) / (m + 1.0)

@@ -7,10 +7,11 @@ from ._intrinsics import helper
 
 @helper
 def code_lengths(counts, limit, lengths):
-    """lengths[s] = bits of symbol s in an optimal code of at most `limit` bits; 0 where counts[s] is 0, 1 for a single one.
+    """lengths[s] = bits of symbol s in an optimal code of at most `limit` bits; 0 where counts[s] is 0.
 
-    counts: integers below 2**55; at most 256 and at most 2**limit of them above 0. The package-merge algorithm (Larmore and
-    Hirschberg, A fast algorithm for optimal length-limited Huffman codes, 1990); ties go to the lower symbol.
+    A single symbol gets 1 bit. counts: integers below 2**55; at most 256 and at most 2**limit of them above 0. The
+    package-merge algorithm (Larmore and Hirschberg, A fast algorithm for optimal length-limited Huffman codes, 1990); ties
+    go to the lower symbol.
     """
     keys, n = np.empty(counts.size, np.int64), 0
     for s in range(counts.size):
@@ -55,9 +56,9 @@ def code_lengths(counts, limit, lengths):
 
 @helper
 def canonical_codes(lengths, limit, codes):
-    """codes[s] = the code of symbol s, its first bit the least significant, with its length << 16; 0 where the length is 0.
+    """codes[s] = the code of symbol s, its first bit the least significant one, with its length << 16.
 
-    Shorter codes come first, equal lengths in the order of the symbols.
+    The entry is 0 where the length is 0. Shorter codes come first, and equal lengths are in the order of the symbols.
     """
     code = 0
     for s in range(lengths.size):
@@ -75,7 +76,7 @@ def canonical_codes(lengths, limit, codes):
 
 @helper
 def is_code(lengths, limit):
-    """Whether the lengths, each at most `limit`, are those of a complete code, of a single symbol (1 bit), or all 0."""
+    """Return whether the lengths, each <= `limit`, are those of a complete code, of a single symbol (1 bit), or all 0."""
     room, used = np.int64(0), 0
     for s in range(lengths.size):
         if lengths[s] > 0:

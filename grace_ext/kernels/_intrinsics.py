@@ -29,9 +29,9 @@ def _splat(builder, scalar):
 
 
 def _lanes16(context, builder, signature, args, fused):
-    """Load 16 floats at gradient[i]; fused, add those of the residual and store the sums at out[i]. uint32 lanes.
+    """Load 16 floats at gradient[i]; if fused, add those of the residual and store the sums at out[i]. Returns uint32 lanes.
 
-    The arguments of all the intrinsics below begin with gradient, residual, out, i, bound.
+    The arguments of all intrinsics below begin with gradient, residual, out, i, bound.
     """
     floats = ir.VectorType(ir.FloatType(), LANES).as_pointer()
 
@@ -56,7 +56,7 @@ def _at_least(builder, lanes, bound):
 def _make_mask16(fused):
     @intrinsic
     def mask16(typingctx, gradient, residual, out, i, bound):
-        """Bit mask of the 16 elements from i on (of gradient, or of gradient + residual) with magnitude >= bound."""
+        """Return a bit mask of the 16 elements from i on (of gradient, or gradient + residual) with magnitude >= bound."""
         signature = types.uint64(gradient, residual, out, types.int64, types.uint32)
 
         def generate(context, builder, signature, args):
@@ -71,10 +71,10 @@ def _make_mask16(fused):
 def _make_collect16(fused):
     @intrinsic
     def collect16(typingctx, gradient, residual, out, i, bound, positions, bits, j):
-        """Append the elements from i on with magnitude >= bound to positions[j:] and bits[j:]; return how many.
+        """Append the elements from i on with magnitude >= bound to positions[j:] and bits[j:]; return how many there are.
 
-        Always writes 16 elements at j, so both outputs need 16 elements of slack. AVX-512 only. The compression
-        goes through a register: compressing straight to memory is microcoded on Zen 4 and 10 times slower.
+        Always writes 16 elements at j, so both outputs need 16 elements of slack. AVX-512 only. The compression goes through
+        a register, because compressing straight to memory is microcoded on Zen 4 and 10 times slower.
         """
         signature = types.int64(gradient, residual, out, types.int64, types.uint32, positions, bits, types.int64)
 
@@ -104,7 +104,7 @@ collect16, add_collect16 = _make_collect16(False), _make_collect16(True)
 
 @intrinsic
 def trailing_zeros(typingctx, x):
-    """Zero bits below the lowest one of a uint64; 64 for 0."""
+    """Return the number of zero bits below the lowest set bit of a uint64; 64 for 0."""
 
     def generate(context, builder, signature, args):
         function = _declare(builder, "llvm.cttz.i64", _I64, _I64, _I1)
@@ -115,7 +115,7 @@ def trailing_zeros(typingctx, x):
 
 @intrinsic
 def ones(typingctx, x):
-    """Set bits of a uint64."""
+    """Return the number of set bits of a uint64."""
 
     def generate(context, builder, signature, args):
         return builder.call(_declare(builder, "llvm.ctpop.i64", _I64, _I64), args)
@@ -125,7 +125,7 @@ def ones(typingctx, x):
 
 @intrinsic
 def load64(typingctx, buffer, at):
-    """The 8 bytes at buffer[at:at+8] as a little-endian uint64, at any alignment. The caller has checked the bounds."""
+    """Load the 8 bytes at buffer[at:at+8] as a little-endian uint64, at any alignment. The caller has checked the bounds."""
     signature = types.uint64(buffer, types.int64)
 
     def generate(context, builder, signature, args):
@@ -152,7 +152,7 @@ def store64(typingctx, buffer, at, word):
 
 @intrinsic
 def stream16(typingctx, source, i, out, j):
-    """out[j:j+16] = source[i:i+16] (float32), written past the caches. out[j] must stand at a multiple of 64 bytes."""
+    """Write out[j:j+16] = source[i:i+16] (float32) past the caches. out[j] must be aligned to 64 bytes."""
     signature = types.void(source, types.int64, out, types.int64)
 
     def generate(context, builder, signature, args):
@@ -171,13 +171,13 @@ def stream16(typingctx, source, i, out, j):
 
 @intrinsic
 def float_of(typingctx, bits):
-    """The float32 with these uint32 bits."""
+    """Return the float32 that has these uint32 bits."""
     return types.float32(types.uint32), lambda context, builder, signature, args: builder.bitcast(args[0], ir.FloatType())
 
 
 @intrinsic
 def bits_of(typingctx, value):
-    """The uint32 bits of a float32."""
+    """Return the bits of a float32 as a uint32."""
     return types.uint32(types.float32), lambda context, builder, signature, args: builder.bitcast(args[0], _I32)
 
 
@@ -186,7 +186,7 @@ helper = numba.njit(nogil=True)  # compiled as part of each kernel that calls it
 
 @intrinsic
 def negative16(typingctx, values, i):
-    """Bit j of the result says whether values[i + j] < 0, j = 0 to 15 (float32; a zero of either sign is not)."""
+    """Return 16 bits: bit j tells whether values[i + j] < 0, j = 0 to 15 (float32; a zero of either sign is not)."""
     signature = types.uint64(values, types.int64)
 
     def generate(context, builder, signature, args):
@@ -202,7 +202,7 @@ def negative16(typingctx, values, i):
 
 @intrinsic
 def choose16(typingctx, mask, clear, set_, out, i):
-    """out[i + j] = set_ where bit j of the mask is set, else clear, j = 0 to 15 (float32)."""
+    """Set out[i + j] to set_ where bit j of the mask is set, else to clear, j = 0 to 15 (float32)."""
     signature = types.void(types.uint64, types.float32, types.float32, out, types.int64)
 
     def generate(context, builder, signature, args):
@@ -218,7 +218,7 @@ def choose16(typingctx, mask, clear, set_, out, i):
 
 @intrinsic
 def bit_length(typingctx, x):
-    """Bits up to the highest set one of a uint64; 0 for 0."""
+    """Return the number of bits up to the highest set bit of a uint64; 0 for 0."""
 
     def generate(context, builder, signature, args):
         function = _declare(builder, "llvm.ctlz.i64", _I64, _I64, _I1)
@@ -229,7 +229,7 @@ def bit_length(typingctx, x):
 
 @intrinsic
 def bit_length32(typingctx, x):
-    """Bits up to the highest set one of a uint32; 0 for 0. In loops it vectorises."""
+    """Return the number of bits up to the highest set bit of a uint32; 0 for 0. It vectorises in loops."""
 
     def generate(context, builder, signature, args):
         function = _declare(builder, "llvm.ctlz.i32", _I32, _I32, _I1)
@@ -240,7 +240,7 @@ def bit_length32(typingctx, x):
 
 @intrinsic
 def transpose8(typingctx, source, i, stride, target, j, target_stride):
-    """target[j + c * target_stride + r] = source[i + r * stride + c] for r, c = 0 to 7. Flat places in float32 arrays."""
+    """target[j + c * target_stride + r] = source[i + r * stride + c] for r, c = 0 to 7. Flat indices, float32."""
     signature = types.void(source, types.int64, types.int64, target, types.int64, types.int64)
     floats = ir.VectorType(ir.FloatType(), 8)
     low, high = (
@@ -267,14 +267,17 @@ def transpose8(typingctx, source, i, stride, target, j, target_stride):
 
 
 def _row16(context, builder, array_type, array, at):
-    """A pointer to 16 floats at a flat place of a float32 array."""
+    """Return a pointer to 16 floats at a flat index of a float32 array."""
     address = builder.gep(_pointer(context, builder, array_type, array), [at])
     return builder.bitcast(address, ir.VectorType(ir.FloatType(), LANES).as_pointer())
 
 
 def _two_rows16(operate):
-    """The code of an intrinsic (x, i, j, factor, y, t, d): operate(builder, x[i:i + 16], x[j:j + 16], factor) gives what is
-    stored at y[t:t + 16] and at y[d:d + 16]. Products and sums stay separate operations."""
+    """Make the code of an intrinsic (x, i, j, factor, y, t, d).
+
+    operate(builder, x[i:i + 16], x[j:j + 16], factor) returns what is stored at y[t:t + 16] and at y[d:d + 16]. Products and
+    sums stay separate operations.
+    """
 
     def generate(context, builder, signature, args):
         rows = [builder.load(_row16(context, builder, signature.args[0], args[0], at)) for at in args[1:3]]
@@ -290,7 +293,7 @@ def _two_rows16(operate):
 
 @intrinsic
 def butterfly16(typingctx, x, i, j, factor, y, t, d):
-    """y[t:t + 16] = a + b, y[d:d + 16] = (a - b) * factor, with a = x[i:i + 16], b = x[j:j + 16]. Flat places, float32."""
+    """y[t:t + 16] = a + b, y[d:d + 16] = (a - b) * factor, with a = x[i:i + 16], b = x[j:j + 16]. Flat indices, float32."""
     signature = types.void(x, types.int64, types.int64, types.float32, y, types.int64, types.int64)
     return signature, _two_rows16(
         lambda builder, a, b, factor: (builder.fadd(a, b), builder.fmul(builder.fsub(a, b), factor))
@@ -299,7 +302,7 @@ def butterfly16(typingctx, x, i, j, factor, y, t, d):
 
 @intrinsic
 def unbutterfly16(typingctx, x, i, j, factor, y, t, d):
-    """y[t:t + 16] = a + b, y[d:d + 16] = a - b, with a = x[i:i + 16], b = x[j:j + 16] * factor. Flat places, float32."""
+    """y[t:t + 16] = a + b, y[d:d + 16] = a - b, with a = x[i:i + 16], b = x[j:j + 16] * factor. Flat indices, float32."""
 
     def operate(builder, a, b, factor):
         b = builder.fmul(b, factor)
@@ -310,7 +313,7 @@ def unbutterfly16(typingctx, x, i, j, factor, y, t, d):
 
 @intrinsic
 def add16(typingctx, x, i, j, y, t):
-    """y[t:t + 16] = x[i:i + 16] + x[j:j + 16]; a copy of the first if j < 0. Flat places, float32."""
+    """y[t:t + 16] = x[i:i + 16] + x[j:j + 16]; a copy of the first if j < 0. Flat indices, float32."""
     signature = types.void(x, types.int64, types.int64, y, types.int64)
 
     def generate(context, builder, signature, args):

@@ -1,4 +1,4 @@
-"""Adding decoded containers into a dense gradient, and writing what they missed back to the residual."""
+"""Adding decoded containers to a dense gradient, and writing what they did not carry to the residual."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from ._compile import kernel
 from ._intrinsics import helper, stream16
 
 TILE = 32768  # floats that stay in the L2 cache while every rank's share is added
-STREAMED = 4 * 1024 * 1024  # floats from which on the sum is written past the caches, where it would not stay anyway
+STREAMED = 4 * 1024 * 1024  # number of floats from which on the sum bypasses the caches, in which it would not stay anyway
 
 
 @kernel("void(float32[::1], Array(uint32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32)")
@@ -37,9 +37,9 @@ def _add_tile(tile, start, stop, positions, values, cursor, ends, weight):
 
 @kernel("void(float32[::1], uint32[::1], float32[::1], int64[::1], int64[::1], float32)")
 def sum_sparse(out, positions, values, cursor, ends, weight):
-    """out = weight * (sum of all ranks' sparse vectors), rank after rank at every position.
+    """out = weight * (sum of all ranks' sparse vectors), added rank after rank at every position.
 
-    Rank r's share is positions[cursor[r]:ends[r]], ascending and below out.size. cursor is used up.
+    Rank r's part is positions[cursor[r]:ends[r]], ascending and below out.size. cursor is overwritten.
     """
     streamed = out.size >= STREAMED
     tile = np.empty(TILE if streamed else 0, np.float32)

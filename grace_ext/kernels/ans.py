@@ -1,8 +1,8 @@
 """Range asymmetric numeral systems (rANS) for levels: 8 interleaved states, 12-bit frequencies.
 
 Duda, Asymmetric numeral systems, arXiv 1311.2540, 2013; Giesen, Interleaved entropy coders, arXiv 1402.3392, 2014.
-A state x stands in [2**16, 2**32) and is refilled or relieved by 16 bits. Level i belongs to state i & 7. The encoder
-walks from the last level to the first and writes from the end, so that the decoder reads forward.
+A state x is in [2**16, 2**32), and is refilled or relieved by 16 bits. Level i belongs to state i & 7. The encoder goes
+from the last level to the first and writes from the end, so that the decoder reads forward.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ _LANES, _1 = np.uint64(LANES), np.uint64(1)
 
 @kernel("void(Array(int64, 1, 'C', readonly=True), int64, uint8[::1], uint8[::1])")
 def ans_classes(counts, total, classes, mantissas):
-    """What the table says of counts (int64[n], sum `total` >= 1): weights of 4 significant bits, about 4096 in all."""
+    """Compute what the table says of counts (int64[n], sum `total` >= 1): weights of 4 significant bits, sum about 4096."""
     for s in range(counts.size):
         classes[s] = mantissas[s] = 0
         if counts[s] == 0:
@@ -46,9 +46,9 @@ def ans_classes(counts, total, classes, mantissas):
 
 @kernel("boolean(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64[::1])")
 def ans_frequencies(classes, mantissas, frequencies):
-    """The frequencies of a table: int64[n], sum 4096, at least 1 where the class is not 0. Both sides compute them.
+    """Compute the frequencies of a table: int64[n], sum 4096, at least 1 where the class is not 0. Both sides do so.
 
-    False if the table has fewer than two levels or nothing but weights of 1.
+    Returns False if the table has fewer than two levels, or only weights of 1.
     """
     present, total = 0, 0
     for s in range(classes.size):
@@ -60,7 +60,7 @@ def ans_frequencies(classes, mantissas, frequencies):
         frequencies[s] = weight
     if present < 2 or total == 0:
         return False
-    share = (1 << SCALE) - present  # every present level gets 1; the rest is dealt out by weight
+    share = (1 << SCALE) - present  # every present level gets 1; the rest is distributed by weight
     below, before = 0, 0
     for s in range(classes.size):
         if frequencies[s] > 0:
@@ -73,7 +73,7 @@ def ans_frequencies(classes, mantissas, frequencies):
 
 @helper
 def _push(x, level, reciprocals, slots, words, p):
-    """Relieve the state if it must be, then code one level. Returns the state and the place of the last word written."""
+    """Relieve the state if necessary, then encode one level. Returns the state and the index of the last word written."""
     slot = slots[level]  # the frequency, 4096 - frequency, the sum of the frequencies before
     words[p - _1] = np.uint16(x)
     full = (x >> _20) >= (slot >> _32)
@@ -86,9 +86,9 @@ def _push(x, level, reciprocals, slots, words, p):
 
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), uint16[::1])")
 def ans_encode(levels, frequencies, words):
-    """Code levels (uint8[k]), each of frequency 1 to 4095. words: uint16[k + 2 * LANES + 1], written from the end.
+    """Encode levels (uint8[k]), each of frequency 1 to 4095. words: uint16[k + 2 * LANES + 1], written from the end.
 
-    Returns where the stream starts: first the LANES states, low half first, then the refills.
+    Returns where the stream starts: the LANES states come first, low half first, then the refills.
     """
     reciprocals, slots = np.zeros(256, np.uint64), np.zeros(256, np.uint64)
     below = np.uint64(0)
@@ -125,7 +125,7 @@ def ans_encode(levels, frequencies, words):
 
 @helper
 def _pull(x, table, data, at):
-    """Decode one level and refill the state if it must be. Reads 8 bytes at data[at]."""
+    """Decode one level, and refill the state if necessary. Reads 8 bytes at data[at]."""
     entry = np.uint64(table[x & _SLOT])
     x = ((entry >> np.uint64(8)) & _SLOT) * (x >> _12) + (entry >> _20)
     # Without a branch, which would be mispredicted: refill is 0 or 1.
@@ -138,7 +138,7 @@ def _pull(x, table, data, at):
 def ans_decode(data, frequencies, out):
     """Fill out (uint8[k]). frequencies: int64[n], n <= 256, sum 4096, each below 4096.
 
-    False if data (uint8[m], m >= STATES) is not exactly such a stream. Any content is safe.
+    Returns False if data (uint8[m], m >= STATES) is not exactly such a stream. Any content is safe.
     """
     table = np.empty(1 << SCALE, np.uint32)  # level, frequency, place within the level's slots
     slot = 0

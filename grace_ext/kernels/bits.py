@@ -19,13 +19,13 @@ def bitmap_encode(indices, out):
 
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), uint32[::1])")
 def bitmap_decode(bitmap, out):
-    """Write the positions of the set bits to `out`; returns how many there are, -1 if more than `out` holds."""
+    """Write the positions of the set bits to `out`. Returns how many there are, or -1 if there are more than `out` holds."""
     j, start = np.int64(0), np.int64(0)
     while start + 8 <= bitmap.size and j + 64 <= out.size:
         word = load64(bitmap, start)
         count = ones(word)
         base = np.uint64(8 * start)
-        # Two are written whether they are there or not: a branch for each bit costs more where bits are rare.
+        # Two positions are always written: a branch for each bit costs more where bits are rare.
         out[j] = np.uint32(base + trailing_zeros(word))
         word &= word - _1
         out[j + 1] = np.uint32(base + trailing_zeros(word))

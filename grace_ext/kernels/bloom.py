@@ -1,10 +1,10 @@
 """Bloom filters in which 64 positions are looked up at once.
 
-The d positions are cut into 64 columns of `stride` = ceil(d / 64). A position in column c belongs to the group
-(offset in the column + turn of c) % stride, so a group has one position of each column. They lie far apart, and the
-turns are random, so that no pattern in the positions fills groups. Hash function j sends a group to a word of 64 bits
-and a rotation, and so the position to bit (c + rotation) % 64 of that word. That hashes each position evenly to all
-bits, independently for each j. The words of a group, rotated back and combined by AND, answer for 64 positions.
+The d positions are cut into 64 columns of `stride` = ceil(d / 64). A position in column c belongs to the group (offset in
+the column + turn of c) % stride, so a group has one position of each column. These are far apart, and the turns are
+random, so that no pattern in the positions fills groups. Hash function j maps a group to a word of 64 bits and a rotation,
+and so the position to bit (c + rotation) % 64 of that word. This hashes each position evenly to all bits, independently for
+each j. The words of a group, rotated back and combined by AND, answer for 64 positions.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ MAX_HASHES = 16
 SHARES = 1024  # points that the members of a conflict set share
 SURE = MAX_HASHES * SHARES // 2 + 1  # more than any sum of shares
 _0, _1, _6, _63, _64 = (np.uint64(x) for x in (0, 1, 6, 63, 64))
-_CHOICE, _TURNS, _FUNCTIONS = 0, 1, 2  # what a seed is derived for; hash function j: _FUNCTIONS + j
+_CHOICE, _TURNS, _FUNCTIONS = 0, 1, 2  # the purposes that seeds are derived for; for hash function j it is _FUNCTIONS + j
 _STAGES = (
     (32, 0x00000000FFFFFFFF),
     (16, 0x0000FFFF0000FFFF),
@@ -29,7 +29,7 @@ _STAGES = (
 
 @helper
 def _murmur(x):
-    """The 32-bit finalizer of MurmurHash3. Each step is wrapped to 32 bits so that it vectorises."""
+    """Return the 32-bit finalizer of MurmurHash3. Each step is wrapped to 32 bits so that it vectorises."""
     x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(16))) * np.uint32(0x85EBCA6B))
     x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(13))) * np.uint32(0xC2B2AE35))
     return np.uint32(x ^ np.uint32(x >> np.uint32(16)))
@@ -42,13 +42,13 @@ def _derived(seed, what):
 
 @helper
 def _below(x, n):
-    """A number below n <= 2**32 from 32 random bits."""
+    """Return a number below n <= 2**32, made from 32 random bits."""
     return np.uint32((np.uint64(x) * np.uint64(n)) >> np.uint64(32))
 
 
 @helper
 def _turns(stride, seed):
-    """int64[64], each below the stride."""
+    """Return the turns of the columns: int64[64], each below the stride."""
     own, turns = _derived(seed, _TURNS), np.empty(64, np.int64)
     for c in range(64):
         turns[c] = np.int64(_below(_murmur(np.uint32(np.uint32(c) ^ own)), stride))
@@ -57,7 +57,10 @@ def _turns(stride, seed):
 
 @helper
 def _locate(positions, c, stride, turns, groups, columns):
-    """Groups and columns of up to 64 ascending positions. c: the column of an earlier one. Returns that of the last."""
+    """Compute groups and columns of up to 64 ascending positions; returns the column of the last.
+
+    c: the column of an earlier position.
+    """
     for t in range(positions.size):
         i = np.int64(positions[t])
         while i >= (c + 1) * stride:
@@ -70,7 +73,7 @@ def _locate(positions, c, stride, turns, groups, columns):
 
 @helper
 def _hash(groups, own, words, targets, rotations):
-    """The words and rotations of 64 groups under the hash function with the seed `own`."""
+    """Compute the words and rotations of 64 groups under the hash function with the seed `own`."""
     count = np.uint64(words)
     for t in range(64):
         x = _murmur(np.uint32(groups[t] ^ own))
@@ -80,13 +83,13 @@ def _hash(groups, own, words, targets, rotations):
 
 @helper
 def _work():
-    """groups, columns, targets, rotations: uint32[64] each."""
+    """Return arrays to work in: groups, columns, targets and rotations, uint32[64] each."""
     return np.zeros(64, np.uint32), np.empty(64, np.uint32), np.empty(64, np.uint32), np.empty(64, np.uint32)
 
 
 @helper
 def _bits(positions, c, stride, hashes, seed, words, turns, work, bits):
-    """bits[j, t] = the bit of positions[t] (up to 64 of them) under hash function j. The rest as in _locate."""
+    """bits[j, t] = the bit of positions[t] (up to 64 of them) under hash function j. Other arguments are as in _locate."""
     groups, columns, targets, rotations = work
     c = _locate(positions, c, stride, turns, groups, columns)
     for j in range(hashes):
@@ -110,7 +113,7 @@ def bloom_insert(indices, stride, hashes, seed, words):
 
 @helper
 def _transpose(block):
-    """Bit c of block[t] <-> bit t of block[c], in uint64[64]."""
+    """Transpose uint64[64] as a matrix of bits: bit c of block[t] <-> bit t of block[c]."""
     for width, mask in _STAGES:
         shift, keep = np.uint64(width), np.uint64(mask)
         for start in range(0, 64, 2 * width):
@@ -125,7 +128,7 @@ def _transpose(block):
 def bloom_query(words, stride, hashes, seed, found):
     """Bit g & 63 of found[c, g >> 6] = whether the position of group g in column c is in the filter.
 
-    found: uint64[64, at least ceil(stride / 64)]; bits of groups from the stride on are of no meaning.
+    found: uint64[64, at least ceil(stride / 64)]; bits of groups from the stride on have no meaning.
     """
     block = np.empty(64, np.uint64)
     groups, _, targets, rotations = _work()
@@ -145,7 +148,7 @@ def bloom_query(words, stride, hashes, seed, found):
 
 @helper
 def _piece(row, first, last, at):
-    """row[at] with the bits of the groups from first to last - 1 only."""
+    """Return row[at] with only the bits of the groups first to last - 1."""
     word = row[at]
     if at == first >> 6:
         word &= ~_0 << np.uint64(first & 63)
@@ -156,7 +159,7 @@ def _piece(row, first, last, at):
 
 @helper
 def _spans(c, d, stride, turn):
-    """Where column c stands in its row: groups first to middle - 1, then 0 to last - 1."""
+    """Return where column c is in its row: groups first to middle - 1, then 0 to last - 1."""
     length = min(stride, max(0, d - c * stride))
     end = turn + length
     return turn, min(end, stride), max(0, end - stride)
@@ -164,7 +167,7 @@ def _spans(c, d, stride, turn):
 
 @kernel("int64(uint64[:, ::1], int64, int64, uint32)")
 def bloom_count(found, d, stride, seed):
-    """How many of the d positions are in the filter."""
+    """Return how many of the d positions are in the filter."""
     turns, n = _turns(stride, seed), _0
     for c in range(64):
         first, middle, last = _spans(c, d, stride, turns[c])
@@ -180,7 +183,7 @@ def _append(row, first, last, base, out, n):
     """Append base + g for the groups g from first to last - 1 that are set in row. Returns the new length."""
     for at in range(first >> 6, (last + 63) >> 6):
         word, start = _piece(row, first, last, at), np.uint64(base + 64 * at)
-        if n + 4 <= out.size:  # four at a time without a branch: what is too much is overwritten by the next word
+        if n + 4 <= out.size:  # four at a time without a branch: the next word overwrites what is too much
             count = np.int64(ones(word))
             for i in range(4):
                 out[n + i] = np.uint32(start + trailing_zeros(word))
@@ -195,7 +198,7 @@ def _append(row, first, last, base, out, n):
 
 @kernel("void(uint64[:, ::1], int64, int64, uint32, uint32[::1])")
 def bloom_positions(found, d, stride, seed, out):
-    """The positions in the filter, ascending. out: uint32[bloom_count(...)]."""
+    """Write the positions in the filter, ascending. out: uint32[bloom_count(...)]."""
     turns, n = _turns(stride, seed), 0
     for c in range(64):
         first, middle, last = _spans(c, d, stride, turns[c])
@@ -206,12 +209,12 @@ def bloom_positions(found, d, stride, seed, out):
 
 @kernel("void(Array(uint32, 1, 'C', readonly=True), int64, int64, uint32, uint8[::1], uint16[::1])")
 def bloom_scores(positives, stride, hashes, seed, sizes, scores):
-    """How likely each of the positives (all of them, ascending) is a true one, from the conflict sets. That of a bit is
-    the set of the positives that have it.
+    """Score how likely each positive is a true one, from the conflict sets.
 
-    SURE for the only member of a set, as something must have set the bit. A set with a sure one says nothing about
-    its others; each remaining set of s positives gives SHARES // s points to its members. sizes: uint8, one for every
-    bit of the filter, zeroed; beyond 255 counts as 255. scores: uint16[n].
+    The conflict set of a bit is the set of positives that have it. The only member of a set scores SURE, since something
+    must have set the bit. A set with a sure member tells nothing about its others. Each remaining set of s positives gives
+    SHARES // s points to its members. positives: all of them, ascending; sizes: uint8, one for every bit of the filter,
+    zeroed; beyond 255 counts as 255. scores: uint16[n].
     """
     work, bits, turns, words = _work(), np.empty((hashes, 64), np.uint64), _turns(stride, seed), sizes.size >> 6
     points, sure = np.zeros(256, np.uint16), np.empty(64, np.uint8)
@@ -255,7 +258,7 @@ def bloom_scores(positives, stride, hashes, seed, sizes, scores):
 
 @kernel("void(Array(uint32, 1, 'C', readonly=True), Array(uint16, 1, 'C', readonly=True), uint32, uint32[::1])")
 def bloom_choose(positives, scores, seed, out):
-    """The out.size positives with the highest scores (up to SURE), ascending; at random among those of the lowest score.
+    """Choose the out.size positives with the highest scores (up to SURE), ascending; ties are broken at random.
 
     out.size <= positives.size.
     """

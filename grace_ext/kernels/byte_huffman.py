@@ -1,5 +1,7 @@
-"""One Huffman code for the four bytes of every index, built from the bytes of 0 to d - 1; in 4 streams, decoded side by
-side."""
+"""One Huffman code for the four bytes of every index, built from the bytes of 0 to d - 1.
+
+The codes are in 4 streams, which are decoded side by side.
+"""
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from ._intrinsics import helper, load64, store64
 
 LIMIT = 12  # bits of a code, so the four of an index fit a word
 STREAMS = 4
-MOST_BYTES = LIMIT * 4 // 8  # that an index can take
+MOST_BYTES = LIMIT * 4 // 8  # the most bytes that an index can take
 _0, _1, _3, _4, _7, _8, _15 = (np.uint64(x) for x in (0, 1, 3, 4, 7, 8, 15))
 _WHOLE_BYTES = np.uint64(56)
 _MASK = np.uint64((1 << LIMIT) - 1)
@@ -18,7 +20,7 @@ _MASK = np.uint64((1 << LIMIT) - 1)
 
 @helper
 def _codes(d):
-    """uint32[256]: the codes as in canonical_codes."""
+    """Return the codes as in canonical_codes, uint32[256]."""
     counts = np.zeros(256, np.int64)
     for place in range(4):
         unit = np.int64(1) << 8 * place  # so many numbers in a row have the same byte here
@@ -33,14 +35,14 @@ def _codes(d):
 
 @helper
 def _quarter(k, stream):
-    """The first index of a stream, and of the next one."""
+    """Return the first index of a stream, and that of the next stream."""
     size = (k + STREAMS - 1) // STREAMS
     return min(k, stream * size), min(k, (stream + 1) * size)
 
 
 @kernel("void(Array(uint32, 1, 'C', readonly=True), int64, int64[::1])")
 def byte_huffman_ends(indices, d, ends):
-    """ends: int64[STREAMS], the bytes up to the end of each stream that byte_huffman_encode would write."""
+    """Compute the ends of the streams that byte_huffman_encode would write, in bytes. ends: int64[STREAMS]."""
     codes, at = _codes(d), np.int64(0)
     for stream in range(STREAMS):
         start, stop = _quarter(indices.size, stream)
@@ -55,8 +57,11 @@ def byte_huffman_ends(indices, d, ends):
 
 @kernel("void(Array(uint32, 1, 'C', readonly=True), int64, uint8[::1], int64[::1])")
 def byte_huffman_encode(indices, d, out, ends):
-    """Write uint32[k], below d, the lowest byte of each first. out: uint8[MOST_BYTES * k + 16], of which 8 bytes behind the
-    streams are overwritten with anything; ends: int64[STREAMS], gets the end of each stream."""
+    """Write uint32[k], below d, the lowest byte of each first.
+
+    out: uint8[MOST_BYTES * k + 16], of which 8 bytes behind the streams are overwritten with anything. ends: int64[STREAMS],
+    written: the end of each stream.
+    """
     codes, at = _codes(d), 0
     for stream in range(STREAMS):
         start, stop = _quarter(indices.size, stream)
@@ -77,7 +82,7 @@ def byte_huffman_encode(indices, d, out, ends):
 
 @helper
 def _index(word, table):
-    """(index, bits, least entry) of the four codes at the low end of a word. An entry is 0 where no code begins."""
+    """Return (index, bits, least entry) of the four codes at the low end of a word. An entry is 0 where no code begins."""
     a = np.uint64(table[word & _MASK])
     word >>= a & _15
     b = np.uint64(table[word & _MASK])
@@ -91,8 +96,10 @@ def _index(word, table):
 
 @kernel("boolean(Array(uint8, 1, 'C', readonly=True), int64, Array(int64, 1, 'C', readonly=True), uint32[::1])")
 def byte_huffman_decode(data, d, ends, out):
-    """Decode out.size indices; False unless the streams are just that, ascending and below d. data: uint8[m]; ends:
-    int64[STREAMS], ascending, the last is m. Any content is safe."""
+    """Decode out.size indices. Returns False unless the streams are exactly these, ascending and below d.
+
+    data: uint8[m]; ends: int64[STREAMS], ascending, the last is m. Any content is safe.
+    """
     codes = _codes(d)
     table = np.zeros(1 << LIMIT, np.uint16)  # symbol << 4 | length; 0 where no code begins
     for symbol in range(256):

@@ -5,16 +5,17 @@ import numpy as np
 from ._compile import kernel
 from ._intrinsics import bits_of
 
-BINS = 2048  # of the upper 11 bits of a magnitude: its exponent and 3 bits of the fraction
+BINS = 2048  # one for each value of the upper 11 bits of a magnitude: its exponent and 3 bits of the fraction
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
 @kernel("int64(Array(float32, 1, 'C', readonly=True), int64, int64, uint32[::1], float32[::1], uint32[::1], int64[::1])")
 def select_chunks(values, chunk, k, positions, found, candidates, histogram):
-    """The k largest magnitudes of every `chunk` values, exactly k of them (all of a shorter rest), ties to the lowest place.
+    """Select the k largest magnitudes of every `chunk` values; returns how many are selected in all.
 
-    values: float32[d]; positions: uint32[n] and found: float32[n], written, n = k for every chunk, which is returned.
-    candidates: room for uint32[chunk + 1]; histogram: room for BINS.
+    Of each chunk exactly k are selected (all of a shorter last one); ties go to the lowest position. values: float32[d];
+    positions: uint32[n] and found: float32[n], written, n = k for every chunk. candidates: uint32[chunk + 1] and histogram:
+    int64[BINS], to work in.
     """
     n = 0
     for start in range(0, values.size, chunk):

@@ -6,17 +6,17 @@ from ._compile import kernel
 from ._intrinsics import bits_of
 from .topk import MAGNITUDE
 
-SHIFT = np.uint32(19)  # of a magnitude's bits: 8 bits of exponent and 4 of mantissa are left
+SHIFT = np.uint32(19)  # a shift of a magnitude's bits that leaves 8 bits of exponent and 4 of mantissa
 BINS = 1 << 12
-LANES = 4  # histograms beside each other: neighbours that fall into one bin don't wait for each other
+LANES = 4  # histograms side by side, so that neighbours that fall into the same bin need not wait for each other
 
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), boolean, int64[:, ::1])")
 def magnitude_histogram(gradient, residual, compensated, counts):
-    """counts[:, bin] += the elements, of gradient + residual if compensated and of gradient otherwise, whose magnitude has
-    these leading bits; the sum over the first axis is what counts.
+    """Count the elements by the leading bits of their magnitude: counts[:, bin] += their number.
 
-    gradient, residual: float32[d]; counts: int64[LANES, BINS]. Not compensated, residual is ignored.
+    It counts those of gradient + residual if compensated, and of gradient otherwise; only the sum over the first axis has a
+    meaning. gradient, residual: float32[d]; counts: int64[LANES, BINS]. Not compensated, residual is ignored.
     """
     d = gradient.size
     whole = d // LANES * LANES
@@ -35,11 +35,10 @@ def magnitude_histogram(gradient, residual, compensated, counts):
 
 @kernel("boolean(int64[:, ::1], float64[:, ::1], float64[:, ::1], uint8[:, ::1], int64[::1])")
 def knapsack(weights, values, best, taken, chosen):
-    """One choice a row, so that the weights together are at most the capacity and the values together are the least.
+    """Make one choice in each row, so that the weights sum to at most the capacity and the sum of the values is the least.
 
-    weights: int64[rows, choices], from 0 on; values: float64[rows, choices], not negative; best: float64[2, capacity + 1]
-    and taken: uint8[rows, capacity + 1] are room to work in; at most 256 choices. chosen: int64[rows], the result. Returns
-    whether there is one.
+    weights: int64[rows, choices], >= 0; values: float64[rows, choices], >= 0; at most 256 choices. best: float64[2, capacity
+    + 1] and taken: uint8[rows, capacity + 1], to work in. chosen: int64[rows], the result. Returns whether there is one.
     """
     rows, choices = weights.shape
     capacity = best.shape[1] - 1

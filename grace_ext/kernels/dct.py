@@ -1,7 +1,7 @@
-"""Fast cosine transforms of chunks, forward and inverse, in O(log n) operations an element.
+"""Fast cosine transforms of chunks, forward and inverse, in O(log n) operations for each element.
 
 Lee, A new algorithm to compute the discrete cosine transform, IEEE TASSP 1984. Sums and products are separate float32
-operations in one fixed order, so every machine gets the same bits; a BLAS would not promise that. A chunk of n rows is
+operations in a fixed order, so every machine gets the same bits; a BLAS would not guarantee that. A chunk of n rows is
 transformed along its columns, all columns of a row at once.
 """
 
@@ -23,7 +23,7 @@ def _scale(rows, first, others):
 
 @helper
 def _forward(x, y, factors):
-    """DCT-II of the columns of x: float32[n, w], in place; y: room of that shape. factors: see `transform`."""
+    """DCT-II of the columns of x: float32[n, w], in place. y: room of that shape; factors: see `transform`."""
     n, w = x.shape
     m = n
     while m > 1:
@@ -52,7 +52,7 @@ def _forward(x, y, factors):
 
 @helper
 def _inverse(x, y, factors):
-    """The inverse of _forward: the same steps backwards, transposed."""
+    """The inverse of _forward: the same steps in reverse order, transposed."""
     n, w = x.shape
     _scale(x, factors[0], np.float32(factors[0] * np.float32(1.4142135)))
     m = n
@@ -100,7 +100,7 @@ def transform(rows, dims, inverse, factors):
     for every power of two h < n and i < h: factors[h + i] = 1 / (2 cos(pi (2i + 1) / 4h)).
     """
     n = rows.shape[1]
-    w = max(n, LANES)  # columns that work on nothing if there are too few
+    w = max(n, LANES)  # with too few columns, further ones hold nothing
     x, y = np.zeros((n, w), np.float32), np.zeros((n, w), np.float32)
     for start in range(0, rows.shape[0], n):
         part = rows[start : start + n]

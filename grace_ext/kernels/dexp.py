@@ -1,4 +1,4 @@
-"""Two exponentials through sorted values: least squares and evaluation."""
+"""Two exponentials through sorted values: least squares, and evaluation."""
 
 import math
 
@@ -10,16 +10,16 @@ from ._intrinsics import helper
 _BLOCK = 256
 _LANES = 8
 _TERMS = np.array([1.0 / math.factorial(i) for i in range(14)])
-_GOOD = 0.2**2  # a squared error, relative to the values', that calls for no other rates
-_LARGEST = 1000.0  # of an amplitude: more means that the two exponentials cancel, and float32 is too coarse for that
+_GOOD = 0.2**2  # a squared error, relative to the squared values, below which no other rates are tried
+_LARGEST = 1000.0  # the largest amplitude; beyond it the two exponentials cancel, for which float32 is too coarse
 
 
 @helper
 def _exp(t):
-    """e**t for t <= 0, at least e**-700.
+    """Return e**t for t <= 0, at least e**-700.
 
     The C library's exp rounds differently from one machine to the next, and so would what receivers decode. These are
-    additions and multiplications only: Taylor's series of t / 1024, squared ten times; right to 1e-12 down to e**-100.
+    additions and multiplications only: Taylor's series of t / 1024, squared ten times; accurate to 1e-12 down to e**-100.
     """
     t = max(t, -700.0) / 1024.0
     e = _TERMS[13]
@@ -41,7 +41,7 @@ def _prepare(rate, n, table):
 
 @helper
 def _exponential(rate, slope, table, n, start, out):
-    """out[i] = the exponential at point start + i of n, 1 where it is largest; out: float64[_BLOCK]."""
+    """out[i] = the exponential at point start + i of n, 1 where it is largest. out: float64[_BLOCK]."""
     block = -1
     factor = 0.0
     for i in range(min(n - start, _BLOCK)):
@@ -54,7 +54,7 @@ def _exponential(rate, slope, table, n, start, out):
 
 @helper
 def _sum(x, y):
-    """The sum of x * y in an order that does not depend on the CPU. Both float64[_BLOCK]."""
+    """Return the sum of x * y, added in an order that does not depend on the CPU. Both float64[_BLOCK]."""
     lanes = np.zeros(_LANES)
     for i in range(0, _BLOCK, _LANES):
         for lane in range(_LANES):
@@ -67,8 +67,10 @@ def _sum(x, y):
 
 @helper
 def _rates(values, scale):
-    """The two rates by regression on the integral equation y = -bd SS + (b + d) S + linear, S and SS the first and second
-    integral of y, by trapezoids. (0, 0) if there is no real solution."""
+    """Return the two rates, by regression on an integral equation; (0, 0) if there is no real solution.
+
+    The equation is y = -bd SS + (b + d) S + linear, with S and SS the first and second integral of y, by trapezoids.
+    """
     n = values.size
     h = 1.0 / (n - 1)
     # The constant and the linear term are projected out first; then the 4 x 4 system is one of 2 x 2.
@@ -117,8 +119,10 @@ def _rates(values, scale):
 
 @helper
 def _amplitudes(values, scale, b, d, work):
-    """Least squares for given rates: (a, c, squared error, the sum of the squares itself). Of two exponentials that can't
-    be told apart, only the first is used."""
+    """Return the least squares for given rates: (a, c, squared error, sum of the squares).
+
+    Of two exponentials that cannot be told apart, only the first is used.
+    """
     n = values.size
     first, second, y, table_b, table_d = work
     slope_b, slope_d = _prepare(b, n, table_b), _prepare(d, n, table_d)
@@ -166,7 +170,7 @@ def fit_exponentials(values, parameters):
     rates[1] = 0.0625, -0.0625  # nearly a line
     for i in range(2, 7):
         rates[i] = 8.0 ** (i - 1), 0.0
-    rates[7] = 40.0 * n, 0.0  # the largest value alone above the others
+    rates[7] = 40.0 * n, 0.0  # only the largest value is above the others
     best = np.inf
     for i in range(8):
         b, d = np.float32(rates[i, 0]), np.float32(rates[i, 1])

@@ -1,4 +1,4 @@
-"""Elias-Fano: the lower e bits of each position packed, the upper ones in unary, with a way to one of them.
+"""Elias-Fano codes: the lower e bits of each position packed, the upper ones in unary, with random access.
 
 Bit (x >> e) + i of the second stream is set for the i-th position x.
 """
@@ -15,8 +15,11 @@ _WHOLE_BYTES = np.uint64(56)
 
 @kernel("void(Array(uint32, 1, 'C', readonly=True), int64, uint8[::1], uint8[::1])")
 def elias_fano_encode(indices, e, lows, highs):
-    """Write uint32[k], strictly ascending. lows: uint8[ceil(k * e / 8) + 8], the last 8 bytes are overwritten with anything;
-    highs: zeroed, uint8[ceil(((last >> e) + k) / 8)]; 0 <= e <= 31."""
+    """Write uint32[k], strictly ascending.
+
+    lows: uint8[ceil(k * e / 8) + 8], of which the last 8 bytes are overwritten with anything; highs: zeroed,
+    uint8[ceil(((last >> e) + k) / 8)]; 0 <= e <= 31.
+    """
     E = np.uint64(e)
     mask = (_1 << E) - _1
     low, used, at = _0, _0, 0
@@ -34,10 +37,10 @@ def elias_fano_encode(indices, e, lows, highs):
 
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, int64, uint32[::1])")
 def elias_fano_decode(lows, highs, d, e, out):
-    """Decode out.size positions. Returns the bits used of highs, or -1 unless it holds just so many ones and they are
-    ascending positions below d.
+    """Decode out.size positions; returns the bits used of highs.
 
-    lows: uint8[ceil(k * e / 8)]; highs: any uint8[m], m < 2**31; 0 <= e <= 31. Any content is safe.
+    Returns -1 unless highs holds exactly so many ones and they are ascending positions below d. lows: uint8[ceil(k * e /
+    8)]; highs: any uint8[m], m < 2**31; 0 <= e <= 31. Any content is safe.
     """
     k, E = np.uint64(out.size), np.uint64(e)
     mask = (_1 << E) - _1
@@ -71,8 +74,10 @@ def elias_fano_decode(lows, highs, d, e, out):
 
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, int64)")
 def elias_fano_select(lows, highs, e, i):
-    """The i-th position (from 0) by counting 64 bits of highs at a time, or -1 if it holds fewer. lows as in decode, of
-    more than i positions."""
+    """Return the i-th position (from 0), by counting 64 bits of highs at a time, or -1 if it holds fewer.
+
+    lows: as in decode, of more than i positions.
+    """
     E = np.uint64(e)
     left = np.uint64(i)
     for at in range(0, highs.size, 8):

@@ -1,6 +1,7 @@
-"""Huffman codes of gap classes, one code or one for each of 8 contexts: how long the gap before was.
+"""Huffman codes of gap classes: one code, or one for each of 8 contexts, which are lengths of the gap before.
 
-Class of a gap g, with s = max(0, bit length of g - 3): 4 s + (g >> s); the lower s bits of g follow the code as they are.
+The class of a gap g, with s = max(0, bit length of g - 3), is 4 s + (g >> s); the lower s bits of g follow the code as they
+are.
 """
 
 import numpy as np
@@ -12,8 +13,8 @@ from ._intrinsics import bit_length, helper, store64, trailing_zeros
 
 CLASSES = 120  # of gaps below 2**31
 CONTEXTS = 8
-ROW = 128  # places for the classes of one context
-LIMIT = 10  # bits of a code: the decoder's tables of all contexts fit the first cache
+ROW = 128  # entries for the classes of one context
+LIMIT = 10  # most bits of a code, so that the decoder's tables of all contexts fit into the L1 cache
 _0, _1, _2, _3, _7 = (np.uint64(x) for x in (0, 1, 2, 3, 7))
 _WHOLE_BYTES = np.uint64(56)
 _MASK = np.uint64((1 << LIMIT) - 1)
@@ -22,7 +23,7 @@ _WAYS = 4
 
 @helper
 def _context_after(symbol):
-    """By the bit length of the gap: 0, 1, 2, 3, 4, 5, 6 to 7, 8 and more."""
+    """Return the context after a gap, by its bit length: 0, 1, 2, 3, 4, 5, 6 to 7, 8 and more."""
     gap_bits = np.int64(bit_length(np.uint64(symbol))) if symbol < 8 else 3 + (symbol - 4) // 4
     return min(gap_bits, 6) if gap_bits < 8 else 7
 
@@ -37,7 +38,7 @@ def _contexts():
 
 @helper
 def _class_of(gap):
-    """(class, extra bits)."""
+    """Return (class, extra bits) of a gap."""
     bits = bit_length(gap)
     shift = bits - _3 if bits > _3 else _0
     return (shift << _2) + (gap >> shift), shift
@@ -45,9 +46,11 @@ def _class_of(gap):
 
 @kernel("void(Array(uint32, 1, 'C', readonly=True), int64[::1])")
 def count_gaps(indices, counts):
-    """How often each class occurs in each context: int64[CONTEXTS * ROW]. indices: uint32[k], strictly ascending, below
-    2**31."""
-    # Four counters for each, in turns: adding to one that has just been written would wait for it.
+    """Count how often each class occurs in each context: counts, int64[CONTEXTS * ROW].
+
+    indices: uint32[k], strictly ascending, below 2**31.
+    """
+    # Four counters for each class take turns: adding to one that has just been written would have to wait.
     ways = np.zeros(_WAYS * CONTEXTS * ROW, np.uint32)
     contexts = _contexts()
     previous, context = _0, _0  # previous: one past the last index
@@ -65,7 +68,7 @@ def count_gaps(indices, counts):
 
 @helper
 def _used_classes(counts):
-    """One more than the highest class that occurs in any row."""
+    """Return one more than the highest class that occurs in any row."""
     used = 1
     for j in range(counts.size):
         if counts[j] > 0:
@@ -81,7 +84,7 @@ def _zigzag(lengths, s):
 
 @helper
 def _plan(counts, rows, classes, lengths):
-    """Fill the lengths of the rows; bits of all tables and codes, extra bits included."""
+    """Fill the lengths of the rows; returns the bits of all tables and codes, extra bits included."""
     bits = np.int64(0)
     for row in range(rows):
         first = row * ROW
@@ -94,7 +97,7 @@ def _plan(counts, rows, classes, lengths):
 
 @kernel("int64(Array(int64, 1, 'C', readonly=True))")
 def least_run_bits(counts):
-    """Fewer bits than this need runs of zeros in none of the codes of runs.py if they are gaps of these classes.
+    """Return a lower bound of the bits that runs of zeros need in any code of runs.py, if they are gaps of these classes.
 
     counts: int64[ROW], by class. Each gap counts as the smallest of its class.
     """
@@ -112,7 +115,7 @@ def least_run_bits(counts):
 
 @kernel("UniTuple(int64, 3)(Array(int64, 1, 'C', readonly=True), uint8[::1])")
 def plan_gap_codes(counts, lengths):
-    """(rows, classes, bits): the shorter of one code (1 row) and one for each context (CONTEXTS rows).
+    """Return (rows, classes, bits) of the shorter of one code (1 row) and one for each context (CONTEXTS rows).
 
     counts: from count_gaps; lengths: uint8[CONTEXTS * ROW], of which the rows are filled.
     """
@@ -139,8 +142,11 @@ def _put(out, at, word, used, bits, count):
 
 @kernel("void(Array(uint32, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, int64, uint8[::1])")
 def gap_huffman_encode(indices, lengths, rows, classes, out):
-    """Write the tables and the codes. lengths, rows, classes: from plan_gap_codes for these indices; out: uint8, 8 bytes
-    longer than the plan's bits, of which the last 8 are overwritten with anything."""
+    """Write the tables and the codes.
+
+    lengths, rows, classes: from plan_gap_codes for these indices. out: uint8, 8 bytes longer than the planned bits take; the
+    last 8 bytes are overwritten with anything.
+    """
     at, word, used = 0, _0, _0
     codes = np.zeros(CONTEXTS * ROW, np.uint32)
     for row in range(rows):
@@ -167,13 +173,15 @@ def gap_huffman_encode(indices, lengths, rows, classes, out):
 
 @kernel("boolean(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, uint32[::1])")
 def gap_huffman_decode(section, rows, classes, d, out):
-    """Decode out.size indices; False unless section (uint8[m], m < 2**31) is these tables and codes and nothing else, and
-    the indices are below d. rows: 1 or CONTEXTS; 1 <= classes <= CLASSES. Any content is safe."""
+    """Decode out.size indices below d. Returns False unless section is exactly their tables and codes.
+
+    section: uint8[m], m < 2**31; rows: 1 or CONTEXTS; 1 <= classes <= CLASSES. Any content is safe.
+    """
     bit, bits = _0, np.uint64(8 * section.size)
     lengths, codes = np.zeros(ROW, np.uint8), np.zeros(ROW, np.uint32)
     # An entry holds the bits of the code and of what follows it (6), the class (7), and the next context (3).
     entries = np.empty(rows << LIMIT, np.uint16)
-    entries[:] = ROW - 1 << 6 | 1  # where no code begins: a class that does not exist
+    entries[:] = ROW - 1 << 6 | 1  # a class that does not exist, where no code begins
     for row in range(rows):
         length = np.int64(0)
         for s in range(classes):

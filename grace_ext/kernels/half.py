@@ -1,4 +1,4 @@
-"""float32 to 16 bits and back. Plain bit arithmetic: it vectorises on every CPU, with or without conversions of its own."""
+"""float32 to 16 bits and back, by plain bit arithmetic: it vectorises on every CPU, also on those without conversions."""
 
 import numpy as np
 
@@ -8,9 +8,10 @@ from ._intrinsics import bits_of, float_of
 
 @kernel("uint32(Array(float32, 1, 'C', readonly=True), float32, uint16[::1])")
 def fp16_encode(values, limit, out):
-    """float32[k] -> the bits of float16[k], to nearest even; magnitudes above the limit (at most 65504) become it.
+    """Convert float32[k] to the bits of float16[k], rounded to nearest even.
 
-    Returns the bits of the largest magnitude in values: 0x7F800000 and above mean that one is Inf or NaN.
+    Magnitudes above the limit (at most 65504) become it. Returns the bits of the largest magnitude in values: 0x7F800000 and
+    above mean that one is Inf or NaN.
     """
     cap = bits_of(limit)
     largest = np.uint32(0)
@@ -19,7 +20,7 @@ def fp16_encode(values, limit, out):
         magnitude = np.uint32(x & np.uint32(0x7FFFFFFF))
         largest = magnitude if magnitude > largest else largest
         magnitude = magnitude if magnitude < cap else cap
-        # Below 2**-14: half a unit of the float 0.5 is half a unit of a subnormal half, so the sum rounds as wanted.
+        # Below 2**-14, half a unit of the float 0.5 is half a unit of a subnormal half, so the sum rounds as required.
         small = np.uint32(bits_of(np.float32(float_of(magnitude) + np.float32(0.5))) - np.uint32(0x3F000000))
         odd = np.uint32(np.uint32(magnitude >> np.uint32(13)) & np.uint32(1))
         # Otherwise the exponent's bias goes from 127 to 15, and half a unit, less one bit if that breaks a tie, is added.
@@ -31,7 +32,7 @@ def fp16_encode(values, limit, out):
 
 @kernel("void(Array(uint16, 1, 'C', readonly=True, aligned=False), float32[::1])")
 def fp16_decode(halves, out):
-    """The bits of float16[k] -> float32[k]."""
+    """Convert the bits of float16[k] to float32[k]."""
     first = float_of(np.uint32(0x38800000))  # the smallest normal half
     for i in range(out.size):
         half = np.uint32(halves[i])
@@ -45,7 +46,7 @@ def fp16_decode(halves, out):
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), uint16[::1])")
 def bf16_encode(values, out):
-    """Finite float32[k] -> the bits of bfloat16[k], to nearest even; what would become Inf becomes the largest."""
+    """Convert finite float32[k] to the bits of bfloat16[k], rounded to nearest even, but to the largest instead of Inf."""
     for i in range(values.size):
         x = bits_of(values[i])
         magnitude = np.uint32(x & np.uint32(0x7FFFFFFF))
@@ -57,6 +58,6 @@ def bf16_encode(values, out):
 
 @kernel("void(Array(uint16, 1, 'C', readonly=True, aligned=False), float32[::1])")
 def bf16_decode(halves, out):
-    """The bits of bfloat16[k] -> float32[k]."""
+    """Convert the bits of bfloat16[k] to float32[k]."""
     for i in range(out.size):
         out[i] = float_of(np.uint32(np.uint32(halves[i]) << np.uint32(16)))

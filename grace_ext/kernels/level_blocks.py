@@ -1,7 +1,7 @@
 """Blocks of levels sorted into classes of similar width, so that each class has frequencies of its own.
 
-The width of a block is the sum of its levels' distances from the middle. Four steps an octave of it are the fine classes;
-neighbours are merged while that saves bits or while they are too many.
+The width of a block is the sum of its levels' distances from the middle. There are four fine classes for each octave of the
+width; neighbouring ones are merged while that saves bits or while there are too many.
 """
 
 import numpy as np
@@ -12,8 +12,8 @@ from ._intrinsics import bits_of, helper, load64, store64
 
 BLOCK = 64
 MOST_CLASSES = 8
-_FINE = 58  # 0 for a width of 0, then four an octave, up to 64 * 255
-_STREAM, _LEVEL, _ABSENT = 320.0, 4.0, 1.0  # about the bits of a stream's states, and in its table, of a level
+_FINE = 58  # the fine classes: one for a width of 0, then four for each octave, up to 64 * 255
+_STREAM, _LEVEL, _ABSENT = 320.0, 4.0, 1.0  # bits, about, of a stream's states and of a level in its table, used or unused
 
 
 @helper
@@ -33,7 +33,7 @@ def _n_log2(n):
 
 @helper
 def _cost(counts, a, b, blocks):
-    """Bits of the levels in the rows a and b (once if they are the same) and of the numbers of their blocks."""
+    """Return the bits of the levels in rows a and b (counted once if they are equal) and of the numbers of their blocks."""
     total, bits = 0, _STREAM - _n_log2(blocks)
     for s in range(counts.shape[1]):
         n = counts[a, s] + (counts[b, s] if a != b else 0)
@@ -44,12 +44,12 @@ def _cost(counts, a, b, blocks):
 
 @kernel("float64(Array(uint8, 1, 'C', readonly=True), int64, uint8[::1], int64[::1])")
 def choose_classes(levels, alphabet, numbers, sizes):
-    """The class of each block of 64 levels, and about how many bits it saves to code each class by itself.
+    """Choose the class of each block of 64 levels; returns about how many bits separate codes save.
 
-    levels: uint8[k], k >= 1, each below alphabet; numbers: uint8[ceil(k / 64)], written: the classes from 0 on, none
-    empty; sizes: int64[MOST_CLASSES], written: levels in each class, 0 beyond the last.
+    levels: uint8[k], k >= 1, each below alphabet; numbers: uint8[ceil(k / 64)], written: the classes from 0 on, none empty;
+    sizes: int64[MOST_CLASSES], written: levels in each class, 0 beyond the last.
     """
-    tables = np.zeros((2 * _FINE, alphabet), np.uint32)  # two for a class: equal levels side by side need not wait
+    tables = np.zeros((2 * _FINE, alphabet), np.uint32)  # two for each class, so that equal neighbours need not wait
     blocks = np.zeros(_FINE, np.int64)
     middle = np.int32((alphabet - 1) >> 1)
     for b in range(numbers.size):
@@ -114,7 +114,7 @@ def choose_classes(levels, alphabet, numbers, sizes):
 
 @kernel("boolean(Array(uint8, 1, 'C', readonly=True), int64, int64[::1])")
 def class_sizes(numbers, k, sizes):
-    """sizes[c] = how many of k levels class c has. False if one has none.
+    """sizes[c] = how many of k levels class c has. Returns False if one has none.
 
     numbers: uint8[ceil(k / 64)], k >= 1, each below sizes.size.
     """

@@ -18,7 +18,7 @@ _FLUSHED = np.uint64(56)
 
 @kernel("void(Array(int64, 1, 'C', readonly=True), uint8[::1])")
 def huffman_lengths(counts, lengths):
-    """Lengths of a complete code for the levels with counts[s] > 0, at least two; 0 for the others."""
+    """Compute the lengths of a complete code for the levels with counts[s] > 0, at least two; 0 for the others."""
     symbols = np.empty(counts.size, np.int64)
     n = 0
     for s in range(counts.size):
@@ -33,7 +33,7 @@ def huffman_lengths(counts, lengths):
             weight[j] = (counts[symbols[j]] + (1 << divisor) - 1) >> divisor
         order = np.argsort(weight[:n], kind="mergesort")
         leaf, node = 0, n
-        for new in range(n, 2 * n - 1):  # inner nodes come in ascending order, so two queues do
+        for new in range(n, 2 * n - 1):  # inner nodes come in ascending order, so two queues suffice
             total = 0
             for _ in range(2):
                 if leaf < n and (node == new or weight[order[leaf]] <= weight[node]):
@@ -59,7 +59,7 @@ def huffman_lengths(counts, lengths):
 
 @helper
 def _codes(lengths):
-    """uint32[256]: the code, most significant bit first turned to least significant first, << 4 | its length."""
+    """Return uint32[256]: each code, its first bit the least significant one, << 4 | its length."""
     codes = np.zeros(256, np.uint32)
     code = 0
     for length in range(1, MAX_LENGTH + 1):
@@ -76,7 +76,7 @@ def _codes(lengths):
 
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), uint8[::1])")
 def huffman_encode(levels, lengths, out):
-    """Write the codes of levels, bits least significant first, filled with 0 to whole bytes; returns how many bytes.
+    """Write the codes of levels, least significant bit first, filled with 0 to whole bytes; returns the number of bytes.
 
     out: uint8[k * 12 / 8 + 16].
     """
@@ -110,7 +110,7 @@ def huffman_encode(levels, lengths, out):
 
 @helper
 def _word(data, end, bit):
-    """The bits from `bit` on, at least 57 of them; 0 from data[end] on."""
+    """Return the bits from `bit` on, at least 57 of them; 0 from data[end] on."""
     at = np.int64(bit >> _3)
     if at + 8 <= end:
         return load64(data, at) >> (bit & _7)
@@ -122,7 +122,7 @@ def _word(data, end, bit):
 
 @helper
 def _loadable(end):
-    """The first bit at which the next 8 bytes reach past data[end]."""
+    """Return the first bit from which the next 8 bytes reach past data[end]."""
     return np.uint64(max(0, 8 * (end - 7)))
 
 
@@ -143,10 +143,10 @@ def _four(data, bit, table, out, i):
     " Array(uint8, 1, 'C', readonly=True), uint8[::1])"
 )
 def huffman_decode(data, ends, lengths, out):
-    """Fill out (uint8[k]), a quarter (rounded up) of it from each stream. False if anything is not as it is written.
+    """Fill out (uint8[k]), a quarter (rounded up) of it from each stream; returns False if the streams do not fit.
 
-    data: uint8[m]; ends: int64[STREAMS], ascending, at most m: where each stream ends; lengths: uint8[n], at most 12.
-    Any content is safe.
+    data: uint8[m]; ends: int64[STREAMS], ascending, at most m: where each stream ends; lengths: uint8[n], at most 12. Any
+    content is safe.
     """
     codes = _codes(lengths)
     table = np.zeros(1 << MAX_LENGTH, np.uint16)

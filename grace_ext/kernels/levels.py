@@ -1,4 +1,4 @@
-"""Levels (small unsigned integers): counted, packed at a fixed width, and the tables of their entropy codes."""
+"""Levels (small unsigned integers): counting, packing at a fixed width, and the tables of their entropy codes."""
 
 import numpy as np
 
@@ -6,15 +6,15 @@ from ._compile import kernel
 from ._helpers import spread, squeeze
 from ._intrinsics import helper, load64, store64
 
-#: Bytes that write_table may write for an alphabet of 256: at most 27 bits of class and 3 of mantissa each, and a word.
+#: Bytes that write_table may write for an alphabet of 256: up to 27 bits of class and 3 of mantissa for each, and a word.
 TABLE_ROOM = 256 * 30 // 8 + 8
 MANTISSA = 3
 
 
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), int64[::1])")
 def count_levels(levels, counts):
-    """counts[s] = how often s stands in levels (uint8[k], each below counts.size). Returns the largest count."""
-    # Four tables, so that a run of equal levels does not wait for its own counter.
+    """counts[s] = how often s occurs in levels (uint8[k], each below counts.size). Returns the largest count."""
+    # Four tables, so that a run of equal levels need not wait for its own counter.
     tables = np.zeros((4, 256), np.uint32)
     whole = np.uint64(levels.size & ~3)
     for i in range(np.uint64(0), whole, np.uint64(4)):
@@ -85,8 +85,8 @@ def _put_bit(out, at, bit):
 def write_table(classes, mantissas, width, out):
     """Write a class and a mantissa for each level; returns the bytes used of out, uint8[TABLE_ROOM].
 
-    A class is coded as its difference from the one before (0 before the first): 0, -1, 1, -2, 2, ... as so many ones
-    and a zero. A class c >= 1 is followed by its mantissa in min(c - 1, width) bits.
+    A class is coded as its difference from the one before (0 before the first): 0, -1, 1, -2, 2, ... as so many ones and a
+    zero. A class c >= 1 is followed by its mantissa in min(c - 1, width) bits.
     """
     at, previous = 0, 0
     for s in range(classes.size):
@@ -102,8 +102,10 @@ def write_table(classes, mantissas, width, out):
 
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, int64, uint8[::1], uint8[::1])")
 def read_table(data, width, largest, classes, mantissas):
-    """The inverse of write_table. Returns the bytes used, or -1 if data ends, a class is out of 0..largest or a spare
-    bit is set."""
+    """The inverse of write_table; returns the bytes used.
+
+    Returns -1 if data ends, a class is out of 0..largest, or a spare bit is set.
+    """
     at, previous, end = 0, 0, 8 * data.size
     for s in range(classes.size):
         count = 0

@@ -1,9 +1,9 @@
-"""Uniform thresholds with a dead zone and centroids: the search for the step on a histogram, and the quantizer.
+"""Uniform thresholds with a dead zone, and centroids: the search for the step on a histogram, and the quantizer.
 
-A value belongs to level 0 if its magnitude is below `start`, else to level m = 1 + floor((magnitude - start) / step),
-with its sign. Level 0 stands for 0, level m for the centroid of its magnitudes.
+A value belongs to level 0 if its magnitude is below `start`, else to level m = 1 + floor((magnitude - start) / step), with
+its sign. Level 0 decodes to 0, and level m to the centroid of its magnitudes.
 
-The bytes must be the same on every machine, so nothing here depends on a maths library: sums have a fixed order and
+The bytes must be the same on every machine, so nothing here depends on a mathematics library: sums have a fixed order, and
 logarithms are computed from the bits.
 """
 
@@ -16,18 +16,18 @@ from ._helpers import log2, random32
 from ._intrinsics import bits_of, float_of, helper
 
 BINS = 2048
-SAMPLE = 1 << 15  # values that the histogram looks at
+SAMPLE = 1 << 15  # number of values in the histogram
 MOST = 127  # levels on each side
 FRACTIONS = 16  # levels with a centroid of their own; the higher ones share the last
-SMALLEST, LARGEST = 2.0**-120, 2.0**125  # steps whose inverse is a normal float32
+SMALLEST, LARGEST = 2.0**-120, 2.0**125  # the range of steps whose inverse is a normal float32
 _BINS_PER_ERROR = 2.0  # bins in the target's root mean square error; a step is 3 of those or more
-_RATIO = 1.25  # of two steps that are tried
+_RATIO = 1.25  # ratio of two successive steps that are tried
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), float64[::1])")
 def moments(values, out):
-    """out = (sum of squares, smallest magnitude, largest magnitude) of float32[k], k >= 1, finite."""
+    """Compute out = (sum of squares, smallest magnitude, largest magnitude) of float32[k], k >= 1, finite."""
     sums = np.zeros(16)
     low, high = _MAGNITUDE, np.uint32(0)
     whole = values.size & ~15
@@ -51,7 +51,7 @@ def moments(values, out):
 
 @helper
 def _below(sums, x):
-    """Count, sum and sum of squares (in bins) of the magnitudes below x (in bins): each bin is taken as evenly filled."""
+    """Return count, sum and sum of squares (in bins) of the magnitudes below x (in bins). Bins count as evenly filled."""
     j = min(np.int64(x), BINS - 1)
     a, part = np.float64(j), min(x, np.float64(BINS)) - np.float64(j)
     n = (sums[0, j + 1] - sums[0, j]) * part
@@ -61,7 +61,7 @@ def _below(sums, x):
 
 @helper
 def _cost(sums, total, start, step, with_rate):
-    """(sum of squared errors, bits of all levels) of the sample; lengths in bins."""
+    """Return (sum of squared errors, bits of all levels) of the sample; lengths are in bins."""
     n0, s0, q0 = _below(sums, start)
     squares, bits = q0, 0.0
     if with_rate and n0 > 1:
@@ -88,7 +88,7 @@ def _cost(sums, total, start, step, with_rate):
 
 @helper
 def _start(shape, step, smallest):
-    """shape < 0: at the smallest magnitude, with a margin for rounding; else `shape` steps."""
+    """Return the start: `shape` steps or, if shape < 0, the smallest magnitude, with a margin for rounding."""
     return max(0.0, smallest - step / 32.0) if shape < 0 else shape * step
 
 
@@ -97,11 +97,11 @@ def _start(shape, step, smallest):
     " float32[::1], uint8[::1])"
 )
 def choose_levels(values, moments, error, sums, grid, fractions):
-    """Find start and step that need the fewest bits at a root mean square error of `error` times that of the values.
+    """Find the start and the step that need the fewest bits at a root mean square error of `error` times that of the values.
 
-    values: float32[k]; moments: as above, not all zero; sums: float64[3, BINS + 1], for work; grid: float32[2], written:
-    start and step; fractions: uint8[FRACTIONS], written: where the centroids lie in their intervals, in 1/256.
-    Returns the number of levels on each side, at most MOST; more would be needed if the largest value is beyond them.
+    values: float32[k]; moments: as above, not all zero; sums: float64[3, BINS + 1], to work in; grid: float32[2], written:
+    start and step; fractions: uint8[FRACTIONS], written: where the centroids are in their intervals, in 1/256. Returns the
+    number of levels on each side, at most MOST; the largest value may lie beyond them.
     """
     k = values.size
     width = error * math.sqrt(moments[0] / k) / _BINS_PER_ERROR
@@ -125,7 +125,7 @@ def choose_levels(values, moments, error, sums, grid, fractions):
     best, start, step = np.inf, 0.0, 1.0
     widest = min(max(moments[2] / width, 2.0), 512.0)  # one step is enough for all
     for shape in (-1.0, 0.5, 0.6, 0.75):
-        # The error need not grow with the step everywhere, so go through the steps and look at each that is just good.
+        # The error need not grow with the step everywhere, so all steps are gone through.
         above, tried, last = 0.0, widest, 1.0
         while tried >= last:
             if _cost(sums, total, _start(shape, tried, smallest), tried, False)[0] > target:
@@ -164,7 +164,7 @@ def choose_levels(values, moments, error, sums, grid, fractions):
 
 @helper
 def _place(magnitude, grid):
-    """Its level is the whole part of this, 0 if negative."""
+    """Return a number whose whole part is the level of a magnitude; the level is 0 if the number is negative."""
     return magnitude * np.float32(np.float32(1) / grid[1]) + np.float32(np.float32(1) - grid[0] / grid[1])
 
 
@@ -198,7 +198,7 @@ def gather_escapes(values, codes, escape, out):
     " Array(float32, 1, 'C', readonly=True), float32[::1])"
 )
 def lloyd_decode(codes, table, escapes, out):
-    """out[i] = table[codes[i]], or the next of `escapes` where the code is 255. False if those are not exactly enough.
+    """out[i] = table[codes[i]], or the next of `escapes` where the code is 255. Returns False unless all of those are used.
 
     codes: uint8[k]; table: float32[256]; out: float32[k].
     """

@@ -1,4 +1,4 @@
-"""Orthonormal factors and their product, in one order of operations: the same bits on every machine."""
+"""Orthonormal factors and their product, in a fixed order of operations: the same bits on every machine."""
 
 import numpy as np
 
@@ -6,8 +6,8 @@ from ._compile import kernel
 from ._helpers import random32
 from ._intrinsics import bits_of, helper
 
-TILE = 1024  # floats of a row that stay in the L1 cache while they are summed
-DEAD = 1e-24  # square of the share of a row below which what is left of it is rounding noise
+TILE = 1024  # number of floats of a row that stay in the L1 cache while they are summed
+DEAD = 1e-24  # if less than this share of a row's square is left, it is rounding noise
 
 
 @helper
@@ -37,7 +37,7 @@ def _remove(work, i):
 
 @helper
 def _draw(row, first, low, high):
-    """Random integers, close to normally distributed (sums of four uniform ones), without libm."""
+    """Draw random integers, close to normally distributed (sums of four uniform ones), without the mathematics library."""
     for k in range(row.size):
         counter = np.uint32(2) * np.uint32(first + k)
         x, y = random32(counter, low, high), random32(counter + np.uint32(1), low, high)
@@ -83,7 +83,7 @@ def add_magnitude(gradient, residual):
 
 @helper
 def _row(pt, qt, i, start, tile):
-    """tile = elements from `start` on of row i of P·Qᵀ, summed from 0 over the rank in ascending order."""
+    """tile = the elements from `start` on of row i of P·Qᵀ, summed from 0 over the rank in ascending order."""
     r, stop = pt.shape[0], start + tile.size
     tile[:] = np.float32(0)
     for j in range(0, r & -4, 4):
@@ -109,7 +109,7 @@ def _scaled(tile, weight, out):
 
 @helper
 def _subtract(tile, matrix):
-    """What would overflow becomes 0: a residual that is not finite would stay so for ever."""
+    """Subtract; what would overflow becomes 0, because a residual that is not finite would stay so for ever."""
     for k in range(tile.size):
         error = matrix[k] - tile[k]
         finite = np.uint32(bits_of(error) & np.uint32(0x7FFFFFFF)) < np.uint32(0x7F800000)

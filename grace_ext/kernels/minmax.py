@@ -1,6 +1,6 @@
 """Affine quantization: levels between the smallest and the largest value of a chunk.
 
-In float64: there the difference of two float32 neither overflows nor vanishes, whatever they are.
+Everything is in float64, in which the difference of two float32 neither overflows nor vanishes.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from ._intrinsics import bits_of, float_of, helper
 
 @helper
 def _ordered(x):
-    """float32 bits <-> an int32 in the order of the values; its own inverse. Integers, as float minima do not vectorise."""
+    """Map float32 bits to an int32 in the order of the values, or back. Integers, because float minima do not vectorise."""
     return np.int32(np.int32(x) ^ np.int32(np.int32(np.int32(x) >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
@@ -54,7 +54,7 @@ def minmax_encode(values, chunk, top, ranges, levels):
 
 @kernel("void(Array(uint8, 1, 'C', readonly=True), int64, int64, Array(float32, 2, 'C', readonly=True), float32[::1])")
 def minmax_decode(levels, chunk, top, ranges, out):
-    """low + level * ((high - low) / top) in float64, rounded to float32. The arrays are those of minmax_encode."""
+    """Decode: low + level * ((high - low) / top) in float64, rounded to float32. The arrays are those of minmax_encode."""
     for c in range(ranges.shape[0]):
         start, end = c * chunk, min(out.size, (c + 1) * chunk)
         low = np.float64(ranges[c, 0])

@@ -1,4 +1,4 @@
-"""Momentum of a gradient, kept while it is replaced by it."""
+"""Momentum: the velocity is updated, and the gradient is replaced by it."""
 
 from ._compile import kernel
 

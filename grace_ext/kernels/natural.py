@@ -11,7 +11,7 @@ _MANTISSA = np.uint32(0x7FFFFF)
 
 @kernel("UniTuple(uint32, 2)(Array(float32, 1, 'C', readonly=True))")
 def magnitude_range(values):
-    """The bits of the smallest and of the largest magnitude in float32[k] that are not 0; (0, 0) if there are none."""
+    """Return the bits of the smallest and of the largest magnitude in float32[k] that are not 0; (0, 0) if all are."""
     smallest, largest = np.uint32(0xFFFFFFFF), np.uint32(0)
     for i in range(values.size):
         magnitude = np.uint32(bits_of(values[i]) & np.uint32(0x7FFFFFFF))
@@ -25,20 +25,19 @@ def magnitude_range(values):
 def natural_encode(values, lowest, count, key_low, key_high, levels):
     """Round finite values to 0 and the powers of two with biased exponents lowest .. lowest + count - 1, unbiased.
 
-    values: float32[k], magnitudes not above the largest power (else it is taken); lowest >= 1; levels: uint8[k],
-    written: `count` for 0, count +- (1 + exponent - lowest) for a power. The random numbers depend on the key and the
-    value's place only.
+    values: float32[k]; a magnitude above the largest power becomes that. lowest >= 1; levels: uint8[k], written: `count` for
+    0, count +- (1 + exponent - lowest) for a power. The random numbers depend only on the key and the value's position.
     """
     for i in range(values.size):
         x = bits_of(values[i])
         exponent = np.uint32(np.uint32(x >> np.uint32(23)) & np.uint32(0xFF))
         mantissa = np.uint32(np.uint32(x & _MANTISSA) | (np.uint32(0x800000) if exponent > np.uint32(0) else np.uint32(0)))
         exponent = exponent if exponent > np.uint32(1) else np.uint32(1)
-        # The value is mantissa / 2**23 of the power of its exponent; below `lowest`, of that power.
+        # The value is mantissa / 2**23 times the power of its exponent or, below `lowest`, times that power.
         above = np.int32(np.int32(exponent) - np.int32(lowest))
         shift = np.uint32(-above) if above < np.int32(0) else np.uint32(0)
         mantissa = np.uint32(mantissa >> (shift if shift < np.uint32(31) else np.uint32(31)))
-        # A random number of 23 bits carries into the next bit with the probability of the part behind the point.
+        # A random number of 23 bits carries into the next bit with the probability that the fraction gives.
         carried = np.uint32(mantissa + np.uint32(random32(np.uint32(i), key_low, key_high) >> np.uint32(9)))
         power = np.int32((above if above > np.int32(0) else np.int32(0)) + np.int32(carried >> np.uint32(23)))
         power = power if power < np.int32(count) else np.int32(count)
@@ -47,7 +46,7 @@ def natural_encode(values, lowest, count, key_low, key_high, levels):
 
 @kernel("void(Array(uint8, 1, 'C', readonly=True), uint32, uint32, float32[::1])")
 def natural_decode(levels, lowest, zero, out):
-    """The inverse. levels: uint8[k], at most 255 - lowest away from `zero`; out: float32[k], written."""
+    """The inverse of natural_encode. levels: uint8[k], at most 255 - lowest away from `zero`; out: float32[k], written."""
     first = np.uint32(lowest - np.uint32(1))
     for i in range(out.size):
         level = np.uint32(levels[i])

@@ -1,7 +1,7 @@
-"""Piecewise polynomials through sorted values: knots, least squares, evaluation.
+"""Piecewise polynomials through sorted values: knots, least squares, and evaluation.
 
 Nothing here depends on a library's sine, exponential or matrix product, nor on the order in which a CPU adds up: the same
-values give the same bytes and the same bytes the same values on every machine.
+values give the same bytes, and the same bytes the same values, on every machine.
 """
 
 import numpy as np
@@ -15,8 +15,10 @@ _LANES = 8
 
 @helper
 def _chord(values, start, end, least):
-    """(position, distance) of the value furthest from the line through values[start] and values[end - 1], among those that
-    leave `least` values on either side; distance -1 if there is none."""
+    """Return (position, distance) of the value furthest from the line through values[start] and values[end - 1].
+
+    Only values with at least `least` values on either side count; distance -1 if there is none.
+    """
     first = np.float64(values[start])
     slope = (np.float64(values[end - 1]) - first) / max(end - 1 - start, 1)
     distance, position = -1.0, start
@@ -31,8 +33,9 @@ def _chord(values, start, end, least):
 def find_knots(values, least, ends):
     """Split ascending values into at most ends.size segments of at least `least` values.
 
-    A segment is split where it is furthest from its chord (Lemma 10), and next comes the one that the chord's distance
-    and the number of values make the worst. Writes where each segment ends (exclusive), ascending, and returns how many.
+    A segment is split where it is furthest from its chord (Lemma 10 of DeepReduce). The next one to be split is the worst by
+    the chord's distance and the number of values. Writes where each segment ends (exclusive), ascending, and returns their
+    number.
     """
     n = values.size
     cuts = np.zeros(ends.size, np.int64)
@@ -58,7 +61,7 @@ def find_knots(values, least, ends):
 
 @helper
 def _recurrence(j, n):
-    """b[j] of the polynomials that are orthogonal on n evenly spaced points: P[j + 1] = x P[j] - b[j] P[j - 1]."""
+    """Return b[j] of the polynomials that are orthogonal on n evenly spaced points: P[j + 1] = x P[j] - b[j] P[j - 1]."""
     span = np.float64(max(n - 1, 1))
     return (
         np.float64(j * j) * (np.float64(n) * np.float64(n) - np.float64(j * j)) / (np.float64(4 * j * j - 1) * (span * span))
@@ -67,7 +70,7 @@ def _recurrence(j, n):
 
 @helper
 def _fit(values, coefficients):
-    """Least squares. values: float32[n], ascending; coefficients: float32[degree + 1], written."""
+    """Fit by least squares. values: float32[n], ascending; coefficients: float32[degree + 1], written."""
     n = values.size
     low = np.float64(values[0])
     span = np.float64(values[n - 1]) - low
@@ -110,8 +113,10 @@ def _fit(values, coefficients):
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), float32[:, ::1])")
 def fit_segments(values, ends, coefficients):
-    """Fit a polynomial to each segment. values: float32[n], ascending; ends: int64[s], ascending, the last is n;
-    coefficients: float32[s, degree + 1], written."""
+    """Fit a polynomial to each segment.
+
+    values: float32[n], ascending; ends: int64[s], ascending, the last is n; coefficients: float32[s, degree + 1], written.
+    """
     start = 0
     for s in range(ends.size):
         _fit(values[start : ends[s]], coefficients[s])
@@ -120,7 +125,7 @@ def fit_segments(values, ends, coefficients):
 
 @helper
 def _evaluate(coefficients, b, low, high, negative, out):
-    """Clenshaw's recurrence. b: float64[degree + 2]."""
+    """Evaluate by Clenshaw's recurrence. b: float64[degree + 2]."""
     n = out.size
     step = 2.0 / max(n - 1, 1)
     bottom, span = np.float64(low), np.float64(high) - np.float64(low)
@@ -149,8 +154,8 @@ def _evaluate(coefficients, b, low, high, negative, out):
 def evaluate_segments(coefficients, edges, ends, negative, out):
     """The inverse of fit_segments, clamped to the segments' values.
 
-    coefficients: float32[s, degree + 1], finite; edges: float32[s + 1], ascending, finite: segment i lies between
-    edges[i] and edges[i + 1]; ends: int64[s], ascending, the last is out.size; out: float32[n], written, negated if asked.
+    coefficients: float32[s, degree + 1], finite; edges: float32[s + 1], ascending, finite: segment i is between edges[i] and
+    edges[i + 1]; ends: int64[s], ascending, the last is out.size; out: float32[n], written, negated if asked.
     """
     b = np.zeros(coefficients.shape[1] + 1)
     start = 0

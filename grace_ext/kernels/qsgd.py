@@ -1,4 +1,4 @@
-"""Stochastic uniform quantization of values in buckets: packed at up to 8 bits, or in wide codes."""
+"""Stochastic uniform quantization of values in buckets: codes packed at up to 8 bits, or wide codes."""
 
 import math
 
@@ -15,7 +15,7 @@ _LARGEST = np.float32(3.4028e38)  # above it, a decoded value could round to Inf
 
 @kernel("uint32(Array(float32, 1, 'C', readonly=True))")
 def max_magnitude(values):
-    """The bits of the largest magnitude in values; 0x7F800000 and above mean that one is Inf or NaN."""
+    """Return the bits of the largest magnitude in values; 0x7F800000 and above mean that one is Inf or NaN."""
     return largest_magnitude(values)
 
 
@@ -23,7 +23,7 @@ def max_magnitude(values):
 def _quantize(values, scale, levels, low, high, first, codes):
     top = np.float32(2.0) * levels
     for i in range(values.size):
-        # 16 random bits and a half: levels + uniform is exact, and so is the zero of a zero.
+        # 16 random bits and a half: levels + uniform is exact, so a zero stays one.
         uniform = np.float32(np.int32(random32(first + np.uint32(i), low, high) >> np.uint32(16))) + np.float32(0.5)
         x = values[i] * scale + (levels + uniform * np.float32(2.0**-16))
         codes[i] = np.uint8(np.int32(min(max(x, np.float32(0)), top)))
@@ -37,8 +37,11 @@ def _dequantize(codes, levels, scale, out):
 
 @helper
 def _norm2(values, sums):
-    """The 2-norm of float32[n] in float64. sums: float64[16], so that the additions stand in an order of ours and the
-    result is the same on every machine: value i goes to sum i & 15, then the sums are added in order."""
+    """Return the 2-norm of float32[n] in float64. sums: float64[16].
+
+    The additions are in a fixed order, so that all machines get the same result: value i is added to sum i & 15, and then
+    the sums are added in order.
+    """
     sums[:] = 0.0
     whole = values.size & ~15
     for start in range(0, whole, 16):
@@ -61,9 +64,9 @@ def _norm2(values, sums):
 def qsgd_encode(values, levels, width, bucket, two_norm, key_low, key_high, norms, out):
     """Quantize finite values to levels -s..s of their bucket's largest magnitude or 2-norm, s = levels <= 127, unbiased.
 
-    values: float32[k]; width: bits of a code, 2 * levels < 2**width <= 256; bucket: a multiple of 8;
-    norms: float32[ceil(k / bucket)], written; out: uint8[k * width / 8 + 8], written: codes level + s, packed. The random
-    numbers depend on the key and the value's place only.
+    values: float32[k]; width: bits of a code, 2 * levels < 2**width <= 256; bucket: a multiple of 8; norms: float32[ceil(k /
+    bucket)], written; out: uint8[k * width / 8 + 8], written: codes level + s, packed. The random numbers depend only on the
+    key and the value's position.
     """
     s = np.float32(levels)
     codes = np.zeros(bucket, np.uint8)
@@ -92,7 +95,10 @@ def qsgd_encode(values, levels, width, bucket, two_norm, key_low, key_high, norm
     "boolean(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, Array(float32, 1, 'C', readonly=True), float32[::1])"
 )
 def qsgd_decode(packed, levels, width, bucket, norms, out):
-    """The inverse of qsgd_encode. packed: uint8[ceil(k * width / 8)], out: float32[k]. False if a code is out of range."""
+    """The inverse of qsgd_encode. Returns False if a code is out of range.
+
+    packed: uint8[ceil(k * width / 8)], out: float32[k].
+    """
     codes = np.zeros(bucket, np.uint8)
     words = codes.view(np.uint64)
     W = np.uint64(width)
@@ -118,7 +124,7 @@ def qsgd_decode(packed, levels, width, bucket, norms, out):
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), int64, int64, boolean, uint32, uint32, float32[::1], uint32[::1])")
 def qsgd_encode_wide(values, levels, bucket, two_norm, key_low, key_high, norms, codes):
-    """As qsgd_encode for up to 32767 levels, in float64: codes: uint32[k], written, level + s each."""
+    """Like qsgd_encode for up to 32767 levels, in float64. codes: uint32[k], written: level + s each."""
     sums = np.empty(16, np.float64)
     s = np.float64(levels)
     for b in range(norms.size):
@@ -136,7 +142,7 @@ def qsgd_encode_wide(values, levels, bucket, two_norm, key_low, key_high, norms,
 
 @kernel("boolean(Array(uint32, 1, 'C', readonly=True), int64, int64, Array(float32, 1, 'C', readonly=True), float32[::1])")
 def qsgd_decode_wide(codes, levels, bucket, norms, out):
-    """The inverse of qsgd_encode_wide. False if a code is out of range."""
+    """The inverse of qsgd_encode_wide. Returns False if a code is out of range."""
     largest = np.uint32(0)
     for b in range(norms.size):
         start = b * bucket

@@ -1,10 +1,10 @@
-"""Rice codes for the gaps between ascending indices, quotients and remainders in two streams.
+"""Rice codes of the gaps between ascending indices, with quotients and remainders in two streams.
 
-A gap g (zeros between two indices) has the quotient g >> e and the remainder, its lower e bits. The remainders stand
-packed in the first stream, the quotients in unary (zeros, then a one) in the second: the same bits as in the usual
-interleaved form, but each code is found by one bit scan, without waiting for the length of the code before it.
-Golomb moduli between the powers of two were measured too: at 0.1, 1 and 10 % density they save at most 0.7 % of the
-bits and decode 4 times slower.
+A gap g (the zeros between two indices) has the quotient g >> e, and its lower e bits are the remainder. The remainders are
+packed in the first stream, and the quotients are in unary (zeros, then a one) in the second: the same bits as in the usual
+interleaved form, but each code is found by one bit scan, without waiting for the length of the code before it. Golomb
+moduli between the powers of two were measured too: at 0.1, 1 and 10 % density they save at most 0.7 % of the bits, and
+decode 4 times slower.
 """
 
 import numpy as np
@@ -14,17 +14,17 @@ from ._helpers import word_at
 from ._intrinsics import load64, ones, store64, trailing_zeros
 
 _0, _1, _3, _7 = (np.uint64(x) for x in (0, 1, 3, 7))
-_FLUSHED = np.uint64(56)  # bits that go out in one step while a long run of zeros is written
+_FLUSHED = np.uint64(56)  # bits that are written in one step during a long run of zeros
 MAX_SHIFT = 30
 
 
 def remainder_bytes(k: int, e: int) -> int:
-    """Length of the first stream of k codes."""
+    """Return the length of the first stream of k codes."""
     return (k * e + 7) // 8
 
 
 def quotient_room(d: int, k: int, e: int) -> int:
-    """Bytes that rice_encode may write to the second stream for k indices below d."""
+    """Return how many bytes rice_encode may write to the second stream for k indices below d."""
     return ((d >> e) + k) // 8 + 17
 
 
@@ -68,7 +68,7 @@ def rice_encode(indices, e, remainders, quotients):
 
 @kernel("int64(Array(uint32, 1, 'C', readonly=True), int64)")
 def quotient_bits(indices, e):
-    """Bits of the second stream that rice_encode would write. indices: uint32[k], strictly ascending, k >= 1."""
+    """Return the bits of the second stream that rice_encode would write. indices: uint32[k], strictly ascending, k >= 1."""
     E = np.uint32(e)
     total = np.int64(indices[0] >> E)
     for i in range(np.uint64(1), np.uint64(indices.size)):
@@ -78,11 +78,11 @@ def quotient_bits(indices, e):
 
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, int64, uint32[::1])")
 def rice_decode(remainders, quotients, d, e, out):
-    """Decode out.size indices below d. Returns the bits read of the second stream, or -1 if it holds too few codes, ones
-    behind the last code, or an index >= d.
+    """Decode out.size indices below d; returns the bits read of the second stream.
 
-    remainders: uint8[remainder_bytes(k, e)]; quotients: at most quotient_room(d, k, e) bytes; 0 <= e <= MAX_SHIFT.
-    Any content is safe: reads stay inside the streams.
+    Returns -1 if that holds too few codes, ones behind the last code, or an index >= d. remainders: uint8[remainder_bytes(k,
+    e)]; quotients: at most quotient_room(d, k, e) bytes; 0 <= e <= MAX_SHIFT. Any content is safe: reads stay inside the
+    streams.
     """
     k, E = np.uint64(out.size), np.uint64(e)
     mask = (_1 << E) - _1

@@ -1,4 +1,4 @@
-"""Rice codes of the gaps, with a parameter e for each block of them; two streams as in rice.py."""
+"""Rice codes of the gaps with a parameter e for each block of them, in two streams as in rice.py."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ MAX_SHIFT = 30
 
 @helper
 def _quotients(indices, start, end, e):
-    """Sum of gap >> e for the gaps before indices[start:end]. All gaps together are below 2**31."""
+    """Return the sum of gap >> e for the gaps before indices[start:end]. All gaps together are below 2**31."""
     E = np.uint32(e)
     total = np.uint32(0)
     if start == _0:
@@ -28,8 +28,8 @@ def _quotients(indices, start, end, e):
 def block_shifts(indices, block, shifts):
     """Choose an e for each block; returns the bits of the remainders and of the quotients.
 
-    indices: uint32[k], strictly ascending, below 2**31, k >= 1; shifts: uint32[ceil(k / block)]. Each e is at the bottom of
-    the slope that begins at the e of the block's mean.
+    indices: uint32[k], strictly ascending, below 2**31, k >= 1; shifts: uint32[ceil(k / block)]. Each e is the local minimum
+    that a descent from the e of the block's mean reaches.
     """
     k = indices.size
     remainder_bits, quotient_bits = np.int64(0), np.int64(k)
@@ -56,8 +56,10 @@ def block_shifts(indices, block, shifts):
 
 @kernel("void(Array(uint32, 1, 'C', readonly=True), int64, Array(uint32, 1, 'C', readonly=True), uint8[::1], uint8[::1])")
 def rice_blocks_encode(indices, block, shifts, remainders, quotients):
-    """Write the gaps. shifts: from block_shifts; remainders, quotients: uint8, 8 bytes longer than what they get, which are
-    overwritten with anything."""
+    """Write the gaps. shifts: from block_shifts.
+
+    remainders, quotients: uint8, 8 bytes longer than what is written to them; these are overwritten with anything.
+    """
     low, low_used, low_at = _0, _0, 0
     high, high_used, high_at = _0, _0, 0
     previous = _0  # one past the last index
@@ -94,10 +96,10 @@ def rice_blocks_encode(indices, block, shifts, remainders, quotients):
     "Array(uint32, 1, 'C', readonly=True), int64, uint32[::1])"
 )
 def rice_blocks_decode(remainders, quotients, block, shifts, d, out):
-    """Decode out.size indices below d. Returns the bits read of the quotients, or -1 if they hold too few codes, ones
-    behind the last code, or an index >= d.
+    """Decode out.size indices below d; returns the bits read of the quotients.
 
-    shifts: uint32[ceil(k / block)], at most MAX_SHIFT; any other content is safe.
+    Returns -1 if they hold too few codes, ones behind the last code, or an index >= d. shifts: uint32[ceil(k / block)], at
+    most MAX_SHIFT; any other content is safe.
     """
     k, size, D = np.uint64(out.size), np.uint64(block), np.uint64(d)
     word, at = word_at(quotients, 0), np.int64(0)
@@ -107,7 +109,7 @@ def rice_blocks_decode(remainders, quotients, block, shifts, d, out):
         E = np.uint64(shifts[number])
         mask = (_1 << E) - _1
         block_end = min(k, (number + _1) * size)
-        # In the block, an index is what its j codes before, its ones and its quotients' zeros and the remainders sum up to.
+        # In the block, an index is the sum of the codes before it, j ones and the quotients' zeros, and of the remainders.
         first, start, low_sum = j, end, _0
         while j < block_end:
             while word == _0:

@@ -1,6 +1,7 @@
-"""Positions in a table of rows: which rows they touch, and where in these. Row x holds the positions from x * width on.
+"""Positions in a table of rows: which rows they touch, and where they are in these.
 
-The touched rows, one after the other, make the compact domain: position q * width + c is column c of touched row q.
+Row x has the positions from x * width on. The touched rows, one after the other, form the compact domain: position
+q * width + c is column c of touched row q.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ _1 = np.uint64(1)
 
 @kernel("int64(Array(uint32, 1, 'C', readonly=True), int64, uint32[::1], uint32[::1])")
 def split_rows(indices, width, rows, compact):
-    """Write the touched rows (returns how many) and each index's position in their compact domain.
+    """Write the touched rows, whose number is returned, and each index's position in their compact domain.
 
     indices: uint32[k], strictly ascending; rows, compact: uint32[k], compact may be indices itself; width below 2**31.
     """
@@ -32,7 +33,7 @@ def split_rows(indices, width, rows, compact):
 
 @kernel("boolean(Array(uint32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), int64, uint32[::1])")
 def join_rows(rows, compact, width, out):
-    """The inverse: out gets the indices. False unless every row has one of them.
+    """The inverse of split_rows: out gets the indices. Returns False unless every row has one of them.
 
     rows: uint32[r], r >= 1; compact: uint32[k], k >= 1, strictly ascending, below r * width < 2**63; out: uint32[k], may be
     compact itself.
@@ -55,7 +56,7 @@ def join_rows(rows, compact, width, out):
 
 @kernel("void(Array(uint32, 1, 'C', readonly=True), int64, uint32[::1])")
 def whole_rows(rows, width, out):
-    """All positions of these rows: out, uint32[k], where k is len(rows) * width or, if the last one is short, less."""
+    """Write all positions of these rows: out, uint32[k], where k is len(rows) * width or, if the last row is short, less."""
     w = np.uint64(width)
     at = np.uint64(0)
     for q in range(np.uint64(rows.size)):
@@ -71,7 +72,7 @@ def whole_rows(rows, width, out):
     " Array(uint32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32)"
 )
 def add_compact(out, rows, own, width, compact, values, weight):
-    """Add weight * values at the positions `compact` in the domain of the rows `own`, in that of more rows.
+    """Add weight * values at the positions `compact` in the domain of the rows `own`, in the domain of more rows.
 
     out: float32[u * width]; rows: uint32[u], ascending; own: uint32[r], some of these; compact: uint32[k], from split_rows;
     values: float32[k].

@@ -1,8 +1,8 @@
-"""Run lengths of a bitmap, and numbers each as a prefix in unary (zeros, then a one) and a suffix of bits, in two streams.
+"""Run lengths of a bitmap, and numbers as a prefix in unary (zeros, then a one) and a suffix of bits, in two streams.
 
-A code is e (0 to 30), plus GOLOMB for exp-Golomb. The number v has in Rice's code the prefix v >> e and its lower e bits
-as suffix; in the exp-Golomb code the prefix n, the bit length of (v >> e) + 1 less one, and v - (2**n - 1) * 2**e at
-n + e bits as suffix. As in rice.py, the prefixes tell where each suffix stands without waiting for the one before it.
+A code is e (0 to 30), plus GOLOMB for exp-Golomb. In Rice's code, the number v has the prefix v >> e, and its lower e bits
+as suffix. In the exp-Golomb code, it has the prefix n, the bit length of (v >> e) + 1 less one, and v - (2**n - 1) * 2**e at
+n + e bits as suffix. As in rice.py, the prefixes tell where each suffix is without waiting for the one before it.
 """
 
 import numpy as np
@@ -20,10 +20,10 @@ _SAMPLE = 4096
 
 @kernel("int64(Array(uint32, 1, 'C', readonly=True), uint32[::1], uint32[::1])")
 def runs_of(indices, zeros, ones):
-    """The runs of the bitmap up to its last one: returns how many pairs of a run of zeros and a run of ones there are.
+    """Write the runs of the bitmap up to its last one; returns how many pairs of a run of zeros and a run of ones there are.
 
-    indices: uint32[k], strictly ascending, k >= 1. zeros, ones: uint32[k]; they get the lengths, less 1 where a run
-    cannot be empty: only the first run of zeros can.
+    indices: uint32[k], strictly ascending, k >= 1. zeros, ones: uint32[k]; they get the lengths, less 1 where a run cannot
+    be empty: only the first run of zeros can.
     """
     pairs, previous = _0, np.uint64(indices[0])
     zeros[0] = indices[0]
@@ -32,7 +32,7 @@ def runs_of(indices, zeros, ones):
         x = np.uint64(indices[i])
         gap = x - previous - _1
         previous = x
-        # Each index is written as the start of the next run, and the run begins if zeros came before it.
+        # Each index is written as the start of the next run, which begins only if zeros came before it.
         zeros[pairs + _1] = np.uint32(gap - _1)
         ones[pairs + _1] = np.uint32(i)
         pairs += np.uint64(gap != _0)
@@ -68,7 +68,7 @@ def _prefixes(numbers, code):
 
 @helper
 def _bits(numbers, code, prefixes):
-    """All bits, prefixes and suffixes."""
+    """Return the number of all bits, prefixes and suffixes."""
     if code >= GOLOMB:
         return numbers.size * (code - GOLOMB + 1) + 2 * prefixes
     return numbers.size * (code + 1) + prefixes
@@ -76,7 +76,7 @@ def _bits(numbers, code, prefixes):
 
 @helper
 def _downhill(numbers, code, kind):
-    """The code with the fewest bits on the slope from this one, among those of its kind (0 or GOLOMB)."""
+    """Return the code at the end of a descent from this one, among those of its kind (0 or GOLOMB)."""
     bits = _bits(numbers, code, _prefixes(numbers, code))
     for step in (-1, 1):
         while kind <= code + step <= kind + MAX_SHIFT:
@@ -90,10 +90,10 @@ def _downhill(numbers, code, kind):
 
 @kernel("UniTuple(int64, 3)(Array(uint32, 1, 'C', readonly=True), uint32[::1])")
 def best_run_code(numbers, sample):
-    """(code, bits of the prefixes, bits of the suffixes): a code for uint32[n] with few bits, n >= 1.
+    """Return (code, bits of the prefixes, bits of the suffixes) of a code for uint32[n] with few bits, n >= 1.
 
-    The e of each kind is searched on every so manieth number only, which is copied to `sample` (uint32[min(n, 4096)]);
-    then the two kinds are compared on all numbers, because a rare large one can make Rice's code very long.
+    The e of each kind is searched on a regular sample of the numbers, which is copied to `sample` (uint32[min(n, 4096)]).
+    Then the two kinds are compared on all numbers, because a rare large one can make Rice's code very long.
     """
     total, stride = np.int64(0), (numbers.size + _SAMPLE - 1) // _SAMPLE
     count = (numbers.size + stride - 1) // stride
@@ -115,8 +115,10 @@ def best_run_code(numbers, sample):
 
 @kernel("UniTuple(int64, 2)(Array(uint32, 1, 'C', readonly=True), int64, int64, int64, uint8[::1], uint8[::1])")
 def numbers_encode(numbers, code, prefix_bit, suffix_bit, prefixes, suffixes):
-    """Write uint32[n] from these bits on; returns the bits behind them. prefixes, suffixes: uint8, 8 bytes longer than what
-    they get, which are overwritten with anything."""
+    """Write uint32[n] from these bits on; returns the bits behind them.
+
+    prefixes, suffixes: uint8, 8 bytes longer than what is written to them; these are overwritten with anything.
+    """
     e, golomb = np.uint64(code % GOLOMB), _0 - np.uint64(code >= GOLOMB)
     at, used = prefix_bit >> 3, np.uint64(prefix_bit & 7)
     low_at, low_used = suffix_bit >> 3, np.uint64(suffix_bit & 7)
@@ -157,8 +159,10 @@ def numbers_encode(numbers, code, prefix_bit, suffix_bit, prefixes, suffixes):
     "int64, uint32[::1])"
 )
 def numbers_decode(prefixes, suffixes, prefix_bit, suffix_bit, code, limit, out):
-    """Decode out.size numbers below limit < 2**31 from these bits on; returns the bits behind them, or (-1, -1) if the
-    streams hold less or a number is too large. Any bytes are safe."""
+    """Decode out.size numbers below limit < 2**31 from these bits on; returns the bits behind them.
+
+    Returns (-1, -1) if the streams hold less or a number is too large. Any bytes are safe.
+    """
     if code >= GOLOMB:
         return _golomb_decode(prefixes, suffixes, prefix_bit, suffix_bit, code - GOLOMB, limit, out)
     return _rice_decode(prefixes, suffixes, prefix_bit, suffix_bit, code, limit, out)
@@ -238,7 +242,7 @@ def _golomb_decode(prefixes, suffixes, prefix_bit, suffix_bit, e, limit, out):
 
 @kernel("boolean(Array(uint32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), int64, uint32[::1])")
 def fill_runs(zeros, ones, d, out):
-    """The inverse of runs_of: out gets the indices; False unless they are out.size, all below d."""
+    """The inverse of runs_of: out gets the indices. Returns False unless they are out.size, all below d."""
     k, D = np.uint64(out.size), np.uint64(d)
     position, j = np.uint64(zeros[0]), _0
     for i in range(np.uint64(zeros.size)):

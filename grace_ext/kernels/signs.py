@@ -1,4 +1,4 @@
-"""One bit a value: its sign, and the mean of the values of each sign."""
+"""One bit for each value: its sign; and the mean of the values of each sign."""
 
 import numpy as np
 
@@ -15,10 +15,11 @@ def _mean(total, count):
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), int64, float32[:, ::1], uint8[::1])")
 def onebit_encode(values, bucket, means, bits):
-    """values: float32[k], finite; bucket: a multiple of 8, or k or more -> means: float32[ceil(k / bucket), 2] of the values
-    not below 0 and of those below, and bits: uint8[ceil(k / 8)], 1 for those below.
+    """Encode float32[k], finite, as signs and means.
 
-    Sums run in float64 over 16 lanes, whatever the CPU, so that the means are the same on all machines.
+    bucket: a multiple of 8, or k or more; means: float32[ceil(k / bucket), 2], written: of the values not below 0 and of
+    those below; bits: uint8[ceil(k / 8)], written: 1 for those below. Sums run in float64 over 16 lanes, whatever the CPU,
+    so that the means are the same on all machines.
     """
     sums = np.empty((2, LANES), np.float64)
     bits[:] = np.uint8(0)
@@ -55,7 +56,7 @@ def onebit_encode(values, bucket, means, bits):
 
 @kernel("void(Array(uint8, 1, 'C', readonly=True), int64, Array(float32, 2, 'C', readonly=True), float32[::1])")
 def onebit_decode(bits, bucket, means, out):
-    """The inverse: bits: uint8[ceil(k / 8)], out: float32[k]."""
+    """The inverse of onebit_encode. bits: uint8[ceil(k / 8)], out: float32[k]."""
     for b in range(means.shape[0]):
         start, end = b * bucket, min(out.size, (b + 1) * bucket)
         part, source = out[start:end], bits[start >> 3 : (end + 7) >> 3]

@@ -6,13 +6,13 @@ from ._compile import kernel
 from ._intrinsics import bits_of, helper
 
 MOST_BINS = 1 << 14
-_OCTAVES = np.uint32(32 << 23)  # magnitudes below 2**-32 of the largest share a bin with those a little above
+_OCTAVES = np.uint32(32 << 23)  # magnitudes below 2**-32 of the largest are in the same bin as those just above
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
 @helper
 def _range(values):
-    """The bits of the smallest magnitude that is not 0 (0x7FFFFFFF if all are), and of the largest."""
+    """Return the bits of the smallest magnitude that is not 0 (0x7FFFFFFF if all are), and those of the largest."""
     smallest, largest = _MAGNITUDE, np.uint32(0)
     for i in range(values.size):
         m = np.uint32(bits_of(values[i]) & _MAGNITUDE)
@@ -24,7 +24,7 @@ def _range(values):
 
 @helper
 def _bin(value, floor, shift, bins):
-    """The bin of a value: negative ones below `bins`, zeros `bins`, positive ones above, all in ascending order."""
+    """Return the bin of a value: negative ones are below `bins`, zeros in `bins`, positive ones above, all ascending."""
     x = bits_of(value)
     m = np.int64(x & _MAGNITUDE)
     away = (max(m - floor, 0) >> shift) + 1
@@ -34,8 +34,10 @@ def _bin(value, floor, shift, bins):
 
 @helper
 def _cut(counts, first, last, parts, lookup, level):
-    """Cut the bins first..last - 1 into at most `parts` levels of equal count, beginning at `level`; returns the next.
-    parts >= 1. A bin with more than its share is a level of its own if levels are left."""
+    """Cut the bins first..last - 1 into at most `parts` levels of equal count, beginning at `level`; returns the next level.
+
+    parts >= 1. A bin with more than its share is a level of its own if levels are left.
+    """
     left = np.int64(0)
     for i in range(first, last):
         left += np.int64(counts[i])
@@ -56,11 +58,11 @@ def _cut(counts, first, last, parts, lookup, level):
 
 @kernel("int64(Array(float32, 1, 'C', readonly=True), int64, uint32[::1], uint8[::1], uint8[::1], float32[::1])")
 def sketch_encode(values, most, counts, lookup, levels, table):
-    """Put values in buckets of about equal count, none with both signs; zeros have one of their own.
+    """Put values in buckets of about equal count, none with both signs; zeros have a bucket of their own.
 
-    values: float32[k], finite, k >= 1; most: buckets, 4 to 256; counts, lookup: uint32 and uint8[2 * bins + 1], where more
-    bins (up to 2**14) make the counts more equal, overwritten; levels: uint8[k] and table: float32[256], written: the
-    buckets ascending from 0, and the mean of each. Returns how many there are.
+    values: float32[k], finite, k >= 1; most: buckets, 4 to 256; counts, lookup: uint32 and uint8[2 * bins + 1], overwritten;
+    with more bins (up to 2**14) the counts are more equal. levels: uint8[k] and table: float32[256], written: the buckets
+    ascending from 0, and the mean of each. Returns how many buckets there are.
     """
     bins = counts.size >> 1
     smallest, largest = _range(values)
@@ -89,7 +91,7 @@ def sketch_encode(values, most, counts, lookup, levels, table):
         level += 1
     if positive:
         level = _cut(counts, bins + 1, 2 * bins + 1, parts - below, lookup, level)
-    # Two sums of each bucket, so that equal neighbours do not wait for each other.
+    # Each bucket has two sums, so that equal neighbours need not wait for each other.
     sums = np.zeros((2, 256))
     sizes = np.zeros(256, np.int64)
     for i in range(values.size):

@@ -12,11 +12,10 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 @kernel("int64(Array(float32, 1, 'C', readonly=True), uint64[::1], uint64[::1], uint32[::1], float32[::1])")
 def argsort_bits(values, work, spare, order, ordered):
-    """Sort by the values' bits as uint32, so first those without a sign, then those with one, each by ascending magnitude;
-    equal bits keep their order.
+    """Sort by the values' bits as uint32: first those without a sign, then those with one, each by ascending magnitude.
 
-    values: float32[k], k < 2**32; work, spare: uint64[k], overwritten; order: uint32[k] and ordered: float32[k], written:
-    ordered[i] = values[order[i]]. Returns how many have no sign.
+    Equal bits keep their order. values: float32[k], k < 2**32; work, spare: uint64[k], overwritten; order: uint32[k] and
+    ordered: float32[k], written: ordered[i] = values[order[i]]. Returns how many have no sign.
     """
     n = values.size
     counts = np.zeros((3, 1 << BITS), np.uint32)
@@ -36,7 +35,7 @@ def argsort_bits(values, work, spare, order, ordered):
             at[b] = total
             total += count
         if largest == n:
-            continue  # all alike in this digit
+            continue  # all are equal in this digit
         shift = np.uint64(32 + digit * BITS)
         for i in range(n):
             x = work[i]

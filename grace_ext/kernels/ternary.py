@@ -1,4 +1,4 @@
-"""Three levels, -1, 0 and 1, as the digits 0, 1 and 2; five of them in a byte; runs of bytes that hold five zeros."""
+"""Three levels, -1, 0 and 1, as the digits 0, 1 and 2; five digits in a byte; and runs of bytes that hold five zeros."""
 
 import numpy as np
 
@@ -7,8 +7,8 @@ from ._helpers import largest_magnitude, random32
 from ._intrinsics import bits_of, float_of, helper, load64, store64
 
 _SMALLEST = np.float32(2.0**-100)  # below it, 2**23 / norm would overflow; such a bucket is sent as zeros
-_ZEROS = np.uint8(121)  # five digits 1
-_RUN = np.uint8(243)  # the first byte that five digits do not need: a run of two
+_ZEROS = np.uint8(121)  # the byte of five digits 1
+_RUN = np.uint8(243)  # the first byte that is not one of five digits; it stands for a run of two
 
 
 @helper
@@ -26,8 +26,8 @@ def _ternary(values, scale, low, high, first, digits):
 def ternary_stochastic(values, bucket, key_low, key_high, norms, digits):
     """Round finite values to 0 or +- the largest magnitude of their bucket, unbiased.
 
-    values: float32[k]; norms: float32[ceil(k / bucket)] and digits: uint8[k], written. The random numbers depend on the
-    key and the value's place only.
+    values: float32[k]; norms: float32[ceil(k / bucket)] and digits: uint8[k], written. The random numbers depend only on the
+    key and the value's position.
     """
     for b in range(norms.size):
         start, end = b * bucket, min(values.size, (b + 1) * bucket)
@@ -40,7 +40,7 @@ def ternary_stochastic(values, bucket, key_low, key_high, norms, digits):
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), uint32, uint8[::1])")
 def ternary_nearest(values, bound, digits):
-    """values: float32[k] -> digits: uint8[k], +-1 where the bits of the magnitude are at least `bound`."""
+    """Write digits, uint8[k], for values, float32[k]: +-1 where the bits of the magnitude are at least `bound`."""
     for i in range(values.size):
         x = bits_of(values[i])
         step = np.int32(1) if np.uint32(x & np.uint32(0x7FFFFFFF)) >= bound else np.int32(0)
@@ -55,7 +55,7 @@ def _scale_digits(digits, norm, out):
 
 @kernel("void(Array(uint8, 1, 'C', readonly=True), int64, Array(float32, 1, 'C', readonly=True), float32[::1])")
 def ternary_decode(digits, bucket, norms, out):
-    """(digit - 1) * the norm of its bucket. digits: uint8[k or more], out: float32[k]."""
+    """Write (digit - 1) * the norm of its bucket. digits: uint8[k or more], out: float32[k]."""
     for b in range(norms.size):
         start, end = b * bucket, min(out.size, (b + 1) * bucket)
         _scale_digits(digits[start:end], norms[b], out[start:end])
@@ -63,7 +63,10 @@ def ternary_decode(digits, bucket, norms, out):
 
 @kernel("void(Array(uint8, 1, 'C', readonly=True), uint8[::1])")
 def pack_fives(digits, out):
-    """digits: uint8[k], each 0 to 2 -> out: uint8[ceil(k / 5)], the first of five the most significant; 1 fills up."""
+    """Pack digits, uint8[k], each 0 to 2, into uint8[ceil(k / 5)].
+
+    The first of five is the most significant; digits 1 fill the last byte.
+    """
     whole = max((digits.size - 3) // 5, 0)  # so that 8 bytes can be read
     for j in range(whole):
         # Byte 4 of the product is the sum of digit i times 3**(4 - i); no byte below it carries.
@@ -80,7 +83,7 @@ def pack_fives(digits, out):
 def unpack_fives(packed, k, digits):
     """The inverse of pack_fives. packed: uint8[ceil(k / 5)]; digits: uint8[5 * packed.size + 3], written.
 
-    False if a byte is none of five digits or those behind the k-th are not 1.
+    Returns False if a byte is not that of five digits, or those behind the k-th are not 1.
     """
     table = np.zeros(256, np.uint64)
     for byte in range(243):
@@ -119,7 +122,7 @@ def fold_zeros(packed, size):
 
 @kernel("boolean(Array(uint8, 1, 'C', readonly=True), uint8[::1])")
 def unfold_zeros(folded, packed):
-    """The inverse of fold_zeros; False if the result does not have packed.size bytes."""
+    """The inverse of fold_zeros. Returns False if the result does not have packed.size bytes."""
     end = 0
     for byte in folded:
         run = max(np.int64(byte) - 241, 1)

@@ -1,10 +1,9 @@
 """Exact selection of the k largest magnitudes, in about one pass over the tensor.
 
-A sample of cache lines gives two bounds that bracket the k-th largest magnitude. One pass collects every element
-above the lower bound; the few candidates between the bounds are then selected exactly. Where the sample
-misled (too few or too many candidates), histograms of the whole tensor take its place, so the result is exact
-always. Magnitudes are compared as integers (the float's bits without the sign): that order is the float order,
-and NaN and Inf come out on top of it.
+A sample of cache lines gives two bounds that bracket the k-th largest magnitude. One pass collects every element above the
+lower bound, and the few candidates between the bounds are then selected exactly. Where the sample is misleading (too few or
+too many candidates), histograms of the whole tensor take its place, so the result is always exact. Magnitudes are compared
+as integers (the float's bits without the sign): that order is the order of the floats, with NaN and Inf above all others.
 """
 
 import math
@@ -23,18 +22,18 @@ _MAX_LINES = 4096  # sampled cache lines of 16 floats
 
 
 def candidate_room(d: int, k: int) -> int:
-    """Candidates that the scratch arrays must hold for tensors of d elements: more never come from a good sample."""
+    """Return how many candidates the scratch arrays must hold for d elements. A good sample never gives more."""
     return min(d, 2 * k + 65536) + SLACK
 
 
 def sample_room(d: int) -> int:
-    """Elements of the scratch array for the sample."""
+    """Return the number of elements of the scratch array for the sample."""
     return 16 * min(max(d // 1024, 64), _MAX_LINES)
 
 
 @helper
 def kth_largest(bits, n, k, histogram):
-    """The k-th largest magnitude (1-based) among bits[:n], and how many are strictly larger. 11 + 11 + 9 bits."""
+    """Return the k-th largest magnitude (1-based) among bits[:n], and how many are strictly larger; by 11 + 11 + 9 bits."""
     larger = 0
     prefix = np.uint32(0)
     for shift, width in ((np.uint32(20), np.uint32(11)), (np.uint32(9), np.uint32(11)), (np.uint32(0), np.uint32(9))):
@@ -55,7 +54,7 @@ def kth_largest(bits, n, k, histogram):
 
 @helper
 def _sample(gradient, residual, fused, out):
-    """Fill `out` with the bits of randomly placed 16-element lines, one from each of equal strata. Returns the count."""
+    """Fill `out` with the bits of randomly placed lines of 16 elements, one from each of equal strata. Returns the count."""
     whole = gradient.size // 16
     lines = min(out.size // 16, whole)
     state = np.uint64(0x9E3779B97F4A7C15)
@@ -78,7 +77,7 @@ def _sample(gradient, residual, fused, out):
 
 @helper
 def _find_bin(histogram, rank):
-    """The bin that holds the rank-th largest (1-based), and how many stand in the bins above it."""
+    """Return the bin that holds the rank-th largest (1-based), and how many are in the bins above it."""
     bin_ = histogram.size - 1
     above = 0
     while above + histogram[bin_] < rank:
@@ -89,7 +88,7 @@ def _find_bin(histogram, rank):
 
 @helper
 def _refine(sample, n, bin_, rank, histogram):
-    """The rank-th largest magnitude of those in one bin of the first histogram, without its last 9 bits."""
+    """Return the rank-th largest magnitude of those in one bin of the first histogram, without its last 9 bits."""
     histogram[:] = 0
     for i in range(n):
         x = np.uint32(sample[i] & MAGNITUDE)
@@ -100,7 +99,7 @@ def _refine(sample, n, bin_, rank, histogram):
 
 @helper
 def _bounds(sample, n, k, d, histogram):
-    """Magnitudes that bracket the k-th largest of the tensor with 4 sigma; the lower one is at least 1 (no zeros)."""
+    """Return magnitudes that bracket the k-th largest of the tensor with 4 sigma; the lower one is at least 1 (no zeros)."""
     rank = k / d * n
     margin = 4.0 * math.sqrt(2.0 * rank) + 8.0
     deep, high = np.int64(rank + margin), np.int64(rank - margin)
@@ -119,7 +118,7 @@ def _bounds(sample, n, k, d, histogram):
 
 @helper
 def _collect_block(gradient, residual, out, fused, start, stop, bound, positions, found, j):
-    """Add (if fused) and collect one block. The vector part is 16 wide on every CPU; LLVM splits it where it must."""
+    """Add (if fused) and collect one block. The vector part is 16 wide on every CPU; LLVM splits it where necessary."""
     vector_end = start + (stop - start) // 16 * 16
     if HAS_COMPRESS:
         if fused:
@@ -154,9 +153,9 @@ def _collect_block(gradient, residual, out, fused, start, stop, bound, positions
 
 @helper
 def _scan(gradient, residual, out, fused, bound, positions, found):
-    """out = gradient + residual if fused; collect the elements with magnitude >= bound.
+    """Set out = gradient + residual if fused, and collect the elements with magnitude >= bound.
 
-    Returns how many, or -1 when the candidates outgrew their room (out is complete all the same).
+    Returns how many, or -1 if there are more candidates than room (out is complete all the same).
     """
     d = gradient.size
     room = positions.size - SLACK
@@ -190,7 +189,7 @@ def _keep_exact(positions, found, n, bound, ties):
 
 @helper
 def _from_histograms(bits, k, positions, found, histogram):
-    """The slow exact road: no candidate list, three histogram passes and one to collect. Never selects a zero."""
+    """The slow exact path: no candidate list, three passes for histograms and one to collect. Never selects a zero."""
     bound, larger = kth_largest(bits, bits.size, k, histogram)
     ties = k - larger if bound > 0 else 0
     j = 0
@@ -211,12 +210,12 @@ def _from_histograms(bits, k, positions, found, histogram):
     " int64, uint32[::1], uint32[::1], uint32[::1], uint32[::1], int64[::1])"
 )
 def select_topk(gradient, residual, out, fused, k, positions, found, band, sample, histogram):
-    """Select the k largest magnitudes of `gradient + residual` (written to `out`) or, not fused, of `gradient`.
+    """Select the k largest magnitudes of `gradient + residual` (written to `out`) or, if not fused, of `gradient`.
 
-    gradient, residual, out: float32[d]; 1 <= k <= d. Not fused, residual and out are ignored.
-    positions, found: uint32[candidate_room(d, k)]; band: as long. sample: uint32[sample_room(d)]; histogram: int64[BINS].
-    Returns the number n of selected elements, at most k: exact zeros are never selected; ties go to the lowest index.
-    positions[:n] is ascending, found[:n] holds the float bits. If any element is not finite, found[:n] has one.
+    gradient, residual, out: float32[d]; 1 <= k <= d. If not fused, residual and out are ignored. positions, found:
+    uint32[candidate_room(d, k)]; band: as long. sample: uint32[sample_room(d)]; histogram: int64[BINS]. Returns the number n
+    of selected elements, at most k: exact zeros are never selected; ties go to the lowest index. positions[:n] is ascending,
+    found[:n] holds the bits of the floats. If any element is not finite, found[:n] holds such a one.
     """
     d = gradient.size
     n = _sample(gradient, residual, fused, sample)
@@ -226,7 +225,7 @@ def select_topk(gradient, residual, out, fused, k, positions, found, band, sampl
     count = _scan(gradient, residual, out, fused, lower, positions, found)
     if 0 <= count <= k and (count == k or lower == 1):
         return count
-    # Select among the candidates of the band [lower, upper) only; those from upper on are all in, if fewer than k.
+    # Select only among the candidates in the band [lower, upper); those from upper on are all selected, if fewer than k.
     in_band = 0
     for i in range(max(count, 0)):
         x = np.uint32(found[i] & MAGNITUDE)
@@ -234,7 +233,7 @@ def select_topk(gradient, residual, out, fused, k, positions, found, band, sampl
         in_band += np.int64(x < upper)
     certain = count - in_band
     if count < k or certain >= k:
-        if count >= k:  # the sample's upper bound was too low, the candidates are complete
+        if count >= k:  # the sample's upper bound was too low, but the candidates are complete
             bound, larger = kth_largest(found, count, k, histogram)
             return _keep_exact(positions, found, count, bound, k - larger)
         return _from_histograms((out if fused else gradient).view(np.uint32), k, positions, found, histogram)
@@ -247,9 +246,9 @@ def select_topk(gradient, residual, out, fused, k, positions, found, band, sampl
     " uint32, uint32[::1], uint32[::1])"
 )
 def select_above(gradient, residual, out, fused, bound, positions, found):
-    """Select the magnitudes whose bits are at least `bound` of `gradient + residual` (written to `out`) or of `gradient`.
+    """Select the magnitudes whose bits are at least `bound`, of `gradient + residual` (written to `out`) or of `gradient`.
 
-    gradient, residual, out: float32[d]. Not fused, residual and out are ignored. positions, found: uint32[d + SLACK].
-    Returns the number n of selected elements; positions[:n] is ascending, found[:n] holds the float bits.
+    gradient, residual, out: float32[d]. If not fused, residual and out are ignored. positions, found: uint32[d + SLACK].
+    Returns the number n of selected elements; positions[:n] is ascending, found[:n] holds the bits of the floats.
     """
     return _scan(gradient, residual, out, fused, bound, positions, found)

@@ -8,7 +8,7 @@ from ._intrinsics import bit_length, helper, store64, trailing_zeros
 
 _0, _1, _3, _7, _8 = (np.uint64(x) for x in (0, 1, 3, 7, 8))
 _TOPS = np.uint64(0x8080808080808080)
-# The five groups of 7 bits in a number, which its bytes spread to every 8th bit.
+# The five groups of 7 bits in a number, which encoding spreads to whole bytes.
 _A, _B, _C, _D, _E = (np.uint64(0x7F << 7 * i) for i in range(5))
 _LONGEST = np.uint64(5)
 
@@ -22,7 +22,7 @@ def _further_bytes(gap):
 
 @kernel("int64(Array(uint32, 1, 'C', readonly=True))")
 def varint_bytes(indices):
-    """Bytes that varint_encode writes for uint32[k], strictly ascending, below 2**31, k >= 1."""
+    """Return how many bytes varint_encode writes for uint32[k], strictly ascending, below 2**31, k >= 1."""
     total = np.int64(_further_bytes(indices[0]))
     for i in range(_1, np.uint64(indices.size)):
         total += np.int64(_further_bytes(np.uint32(indices[i] - indices[i - _1] - np.uint32(1))))
@@ -31,8 +31,10 @@ def varint_bytes(indices):
 
 @kernel("void(Array(uint32, 1, 'C', readonly=True), uint8[::1])")
 def varint_encode(indices, out):
-    """Write the gaps of uint32[k], strictly ascending, below 2**31. out: uint8[varint_bytes(indices) + 8], of which the
-    last 8 are overwritten with anything."""
+    """Write the gaps of uint32[k], strictly ascending, below 2**31.
+
+    out: uint8[varint_bytes(indices) + 8], of which the last 8 bytes are overwritten with anything.
+    """
     previous, at = _0, 0  # previous: one past the last index
     for i in range(indices.size):
         x = np.uint64(indices[i])
@@ -47,7 +49,7 @@ def varint_encode(indices, out):
 
 @helper
 def _first(word):
-    """(number, bytes, whether it is refused) of the code at the low end of a word."""
+    """Return (number, bytes, whether it is invalid) of the code at the low end of a word."""
     top = trailing_zeros(~word & _TOPS)  # of the last byte; 64 if there is none
     bytes_ = (top + _1) >> _3
     code = word & ((_1 << (top & np.uint64(63))) - _1)
@@ -58,8 +60,10 @@ def _first(word):
 
 @kernel("boolean(Array(uint8, 1, 'C', readonly=True), int64, uint32[::1])")
 def varint_decode(codes, d, out):
-    """Decode out.size indices; False unless all of codes (uint8[m]) is that many gaps, each in its shortest form and below
-    2**31, and the indices are below d."""
+    """Decode out.size indices below d. Returns False unless codes (uint8[m]) is exactly so many gaps.
+
+    Each gap has to be in its shortest form and below 2**31.
+    """
     k, position = np.uint64(out.size), _0  # position: one past the last index
     i, at, refused = _0, 0, False
     while i < k:
