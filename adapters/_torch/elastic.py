@@ -11,10 +11,13 @@ from horovod.torch.elastic import state as horovods
 from grace_ext.exchange import checkpoint
 
 from .saved_state import to_numpy
+from .session import MembershipSession
 
 
 class CompressedOptimizer:
     """A base of all wrapped optimizers, by which Horovod finds their handler."""
+
+    _session: MembershipSession
 
     def _load_plain(self, state_dict: dict) -> None:
         """Load the wrapped optimizer's state into the list and the dict that it shares with the optimizer before wrapping, so
