@@ -245,7 +245,7 @@ def _to(ranks, payload: np.ndarray, transport) -> list[int]:
 
 
 def _container(step: _Step, received: np.ndarray) -> np.ndarray:
-    """Return the container of the own slice's sum over this host, in the order of ranks; those that have joined sent none."""
+    """Return the container of the own slice's sum over this host, in the order of ranks (those that joined sent none)."""
     started = time.perf_counter()
     if received.size % (4 * step.n) or received.size > 4 * step.n * len(step.roles.local):
         raise ContainerError(f"{received.size} bytes came from the ranks of this host for a slice of {step.n} elements")
