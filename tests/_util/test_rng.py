@@ -76,3 +76,15 @@ def test_torchs_generator_is_left_alone():
         "assert torch.equal(torch.get_rng_state(), before)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_shared_stream_is_the_same_for_all_ranks_and_no_ranks_own():
+    streams = [Stream(seed=3, name="w", step=7, rank=rank) for rank in range(4)]
+    assert len({stream.shared().key() for stream in streams}) == 1
+    assert streams[0].shared().key() not in {stream.key() for stream in streams}
+    assert streams[0].shared() != Stream(seed=3, name="w", step=8).shared()
+
+
+def test_keys_are_the_same_on_every_machine():
+    assert Stream(seed=1, name="w", step=2, rank=3).key() == (3391041679, 1880595295)
+    assert Stream(name="\udcff").key() != Stream(name="?").key()  # a name that is no Unicode text
