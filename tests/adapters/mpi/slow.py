@@ -68,7 +68,8 @@ def serve(comm, folder, staleness):
         (folder / f"ended-{mpi.time.round}").touch()
     mpi.time = time
     silent = server.stop(timeout=3600)
-    estimate = core._estimates[SLOW].known if SLOW in core._estimates else np.zeros(D, np.float32)
+    known = core.estimate(SLOW)
+    estimate = np.zeros(D, np.float32) if known is None else known
     (folder / "server.json").write_text(
         json.dumps(
             {
