@@ -43,7 +43,7 @@ class Memory(Stage):
         """
         if self.stateful and compressor.unbiased:
             raise ConfigError(
-                f"{str(compressor.sparsifier)!r} is right on average by itself, and memory {self.name!r} "
+                f"{str(compressor.sparsifier)!r} is unbiased already, and memory {self.name!r} "
                 f"would correct it once more: use memory 'none', or unbiased=false"
             )
 

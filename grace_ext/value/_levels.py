@@ -131,7 +131,7 @@ def _unpack_stream(payload, alphabet, out):
     elif mode == _ANS:
         _unans(body, alphabet, out)
     else:
-        raise ContainerError("levels: the way they are coded is not known")
+        raise ContainerError("levels: the mode is not known")
 
 
 def _unpack_blocks(body, alphabet, out):
