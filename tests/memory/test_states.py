@@ -1,0 +1,56 @@
+"""Vectors by name, changed in transactions."""
+
+import numpy as np
+import pytest
+
+from grace_ext import ConfigError
+from grace_ext.memory.states import States
+
+
+def begun(states, value, name="w"):
+    state, following = states.begin(name, 3)
+    following[:] = value
+    return state
+
+
+def test_a_state_begins_as_zeros_and_changes_by_a_commit_only():
+    states = States("residual")
+    assert not begun(states, 5).any() and not states.current("w").any()
+    states.commit()
+    assert states.current("w").tolist() == [5, 5, 5]
+
+
+def test_a_rollback_keeps_the_state():
+    states = States("residual")
+    begun(states, 5)
+    states.commit()
+    begun(states, 7)
+    states.rollback()
+    states.commit()  # nothing is begun
+    assert states.current("w").tolist() == [5, 5, 5]
+
+
+def test_a_commit_covers_the_names_that_were_begun():
+    states = States("residual")
+    begun(states, 1, "a"), begun(states, 2, "b")
+    assert sorted(array[0] for array in states.commit()) == [1, 2]
+    begun(states, 3, "a")
+    assert [array[0] for array in states.commit()] == [3] and states.current("b")[0] == 2
+
+
+def test_copies_are_copies_and_can_be_loaded():
+    states, other = States("residual"), States("residual")
+    begun(states, 4)
+    states.commit()
+    copies = states.copies()
+    other.load(copies)
+    copies["w"][:] = 9
+    assert states.current("w").tolist() == other.get("w", 3).tolist() == [4, 4, 4]
+
+
+def test_another_size_is_refused():
+    states = States("residual")
+    states.load({"w": np.zeros(5, np.float32)})
+    assert states.find("of nobody", 3) is None
+    with pytest.raises(ConfigError, match="residual of 'w' has 5 elements, the gradient 3"):
+        states.begin("w", 3)

@@ -1,0 +1,95 @@
+"""Which test file is a module's own: that of its name, or the one that is listed here, which tests several modules of a kind.
+
+grace_ext/exchange/scheduler.py has tests/exchange/test_scheduler.py, adapters/mpi.py has tests/adapters/mpi/test_mpi.py.
+"""
+
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+#: A test file -> the modules without one of their name that it is for, without "grace_ext/" and ".py".
+SHARED = {
+    "bench/test_bench.py": "bench/{codecs,command,end_to_end,inputs,parts,peers,plot,report,run,subject,variants}",
+    "test_cli.py": "{catalogue,inspection,errors}",
+    "communicators/test_summing.py": "communicators/{_slices,_compressed_sums,sharded,tree}",
+    "exchange/test_engine.py": "exchange/{listeners,setup}",
+    "federated/test_server.py": "federated/report",
+    "index/test_conformance.py": "index/{base,bitmap,raw,varint}",
+    "index/test_lossless.py": "index/{gaps,rice} kernels/varint",
+    "kernels/test_bounds.py": "kernels/{_helpers,_intrinsics}",
+    "index/test_rle.py": "kernels/runs",
+    "index/test_elias_fano.py": "kernels/elias_fano",
+    "index/test_huffman.py": "kernels/{_huffman,byte_huffman,gap_huffman}",
+    "index/test_rice_adaptive.py": "kernels/rice_blocks",
+    "value/test_levels.py": "kernels/{ans,level_huffman,levels}",
+    "value/test_dexp.py": "kernels/dexp",
+    "value/test_polyfit.py": "kernels/polyfit",
+    "value/test_sketchml.py": "kernels/sketch",
+    "value/test_lloyd.py": "kernels/lloyd",
+    "transforms/test_dct.py": "kernels/dct transforms/base",
+    "policy/test_allocation.py": "kernels/curves",
+    "lowrank/test_powersgd.py": "communicators/factors",
+    "memory/test_residual.py": "memory/base",
+    "observe/test_dispatch.py": "observe/{base,listener}",
+    "pipeline/test_conformance.py": "pipeline/{encoded,encoder}",
+    "simulate/test_command.py": "simulate/{plot,tasks}",
+    "sparsifiers/test_topk.py": "kernels/chunks",
+    "sparsifiers/test_conformance.py": "sparsifiers/{base,dense}",
+    "value/test_conformance.py": "value/{base,half,raw,sorted}",
+    "value/test_quantizers.py": "value/_buckets",
+    "adapters/mpi/test_mpi.py": "adapters/_common/mpi_exit",
+    "adapters/_common/test_stalls.py": "adapters/_horovod/exits",
+    "adapters/_tensorflow/test_callbacks.py": "adapters/tensorflow_callbacks adapters/_tensorflow/{keras_callback,learning_rate}",
+    "adapters/_tensorflow/test_keras_optimizer.py": "adapters/_common/subclassing adapters/_tensorflow/{accumulator,keras_mixins}",
+    "adapters/_tensorflow/test_tensorflow.py": "adapters/_horovod/options adapters/_tensorflow/{gradient_tape,names,nodes,options}",
+    "adapters/horovod_tensorflow/test_horovod_tensorflow.py": "adapters/_horovod/splits"
+    " adapters/_tensorflow/{auto,eager,exchange_graph,reduce,saved_state,transport}",
+    "adapters/horovod_torch/test_horovod_torch.py": "adapters/onebit_adam adapters/_horovod/waiting adapters/_torch/"
+    "{buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,wrapped_optimizer}",
+    "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
+    "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_transport}",
+}
+#: They only keep import paths of earlier versions.
+ALIASES = {"capture", "checkpoint", "container", "rng"}
+
+
+def listed() -> dict[str, str]:
+    """Module -> the test file that SHARED names for it."""
+    found = {}
+    for file, modules in SHARED.items():
+        for text in modules.split():
+            head, _, names = text.partition("{")
+            for name in names.removesuffix("}").split(","):
+                assert head + name not in found, f"{head + name} is listed twice"
+                found[head + name] = file
+    return found
+
+
+MODULES = sorted(
+    ("" if folder == "grace_ext" else "adapters/") + path.relative_to(ROOT / folder).with_suffix("").as_posix()
+    for folder in ("grace_ext", "adapters")
+    for path in (ROOT / folder).rglob("*.py")
+    if path.stem not in ("__init__", "__main__")
+)
+
+
+def of_its_name(module: str) -> Path | None:
+    folder, _, stem = module.rpartition("/")
+    name = f"test_{stem.lstrip('_')}.py"
+    return next((path for path in (TESTS / folder / name, TESTS / folder / stem / name) if path.exists()), None)
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module not in ALIASES])
+def test_a_module_has_a_test_file(module):
+    own, shared = of_its_name(module), listed().get(module)
+    assert own or shared, (
+        f"{module} has no test: write tests/{module.rpartition('/')[0]}/test_{module.rpartition('/')[2]}.py"
+    )
+    assert not (own and shared), f"{module} has a test of its name; SHARED need not list it"
+    assert own or (TESTS / shared).exists(), f"there is no tests/{shared}"
+
+
+def test_what_is_listed_is_there():
+    assert sorted(listed().keys() - set(MODULES)) == []
