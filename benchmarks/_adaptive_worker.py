@@ -1,7 +1,7 @@
-"""One rank of a job of benchmarks/adaptive.py: _adaptive_worker.py OPTIONS as JSON. It trains until it is ended.
+"""One rank of a job of benchmarks/adaptive.py: _adaptive_worker.py OPTIONS, with the options as JSON.
 
-rankN.steps in the folder options["out"] gets a line per step: when it ended, how long it took, and the bytes so far that
-this rank handed to collectives.
+It trains until it is stopped, and writes a line per step to rankN.steps in the folder options["out"]: when the step ended,
+how long it took, and the bytes that this rank has handed to collectives so far.
 """
 
 import json

@@ -61,7 +61,7 @@ NOTES = f"""\
 
 
 def summary(results: Results) -> str:
-    """For the README."""
+    """Write the table of the README."""
     shown = ("horovod-fp16", "ddp-powersgd", "allgather", "auto")
     rows = [
         [
@@ -95,7 +95,7 @@ def summary(results: Results) -> str:
 
 
 def _until(results: Results, model: str, rate: str, config: str, form: str) -> str:
-    """The seconds until the accuracy to compare by; empty where they were not measured."""
+    """Format the seconds until the accuracy that is compared; empty where they were not measured."""
     if not results.get(model, rate, config):
         return ""
     seconds = results.seconds_to(model, rate, config)
@@ -166,13 +166,13 @@ def neighbours(results: Results, model: str) -> str:
 
 
 def spread(instances: list[float]) -> str:
-    """The mean, and from where to where."""
+    """Format the mean and the range."""
     least, most = milliseconds(min(instances)), milliseconds(max(instances))
     return milliseconds(statistics.mean(instances)) + (f" ({least} to {most})" if least != most else "")
 
 
 def bars(results: Results) -> str:
-    """A table: what is asked for, and what was measured."""
+    """Make a table of what is required and what was measured."""
     rows = [["", "against", "at most", *(LABELS[config] for config in OURS)]]
     for what, against, most, measured in results.verdicts():
         cells = [

@@ -1,4 +1,4 @@
-"""What benchmarks/cluster.py measured, and what follows from it."""
+"""The measurements of benchmarks/cluster.py, and what follows from them."""
 
 import glob
 import json
@@ -60,15 +60,15 @@ class Results:
         return sorted({run["date"] for run in self._runs.values()})
 
     def step(self, model: str, rate: str, config: str) -> float:
-        """Seconds, the median of rank 0."""
+        """Return the seconds of a step, the median of rank 0."""
         return statistics.median(self._runs[model, rate, config]["laps"])
 
     def compute(self, model: str) -> float:
-        """Seconds of a step without exchange, the median of all runs of a model."""
+        """Return the seconds of a step without exchange, the median of all runs of a model."""
         return statistics.median(run["compute"] for key, run in self._runs.items() if key[0] == model and "compute" in run)
 
     def codec(self, model: str, rate: str, config: str) -> float:
-        """Seconds of grace_ext's stages, all but the waiting."""
+        """Return the seconds of grace_ext's stages without the exchange."""
         stages = self._runs[model, rate, config]["stages"]
         return sum(seconds for stage, seconds in stages.items() if stage != "exchange")
 
@@ -76,8 +76,11 @@ class Results:
         return not self._runs[model, rate, config]["curve"]
 
     def curve(self, model: str, rate: str, config: str) -> list[tuple[float, float]]:
-        """(seconds, accuracy) of each evaluation. Of a run that was cut: the accuracies without limit of the links, at the
-        median step of this one. Empty where that is not there."""
+        """Return (seconds, accuracy) of each evaluation.
+
+        A run that was cut takes the accuracies from the run on unlimited links, at its own median step; without that run, it
+        has none.
+        """
         own = self.get(model, rate, config)
         if own and own["curve"]:
             return [(seconds, accuracy) for _, seconds, accuracy in own["curve"]]
@@ -86,12 +89,12 @@ class Results:
         return [(number * step, accuracy) for number, _, accuracy in free["curve"]] if free else []
 
     def target(self, model: str) -> float | None:
-        """The accuracy that all have to reach."""
+        """Return the accuracy that all have to reach."""
         baseline = self.get(model, "none", BASELINE)
         return max(accuracy for *_, accuracy in baseline["curve"]) - POINTS if baseline and baseline["curve"] else None
 
     def seconds_to(self, model: str, rate: str, config: str) -> float | None:
-        """Until the target, between two evaluations on a straight line; None if it is not reached or not known."""
+        """Return the seconds until the target, interpolated between evaluations; None if not reached or not known."""
         target, before = self.target(model), (0.0, 0.0)
         if target is None:
             return None
@@ -102,12 +105,12 @@ class Results:
         return None
 
     def side_by_side(self, model: str, rate: str, comparison: str = SIDE_BY_SIDE) -> dict[str, list[float]]:
-        """Seconds of a step of each instance, by configuration."""
+        """Return the step seconds of each instance, by configuration."""
         run = self.get(model, rate, comparison) or {"instances": {}}
         return {config: run["instances"][config] for config in CONFIGURATIONS if config in run["instances"]}
 
     def verdicts(self) -> list[tuple[str, str, float, dict[str, float]]]:
-        """(what, of what, the most allowed, what was measured by configuration) of each bar that can be judged."""
+        """Return (what, of what, the most allowed, what was measured by configuration) for each bar that can be judged."""
         found = []
         for rate, step, whole in (("100mbit", 1 / 15, 1 / 10), ("1gbit", 1 / 3, 1 / 2.5)):
             if self.get("mlp", rate, BASELINE):
@@ -155,15 +158,18 @@ class Results:
         return found
 
     def _auto(self, model: str, rate: str, comparison: str, configs: tuple[str, ...]) -> float | None:
-        """Its step by that of the best of these, if they were compared."""
+        """Return its step time relative to the best of these, if they were compared."""
         steps = self.side_by_side(model, rate, comparison)
         fixed = {config: steps[config] for config in configs if config in steps and config != "auto"}
         return against_best(steps["auto"], fixed) if fixed and "auto" in steps else None
 
 
 def against_best(own: list[float], others: dict[str, list[float]]) -> float:
-    """Seconds of a step by those of the best of others. Which one that is, each instance is told by the rest of them: the
-    smallest of several measurements is too small, but what is measured apart from the choice is not."""
+    """Return the step time relative to the best of the others.
+
+    For each instance, the best one is chosen by the other instances: the smallest of several measurements is biased, but a
+    measurement that took no part in the choice is not.
+    """
     chosen = []
     for number in range(len(own)):
         rest = {config: statistics.mean(steps[:number] + steps[number + 1 :]) for config, steps in others.items()}

@@ -16,7 +16,7 @@ HELD_OUT = 40_000  # words
 
 
 class Images:
-    """Fashion-MNIST. model() -> nn.Module that maps images to scores."""
+    """Fashion-MNIST. `model()` returns an nn.Module that maps images to scores."""
 
     lr = 0.05
 
@@ -50,20 +50,22 @@ class Images:
 
     @torch.inference_mode()
     def right(self, model, rank: int, ranks: int) -> tuple[int, int]:
-        """How many of this rank's share of the test set are right, and how many there are."""
+        """Return how many of this rank's share of the test set are classified correctly, and how many there are."""
         images, labels = (tensor[rank::ranks] for tensor in self._test)
         scores = torch.cat([model(scaled(part)) for part in images.split(PART)])
         return int((scores.argmax(1) == labels).sum()), len(labels)
 
 
 def scaled(images: torch.Tensor) -> torch.Tensor:
-    """uint8 -> float32, of mean 0 and variance 1 over the training set."""
+    """Convert uint8 to float32 with mean 0 and variance 1 over the training set."""
     return (images.float() / 255 - 0.286) / 0.353
 
 
 class Text:
-    """The English of Python itself, as in examples/pytorch_text.py: predict the next word. Accuracy is how often the
-    likeliest of the FREQUENT words is the right one."""
+    """The English of Python itself, as in examples/pytorch_text.py: predict the next word.
+
+    Accuracy is how often the likeliest of the FREQUENT words is the right one.
+    """
 
     lr = 0.003
 
@@ -95,8 +97,11 @@ class Text:
 
 
 class LanguageModel(nn.Module):
-    """7.3 million parameters, most of them in the embedding; adaptive softmax (Grave et al., Efficient softmax approximation
-    for GPUs, ICML 2017), so that 50,000 words cost little computation."""
+    """7.3 million parameters, most of them in the embedding.
+
+    With adaptive softmax (Grave et al., Efficient softmax approximation for GPUs, ICML 2017), 50,000 words need little
+    computation.
+    """
 
     def __init__(self):
         super().__init__()
@@ -106,13 +111,13 @@ class LanguageModel(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.1)
 
     def forward(self, words):
-        """int64[batch, length + 1] -> the loss of predicting each next word."""
+        """Take int64[batch, length + 1]; return the loss of predicting each next word."""
         # A batch without rare words would leave their parameters without a gradient, which DDP does not take.
         nothing = 0.0 * sum(p.sum() for p in self.output.tail.parameters())
         return self.output(self._states(words), words[:, 1:].flatten()).loss + nothing
 
     def predict(self, words):
-        """int64[batch, length + 1] -> int64[batch * length]"""
+        """Take int64[batch, length + 1]; return the likeliest next words, int64[batch * length]."""
         return self.output.head(self._states(words))[:, :FREQUENT].argmax(1)
 
     def _states(self, words):
@@ -121,14 +126,14 @@ class LanguageModel(nn.Module):
 
 
 def mlp() -> nn.Module:
-    """5.8 million parameters."""
+    """Make a network of 5.8 million parameters."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
     )
 
 
 def cnn() -> nn.Module:
-    """6.5 million parameters, most of them in the first fully connected layer."""
+    """Make a network of 6.5 million parameters, most of them in the first fully connected layer."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 5, stride=2, padding=2),
         nn.ReLU(),
@@ -146,7 +151,7 @@ TASKS = {"mlp": Images(mlp, steps=500), "cnn": Images(cnn, steps=400), "text": T
 
 
 def write_words(folder: str) -> None:
-    """The text as numbers of words, the most frequent first, for `Text.load`."""
+    """Write the text as numbers of words, the most frequent word first, for `Text.load`."""
     path = os.path.join(folder, "words.npy")
     if os.path.exists(path):
         return

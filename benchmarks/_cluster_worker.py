@@ -1,6 +1,6 @@
-"""One rank of a run of benchmarks/cluster.py, which starts it: _cluster_worker.py OPTIONS as JSON.
+"""One rank of a run of benchmarks/cluster.py, which starts it: _cluster_worker.py OPTIONS, with the options as JSON.
 
-Rank 0 writes what was measured, a JSON object, to options["out"].
+Rank 0 writes the measurements, a JSON object, to options["out"].
 """
 
 import copy
@@ -29,7 +29,10 @@ class Horovod:
     """Horovod's own optimizer, or grace_ext's in its place."""
 
     def __init__(self, own: str | None = None, **grace):
-        """own: the name of one of hvd.Compression. grace: keyword arguments of grace_ext's DistributedOptimizer."""
+        """Make the optimizer.
+
+        own: the name of one of hvd.Compression. grace: keyword arguments of grace_ext's DistributedOptimizer.
+        """
         import horovod.torch as hvd
 
         self._hvd, self._own, self._grace = hvd, own, grace
@@ -49,11 +52,11 @@ class Horovod:
         return self._hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=self._hvd.Sum, name="numbers").tolist()
 
     def stages(self) -> dict[str, float]:
-        """Seconds of grace_ext's stages so far."""
+        """Return the seconds of grace_ext's stages so far."""
         return {} if self._own else self._optimizer.compression_stats()["seconds"]
 
     def ways(self) -> dict[str, str]:
-        """What `auto` took, by tensor."""
+        """Return what `auto` chose, by tensor."""
         return {} if self._own else self._optimizer.compression_stats()["ways"]
 
 
@@ -92,7 +95,7 @@ class Ddp:
 
 
 class Clock:
-    """Counts what the parts of a run take that count."""
+    """Accumulates the costs of those parts of a run that are measured."""
 
     def __init__(self):
         self.total = [0.0] * 4
@@ -109,19 +112,19 @@ class Clock:
 
     @staticmethod
     def _now() -> list[float]:
-        """Seconds, seconds of a core, bytes sent, bytes received."""
+        """Return seconds, seconds of a core, bytes sent and bytes received."""
         return [time.perf_counter(), time.process_time(), *link_bytes()]
 
 
 def link_bytes() -> tuple[int, int]:
-    """Bytes sent and received by this host's link, all headers included: what `mpirun/hosts bytes` shows."""
+    """Return the bytes that this host's link has sent and received, headers included, as `mpirun/hosts bytes` shows them."""
     with open("/proc/net/dev") as file:
         counters = next(line.split(":")[1].split() for line in file if line.split(":")[0].strip() == "eth0")
     return int(counters[8]), int(counters[0])
 
 
 def compute_seconds(group, task, model, optimizer, generator) -> list[float]:
-    """The median step without any exchange, while all ranks compute: seconds, and seconds of a core."""
+    """Measure the median step without any exchange, while all ranks compute, in seconds and in seconds of a core."""
     group.sum([0.0])
     laps = []
     for _ in range(COMPUTE):
@@ -201,8 +204,10 @@ def train(group, task, options: dict) -> dict:
 
 
 def compare(options: dict) -> dict:
-    """Several configurations of Horovod in turn, a block of steps each, so that all see the same machine: the median step of
-    each of INSTANCES, mean of the ranks, by label. Each has a model of its own."""
+    """Run several configurations of Horovod in turns, one block of steps each, so that the machine is the same for all.
+
+    Returns the median step of each of INSTANCES, mean of the ranks, by label. Each has its own model.
+    """
     task = TASKS[options["model"]]
     tried = {}
     for label, number in itertools.product(options["side_by_side"], range(INSTANCES)):
@@ -231,7 +236,7 @@ def compare(options: dict) -> dict:
 
 
 def one_step(task, model, optimizer, generator) -> float:
-    """Its seconds."""
+    """Run a step, and return its seconds."""
     started = time.perf_counter()
     optimizer.zero_grad()
     task.loss(model, task.batch(generator)).backward()
@@ -240,7 +245,7 @@ def one_step(task, model, optimizer, generator) -> float:
 
 
 def rounded(result):
-    """Its floats to six digits, which keeps the files small."""
+    """Round the floats in it to six digits, which keeps the files small."""
     if isinstance(result, float):
         return float(f"{result:.6g}")
     if isinstance(result, dict):

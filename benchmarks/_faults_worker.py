@@ -1,6 +1,7 @@
-"""One rank of a job that benchmarks/faults.py disturbs: _faults_worker.py FOLDER. It trains until it is ended.
+"""One rank of a job that benchmarks/faults.py disturbs: _faults_worker.py FOLDER. It trains until it is stopped.
 
-rankN.steps gets a line per step: when it ended, and how long it took. rankN.error: when and what was raised.
+It writes a line per step to rankN.steps, when the step ended and how long it took, and to rankN.error when and what was
+raised.
 """
 
 import json

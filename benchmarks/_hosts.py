@@ -1,4 +1,4 @@
-"""Hosts on this machine for benchmarks, called as the tests call them, and jobs of one rank on each."""
+"""Virtual hosts on this machine, created as the tests create them, and jobs on them."""
 
 import importlib.util
 import os
@@ -45,13 +45,15 @@ LAUNCHERS = {"horovodrun --gloo": _GLOO, "mpirun": [*_MPIRUN, *_NAMES], "mpirun,
 
 
 class JobFailed(Exception):
-    """The message has the end of the job's output."""
+    """A job failed; the message has the end of its output."""
 
 
 class Job:
-    """A Python program, per_host ranks on each of the first hosts. launcher: one of LAUNCHERS, or "torchrun": each rank
-    started on its host, one on each, with the variables that torchrun sets. env: variables on top of ENVIRONMENT, for all
-    ranks."""
+    """A Python program with per_host ranks on each of the first hosts.
+
+    launcher: one of LAUNCHERS, or "torchrun": one rank on each host, started with the variables that torchrun sets. env:
+    variables in addition to ENVIRONMENT, for all ranks.
+    """
 
     def __init__(self, up: Hosts, launcher: str, ranks: int, program: list[str], env: dict | None = None, per_host: int = 1):
         passed_on = [word for name in env or {} for word in ("-x", name)] if launcher.startswith("mpirun") else []
@@ -66,7 +68,7 @@ class Job:
         self.processes = [up.start("exec", host, *command, env=env) for host, command in commands]
 
     def end(self, timeout: float) -> str:
-        """Its output. Raises JobFailed if it does not end in time, or not with status 0."""
+        """Wait for the job, and return its output. Raises JobFailed if it does not end in time, or not with status 0."""
         deadline = time.monotonic() + timeout
         output, late = "", False
         for process in self.processes:
@@ -82,7 +84,7 @@ class Job:
         return output
 
     def stop(self) -> str:
-        """End it; the rest of its output."""
+        """Stop the job, and return the rest of its output."""
         output = ""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self.processes:

@@ -1,7 +1,7 @@
-"""What means make of federated training in which some clients lie; a part of federated.py.
+"""What means of federated training achieve when some clients are Byzantine; a part of federated.py.
 
-A linear classifier on clusters of points that are made here; 3 of 10 clients send their update with the sign flipped, and
-longer, but not so long that the server's norm check would refuse it, and claim 1e30 samples.
+The task is a linear classifier of synthetic clusters of points. 3 of 10 clients send their update with the sign flipped and
+scaled up, but not so much that the server's norm check would reject it, and claim 1e30 samples.
 """
 
 import dataclasses
@@ -52,8 +52,11 @@ ROWS = {
 
 @dataclasses.dataclass
 class Setting:
-    """alpha: the parameter of the Dirichlet distribution by which clients share out each class, None: at random. batch: of
-    points. length: of a lie, in lengths of the honest update."""
+    """A way to divide the data.
+
+    alpha: the parameter of the Dirichlet distribution by which each class is divided among clients; None: at random. batch:
+    points per batch. length: how many times a false update is longer than the honest one.
+    """
 
     alpha: float | None = None
     batch: int = 256
@@ -89,7 +92,7 @@ class Task:
         return self._centers[labels] + SPREAD * self._random.standard_normal((count, FEATURES)), labels
 
     def change(self, model: np.ndarray, client: int) -> np.ndarray:
-        """float32[d]: the model before some steps of SGD on this client's points, less that after it."""
+        """Return float32[d]: the model before some steps of SGD on this client's points minus that after them."""
         weights = model.reshape(FEATURES, CLASSES).astype(np.float64)
         for _ in range(LOCAL_STEPS):
             chosen = self._random.choice(self._of[client], self._batch)
@@ -104,7 +107,7 @@ class Task:
         return self._of[client].size
 
     def accuracy(self, model: np.ndarray) -> float:
-        """In percent."""
+        """Return the accuracy of the last model in percent, and how many false updates the server rejected."""
         points, labels = self._test
         return 100 * float(np.mean((points @ model.reshape(FEATURES, CLASSES)).argmax(axis=1) == labels))
 
@@ -130,7 +133,7 @@ def accuracy(row: Row, seed: int, setting: Setting) -> tuple[float, int]:
 
 
 def measure() -> tuple[str, bool]:
-    """The section's text but for its last line, and whether the bar is met."""
+    """Return the section's text without its last line, and whether the bar is met."""
     found = {
         column: {name: [accuracy(row, seed, setting) for seed in SEEDS] for name, row in ROWS.items()}
         for column, setting in SETTINGS.items()

@@ -33,5 +33,8 @@ __all__ = [
 def launch(
     label: str, script: str, options: list[str], ranks: int, timeout: float, env: dict[str, str] | None = None
 ) -> None:
-    """Run a script under horovodrun; its progress goes to this terminal. env: set on top. Raises RunFailed."""
+    """Run a script under horovodrun, and show its progress on this terminal. Raises RunFailed.
+
+    env: variables to set in addition to those of this process.
+    """
     finish(label, [*horovodrun(ranks), script, *options], timeout, env)

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, of which each benchmark writes a section of its own; and such sections of other pages."""
+"""Sections of docs/benchmarks.md and of other pages: each benchmark writes its own."""
 
 import os
 import subprocess
@@ -9,13 +9,13 @@ PAGE = "benchmarks.md"
 
 
 def commit() -> str:
-    """The checkout's, and whether it has been changed since."""
+    """Describe the checkout's commit, and whether files have changed since."""
     done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip()
 
 
 def write_section(folder: str, name: str, title: str, text: str, page: str = PAGE) -> str:
-    """Replace what stands between the markers of section `name`, or begin it at the end of the page. Returns the path."""
+    """Replace the text between the markers of section `name`, or append the section to the page. Returns the path."""
     path = os.path.join(folder, page)
     markers = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     if not os.path.exists(path):

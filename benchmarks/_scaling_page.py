@@ -80,7 +80,7 @@ def time_table(rate) -> list[list[str]]:
 
 
 def errors(rate) -> dict[str, list[tuple[float, str, int]]]:
-    """What was predicted -> (predicted / measured - 1, method, ranks) for points that nothing was fitted to."""
+    """Return, for each quantity, (predicted / measured - 1, method, ranks) at points that nothing was fitted to."""
     found = {"step": [], "wire": [], "bytes": []}
     for label, points in rate.points.items():
         for point in points.values():
@@ -146,7 +146,7 @@ def link_table(rates) -> list[list[str]]:
 
 
 def growth(rates) -> str:
-    """Of the bytes of `sharded` from 4 ranks to 8: the bar is 1.15."""
+    """Return the growth of the bytes of `sharded` from 4 ranks to 8; the bar is 1.15."""
     found = []
     for rate in rates:
         points = rate.points["sharded"]

@@ -1,7 +1,7 @@
-"""One rank of a run of benchmarks/scaling.py, which starts it: _scaling_worker.py OPTIONS as JSON.
+"""One rank of a run of benchmarks/scaling.py, which starts it: _scaling_worker.py OPTIONS, with the options as JSON.
 
-It exchanges made-up gradients, without a model, and times collectives. Rank 0 writes what was measured on all ranks, a
-JSON object, to options["out"].
+It exchanges synthetic gradients, without a model, and times collectives. Rank 0 writes the measurements of all ranks, a JSON
+object, to options["out"].
 """
 
 import contextlib
@@ -37,8 +37,11 @@ def barrier() -> None:
 
 
 class Clocked(TransportWrapper):
-    """Forwards collectives. If `apart`, each starts when all ranks have come to it, so that its seconds, which are kept,
-    have no codec work of other ranks in them."""
+    """Forwards collectives and keeps their seconds.
+
+    If `apart`, each collective starts when all ranks have reached it, so that its seconds include no codec work of other
+    ranks.
+    """
 
     def __init__(self, transport):
         super().__init__(transport)
@@ -56,7 +59,7 @@ class Clocked(TransportWrapper):
 
 
 class Compressed:
-    """A method of grace_ext. Everything is one bucket."""
+    """A method of grace_ext, with everything in one bucket."""
 
     def __init__(self, label: str, elements: int):
         spec, communicator, memory, _ = METHODS[label]
@@ -77,7 +80,7 @@ class Compressed:
         self._exchange.end_step()
 
     def payload(self) -> int:
-        """Bytes so far."""
+        """Return the bytes so far."""
         return self._exchange.stats()["bytes_out"]
 
     def close(self):
@@ -109,7 +112,7 @@ class Plain:
 
 
 def measure(method, gradients, steps: int, seconds: float) -> dict:
-    """Of this rank: "steps", seconds each; "apart", seconds of the collectives of each of other steps; bytes a step."""
+    """Measure this rank: "steps", seconds of each; "apart", seconds of the collectives of other steps; bytes per step."""
 
     def step(number):
         started = time.perf_counter()
@@ -134,7 +137,7 @@ def measure(method, gradients, steps: int, seconds: float) -> dict:
 
 
 def probe() -> list[tuple[str, int, float]]:
-    """(collective, payload bytes of a rank, seconds of the slowest rank)."""
+    """Return (collective, payload bytes of a rank, seconds of the slowest rank)."""
     clock, found = Clocked(HorovodTransport(hvd.global_process_set)), []
     clock.apart = True
     for collective in ("allreduce", "allgather", "alltoall"):
@@ -161,14 +164,14 @@ def probe() -> list[tuple[str, int, float]]:
 
 
 def bytes_sent() -> int:
-    """What this host has sent on its link, as `mpirun/hosts bytes` counts: a rank's share."""
+    """Return what this host has sent on its link, as `mpirun/hosts bytes` counts, divided by its ranks."""
     with open("/proc/self/net/dev") as file:
         [counts] = (line.split(":")[1].split() for line in file if line.strip().startswith("eth0:"))
     return int(counts[8]) // hvd.local_size()
 
 
 def idle() -> float:
-    """Bytes a second that a rank sends while all do nothing."""
+    """Return the bytes per second that a rank sends while all are idle."""
     barrier()
     before = bytes_sent()
     time.sleep(IDLE)
@@ -176,7 +179,7 @@ def idle() -> float:
 
 
 def message_seconds() -> float:
-    """A message of a byte from the first host to the second one: half of a round trip, without Horovod."""
+    """Measure a message of one byte from the first host to the second: half of a round trip, without Horovod."""
     taken = 0.0
     with contextlib.ExitStack() as opened:
         if hvd.rank() == 0:

@@ -21,7 +21,7 @@ LEAST_RATIO = 150
 
 
 def score_rows(results: dict, seeds: list[int]) -> list[list[str]]:
-    """results: label -> list of runs, one per seed; the runs without compression first."""
+    """Make the rows of the table. results: label -> list of runs, one per seed; the runs without compression first."""
     plain = next(iter(results.values()))
     rows = [["", *(f"seed {seed}" for seed in seeds), "mean", "standard deviation", "bytes sent per step"]]
     for label, runs in results.items():
@@ -50,7 +50,7 @@ def score_rows(results: dict, seeds: list[int]) -> list[list[str]]:
 
 
 def document(results: dict, args, met: bool) -> str:
-    """results: as in score_rows."""
+    """Write the page. results: as in score_rows."""
     _, *compressed = results.values()
     ratios = " and ".join(f"{layers_ratio(runs):.0f}×" for runs in compressed)
     options = f" --epochs {args.epochs}" if args.epochs != 5 else ""
@@ -76,7 +76,7 @@ def document(results: dict, args, met: bool) -> str:
 
 
 def differences(plain, compressed) -> list[float]:
-    """Points of accuracy gained by compression, per seed."""
+    """Return the points of accuracy gained by compression, per seed."""
     return [100 * (ours.last["accuracy"] - theirs.last["accuracy"]) for ours, theirs in zip(compressed, plain, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Does compression cost accuracy in Keras 3 and in legacy Keras? Three seeds of each; writes docs/accuracy-tensorflow.md.
+"""Does compression cost accuracy in Keras 3 and in legacy Keras? Three seeds each; writes docs/accuracy-tensorflow.md.
 
     python benchmarks/accuracy_tensorflow.py --data DIR
 
@@ -27,7 +27,7 @@ def is_met(plain: list[Run], compressed: list[Run]) -> bool:
 
 
 def document(results: dict[str, dict[str, list[Run]]], args) -> str:
-    """results: kind of Keras -> label -> runs, one per seed; the float32 runs first."""
+    """Write the page. results: kind of Keras -> label -> runs, one per seed; the float32 runs first."""
     tables = [f"## {kind}\n\n{as_markdown(score_rows(runs, args.seeds))}" for kind, runs in results.items()]
     met = all(is_met(*runs.values()) for runs in results.values())
     options = f" --epochs {args.epochs}" if args.epochs != 3 else ""

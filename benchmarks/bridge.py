@@ -1,9 +1,9 @@
-"""What the way from TensorFlow to the codecs and back costs, codecs and network left out; writes docs/bridge.md.
+"""The cost of moving gradients from TensorFlow to the codecs and back, without codecs and network; writes docs/bridge.md.
 
     python benchmarks/bridge.py
 
-A step's gradients pass through the nodes that training uses, with an exchange that encodes nothing and sends nothing.
-Ends with status 1 if a bar is missed.
+A step's gradients pass through the nodes that training uses, with an exchange that encodes nothing and sends nothing. Ends
+with status 1 if a bar is missed.
 """
 
 import argparse
@@ -47,7 +47,7 @@ MODELS = {  # about 10 million parameters each
 
 
 class Nothing(Communicator):
-    """Encodes nothing and sends a byte; the result is whatever is there."""
+    """Encodes nothing and sends one byte; the result is arbitrary."""
 
     name = "nothing"
     collectives = ("allgather",)
@@ -63,7 +63,7 @@ class Nothing(Communicator):
 
 
 def build(shapes) -> exchange_graph.ExchangeGraph:
-    """The nodes for these gradients, with the default's buckets and memory."""
+    """Build the nodes for these gradients, with the default buckets and memory."""
     tensors = [Tensor(str(i), int(np.prod(shape)), len(shape), shape=shape) for i, shape in enumerate(shapes)]
     rules = Rules()
     lists = make_buckets(tensors, lambda tensor: rules.choose(tensor.name, tensor.size, tensor.ndim), 25 * 2**20)
@@ -80,7 +80,7 @@ def build(shapes) -> exchange_graph.ExchangeGraph:
 
 
 def measure(shapes, repeats: int) -> dict[str, float]:
-    """Medians in milliseconds: the step with the bridge, the same step without it, and a copy of the gradient in memory."""
+    """Measure medians in milliseconds: the step with the bridge, the same step without it, and a copy of the gradient."""
     graph = build(shapes)
     given = {
         str(i): tf.constant(np.random.default_rng(i).standard_normal(shape), tf.float32) for i, shape in enumerate(shapes)

@@ -1,9 +1,9 @@
-"""Do the tests pass whatever the machine's speed? `make test` again and again while another process keeps all cores busy.
+"""Do the tests pass at any speed of the machine? Repeats `make test` while another process keeps all cores busy.
 
     python benchmarks/busy.py --runs 5
     python benchmarks/busy.py --runs 5 --beside "python benchmarks/mutations.py run --suite test --jobs 2 --resume"
 
-Writes its section of docs/reliability.md, also when a run fails. What each run printed is in --logs.
+Writes its section of docs/reliability.md, also when a run fails. The output of each run is in --logs.
 """
 
 import argparse
@@ -29,8 +29,11 @@ def spin():
 
 
 class Busy:
-    """Inside `with`, all cores are kept busy: by a command, and when it has ended, or if there is none, by as many processes
-    as there are cores, none of which ever rests."""
+    """Keeps all cores busy inside `with`.
+
+    The command, if there is one, does so until it ends; then, or without one, as many processes as there are cores, none of
+    which ever waits.
+    """
 
     def __init__(self, command: str | None, log: str):
         self._command, self._log, self._end = command, log, threading.Event()
@@ -64,7 +67,7 @@ class Busy:
 
 
 def run(target: str, log: str) -> tuple[int, float, str]:
-    """Exit status, minutes and the counts that pytest's last line tells."""
+    """Return the exit status, the minutes and the counts in pytest's last line."""
     began, counts = time.monotonic(), "no result"
     with open(log, "w") as file:
         status = subprocess.run(["make", target], cwd=ROOT, stdout=file, stderr=file, stdin=subprocess.DEVNULL).returncode

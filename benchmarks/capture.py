@@ -1,11 +1,11 @@
-"""Capture real gradients of two examples, for `python -m grace_ext bench --input FILE`; print the files' names.
+"""Capture real gradients of two examples, for `python -m grace_ext bench --input FILE`, and print the files' names.
 
     python benchmarks/capture.py [--out DIR]
 
-A convolutional network on Fashion-MNIST (2.7 million parameters) and an embedding + LSTM language model (26.2 million)
-train for a few dozen steps on 2 ranks. cnn.npy and lm.npy are rank 0's own gradient of the last step, cnn-compensated.npy
-and lm-compensated.npy the same with the residual of error feedback. They go to DIR, or $GRACE_EXT_GRADIENTS, or gradients
-in the user's cache folder; files that are there are replaced.
+A convolutional network on Fashion-MNIST (2.7 million parameters) and an embedding + LSTM language model (26.2 million) train
+for a few dozen steps on 2 ranks. cnn.npy and lm.npy hold rank 0's own gradient of the last step; cnn-compensated.npy and
+lm-compensated.npy hold the same with the residual of error feedback. They are written to DIR, which is $GRACE_EXT_GRADIENTS
+or gradients in the user's cache folder by default; existing files are replaced.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def default_folder():
 
 
 def runs(data: str) -> dict[str, tuple[str, int, list[str]]]:
-    """Name -> example, steps, options."""
+    """Return name -> example, steps, options."""
     cnn = ["--data", data, "--model", "cnn", "--epochs", "1", "--train-samples", str(64 * RANKS * CNN_STEPS)]
     return {
         "cnn": ("pytorch_fashion_mnist.py", CNN_STEPS, cnn),
@@ -41,7 +41,7 @@ def runs(data: str) -> dict[str, tuple[str, int, list[str]]]:
 
 
 def capture(name: str, example: str, steps: int, options: list[str], out: str) -> list[str]:
-    """Run one example and save its last step's gradients; returns the files."""
+    """Run one example and save its last step's gradients; return the files."""
     with tempfile.TemporaryDirectory() as work:
         launch(
             name,
@@ -57,7 +57,7 @@ def capture(name: str, example: str, steps: int, options: list[str], out: str) -
 
 
 def save(gradient: np.ndarray, path: str) -> str:
-    """In one piece, so that two runs at once do no harm."""
+    """Save a gradient, replacing the file as a whole, so that two runs may do so at once."""
     part = f"{path}.{os.getpid()}"
     with open(part, "wb") as file:
         np.save(file, gradient)

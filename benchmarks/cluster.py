@@ -2,8 +2,8 @@
 
     python benchmarks/cluster.py --data DIR
 
-In parts, and going on after a stop: --models mlp --rates 100mbit 1gbit --configs horovod-fp16 sharded --resume. What was
-measured is kept in benchmarks/results, and the page is written from all that is there. Needs root, for mpirun/hosts.
+It can run in parts and be resumed: --models mlp --rates 100mbit 1gbit --configs horovod-fp16 sharded --resume. Measurements
+are kept in benchmarks/results, and the page is written from all of them. Needs root, for mpirun/hosts.
 """
 
 import argparse
@@ -64,7 +64,7 @@ class Benchmark:
         return self.args.our_launcher if config in OURS else self.args.launcher
 
     def run(self, model: str, rate: str, config: str, options: dict) -> None:
-        """One job; a second attempt if it fails, for mpirun now and then stands still (docs/cluster.md)."""
+        """Run one job, a second time if it fails, because mpirun occasionally hangs (docs/cluster.md)."""
         self.done += 1
         title = f"{self.done}/{self.total} {model}, {rate}, {config}"
         out = path_of(self.args.raw, model, rate, config)
@@ -90,7 +90,7 @@ class Benchmark:
         self.failed.append(f"{model}, {rate}, {config}")
 
     def restart(self) -> None:
-        """All hosts, so that nothing of a failed job is left on them."""
+        """Restart all hosts, so that nothing of a failed job is left on them."""
         for host in range(1, self.up.count + 1):
             self.up("crash", host)
             self.up("boot", host)

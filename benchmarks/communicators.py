@@ -1,4 +1,4 @@
-"""Do communicators that compress sums on the way cost accuracy? Over three seeds, against allgather.
+"""Do communicators that compress sums on the way cost accuracy? Three seeds, against allgather.
 
     python benchmarks/communicators.py --data DIR
 
@@ -23,7 +23,7 @@ BASELINE = "allgather"
 
 
 def document(results: dict, args, met: bool) -> str:
-    """results: communicator -> list of runs, one per seed; allgather first."""
+    """Write the section. results: communicator -> list of runs, one per seed; allgather first."""
     return (
         "\n\n".join(
             [

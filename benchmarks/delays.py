@@ -1,9 +1,9 @@
-"""Do ranks stay in step, to the bit, when each of them stops at random times? On four hosts, for each communicator.
+"""Do ranks stay bit-identical when each of them pauses at random times? On four hosts, for each communicator.
 
     python benchmarks/delays.py
 
-Writes the section "Random delays" of docs/benchmarks.md. Needs root, for mpirun/hosts. Ends with status 1 if a run stands
-still or ranks differ. About 8 minutes on two idle cores.
+Writes the section "Random delays" of docs/benchmarks.md. Needs root, for mpirun/hosts. Ends with status 1 if a run hangs or
+ranks differ. About 8 minutes on two idle cores.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main():
 
 
 def run(up: Hosts, launcher: str, log: str, args) -> list[dict]:
-    """A record of each communicator; one without steps where the job did not get to the end of its run."""
+    """Return a record of each communicator; one without steps where the job did not finish its run."""
     options = [
         "--log-file",
         log,
@@ -93,7 +93,7 @@ def is_good(record: dict, args) -> bool:
 
 
 def work(args) -> int:
-    """One rank: all communicators, one after the other."""
+    """Run one rank: all communicators, one after the other."""
     import horovod.torch as hvd
     import torch
 
@@ -159,7 +159,7 @@ def train(communicator: str, args) -> dict:
 
 
 def digest(net) -> np.ndarray:
-    """uint8[8], of all bits of all parameters."""
+    """Return a checksum of all bits of all parameters, uint8[8]."""
     state = xxhash.xxh64()
     for p in net.parameters():
         state.update(p.detach().numpy().tobytes())
@@ -167,7 +167,7 @@ def digest(net) -> np.ndarray:
 
 
 class Pauses:
-    """Of one rank: exponentially distributed, and now and then a long one."""
+    """The pauses of one rank: exponentially distributed, and occasionally a long one."""
 
     def __init__(self, mean: float, rank: int):
         self._mean, self._random = mean / (1 + RARE * (LONG - 1)), np.random.default_rng(rank)

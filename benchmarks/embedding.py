@@ -21,12 +21,12 @@ MOST_PERPLEXITY_LOST = 0.01
 
 
 def ratio(run: Run) -> float:
-    """Bytes of Horovod's allgather of rows for the same gradients, by all that this run sent."""
+    """Return the bytes of Horovod's allgather of rows for the same gradients, relative to all that this run sent."""
     return run.last["horovod_bytes_of_rows"] / run.last["bytes_sent"]
 
 
 def lost(plain: list[Run], runs: list[Run]) -> float:
-    """By how much the mean perplexity is above that of the plain runs: 0.01 is 1 %."""
+    """Return by how much the mean perplexity is above that of the plain runs: 0.01 is 1 %."""
     return (
         statistics.mean(run.last["perplexity"] for run in runs) / statistics.mean(run.last["perplexity"] for run in plain)
         - 1
@@ -42,7 +42,7 @@ def is_met(plain: list[Run], runs: list[Run]) -> bool:
 
 
 def document(results: dict[str, list[Run]], args) -> str:
-    """results: label -> runs, one per seed; Horovod's first."""
+    """Write the page. results: label -> runs, one per seed; Horovod's first."""
     plain, *compressed = results.values()
     rows = [
         [

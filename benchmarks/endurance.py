@@ -1,4 +1,4 @@
-"""Do residuals stay bounded, and memory of the process, over many steps? Writes docs/endurance.md and docs/endurance.png.
+"""Do residuals and the process's memory stay bounded over many steps? Writes docs/endurance.md and docs/endurance.png.
 
     python benchmarks/endurance.py --data DIR
 
@@ -56,7 +56,7 @@ def main():
 
 
 def work(args) -> int:
-    """One rank of a run: a small network whose learning rate stays as it is, so that gradients never die out."""
+    """Run one rank: a small network with a constant learning rate, so that gradients do not vanish."""
     import horovod.torch as hvd
     import torch
     from fashion_mnist import load
@@ -110,7 +110,7 @@ def work(args) -> int:
 
 
 def norm(tensors) -> float:
-    """The L2 norm of all together."""
+    """Compute the L2 norm of all tensors together."""
     return sum(float(tensor.double().pow(2).sum()) for tensor in tensors) ** 0.5
 
 
@@ -120,13 +120,13 @@ def resident_bytes() -> int:
 
 
 def halves(run: Run) -> tuple[float, float]:
-    """The largest residual norm of each."""
+    """Return the largest residual norm of each half of the run."""
     norms = [entry["residual"] for entry in run.history]
     return max(norms[: len(norms) // 2]), max(norms[len(norms) // 2 :])
 
 
 def resident(run: Run) -> tuple[int, int]:
-    """After a tenth of the steps and at the end."""
+    """Return the resident bytes after a tenth of the steps and at the end."""
     return run.history[len(run.history) // 10]["resident_bytes"], run.last["resident_bytes"]
 
 

@@ -1,9 +1,9 @@
-"""What a user sees, and when, as a host crashes, a link becomes slow or a rank stalls; writes docs/benchmarks.md.
+"""What a user sees, and when, if a host crashes, a link becomes slow or a rank stalls; writes docs/benchmarks.md.
 
     python benchmarks/faults.py
 
-In parts: --faults crash silent --launchers mpirun. What was seen is kept in build/benchmarks/faults, and the page is written
-from all that is there. Needs root, for hosts on this machine (mpirun/hosts). About 10 minutes.
+It can run in parts: --faults crash silent --launchers mpirun. Measurements are kept in build/benchmarks/faults, and the page
+is written from all of them. Needs root, for hosts on this machine (mpirun/hosts). About 10 minutes.
 """
 
 import argparse
@@ -40,7 +40,10 @@ FOR_GOOD = 120  # seconds to wait for an end
 
 @dataclasses.dataclass
 class Fault:
-    """begin, end: subcommands of mpirun/hosts; "STOP" and "CONT": signals to the rank. end None: it stays so."""
+    """A fault on the last rank's host.
+
+    begin, end: subcommands of mpirun/hosts; "STOP" and "CONT": signals to the rank. end None: the fault lasts.
+    """
 
     title: str
     begin: tuple
@@ -60,8 +63,11 @@ FAULTS = {
 
 @dataclasses.dataclass
 class Seen:
-    """ended: seconds until each other rank had ended, None where it had not. errors: what each raised. said: by the
-    launcher. steps: median seconds of a step before, during, after; longest: of those that ended after it began."""
+    """What was observed.
+
+    ended: seconds until each other rank had ended, None where it had not. errors: what each raised. said: what the launcher
+    printed. steps: median seconds of a step before, during and after the fault; longest: of those that ended after it began.
+    """
 
     status: int | None
     ended: list[float | None]
@@ -72,7 +78,7 @@ class Seen:
 
 
 def run(up: Hosts, launcher: str, fault: Fault, folder: str) -> Seen:
-    """folder: of the ranks' files. Raises JobFailed if the job does not begin to train."""
+    """Run a job, and disturb it. folder: for the ranks' files. Raises JobFailed if the job does not begin to train."""
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     job = Job(up, launcher, RANKS, [WORKER, folder], fault.env)
@@ -105,7 +111,7 @@ def trains(folder: str) -> bool:
 
 
 def steps(folder: str, rank: int) -> list[list[float]]:
-    """[when a step ended, how long it took]"""
+    """Read [when a step ended, how long it took] of each step."""
     try:
         with open(os.path.join(folder, f"rank{rank}.steps")) as file:
             return [[float(number) for number in line.split()] for line in file if line.endswith("\n")]
@@ -139,7 +145,7 @@ def errors(folder: str) -> list[str]:
 
 
 def notable(output: str) -> str:
-    """The first such line and the one after it, in which Open MPI's sentences go on."""
+    """Return the first such line and the one after it, on which Open MPI's sentences continue."""
     lines = [re.sub(r"^\[[\d,]+\]<std\w+>: ?", "", line).strip() for line in output.splitlines()]
     return next((" ".join(lines[at : at + 2]) for at, line in enumerate(lines) if NOTABLE.search(line)), "")
 
@@ -218,7 +224,7 @@ def path_of(raw: str, name: str, launcher: str) -> str:
 
 
 def measure(up: Hosts, name: str, launcher: str, raw: str) -> bool:
-    """A second attempt if the job doesn't start: mpirun now and then stands still (docs/cluster.md)."""
+    """Measure a fault, a second time if the job doesn't start, because mpirun occasionally hangs (docs/cluster.md)."""
     for attempt in (1, 2):
         try:
             seen = run(up, launcher, FAULTS[name], os.path.join(raw, "ranks"))

@@ -1,13 +1,13 @@
-"""Federated training over MPI, compressed both ways, against float32; writes docs/federated.md.
+"""Federated training over MPI, compressed in both directions, against float32; writes docs/federated.md.
 
     python benchmarks/federated.py --data DIR
 
     python benchmarks/federated.py --liars
 
-DeepReduce's methods (its Table 5) and ours under FedAvg, and Panthalia's DCT under central AdamW. In parts, and going on
-after a stop: --methods fedavg best --resume. What was measured is kept in benchmarks/results/federated, and the section is
-written from all that is there. --liars writes another section, in less than a minute and without the data set: clients that
-lie, and what means make of that. Ends with status 1 if a bar is missed.
+It measures DeepReduce's methods (its Table 5) and ours under FedAvg, and Panthalia's DCT under central AdamW. It can run in
+parts and be resumed: --methods fedavg best --resume. Measurements are kept in benchmarks/results/federated, and the section
+is written from all of them. --liars writes another section, in less than a minute and without the data set: how well means
+do when some clients are Byzantine. Ends with status 1 if a bar is missed.
 """
 
 import argparse
@@ -32,8 +32,10 @@ FEDAVG, PANTHALIA = "fedavg", "panthalia"
 
 @dataclasses.dataclass
 class Method:
-    """A row. paper: relative data volume in DeepReduce's Table 5. is_judged: by the bar of its training; others are shown
-    only."""
+    """A row of the table.
+
+    paper: relative data volume in DeepReduce's Table 5. is_judged: whether the bar of its training applies to it.
+    """
 
     training: str
     label: str
@@ -64,8 +66,10 @@ BARS = {FEDAVG: ("FedAvg with the top 10 %", 0.035, 0.5), PANTHALIA: ("Panthalia
 
 
 class Results:
-    """What is in a folder: of each method, the runs by seed; only those that differ from their baseline in nothing but
-    compression and memory."""
+    """The runs in a folder, by method and seed.
+
+    Only those count that differ from their baseline in nothing but compression and memory.
+    """
 
     def __init__(self, folder: str):
         self._runs = {name: {} for name in METHODS}
@@ -95,11 +99,11 @@ class Results:
         return sorted({run["date"] for runs in self._runs.values() for run in runs.values()})
 
     def accuracy(self, name: str) -> float:
-        """In percent, the mean over seeds."""
+        """Return the accuracy in percent: the mean of the last evaluations, which vary more than methods differ."""
         return statistics.mean(map(accuracy, self.runs(name)))
 
     def gained(self, name: str) -> float:
-        """Points over the baseline of the same seeds."""
+        """Return the points gained over the baseline of the same seeds."""
         baseline = self._runs[METHODS[name].training]
         return statistics.mean(accuracy(run) - accuracy(baseline[seed]) for seed, run in self._runs[name].items())
 
@@ -110,7 +114,7 @@ class Results:
         return self.mean(name, "volume", way)
 
     def verdicts(self) -> dict[str, dict[str, bool]]:
-        """By training, whether the methods that are judged meet its bar; only of what was measured."""
+        """Return, for each training that was measured, whether the methods that are judged meet its bar."""
         found = {}
         for training, (_, volume, points) in BARS.items():
             judged = [name for name in self.names(training) if METHODS[name].is_judged]
@@ -189,7 +193,7 @@ def bars(results: Results) -> str:
 
 
 def described(run: dict, what: str) -> str:
-    """A baseline's options in words."""
+    """Describe a baseline's options."""
     options = run["options"]
     local = {
         FEDAVG: f"{options['local_epochs']} local epoch, Adam on the clients",
@@ -206,7 +210,7 @@ def described(run: dict, what: str) -> str:
 
 
 def document(results: Results, command: str) -> str:
-    """The section; only of trainings whose baseline was measured."""
+    """Write the section, with only those trainings whose baseline was measured."""
     parts = [
         "Written by `benchmarks/federated.py`; do not edit between the markers. `examples/fedavg_fashion_mnist.py`, "
         "compression and memory as the table says, all else alike."
@@ -230,7 +234,7 @@ def document(results: Results, command: str) -> str:
 
 
 def plot(results: Results, path: str) -> None:
-    """Accuracy by round, of the first seed."""
+    """Plot the accuracy by round, of the first seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -252,7 +256,7 @@ def plot(results: Results, path: str) -> None:
 
 
 def measure(name: str, seed: int, args) -> None:
-    """One run, unless it is there."""
+    """Run one training, unless there is a result."""
     method, out = METHODS[name], path_of(args.raw, name, seed)
     options = {"method": method.training, "compression": method.spec, "memory": method.memory, "seed": seed}
     if method.training == FEDAVG:
@@ -290,7 +294,7 @@ def measure(name: str, seed: int, args) -> None:
 
 
 def write_liars(folder: str) -> int:
-    """Measure, and write the section about clients that lie. The exit status."""
+    """Measure with Byzantine clients, write that section, and return the exit status."""
     text, is_met = _liars.measure()
     date = datetime.date.today().isoformat()
     path = write_section(

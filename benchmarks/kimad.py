@@ -92,7 +92,7 @@ def mean(records, name: str) -> float:
 
 
 def accuracy(records) -> float:
-    """After the last step."""
+    """Return the accuracy after the last step."""
     return records[-1].accuracy
 
 

@@ -1,4 +1,4 @@
-"""What each memory and method costs in accuracy, against its optimizer without compression; writes docs/memories.md.
+"""What each memory and method costs in accuracy, against the same optimizer without compression; writes docs/memories.md.
 
     python benchmarks/memories.py --data DIR
 
@@ -19,7 +19,7 @@ from _lib import ROOT, SHARED_CORES, Run, RunFailed, as_markdown, machine, size,
 
 @dataclasses.dataclass
 class Method:
-    """One row of the table. lost: the most points of accuracy that it may lose against `against`; None: it is shown only."""
+    """One row of the table. lost: the most points of accuracy that it may lose against `against`; None: no bar."""
 
     label: str
     options: list[str]
@@ -73,7 +73,7 @@ def methods(steps_per_epoch: int) -> list[Method]:
 
 
 def rows(results: dict[str, list], described: list[Method], seeds: list[int]) -> list[list[str]]:
-    """results: label -> runs, one per seed."""
+    """Make the rows of the table. results: label -> runs, one per seed."""
     table = [
         [
             "",
@@ -108,7 +108,7 @@ def accuracies(runs) -> list[float]:
 
 
 def difference(results, method: Method) -> float:
-    """Points gained over the optimizer without compression, on average over seeds."""
+    """Return the points gained over the optimizer without compression, on average over seeds."""
     return statistics.mean(accuracies(results[method.label])) - statistics.mean(accuracies(results[method.against]))
 
 
@@ -146,7 +146,7 @@ def document(results, described, args) -> str:
 
 
 def logged(label: str, log_file: str, epochs: int) -> Run | None:
-    """The run of a log, None if it did not come to its end."""
+    """Read the run in a log; None if it did not finish."""
     if not os.path.exists(log_file):
         return None
     with open(log_file) as log:

@@ -1,4 +1,4 @@
-"""Which faults in the code the tests notice: mutations, one after the other, under each suite; writes docs/reliability.md.
+"""Which faults in the code do the tests notice? Makes one mutation at a time, for each suite; writes docs/reliability.md.
 
     python benchmarks/mutations.py check
     python benchmarks/mutations.py run --suite quick --baseline
@@ -6,17 +6,18 @@
     python benchmarks/mutations.py run --suite old --old CHECKOUT --near
     python benchmarks/mutations.py page
 
-benchmarks/mutations.json has them: "old", which the file holds exactly once, becomes "new". Its "near" tests are likely to
-notice: each is a path, and what else pytest is told ("tests/adapters/horovod_torch/test_horovod_torch.py -k mpirun-2"). Where they notice
-nothing, or are not in the suite, the whole suite runs; so each mutation that it misses takes all of its time. With --near it
-does not, and the suite may notice more than is said. What was measured is kept in benchmarks/results/mutations.json, after
-each mutation: a run that was stopped goes on with --resume.
+The mutations are in benchmarks/mutations.json: "old", which the file contains exactly once, is replaced by "new". The tests
+in "near" are likely to notice it: each entry is a path and further arguments of pytest
+("tests/adapters/horovod_torch/test_horovod_torch.py -k mpirun-2"). If they do not notice it, or are not in the suite, the
+whole suite runs, so that each mutation that it misses takes its whole time. With --near it does not run, and the suite may
+notice more than is reported. Results are kept in benchmarks/results/mutations.json after each mutation; --resume continues a
+run that was stopped.
 
-Where the code has changed since the old suite, "then" has the "file", "old" and "new" of the same fault in that code, and
-"near", what the old suite calls these tests.
+Where the code has changed since the old suite, "then" has the "file", "old" and "new" of the same fault in that code, and as
+"near" the names of these tests in the old suite.
 
-The code under test is a copy, so the checkout may change meanwhile. Copies stay where they are, because compiled kernels are
-kept by the path of their source.
+The code under test is a copy, so that the checkout may change during a run. Copies stay in place, because compiled kernels
+are cached by the path of their source.
 """
 
 import argparse
@@ -94,12 +95,12 @@ def load() -> list[dict]:
 
 
 def digest_of(mutation: dict) -> str:
-    """Results of a mutation that has been changed since do not count."""
+    """Return a digest of a mutation, so that results of one that has changed since do not count."""
     return hashlib.sha256(json.dumps([mutation[key] for key in ("file", "old", "new")]).encode()).hexdigest()[:16]
 
 
 def mutated(mutation: dict, text: str) -> str:
-    """Raises RunFailed if what it replaces is not there exactly once."""
+    """Return the text with the mutation. Raises RunFailed unless it contains the old text exactly once."""
     count = text.count(mutation["old"])
     if count != 1:
         raise RunFailed(f"{mutation['id']}: its old text is {count} times in {mutation['file']}")
@@ -107,7 +108,7 @@ def mutated(mutation: dict, text: str) -> str:
 
 
 def check(mutations: list[dict]) -> list[str]:
-    """What is wrong with the list."""
+    """Return what is wrong with the list."""
     ids = collections.Counter(mutation["id"] for mutation in mutations)
     wrong = [f"{id}: there are {count} of this name" for id, count in ids.items() if count > 1]
     for mutation in mutations:
@@ -130,18 +131,20 @@ def check(mutations: list[dict]) -> list[str]:
 
 
 def paths_of(mutation: dict) -> list[str]:
-    """The files of its near tests."""
+    """Return the files of its near tests."""
     return [shlex.split(near)[0].partition("::")[0] for near in mutation.get("near", ())]
 
 
 def then(mutation: dict) -> dict:
-    """The same fault in the code of the old suite."""
+    """Return the same fault in the code of the old suite."""
     return {**mutation, **mutation.get("then", {})}
 
 
 class Copy:
-    """A copy of a checkout's files in a folder, in which one mutation at a time is in force. Python and the ranks that its
-    tests start import grace_ext from there."""
+    """A copy of a checkout's files in a folder, to which one mutation at a time is applied.
+
+    Python and the ranks that its tests start import grace_ext from there.
+    """
 
     def __init__(self, source: str, folder: str):
         self.source, self.folder = source, os.path.join(folder, "checkout")
@@ -171,7 +174,7 @@ class Copy:
         return {**os.environ, "PYTHONPATH": paths, "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]}
 
     def _check_imports(self) -> None:
-        """From another folder, as examples and ranks may be."""
+        """Check what is imported from another folder, as examples and ranks may do."""
         code = "import grace_ext, grace_ext.adapters as a; print(grace_ext.__file__, a.__file__, sep='\\n')"
         found = subprocess.run(
             [sys.executable, "-c", code], cwd=self._site, env=self.environment, check=True, capture_output=True, text=True
@@ -196,9 +199,12 @@ class Copy:
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def pytest(self, arguments: list[str], seconds: float, spins: int = resource.RLIM_INFINITY) -> tuple[str | None, str]:
-        """Run it until the first failure: (None if nothing failed, else "failed", "crashed" or "hung"; the first test that
-        failed, or the one that was running). seconds: that it may take; spins: of processor time for each process. Raises
-        RunFailed if pytest cannot do what it is told."""
+        """Run pytest until the first failure.
+
+        Returns None if nothing failed, else "failed", "crashed" or "hung", and the first test that failed or the one that
+        was running. seconds: the time that it may take; spins: the processor time that each process may take. Raises
+        RunFailed if pytest cannot run these tests.
+        """
         # test_mutations.py would notice every mutation: it compares the list with the code.
         command = [
             sys.executable,
@@ -246,25 +252,25 @@ class Copy:
         raise RunFailed(f"{' '.join(command)} ended with status {status}:\n" + "\n".join(lines[-20:]))
 
     def stop(self) -> None:
-        """From another thread: what runs is given up."""
+        """Abort what runs; called from another thread."""
         self._stopped = True
         if self._process is not None and self._process.poll() is None:
             end(self._process)
 
 
 def running(lines: list[str]) -> str:
-    """The test that pytest -v named last."""
+    """Return the test that pytest -v named last."""
     return next((line.split(" ")[0] for line in reversed(lines) if "::" in line and line.startswith("tests")), "")
 
 
 def first_failure(lines: list[str]) -> str:
-    """Of pytest's short summary."""
+    """Return the first failure of pytest's short summary."""
     found = next((line.split(" - ")[0] for line in lines if line.startswith(("FAILED ", "ERROR "))), "")
     return found.partition(" ")[2]
 
 
 def end(process: subprocess.Popen) -> None:
-    """With all that it has started: launchers and their ranks are in sessions of their own."""
+    """End a process and all that it has started: launchers and their ranks are in sessions of their own."""
     for pid in [*descendants(process.pid), process.pid]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -284,8 +290,11 @@ def descendants(pid: int) -> list[int]:
 
 
 def able_to_notice(copy: Copy, mutation: dict) -> list[str]:
-    """The tests to run, for pytest: all, or for a mutation of an adapter those that start ranks or name adapters, examples
-    or benchmarks. The others never load an adapter, for the core imports none."""
+    """Return the tests to run: all or, for a mutation of an adapter, those that may load adapters.
+
+    These start ranks or name adapters, examples or benchmarks. The others never load an adapter, because the core imports
+    none.
+    """
     if not mutation["file"].startswith("adapters/"):
         return []
     tests, core = Path(copy.folder, "tests"), Path(copy.folder, "grace_ext")
@@ -299,7 +308,7 @@ def able_to_notice(copy: Copy, mutation: dict) -> list[str]:
 
 
 def measure(copy: Copy, mutation: dict, suite: str, seconds: float, near_only: bool = False) -> dict:
-    """Under one suite; the tests near to it first, or alone."""
+    """Measure a mutation with one suite: first the near tests, then the others unless only near ones are wanted."""
     near = [
         shlex.split(one)
         for one, path in zip(mutation.get("near", ()), paths_of(mutation), strict=True)
@@ -319,12 +328,12 @@ def measure(copy: Copy, mutation: dict, suite: str, seconds: float, near_only: b
 
 
 def is_measured(outcome: dict | None, digest: str, near_only: bool) -> bool:
-    """Whether it need not be measured again; near_only: as far as the near tests go."""
+    """Return whether it need not be measured again. near_only: as far as the near tests go."""
     return outcome is not None and outcome["digest"] == digest and (near_only or not outcome.get("near_only"))
 
 
 def noticed_by_less(results: dict, suite: str, mutation: dict) -> dict | None:
-    """What `quick` came to, if it noticed the mutation: its tests are in `test`, too."""
+    """Return the result of `quick` if it noticed the mutation: its tests are in `test`, too."""
     outcome = results["suites"].get("quick", {"mutations": {}})["mutations"].get(mutation["id"])
     if suite == "test" and outcome and outcome["caught"] and outcome["digest"] == digest_of(mutation):
         return {key: outcome[key] for key in ("caught", "how", "test", "seconds")}
@@ -410,7 +419,7 @@ def read(path: str) -> dict:
 
 
 def write(path: str, results: dict) -> None:
-    """The file is there as a whole or not at all."""
+    """Replace the file as a whole."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(f"{path}.new", "w", encoding="utf-8") as file:
         json.dump(results, file, indent=1, sort_keys=True)

@@ -1,4 +1,4 @@
-"""How much of the codecs' work is hidden behind backward? Writes a section of docs/benchmarks.md and docs/overlap.png.
+"""How much of the codecs' work overlaps with backward? Writes a section of docs/benchmarks.md and docs/overlap.png.
 
     python benchmarks/overlap.py
 
@@ -79,7 +79,7 @@ def main():
 
 
 class Run:
-    """ranks: of each rank, what it measured in each step."""
+    """A finished run. ranks: for each rank, what it measured in each step."""
 
     def __init__(self, log: str, ranks: int):
         self.ranks = []
@@ -88,19 +88,19 @@ class Run:
                 self.ranks.append(json.load(file))
 
     def _median(self, of: Callable) -> float:
-        """Over all ranks' steps."""
+        """Return the median over all ranks' steps."""
         return statistics.median(of(step) for rank in self.ranks for step in rank[WARM_UP:])
 
     def median(self, field: str) -> float:
         return self._median(lambda step: step[field])
 
     def share(self, field: str) -> float:
-        """Of the codecs' time."""
+        """Return the share of the codecs' time."""
         return self._median(lambda step: step[field] / step["codec"])
 
 
 def work(args) -> int:
-    """One rank of a run."""
+    """Run one rank."""
     import horovod.torch as hvd
     import torch
     from tqdm import trange
@@ -198,7 +198,7 @@ def document(runs: dict[tuple[str, str], Run], args) -> str:
 
 
 def draw(run: Run, trace: str, file: str) -> None:
-    """The traced step: rows are buckets, in the order in which they are sent."""
+    """Plot the traced step: each row is a bucket, in the order in which they are sent."""
     import matplotlib
 
     matplotlib.use("Agg")

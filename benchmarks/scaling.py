@@ -1,4 +1,4 @@
-"""Bytes and time of a step against the number of workers, by communicator: measured, and simulated to 1,024 of them.
+"""Bytes and time of a step against the number of workers, by communicator: measured, and simulated up to 1,024 workers.
 
     python benchmarks/scaling.py
 
@@ -41,8 +41,11 @@ SOURCES = 8  # gradients that codecs are measured on
 
 
 def gradient_of(elements: int, rank: int, step: int) -> np.ndarray:
-    """float32[elements]: scales that all ranks and steps have in common, for the largest elements are not anywhere, and
-    values half of whose variance is common to the ranks."""
+    """Make a gradient, float32[elements].
+
+    Its scales are common to all ranks and steps, because large elements are not anywhere; half of the variance of its values
+    is common to the ranks.
+    """
     scales = np.exp(np.random.default_rng(0).standard_normal(-(-elements // CLUSTER), np.float32))
     values = sum(np.random.default_rng(seed).standard_normal(elements, np.float32) for seed in ([1, step], [2, step, rank]))
     return np.repeat(scales, CLUSTER)[:elements] * values
@@ -50,9 +53,11 @@ def gradient_of(elements: int, rank: int, step: int) -> np.ndarray:
 
 @dataclasses.dataclass
 class Point:
-    """What was measured of a method: seconds of a step and of its collectives, without waiting for other ranks' codecs;
-    bytes of a step, means over ranks: handed to collectives, and sent by the interface; bytes a second that it sends when
-    there is nothing to do."""
+    """The measurements of a method.
+
+    Seconds of a step and of its collectives, without waiting for other ranks' codecs; bytes of a step, means over ranks:
+    handed to collectives, and sent by the interface; bytes per second that are sent while idle.
+    """
 
     ranks: int
     seconds: float
@@ -63,7 +68,7 @@ class Point:
 
 
 def point_of(results: list[dict], label: str) -> Point:
-    """results: of all ranks."""
+    """Summarize the results of all ranks."""
     own = [result["methods"][label] for result in results]
     steps = np.array([one["steps"] for one in own]).mean(axis=0)
     wire = np.array([one["apart"] for one in own]).max(axis=0).sum(axis=1)  # of the slowest rank, collective by collective
@@ -100,7 +105,10 @@ class Model:
 
 @dataclasses.dataclass
 class Rate:
-    """All of a rate: points by method and ranks; the model of this machine, and of one whose ranks have their own cores."""
+    """All results of a rate: points by method and ranks, and two models.
+
+    One is of this machine, the other of a machine whose ranks have their own cores.
+    """
 
     name: str
     points: dict[str, dict[int, Point]]
@@ -113,7 +121,7 @@ def cores() -> int:
 
 
 def probes(runs: dict[int, list[dict]]) -> dict[str, list[tuple[int, float, float]]]:
-    """(rounds, path, seconds) by collective. runs: results of all ranks, by number of ranks."""
+    """Return (rounds, path, seconds) by collective. runs: results of all ranks, by number of ranks."""
     samples = {}
     for ranks, results in runs.items():
         for collective, payload, seconds in results[0]["probes"]:
@@ -128,14 +136,19 @@ def probes(runs: dict[int, list[dict]]) -> dict[str, list[tuple[int, float, floa
 
 
 def fit_shared(runs) -> dict[str, cost_model.Link]:
-    """Links of this machine, on whose cores ranks take turns: what that adds to a collective grows with the ranks, as its
-    rounds do, and gets into alpha."""
+    """Fit the links of this machine, on whose cores ranks take turns.
+
+    What that adds to a collective grows with the ranks, as its rounds do, and is part of alpha.
+    """
     return {collective: cost_model.fit(samples) for collective, samples in probes(runs).items()}
 
 
 def fit_own(two: list[dict]) -> dict[str, cost_model.Link]:
-    """Links of two ranks, each of which has a core. alpha is a message's own time, measured without Horovod; of two ranks'
-    probes it could not be told from the rest. beta is the link's, so the least that a collective gets by with."""
+    """Fit the links of two ranks, each of which has a core.
+
+    alpha is a message's own time, measured without Horovod, because the probes of two ranks cannot separate it from the
+    rest. beta is that of the link, so the minimum of any collective.
+    """
     alpha = two[0]["message"]
     fitted = {
         collective: cost_model.fit(
@@ -148,7 +161,7 @@ def fit_own(two: list[dict]) -> dict[str, cost_model.Link]:
 
 
 def measure_codecs(elements: int) -> dict[str, cost_model.Codec]:
-    """In this process alone, one thread."""
+    """Measure the codecs in this process alone, on one thread."""
     gradients = [gradient_of(elements, rank, 0) for rank in range(SOURCES)]
     topk = codec_timing.measure_codec(compressor(TOPK), gradients)
     return {
@@ -159,7 +172,7 @@ def measure_codecs(elements: int) -> dict[str, cost_model.Codec]:
 
 
 def measure_casts(gradient: np.ndarray, times=9) -> cost_model.Codec:
-    """What Horovod's fp16 does beside its allreduce."""
+    """Measure what Horovod's fp16 does in addition to its allreduce."""
     import torch
 
     torch.set_num_threads(1)
@@ -175,7 +188,7 @@ def measure_casts(gradient: np.ndarray, times=9) -> cost_model.Codec:
 
 
 def run(up: Hosts, rate: str, ranks: int, per_host: int, args) -> list[dict]:
-    """The results of all ranks of a job, or what an earlier one left. Raises JobFailed."""
+    """Return the results of all ranks of a job, or those that an earlier job left. Raises JobFailed."""
     out = os.path.join(args.logs, f"{rate}-{ranks}-{per_host}.json")
     if not (args.resume and os.path.exists(out)):
         print(f"{rate}, {ranks} ranks, {per_host} on a host", file=sys.stderr, flush=True)
