@@ -60,11 +60,11 @@ def parameters(cls: type[Any]) -> Mapping[str, inspect.Parameter]:
     Returns:
         Name -> parameter; read-only, because all callers get the same mapping.
     """
-    return _parameters(cls)
+    return _parameters(cls)  # type: ignore[arg-type]
 
 
 @functools.cache
-def _parameters(cls: type[Any]) -> Mapping[str, inspect.Parameter]:
+def _parameters(cls: Any) -> Mapping[str, inspect.Parameter]:
     return types.MappingProxyType(
         {key: p for key, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD}
     )
@@ -121,7 +121,7 @@ def lookup(kind: str, name: str) -> type[Any]:
         raise ConfigError(f"unknown {kind} {name!r}; known: {', '.join(names(kind))}") from None
 
 
-def by_id(kind: str, id: int) -> type[Any] | None:
+def by_id(kind: str, id: int) -> Any:
     """Find the codec class with a container id.
 
     Args:

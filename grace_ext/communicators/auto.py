@@ -94,7 +94,7 @@ class SwitchingCommunicator(Communicator):
         return self.strategy in DENSE
 
     @property
-    def bypass_dtype(self):
+    def bypass_dtype(self):  # type: ignore[override]
         """The dtype of the strategy if gradients may bypass the exchange now: "float32" or "fp16", else None."""
         return self.strategy if self.flushed else None
 
@@ -140,22 +140,22 @@ class SwitchingCommunicator(Communicator):
         return self._allreduce if self.is_dense else self._compressed[self.strategy]
 
     @property
-    def sends_containers(self):
+    def sends_containers(self):  # type: ignore[override]
         """As of the strategy."""
         return self._inner.sends_containers
 
     @property
-    def reports_support(self):
+    def reports_support(self):  # type: ignore[override]
         """As of the strategy."""
         return self._inner.reports_support
 
     @property
-    def preserves_input(self):
+    def preserves_input(self):  # type: ignore[override]
         """As of the strategy."""
         return self._inner.preserves_input
 
     @property
-    def needs_memory(self) -> bool:
+    def needs_memory(self) -> bool:  # type: ignore[override]
         """Whether a residual may be left that has not been sent."""
         return not self.flushed
 

@@ -103,8 +103,8 @@ class Up:
 
 
 def _joined(head: bytes, *containers: np.ndarray) -> np.ndarray:
-    head = np.frombuffer(head, np.uint8)
-    return np.concatenate([head, np.frombuffer(container.checksum(head), np.uint8), *containers])
+    first = np.frombuffer(head, np.uint8)
+    return np.concatenate([first, np.frombuffer(container.checksum(first), np.uint8), *containers])
 
 
 def largest(size: int) -> int:

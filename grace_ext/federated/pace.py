@@ -31,7 +31,7 @@ class Pace:
     def __init__(self, seconds: float, window: int = 5):
         if not (math.isfinite(seconds) and seconds > 0):
             raise ConfigError(f"pace: seconds={seconds}; allowed: finite and above 0")
-        self._seconds, self._window, self._computing = seconds, window, deque(maxlen=window)
+        self._seconds, self._window, self._computing = seconds, window, deque(maxlen=window)  # type: ignore[var-annotated]
         self._monitor = BandwidthMonitor(window)
 
     def add(self, nbytes: int, elapsed: float, computing: float) -> None:
@@ -106,6 +106,6 @@ class Fitted:
         Args:
             nbytes: Bytes of the message.
         """
-        message = nbytes, self._made.sparsifier.density, self._size
+        message = nbytes, self._made.sparsifier.density, self._size  # type: ignore[attr-defined]
         if fills_density(*message):
-            self._sizes = predict_sizes(*message)
+            self._sizes = predict_sizes(*message)  # type: ignore[assignment]

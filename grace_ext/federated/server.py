@@ -173,7 +173,7 @@ class Server:
         self.told_bytes = self._broadcast.tell(following, self.model, made, Stream(self._seed, "down", following, -1))
         self.round = following
         count = min(self.sampled, len(self.present))
-        chosen = np.random.default_rng((self._seed, self.round)).choice(self.present, count, replace=False) if count else []
+        chosen = np.random.default_rng((self._seed, self.round)).choice(self.present, count, replace=False) if count else []  # type: ignore[var-annotated]
         self._chosen = sorted({int(client) for client in chosen} - self._came.keys())
         return list(self._chosen)
 
@@ -308,7 +308,7 @@ class Server:
         for part in (self._broadcast, self._norms, self._updates):
             state |= part.state_dict()
         with open(f"{path}.new", "wb") as file:
-            np.savez(file, **state)
+            np.savez(file, **state)  # type: ignore[arg-type]
         os.replace(f"{path}.new", path)
 
     def load(self, path: str | os.PathLike) -> None:

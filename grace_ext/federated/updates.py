@@ -195,7 +195,7 @@ class ClientUpdates:
         return {
             "taken": np.array([self.taken[client] for client in range(len(self.taken))], np.int64),
             **{f"estimate.{client}": estimate.known for client, estimate in self.estimates.items()},
-            **{f"samples.{client}": samples for client, samples in self._samples.items()},
+            **{f"samples.{client}": np.float64(samples) for client, samples in self._samples.items()},  # type: ignore[misc]
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -205,7 +205,7 @@ class ClientUpdates:
             state: Arrays by name, at least those of `state_dict`.
         """
         self.taken = dict(enumerate(state["taken"].tolist()))
-        by_client = {"estimate": {}, "samples": {}}
+        by_client: dict[str, dict[int, np.ndarray]] = {"estimate": {}, "samples": {}}
         for key in state:
             kind, _, client = key.partition(".")
             if client and kind in by_client:

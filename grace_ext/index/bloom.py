@@ -75,7 +75,7 @@ class Bloom(IndexCodec):
         self.seed = seed
 
     @property
-    def remaps_values(self):
+    def remaps_values(self) -> bool:  # type: ignore[override]
         """Whether values are shifted to other positions, as under the policy `naive`."""
         return self.policy == "naive"
 

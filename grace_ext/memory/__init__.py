@@ -25,7 +25,7 @@ def make_memory(memory) -> Memory:
     Raises:
         ConfigError: The spec is unknown.
     """
-    return memory if isinstance(memory, Memory) else spec.parse_stage("memory", memory)
+    return memory if isinstance(memory, Memory) else spec.parse_stage("memory", memory)  # type: ignore[return-value]
 
 
 class _Callable(types.ModuleType):

@@ -39,7 +39,7 @@ class TensorBoardWriter(Writer):
             atexit.register(self.close)  # because the libraries write in threads of their own
         for name, value in flatten(record).items():
             if name not in _LEFT_OUT and value is not None:
-                self._writer.add_scalar(f"compression/{name}", float(value), record["step"], record["time"])
+                self._writer.add_scalar(f"compression/{name}", float(value), record["step"], record["time"])  # type: ignore[attr-defined]
 
     def close(self):
         if self._writer is not None:

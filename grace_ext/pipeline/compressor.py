@@ -1,4 +1,7 @@
-"""Compressors: what a spec describes. The encoding is in encoder.py, the way back in decoder.py."""
+"""Compressors: what a spec describes. Encoding is in encoder.py, decoding in decoder.py."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -107,7 +110,7 @@ class LowRankCompressor(Compressor):
 
     lossless, dense, unbiased, reducible_dtype, transform = False, False, False, None, None
 
-    def __init__(self, stages: dict[str, registry.Stage], seed: int = 0):
+    def __init__(self, stages: Mapping[str, Any], seed: int = 0):
         self.lowrank = stages["lowrank"]
         self.seed = checked_seed(seed)
 
@@ -140,7 +143,7 @@ def as_dense(gradient) -> tuple[np.ndarray, str]:
     if array.dtype.name not in container.DTYPES:
         raise ConfigError(f"a gradient is one of {', '.join(container.DTYPES)}, not {array.dtype}")
     container.check_elements(array.size)
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes Inf and the container says so
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes Inf, and the container a non-finite one
         return np.ascontiguousarray(array, np.float32).reshape(-1), array.dtype.name
 
 

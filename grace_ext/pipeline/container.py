@@ -189,7 +189,7 @@ def checksum(data: np.ndarray) -> bytes:
     Returns:
         4 bytes.
     """
-    return struct.pack("<I", xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF)
+    return struct.pack("<I", xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF)  # type: ignore[arg-type]
 
 
 def parse(buffer, size: int | None = None, *, prefix: bool = False) -> Container:
@@ -307,7 +307,7 @@ def split(buffer, count: int, size: int) -> list[Container]:
         ContainerError: One of them is damaged, or more bytes follow.
     """
     data = as_bytes(buffer)
-    found = []
+    found: list[Container] = []
     while data.size and len(found) < count:
         found.append(parse(data, size, prefix=True))
         data = data[found[-1].nbytes :]

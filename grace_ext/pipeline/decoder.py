@@ -73,7 +73,7 @@ def _restore(parsed: Container) -> np.ndarray:
 
 
 def _invert(parsed: Container, coefficients: np.ndarray) -> np.ndarray:
-    id, parameters = parsed.transform
+    id, parameters = parsed.transform  # type: ignore[misc]
     registry.by_id("transform", id).inverse(parameters, coefficients)
     return coefficients[: parsed.d]
 
@@ -176,7 +176,7 @@ def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0
     _check_accumulator(out)
     for parsed in containers:
         _check_size(parsed, out)
-    weight = np.float32(weight)
+    scale = np.float32(weight)
     if any(parsed.non_finite for parsed in containers):
         out[:] = np.nan
         return
@@ -184,13 +184,13 @@ def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0
     if not all(parsed.index_id for parsed in containers) or len(transforms) > 1:
         out[:] = 0
         for parsed in containers:
-            _add(parsed, out, weight)
+            _add(parsed, out, scale)
     elif transforms in (set(), {None}):
-        _sum_sparse(containers, out, weight)
+        _sum_sparse(containers, out, scale)
     else:
         coefficients = scratch("restored", np.float32, containers[0].domain)
         _sum_sparse(containers, coefficients, np.float32(1))
-        np.multiply(_invert(containers[0], coefficients), weight, out=out)
+        np.multiply(_invert(containers[0], coefficients), scale, out=out)
 
 
 def decode_rows(containers: list[Container], width: int, weight: float = 1.0) -> tuple[np.ndarray, np.ndarray]:

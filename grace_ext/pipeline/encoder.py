@@ -1,6 +1,8 @@
 """Encoding: dense gradient -> transform, sparsifier -> index codec and value codec -> container."""
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +39,7 @@ class Encoder:
         ConfigError: The stages do not fit together, or the seed is out of range.
     """
 
-    def __init__(self, stages: dict[str, registry.Stage], seed: int = 0):
+    def __init__(self, stages: Mapping[str, Any], seed: int = 0):
         self.transform: Transform | None = stages.get("transform")
         self.sparsifier: Sparsifier = stages["sparsifier"]
         self.index: IndexCodec = stages["index"]
@@ -77,7 +79,7 @@ class Encoder:
             ConfigError: No container can hold the gradient, or `sizes` do not sum to d.
         """
         if state is not None:
-            return self.encode_compensated(dense, *state, stream, sizes=sizes, dtype=dtype)
+            return self.encode_compensated(dense, *state, stream, sizes=sizes, dtype=dtype)  # type: ignore[misc]
         started = time.perf_counter()
         if self.transform is not None:
             return self._encode_transformed(dense, None, stream, dtype, shape, started)
@@ -272,8 +274,8 @@ class Encoder:
         if self.sparsifier.shared and self.index.name in ("auto", Shared.name):
             codec, section, support = Shared, Shared.section(stream.shared().key()), indices
         else:
-            codec = self.index.choose(indices, d)
-            section, support = codec.encode(indices, d)
+            codec = self.index.choose(indices, d)  # type: ignore[assignment]
+            section, support = codec.encode(indices, d)  # type: ignore[call-arg]
         if section.size > 4 * indices.size:
             return RawIndex.id, *RawIndex().encode(indices, d)
         return codec.id, section, support

@@ -5,6 +5,8 @@ Grammar: [transform/]sparsifier[/index][/value], or a low-rank method alone ("po
 codec is omitted it is `raw`. A preset's name stands for its spec.
 """
 
+from typing import Any
+
 from .. import registry
 from ..errors import ConfigError
 from ..registry import Stage
@@ -114,11 +116,11 @@ def _parse_dict(spec: dict) -> dict[str, Stage]:
 def _stage(kind: str, stage) -> Stage:
     if isinstance(stage, dict):
         options = {key: value for key, value in stage.items() if key != "name"}
-        return registry.build(kind, stage.get("name"), options)
+        return registry.build(kind, stage.get("name"), options)  # type: ignore[arg-type]
     return parse_stage(kind, stage)
 
 
-def _with_defaults(stages: dict[str, Stage]) -> dict[str, Stage]:
+def _with_defaults(stages: dict[str, Any]) -> dict[str, Any]:
     for kind, name in DEFAULTS.items():
         stages.setdefault(kind, registry.build(kind, name))
     return stages

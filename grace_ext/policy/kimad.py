@@ -186,7 +186,7 @@ class DensityController(StepListener):
             return
         budget = max(0.0, self.budget - sum(self._fixed.values()))
         sizes = {bucket.name: self._sizes(bucket) for bucket in adapting}
-        everywhere = uniform_density(sum(sizes.values()), budget)
+        everywhere = uniform_density(sum(sizes.values()), budget)  # type: ignore[arg-type]
         self.densities.clear()
         self.densities.update(dict.fromkeys(sizes, everywhere))
         weighed = [name for name in sizes if name in self._curves] if self._schedule.by_bucket else []
@@ -217,7 +217,7 @@ def predict_sizes(nbytes: float, density: float, elements: int) -> np.ndarray:
     densities = np.array(DENSITIES)
     bits = _bits(nbytes, density, elements)
     if fills_density(nbytes, density, elements):
-        bits = np.clip(min(bits, _BITS[1]) + np.log2(density / densities), *_BITS)
+        bits = np.clip(min(bits, _BITS[1]) + np.log2(density / densities), *_BITS)  # type: ignore[assignment]
     return _OVERHEAD + np.maximum(bits, 0.0) * densities * elements / 8
 
 

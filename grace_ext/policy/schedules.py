@@ -136,8 +136,8 @@ class Schedules:
         """
         found = {option: self._schedules[option] for option in self._schedules if self._is_adaptive(option)}
         if wrong := [option for option in found if option != "density"]:
-            raise ConfigError(f"schedule {found[wrong[0]].name!r} is for the density, not for {', '.join(wrong)}")
-        return [one.listener(transport, self.densities) for one in found.values()]
+            raise ConfigError(f"schedule {found[wrong[0]].name!r} is for the density, not for {', '.join(wrong)}")  # type: ignore[attr-defined]
+        return [one.listener(transport, self.densities) for one in found.values()]  # type: ignore[attr-defined]
 
     def at(self, compressor: Compressor, step: int, density: float | None = None) -> Compressor:
         """Return the compressor with the values of a step.
@@ -169,13 +169,13 @@ class Schedules:
         return self._made[key]
 
     def _is_adaptive(self, option: str) -> bool:
-        return option not in self._functions and self._schedules[option].adaptive
+        return option not in self._functions and self._schedules[option].adaptive  # type: ignore[attr-defined]
 
     def _value(self, option, step, current, density):
         schedule = self._schedules[option]
         if density is not None and self._is_adaptive(option):
             return density
-        value = schedule(step) if option in self._functions else schedule.at(step, current)
+        value = schedule(step) if option in self._functions else schedule.at(step, current)  # type: ignore[attr-defined]
         return round(value) if isinstance(current, int) else value
 
     def check(self, compressors) -> None:

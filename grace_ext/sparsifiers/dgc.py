@@ -54,7 +54,7 @@ class DGC(Sparsifier):
         if d == 0:
             return np.empty(0, np.uint32), _NOTHING
         bound = self._bound(gradient, residual, scope.stream)
-        indices, values = select_at_least(gradient, residual, out, bound)
+        indices, values = select_at_least(gradient, residual, out, bound)  # type: ignore[arg-type]
         k = min(d, max(1, round(self.density * d)))
         if indices.size > _TOO_MANY * k:
             chosen, values = select_largest(values, values, _NOTHING, False, k)

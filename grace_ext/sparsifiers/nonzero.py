@@ -16,7 +16,7 @@ class NonZero(Sparsifier):
     name = "nonzero"
 
     def select(self, dense, scope):
-        return select_at_least(dense, None, None, _SMALLEST)
+        return select_at_least(dense, None, None, _SMALLEST)  # type: ignore[arg-type]
 
     def select_compensated(self, gradient, residual, out, scope):
-        return select_at_least(gradient, residual, out, _SMALLEST)
+        return select_at_least(gradient, residual, out, _SMALLEST)  # type: ignore[arg-type]

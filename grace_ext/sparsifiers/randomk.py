@@ -41,10 +41,10 @@ class RandomK(Sparsifier):
         self.unbiased = unbiased
 
     def select(self, dense, scope):
-        return self._pick(dense, select_at_least(dense, None, None, NON_FINITE)[0].size, scope)
+        return self._pick(dense, select_at_least(dense, None, None, NON_FINITE)[0].size, scope)  # type: ignore[arg-type]
 
     def select_compensated(self, gradient, residual, out, scope):
-        return self._pick(out, select_at_least(gradient, residual, out, NON_FINITE)[0].size, scope)
+        return self._pick(out, select_at_least(gradient, residual, out, NON_FINITE)[0].size, scope)  # type: ignore[arg-type]
 
     def _pick(self, dense, non_finite, scope):
         d = dense.size

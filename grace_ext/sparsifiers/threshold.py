@@ -57,7 +57,7 @@ class Threshold(Sparsifier):
         self._bound = np.uint32(bound.view(np.uint32))
 
     def select(self, dense, scope):
-        return select_at_least(dense, None, None, self._bound)
+        return select_at_least(dense, None, None, self._bound)  # type: ignore[arg-type]
 
     def select_compensated(self, gradient, residual, out, scope):
-        return select_at_least(gradient, residual, out, self._bound)
+        return select_at_least(gradient, residual, out, self._bound)  # type: ignore[arg-type]

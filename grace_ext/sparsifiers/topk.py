@@ -50,7 +50,7 @@ class TopK(Sparsifier):
         return min(d, max(1, round(self.density * d)))
 
     @property
-    def needs_chunks(self):
+    def needs_chunks(self) -> bool:  # type: ignore[override]
         """Whether the share is taken of each chunk of a transform."""
         return self.per == "chunk"
 

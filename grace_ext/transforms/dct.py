@@ -64,7 +64,7 @@ class DCT(Transform):
         self.dims = dims
 
     @property
-    def chunk(self):
+    def chunk(self) -> int:  # type: ignore[override]
         """Number of elements in a chunk: size ** dims."""
         return self.size**self.dims
 

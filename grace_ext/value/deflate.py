@@ -1,6 +1,7 @@
 """Value codec `deflate`."""
 
 import zlib
+from typing import Any
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from ..errors import ConfigError, ContainerError
 from ..registry import register
 from .base import ValueCodec
 
+fast: Any  # one of two modules with the same functions
 try:
     # ISA-L. On 10^6 values of a heavy-tailed top 10 % it needs 28.8 bits and packs 190 M values/s, zlib's level 1 needs 29.0
     # bits at 8 M/s and its level 6 28.9 bits at 6 M/s. ISA-L unpacks 120 M values/s, zlib 45 M. (zlib-ng: 33.8 bits at

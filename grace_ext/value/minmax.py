@@ -48,7 +48,7 @@ class MinMax(ValueCodec):
         self.per = per
 
     @property
-    def needs_chunks(self):
+    def needs_chunks(self) -> bool:  # type: ignore[override]
         """Whether the values of each chunk of a transform have a range of their own."""
         return self.per == "chunk"
 
