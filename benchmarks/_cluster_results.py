@@ -18,17 +18,17 @@ CONFIGURATIONS = {
 OURS = ("allgather", "sharded", "auto")
 BASELINE = "horovod-fp16"
 SIDE_BY_SIDE = "side-by-side"  # grace_ext's configurations
-WITH_HOROVOD = "side-by-side-horovod"  # and Horovod's own, where those are near
-#: In the order in which they run: the curves of the first are those of all.
+WITH_HOROVOD = "side-by-side-horovod"  # with Horovod's own, where those are nearly as fast
+#: In the order in which they run: the first rate's curves are used for all.
 RATES = {"none": "unlimited", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 MODELS = {
     "mlp": "MLP, 5.8 M parameters, Fashion-MNIST",
     "cnn": "CNN, 6.5 M parameters, Fashion-MNIST",
     "text": "Embedding and LSTM, 7.3 M parameters, text",
 }
-POINTS = 0.005  # below the best accuracy of the baseline
-SHARDED_LOSES = 0.5  # points, at most
-AUTO = 1.05  # times the best fixed choice, at most
+POINTS = 0.005  # the target is this much below the best accuracy of the baseline
+SHARDED_LOSES = 0.5  # the most points that it may lose
+AUTO = 1.05  # the most times the best fixed choice
 
 
 def path_of(folder: str, model: str, rate: str, config: str) -> str:

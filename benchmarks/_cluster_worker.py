@@ -18,8 +18,8 @@ from _cluster_tasks import TASKS
 
 WARM_UP = 5  # steps that are not measured: first buckets, compiled kernels, DDP's rebuild
 TRIED = 10  # steps after those, from which the time of a full run is estimated
-CUT = (10, 40)  # steps, at least and at most, that a run goes on which would take too long
-CUT_SECONDS = 30  # aimed at for those
+CUT = (10, 40)  # least and most steps of a run that would take too long
+CUT_SECONDS = 30  # seconds that such a run should take
 COMPUTE = 20  # steps without exchange
 BLOCKS, BEFORE, BLOCK = 10, 3, 10  # of a comparison side by side: blocks, and steps of each that don't and that do count
 INSTANCES = 3  # of each configuration there: they differ by up to a tenth
@@ -221,7 +221,7 @@ def compare(options: dict) -> dict:
         for _ in range(configuration["settles"]):
             one_step(task, model, optimizer, generator)
     for block in range(BLOCKS):
-        # In another order each time: what runs before leaves its traces.
+        # In another order each time, because each run affects the next one.
         for group, model, optimizer, generator, laps in random.Random(block).sample(list(tried.values()), len(tried)):
             group.sum([0.0])
             for _ in range(BEFORE):  # the caches are those of the one before, and ranks fall into step
@@ -266,7 +266,7 @@ def main() -> None:
         with open(out + ".new", "w") as file:
             json.dump(rounded({**result, "options": options, "date": datetime.date.today().isoformat()}), file)
         os.replace(out + ".new", out)
-    group.sum([0.0])  # the file is there before any rank ends
+    group.sum([0.0])  # the file is complete before any rank ends
 
 
 if __name__ == "__main__":

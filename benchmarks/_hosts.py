@@ -14,7 +14,7 @@ _module = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_module)
 Hosts, wait_until = _module.Hosts, _module.wait_until
 
-#: More ranks than cores; the allreduces by which grace_ext measures the link for a warning are not counted.
+#: For more ranks than cores. Without warnings, grace_ext does not probe the link, so that no such allreduce is counted.
 ENVIRONMENT = {
     **_module.ENVIRONMENT,
     "OMPI_MCA_mpi_yield_when_idle": "1",

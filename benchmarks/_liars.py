@@ -16,11 +16,11 @@ from grace_ext.federated import Client, ClippedMean, Median, NearestNeighborMixi
 CLIENTS, LIARS = 10, 3
 CLASSES, FEATURES, SAMPLES, TESTS, SPREAD = 10, 40, 20_000, 4000, 2.5
 ROUNDS, LOCAL_STEPS, RATE = 60, 5, 0.1
-CLAIM = 1e30  # samples
+CLAIM = 1e30  # samples that Byzantine clients claim
 SPEC, MEMORY = "topk:0.1/rice/raw", "ef21"
 SEEDS = range(3)
 BAR = 2.0  # points of accuracy that a trimmed mean may lose
-JUDGED = ("trimmed", "mixed")  # by the bar; it is met if one of them meets it everywhere
+JUDGED = ("trimmed", "mixed")  # the bar is met if one of these meets it everywhere
 
 
 @dataclasses.dataclass

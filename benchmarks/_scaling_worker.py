@@ -23,11 +23,11 @@ from grace_ext.pipeline.spec import parse_stage
 from grace_ext.transport import TransportWrapper
 
 WARM_UP = 3
-GRADIENTS = 3  # in turns, so that the residual is not always that of the same one
+GRADIENTS = 3  # used in turns, so that the residual is not always that of the same gradient
 PROBES = [2**10, 2**13, 2**16, 2**19, 2**22]  # bytes
-PROBED = 9  # times
-LONGEST_PROBE = 0.5  # seconds; no longer payload after that
-AT_LEAST = 5  # steps
+PROBED = 9  # repetitions of a probe
+LONGEST_PROBE = 0.5  # seconds; after a longer probe, no larger payload is tried
+AT_LEAST = 5  # the fewest steps
 IDLE = 1.0  # seconds of Horovod's coordination alone
 ROUND_TRIPS = 300
 

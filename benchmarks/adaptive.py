@@ -27,9 +27,9 @@ from grace_ext.policy.kimad import CURVES, predict_sizes
 WORKER = os.path.join(ROOT, "benchmarks", "_adaptive_worker.py")
 HOSTS = 4
 FIRST = 15  # steps before the rates begin to change
-NEAR = 0.25  # of the time aimed at
-SETTLED = 0.25  # of a phase, after which steps are judged
-PARAMETERS, LAYERS = 25_000_000, 60  # of the gradient that deciding is measured with
+NEAR = 0.25  # relative deviation from the step time that is aimed at
+SETTLED = 0.25  # share of a phase after which steps are judged
+PARAMETERS, LAYERS = 25_000_000, 60  # size of the gradient on which the time to decide is measured
 SPEC = "topk:{density}/rice/qsgd:7"
 
 
@@ -199,14 +199,16 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of benchmarks.md and the plot")
-    parser.add_argument("--raw", default=os.path.join(ROOT, "build", "benchmarks", "adaptive"), help="for files of ranks")
+    parser.add_argument(
+        "--raw", default=os.path.join(ROOT, "build", "benchmarks", "adaptive"), help="folder for the ranks' files"
+    )
     parser.add_argument("--hosts", type=int, default=HOSTS)
     parser.add_argument("--rates", nargs="+", default=["100mbit", "20mbit", "300mbit", "50mbit"])
-    parser.add_argument("--seconds", type=float, default=20, help="of each rate (default: %(default)s)")
-    parser.add_argument("--time", type=float, default=0.25, help="of a step, aimed at (default: %(default)s)")
-    parser.add_argument("--density", type=float, default=0.05, help="the fixed one (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=20, help="seconds of each rate (default: %(default)s)")
+    parser.add_argument("--time", type=float, default=0.25, help="step time to aim at, in seconds (default: %(default)s)")
+    parser.add_argument("--density", type=float, default=0.05, help="the fixed density (default: %(default)s)")
     parser.add_argument("--launcher", choices=LAUNCHERS, default="horovodrun --gloo")
-    parser.add_argument("--name", default="bench-adaptive", help="of the hosts (mpirun/hosts --name)")
+    parser.add_argument("--name", default="bench-adaptive", help="name of the set of hosts (mpirun/hosts --name)")
     args = parser.parse_args()
     args.data, args.raw = os.path.abspath(args.data), os.path.abspath(args.raw)
     return args
@@ -214,11 +216,11 @@ def parse_args():
 
 def main() -> int:
     args = parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are taken down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are removed
     found, cost = {}, decision()
     with Hosts(args.name, args.hosts, args.rates[0]) as up:
         for label, arguments in configurations(args).items():
-            for attempt in (1, 2):  # mpirun now and then stands still (docs/cluster.md)
+            for attempt in (1, 2):  # mpirun occasionally hangs (docs/cluster.md)
                 try:
                     found[label] = run(up, arguments, args, args.raw)
                     break

@@ -111,7 +111,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=200)
     args = parser.parse_args()
     hvd.init()
-    # Horovod's operation itself is not the bridge: one rank's would take a cycle of its background thread.
+    # Horovod's operation is not part of the bridge; with one rank it would take a cycle of its background thread.
     exchange_graph._collective = lambda sent, name, process_set: tf.identity(sent)
     rows = [["model", "tensors", "million parameters", "one memcpy", "bridge", "in memcpys", "bar", "met"]]
     met = True

@@ -85,8 +85,8 @@ def main():
     parser.add_argument(
         "--beside",
         metavar="COMMAND",
-        help="what keeps the cores busy as long as it runs; then, and "
-        "without it, as many processes as cores, which never rest",
+        help="what keeps the cores busy while it runs; then, and "
+        "without it, as many processes as cores do, which never wait",
     )
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of reliability.md")
     parser.add_argument("--logs", default=os.path.join(ROOT, "build", "busy"))

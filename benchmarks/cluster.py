@@ -25,7 +25,7 @@ WORKER = os.path.join(ROOT, "benchmarks", "_cluster_worker.py")
 WORDS = os.path.join(ROOT, "build", "benchmarks")  # folder of the text as numbers
 HOSTS = 4
 README = ("<!-- cluster:begin -->", "<!-- cluster:end -->")
-START = 150  # seconds that a job may take besides its steps
+START = 150  # seconds that a job may take in addition to its steps
 SETTLES = {"auto": 400}  # steps until a configuration has made its choices
 
 
@@ -50,7 +50,7 @@ class Benchmark:
             "seed": self.args.seed,
             "steps": steps,
             "evaluations": self.args.evaluations,
-            # Where the links are not limited, accuracy by step is measured for all rates.
+            # The run on unlimited links measures accuracy by step for all rates.
             "limit": self.args.limit if rate != "none" else 10**6,
             "library": library,
             "arguments": arguments,
@@ -144,42 +144,42 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of benchmarks.md and the plot")
-    parser.add_argument("--readme", metavar="FILE", help="renew the table in this file, too")
+    parser.add_argument("--readme", metavar="FILE", help="also update the table in this file")
     parser.add_argument("--raw", default=os.path.join(ROOT, "benchmarks", "results"), help="folder of measurements")
-    parser.add_argument("--resume", action="store_true", help="leave out what was measured before with the same options")
+    parser.add_argument("--resume", action="store_true", help="skip what was measured before with the same options")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--rates", nargs="+", default=list(RATES), help="as mpirun/hosts takes them")
+    parser.add_argument("--rates", nargs="+", default=list(RATES), help="rates of the links, as for mpirun/hosts")
     parser.add_argument("--configs", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS))
     parser.add_argument(
         "--limit",
         type=float,
         default=100,
-        help="seconds of steps; runs that would take longer on limited links are cut (default: %(default)s)",
+        help="most seconds of a run on limited links; longer runs are cut (default: %(default)s)",
     )
     parser.add_argument(
         "--near",
         type=float,
         default=2.5,
-        help="times the fastest step: configurations that are slower are not compared side by side (default: %(default)s)",
+        help="compare side by side up to this many times the fastest step (default: %(default)s)",
     )
-    parser.add_argument("--steps", type=int, help="of a full run (default: those of the model)")
+    parser.add_argument("--steps", type=int, help="steps of a full run (default: those of the model)")
     parser.add_argument("--evaluations", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--launcher",
         choices=LAUNCHERS,
         default="mpirun, ring",
-        help="of Horovod, and of all that is "
+        help="launcher for Horovod and all that is "
         "compared side by side with it (default: %(default)s, with which Horovod is the fastest here)",
     )
     parser.add_argument(
         "--our-launcher",
         choices=LAUNCHERS,
         default="horovodrun --gloo",
-        help="of grace_ext (default: %(default)s, with which it is the fastest here)",
+        help="launcher for grace_ext (default: %(default)s, the fastest one here)",
     )
     parser.add_argument("--hosts", type=int, default=HOSTS)
-    parser.add_argument("--name", default="bench-cluster", help="of the hosts (mpirun/hosts --name)")
+    parser.add_argument("--name", default="bench-cluster", help="name of the set of hosts (mpirun/hosts --name)")
     args = parser.parse_args()
     args.data, args.raw = os.path.abspath(args.data), os.path.abspath(args.raw)
     return args
@@ -187,7 +187,7 @@ def parse_args():
 
 def main() -> int:
     args = parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are taken down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are removed
     for folder in (args.raw, args.out):
         os.makedirs(folder, exist_ok=True)
     if "text" in args.models:

@@ -23,9 +23,9 @@ from _page import write_section  # noqa: E402
 HOSTS = 4
 LAUNCHERS = ("horovodrun --gloo", "mpirun")
 COMMUNICATORS = ("allgather", "sharded", "tree", "hierarchical")
-EVERY = 100  # steps, after which checksums of the parameters are compared
+EVERY = 100  # steps between comparisons of the checksums of parameters
 SPEC = "topk:0.01/rice/qsgd:7"
-PLACES, RARE, LONG = 3, 0.01, 20  # pauses in a step; the share of long ones, and how many times the others they last
+PLACES, RARE, LONG = 3, 0.01, 20  # pauses per step; share of long ones, and their length relative to others
 
 
 def main():
@@ -34,7 +34,7 @@ def main():
     parser.add_argument("--delay", type=float, default=5.0, help="milliseconds that a rank pauses in a step, on average")
     parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=LAUNCHERS)
     parser.add_argument("--communicators", nargs="+", default=COMMUNICATORS)
-    parser.add_argument("--name", default="delays", help="of the set of hosts")
+    parser.add_argument("--name", default="delays", help="name of the set of hosts")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for all runs of a launcher")
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of benchmarks.md")
     parser.add_argument("--log-file", help=argparse.SUPPRESS)
@@ -67,7 +67,7 @@ def run(up: Hosts, launcher: str, log: str, args) -> list[dict]:
         except JobFailed as error:
             print(f"[delays] {launcher}: {error}", file=sys.stderr, flush=True)
             if attempt == 1 and not os.path.exists(log):
-                continue  # mpirun stands still at the start once in a while: see docs/cluster.md
+                continue  # mpirun occasionally hangs at the start: see docs/cluster.md
         break
     records = {}
     if os.path.exists(log):
@@ -145,7 +145,7 @@ def train(communicator: str, args) -> dict:
             compared += 1
             identical += int((digests == digests[0]).all()) and all(p.isfinite().all() for p in net.parameters())
             if hvd.rank() == 0:
-                print(f"[delays] {communicator}: {step} steps", flush=True)  # where a job stood that did not end
+                print(f"[delays] {communicator}: {step} steps", flush=True)  # shows where a job hangs
     return {
         "communicator": communicator,
         "steps": args.steps,

@@ -21,8 +21,8 @@ METHODS = {
     "1-bit, residual": ("dense/onebit", "residual"),
     "powersgd rank 2, residual": ("powersgd:2", "residual"),
 }
-LEVEL = 1.25  # times the largest norm of the first half, which no later one may exceed; a random walk gets to 1.41
-GROWTH = 1.02  # of the resident memory between a tenth of the steps and the end
+LEVEL = 1.25  # most growth of the largest norm from the first half to the second; a random walk gets to 1.41
+GROWTH = 1.02  # most growth of the resident memory between a tenth of the steps and the end
 POINTS = 200  # measurements of a run
 
 

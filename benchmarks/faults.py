@@ -24,8 +24,8 @@ from _lib import ROOT, as_markdown, machine
 from _page import write_section
 
 WORKER = os.path.join(ROOT, "benchmarks", "_faults_worker.py")
-RANKS = 3  # the last one's host is the one that something happens to
-FIRST = 20  # steps before it happens
+RANKS = 3  # the fault affects the host of the last rank
+FIRST = 20  # steps before the fault
 STALL = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "10", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "20"}
 KEEPALIVE = {
     "PRTE_MCA_oob_tcp_keepalive_time": "10",
@@ -33,7 +33,7 @@ KEEPALIVE = {
     "PRTE_MCA_oob_tcp_keepalive_probes": "3",
 }
 LAUNCHERS = ("horovodrun --gloo", "mpirun")
-#: What a launcher says about what happened.
+#: How a launcher reports a fault.
 NOTABLE = re.compile("lost communication|failed to report|exited on signal|exit with status|[Ss]tall")
 FOR_GOOD = 120  # seconds to wait for an end
 
@@ -99,7 +99,7 @@ def run(up: Hosts, launcher: str, fault: Fault, folder: str) -> Seen:
         status = job.processes[0].poll()
     finally:
         output = job.stop()
-        for host in range(1, RANKS + 1):  # nothing of it is left
+        for host in range(1, RANKS + 1):  # nothing of the job is left
             up("crash", host, check=False)
             up("boot", host)
         up("rate", "1gbit")
@@ -248,9 +248,9 @@ def main() -> int:
     parser.add_argument("--raw", default=os.path.join(ROOT, "build", "benchmarks", "faults"), help="folder of measurements")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=list(LAUNCHERS))
-    parser.add_argument("--name", default="bench-faults", help="of the hosts (mpirun/hosts --name)")
+    parser.add_argument("--name", default="bench-faults", help="name of the set of hosts (mpirun/hosts --name)")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are taken down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are removed
     started, raw = time.monotonic(), os.path.abspath(args.raw)
     os.makedirs(raw, exist_ok=True)
     with Hosts(args.name, RANKS, "1gbit") as up:

@@ -45,7 +45,7 @@ class Method:
     is_judged: bool = False
 
 
-#: By name of the result. Those of FEDAVG and PANTHALIA are what the others are compared with.
+#: name of the result -> method. The others are compared with those of FEDAVG and PANTHALIA.
 METHODS = {
     FEDAVG: Method(FEDAVG, "FedAvg, float32", "dense/raw", paper=1.0),
     "topr": Method(FEDAVG, "Top-r", "topk:0.1/raw/raw", paper=0.2069),
@@ -318,12 +318,12 @@ DEFAULTS = {"clients": 10, "rounds": 40, "panthalia_rounds": 1200}
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", help="folder of the data set (see mpirun/fetch_fashion_mnist.py); needed without --liars")
-    parser.add_argument("--liars", action="store_true", help="only write the section about clients that lie")
+    parser.add_argument("--liars", action="store_true", help="only write the section about Byzantine clients")
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of federated.md and the plot")
     parser.add_argument(
         "--raw", default=os.path.join(ROOT, "benchmarks", "results", "federated"), help="folder of measurements"
     )
-    parser.add_argument("--resume", action="store_true", help="leave out what was measured before with the same options")
+    parser.add_argument("--resume", action="store_true", help="skip what was measured before with the same options")
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS), help="none: only write the section")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     for option, value in DEFAULTS.items():

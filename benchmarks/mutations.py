@@ -63,7 +63,7 @@ PARTS = (
     "mpi",
     "federated",
 )
-#: By suite: what it is called, and what pytest is told.
+#: suite -> its title, and the arguments of pytest.
 SUITES = {
     "quick": ("`make test-quick`", ["--tier", "quick"]),
     "test": ("`make test`", ["--tier", "test"]),
@@ -72,9 +72,9 @@ SUITES = {
 #: Whole suites run as the Makefile runs them; the old one knows no groups of tests.
 WHOLE = {"quick": ["-n", "auto", "--dist", "loadgroup", "--no-loadscope-reorder"]}
 WHOLE |= {"test": WHOLE["quick"], "old": []}
-HANGS = 1800  # seconds after which a suite is taken to hang, at least; twice those of its baseline where that is longer
-SPINS = 300  # seconds of processor time after which a process of the near tests is taken to be in a loop without an end
-_PASSED, _FAILED, _INTERRUPTED, _NOTHING = 0, 1, 2, 5  # what pytest exits with
+HANGS = 1800  # seconds after which a suite counts as hanging, or twice its baseline if that is longer
+SPINS = 300  # seconds of processor time after which a process of the near tests counts as in an endless loop
+_PASSED, _FAILED, _INTERRUPTED, _NOTHING = 0, 1, 2, 5  # pytest's exit statuses
 # Python imports it at its start. It runs after the venv's .pth files, of which one has installed the finder of the editable
 # install: that one alone knows where grace_ext.adapters is, and is told of the copy here. PYTHONPATH goes to the ranks, too.
 _SITE = '''"""The editable install's finder finds grace_ext in a copy of the checkout."""
@@ -156,10 +156,10 @@ class Copy:
             ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=source, check=True, capture_output=True, text=True
         ).stdout
         for name in filter(None, listed.split("\0")):
-            if os.path.isfile(os.path.join(source, name)):  # not one that is deleted and still tracked
+            if os.path.isfile(os.path.join(source, name)):  # a tracked file may be deleted
                 target = os.path.join(self.folder, name)
                 os.makedirs(os.path.dirname(target), exist_ok=True)
-                shutil.copy2(os.path.join(source, name), target)  # with its time, by which compiled kernels are known
+                shutil.copy2(os.path.join(source, name), target)  # with its time, which identifies compiled kernels
         subprocess.run(["git", "init", "--quiet"], cwd=self.folder, check=True)  # a test asks git for the files
         os.makedirs(self._site)
         with open(os.path.join(self._site, "sitecustomize.py"), "w", encoding="utf-8") as file:
@@ -528,15 +528,13 @@ def main() -> int:
     command.add_argument("--baseline", action="store_true", help="run the suite without a mutation before; it must pass")
     command.add_argument("--most", type=float, default=4 * 3600, help="seconds that the baseline may take")
     command.add_argument(
-        "--resume",
-        action="store_true",
-        help="leave out what has a result of this suite, and with the whole suite if --near is not there",
+        "--resume", action="store_true", help="skip what has a result of this suite; without --near, one of the whole suite"
     )
     command.set_defaults(run=run)
     command = commands.add_parser("page", parents=[kept], help="write the section of reliability.md")
     command.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of reliability.md")
     command.set_defaults(run=page)
-    commands.add_parser("check", help="is the list in order?").set_defaults(run=check_list)
+    commands.add_parser("check", help="check the list of mutations").set_defaults(run=check_list)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that tests and their ranks are ended
     return args.run(args)

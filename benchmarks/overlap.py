@@ -30,7 +30,7 @@ def main():
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of the page and the plot")
     parser.add_argument("--logs", default=os.path.join(ROOT, "build", "overlap"), help="folder for the runs' logs")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=128, help="of a rank")
+    parser.add_argument("--batch", type=int, default=128, help="batch size of a rank")
     parser.add_argument("--worker", metavar="COMMUNICATOR", help=argparse.SUPPRESS)
     parser.add_argument("--log-file", help=argparse.SUPPRESS)
     args = parser.parse_args()

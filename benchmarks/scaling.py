@@ -36,8 +36,8 @@ METHODS = {
     "hierarchical, 2 ranks a host": (TOPK, "hierarchical", "residual", 2),
 }
 LAYOUTS = sorted({per_host for *_, per_host in METHODS.values()})  # ranks on a host
-CLUSTER = 256  # elements that have a scale in common
-SOURCES = 8  # gradients that codecs are measured on
+CLUSTER = 256  # elements that share a scale
+SOURCES = 8  # number of gradients that codecs are measured on
 
 
 def gradient_of(elements: int, rank: int, step: int) -> np.ndarray:
@@ -205,7 +205,7 @@ def _start(up: Hosts, ranks: int, per_host: int, out: str, args) -> None:
         "seconds": args.seconds,
         "methods": [label for label, (*_, on_host) in METHODS.items() if on_host == per_host],
     }
-    for attempt in (1, 2):  # Open MPI's mpirun stands still once in a while (see docs/cluster.md)
+    for attempt in (1, 2):  # mpirun occasionally hangs (docs/cluster.md)
         try:
             Job(up, args.launcher, ranks, [WORKER, json.dumps(options)], per_host=per_host).end(args.timeout)
             return
@@ -221,16 +221,16 @@ def main():
     parser.add_argument("--resume", action="store_true", help="do not repeat the jobs that have left results there")
     parser.add_argument("--rates", nargs="+", default=["100mbit", "1gbit"])
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4, 6, 8])
-    parser.add_argument("--elements", type=int, default=4_000_000, help="of the gradient, float32")
-    parser.add_argument("--steps", type=int, default=20, help="measured, of each method")
-    parser.add_argument("--seconds", type=float, default=6.0, help="after which a slow method takes fewer steps")
+    parser.add_argument("--elements", type=int, default=4_000_000, help="float32 elements of the gradient")
+    parser.add_argument("--steps", type=int, default=20, help="measured steps of each method")
+    parser.add_argument("--seconds", type=float, default=6.0, help="seconds after which a slow method takes fewer steps")
     parser.add_argument("--launcher", default="horovodrun --gloo")
-    parser.add_argument("--name", default="scaling", help="of the hosts")
-    parser.add_argument("--timeout", type=float, default=600, help="of a job, seconds")
+    parser.add_argument("--name", default="scaling", help="name of the set of hosts")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds after which a job is stopped")
     args = parser.parse_args()
     args.logs = os.path.abspath(args.logs)
     os.makedirs(args.logs, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts go
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are removed
     started = time.perf_counter()
     print("codecs", file=sys.stderr, flush=True)
     codecs, rates = measure_codecs(args.elements), []
