@@ -131,7 +131,7 @@ def test_unbiased_values_are_scaled_by_the_touched_rows():
 
     (out,) = on_all_ranks(work, ranks=1)
     assert set(np.unique(out.values)) == {0, 4} and (out.values == 4).mean() == pytest.approx(0.25, abs=0.01)
-    with pytest.raises(ConfigError, match="average by itself"):
+    with pytest.raises(ConfigError, match="is unbiased already"):
         on_all_ranks(lambda transport: make(transport, "randomk:0.25:unbiased=true"), ranks=1)
 
 

@@ -15,6 +15,12 @@ from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import auto_tuner
 from grace_ext.policy.auto_tuner import AutoTuner
 from grace_ext.policy.cost_model import Link
+from grace_ext.transport.inprocess import InProcessTransport
+
+
+@pytest.fixture(autouse=True)
+def links_can_be_measured(monkeypatch):
+    monkeypatch.setattr(InProcessTransport, "probe_transport", lambda self: self)
 
 
 def test_the_model_takes_what_pays():
