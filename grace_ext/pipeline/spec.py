@@ -1,6 +1,6 @@
 """Spec strings: "topk:0.01/rice/qsgd:7" <-> stages; the same as a dict for JSON and YAML.
 
-Grammar: [transform/]sparsifier[/index][/value], or a low-rank method alone ("powersgd:4"); a stage is `name`,
+Grammar: `[transform/]sparsifier[/index][/value]`, or a low-rank method alone ("powersgd:4"); a stage is `name`,
 `name:value` for its first option, or `name:key=value:key=value`. If the index codec is omitted it is `auto`; if the value
 codec is omitted it is `raw`. A preset's name stands for its spec.
 """
