@@ -179,10 +179,10 @@ WRONG = [
     'Server(dense, clients="four")',
     "Client(dense, memory=3)",
     "grace_ext.from_params([])",
-    'torch_ddp.CompressionState([], bucket_bytes="many")',
+    "torch_ddp.comm_hook(1, 2)",
     "torch_ddp.no_such_hook",
-    'horovod_torch.DistributedOptimizer(None, seed="one")',
-    'horovod_tensorflow.DistributedOptimizer(None, seed="one")',
+    'horovod_torch.DistributedOptimizer(None, num_groups="one")',
+    'horovod_tensorflow.DistributedOptimizer(None, num_groups="one")',
     "FederatedServer(server, timeout='long')",
 ]
 ADAPTERS = """
