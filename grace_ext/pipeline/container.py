@@ -189,7 +189,7 @@ def checksum(data: np.ndarray) -> bytes:
     Returns:
         4 bytes.
     """
-    return struct.pack("<I", xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF)  # type: ignore[arg-type]
+    return struct.pack("<I", xxhash.xxh3_64_intdigest(data.data) & 0xFFFFFFFF)
 
 
 def parse(buffer, size: int | None = None, *, prefix: bool = False) -> Container:

@@ -9,12 +9,13 @@ from ..errors import ConfigError, ContainerError
 from ..registry import register
 from .base import ValueCodec
 
-fast: Any  # one of two modules with the same functions
 try:
-    # ISA-L. On 10^6 values of a heavy-tailed top 10 % it needs 28.8 bits and packs 190 M values/s, zlib's level 1 needs 29.0
+    # On 10^6 values of a heavy-tailed top 10 % ISA-L needs 28.8 bits and packs 190 M values/s, zlib's level 1 needs 29.0
     # bits at 8 M/s and its level 6 28.9 bits at 6 M/s. ISA-L unpacks 120 M values/s, zlib 45 M. (zlib-ng: 33.8 bits at
     # 29 M/s; libdeflate: 28.8 bits at 32 M/s.)
-    from isal import isal_zlib as fast
+    from isal import isal_zlib
+
+    fast: Any = isal_zlib
 except ImportError:
     fast = zlib
 
