@@ -29,13 +29,15 @@ _FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 _repository_paths = {page: path for path, page in PAGES.items()}
 
 
-def on_config(config):
-    """Lay the adapters inside the package, where an installation has them: the reference is read from these files."""
+def on_startup(command, dirty):
+    """Lay the adapters inside the package, where an installation has them: the reference is read from these files.
+
+    Before the configuration is read, because mkdocstrings drops paths that do not exist then.
+    """
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.rmtree(PACKAGES, ignore_errors=True)
     shutil.copytree(ROOT / "grace_ext", PACKAGES / "grace_ext", ignore=ignored)
     shutil.copytree(ROOT / "adapters", PACKAGES / "grace_ext/adapters", ignore=ignored)
-    return config
 
 
 def on_files(files, config):
