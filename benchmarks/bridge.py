@@ -21,9 +21,10 @@ import tensorflow as tf  # noqa: E402
 from _lib import ROOT, as_markdown, tensorflow_machine  # noqa: E402
 
 import grace_ext  # noqa: E402
-from grace_ext.adapters._tensorflow import exchange_graph  # noqa: E402
+from grace_ext.adapters._tensorflow import exchange_graph, nodes, transport  # noqa: E402
 from grace_ext.communicators.base import Communicator, Pending  # noqa: E402
-from grace_ext.exchange.buckets import Bucket, Tensor, make_buckets  # noqa: E402
+from grace_ext.exchange.bucketing import build_buckets  # noqa: E402
+from grace_ext.exchange.buckets import Tensor  # noqa: E402
 from grace_ext.exchange.engine import Exchange  # noqa: E402
 from grace_ext.policy import Rules  # noqa: E402
 
@@ -65,17 +66,13 @@ class Nothing(Communicator):
 def build(shapes) -> exchange_graph.ExchangeGraph:
     """Build the nodes for these gradients, with the default buckets and memory."""
     tensors = [Tensor(str(i), int(np.prod(shape)), len(shape), shape=shape) for i, shape in enumerate(shapes)]
-    rules = Rules()
-    lists = make_buckets(tensors, lambda tensor: rules.choose(tensor.name, tensor.size, tensor.ndim), 25 * 2**20)
     exchange = Exchange(
-        exchange_graph.GraphTransport(hvd.global_process_set),
+        transport.GraphTransport(hvd.global_process_set),
         grace_ext.memory("residual"),
         1.0,
         executor=exchange_graph.CallersThread(),
     )
-    exchange.set_buckets(
-        [Bucket(f"bucket{i}", members, rules.default, Nothing(), exchange.memory) for i, members in enumerate(lists)]
-    )
+    exchange.set_buckets(build_buckets(exchange, [tensors], set(), Rules(), Nothing(), "bridge", 25 * 2**20))
     return exchange_graph.ExchangeGraph(exchange, hvd.global_process_set, 1.0)
 
 
@@ -112,7 +109,7 @@ def main() -> int:
     args = parser.parse_args()
     hvd.init()
     # Horovod's operation is not part of the bridge; with one rank it would take a cycle of its background thread.
-    exchange_graph._collective = lambda sent, name, process_set: tf.identity(sent)
+    nodes.collective = lambda kind, sent, name, process_set: tf.identity(sent[0])
     rows = [["model", "tensors", "million parameters", "one memcpy", "bridge", "in memcpys", "bar", "met"]]
     met = True
     for model, shapes in MODELS.items():
