@@ -61,10 +61,9 @@ class LearningRateScheduleCallback(Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if self._epoch < self._start_epoch or (self._end_epoch is not None and self._epoch >= self._end_epoch):
             return
-        if not self._staircase:
-            self._set(self._initial_lr * self._multiplier(self._epoch + batch / self.steps_per_epoch))
-        elif batch == 0:
-            self._set(self._initial_lr * self._multiplier(self._epoch))
+        if batch == 0 or not self._staircase:
+            part = 0 if self._staircase else batch / self.steps_per_epoch
+            self._set(self._initial_lr * self._multiplier(self._epoch + part))
 
     def on_epoch_end(self, epoch, logs=None):
         if logs is not None:

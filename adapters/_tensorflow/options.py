@@ -54,13 +54,10 @@ class Options(HorovodOptions):
         """The name of an option that holds another object of the same class than `other`'s, where nothing else differs; None
         if there is none. For options that a loop may make at every step, and that say nothing of what is exchanged with
         whom."""
-        names = [field.name for field in dataclasses.fields(self)]
-        differing = [
-            (name, own, others) for name, own, others in zip(names, self.key(), other.key(), strict=True) if own != others
-        ]
-        if all(name not in ("process_set", "groups") and _alike(own, others) for name, own, others in differing):
-            return differing[0][0] if differing else None
-        return None
+        parts = zip(dataclasses.fields(self), self.key(), other.key(), strict=True)
+        differing = [(field.name, own, others) for field, own, others in parts if own != others]
+        alike = all(name not in ("process_set", "groups") and _alike(own, others) for name, own, others in differing)
+        return differing[0][0] if differing and alike else None
 
 
 class _Itself:

@@ -101,10 +101,7 @@ class MembershipSession:
     def synchronize(self) -> None:
         """Finish the exchange of a step."""
         if self._detached:
-            raise ExchangeError(
-                "this optimizer's parameters were wrapped once more, by another DistributedOptimizer, which "
-                "exchanges their gradients now"
-            )
+            raise ExchangeError("these parameters were wrapped once more; another DistributedOptimizer exchanges them now")
         buckets = self.buckets
         self._states.begin_step()
         if buckets is None:
@@ -144,10 +141,7 @@ class MembershipSession:
         first step after it."""
         buckets = self.buckets
         if buckets is not None and buckets.under_way():
-            raise ExchangeError(
-                "optimizer.load_state_dict() between backward() and step() or synchronize(): load before "
-                "backward(), on all ranks"
-            )
+            raise ExchangeError("load_state_dict() between backward() and step(): load before backward(), on all ranks")
         self._states.load(saved, self._exchange)
         if buckets is not None:
             buckets.request_order(saved["order"] if saved else [])

@@ -189,9 +189,7 @@ class _WrappedOptimizer:
             loss = closure()
             if not self._is_synchronized():
                 if not self._should_synchronize:
-                    raise ExchangeError(
-                        "the closure of a step in skip_synchronize() has to call optimizer.synchronize() after backward()"
-                    )
+                    raise ExchangeError("in skip_synchronize() the closure has to call synchronize() after backward()")
                 self.synchronize()
             return loss if self._grace is None else self._grace.reduce_loss(loss)
 
