@@ -347,7 +347,7 @@ def main() -> int:
         for option, value in DEFAULTS.items()
         if getattr(args, option) != value
     )
-    path = write_section(args.out, "federated", "Measured", document(results, command), "federated.md")
+    path = write_section(args.out, "federated", "Measurements", document(results, command), "federated.md")
     say(f"written: {path}; all in {(time.monotonic() - started) / 60:.1f} minutes")
     return 0 if all(any(verdicts.values()) for verdicts in results.verdicts().values()) else 1
 

@@ -494,7 +494,7 @@ def page(args) -> int:
     results = read(args.results)
     if not any(suite["mutations"] for suite in results["suites"].values()):
         raise RunFailed(f"{args.results} has no results")
-    path = write_section(args.out, "mutations", "What the tests guard", document(load(), results), "reliability.md")
+    path = write_section(args.out, "mutations", "Mutation tests", document(load(), results), "reliability.md")
     say(f"written: {path}")
     return 0
 

@@ -174,7 +174,7 @@ def main() -> int:
         results = (json.loads(RESULTS.read_text()) if RESULTS.exists() else {}) | results
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         text = document(results)
-        write_section(str(args.record.resolve().parent), "fuzz", "Faults looked for at random", text, args.record.name)
+        write_section(str(args.record.resolve().parent), "fuzz", "Random fault search", text, args.record.name)
     return 1 if any(kind.found for kind in KINDS.values()) else 0
 
 

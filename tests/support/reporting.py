@@ -62,4 +62,4 @@ class Record:
             ],
         ]
         text = f"{as_markdown(rows)}\n\nRun on {machine()}, by `make test-{self.tier}`.\n"
-        write_section(str(self.page.parent), f"test-{self.tier}", "The last whole run", text, self.page.name)
+        write_section(str(self.page.parent), f"test-{self.tier}", "Latest complete run", text, self.page.name)
