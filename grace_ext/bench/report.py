@@ -5,19 +5,19 @@ import math
 import textwrap
 
 _HOW = (
-    "Times: the median of {repetitions} repetitions (fewer, but at least three, where they take more than a few "
-    "seconds) and, in parentheses, the minimum, in multiples of one memcpy (np.copyto) of the gradient. What is "
-    "compared ran in turns with that memcpy. Everything ran on one thread."
+    "Times are medians of {repetitions} repetitions (fewer, but at least three, if they take more than a few seconds), with "
+    "the minimum in parentheses, in multiples of one memcpy (np.copyto) of the gradient. Each measurement alternates with that "
+    "memcpy. Everything ran on one thread."
 )
 _RATES = ("encode M/s", "decode M/s", "encode x memcpy", "decode x memcpy")
 _STAGES = ("transform", "select", "index", "value", "container", "residual")
 _SIDES = ("compress", "decode")
 _VOLUME = (
-    "ratio: bytes of dense float32 over those sent, headers included; volume: its inverse; value error: the relative error "
-    "of the values that are sent."
+    "ratio is the number of bytes of dense float32 divided by the bytes sent, headers included; volume is its inverse; value "
+    "error is the relative error of the values that are sent."
 )
 _VOLUME_HEADER = ("bytes", "ratio", "volume", "value error", "compress x memcpy", "decode-add x memcpy")
-_PEERS = "(library): not part of grace_ext, for comparison."
+_PEERS = "Rows marked (library) are other libraries, for comparison."
 
 
 @dataclasses.dataclass
@@ -71,9 +71,8 @@ def _selection(run):
     ]
     return Table(
         "Selection",
-        "fused: gradient + residual is computed in the same pass and written out; error "
-        "feedback only: that sum alone. torch.topk and np.argpartition return unsorted positions, and do not "
-        "compute the sum.",
+        "fused: the same pass also computes gradient + residual and writes it out; error feedback only: this sum alone. "
+        "torch.topk and np.argpartition return unsorted positions, and do not compute the sum.",
         ["sparsifier", "density", "selected", "x memcpy"],
         rows,
     )
@@ -98,11 +97,11 @@ def _index(run):
         )
     return Table(
         "Index codecs",
-        "bound: log2 C(d, k) / k, which uniformly random positions cannot beat on average; "
-        "clustered ones can. kept: the share of the selected positions that receivers rebuild, where it may be "
-        "less than 1; FPR: the share of the other positions that they rebuild as well. M/s: million indices a "
-        f"second, inputs in the cache; view: nothing is copied. {_PEERS} A library's Bloom filter answers a "
-        "sample of the positions; its decoding time is that times d over the sample's size.",
+        "bound is log2 C(d, k) / k, the fewest bits that uniformly random positions need on average; clustered positions can "
+        "need fewer. kept is the share of the selected positions that receivers rebuild, where it may be less than 1; FPR is the "
+        "share of the other positions that they rebuild as well. M/s is million indices per second, with inputs in the cache; "
+        f"view means that nothing is copied. {_PEERS} A library's Bloom filter was queried for a sample of the positions; its "
+        "decoding time is scaled from the sample's size to d.",
         ["codec", "density", "bits/index", "bound", "of bound", "kept", "FPR", *_RATES],
         rows,
     )
@@ -123,10 +122,10 @@ def _value(run):
     ]
     return Table(
         "Value codecs",
-        "top: the values at those positions; dense: the beginning of the gradient. error: "
-        "the 2-norm of decoded - original over that of the original. above Gauss: bits above the Gaussian "
-        "rate-distortion function at that error, log2(1 / error); other distributions can need fewer. Bits "
-        f"include norms, parameters, tables and the order that a sorting codec needs. {_PEERS}",
+        "top: the values of the largest elements, with their density; dense: the beginning of the gradient. error is the 2-norm "
+        "of decoded - original divided by that of the original. above Gauss is the number of bits above the Gaussian "
+        "rate-distortion function at this error, log2(1 / error); other distributions can need fewer. Bits include norms, "
+        f"parameters, tables and the order section of codecs that sort. {_PEERS}",
         ["codec", "values", "k", "bits/value", "error", "above Gauss", *_RATES],
         rows,
     )
@@ -146,8 +145,8 @@ def _transform(run):
     ]
     return Table(
         "Transforms",
-        "The relative error when only the largest coefficients are kept: of all, or the same share of each "
-        "chunk; and, for comparison, when only the largest elements of the gradient itself are kept.",
+        "error is the relative error if only the largest coefficients are kept: the largest of all, or the same share of each "
+        "chunk. For comparison, no transform keeps the largest elements of the gradient itself.",
         [
             "transform",
             "density",
@@ -168,9 +167,8 @@ def _low_rank(run):
     ]
     return Table(
         "Low rank",
-        "One step with a warm start and the approximation, without any exchange, on the gradient as "
-        "one matrix. volume: the size of the factors over that of the matrix. Here numpy and torch use their default "
-        "numbers of threads.",
+        "One step with a warm start and the approximation, without an exchange, on the gradient as one matrix. volume is the "
+        "size of the factors divided by that of the matrix. Here, numpy and torch use their default numbers of threads.",
         ["method", "matrix", "volume", "error", "x memcpy"],
         rows,
     )
@@ -183,9 +181,8 @@ def _end_to_end(run):
     ]
     return Table(
         "End to end",
-        "compress: gradient + residual, selection, codecs, container and the next "
-        f"residual, in place. decode-add: checking {run['end_to_end'][0]['ranks']} containers (one per rank) and "
-        f"writing their weighted sum to a dense gradient. {_VOLUME}",
+        "compress covers gradient + residual, selection, codecs, container and the next residual, in place. decode-add checks "
+        f"{run['end_to_end'][0]['ranks']} containers (one per rank) and writes their weighted sum to a dense gradient. {_VOLUME}",
         ["spec", *_VOLUME_HEADER, "compress ms", "decode-add ms"],
         rows,
     )
@@ -195,7 +192,7 @@ def _presets(run):
     rows = [[row["preset"], row["spec"], *_volume(row)] for row in run["preset"]]
     return Table(
         "Presets",
-        f"Published methods, end to end; decode-add of one container. {_VOLUME}",
+        f"Published methods, end to end. decode-add takes one container. {_VOLUME}",
         ["preset", "spec", *_VOLUME_HEADER],
         rows,
     )
@@ -204,10 +201,7 @@ def _presets(run):
 def _stages(run):
     rows = [[row["spec"], *(f"{row['stages'].get(stage, 0):.2f}" for stage in _STAGES)] for row in run["end_to_end"]]
     return Table(
-        "Where compress spends its time",
-        "In memcpys of the gradient (medians), by the compressor's own clock.",
-        ["spec", *_STAGES],
-        rows,
+        "Stages of compress", "Medians in memcpys of the gradient, by the compressor's own clock.", ["spec", *_STAGES], rows
     )
 
 
@@ -301,18 +295,16 @@ def markdown(results: dict, image: str | None = None) -> str:
     out = [
         "# Codecs and measurements",
         "",
-        f"Written on {results['date']} by",
+        f"Measured on {results['date']} by this command; to update the page, run it again:",
         "",
         "```",
         results["command"],
         "```",
         "",
-        "Do not edit: run the command again.",
-        "",
         "## Catalogue",
         "",
     ]
-    header = ["kind", "name and defaults", "id", "properties", "what it is", "from"]
+    header = ["kind", "name and defaults", "id", "properties", "description", "source"]
     rows = []
     for part in results["catalogue"]:
         options = "".join(f":{key}={value}" for key, value in part["options"].items())
@@ -329,7 +321,7 @@ def markdown(results: dict, image: str | None = None) -> str:
     out += [*_markdown_table(header, rows), "", "## Figures", ""]
     out += [*(f"- {line}" for line in _circumstances(results)), ""]
     if image:
-        out += [f"![some of the figures below as plots]({image})", ""]
+        out += [f"![plots of some of the figures below]({image})", ""]
     for run in results["runs"]:
         out += [f"## {run['gradient']}", "", _memcpy(run), ""]
         for table in tables(run):
