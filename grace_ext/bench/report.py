@@ -5,7 +5,7 @@ import math
 import textwrap
 
 _HOW = (
-    "Times are medians of {repetitions} repetitions (fewer, but at least three, if they take more than a few seconds), with "
+    "Each time is the median of {repetitions} repetitions (fewer, but at least three, if they take more than a few seconds), with "
     "the minimum in parentheses, in multiples of one memcpy (np.copyto) of the gradient. Each measurement alternates with that "
     "memcpy. Everything ran on one thread."
 )
