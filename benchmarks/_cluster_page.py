@@ -20,11 +20,11 @@ def document(results: Results) -> str:
     launchers = {config in OURS: options["launcher"] for config, options in runs if options["library"] == "horovod"}
     started = " and ".join(f"{'grace_ext' if ours else 'Horovod'} with `{launcher}`" for ours, launcher in launchers.items())
     parts = [
-        f"Written by `benchmarks/cluster.py`; do not edit. {hosts} hosts, namespaces on one machine "
-        f"(`mpirun/hosts`, [cluster.md](cluster.md)) with links of 100 Mbit/s, of 1 Gbit/s, and without a limit; a rank on "
-        "each; 16 samples a rank and step; the same initial weights, order of data and learning rates in all runs. "
-        f"{started} were started each with what makes it the fastest here (`mpirun, ring`: Open MPI with its ring for "
-        "allreduce), torch DDP over Gloo.",
+        f"Written by `benchmarks/cluster.py`; do not edit. {hosts} hosts, which are network namespaces on one machine "
+        "(`mpirun/hosts`, [cluster.md](cluster.md)), with links of 100 Mbit/s, of 1 Gbit/s, and without a limit; one rank "
+        "per host; 16 samples per rank and step; the same initial weights, order of data and learning rates in all runs. "
+        f"{started} were each started in the way that is fastest for them here (`mpirun, ring`: Open MPI with its ring "
+        "algorithm for allreduce), torch DDP over Gloo.",
         "![accuracy against time](cluster.png)",
         bars(results),
     ]
@@ -39,25 +39,25 @@ def document(results: Results) -> str:
 
 
 NOTES = f"""\
-- All ranks share the machine's cores, so what one computes takes the time of the others. *Compute* is the median step
-  without any exchange, while all ranks compute; one number for each model. *Codec* is what grace_ext's stages take
-  (selecting, encoding, residual, decoding), some of it beside backward. *Wire* is the rest of the step: the links, waiting
-  for other ranks, Horovod's or DDP's own work, and conversion to fp16 or factors by those.
-- *Core* is how long a rank kept a core busy in a step, its waiting loops included.
-- Bytes are those that the interface counted, headers and Horovod's own coordination included, sent by a rank per step.
-  The allreduces by which grace_ext measures the link for a warning were turned off (`GRACE_EXT_WARN=0`).
+- All ranks share the machine's cores, so computation on one rank slows down the others. *Compute* is the median step
+  without an exchange while all ranks compute, one number for each model. *Codec* is the time of grace_ext's stages
+  (selecting, encoding, residual, decoding); a part of it overlaps with backward. *Wire* is the rest of the step: the links,
+  waiting for other ranks, the internal work of Horovod or DDP, and their conversion to fp16 or factors.
+- *Core* is the time for which a rank keeps a core busy in a step, including busy waiting.
+- Bytes are counted at the network interface, per rank and step, including headers and Horovod's coordination. The
+  allreduces by which grace_ext measures the link for a warning were turned off (`GRACE_EXT_WARN=0`).
 - † would have taken too long: the step is the median of some tens of steps, and the accuracies are those of the
-  same steps without a limit of the links, where the mathematics is the same.
-- *Seconds to accuracy*: until the best accuracy of Horovod fp16 without a limit, less {100 * POINTS:.1f} points. Evaluations
-  are not counted.
-- *Side by side*: one job in which the configurations take turns, some steps each, by which small differences are judged;
-  those that were much slower are left out. *With Horovod*: all are started as its own optimizer is, with which auto is
-  compared there. With grace_ext's other choices it is compared under `horovodrun --gloo`, where instances of one
-  configuration differ less; the bar takes the worse of both. The mean of several instances of each, and from where to where
-  those go. Which choice is the best for one instance, the others say.
-- DDP's PowerSGD has one bucket: over Gloo its hook fails with several. It compresses from the second step on.
+  same steps without a rate limit, where the mathematics is the same.
+- *Seconds to accuracy*: until the best accuracy of Horovod fp16 without a limit, less {100 * POINTS:.1f} points, is reached.
+  The time of evaluations is not counted.
+- *Side by side*: a single job in which the configurations take turns, some steps each, to resolve small differences. It
+  leaves out configurations that were much slower. *With Horovod*: all configurations use the launcher that is fastest for
+  Horovod; this job compares auto with Horovod. Under `horovodrun --gloo`, where instances of one configuration differ
+  less, auto is compared with grace_ext's other choices. The bar takes the worse of both. Cells have the mean of several
+  instances of each configuration and their range; the best choice for an instance is determined from the other instances.
+- DDP's PowerSGD uses one bucket, because over Gloo its hook fails with several. It compresses from the second step on.
 - The text model's embedding has a dense gradient in all configurations. Its accuracy is how often the likeliest of the 1,000
-  most frequent words is the next one."""
+  most frequent words is the next word."""
 
 
 def summary(results: Results) -> str:

@@ -27,12 +27,13 @@ def document(results: dict, args, met: bool) -> str:
     return (
         "\n\n".join(
             [
-                f"Written by `benchmarks/communicators.py`; do not edit. Test accuracy on Fashion-MNIST after {args.epochs} epochs, "
-                f"{args.ranks} ranks, `{DEFAULT_SPEC}`, memory residual (`examples/pytorch_fashion_mnist.py`). `sharded` and `tree` "
-                "compress sums once more on their way, with error feedback of their own. Differences are to `allgather`; the factor "
-                "beside their mean is that of the bytes against float32, biases included.",
+                "Written by `benchmarks/communicators.py`; do not edit. Test accuracy on Fashion-MNIST after "
+                f"{args.epochs} epochs with {args.ranks} ranks, `{DEFAULT_SPEC}` and memory residual "
+                "(`examples/pytorch_fashion_mnist.py`). `sharded` and `tree` also compress the sums that they pass on, "
+                "with separate error feedback. Differences are relative to `allgather`; the factor beside their mean is "
+                "the reduction of bytes against float32, biases included.",
                 as_markdown(score_rows(results, args.seeds)),
-                f"- The bar: the mean at most {MOST_POINTS_LOST} points below that of `allgather`. It is "
+                f"- The bar: the mean is at most {MOST_POINTS_LOST} points below that of `allgather`. It is "
                 f"{'met' if met else '**missed**'}.",
                 f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
                 "`python benchmarks/communicators.py --data DIR`.",

@@ -198,17 +198,18 @@ def document(rows: list[tuple[str, dict]], args) -> str:
     return (
         "\n\n".join(
             [
-                f"Written by `benchmarks/delays.py`; do not edit. {HOSTS} hosts with a rank each (namespaces, see "
-                f"[cluster.md](cluster.md)), {args.steps:,} steps of a network of 92,000 parameters in {buckets} buckets, {SPEC}, "
-                f"memory residual. Each rank pauses {PLACES} times in a step, {args.delay:g} ms in all on average, for times that "
-                f"it draws by itself: exponentially distributed, one in {1 / RARE:.0f} of them {LONG} times as long; before the "
-                f"forward pass, in the middle of the backward pass, and before `step()`. Every {EVERY} steps and at the end, a "
-                "checksum of all bits of all parameters is compared between ranks. For `hierarchical`, two ranks each count as "
-                "being on one host.",
+                f"Written by `benchmarks/delays.py`; do not edit. {HOSTS} hosts with one rank each (network namespaces, "
+                f"see [cluster.md](cluster.md)) train a network of 92,000 parameters in {buckets} buckets for "
+                f"{args.steps:,} steps, with {SPEC} and memory residual. Each rank pauses {PLACES} times in a step: before "
+                f"the forward pass, in the middle of the backward pass, and before `step()`; on average {args.delay:g} ms "
+                "in all. Each rank draws the durations independently from an exponential distribution, and one in "
+                f"{1 / RARE:.0f} pauses is {LONG} times as long. Every {EVERY} steps and at the end, the ranks compare a "
+                "checksum of all bits of all parameters. For `hierarchical`, two ranks at a time count as being on one "
+                "host.",
                 as_markdown(table),
-                f"- The bar: no run stands still, and ranks are bit-identical in every comparison. It is {verdict}.",
-                f"Measured on {datetime.date.today().isoformat()} on {machine()}, by `python benchmarks/delays.py`. "
-                "The ranks share its cores, so seconds say nothing about speed.",
+                f"- The bar: no run hangs, and ranks are bit-identical in every comparison. It is {verdict}.",
+                f"Measured on {datetime.date.today().isoformat()} on {machine()}, by `python benchmarks/delays.py`. The "
+                "ranks share the cores, so the seconds say nothing about speed.",
             ]
         )
         + "\n"

@@ -206,9 +206,10 @@ def document(raw: str) -> str:
     return (
         "\n\n".join(
             [
-                f"Written by `benchmarks/faults.py`; do not edit. {RANKS} ranks on {RANKS} hosts (`mpirun/hosts`) with links of "
-                "1 Gbit/s train a network of 0.8 M parameters with grace_ext's default spec. Seconds are counted from the fault "
-                "until the process of each other rank has ended (host1, host2); status: the launcher's.",
+                f"Written by `benchmarks/faults.py`; do not edit. {RANKS} ranks on {RANKS} hosts (`mpirun/hosts`) with "
+                "links of 1 Gbit/s train a network of 0.8 M parameters with grace_ext's default spec. Seconds are counted "
+                "from the fault until the process of each other rank (on host1 and host2) has ended. The status is that "
+                "of the launcher.",
                 as_markdown([["what happens", "launcher, settings", "what is seen", "seconds", "status"], *rows]).replace(
                     "|---|--:|--:|--:|--:|", "|---|---|---|--:|--:|"
                 ),

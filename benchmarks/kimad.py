@@ -29,11 +29,11 @@ IN_ONE = (4,)  # workers
 
 def document(found: dict, args) -> str:
     parts = [
-        "The network of `grace_ext.simulate.FashionMnist` (409,146 parameters) on a parameter server with EF21 both "
-        "ways (Algorithm 3 of Kimad), each layer compressed by itself. Links oscillate between 30 and 330 Mbit/s, as "
-        "in Figure 7 of the paper, scaled to this model: a period of 300 ms, 10% noise of each link, 4 ms of "
-        "computation, 8 ms aimed at for a step. EF21 has the fixed densities with which it sends as much as Kimad. "
-        "Bandwidth is what workers measured in their last transfers.",
+        "The network of `grace_ext.simulate.FashionMnist` (409,146 parameters) trains on a parameter server with EF21 in "
+        "both directions (Algorithm 3 of Kimad); each layer is compressed separately. The rates of the links oscillate "
+        "between 30 and 330 Mbit/s, as in Figure 7 of the paper, scaled to this model: a period of 300 ms, 10% noise on "
+        "each link, 4 ms of computation, and steps that aim at 8 ms. EF21 has the fixed densities with which it sends as "
+        "much as Kimad. The bandwidth is what workers measured in their last transfers.",
         "![steps over virtual time](kimad.png)",
         bars(found, args.workers),
     ]
@@ -56,13 +56,13 @@ def document(found: dict, args) -> str:
                 )
         parts += [f"{phases[0].upper()}{phases[1:]}:", as_markdown(rows)]
     parts.append("""\
-- What adapting saves has two parts. A fixed message dwells in the slow part of the period, which costs about a tenth here,
-  whatever the noise. The rest is waiting for the slowest worker, which is there only if links are not slow at the same time.
-- Times are virtual, so they are the same on every machine; accuracy can differ by what float32 rounds.""")
+- Adapting saves time in two ways. A fixed message spends more time in the slow part of the period, which costs about a tenth
+  here, whatever the noise. The rest is waiting for the slowest worker, which occurs only if links are slow at different times.
+- Times are virtual, so they are the same on every machine. Accuracy can differ by float32 rounding.""")
     parts.append(
-        f"{args.steps} steps of 32 images a worker, computed on {datetime.date.today().isoformat()} on "
-        f"{machine()}, by `python benchmarks/kimad.py --data DIR`; one of them by hand: `python -m grace_ext "
-        f"simulate --data DIR --workers 4 --steps {args.steps} {' '.join(SETTING)} --phases`."
+        f"{args.steps} steps of 32 images per worker, computed on {datetime.date.today().isoformat()} on {machine()}, by "
+        "`python benchmarks/kimad.py --data DIR`. To run one of them separately: `python -m grace_ext simulate --data DIR "
+        f"--workers 4 --steps {args.steps} {' '.join(SETTING)} --phases`."
     )
     return "\n\n".join(parts) + "\n"
 

@@ -73,7 +73,7 @@ def main():
         os.path.join(args.out, "overlap.png"),
     )
     text = document(runs, args)
-    write_section(args.out, "overlap", "Codecs beside backward", text)
+    write_section(args.out, "overlap", "Overlap of codecs and backward", text)
     print(text)
     return 0 if all(run.share("exposed") <= BAR for run in runs.values()) else 1
 
@@ -176,19 +176,20 @@ def document(runs: dict[tuple[str, str], Run], args) -> str:
         "\n\n".join(
             [
                 f"A network of {len(WIDTHS) - 1} layers and {parameters / 1e6:.1f} million parameters in buckets of "
-                f"{BUCKET_BYTES // 2**20} MiB, the default spec, {args.ranks} ranks. A worker thread encodes each bucket as soon as "
-                f"its gradients are there, and decodes in between what has come from the others. When backward has ended, the "
-                f"step itself encodes what the worker has not begun. Late is what is left of encoding and decoding then, and any "
-                f"waiting for the worker. The exchange hides some of that: decoding a bucket while another is still "
-                f"on its way that has the same before it makes the step no longer. The rest is exposed, encoding always: with "
-                f"`sharded`, that of sums, too, for which other ranks wait.",
+                f"{BUCKET_BYTES // 2**20} MiB, with the default spec and {args.ranks} ranks. A worker thread encodes each "
+                "bucket as soon as its gradients are complete, and in between decodes what has arrived from the other "
+                "ranks. After the end of backward, the step itself encodes the buckets that the worker has not started. "
+                "*Late* is the encoding and decoding that remains then, and the time spent waiting for the worker. The "
+                "exchange hides a part of it: decoding a bucket does not make the step longer while another bucket, which "
+                "still has to be decoded, is in flight. The rest is *exposed*. Encoding is always exposed; with "
+                "`sharded`, so is the encoding of sums, for which other ranks wait.",
                 as_markdown(table).replace("|---|--:|--:|", "|---|---|--:|"),
                 "![one step: backward, and the phases of each bucket](overlap.png)",
-                f"- The bar: where backward takes longer than the codecs, at most {BAR:.0%} of them are exposed. It is "
-                f"{f'**missed** by {missed}' if missed else 'met'}. If all that is late counted, it would be "
+                f"- The bar: where backward takes longer than the codecs, at most {BAR:.0%} of the codecs' time is "
+                f"exposed. It is {f'**missed** by {missed}' if missed else 'met'}. If all late time counted, it would be "
                 f"{f'missed by {late}' if late else 'met, too'}.\n"
-                f"- Under Open MPI, Horovod's thread never sleeps while it waits for another rank. Where the ranks keep all cores "
-                f"busy, it then loses its turns to backward, and collectives take longer; Gloo's threads sleep.",
+                "- Under Open MPI, Horovod's thread never sleeps while it waits for another rank. If the ranks keep all "
+                "cores busy, this thread loses its turns to backward, and collectives take longer. Gloo's threads sleep.",
                 f"Medians of {STEPS - WARM_UP} steps, measured on {datetime.date.today().isoformat()} on {machine()}, by "
                 f"`python benchmarks/overlap.py{options}`.",
             ]
