@@ -202,39 +202,42 @@ def document(rates, args) -> str:
             filter(
                 None,
                 [
-                    f"Written by `benchmarks/scaling.py`; do not edit. Exchange alone, without a model: a made-up gradient of "
-                    f"{args.elements:,} float32, one rank on each of 2 to {max(args.ranks)} hosts, two on each for `hierarchical` "
-                    f"({links}; `{args.launcher}`), with "
-                    "`dense/fp16` and `topk:0.01/rice/qsgd:7`. All ranks have the scales of the elements in common, and half of their "
-                    "values' variance.",
+                    "Written by `benchmarks/scaling.py`; do not edit. Only the exchange is measured, without a model: a "
+                    f"synthetic gradient of {args.elements:,} float32, with one rank on each of 2 to {max(args.ranks)} "
+                    f"hosts, or two on each for `hierarchical` ({links}; `{args.launcher}`), with `dense/fp16` and "
+                    "`topk:0.01/rice/qsgd:7`. The gradients of all ranks share the scale of each element and half of the "
+                    "variance of its value.",
                     "![bytes and time against workers](scaling.png)",
-                    "Cells with a slash are measured / predicted; columns from 16 on are simulated. Bytes: handed over to collectives, "
-                    "as `compression_stats()` counts, and sent on the link, mean over ranks; measured with packet headers, "
-                    "acknowledgements and Horovod's coordination, which the model leaves out. Time: median of a step; nothing hides "
-                    "behind a backward pass.",
+                    "Cells with a slash are measured / predicted; columns from 16 on are simulated. Bytes are either "
+                    "those handed over to collectives, as counted by `compression_stats()`, or those sent on the link, as "
+                    "a mean over ranks. Measured bytes include packet headers, acknowledgements and Horovod's "
+                    "coordination, which the model leaves out. Times are medians of a step; there is no backward pass to "
+                    "overlap with.",
                     *tables,
-                    "### How far to trust the simulation",
+                    "### Accuracy of the simulation",
                     as_markdown(error_table(rates)),
-                    "- Collectives are taken as Gloo has them: rings for allreduce, 2 (n − 1) rounds, and allgather, n − 1 rounds, all "
-                    "messages at a time for alltoall. Other libraries take fewer rounds for short messages: with many workers the times "
-                    "of the compressed ones are an upper bound.",
-                    f"- The ranks share {cores} cores. Codecs were measured in one process alone, and the model lets as many ranks take "
-                    'turns as have work at a time, so it predicts the measured step as it is; nothing was subtracted from that. "Wire '
-                    'alone" is measured in other steps, in which each collective starts when all ranks have come to it, so that it '
-                    "waits for nobody's codec; messages of Horovod and the kernel still take turns on the cores.",
-                    "- The links were fitted to timed collectives of "
-                    f"{' and '.join(map(str, FITTED))} ranks; the steps of none. For the check, α holds what sharing the cores adds. "
-                    "For the simulation each worker has cores of its own: setup from two ranks, which do; α from a message of one byte "
-                    "between two hosts, without Horovod; β is the least of the three collectives', as the link is the same. Horovod's "
-                    "coordination is taken to be that of two ranks.",
-                    "- Gloo's alltoall, and its allgather of two ranks, may take up to twice as long as the link needs: a rank that "
-                    "starts after its peer sends its data before the notice that it is ready to receive, on the same connection, so one "
-                    "direction comes after the other. The model leaves that to what is fitted.",
+                    "- The model assumes the algorithms of Gloo: rings for allreduce (2 (n − 1) rounds) and allgather (n "
+                    "− 1 rounds), and all messages at a time for alltoall. Other libraries use fewer rounds for short "
+                    "messages, so with many workers the times of compressed exchanges are an upper bound.",
+                    f"- The ranks share {cores} cores. Codecs were measured in a single process alone. The model makes the "
+                    "ranks that have work at the same time take turns, so it predicts the measured step directly; nothing "
+                    'was subtracted from it. "Wire alone" is measured in other steps, in which each collective starts '
+                    "when all ranks have reached it, so that it does not wait for another rank's codec. Messages of "
+                    "Horovod and the kernel still take turns on the cores.",
+                    f"- The links were fitted to timed collectives of {' and '.join(map(str, FITTED))} ranks, and not to "
+                    "any steps. For the check, α includes what sharing the cores adds. The simulation gives each worker "
+                    "its own cores: setup comes from two ranks, which have their own cores here; α from a message of one "
+                    "byte between two hosts, without Horovod; β is the smallest one of the three collectives, because the "
+                    "link is the same. Horovod's coordination is assumed to be that of two ranks.",
+                    "- Gloo's alltoall, and its allgather of two ranks, may take up to twice as long as the link needs. A "
+                    "rank that starts after its peer sends its data before the notice that it is ready to receive, on the "
+                    "same connection, so that one direction follows the other. The model covers this only as far as the "
+                    "fit does.",
                     as_markdown(link_table(rates)),
                     growth(rates),
                     coordination(rates),
-                    "- `tree` ends with an allgather in which only the root has something, because Horovod's broadcast has to know the "
-                    "length before: a ring takes n − 1 rounds for it, each with all of the container.",
+                    "- `tree` ends with an allgather to which only the root contributes, because Horovod's broadcast must "
+                    "know the length beforehand. A ring takes n − 1 rounds for it, each with the whole container.",
                     f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
                     f"`python benchmarks/scaling.py{options}`.",
                 ],

@@ -58,14 +58,15 @@ def document(results: dict, args, met: bool) -> str:
         "\n\n".join(
             [
                 "# Accuracy with and without compression",
-                "Written by `benchmarks/accuracy.py`; do not edit. Test accuracy on Fashion-MNIST after "
-                f"{args.epochs} epochs over {args.train_samples} images, {args.ranks} ranks, the same script, schedule and "
-                "seeds (`examples/pytorch_fashion_mnist.py`); the schedule was not tuned for compression.",
+                f"Written by `benchmarks/accuracy.py`; do not edit. Test accuracy on Fashion-MNIST after {args.epochs} "
+                f"epochs over {args.train_samples} images with {args.ranks} ranks. All runs have the same script "
+                "(`examples/pytorch_fashion_mnist.py`), learning-rate schedule and seeds; the schedule was not tuned for "
+                "compression.",
                 as_markdown(score_rows(results, args.seeds)),
-                f"- The compressed layers alone send {ratios} fewer bytes than their float32 gradients, headers "
-                "included. Biases and other small tensors are sent as float32; the bytes in the table include them.\n"
-                f"- The bar: the mean at most {MOST_POINTS_LOST} points below, and at least {LEAST_RATIO}× fewer bytes for the "
-                f"compressed layers. It is {'met' if met else '**missed**'}.\n"
+                f"- The compressed layers alone send {ratios} fewer bytes than their float32 gradients, headers included. "
+                "Biases and other small tensors are sent as float32; the bytes in the table include them.\n"
+                f"- The bar: the mean accuracy is at most {MOST_POINTS_LOST} points below that of float32, and the "
+                f"compressed layers send at least {LEAST_RATIO}× fewer bytes. It is {'met' if met else '**missed**'}.\n"
                 f"- The memory is `{args.memory}`, the communicator `allgather`.",
                 f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
                 f"`python benchmarks/accuracy.py --data DIR{options}`.",

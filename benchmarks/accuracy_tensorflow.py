@@ -36,13 +36,15 @@ def document(results: dict[str, dict[str, list[Run]]], args) -> str:
             [
                 "# Accuracy with and without compression: TensorFlow",
                 "Written by `benchmarks/accuracy_tensorflow.py`; do not edit. Test accuracy on Fashion-MNIST after "
-                f"{args.epochs} epochs over {args.train_samples} images, {args.ranks} ranks, Keras' compile and fit, the same "
-                "script, schedule and seeds (`examples/tensorflow_keras_fashion_mnist.py`); the schedule was not tuned for "
-                "compression.",
+                f"{args.epochs} epochs over {args.train_samples} images with {args.ranks} ranks and Keras' compile and "
+                "fit. All runs have the same script (`examples/tensorflow_keras_fashion_mnist.py`), learning-rate "
+                "schedule and seeds; the schedule was not tuned for compression.",
                 *tables,
-                f"- The bars: the mean at most {MOST_POINTS_LOST} points below float32, for both kinds of Keras, and all ranks' "
-                f"weights bit-identical after training in every run. They are {'met' if met else '**missed**'}.\n"
-                "- float32 is Horovod's allreduce of the same buckets; the memory is `residual`, the communicator `allgather`.",
+                f"- The bars: for both kinds of Keras, the mean accuracy is at most {MOST_POINTS_LOST} points below that "
+                "of float32, and the weights of all ranks are bit-identical after training in every run. They are "
+                f"{'met' if met else '**missed**'}.\n"
+                "- float32 is Horovod's allreduce of the same buckets. The memory is `residual`, the communicator "
+                "`allgather`.",
                 f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "
                 f"`python benchmarks/accuracy_tensorflow.py --data DIR{options}`.",
             ]

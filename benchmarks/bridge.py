@@ -132,12 +132,13 @@ def main() -> int:
     text = (
         "\n\n".join(
             [
-                "# The bridge between TensorFlow and the codecs",
-                "Written by `benchmarks/bridge.py`; do not edit. Milliseconds a step that the gradients' way from TensorFlow "
-                "into the buckets and back takes, codecs and network left out, inside `tf.function`; medians of "
-                f"{args.repeats} steps, each beside the same step without the bridge and a copy of the gradient in memory.",
+                "# Cost of the bridge between TensorFlow and the codecs",
+                "Written by `benchmarks/bridge.py`; do not edit. Milliseconds per step that it takes to move the "
+                "gradients from TensorFlow into the buckets and back, without codecs and network, inside `tf.function`. "
+                f"The times are medians of {args.repeats} steps, each measured next to the same step without the bridge "
+                "and a copy of the gradient in memory.",
                 as_markdown(rows),
-                f"The bar: {MEMCPYS:.0f} memcpy of the gradient and {MILLISECONDS:.0f} ms.",
+                f"The bar: at most {MEMCPYS:.0f} memcpy of the gradient plus {MILLISECONDS:.0f} ms.",
                 f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "
                 "`python benchmarks/bridge.py`.",
             ]

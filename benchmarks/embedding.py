@@ -70,19 +70,21 @@ def document(results: dict[str, list[Run]], args) -> str:
         "\n\n".join(
             [
                 "# Embeddings: gradients that come as rows",
-                f"Written by `benchmarks/embedding.py`; do not edit. `examples/tensorflow_tape_text.py`, {args.ranks} ranks, "
-                f"{args.steps} steps of 2,048 words per rank: an embedding and an output table of 50,000 × 64 (softmax sampled from "
-                "1,024 words), whose gradients are tf.IndexedSlices, and 37,000 parameters between them. Adagrad for the tables, "
-                "Adam for the layers; the same script, learning rates and seeds.",
+                "Written by `benchmarks/embedding.py`; do not edit. `examples/tensorflow_tape_text.py` runs on "
+                f"{args.ranks} ranks for {args.steps} steps of 2,048 words per rank. The model has an embedding and an "
+                "output table of 50,000 × 64 (softmax sampled from 1,024 words), whose gradients are tf.IndexedSlices, "
+                "and 37,000 parameters between them. Adagrad trains the tables, and Adam the layers. Script, learning "
+                "rates and seeds are the same in all runs.",
                 as_markdown(rows),
-                f"- Horovod's own operations allgather the rows, {size(of_rows)} a step (float32 values, int64 indices, "
-                "duplicates as they come), and allreduce the other layers.\n"
-                "- Ratio: those bytes of rows alone, by everything that grace_ext sent, other layers, positions and headers "
-                "included; the smallest of the seeds.\n"
-                f"- `{DEFAULT_ROWS_SPEC}`, used for all layers here, is what the default spec stands for where a gradient comes as "
-                "rows.\n"
-                f"- The bars: the ratio at least {LEAST_RATIO}, the mean perplexity at most {MOST_PERPLEXITY_LOST:.0%} above "
-                f"Horovod's, all ranks' weights bit-identical at the end. They are {'met' if met else '**missed**'}.",
+                f"- Horovod's own operations allgather the rows, which takes {size(of_rows)} per step (float32 values, "
+                "int64 indices, duplicates included), and allreduce the other layers.\n"
+                "- Ratio: Horovod's bytes for the rows alone, divided by everything that grace_ext sent (rows and other "
+                "layers, positions and headers included); the smallest of the seeds.\n"
+                f"- `{DEFAULT_ROWS_SPEC}`, which is used for all layers here, is what the default spec means where a "
+                "gradient comes as rows.\n"
+                f"- The bars: a ratio of at least {LEAST_RATIO}, a mean perplexity at most {MOST_PERPLEXITY_LOST:.0%} "
+                "above Horovod's, and bit-identical weights on all ranks at the end. They are "
+                f"{'met' if met else '**missed**'}.",
                 f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "
                 f"`python benchmarks/embedding.py{options}`.",
             ]

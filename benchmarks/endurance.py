@@ -166,13 +166,14 @@ def document(runs: dict[str, Run], args) -> str:
         "\n\n".join(
             [
                 "# Endurance: residuals and memory over many steps",
-                "Written by `benchmarks/endurance.py`; do not edit. A network of 109,000 parameters on Fashion-MNIST with SGD "
-                f"at a constant learning rate, {args.ranks} ranks, {args.steps:,} steps. The residual is what error feedback holds "
-                "back on rank 0, L2 norm over all tensors.",
+                f"Written by `benchmarks/endurance.py`; do not edit. {args.ranks} ranks train a network of 109,000 "
+                f"parameters on Fashion-MNIST with SGD at a constant learning rate for {args.steps:,} steps. The residual "
+                "norm is the L2 norm over all tensors of what error feedback holds back on rank 0.",
                 as_markdown(table),
                 "![residual norms against steps](endurance.png)",
-                f"- The bar: no residual norm of the second half above {LEVEL} times the largest of the first, and resident memory "
-                f"at most {GROWTH - 1:.0%} above what it was after a tenth of the steps. It is {'met' if met else '**missed**'}.",
+                f"- The bar: no residual norm of the second half is above {LEVEL} times the largest of the first half, and "
+                f"resident memory at the end is at most {GROWTH - 1:.0%} above that after a tenth of the steps. It is "
+                f"{'met' if met else '**missed**'}.",
                 f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
                 f"`python benchmarks/endurance.py --data DIR{options}`.",
             ]

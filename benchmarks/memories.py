@@ -123,19 +123,20 @@ def document(results, described, args) -> str:
         "\n\n".join(
             [
                 "# Memories and methods",
-                "Written by `benchmarks/memories.py`; do not edit. Test accuracy on Fashion-MNIST of the 1.2-million-parameter CNN "
-                f"after {args.epochs} epochs over 60000 images, {args.ranks} ranks of {args.batch_size} images each, the same "
-                "script, learning-rate schedule and seeds (`examples/pytorch_fashion_mnist.py`); learning rates were not tuned for "
-                "compression.",
+                "Written by `benchmarks/memories.py`; do not edit. Test accuracy of a CNN with 1.2 million parameters on "
+                f"Fashion-MNIST after {args.epochs} epochs over 60000 images, with {args.ranks} ranks of {args.batch_size} "
+                "images each. All runs have the same script (`examples/pytorch_fashion_mnist.py`), learning-rate schedule "
+                "and seeds; learning rates were not tuned for compression.",
                 as_markdown(rows(results, described, args.seeds)),
-                "- Bytes sent per step: what one rank sends, on average over the whole run, so that the denser or uncompressed "
-                "first steps of dgc and 1-bit Adam count; biases and other small tensors, sent as float32, included. With 4 "
-                "ranks an allreduce sends 1.5 times its payload, an allgather 3 times its container.\n"
-                "- dgc and ef21: the memory brings the momentum, the optimizer has none. dgc's density is warmed up over the first "
-                "epoch; ef21's is a moving average, for which the learning rate is divided by 1 - 0.9.\n"
+                "- Bytes sent per step are what one rank sends, averaged over the whole run; so they include the denser "
+                "or uncompressed first steps of dgc and 1-bit Adam, and biases and other small tensors, which are sent as "
+                "float32. With 4 ranks an allreduce sends 1.5 times its payload, an allgather 3 times its container.\n"
+                "- dgc and ef21: the memory applies the momentum, so the optimizer has none. dgc's density is warmed up "
+                "over the first epoch. ef21's momentum is a moving average, for which the learning rate is divided by 1 - "
+                "0.9.\n"
                 "- 1-bit Adam: the first epoch is uncompressed.\n"
-                "- A density of 0.1 % needs steps: on average an element is sent once in a thousand. With `--batch-size 32 "
-                "--seeds 0`, half as many steps, dgc lost 0.98 points.\n"
+                "- A density of 0.1 % needs many steps, because an element is sent once in a thousand steps on average. "
+                "With `--batch-size 32 --seeds 0`, which makes half as many steps, dgc lost 0.98 points.\n"
                 f"- The bars are {'met' if not missed else '**missed** by ' + ', '.join(missed)}.",
                 f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
                 f"`python benchmarks/memories.py --data DIR{options}`.",
