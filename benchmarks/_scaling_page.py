@@ -153,12 +153,14 @@ def growth(rates) -> str:
         if 4 in points and 8 in points:
             handed, sent = (getattr(points[8], kind) / getattr(points[4], kind) for kind in ("payload", "sent"))
             found.append(
-                f"{handed:.3f} times those handed to collectives and {sent:.3f} times those on the link at "
+                f"{handed:.3f} times the bytes handed to collectives and {sent:.3f} times those on the link at "
                 f"{rate_of(rate.name)}"
             )
     return (
-        "- `sharded` at 8 ranks against 4: " + ", ".join(found) + ". A rank sends 2 (n − 1) / n containers, whatever is "
-        "done: from 4 ranks to 8 that is 7 / 6 = 1.167 times as much, and at any number less than 2 containers."
+        "- `sharded` with 8 ranks compared with 4: "
+        + ", ".join(found)
+        + ". A rank has to send 2 (n − 1) / n containers: with "
+        "8 ranks that is 7 / 6 = 1.167 times as much as with 4, and with any number of ranks less than 2 containers."
         if found
         else ""
     )
@@ -172,8 +174,8 @@ def coordination(rates) -> str:
         for points in [next(iter(rate.points.values()))]
     ]
     return (
-        "- The error of bytes is that of headers and of Horovod's coordination, which goes on all the time between "
-        f"collectives. When there is nothing else to do, it sends {'; '.join(rows)}."
+        "- The error of the bytes comes from headers and from Horovod's coordination, which runs continuously between "
+        f"collectives. While nothing else is sent, it takes {'; '.join(rows)}."
     )
 
 

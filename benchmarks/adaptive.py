@@ -145,7 +145,7 @@ def document(found: dict[str, list[Phase]], cost: tuple[float, float], args) -> 
     rows = [["", *args.rates, f"within {NEAR:.0%} of {1000 * args.time:.0f} ms"]]
     for label, run_of in found.items():
         cells = [
-            f"{1000 * phase.median():.0f} ms, {phase.share(args.time):.0%} of steps near, {size(phase.bytes())}"
+            f"{1000 * phase.median():.0f} ms, {phase.share(args.time):.0%} of steps on time, {size(phase.bytes())}"
             for phase in run_of
         ]
         near = all(abs(phase.median() - args.time) <= NEAR * args.time for phase in run_of)
@@ -155,8 +155,8 @@ def document(found: dict[str, list[Phase]], cost: tuple[float, float], args) -> 
             [
                 f"{args.hosts} hosts (`mpirun/hosts`) train the MLP of 5.8 M parameters while the rate of all links "
                 f"changes every {args.seconds:g} s. Kimad aims at {1000 * args.time:.0f} ms per step. The table leaves out "
-                f"the first {SETTLED:.0%} of each phase, and shows the median step of rank 0, the share of steps within "
-                f"{NEAR:.0%} of the time aimed at, and the bytes that a rank passes to its collective.",
+                f"the first {SETTLED:.0%} of each phase. It shows the median step of rank 0, the share of steps that are "
+                f"on time (within {NEAR:.0%} of the time aimed at), and the bytes that a rank passes to its collective.",
                 as_markdown(rows),
                 "![steps over time](adaptive.png)",
                 f"Kimad+ takes {1000 * cost[0]:.1f} ms per step to decide for {PARAMETERS / 1e6:g} M parameters in "

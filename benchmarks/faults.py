@@ -54,10 +54,10 @@ class Fault:
 
 FAULTS = {
     "crash": Fault("host3 crashes", ("crash", RANKS)),
-    "silent": Fault("host3 crashes without a word", ("crash", "--silent", RANKS), env=KEEPALIVE),
+    "silent": Fault("host3 crashes silently", ("crash", "--silent", RANKS), env=KEEPALIVE),
     "link": Fault("host3's link falls to 1 Mbit/s for 10 s", ("rate", "1mbit", RANKS), ("rate", "1gbit", RANKS)),
-    "pause": Fault("the rank on host3 stands still for 10 s", ("STOP",), ("CONT",)),
-    "stall": Fault("the rank on host3 stands still for good", ("STOP",), env=STALL),
+    "pause": Fault("the rank on host3 is stopped for 10 s", ("STOP",), ("CONT",)),
+    "stall": Fault("the rank on host3 is stopped for good", ("STOP",), env=STALL),
 }
 
 
@@ -163,11 +163,11 @@ def row(fault: Fault, launcher: str, seen: Seen) -> list[str]:
     before, during, after = (f"{1000 * value:.0f} ms" if value else "none" for value in seen.steps)
     if fault.end:
         longest = f"{seen.longest:.1f} s" if seen.longest else "none"
-        seconds = f"a step took {before} before, {during} meanwhile, {after} after; the longest {longest}"
+        seconds = f"a step took {before} before, {during} during the fault, {after} after; the longest {longest}"
         return [
             fault.title,
             launcher,
-            f"{'training goes on' if seen.status is None else 'the job ends'}; {seconds}",
+            f"{'training continues' if seen.status is None else 'the job ends'}; {seconds}",
             "",
             "" if seen.status is None else str(seen.status),
         ]
@@ -183,7 +183,7 @@ def row(fault: Fault, launcher: str, seen: Seen) -> list[str]:
         launcher + (f", {settings}" if settings else ""),
         "; ".join(texts) or "nothing",
         ended,
-        "it goes on" if seen.status is None else str(seen.status),
+        "still running" if seen.status is None else str(seen.status),
     ]
 
 
@@ -210,7 +210,7 @@ def document(raw: str) -> str:
                 "links of 1 Gbit/s train a network of 0.8 M parameters with grace_ext's default spec. Seconds are counted "
                 "from the fault until the process of each other rank (on host1 and host2) has ended. The status is that "
                 "of the launcher.",
-                as_markdown([["what happens", "launcher, settings", "what is seen", "seconds", "status"], *rows]).replace(
+                as_markdown([["fault", "launcher, settings", "observed", "seconds", "status"], *rows]).replace(
                     "|---|--:|--:|--:|--:|", "|---|---|---|--:|--:|"
                 ),
                 f"Measured on {', '.join(sorted(dates))} on {machine()}, by `python benchmarks/faults.py`.",

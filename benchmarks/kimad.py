@@ -23,7 +23,7 @@ from grace_ext.simulate.plot import draw
 LINK = "sinusoid:30mbit:330mbit:300ms"
 SETTING = ["--task", "cnn", "--time", "8ms", "--compute", "4ms", "--up", LINK, "--noise", "0.1", "--decay"]
 FASTER, POINTS, ERROR = 0.8, 0.5, 0.85  # bars: seconds by EF21's; points of accuracy from EF21; error by Kimad's
-OWN, ONE = "each worker's links in a phase of their own", "all links in one phase"
+OWN, ONE = "links of different workers with different phases", "all links in phase"
 IN_ONE = (4,)  # workers
 
 
@@ -70,13 +70,13 @@ def document(found: dict, args) -> str:
 def bars(found: dict, numbers) -> str:
     rows = [[OWN, "at most", *(f"{workers} workers" for workers in numbers)]]
     for what, most, value in (
-        ("seconds a step, Kimad by EF21", FASTER, lambda runs: ratio(runs, "Kimad", "EF21", "seconds")),
+        ("seconds per step, Kimad / EF21", FASTER, lambda runs: ratio(runs, "Kimad", "EF21", "seconds")),
         (
             "points of accuracy between Kimad and EF21",
             POINTS,
             lambda runs: 100 * abs(accuracy(runs["Kimad"]) - accuracy(runs["EF21"])),
         ),
-        ("squared error, Kimad+ by Kimad", ERROR, lambda runs: ratio(runs, "Kimad+", "Kimad", "error")),
+        ("squared error, Kimad+ / Kimad", ERROR, lambda runs: ratio(runs, "Kimad+", "Kimad", "error")),
     ):
         measured = [value(found[OWN, workers]) for workers in numbers]
         rows.append([what, f"{most}", *(f"{one:.3f}, {'met' if one <= most else '**missed**'}" for one in measured)])

@@ -153,9 +153,7 @@ def work(args) -> int:
 
 
 def document(runs: dict[tuple[str, str], Run], args) -> str:
-    table = [
-        ["communicator", "launcher", "backward", "codecs in all", "of it late", "exposed", "share late", "share exposed"]
-    ]
+    table = [["communicator", "launcher", "backward", "codecs", "late", "exposed", "share late", "share exposed"]]
     for (communicator, launcher), run in runs.items():
         times = (f"{1e3 * run.median(field):.1f} ms" for field in ("backward", "codec", "late", "exposed"))
         shares = (f"{run.share(field):.0%}" for field in ("late", "exposed"))
