@@ -44,7 +44,7 @@ def test_the_adaptive_benchmark_writes_its_section(machine, data, tmp_path):
         hosts("--name", "tests", "down")
     assert done.returncode == 0, done.stdout[-4000:]
     page = (tmp_path / "benchmarks.md").read_text()
-    rows = [line.split(" | ") for line in page.splitlines() if " of steps near, " in line]
+    rows = [line.split(" | ") for line in page.splitlines() if " of steps on time, " in line]
     cells = {label.strip("| "): others for label, *others in rows}
     assert list(cells) == ["fixed, 5%", "Kimad", "Kimad+"]
     assert all(bytes_of(cell.split(", ")[2]) > 0 for row in cells.values() for cell in row[:2])
