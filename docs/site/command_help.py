@@ -18,11 +18,22 @@ def sections() -> str:
     """The help of the program and of each command, as Markdown."""
     os.environ["COLUMNS"] = "100"
     parser = cli._parser()
-    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    (commands,) = (
+        action
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
     texts = {"grace-ext": parser.format_help()}
-    texts |= {f"grace-ext {name}": command.format_help() for name, command in commands.choices.items()}
-    text = "\n".join(f"## {name}\n\n```text\n{text.rstrip()}\n```\n" for name, text in texts.items())
-    return re.sub(r"default: \d+, the cores", "default: the cores", text)  # of this machine
+    texts |= {
+        f"grace-ext {name}": command.format_help()
+        for name, command in commands.choices.items()
+    }
+    text = "\n".join(
+        f"## {name}\n\n```text\n{text.rstrip()}\n```\n" for name, text in texts.items()
+    )
+    return re.sub(
+        r"default: \d+, the cores", "default: the cores", text
+    )  # of this machine
 
 
 if __name__ == "__main__":

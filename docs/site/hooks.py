@@ -44,10 +44,19 @@ def on_files(files, config):
     """Add the pages from outside docs/."""
     for path, page in PAGES.items():
         files.append(File.generated(config, page, content=_content(path)))
-    for path in sorted({found for document in _documents(files) for found in _sources(document)}):
+    for path in sorted(
+        {found for document in _documents(files) for found in _sources(document)}
+    ):
         page = _page_of(path)
         _repository_paths[page] = path
-        files.append(File.generated(config, page, content=_content(path), inclusion=InclusionLevel.NOT_IN_NAV))
+        files.append(
+            File.generated(
+                config,
+                page,
+                content=_content(path),
+                inclusion=InclusionLevel.NOT_IN_NAV,
+            )
+        )
     return files
 
 
@@ -63,7 +72,9 @@ def on_page_markdown(markdown, page, config, files):
         return posixpath.relpath(_page_of(target), folder or ".")
 
     parts = _FENCE.split(_MODULES.sub(_directives, markdown))
-    markdown = "".join(part if part.startswith("```") else _LINK.sub(on_site, part) for part in parts)
+    markdown = "".join(
+        part if part.startswith("```") else _LINK.sub(on_site, part) for part in parts
+    )
     if path == "README.md":
         page.meta["hide"] = ["navigation"]
     return markdown
@@ -72,7 +83,10 @@ def on_page_markdown(markdown, page, config, files):
 def _directives(match):
     """Directives for a package's public modules, the one with the base class first."""
     folder = PACKAGES.joinpath(*match[1].split("."))
-    names = sorted((path.stem for path in folder.glob("[a-z]*.py")), key=lambda name: (name != "base", name))
+    names = sorted(
+        (path.stem for path in folder.glob("[a-z]*.py")),
+        key=lambda name: (name != "base", name),
+    )
     return "\n".join(f"::: {match[1]}.{name}" for name in names)
 
 
