@@ -24,7 +24,12 @@ from grace_ext.adapters.horovod_tensorflow import (  # noqa: E402
 
 pytestmark = pytest.mark.tier("test")
 
-hvd.init()
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank():
+    """Not at import: Horovod knows its process sets through the framework that was initialized or imported last."""
+    hvd.init()
+
 
 SGD = {
     "keras": (keras, keras.optimizers.SGD),

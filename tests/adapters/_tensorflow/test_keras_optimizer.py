@@ -20,7 +20,12 @@ from grace_ext.adapters.horovod_tensorflow import DistributedOptimizer, load_mod
 
 pytestmark = pytest.mark.tier("test")
 
-hvd.init()
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank():
+    """Not at import: Horovod knows its process sets through the framework that was initialized or imported last."""
+    hvd.init()
+
 
 KINDS = {
     "keras": (keras, lambda **options: keras.optimizers.Adam(0.01, **options)),
