@@ -52,7 +52,7 @@ def test_a_payload_that_is_cut_off_is_an_error(left):
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_an_alltoall_pads_what_a_rank_sends_pad_own_part(rank):
+def test_an_alltoall_pads_what_a_rank_sends_to_itself(rank):
     splits = [4, 0, 7]
     given = payload(11)
     room, parts = pad_own_part(given, splits, rank, 20)
