@@ -85,10 +85,11 @@ def summary(results: Results) -> str:
     return "\n\n".join(
         [
             as_markdown(rows),
-            "Four hosts (network namespaces, links limited by `tc`) share two cores, so without a limit, too, what "
-            "copies less is faster here; with cores of their own the gain is smaller on fast links. Horovod and grace_ext are "
-            "started each with the launcher that makes it the fastest. †: the median of some tens of steps, and the accuracies "
-            "of the same steps without a limit. All configurations, bytes and curves: [docs/benchmarks.md](docs/benchmarks.md).",
+            "The four hosts (network namespaces with links limited by `tc`) share two cores. Copying less therefore saves"
+            " time even without a link limit; where hosts have cores of their own, the gain on fast links is smaller. "
+            "Horovod and grace_ext each run under the launcher that makes them fastest. †: the median of a few dozen "
+            "steps; the accuracies are those of the same steps without a limit. All configurations, bytes and curves: "
+            "[docs/benchmarks.md](docs/benchmarks.md).",
             f"{measured(results)}, by `python benchmarks/cluster.py --data DIR --readme README.md`.",
         ]
     )
