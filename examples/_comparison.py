@@ -160,12 +160,17 @@ def make_parser(description: str, epochs: int, markers: tuple[str, str]) -> argp
     return parser
 
 
-def parse_args(parser: argparse.ArgumentParser, markers: tuple[str, str]):
-    """Parse and check the arguments. `changed` holds those that influence the figures and are not the default."""
+def parse_args(parser: argparse.ArgumentParser, markers: tuple[str, str], specs: tuple[str, ...] = ("spec",)):
+    """Parse and check the arguments. `changed` holds those that influence the figures and are not the default.
+
+    specs: names of the arguments that are specs.
+    """
     args = parser.parse_args()
     try:
-        grace_ext.compressor(args.spec)
-        grace_ext.memory(args.memory)
+        for name in specs:
+            grace_ext.compressor(getattr(args, name))
+        if "memory" in args:
+            grace_ext.memory(args.memory)
         if args.readme:
             around_markers(args.readme, markers)
     except (grace_ext.GraceError, ValueError, OSError) as error:

@@ -12,10 +12,9 @@ import os
 import sys
 import time
 
-from _comparison import HOROVOD, around_markers, as_markdown, as_text, machine, size
+from _comparison import HOROVOD, around_markers, as_markdown, as_text, machine, parse_args, size
 from _launch import HERE, Run, RunFailed, train
 
-import grace_ext
 from grace_ext.policy import DEFAULT_ROWS_SPEC, DEFAULT_SPEC
 
 FASHION = os.path.join(HERE, "tensorflow_keras_fashion_mnist.py")
@@ -95,7 +94,7 @@ def plot(pairs: list[list[Run]], folder: str) -> list[str]:
     return [path]
 
 
-def parse_args():
+def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
     parser.add_argument("--out", required=True, help="folder for the table, the plot and the logs")
@@ -108,20 +107,7 @@ def parse_args():
     parser.add_argument("--train-samples", type=int, default=60000)
     parser.add_argument("--timeout", type=float, default=900, help="seconds after which a run is stopped")
     parser.add_argument("--readme", help=f"replace the text between {MARKERS[0]} and {MARKERS[1]} in this file")
-    args = parser.parse_args()
-    try:
-        grace_ext.compressor(args.spec)
-        grace_ext.compressor(args.text_spec)
-        if args.readme:
-            around_markers(args.readme, MARKERS)
-    except (grace_ext.GraceError, ValueError, OSError) as error:
-        parser.error(str(error))
-    args.changed = {
-        name: value
-        for name, value in vars(args).items()
-        if name not in ("data", "out", "readme", "timeout") and value != parser.get_default(name)
-    }
-    return args
+    return parse_args(parser, MARKERS, ("spec", "text_spec"))
 
 
 def run_all(args) -> list[list[Run]]:
@@ -161,7 +147,7 @@ def run_all(args) -> list[list[Run]]:
 
 
 def main():
-    args = parse_args()
+    args = arguments()
     started = time.perf_counter()
     os.makedirs(args.out, exist_ok=True)
     pairs = run_all(args)
