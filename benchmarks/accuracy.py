@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 
-from _lib import ROOT, RunFailed, as_markdown, machine, size, train
+from _lib import ROOT, RunFailed, as_markdown, machine, size, train, training_options
 
 from grace_ext.policy import DEFAULT_SPEC
 
@@ -103,20 +103,7 @@ def main():
     for seed in args.seeds:
         for (label, runs), compression in zip(results.items(), ("none", *args.spec), strict=True):
             print(f"\n{label}, seed {seed}", file=sys.stderr, flush=True)
-            options = [
-                "--data",
-                os.path.abspath(args.data),
-                "--compression",
-                compression,
-                "--memory",
-                args.memory,
-                "--epochs",
-                str(args.epochs),
-                "--seed",
-                str(seed),
-                "--train-samples",
-                str(args.train_samples),
-            ]
+            options = training_options(args, seed, compression=compression, memory=args.memory)
             log_file = os.path.join(args.logs, f"{label.replace(' ', '-').replace('/', '-')}-{seed}.jsonl")
             runs.append(train(f"{label}, seed {seed}", options, log_file, args.ranks, timeout=1800))
     plain, *compressed = results.values()

@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 
-from _lib import FASHION, ROOT, Run, RunFailed, as_markdown, tensorflow_machine, train
+from _lib import FASHION, ROOT, Run, RunFailed, as_markdown, tensorflow_machine, train, training_options
 from accuracy import MOST_POINTS_LOST, differences, score_rows
 
 from grace_ext.policy import DEFAULT_SPEC
@@ -73,18 +73,7 @@ def main():
             for label, compression in labels.items():
                 title = f"{kind}, {label}, seed {seed}"
                 print(f"\n{title}", file=sys.stderr, flush=True)
-                options = [
-                    "--data",
-                    os.path.abspath(args.data),
-                    "--compression",
-                    compression,
-                    "--epochs",
-                    str(args.epochs),
-                    "--seed",
-                    str(seed),
-                    "--train-samples",
-                    str(args.train_samples),
-                ]
+                options = training_options(args, seed, compression=compression)
                 log_file = os.path.join(args.logs, f"{title.replace(' ', '-').replace('/', '-')}.jsonl")
                 results[kind][label].append(
                     train(title, options, log_file, args.ranks, 1800, FASHION, {"TF_USE_LEGACY_KERAS": legacy})

@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 
-from _lib import ROOT, RunFailed, as_markdown, machine, train
+from _lib import ROOT, RunFailed, as_markdown, machine, train, training_options
 from _page import write_section
 from accuracy import MOST_POINTS_LOST, differences, score_rows
 
@@ -61,18 +61,7 @@ def main():
         for communicator, runs in results.items():
             label = f"{communicator}, seed {seed}"
             print(f"\n{label}", file=sys.stderr, flush=True)
-            options = [
-                "--data",
-                os.path.abspath(args.data),
-                "--communicator",
-                communicator,
-                "--epochs",
-                str(args.epochs),
-                "--seed",
-                str(seed),
-                "--train-samples",
-                str(args.train_samples),
-            ]
+            options = training_options(args, seed, communicator=communicator)
             log_file = os.path.join(args.logs, f"{communicator}-{seed}.jsonl")
             runs.append(train(label, options, log_file, args.ranks, timeout=1800))
     baseline, *others = results.values()

@@ -183,6 +183,18 @@ def parse_args(parser: argparse.ArgumentParser, markers: tuple[str, str], specs:
     return args
 
 
+def training_options(args, seed: int, **others) -> list[str]:
+    """Return the options of an example on Fashion-MNIST. others: values of options that not all examples have."""
+    options = {
+        "data": os.path.abspath(args.data),
+        "epochs": args.epochs,
+        "train-samples": args.train_samples,
+        "seed": seed,
+        **others,
+    }
+    return [text for name, value in options.items() for text in (f"--{name}", str(value))]
+
+
 def train_all(methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE, env=None, launcher=None) -> list[Run]:
     """Train with each method. Raises RunFailed.
 
@@ -192,20 +204,7 @@ def train_all(methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE,
     runs = []
     for number, (label, (name, compression)) in enumerate(methods.items(), 1):
         print(f"\n[{number}/{len(methods)}] {label}", file=sys.stderr, flush=True)
-        options = [
-            "--data",
-            os.path.abspath(args.data),
-            "--compression",
-            compression,
-            "--memory",
-            args.memory,
-            "--epochs",
-            str(args.epochs),
-            "--seed",
-            str(args.seed),
-            "--train-samples",
-            str(args.train_samples),
-        ]
+        options = training_options(args, args.seed, compression=compression, memory=args.memory)
         log_file = os.path.join(args.out, f"{name}.jsonl")
         runs.append(train(label, options, log_file, args.ranks, args.timeout, example, env, launcher))
     return runs

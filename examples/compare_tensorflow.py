@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from _comparison import HOROVOD, around_markers, as_markdown, as_text, machine, parse_args, size
+from _comparison import HOROVOD, around_markers, as_markdown, as_text, machine, parse_args, size, training_options
 from _launch import HERE, Run, RunFailed, train
 
 from grace_ext.policy import DEFAULT_ROWS_SPEC, DEFAULT_SPEC
@@ -111,19 +111,15 @@ def arguments():
 
 
 def run_all(args) -> list[list[Run]]:
-    fashion = [
-        "--data",
-        os.path.abspath(args.data),
-        "--epochs",
-        str(args.epochs),
-        "--train-samples",
-        str(args.train_samples),
-    ]
     plan = [
-        (FASHION, fashion, {"none": "Fashion-MNIST, float32", args.spec: f"Fashion-MNIST, grace_ext {args.spec}"}),
+        (
+            FASHION,
+            training_options(args, args.seed),
+            {"none": "Fashion-MNIST, float32", args.spec: f"Fashion-MNIST, grace_ext {args.spec}"},
+        ),
         (
             TEXT,
-            ["--steps", str(args.steps)],
+            ["--steps", str(args.steps), "--seed", str(args.seed)],
             {"horovod": "text, Horovod", args.text_spec: f"text, grace_ext {args.text_spec}"},
         ),
     ]
@@ -136,7 +132,7 @@ def run_all(args) -> list[list[Run]]:
             pairs[-1].append(
                 train(
                     label,
-                    [*options, "--compression", compression, "--seed", str(args.seed)],
+                    [*options, "--compression", compression],
                     os.path.join(args.out, f"{number}.jsonl"),
                     args.ranks,
                     args.timeout,
