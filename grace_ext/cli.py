@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         return _fail("interrupted", 130)
 
 
-def _fail(message, status: int) -> int:
+def _fail(message: object, status: int) -> int:
     print(f"grace_ext: {message}", file=sys.stderr)
     return status
 
@@ -62,7 +62,7 @@ def _fail(message, status: int) -> int:
 class Progress:
     """Prints progress to stderr: one line per call of (done, total, what), rewritten in place on a terminal."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.in_place = sys.stderr.isatty()
 
     def __call__(self, done: int, total: int, what: str) -> None:

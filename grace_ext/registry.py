@@ -166,7 +166,7 @@ def _type(parameter: inspect.Parameter) -> type:
     return next(iter(typing.get_args(parameter.annotation)), parameter.annotation)
 
 
-def _convert(where: str, value, parameter: inspect.Parameter):
+def _convert(where: str, value: Any, parameter: inspect.Parameter) -> Any:
     if value is None and parameter.default is None:
         return None
     wanted = _type(parameter)

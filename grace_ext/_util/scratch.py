@@ -5,19 +5,21 @@ Fresh arrays would cost a page fault every 4 KiB, which takes longer than the ke
 
 import contextlib
 import threading
+from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 
 class _Thread(threading.local):
-    def __init__(self):
+    def __init__(self) -> None:
         self.arrays: dict[tuple, np.ndarray] = {}  # by name and dtype
 
 
 _thread = _Thread()
 
 
-def scratch(name: str, dtype, size: int) -> np.ndarray:
+def scratch(name: str, dtype: npt.DTypeLike, size: int) -> np.ndarray:
     """Return an uninitialised work array, valid until this thread asks for the same name and dtype again.
 
     Args:
@@ -35,7 +37,7 @@ def scratch(name: str, dtype, size: int) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def use_scratch(arrays: dict[tuple, np.ndarray]):
+def use_scratch(arrays: dict[tuple, np.ndarray]) -> Iterator[None]:
     """Have this thread take its work arrays from a dict: for work that any thread may do, but only one at a time.
 
     Args:

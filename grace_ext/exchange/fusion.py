@@ -99,7 +99,7 @@ class FusedTransport(TransportWrapper):
         super().__init__(transport)
         self._group = group
 
-    def allgather(self, name, payload):
+    def allgather(self, name: str, payload: np.ndarray) -> CollectiveHandle:
         self._group.add(self._transport, name, payload)
         return self._group.handle_of(name)
 

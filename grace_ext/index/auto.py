@@ -1,5 +1,9 @@
 """Index codec `auto`, the default: the best codec for each support."""
 
+from typing import Any
+
+import numpy as np
+
 from ..registry import lookup, names, register
 from .base import IndexCodec
 from .gaps import GapCounts
@@ -17,14 +21,15 @@ class Auto(IndexCodec):
 
     name = "auto"
 
-    def encode(self, indices, d):
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         return self.choose(indices, d).encode(indices, d)
 
-    def choose(self, indices, d):
+    def choose(self, indices: np.ndarray, d: int) -> IndexCodec:
         known = (lookup("index", name) for name in names("index"))
         candidates = [cls() for cls in known if cls.lossless and cls.universal and not cls.composite and cls.id is not None]
         gaps = GapCounts(indices, d)
-        chosen, least = None, None
+        chosen: Any = None
+        least = 0  # bytes of the chosen one
         for bound, _, codec in sorted((codec.size_lower_bound(gaps), codec.id, codec) for codec in candidates):
             if chosen is None or bound < least:
                 cost = _cost(codec, gaps)
@@ -33,6 +38,6 @@ class Auto(IndexCodec):
         return chosen
 
 
-def _cost(codec, gaps):
+def _cost(codec: IndexCodec, gaps: GapCounts) -> int:
     size = codec.size_from_gaps(gaps)
     return size + size // _SLACK if codec.slow else size

@@ -17,16 +17,16 @@ class Bitmap(IndexCodec):
 
     name, id = "bitmap", 2
 
-    def encode(self, indices, d):
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         payload = np.zeros((d + 7) // 8, np.uint8)
         bitmap_encode(indices, payload)
         return payload, indices
 
-    def size(self, indices, d):
+    def size(self, indices: np.ndarray, d: int) -> int:
         return (d + 7) // 8
 
     @staticmethod
-    def decode(payload, d, out):
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
         if payload.size != (d + 7) // 8:
             raise ContainerError(f"bitmap: {payload.size} bytes for {d} positions")
         if bitmap_decode(payload, out) != out.size or out[-1] >= d:

@@ -79,7 +79,7 @@ class Bloom(IndexCodec):
         """Whether values are shifted to other positions, as under the policy `naive`."""
         return self.policy == "naive"
 
-    def encode(self, indices, d):
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         hashes, size = filter_size(indices.size, self.fpr)
         # Every support has a seed of its own, so that a position that loses in one step does not lose again in the next.
         seed = np.uint32(xxhash.xxh64_intdigest(indices.astype("<u4"), self.seed) & 0xFFFFFFFF)
@@ -92,11 +92,11 @@ class Bloom(IndexCodec):
         filter_.support(self.policy, support)
         return payload, support
 
-    def size(self, indices, d):
+    def size(self, indices: np.ndarray, d: int) -> int:
         return _HEAD + 8 * filter_size(indices.size, self.fpr)[1]
 
     @staticmethod
-    def decode(payload, d, out):
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
         if payload.size < _HEAD + 8 or payload.size % 8 != _HEAD or payload[0] >= len(POLICIES):
             raise ContainerError("bloom: the parameters or the filter are missing or of no known kind")
         policy, hashes = POLICIES[payload[0]], int(payload[1])
@@ -115,7 +115,7 @@ class Bloom(IndexCodec):
 class _Filter:
     """A filter that has been queried for all d positions; `count` is the number of positives."""
 
-    def __init__(self, words, d, hashes, seed):
+    def __init__(self, words: np.ndarray, d: int, hashes: int, seed: np.uint32):
         self.words, self.d, self.hashes, self.seed = words, d, hashes, seed
         self.stride = -(-d // 64)
         # Rows are an odd number of cache lines apart: the 64 that are written in turn must not share a set of the cache.

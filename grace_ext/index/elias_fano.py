@@ -35,7 +35,7 @@ class EliasFano(IndexCodec):
 
     name, id = "elias_fano", 7
 
-    def encode(self, indices, d):
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         k = indices.size
         e, size = low_width(d, k), self.size(indices, d)
         split = (k * e + 7) // 8
@@ -45,12 +45,12 @@ class EliasFano(IndexCodec):
         payload[split:size] = highs
         return payload[:size], indices
 
-    def size(self, indices, d):
+    def size(self, indices: np.ndarray, d: int) -> int:
         e = low_width(d, indices.size)
         return (indices.size * e + 7) // 8 + ((int(indices[-1]) >> e) + indices.size + 7) // 8
 
     @staticmethod
-    def decode(payload, d, out):
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
         k = out.size
         e, lows, highs = _streams(payload, d, k)
         bits = elias_fano_decode(lows, highs, d, e, out)
@@ -83,7 +83,7 @@ class EliasFano(IndexCodec):
         return found
 
 
-def _streams(payload, d, k):
+def _streams(payload: np.ndarray, d: int, k: int) -> tuple[int, np.ndarray, np.ndarray]:
     """Return (e, low bits, high bits). Raises ContainerError if the length cannot be right."""
     e = low_width(d, k)
     split = (k * e + 7) // 8

@@ -38,7 +38,7 @@ class Huffman(IndexCodec):
             raise ConfigError(f"huffman: scheme={scheme}; allowed: {', '.join(_SCHEMES)}")
         self.scheme = scheme
 
-    def encode(self, indices, d):
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         if self.scheme == "bytes":
             return _encode_bytes(indices, d), indices
         rows, classes, size, lengths = _plan(GapCounts(indices, d))
@@ -47,18 +47,18 @@ class Huffman(IndexCodec):
         gap_huffman_encode(indices, lengths, rows, classes, payload[2:])
         return payload[:size], indices
 
-    def size(self, indices, d):
+    def size(self, indices: np.ndarray, d: int) -> int:
         if self.scheme == "bytes":
             ends = np.empty(STREAMS, np.int64)
             byte_huffman_ends(indices, d, ends)
             return _HEAD + int(ends[-1])
         return _plan(GapCounts(indices, d))[2]
 
-    def size_from_gaps(self, gaps):
+    def size_from_gaps(self, gaps: GapCounts) -> int:
         return _plan(gaps)[2] if self.scheme == "gaps" else self.size(gaps.indices, gaps.d)
 
     @staticmethod
-    def decode(payload, d, out):
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
         if payload.size and payload[0] == _BYTES:
             _decode_bytes(payload, d, out)
             return
@@ -68,14 +68,14 @@ class Huffman(IndexCodec):
             raise ContainerError(f"huffman: the section is not tables and codes of {out.size} positions below {d}")
 
 
-def _plan(gaps):
+def _plan(gaps: GapCounts) -> tuple[int, int, int, np.ndarray]:
     """Return (rows, classes, bytes of the section, code lengths)."""
     lengths = np.empty(CONTEXTS * ROW, np.uint8)
     rows, classes, bits = plan_gap_codes(gaps.counts, lengths)
     return rows, classes, 2 + (bits + 7) // 8, lengths
 
 
-def _encode_bytes(indices, d):
+def _encode_bytes(indices: np.ndarray, d: int) -> np.ndarray:
     payload, ends = np.empty(_HEAD + MOST_BYTES * indices.size + 16, np.uint8), np.empty(STREAMS, np.int64)
     byte_huffman_encode(indices, d, payload[_HEAD:], ends)
     payload[0] = _BYTES
@@ -83,7 +83,7 @@ def _encode_bytes(indices, d):
     return payload[: _HEAD + ends[-1]]
 
 
-def _decode_bytes(payload, d, out):
+def _decode_bytes(payload: np.ndarray, d: int, out: np.ndarray) -> None:
     if payload.size < _HEAD:
         raise ContainerError(f"huffman: {payload.size} bytes are too few for {STREAMS} streams")
     data = payload[_HEAD:]

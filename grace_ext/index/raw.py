@@ -16,14 +16,14 @@ class RawIndex(IndexCodec):
 
     name, id = "raw", 1
 
-    def encode(self, indices, d):
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         return indices.astype("<u4", copy=False).view(np.uint8), indices
 
-    def size(self, indices, d):
+    def size(self, indices: np.ndarray, d: int) -> int:
         return 4 * indices.size
 
     @staticmethod
-    def decode(payload, d, out):
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
         if payload.size != 4 * out.size:
             raise ContainerError(f"raw index section: {payload.size} bytes for {out.size} positions")
         out[:] = np.frombuffer(payload, "<u4")

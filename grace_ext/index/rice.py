@@ -25,7 +25,7 @@ def best_shift(d: int, k: int) -> int:
         return 0
     log_empty = math.log1p(-k / d)  # logarithm of the probability that an element is not selected
 
-    def expected_bits(e):
+    def expected_bits(e: int) -> float:
         return e + 1 + 1 / math.expm1(-log_empty * (1 << e))
 
     e = 0
@@ -47,7 +47,7 @@ class Rice(IndexCodec):
 
     name, id = "rice", 3
 
-    def encode(self, indices, d):
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         k = indices.size
         e = best_shift(d, k)
         split = 1 + remainder_bytes(k, e)
@@ -58,12 +58,12 @@ class Rice(IndexCodec):
         payload[split:end] = quotients[: end - split]
         return payload[:end], indices
 
-    def size(self, indices, d):
+    def size(self, indices: np.ndarray, d: int) -> int:
         e = best_shift(d, indices.size)
         return 1 + remainder_bytes(indices.size, e) + (quotient_bits(indices, e) + 7) // 8
 
     @staticmethod
-    def decode(payload, d, out):
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
         if payload.size < 2 or payload[0] > MAX_SHIFT:
             raise ContainerError("rice: the parameter is missing or out of range")
         e, k = int(payload[0]), out.size

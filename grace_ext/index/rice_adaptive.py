@@ -35,7 +35,7 @@ class RiceAdaptive(IndexCodec):
             raise ConfigError(f"rice_adaptive: block={block}; allowed: powers of two from {_SMALLEST} to {_LARGEST}")
         self.block = block
 
-    def encode(self, indices, d):
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         shifts, (shift_bytes, remainder_bytes, quotient_bytes) = self._plan(indices)
         split = 1 + shift_bytes + remainder_bytes
         end = split + quotient_bytes
@@ -47,17 +47,17 @@ class RiceAdaptive(IndexCodec):
         payload[split:end] = quotients[:quotient_bytes]
         return payload[:end], indices
 
-    def size(self, indices, d):
+    def size(self, indices: np.ndarray, d: int) -> int:
         return 1 + sum(self._plan(indices)[1])
 
-    def _plan(self, indices):
+    def _plan(self, indices: np.ndarray) -> tuple[np.ndarray, list[int]]:
         """Return (parameter of each block, [bytes of the parameters, of the remainders and of the quotients])."""
         shifts = np.empty(-(-indices.size // self.block), np.uint32)
         bits = _WIDTH * shifts.size, *block_shifts(indices, self.block, shifts)
         return shifts, [(n + 7) // 8 for n in bits]
 
     @staticmethod
-    def decode(payload, d, out):
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
         k = out.size
         if not payload.size or not _SMALLEST <= 1 << min(int(payload[0]), 31) <= _LARGEST:
             raise ContainerError("rice_adaptive: the size of the blocks is missing or out of range")
@@ -80,6 +80,6 @@ class RiceAdaptive(IndexCodec):
             raise ContainerError(f"rice_adaptive: the codes are not {k} positions below {d}")
 
 
-def _spare_bits(stream, bits):
+def _spare_bits(stream: np.ndarray, bits: int) -> int:
     """Return the bits behind the first `bits` ones in the last byte of uint8[m]."""
     return int(stream[-1]) >> bits % 8 if bits % 8 else 0

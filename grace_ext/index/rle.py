@@ -8,6 +8,7 @@ from ..kernels.gap_huffman import least_run_bits
 from ..kernels.runs import GOLOMB, MAX_SHIFT, best_run_code, fill_runs, numbers_decode, numbers_encode, runs_of
 from ..registry import register
 from .base import IndexCodec
+from .gaps import GapCounts
 
 _HEAD = 10  # bytes: the two codes, the number of pairs of runs, and the number of bytes of the prefixes
 _FEW = 2000
@@ -28,7 +29,7 @@ class RunLength(IndexCodec):
 
     name, id = "rle", 4
 
-    def encode(self, indices, d):
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         zeros, ones, zeros_code, ones_code, prefix_bytes, suffix_bytes = _plan(indices)
         split, end = _HEAD + prefix_bytes, _HEAD + prefix_bytes + suffix_bytes
         payload = np.empty(end + 8, np.uint8)
@@ -40,17 +41,17 @@ class RunLength(IndexCodec):
         payload[split:end] = suffixes[:suffix_bytes]
         return payload[:end], indices
 
-    def size(self, indices, d):
+    def size(self, indices: np.ndarray, d: int) -> int:
         *_, prefix_bytes, suffix_bytes = _plan(indices)
         return _HEAD + prefix_bytes + suffix_bytes
 
-    def size_lower_bound(self, gaps):
+    def size_lower_bound(self, gaps: GapCounts) -> int:
         # Each run of ones takes at least one bit. With few positions, the exact size is found as fast.
         runs = gaps.indices.size - int(gaps.classes[0])
         return _HEAD + (least_run_bits(gaps.classes) + runs) // 8 if gaps.indices.size > _FEW else 0
 
     @staticmethod
-    def decode(payload, d, out):
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
         if payload.size < _HEAD or (payload[:2] % GOLOMB > MAX_SHIFT).any():
             raise ContainerError("rle: the codes are missing or out of range")
         pairs, prefix_bytes = np.frombuffer(payload[2:_HEAD], "<u4").tolist()
@@ -70,7 +71,7 @@ class RunLength(IndexCodec):
 _RUNS = ("runs of zeros", "runs of ones")
 
 
-def _plan(indices):
+def _plan(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, int, int, int, int]:
     """Return (runs of zeros, runs of ones, code of each, bytes of the prefixes, bytes of the suffixes)."""
     zeros, ones = (scratch(name, np.uint32, indices.size) for name in _RUNS)
     pairs = runs_of(indices, zeros, ones)
@@ -82,6 +83,6 @@ def _plan(indices):
     return zeros, ones, zeros_code, ones_code, prefix_bytes, suffix_bytes
 
 
-def _ends(stream, bits):
+def _ends(stream: np.ndarray, bits: int) -> bool:
     """Return whether uint8[m] is exactly so many bits long, with zeros in the rest of its last byte."""
     return (bits + 7) // 8 == stream.size and (bits % 8 == 0 or int(stream[-1]) >> bits % 8 == 0)

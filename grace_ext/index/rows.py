@@ -38,7 +38,7 @@ class Rows(IndexCodec):
             raise ConfigError(f"rows: width={width}; allowed: from 1 on and below 2**31")
         self.width = width
 
-    def encode(self, indices, d):
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         return self.section(*self.split(indices), d), indices
 
     def split(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +71,7 @@ class Rows(IndexCodec):
         return np.concatenate([np.frombuffer(head, np.uint8), row_section, section])
 
     @staticmethod
-    def decode(payload, d, out):
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
         if payload.size < _HEAD.size:
             raise ContainerError("rows: the section is too short")
         row_codec, codec, width, touched, row_bytes = _HEAD.unpack(payload[: _HEAD.size].tobytes())
@@ -105,7 +105,7 @@ def _part(positions: np.ndarray, domain: int) -> tuple[int, np.ndarray]:
     if positions.size == domain:
         return _ALL, _EMPTY
     codec = Auto().choose(positions, domain)
-    return codec.id, codec.encode(positions, domain)[0]
+    return codec.id, codec.encode(positions, domain)[0]  # type: ignore[return-value]  # auto chooses among those with an id
 
 
 def _decode(id: int, section: np.ndarray, domain: int, out: np.ndarray) -> None:

@@ -38,7 +38,7 @@ class Shared(IndexCodec):
         return np.frombuffer(struct.pack("<II", *key), np.uint8)
 
     @staticmethod
-    def decode(payload, d, out):
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
         if payload.size != 8:
             raise ContainerError(f"shared: a key has 8 bytes, not {payload.size}")
         low, high = struct.unpack("<II", payload.tobytes())

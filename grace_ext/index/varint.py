@@ -6,6 +6,7 @@ from ..errors import ContainerError
 from ..kernels.varint import varint_bytes, varint_decode, varint_encode
 from ..registry import register
 from .base import IndexCodec
+from .gaps import GapCounts
 
 
 @register
@@ -21,19 +22,19 @@ class Varint(IndexCodec):
 
     name, id = "varint", 8
 
-    def encode(self, indices, d):
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         size = varint_bytes(indices)
         payload = np.empty(size + 8, np.uint8)
         varint_encode(indices, payload)
         return payload[:size], indices
 
-    def size(self, indices, d):
+    def size(self, indices: np.ndarray, d: int) -> int:
         return varint_bytes(indices)
 
-    def size_lower_bound(self, gaps):
+    def size_lower_bound(self, gaps: GapCounts) -> int:
         return gaps.indices.size
 
     @staticmethod
-    def decode(payload, d, out):
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
         if not out.size <= payload.size <= 5 * out.size or not varint_decode(payload, d, out):
             raise ContainerError(f"varint: the section is not {out.size} positions below {d}")

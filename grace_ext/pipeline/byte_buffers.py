@@ -4,8 +4,11 @@ import numpy as np
 
 from ..errors import ContainerError
 
+#: What a container may be given in.
+ByteBuffer = np.ndarray | bytes | bytearray | memoryview
 
-def as_bytes(buffer) -> np.ndarray:
+
+def as_bytes(buffer: ByteBuffer) -> np.ndarray:
     """View a buffer as an array, without a copy where it is contiguous.
 
     Args:

@@ -1,9 +1,10 @@
 """Compressors: what a spec describes. Encoding is in encoder.py, decoding in decoder.py."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import registry
 from .._util.rng import Stream
@@ -26,7 +27,7 @@ class Compressor(Encoder):
     """
 
     #: The low-rank method; only a LowRankCompressor has one.
-    lowrank = None
+    lowrank: Any = None
 
     @property
     def stages(self) -> dict[str, registry.Stage]:
@@ -59,16 +60,16 @@ class Compressor(Encoder):
         """Whether the values are scaled up to make up for those that are not sent."""
         return self.sparsifier.unbiased
 
-    def __str__(self):
+    def __str__(self) -> str:
         return spec.to_string(self.stages)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"grace_ext.compressor({str(self)!r}, seed={self.seed})"
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, Compressor) and (self.stages, self.seed) == (other.stages, other.seed)
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash((str(self), self.seed))
 
     def to_dict(self) -> dict:
@@ -79,7 +80,9 @@ class Compressor(Encoder):
         """
         return spec.to_dict(self.stages)
 
-    def compress(self, gradient, *, name: str = "", step: int = 0, rank: int = 0, shape: bool = False) -> np.ndarray:
+    def compress(
+        self, gradient: npt.ArrayLike, *, name: str = "", step: int = 0, rank: int = 0, shape: bool = False
+    ) -> np.ndarray:
         """Compress a gradient into a container.
 
         Args:
@@ -115,10 +118,10 @@ class LowRankCompressor(Compressor):
         self.seed = checked_seed(seed)
 
     @property
-    def stages(self):
+    def stages(self) -> dict[str, registry.Stage]:
         return {"lowrank": self.lowrank}
 
-    def _no_container(self, *_, **__):
+    def _no_container(self, *_: Any, **__: Any) -> NoReturn:
         raise ConfigError(
             f"{str(self)!r} makes no container: its factors are summed by allreduce, inside an adapter's "
             f"exchange; compress() needs a spec with a sparsifier"
@@ -127,7 +130,7 @@ class LowRankCompressor(Compressor):
     compress = encode = encode_compensated = pack = _no_container
 
 
-def as_dense(gradient) -> tuple[np.ndarray, str]:
+def as_dense(gradient: npt.ArrayLike) -> tuple[np.ndarray, str]:
     """Return a gradient as a flat float32 array.
 
     Args:
@@ -147,7 +150,7 @@ def as_dense(gradient) -> tuple[np.ndarray, str]:
         return np.ascontiguousarray(array, np.float32).reshape(-1), array.dtype.name
 
 
-def make_compressor(compression, seed: int = 0) -> Compressor:
+def make_compressor(compression: str | dict | Compressor, seed: int = 0) -> Compressor:
     """Make a compressor from its spec.
 
     Args:

@@ -10,7 +10,7 @@ import xxhash
 from .. import registry
 from ..errors import ConfigError, ContainerError
 from ..kernels import pack_bits, unpack_bits
-from .byte_buffers import HeaderReader, as_bytes, varint
+from .byte_buffers import ByteBuffer, HeaderReader, as_bytes, varint
 
 MAGIC, VERSION = 0x47, 1
 MAX_ELEMENTS = 2**31 - 1
@@ -104,7 +104,19 @@ def check_elements(d: int) -> None:
         raise ConfigError(f"a tensor of {d} elements is too large for one container ({MAX_ELEMENTS} at most): split it")
 
 
-def pack(d, k, index_id, index_section, value_id, value_section, *, order=None, dtype="float32", shape=None, transform=None):
+def pack(
+    d: int,
+    k: int,
+    index_id: int,
+    index_section: np.ndarray,
+    value_id: int,
+    value_section: np.ndarray,
+    *,
+    order: np.ndarray | None = None,
+    dtype: str = "float32",
+    shape: tuple[int, ...] | None = None,
+    transform: tuple[int, bytes] | None = None,
+) -> np.ndarray:
     """Assemble a container.
 
     Args:
@@ -192,7 +204,7 @@ def checksum(data: np.ndarray) -> bytes:
     return struct.pack("<I", xxhash.xxh3_64_intdigest(data.data) & 0xFFFFFFFF)
 
 
-def parse(buffer, size: int | None = None, *, prefix: bool = False) -> Container:
+def parse(buffer: ByteBuffer, size: int | None = None, *, prefix: bool = False) -> Container:
     """Parse the container in a buffer, and check its lengths and its checksum.
 
     Nothing of the container's size is allocated.
@@ -292,7 +304,7 @@ def _read_shape(read: HeaderReader, d: int) -> tuple[int, ...]:
     return shape
 
 
-def split(buffer, count: int, size: int) -> list[Container]:
+def split(buffer: ByteBuffer, count: int, size: int) -> list[Container]:
     """Parse containers that stand one after the other: those of the ranks that have sent one.
 
     Args:

@@ -8,6 +8,7 @@ from ..errors import ConfigError, ContainerError
 from ..kernels import add_at, add_dense, sum_sparse
 from ..kernels.rows import add_compact, split_rows
 from . import container
+from .byte_buffers import ByteBuffer
 from .container import Container
 
 
@@ -78,7 +79,7 @@ def _invert(parsed: Container, coefficients: np.ndarray) -> np.ndarray:
     return coefficients[: parsed.d]
 
 
-def decompress(buffer, size: int) -> np.ndarray:
+def decompress(buffer: ByteBuffer, size: int) -> np.ndarray:
     """Decode a container to a dense gradient.
 
     Args:
@@ -104,7 +105,7 @@ def decompress(buffer, size: int) -> np.ndarray:
     return out
 
 
-def decode_add(buffer, accumulator: np.ndarray, weight: float = 1.0) -> None:
+def decode_add(buffer: ByteBuffer, accumulator: np.ndarray, weight: float = 1.0) -> None:
     """Add weight * gradient to an array, in place and without a dense array in between.
 
     Args:
@@ -235,7 +236,7 @@ def _sum_sparse(containers: list[Container], out: np.ndarray, weight: np.float32
     sum_sparse(out, *_unpack_all(containers), weight)
 
 
-def _unpack_all(containers: list[Container]):
+def _unpack_all(containers: list[Container]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return positions uint32[n], values float32[n] and where each container's begin and end, int64; in scratch arrays."""
     counts = np.array([parsed.k for parsed in containers], np.int64)
     ends = np.cumsum(counts)
@@ -252,7 +253,7 @@ def _check_size(parsed: Container, out: np.ndarray) -> None:
         raise ContainerError(f"the container holds {parsed.d} elements, {out.size} were expected")
 
 
-def _check_accumulator(array) -> None:
+def _check_accumulator(array: object) -> None:
     if not (
         isinstance(array, np.ndarray)
         and array.dtype == np.float32

@@ -61,7 +61,7 @@ class StageClock:
         started: When the first stage began, in seconds of time.perf_counter; None for now.
     """
 
-    def __init__(self, started):
+    def __init__(self, started: float | None):
         self.last = time.perf_counter() if started is None else started
         self.seconds: dict[str, float] = {}
 

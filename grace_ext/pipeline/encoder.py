@@ -1,7 +1,7 @@
 """Encoding: dense gradient -> transform, sparsifier -> index codec and value codec -> container."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,16 @@ class Encoder:
                 f"does, not for those of {self.sparsifier.name!r}"
             )
 
-    def encode(self, dense: np.ndarray, stream: Stream, *, state=None, sizes=None, dtype="float32", shape=None) -> Encoded:
+    def encode(
+        self,
+        dense: np.ndarray,
+        stream: Stream,
+        *,
+        state: tuple[np.ndarray, np.ndarray] | None = None,
+        sizes: Iterable[int] | None = None,
+        dtype: str = "float32",
+        shape: tuple[int, ...] | None = None,
+    ) -> Encoded:
         """Encode a gradient. Like `Compressor.compress`, but it returns all that the sender knows about the container.
 
         Args:
@@ -79,7 +88,7 @@ class Encoder:
             ConfigError: No container can hold the gradient, or `sizes` do not sum to d.
         """
         if state is not None:
-            return self.encode_compensated(dense, *state, stream, sizes=sizes, dtype=dtype)  # type: ignore[misc]
+            return self.encode_compensated(dense, *state, stream, sizes=sizes, dtype=dtype)
         started = time.perf_counter()
         if self.transform is not None:
             return self._encode_transformed(dense, None, stream, dtype, shape, started)
@@ -88,7 +97,16 @@ class Encoder:
             dense.size, indices, values, lambda support: dense[support], stream, dtype=dtype, shape=shape, started=started
         )
 
-    def encode_compensated(self, gradient, residual, pending, stream: Stream, *, sizes=None, dtype="float32") -> Encoded:
+    def encode_compensated(
+        self,
+        gradient: np.ndarray,
+        residual: np.ndarray,
+        pending: np.ndarray,
+        stream: Stream,
+        *,
+        sizes: Iterable[int] | None = None,
+        dtype: str = "float32",
+    ) -> Encoded:
         """Encode gradient + residual, and write what the container does not carry to `pending`.
 
         Bytes and remainder are those of adding, encoding and subtracting the decoded container, with one pass less.
@@ -123,7 +141,7 @@ class Encoder:
         encoded.write_remainder(pending)
         return encoded
 
-    def encode_in_place(self, dense, stream: Stream, *, sizes=None) -> Encoded:
+    def encode_in_place(self, dense: np.ndarray, stream: Stream, *, sizes: Iterable[int] | None = None) -> Encoded:
         """Encode a gradient and leave in its array what the container does not carry.
 
         Args:
@@ -145,7 +163,15 @@ class Encoder:
         encoded.write_remainder(dense)
         return encoded
 
-    def _encode_transformed(self, dense, pending, stream, dtype, shape, started) -> Encoded:
+    def _encode_transformed(
+        self,
+        dense: np.ndarray,
+        pending: np.ndarray | None,
+        stream: Stream,
+        dtype: str,
+        shape: tuple[int, ...] | None,
+        started: float,
+    ) -> Encoded:
         """Encode the transform's coefficients in place of the gradient.
 
         What receivers reconstruct is subtracted from the gradient, and the difference is written to `pending` (float32[d],
@@ -183,7 +209,17 @@ class Encoder:
         return encoded
 
     def pack(
-        self, d, indices, values, gather, stream, *, dtype="float32", shape=None, started=None, transformed=None
+        self,
+        d: int,
+        indices: np.ndarray | None,
+        values: np.ndarray,
+        gather: Callable[[np.ndarray], np.ndarray],
+        stream: Stream,
+        *,
+        dtype: str = "float32",
+        shape: tuple[int, ...] | None = None,
+        started: float | None = None,
+        transformed: tuple[int, tuple[int, bytes] | None] | None = None,
     ) -> Encoded:
         """Encode the selected elements and write the container.
 
@@ -255,7 +291,7 @@ class Encoder:
             registry.by_id("index", index_id).name if index_id else None,
         )
 
-    def encode_index(self, indices, d, stream) -> tuple[int, np.ndarray, np.ndarray | None]:
+    def encode_index(self, indices: np.ndarray | None, d: int, stream: Stream) -> tuple[int, np.ndarray, np.ndarray | None]:
         """Encode the positions, with the raw codec where the index codec would need more bytes.
 
         Args:
@@ -280,7 +316,7 @@ class Encoder:
             return RawIndex.id, *RawIndex().encode(indices, d)
         return codec.id, section, support
 
-    def _encode_values(self, values, stream) -> tuple[ValueCodec, np.ndarray, np.ndarray | None]:
+    def _encode_values(self, values: np.ndarray, stream: Stream) -> tuple[ValueCodec, np.ndarray, np.ndarray | None]:
         """Encode float32[k], raw where the codec would need more bytes; returns (codec, section, order or None)."""
         if not values.size:
             return self.value, _EMPTY, None
@@ -308,7 +344,7 @@ def checked_seed(seed: int) -> int:
     return int(seed)
 
 
-def scope_of(stream: Stream, sizes, d: int) -> Scope:
+def scope_of(stream: Stream, sizes: Iterable[int] | None, d: int) -> Scope:
     """Return the scope of a gradient without a transform.
 
     Args:

@@ -4,6 +4,8 @@ GRACE: Xu et al., GRACE: a compressed communication framework for distributed ma
 Xu et al., NeurIPS 2021.
 """
 
+from typing import Any
+
 from ..errors import ConfigError
 from .compressor import make_compressor
 
@@ -76,11 +78,11 @@ class _Reader:
         self._params = params
         self._read: set[str] = set()
 
-    def __call__(self, key: str, default):
+    def __call__(self, key: str, default: Any) -> Any:
         self._read.add(key)
         return self._params.get(key, default)
 
-    def choice(self, key: str, default, allowed: dict):
+    def choice(self, key: str, default: Any, allowed: dict) -> Any:
         value = self(key, default)
         try:
             return allowed[value]
@@ -97,7 +99,7 @@ class _Reader:
             )
 
 
-def _ratio(read: _Reader):
+def _ratio(read: _Reader) -> Any:
     return read("compress_ratio", _RATIO)
 
 

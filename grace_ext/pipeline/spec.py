@@ -16,7 +16,7 @@ GRAMMAR = "[transform/]sparsifier[/index][/value], for example topk:0.01/rice/qs
 DEFAULTS = {"index": "auto", "value": "raw"}
 
 
-def parse(spec) -> dict[str, Stage]:
+def parse(spec: str | dict) -> dict[str, Stage]:
     """Parse a spec.
 
     Args:
@@ -113,7 +113,7 @@ def _parse_dict(spec: dict) -> dict[str, Stage]:
     return _with_defaults({kind: _stage(kind, stage) for kind, stage in spec.items()})
 
 
-def _stage(kind: str, stage) -> Stage:
+def _stage(kind: str, stage: str | dict) -> Stage:
     if isinstance(stage, dict):
         options = {key: value for key, value in stage.items() if key != "name"}
         return registry.build(kind, stage.get("name"), options)  # type: ignore[arg-type]

@@ -53,7 +53,9 @@ class Sparsifier(Stage):
         """
         raise NotImplementedError
 
-    def select_compensated(self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, scope: Scope):
+    def select_compensated(
+        self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, scope: Scope
+    ) -> tuple[np.ndarray | None, np.ndarray]:
         """Select elements of gradient + residual.
 
         Args:

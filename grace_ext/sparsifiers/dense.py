@@ -1,7 +1,9 @@
 """Sparsifier `dense`."""
 
+import numpy as np
+
 from ..registry import register
-from .base import Sparsifier
+from .base import Scope, Sparsifier
 
 
 @register
@@ -10,5 +12,5 @@ class Dense(Sparsifier):
 
     name = "dense"
 
-    def select(self, dense, scope):
+    def select(self, dense: np.ndarray, scope: Scope) -> tuple[None, np.ndarray]:
         return None, dense

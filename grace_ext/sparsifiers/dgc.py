@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 
+from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..kernels import draw_positions
 from ..kernels.topk import MAGNITUDE
 from ..registry import register
-from .base import Sparsifier
+from .base import Scope, Sparsifier
 from .threshold import select_at_least
 from .topk import select_largest
 
@@ -43,25 +44,29 @@ class DGC(Sparsifier):
         self.density = density
         self.sample = sample
 
-    def select(self, dense, scope):
+    def select(self, dense: np.ndarray, scope: Scope) -> tuple[np.ndarray, np.ndarray]:
         return self._run(dense, None, None, scope)
 
-    def select_compensated(self, gradient, residual, out, scope):
+    def select_compensated(
+        self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, scope: Scope
+    ) -> tuple[np.ndarray, np.ndarray]:
         return self._run(gradient, residual, out, scope)
 
-    def _run(self, gradient, residual, out, scope):
+    def _run(
+        self, gradient: np.ndarray, residual: np.ndarray | None, out: np.ndarray | None, scope: Scope
+    ) -> tuple[np.ndarray, np.ndarray]:
         d = gradient.size
         if d == 0:
             return np.empty(0, np.uint32), _NOTHING
         bound = self._bound(gradient, residual, scope.stream)
-        indices, values = select_at_least(gradient, residual, out, bound)  # type: ignore[arg-type]
+        indices, values = select_at_least(gradient, residual, out, bound)
         k = min(d, max(1, round(self.density * d)))
         if indices.size > _TOO_MANY * k:
             chosen, values = select_largest(values, values, _NOTHING, False, k)
             indices = indices[chosen]
         return indices, values
 
-    def _bound(self, gradient, residual, stream) -> np.uint32:
+    def _bound(self, gradient: np.ndarray, residual: np.ndarray | None, stream: Stream) -> np.uint32:
         """Return the bits of the magnitude that about density * d elements reach, at least those of the smallest above 0."""
         d = gradient.size
         n = min(d, math.ceil(max(self.sample * d, _RANK / self.density)))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..registry import register
-from .base import Sparsifier
+from .base import Scope, Sparsifier
 from .threshold import select_at_least
 
 _SMALLEST = np.uint32(1)  # the bits of the smallest magnitude that is not zero
@@ -15,8 +15,10 @@ class NonZero(Sparsifier):
 
     name = "nonzero"
 
-    def select(self, dense, scope):
-        return select_at_least(dense, None, None, _SMALLEST)  # type: ignore[arg-type]
+    def select(self, dense: np.ndarray, scope: Scope) -> tuple[np.ndarray, np.ndarray]:
+        return select_at_least(dense, None, None, _SMALLEST)
 
-    def select_compensated(self, gradient, residual, out, scope):
-        return select_at_least(gradient, residual, out, _SMALLEST)  # type: ignore[arg-type]
+    def select_compensated(
+        self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, scope: Scope
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return select_at_least(gradient, residual, out, _SMALLEST)

@@ -7,7 +7,7 @@ from ..errors import ConfigError
 from ..kernels import draw_positions
 from ..kernels.topk import NON_FINITE
 from ..registry import register
-from .base import Sparsifier
+from .base import Scope, Sparsifier
 from .threshold import select_at_least
 
 
@@ -40,13 +40,15 @@ class RandomK(Sparsifier):
         self.density = density
         self.unbiased = unbiased
 
-    def select(self, dense, scope):
-        return self._pick(dense, select_at_least(dense, None, None, NON_FINITE)[0].size, scope)  # type: ignore[arg-type]
+    def select(self, dense: np.ndarray, scope: Scope) -> tuple[np.ndarray, np.ndarray]:
+        return self._pick(dense, select_at_least(dense, None, None, NON_FINITE)[0].size, scope)
 
-    def select_compensated(self, gradient, residual, out, scope):
-        return self._pick(out, select_at_least(gradient, residual, out, NON_FINITE)[0].size, scope)  # type: ignore[arg-type]
+    def select_compensated(
+        self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, scope: Scope
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return self._pick(out, select_at_least(gradient, residual, out, NON_FINITE)[0].size, scope)
 
-    def _pick(self, dense, non_finite, scope):
+    def _pick(self, dense: np.ndarray, non_finite: int, scope: Scope) -> tuple[np.ndarray, np.ndarray]:
         d = dense.size
         k = min(d, max(1, round(self.density * d)))
         indices, values = scratch("randomk indices", np.uint32, k), scratch("randomk values", np.float32, k)

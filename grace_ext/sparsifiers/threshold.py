@@ -7,12 +7,14 @@ from ..errors import ConfigError
 from ..kernels import select_above
 from ..kernels.topk import SLACK
 from ..registry import register
-from .base import Sparsifier
+from .base import Scope, Sparsifier
 
 _NOTHING = np.empty(0, np.float32)
 
 
-def select_at_least(gradient, residual, out, bound: int):
+def select_at_least(
+    gradient: np.ndarray, residual: np.ndarray | None, out: np.ndarray | None, bound: np.uint32
+) -> tuple[np.ndarray, np.ndarray]:
     """Select the magnitudes whose bits are at least `bound`, NaN and Inf included.
 
     Args:
@@ -56,8 +58,10 @@ class Threshold(Sparsifier):
         self.value = value
         self._bound = np.uint32(bound.view(np.uint32))
 
-    def select(self, dense, scope):
-        return select_at_least(dense, None, None, self._bound)  # type: ignore[arg-type]
+    def select(self, dense: np.ndarray, scope: Scope) -> tuple[np.ndarray, np.ndarray]:
+        return select_at_least(dense, None, None, self._bound)
 
-    def select_compensated(self, gradient, residual, out, scope):
-        return select_at_least(gradient, residual, out, self._bound)  # type: ignore[arg-type]
+    def select_compensated(
+        self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, scope: Scope
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return select_at_least(gradient, residual, out, self._bound)

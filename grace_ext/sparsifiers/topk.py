@@ -9,7 +9,7 @@ from ..kernels.chunks import BINS as CHUNK_BINS
 from ..kernels.chunks import select_chunks
 from ..kernels.topk import BINS, candidate_room, sample_room
 from ..registry import register
-from .base import Sparsifier
+from .base import Scope, Sparsifier
 
 _NOTHING = np.empty(0, np.float32)
 
@@ -54,15 +54,19 @@ class TopK(Sparsifier):
         """Whether the share is taken of each chunk of a transform."""
         return self.per == "chunk"
 
-    def select(self, dense, scope):
+    def select(self, dense: np.ndarray, scope: Scope) -> tuple[np.ndarray, np.ndarray]:
         if self.per == "chunk":
             return select_largest_per_chunk(dense, scope.chunk, self.count(scope.chunk))
         return self._run(dense, dense, _NOTHING, False, scope.sizes)  # dense itself may be read-only
 
-    def select_compensated(self, gradient, residual, out, scope):
+    def select_compensated(
+        self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, scope: Scope
+    ) -> tuple[np.ndarray, np.ndarray]:
         return self._run(gradient, residual, out, True, scope.sizes)
 
-    def _run(self, gradient, residual, out, fused, sizes):
+    def _run(
+        self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, fused: bool, sizes: tuple[int, ...]
+    ) -> tuple[np.ndarray, np.ndarray]:
         if self.per == "bucket" or len(sizes) == 1:
             return select_largest(gradient, residual, out, fused, self.count(gradient.size))
         room = sum(map(self.count, sizes))
@@ -77,7 +81,7 @@ class TopK(Sparsifier):
         return indices[:n], values[:n]
 
 
-def select_largest_per_chunk(values, chunk, k):
+def select_largest_per_chunk(values: np.ndarray, chunk: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Select the k largest magnitudes of every chunk.
 
     Args:
@@ -102,7 +106,9 @@ def select_largest_per_chunk(values, chunk, k):
     return positions[:n], found[:n]
 
 
-def select_largest(gradient, residual, out, fused, k):
+def select_largest(
+    gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, fused: bool, k: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Select the k largest magnitudes; see the kernel select_topk.
 
     Args:

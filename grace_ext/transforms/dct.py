@@ -68,22 +68,22 @@ class DCT(Transform):
         """Number of elements in a chunk: size ** dims."""
         return self.size**self.dims
 
-    def parameters(self):
+    def parameters(self) -> bytes:
         return bytes((self.size.bit_length() - 1, self.dims))
 
-    def forward(self, dense, out):
+    def forward(self, dense: np.ndarray, out: np.ndarray) -> None:
         np.clip(dense, -_LARGEST, _LARGEST, out=out[: dense.size])
         out[dense.size :] = 0
         transform(out.reshape(-1, self.size), self.dims, False, factors(self.size))
 
     @staticmethod
-    def domain(parameters, d):
+    def domain(parameters: bytes, d: int) -> int:
         if len(parameters) != 2 or not 1 <= parameters[0] <= 8 or parameters[1] not in (1, 2):
             raise ContainerError("dct: the parameters are missing or out of range")
         chunk = 1 << parameters[0] * parameters[1]
         return -(-d // chunk) * chunk
 
     @staticmethod
-    def inverse(parameters, coefficients):
+    def inverse(parameters: bytes, coefficients: np.ndarray) -> None:
         size = 1 << parameters[0]
         transform(coefficients.reshape(-1, size), parameters[1], True, factors(size))

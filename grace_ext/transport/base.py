@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -93,7 +94,7 @@ class Transport:
     #: Whether the collectives of several buckets may be fused into one.
     can_fuse = True
 
-    def allgather(self, name: str, payload: np.ndarray):
+    def allgather(self, name: str, payload: np.ndarray) -> CollectiveHandle:
         """Send a payload to all ranks.
 
         Args:
@@ -105,7 +106,7 @@ class Transport:
         """
         raise NotImplementedError
 
-    def allreduce(self, name: str, array: np.ndarray):
+    def allreduce(self, name: str, array: np.ndarray) -> CollectiveHandle:
         """Sum an array over ranks.
 
         Args:
@@ -117,7 +118,7 @@ class Transport:
         """
         raise NotImplementedError
 
-    def alltoall(self, name: str, payload: np.ndarray, splits: list[int]):
+    def alltoall(self, name: str, payload: np.ndarray, splits: list[int]) -> CollectiveHandle:
         """Send each rank a part of a payload.
 
         Args:
@@ -130,7 +131,7 @@ class Transport:
         """
         raise NotImplementedError
 
-    def broadcast(self, name: str, payload: np.ndarray, root: int):
+    def broadcast(self, name: str, payload: np.ndarray, root: int) -> CollectiveHandle:
         """Send one rank's payload to all ranks.
 
         Args:
@@ -163,38 +164,38 @@ class TransportWrapper(Transport):
         self._transport = transport
         self.rank, self.size, self.can_fuse = transport.rank, transport.size, transport.can_fuse
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         """Forward what adapters' transports have beside collectives."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._transport, name)
 
     @property
-    def hosts(self):
+    def hosts(self) -> tuple[int, ...] | None:
         """As of the wrapped transport."""
         return self._transport.hosts
 
     @hosts.setter
-    def hosts(self, hosts):
+    def hosts(self, hosts: tuple[int, ...] | None) -> None:
         """Set them on the wrapped transport."""
         self._transport.hosts = hosts
 
-    def probe_transport(self):
+    def probe_transport(self) -> Transport | None:
         return self._transport.probe_transport()
 
-    def allgather(self, name, payload):
+    def allgather(self, name: str, payload: np.ndarray) -> CollectiveHandle:
         return self.start_collective("allgather", name, payload)
 
-    def allreduce(self, name, array):
+    def allreduce(self, name: str, array: np.ndarray) -> CollectiveHandle:
         return self.start_collective("allreduce", name, array)
 
-    def alltoall(self, name, payload, splits):
+    def alltoall(self, name: str, payload: np.ndarray, splits: list[int]) -> CollectiveHandle:
         return self.start_collective("alltoall", name, payload, splits)
 
-    def broadcast(self, name, payload, root):
+    def broadcast(self, name: str, payload: np.ndarray, root: int) -> CollectiveHandle:
         return self.start_collective("broadcast", name, payload, root)
 
-    def start_collective(self, kind: str, name: str, array: np.ndarray, *args) -> CollectiveHandle:
+    def start_collective(self, kind: str, name: str, array: np.ndarray, *args: Any) -> CollectiveHandle:
         """Start a collective of the wrapped transport.
 
         Args:

@@ -23,7 +23,7 @@ class EqualLengthTransport(Transport):
     rest from one to the other.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         #: By name the lengths of the longest payloads of the last steps: a codec that now and then says "not finite" in a
         #: few bytes keeps its room, and one whose density was lowered does not keep it for long.
         self.longest: dict[str, collections.deque[int]] = {}
@@ -37,13 +37,13 @@ class EqualLengthTransport(Transport):
         self.longest.clear()
         self.longest_of_pairs.clear()
 
-    def allgather(self, name, payload):
+    def allgather(self, name: str, payload: np.ndarray) -> CollectiveHandle:
         return _Payloads(self, name, payload)
 
-    def broadcast(self, name, payload, root):
+    def broadcast(self, name: str, payload: np.ndarray, root: int) -> CollectiveHandle:
         return _Payloads(self, name, payload, root)
 
-    def alltoall(self, name, payload, splits):
+    def alltoall(self, name: str, payload: np.ndarray, splits: list[int]) -> CollectiveHandle:
         return _Pairs(self, name, np.split(payload, np.cumsum(splits)[:-1]))
 
     def gather(self, message: np.ndarray) -> CollectiveHandle:
@@ -159,7 +159,7 @@ class _Pairs(CollectiveHandle):
             [HEAD + room if rank != own else 0 for rank, room in enumerate(self._rooms)],
         )
 
-    def _kept(self, name, sender, receiver) -> collections.deque[int]:
+    def _kept(self, name: str, sender: int, receiver: int) -> collections.deque[int]:
         return self._transport.longest_of_pairs.setdefault((name, sender, receiver), collections.deque(maxlen=_KEPT))
 
     def _receive(self) -> np.ndarray:

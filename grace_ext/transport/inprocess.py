@@ -1,7 +1,8 @@
 """A transport between threads of one process, for tests and simulation."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ class InProcessGroup:
         hosts: The number of the host that each rank counts as being on, from 0; see Transport.hosts. None: all on one host.
     """
 
-    def __init__(self, size: int, timeout: float = 60.0, hosts=None):
+    def __init__(self, size: int, timeout: float = 60.0, hosts: Sequence[int] | None = None):
         self.size = size
         self.hosts = tuple(hosts or (0,) * size)
         self.timeout = timeout
@@ -36,7 +37,7 @@ class InProcessGroup:
         """
         return InProcessTransport(self, rank)
 
-    def join(self, name: str, rank: int, given) -> dict:
+    def join(self, name: str, rank: int, given: Any) -> dict:
         """Join a collective.
 
         Args:
@@ -93,17 +94,17 @@ class InProcessTransport(Transport):
         self.size = group.size
         self.hosts = group.hosts
 
-    def allgather(self, name, payload):
+    def allgather(self, name: str, payload: np.ndarray) -> CollectiveHandle:
         return self._start(name, payload.copy(), np.concatenate)
 
-    def allreduce(self, name, array):
+    def allreduce(self, name: str, array: np.ndarray) -> CollectiveHandle:
         return self._start(name, array.copy(), _sum_in_rank_order)
 
-    def alltoall(self, name, payload, splits):
+    def alltoall(self, name: str, payload: np.ndarray, splits: list[int]) -> CollectiveHandle:
         parts = np.split(payload.copy(), np.cumsum(splits)[:-1])
         return self._start(name, parts, lambda rows: np.concatenate([row[self.rank] for row in rows]))
 
-    def _start(self, name: str, given, combine: Callable) -> CollectiveHandle:
+    def _start(self, name: str, given: Any, combine: Callable) -> CollectiveHandle:
         """Start a collective. combine: computes the result from the contributions, in the order of ranks."""
         parts = self._group.join(name, self.rank, given)
         return CollectiveHandle(lambda: combine(self._group.wait(name, parts)), lambda: len(parts) == self.size)

@@ -3,8 +3,11 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
-from .base import Transport, TransportWrapper
+import numpy as np
+
+from .base import CollectiveHandle, Transport, TransportWrapper
 
 
 class MeteredTransport(TransportWrapper):
@@ -20,7 +23,7 @@ class MeteredTransport(TransportWrapper):
         super().__init__(transport)
         self._add, self._lock = add, threading.Lock()
 
-    def start_collective(self, kind, name, array, *args):
+    def start_collective(self, kind: str, name: str, array: np.ndarray, *args: Any) -> CollectiveHandle:
         sent, started = self._sent(kind, array, *args), time.perf_counter()
 
         def ended(ended: float, late: bool) -> None:
@@ -29,7 +32,7 @@ class MeteredTransport(TransportWrapper):
 
         return super().start_collective(kind, name, array, *args).on_end(ended)
 
-    def _sent(self, kind, array, *args) -> float:
+    def _sent(self, kind: str, array: np.ndarray, *args: Any) -> float:
         if kind == "allreduce":
             return 2 * array.nbytes * (self.size - 1) / self.size  # a ring
         if kind == "alltoall":

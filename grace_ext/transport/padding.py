@@ -28,7 +28,7 @@ def with_headroom(size: int) -> int:
 class SteadyLengths:
     """The lengths of one rank's payloads, by the collective's name."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._known: dict[str, int] = {}
 
     def length_for(self, name: str, size: int) -> int:

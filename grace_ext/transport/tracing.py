@@ -1,8 +1,11 @@
 """A transport that notes when a bucket was sent."""
 
 import time
+from typing import Any
 
-from .base import Transport, TransportWrapper
+import numpy as np
+
+from .base import CollectiveHandle, Transport, TransportWrapper
 
 
 class TracingTransport(TransportWrapper):
@@ -18,6 +21,6 @@ class TracingTransport(TransportWrapper):
         super().__init__(transport)
         self.started_at: float | None = None
 
-    def start_collective(self, kind, name, array, *args):
+    def start_collective(self, kind: str, name: str, array: np.ndarray, *args: Any) -> CollectiveHandle:
         self.started_at = self.started_at or time.perf_counter()
         return super().start_collective(kind, name, array, *args)

@@ -46,7 +46,7 @@ def pack_levels(levels: np.ndarray, alphabet: int, entropy: str) -> np.ndarray:
     return payload
 
 
-def _pack_stream(levels, alphabet, entropy):
+def _pack_stream(levels: np.ndarray, alphabet: int, entropy: str) -> np.ndarray:
     width = max(1, (alphabet - 1).bit_length())
     fixed = -(-levels.size * width // 8)
     if entropy != "none":
@@ -62,7 +62,7 @@ def _pack_stream(levels, alphabet, entropy):
     return payload[: 1 + fixed]
 
 
-def _pack_blocks(levels, alphabet, entropy):
+def _pack_blocks(levels: np.ndarray, alphabet: int, entropy: str) -> np.ndarray | None:
     """Return a payload with a stream for each class of blocks, or None if that would save nothing."""
     numbers, sizes = np.empty(-(-levels.size // BLOCK), np.uint8), np.empty(MOST_CLASSES, np.int64)
     if choose_classes(levels, alphabet, numbers, sizes) <= 0:
@@ -77,7 +77,7 @@ def _pack_blocks(levels, alphabet, entropy):
     return np.concatenate([np.array([_BLOCKS, sizes.size], np.uint8), lengths, *streams])
 
 
-def _ans(levels, counts):
+def _ans(levels: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
     classes, mantissas = np.empty((2, counts.size), np.uint8)
     ans_classes(counts, levels.size, classes, mantissas)
     table = np.empty(TABLE_ROOM, np.uint8)
@@ -88,7 +88,7 @@ def _ans(levels, counts):
     return [table[:end], words[start:].astype("<u2", copy=False).view(np.uint8)]
 
 
-def _huffman(levels, counts):
+def _huffman(levels: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
     lengths = np.empty(counts.size, np.uint8)
     huffman_lengths(counts, lengths)
     table = np.empty(TABLE_ROOM, np.uint8)
@@ -113,7 +113,7 @@ def unpack_levels(payload: np.ndarray, alphabet: int, out: np.ndarray) -> None:
         _unpack_stream(payload, alphabet, out)
 
 
-def _unpack_stream(payload, alphabet, out):
+def _unpack_stream(payload: np.ndarray, alphabet: int, out: np.ndarray) -> None:
     mode = int(payload[0]) if payload.size else -1
     body, k = payload[1:], out.size
     if mode == _FIXED:
@@ -134,7 +134,7 @@ def _unpack_stream(payload, alphabet, out):
         raise ContainerError("levels: the mode is not known")
 
 
-def _unpack_blocks(body, alphabet, out):
+def _unpack_blocks(body: np.ndarray, alphabet: int, out: np.ndarray) -> None:
     classes = int(body[0]) if body.size else 0
     first = 1 + 4 * classes
     if not 2 <= classes <= MOST_CLASSES or body.size < first:
@@ -153,7 +153,7 @@ def _unpack_blocks(body, alphabet, out):
     merge_blocks(parts, numbers, sizes, out)
 
 
-def _unans(body, alphabet, out):
+def _unans(body: np.ndarray, alphabet: int, out: np.ndarray) -> None:
     classes, mantissas = np.empty((2, alphabet), np.uint8)
     frequencies = np.empty(alphabet, np.int64)
     start = read_table(body, MANTISSA, CLASSES, classes, mantissas)
@@ -163,7 +163,7 @@ def _unans(body, alphabet, out):
         raise ContainerError("levels: the stream of states does not end where it began")
 
 
-def _unhuffman(body, alphabet, out):
+def _unhuffman(body: np.ndarray, alphabet: int, out: np.ndarray) -> None:
     lengths, unused = np.empty((2, alphabet), np.uint8)
     start = read_table(body, 0, MAX_LENGTH, lengths, unused)
     if start < 0 or body.size < start + 4 * STREAMS - 4:

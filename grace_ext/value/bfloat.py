@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..errors import ContainerError
 from ..kernels.half import bf16_decode, bf16_encode
 from ..registry import register
@@ -18,13 +19,13 @@ class BFloat16(ValueCodec):
 
     name, id = "bf16", 5
 
-    def encode(self, values, stream):
+    def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         payload = np.empty(2 * values.size, np.uint8)
         bf16_encode(values, payload.view("<u2"))
         return payload, None
 
     @staticmethod
-    def decode(payload, out):
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
         if payload.size != 2 * out.size:
             raise ContainerError(f"bf16 section: {payload.size} bytes for {out.size} values")
         bf16_decode(payload.view("<u2"), out)

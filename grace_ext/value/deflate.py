@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..errors import ConfigError, ContainerError
 from ..registry import register
 from .base import ValueCodec
@@ -44,12 +45,12 @@ class Deflate(ValueCodec):
             raise ConfigError(f"deflate: level={level}; allowed: 1 to 9")
         self.level = level
 
-    def encode(self, values, stream):
+    def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         packer = (fast if self.level == 1 else zlib).compressobj(self.level, zlib.DEFLATED, -15)
         return np.frombuffer(packer.compress(values.astype("<f4", copy=False).data) + packer.flush(), np.uint8), None
 
     @staticmethod
-    def decode(payload, out):
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
         size = 4 * out.size
         unpacker = fast.decompressobj(-15)
         try:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..errors import ContainerError
 from ..kernels.dexp import evaluate_exponentials, fit_exponentials
 from ..registry import register
@@ -26,7 +27,7 @@ class DoubleExponential(ValueCodec):
 
     name, id = "dexp", 11
 
-    def encode(self, values, stream):
+    def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         order, signs = sort_by_sign(values)
         parts = [np.array([signs[0].size], "<u4").view(np.uint8)]
         for magnitudes in signs:
@@ -37,7 +38,7 @@ class DoubleExponential(ValueCodec):
         return np.concatenate(parts), order
 
     @staticmethod
-    def decode(payload, out):
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
         count = int.from_bytes(payload[:4].tobytes(), "little")
         signs = [(False, out[:count]), (True, out[count:])]
         signs = [(negative, part) for negative, part in signs if part.size]

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..errors import ContainerError
 from ..kernels.half import fp16_decode, fp16_encode
 from ..registry import register
@@ -21,13 +22,13 @@ class Half(ValueCodec):
     name, id = "fp16", 2
     reducible_dtype = "float16"
 
-    def encode(self, values, stream):
+    def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         payload = np.empty(2 * values.size, np.uint8)
         fp16_encode(values, LARGEST, payload.view("<u2"))
         return payload, None
 
     @staticmethod
-    def decode(payload, out):
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
         if payload.size != 2 * out.size:
             raise ContainerError(f"fp16 section: {payload.size} bytes for {out.size} values")
         fp16_decode(payload.view("<u2"), out)

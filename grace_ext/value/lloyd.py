@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.lloyd import BINS, FRACTIONS, MOST, choose_levels, gather_escapes, lloyd_decode, lloyd_encode, moments
@@ -45,7 +46,7 @@ class Lloyd(ValueCodec):
         self.error = error
         self.entropy = check_entropy("lloyd", entropy)
 
-    def encode(self, values, stream):
+    def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         k = values.size
         found, grid, fractions = np.empty(3), np.zeros(2, np.float32), np.empty(FRACTIONS, np.uint8)
         moments(values, found)
@@ -67,7 +68,7 @@ class Lloyd(ValueCodec):
         return np.concatenate([head, fractions[: min(most, FRACTIONS)], escapes, levels]), None
 
     @staticmethod
-    def decode(payload, out):
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
         if payload.size < _HEAD.itemsize:
             raise ContainerError("lloyd: the parameters are missing")
         most, start, step, count = np.frombuffer(payload[: _HEAD.itemsize], _HEAD)[0].tolist()

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.minmax import minmax_decode, minmax_encode
@@ -52,12 +53,12 @@ class MinMax(ValueCodec):
         """Whether the values of each chunk of a transform have a range of their own."""
         return self.per == "chunk"
 
-    def for_chunks(self, count):
+    def for_chunks(self, count: int) -> "MinMax":
         fitted = MinMax(self.bits, 0, self.entropy)
         fitted.chunk = count  # which may be 1
         return fitted
 
-    def encode(self, values, stream):
+    def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         k = values.size
         chunk = self.chunk or k
         ranges = np.empty((-(-k // chunk), 2), np.float32)
@@ -68,7 +69,7 @@ class MinMax(ValueCodec):
         return np.concatenate([*head, ranges.astype("<f4", copy=False).reshape(-1).view(np.uint8), packed]), None
 
     @staticmethod
-    def decode(payload, out):
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
         if payload.size < 5 or not 1 <= payload[0] <= 8:
             raise ContainerError("minmax: the parameters are missing or out of range")
         bits, k = int(payload[0]), out.size

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.natural import magnitude_range, natural_decode, natural_encode
@@ -38,7 +39,7 @@ class Natural(ValueCodec):
         self.bits = bits
         self.entropy = check_entropy("natural", entropy)
 
-    def encode(self, values, stream):
+    def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         smallest, largest = map(int, magnitude_range(values))
         top = min(LAST, (largest + 0x7FFFFF) >> 23)  # rounded up; 2**128 would be Inf
         lowest = max(1, smallest >> 23, top - 2 ** (self.bits - 1) + 2)
@@ -49,7 +50,7 @@ class Natural(ValueCodec):
         return np.concatenate([head, pack_levels(levels, 2 * count + 1, self.entropy)]), None
 
     @staticmethod
-    def decode(payload, out):
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
         if payload.size < 2 or payload[0] == 0 or payload[1] > 127 or int(payload[0]) + int(payload[1]) > LAST + 1:
             raise ContainerError("natural: the exponents are missing or out of range")
         lowest, count = map(int, payload[:2])

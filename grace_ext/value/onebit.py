@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..errors import ContainerError
 from ..kernels.signs import onebit_decode, onebit_encode
 from ..registry import register
@@ -30,7 +31,7 @@ class OneBit(ValueCodec):
     def __init__(self, bucket: int = 512):
         self.bucket = check_bucket("onebit", bucket)
 
-    def encode(self, values, stream):
+    def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         k = values.size
         bucket = self.bucket or k
         means = np.empty((-(-k // bucket), 2), np.float32)
@@ -41,7 +42,7 @@ class OneBit(ValueCodec):
         return payload, None
 
     @staticmethod
-    def decode(payload, out):
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
         k = out.size
         if not payload.size:
             raise ContainerError("onebit: the section is empty")

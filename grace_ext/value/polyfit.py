@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..errors import ConfigError, ContainerError
 from ..kernels.polyfit import evaluate_segments, find_knots, fit_segments
 from ..registry import register
@@ -44,7 +45,7 @@ class PolyFit(ValueCodec):
         self.degree = degree
         self.segments = segments
 
-    def encode(self, values, stream):
+    def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         order, signs = sort_by_sign(values)
         counts, lengths, edges, coefficients = [], [], [], []
         for magnitudes in signs:
@@ -63,7 +64,7 @@ class PolyFit(ValueCodec):
         return np.concatenate([head, *(part.reshape(-1).view(np.uint8) for part in lengths + edges + coefficients)]), order
 
     @staticmethod
-    def decode(payload, out):
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
         if payload.size < HEAD or payload[0] > MAX_DEGREE:
             raise ContainerError("polyfit: the parameters are missing or out of range")
         terms, counts = int(payload[0]) + 1, [int(payload[1]), int(payload[2])]

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels import pack_bits, qsgd_decode, qsgd_encode, unpack_bits
@@ -58,7 +59,7 @@ class QSGD(ValueCodec):
         if levels > _NARROW and entropy != "none":
             raise ConfigError(f"qsgd: entropy={entropy} with levels={levels}; allowed: up to {_NARROW} levels")
 
-    def encode(self, values, stream):
+    def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         k, levels = values.size, self.levels or _levels_of(self.bits)
         bits = (2 * levels).bit_length()
         coded, counted = self.entropy != "none", levels != _levels_of(bits)
@@ -72,14 +73,14 @@ class QSGD(ValueCodec):
         payload = pack_levels(packed[:k], 2 * levels + 1, self.entropy) if coded else packed[: -(-k * width // 8)]
         return self._join(bits, coded * _CODED + counted * _COUNTED, norms, payload), None
 
-    def _encode_wide(self, values, bits, norms, stream):
+    def _encode_wide(self, values: np.ndarray, bits: int, norms: np.ndarray, stream: Stream) -> np.ndarray:
         codes = scratch("qsgd_wide", np.uint32, values.size)
         qsgd_encode_wide(values, self.levels, self.bucket, self.norm == "l2", *map(np.uint32, stream.key()), norms, codes)
         packed = np.empty(-(-values.size * bits // 8), np.uint8)
         pack_bits(codes, bits, packed)
         return packed
 
-    def _join(self, bits, flags, norms, payload):
+    def _join(self, bits: int, flags: int, norms: np.ndarray, payload: np.ndarray) -> np.ndarray:
         flags += (self.norm == "l2") * _TWO_NORM
         head = bytes((bits, self.bucket.bit_length() - 1 + flags))
         if flags & _COUNTED:
@@ -87,7 +88,7 @@ class QSGD(ValueCodec):
         return np.concatenate([np.frombuffer(head, np.uint8), norms.astype("<f4").view(np.uint8), payload])
 
     @staticmethod
-    def decode(payload, out):
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
         levels, bucket, coded, start = _parameters(payload)
         k, bits = out.size, (2 * levels).bit_length()
         end = start + 4 * -(-k // bucket)
@@ -114,7 +115,7 @@ def _levels_of(bits: int) -> int:
     return (1 << bits - 1) - 1
 
 
-def _parameters(payload) -> tuple[int, int, bool, int]:
+def _parameters(payload: np.ndarray) -> tuple[int, int, bool, int]:
     """Return (levels, bucket, whether codes are entropy-coded, bytes used), checked: each has a single valid spelling."""
     bits, second = (int(payload[0]), int(payload[1])) if payload.size >= 4 else (0, 0)
     counted, coded = bool(second & _COUNTED), bool(second & _CODED)

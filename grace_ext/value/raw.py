@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..errors import ContainerError
 from ..registry import register
 from .base import ValueCodec
@@ -18,11 +19,11 @@ class RawValue(ValueCodec):
     lossless = True
     reducible_dtype = "float32"
 
-    def encode(self, values, stream):
+    def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         return values.astype("<f4", copy=False).view(np.uint8), None
 
     @staticmethod
-    def decode(payload, out):
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
         if payload.size != 4 * out.size:
             raise ContainerError(f"raw value section: {payload.size} bytes for {out.size} values")
         out[:] = np.frombuffer(payload, "<f4")

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.sketch import MOST_BINS, look_up, sketch_encode
@@ -39,7 +40,7 @@ class SketchML(ValueCodec):
         self.buckets = buckets
         self.entropy = check_entropy("sketchml", entropy)
 
-    def encode(self, values, stream):
+    def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         # With few values there are fewer bins, because passing over all bins would take longer than over the values.
         bins = min(MOST_BINS, max(1024, 1 << values.size.bit_length() >> 2))
         counts = scratch("sketch counts", np.uint32, 2 * MOST_BINS + 1)[: 2 * bins + 1]
@@ -51,7 +52,7 @@ class SketchML(ValueCodec):
         return np.concatenate([*head, pack_levels(levels, used, self.entropy)]), None
 
     @staticmethod
-    def decode(payload, out):
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
         used = int(payload[0]) + 1 if payload.size else 0
         if not used or payload.size < 1 + 4 * used:
             raise ContainerError("sketchml: the table is missing")

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.ternary import pack_fives, ternary_decode, ternary_stochastic, unpack_fives
@@ -38,7 +39,7 @@ class TernGrad(ValueCodec):
         self.packing = packing
         self.bucket = check_bucket("terngrad", bucket)
 
-    def encode(self, values, stream):
+    def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         k = values.size
         bucket = self.bucket or k
         norms = np.empty(-(-k // bucket), np.float32)
@@ -53,7 +54,7 @@ class TernGrad(ValueCodec):
         return np.concatenate([head, norms.astype("<f4", copy=False).view(np.uint8), packed]), None
 
     @staticmethod
-    def decode(payload, out):
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
         if payload.size < 2 or payload[1] > _LEVELS:
             raise ContainerError("terngrad: the parameters are missing or out of range")
         k = out.size

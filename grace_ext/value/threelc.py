@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels import max_magnitude
@@ -36,7 +37,7 @@ class ThreeLC(ValueCodec):
             raise ConfigError(f"threelc: s={s}; allowed: from 1 to below 2")
         self.s = s
 
-    def encode(self, values, stream):
+    def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         k = values.size
         largest = np.array([max_magnitude(values)], np.uint32).view(np.float32).astype(np.float64)
         scale = np.minimum(largest * self.s, np.finfo(np.float32).max).astype("<f4")
@@ -49,7 +50,7 @@ class ThreeLC(ValueCodec):
         return payload[: 4 + fold_zeros(payload[4:], payload.size - 4)], None
 
     @staticmethod
-    def decode(payload, out):
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
         scale = read_floats("threelc", payload, 1)
         if scale[0] < 0:
             raise ContainerError("threelc: the scale is negative")
