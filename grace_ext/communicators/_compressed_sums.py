@@ -10,7 +10,7 @@ from ..pipeline import container
 from ..pipeline.compressor import Compressor, make_compressor
 from ..pipeline.container import Container
 from ..pipeline.encoded import Encoded
-from .base import Communicator, Pending
+from .base import Communicator, Pending, PendingType
 
 #: The first byte of the report that some rank could not read what it got. No container begins with it.
 _UNREADABLE = 0
@@ -25,14 +25,14 @@ class InFlightSum(Pending):
     stream: Stream
     unreadable: ContainerError | ExchangeError | None = dataclasses.field(default=None, kw_only=True)
 
-    def encode(self, gradient: np.ndarray, state: tuple | None, stream: Stream, sizes) -> np.ndarray:
+    def encode(self, gradient: np.ndarray, state: tuple | None, stream: Stream, sizes: tuple[int, ...] | None) -> np.ndarray:
         """Return the container of float32[n], and count its cost.
 
         state: (residual, room for the next one), both float32[n], or None.
         """
         return self._counted(self.compressor.encode(gradient, stream, state=state, sizes=sizes))
 
-    def encode_sum(self, summed: np.ndarray, keep: bool, stream: Stream, sizes) -> np.ndarray:
+    def encode_sum(self, summed: np.ndarray, keep: bool, stream: Stream, sizes: tuple[int, ...] | None) -> np.ndarray:
         """Return the container of float32[n], and count its cost.
 
         keep: whether to leave in `summed` what the container does not carry.
@@ -47,7 +47,7 @@ class InFlightSum(Pending):
         return encoded.blob
 
 
-class SummingCommunicator(Communicator):
+class SummingCommunicator(Communicator[PendingType]):
     """Compresses sums of what was compressed.
 
     A rank that has joined the others has no gradient and compresses a sum without loss, because its memory must not change.
@@ -55,7 +55,7 @@ class SummingCommunicator(Communicator):
 
     reports_support = False
 
-    def check(self, compressor):
+    def check(self, compressor: Compressor) -> None:
         super().check(compressor)
         if compressor.unbiased:
             raise ConfigError(

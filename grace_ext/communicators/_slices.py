@@ -18,7 +18,7 @@ def stream_of_slice(stream: Stream, owner: int) -> Stream:
     return dataclasses.replace(stream, name=f"{stream.name}[{owner}]")
 
 
-def sizes_in_slice(sizes, part: slice) -> tuple[int, ...]:
+def sizes_in_slice(sizes: tuple[int, ...], part: slice) -> tuple[int, ...]:
     """Return how many elements of each tensor a slice has; tensors without any are left out. sizes: those of the tensors."""
     ends = np.cumsum(sizes)
     inside = np.clip(ends, part.start, part.stop) - np.clip(ends - sizes, part.start, part.stop)

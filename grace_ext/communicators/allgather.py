@@ -4,14 +4,17 @@ import time
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..pipeline import container
+from ..pipeline.compressor import Compressor
 from ..pipeline.decoder import decode_sum
 from ..registry import register
+from ..transport.base import Transport
 from .base import Communicator, Pending, wait
 
 
 @register
-class Allgather(Communicator):
+class Allgather(Communicator[Pending]):
     """Every rank sends its container to every other one. Works with every compressor.
 
     A bucket takes one collective: containers tell their own length, so the joined bytes need no table of sizes.
@@ -21,7 +24,16 @@ class Allgather(Communicator):
     sends_containers = True
     preserves_input = True
 
-    def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
+    def start(
+        self,
+        transport: Transport,
+        name: str,
+        compressor: Compressor,
+        gradient: np.ndarray,
+        state: tuple[np.ndarray, np.ndarray] | None,
+        stream: Stream,
+        sizes: tuple[int, ...] | None = None,
+    ) -> Pending:
         encoded = compressor.encode(gradient, stream, state=state, sizes=sizes)
         return Pending(
             transport.allgather(name, encoded.blob),
@@ -32,10 +44,18 @@ class Allgather(Communicator):
             support=encoded.support,
         )
 
-    def start_empty(self, transport, name, compressor, size, stream, sizes=None):
+    def start_empty(
+        self,
+        transport: Transport,
+        name: str,
+        compressor: Compressor,
+        size: int,
+        stream: Stream,
+        sizes: tuple[int, ...] | None = None,
+    ) -> Pending:
         return Pending(transport.allgather(name, np.empty(0, np.uint8)), 0, {})
 
-    def finish(self, pending, transport, out, weight):
+    def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
         joined = wait(pending)
         pending.received = joined.size
         started = time.perf_counter()

@@ -4,18 +4,21 @@ import time
 
 import numpy as np
 
+from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..kernels import max_magnitude, sum_sparse, write_error
 from ..kernels.half import fp16_decode, fp16_encode
 from ..kernels.topk import NON_FINITE
+from ..pipeline.compressor import Compressor
 from ..pipeline.encoder import scaled
 from ..registry import register
 from ..sparsifiers.base import Scope
+from ..transport.base import Transport
 from .base import Communicator, Pending, wait
 
 
 @register
-class Allreduce(Communicator):
+class Allreduce(Communicator[Pending]):
     """The library's own allreduce of float32 or float16 values: no containers, no decoding.
 
     It works with dense gradients, and with sparse ones whose positions are the same on all ranks; then only values are sent.
@@ -25,7 +28,16 @@ class Allreduce(Communicator):
     collectives = ("allreduce",)
     needs_reducible = True
 
-    def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
+    def start(
+        self,
+        transport: Transport,
+        name: str,
+        compressor: Compressor,
+        gradient: np.ndarray,
+        state: tuple[np.ndarray, np.ndarray] | None,
+        stream: Stream,
+        sizes: tuple[int, ...] | None = None,
+    ) -> Pending:
         if not compressor.dense:
             return _start_sparse(transport, name, compressor, gradient, state, Scope(stream, sizes or (gradient.size,)))
         started = time.perf_counter()
@@ -41,7 +53,7 @@ class Allreduce(Communicator):
         seconds = {"value": time.perf_counter() - started}
         return Pending(transport.allreduce(name, sent), sent.nbytes, seconds)
 
-    def finish(self, pending, transport, out, weight):
+    def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
         summed = wait(pending)
         started = time.perf_counter()
         summed = from_reducible(summed)
@@ -57,7 +69,14 @@ class Allreduce(Communicator):
         return bool(finite)
 
 
-def _start_sparse(transport, name, compressor, gradient, state, scope):
+def _start_sparse(
+    transport: Transport,
+    name: str,
+    compressor: Compressor,
+    gradient: np.ndarray,
+    state: tuple[np.ndarray, np.ndarray] | None,
+    scope: Scope,
+) -> Pending:
     started = time.perf_counter()
     if state is None:
         support, values = compressor.sparsifier.select(gradient, scope)

@@ -1,14 +1,17 @@
 """Communicator `auto`."""
 
+from typing import Any, NoReturn
+
 import numpy as np
 
+from .._util.rng import Stream
 from ..errors import ConfigError
-from ..pipeline.compressor import make_compressor
+from ..pipeline.compressor import Compressor, make_compressor
 from ..registry import register
 from ..transport.base import Transport
 from .allgather import Allgather
 from .allreduce import Allreduce
-from .base import Communicator
+from .base import BucketMemory, Communicator, Pending
 from .hierarchical import Hierarchical
 from .sharded import Sharded
 
@@ -29,7 +32,9 @@ class Auto(Communicator):
     name = "auto"
     collectives = ()
 
-    def for_bucket(self, compressor, memory, transport, factors):
+    def for_bucket(
+        self, compressor: Compressor, memory: BucketMemory, transport: Transport, factors: Communicator | None
+    ) -> "SwitchingCommunicator":
         if transport.probe_transport() is None:
             raise ConfigError(
                 "communicator 'auto' has to measure the link between steps, and cannot do it here: use "
@@ -44,7 +49,7 @@ class Auto(Communicator):
             return SwitchingCommunicator({"factors": factors})
         return SwitchingCommunicator.for_compressor(compressor, transport.size)
 
-    def start(self, *_, **__):
+    def start(self, *_: Any, **__: Any) -> NoReturn:
         raise ConfigError(
             "the communicator 'auto' decides between steps and so works inside an Exchange only; to exchange "
             "by hand, use allgather, sharded, hierarchical or allreduce"
@@ -72,7 +77,7 @@ class SwitchingCommunicator(Communicator):
         self.flushed = False
 
     @classmethod
-    def for_compressor(cls, compressor, ranks: int) -> "SwitchingCommunicator":
+    def for_compressor(cls, compressor: Compressor, ranks: int) -> "SwitchingCommunicator":
         """Make one with all strategies that can carry what a compressor makes.
 
         Args:
@@ -94,7 +99,7 @@ class SwitchingCommunicator(Communicator):
         return self.strategy in DENSE
 
     @property
-    def bypass_dtype(self):  # type: ignore[override]
+    def bypass_dtype(self) -> str | None:  # type: ignore[override]
         """The dtype of the strategy if gradients may bypass the exchange now: "float32" or "fp16", else None."""
         return self.strategy if self.flushed else None
 
@@ -110,7 +115,7 @@ class SwitchingCommunicator(Communicator):
         levels = max(transport.hosts) + 1 not in (1, transport.size)
         return [strategy for strategy in self.strategies if strategy != "hierarchical" or levels]
 
-    def check(self, compressor):
+    def check(self, compressor: Compressor) -> None:
         """Check nothing: every strategy was checked when it was chosen."""
 
     def payload_bytes(self, strategy: str, size: int) -> int:
@@ -140,17 +145,17 @@ class SwitchingCommunicator(Communicator):
         return self._allreduce if self.is_dense else self._compressed[self.strategy]
 
     @property
-    def sends_containers(self):  # type: ignore[override]
+    def sends_containers(self) -> bool:  # type: ignore[override]
         """As of the strategy."""
         return self._inner.sends_containers
 
     @property
-    def reports_support(self):  # type: ignore[override]
+    def reports_support(self) -> bool:  # type: ignore[override]
         """As of the strategy."""
         return self._inner.reports_support
 
     @property
-    def preserves_input(self):  # type: ignore[override]
+    def preserves_input(self) -> bool:  # type: ignore[override]
         """As of the strategy."""
         return self._inner.preserves_input
 
@@ -159,7 +164,7 @@ class SwitchingCommunicator(Communicator):
         """Whether a residual may be left that has not been sent."""
         return not self.flushed
 
-    def collectives_of(self, transport):
+    def collectives_of(self, transport: Transport) -> tuple[str, ...]:
         return self._inner.collectives_of(transport)
 
     def max_collectives(self, transport: Transport) -> int:
@@ -173,16 +178,33 @@ class SwitchingCommunicator(Communicator):
         """
         return max(len(one.collectives_of(transport)) for one in (*self._compressed.values(), self._allreduce))
 
-    def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
+    def start(
+        self,
+        transport: Transport,
+        name: str,
+        compressor: Compressor,
+        gradient: np.ndarray,
+        state: tuple[np.ndarray, np.ndarray] | None,
+        stream: Stream,
+        sizes: tuple[int, ...] | None = None,
+    ) -> Pending:
         return self._inner.start(transport, name, self._dense.get(self.strategy, compressor), gradient, state, stream, sizes)
 
-    def start_empty(self, transport, name, compressor, size, stream, sizes=None):
+    def start_empty(
+        self,
+        transport: Transport,
+        name: str,
+        compressor: Compressor,
+        size: int,
+        stream: Stream,
+        sizes: tuple[int, ...] | None = None,
+    ) -> Pending:
         return self._inner.start_empty(transport, name, self._dense.get(self.strategy, compressor), size, stream, sizes)
 
-    def advance(self, pending, transport):
+    def advance(self, pending: Pending, transport: Transport) -> None:
         self._inner.advance(pending, transport)
 
-    def finish(self, pending, transport, out, weight):
+    def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
         return self._inner.finish(pending, transport, out, weight)
 
     def end_step(self, finite: bool) -> None:
@@ -194,7 +216,7 @@ class SwitchingCommunicator(Communicator):
         self.flushed = self.is_dense and (self.flushed or finite)
 
 
-def can_carry(communicator: Communicator, compressor) -> bool:
+def can_carry(communicator: Communicator, compressor: Compressor) -> bool:
     """Return whether a communicator can carry what a compressor makes.
 
     Args:

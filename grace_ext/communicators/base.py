@@ -2,10 +2,13 @@
 
 import dataclasses
 import time
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..errors import ConfigError
+from ..pipeline.compressor import Compressor
 from ..registry import Stage
 from ..transport.base import CollectiveHandle, Transport
 
@@ -71,7 +74,18 @@ class Pending:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + taken
 
 
-class Communicator(Stage):
+#: The kind of Pending with which a communicator keeps what it has to know of an exchange under way.
+PendingType = TypeVar("PendingType", bound=Pending)
+
+
+class BucketMemory(Protocol):
+    """What a communicator asks about the memory of its bucket, a grace_ext.memory.base.Memory."""
+
+    name: str
+    has_hooks: bool
+
+
+class Communicator(Stage, Generic[PendingType]):
     """How one bucket is exchanged and reduced. All ranks end up with the same bits."""
 
     kind = "communicator"
@@ -93,7 +107,7 @@ class Communicator(Stage):
     #: "float32" or "fp16" while gradients may bypass the exchange: see Exchange.bypass_dtype.
     bypass_dtype: str | None = None
 
-    def check(self, compressor) -> None:
+    def check(self, compressor: Compressor) -> None:
         """Check that this communicator can carry what a compressor makes.
 
         Args:
@@ -113,7 +127,9 @@ class Communicator(Stage):
                 f"use allgather, or a spec with dense or randomk and raw or fp16 values"
             )
 
-    def for_bucket(self, compressor, memory, transport: Transport, factors: "Communicator | None") -> "Communicator":
+    def for_bucket(
+        self, compressor: Compressor, memory: BucketMemory, transport: Transport, factors: "Communicator | None"
+    ) -> "Communicator":
         """Return the communicator of one bucket: this one, except for factors.
 
         Args:
@@ -156,7 +172,7 @@ class Communicator(Stage):
         ranks = transport.size
         return ranks - 1 if self.collectives_of(transport) == ("allgather",) else 2 * (ranks - 1) / ranks
 
-    def allreduce_dtype(self, compressor) -> str:
+    def allreduce_dtype(self, compressor: Compressor) -> str:
         """Return the dtype of what goes into the allreduces of a bucket.
 
         Args:
@@ -167,7 +183,16 @@ class Communicator(Stage):
         """
         return compressor.reducible_dtype or "float32"
 
-    def start(self, transport: Transport, name: str, compressor, gradient: np.ndarray, state, stream, sizes=None) -> Pending:
+    def start(
+        self,
+        transport: Transport,
+        name: str,
+        compressor: Compressor,
+        gradient: np.ndarray,
+        state: tuple[np.ndarray, np.ndarray] | None,
+        stream: Stream,
+        sizes: tuple[int, ...] | None = None,
+    ) -> PendingType:
         """Encode a gradient and start its exchange.
 
         Args:
@@ -185,7 +210,15 @@ class Communicator(Stage):
         """
         raise NotImplementedError
 
-    def start_empty(self, transport: Transport, name: str, compressor, size: int, stream, sizes=None) -> Pending:
+    def start_empty(
+        self,
+        transport: Transport,
+        name: str,
+        compressor: Compressor,
+        size: int,
+        stream: Stream,
+        sizes: tuple[int, ...] | None = None,
+    ) -> PendingType:
         """Take part in an exchange without a gradient, as a rank does that has joined the others.
 
         Args:
@@ -201,7 +234,7 @@ class Communicator(Stage):
         """
         return self.start(transport, name, compressor, np.zeros(size, np.float32), None, stream, sizes)
 
-    def advance(self, pending: Pending, transport: Transport) -> None:
+    def advance(self, pending: PendingType, transport: Transport) -> None:
         """Wait for one collective and start the next one that needs its result. `finish` does whatever is left.
 
         Args:
@@ -209,7 +242,7 @@ class Communicator(Stage):
             transport: The transport of the exchange.
         """
 
-    def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
+    def finish(self, pending: PendingType, transport: Transport, out: np.ndarray, weight: float) -> bool:
         """Wait for the exchange, and write weight * (sum over ranks).
 
         Args:
@@ -228,7 +261,7 @@ class Communicator(Stage):
         raise NotImplementedError
 
 
-def wait(pending: Pending):
+def wait(pending: Pending) -> np.ndarray:
     """Wait for the collective under way. The time is counted as that of the stage "exchange".
 
     Args:

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -11,13 +13,23 @@ from ..errors import ConfigError
 from ..kernels import max_magnitude
 from ..kernels.lowrank import add_magnitude, expand
 from ..kernels.topk import NON_FINITE
+from ..pipeline.compressor import Compressor
+from ..transport.base import Transport
 from .base import Communicator, Pending, wait
+
+
+class ShapedTensor(Protocol):
+    """What a bucket tells of a tensor in it, a grace_ext.exchange.buckets.Tensor."""
+
+    name: str
+    size: int
+    shape: tuple[int, ...]
 
 
 class WarmStarts:
     """The last step's factors by tensor name, float32[r, m], the same on all ranks; changed in transactions."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._state: dict[str, np.ndarray] = {}
         self._next: dict[str, np.ndarray] = {}
 
@@ -102,7 +114,7 @@ class _Step(Pending):
     own: np.ndarray | None = None
 
 
-class FactorAllreduce(Communicator):
+class FactorAllreduce(Communicator[_Step]):
     """Exchanges one bucket of a low-rank compressor.
 
     All that follows the sums is computed by IEEE operations in a fixed order, so all ranks end up with the same bits
@@ -118,16 +130,25 @@ class FactorAllreduce(Communicator):
     name = "factors"
     collectives = ("allreduce", "allreduce")
 
-    def __init__(self, tensors, compressor, warm_starts: WarmStarts):
+    def __init__(self, tensors: Sequence[ShapedTensor], compressor: Compressor, warm_starts: WarmStarts):
         self._method, self._warm_starts = compressor.lowrank, warm_starts
         self._factored = _layout(tensors, self._method.factorization)
         self._plain = _layout(tensors, lambda shape: (1, math.prod(shape), 0))
 
-    def check(self, compressor):
+    def check(self, compressor: Compressor) -> None:
         if compressor.lowrank is None:
             raise ConfigError(f"{str(compressor)!r} has no factors")
 
-    def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
+    def start(
+        self,
+        transport: Transport,
+        name: str,
+        compressor: Compressor,
+        gradient: np.ndarray,
+        state: tuple[np.ndarray, np.ndarray] | None,
+        stream: Stream,
+        sizes: tuple[int, ...] | None = None,
+    ) -> _Step:
         started = time.perf_counter()
         if state is None:
             largest = max_magnitude(gradient)
@@ -153,7 +174,7 @@ class FactorAllreduce(Communicator):
             stream,
         )
 
-    def _first(self, part: _Part, gradient, stream, out) -> None:
+    def _first(self, part: _Part, gradient: np.ndarray, stream: Stream, out: np.ndarray) -> None:
         if not part.rank:
             out[:] = gradient
             return
@@ -162,7 +183,7 @@ class FactorAllreduce(Communicator):
             gradient.reshape(part.rows, part.columns), qt, _common(stream, part), out.reshape(part.rows, part.rank)
         )
 
-    def advance(self, step, transport):
+    def advance(self, step: _Step, transport: Transport) -> None:
         if step.first is not None:
             return
         step.first = wait(step)
@@ -176,7 +197,7 @@ class FactorAllreduce(Communicator):
             step.wire_bytes += message.nbytes
         step.seconds["factor"] += time.perf_counter() - started
 
-    def _second(self, part: _Part, step: _Step, out) -> np.ndarray | None:
+    def _second(self, part: _Part, step: _Step, out: np.ndarray) -> np.ndarray | None:
         if not part.rank:
             return None
         pt = self._method.orthonormalized(step.first[part.first].reshape(part.rows, part.rank), _common(step.stream, part))
@@ -185,7 +206,7 @@ class FactorAllreduce(Communicator):
         )
         return pt
 
-    def finish(self, step, transport, out, weight):
+    def finish(self, step: _Step, transport: Transport, out: np.ndarray, weight: float) -> bool:
         self.advance(step, transport)
         second = wait(step) if step.parts[-1].second.stop else np.empty(0, np.float32)
         started = time.perf_counter()
@@ -201,7 +222,16 @@ class FactorAllreduce(Communicator):
         step.seconds["decode"] = time.perf_counter() - started
         return finite
 
-    def _decode(self, part: _Part, pt, step: _Step, second, ranks, weight, out) -> int:
+    def _decode(
+        self,
+        part: _Part,
+        pt: np.ndarray | None,
+        step: _Step,
+        second: np.ndarray,
+        ranks: int,
+        weight: np.float32,
+        out: np.ndarray,
+    ) -> int:
         """Write a tensor's result and residual; returns the bits of the result's largest magnitude.
 
         The residual is what this rank's own factors leave out. Its mean over ranks, on which all that is sent depends,
@@ -224,7 +254,7 @@ def _common(stream: Stream, part: _Part) -> Stream:
     return Stream(stream.seed, part.name, stream.step).shared()
 
 
-def _layout(tensors, matrix) -> list[_Part]:
+def _layout(tensors: Sequence[ShapedTensor], matrix: Callable[[tuple[int, ...]], tuple[int, int, int]]) -> list[_Part]:
     """Lay out the parts; matrix(shape) -> (rows, columns, rank)."""
     parts, bucket, first, second = [], 0, 0, 0
     for tensor in tensors:

@@ -3,19 +3,23 @@
 import dataclasses
 import functools
 import time
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
+from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ContainerError, ExchangeError
-from ..pipeline.compressor import make_compressor
+from ..pipeline.compressor import Compressor, make_compressor
 from ..pipeline.decoder import decode_sum
 from ..registry import register
+from ..transport.base import Transport
 from ._compressed_sums import InFlightSum, UnreadableContainers, lossless_compressor, parse_containers, report_unreadable
 from ._slices import equal_slices, sizes_in_slice, stream_of_slice
 from .allgather import Allgather
 from .allreduce import Allreduce
-from .base import Communicator, wait
+from .base import Communicator, Pending, wait
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -107,17 +111,26 @@ class Hierarchical(Communicator):
     collectives = ("alltoall", "alltoall", "alltoall")
     reports_support = False
 
-    def collectives_of(self, transport):
+    def collectives_of(self, transport: Transport) -> tuple[str, ...]:
         flat = _flat(transport)
         return flat.collectives if flat else self.collectives
 
-    def copies_sent(self, transport):
+    def copies_sent(self, transport: Transport) -> float:
         return super().copies_sent(transport) if _flat(transport) else 1
 
-    def allreduce_dtype(self, compressor):
+    def allreduce_dtype(self, compressor: Compressor) -> str:
         return "float32"
 
-    def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
+    def start(
+        self,
+        transport: Transport,
+        name: str,
+        compressor: Compressor,
+        gradient: np.ndarray,
+        state: tuple[np.ndarray, np.ndarray] | None,
+        stream: Stream,
+        sizes: tuple[int, ...] | None = None,
+    ) -> Pending:
         if flat := _flat(transport):
             made = _plain() if flat is _SUM else compressor
             return flat.start(transport, name, made, gradient, state, stream, sizes)
@@ -134,14 +147,22 @@ class Hierarchical(Communicator):
         step.handle = transport.alltoall(f"{name}.local", gradient.view(np.uint8), splits)
         return step
 
-    def start_empty(self, transport, name, compressor, size, stream, sizes=None):
+    def start_empty(
+        self,
+        transport: Transport,
+        name: str,
+        compressor: Compressor,
+        size: int,
+        stream: Stream,
+        sizes: tuple[int, ...] | None = None,
+    ) -> Pending:
         if flat := _flat(transport):
             return flat.start_empty(transport, name, _plain() if flat is _SUM else compressor, size, stream, sizes)
         step = _begun(transport, name, lossless_compressor(), size, None, None, stream, sizes)
         step.handle = transport.alltoall(f"{name}.local", _NOTHING, [0] * transport.size)
         return step
 
-    def advance(self, step, transport):
+    def advance(self, step: Any, transport: Transport) -> None:
         if _flat(transport) or step.phase == 2:
             return
         sent = step.wire_bytes
@@ -154,7 +175,7 @@ class Hierarchical(Communicator):
             self._inside_host(step, transport, received)
 
     @staticmethod
-    def _between_hosts(step, transport, received) -> None:
+    def _between_hosts(step: _Step, transport: Transport, received: np.ndarray) -> None:
         """Sum the own slice over the host, and start to send its container to the owners on other hosts."""
         if step.state is not None:
             for part in _others(step):
@@ -170,10 +191,11 @@ class Hierarchical(Communicator):
         step.wire_bytes += (step.roles.hosts - 1) * payload.size
 
     @staticmethod
-    def _inside_host(step, transport, received) -> None:
+    def _inside_host(step: _Step, transport: Transport, received: np.ndarray) -> None:
         """Start to forward the own slice's containers to the ranks of this host, or the report of an error to all ranks."""
         started = time.perf_counter()
-        receivers, payload = step.roles.local, received
+        receivers: Sequence[int] = step.roles.local
+        payload = received
         try:
             parse_containers(step.name, received, [step.n] * step.roles.hosts if step.n else [])
         except (ContainerError, UnreadableContainers) as error:
@@ -183,7 +205,7 @@ class Hierarchical(Communicator):
         splits = _to(receivers, payload, transport)
         step.handle = transport.alltoall(f"{step.name}.all", np.tile(payload, len(receivers)), splits)
 
-    def finish(self, step, transport, out, weight):
+    def finish(self, step: Any, transport: Transport, out: np.ndarray, weight: float) -> bool:
         if flat := _flat(transport):
             return flat.finish(step, transport, out, weight)
         while step.phase < 2:
@@ -209,11 +231,11 @@ _SUM, _GATHER = Allreduce(), Allgather()
 
 
 @functools.cache
-def _plain():
+def _plain() -> Compressor:
     return make_compressor("dense/raw")
 
 
-def _flat(transport) -> Communicator | None:
+def _flat(transport: Transport) -> Communicator | None:
     """Return the communicator to use where there is only one level, else None."""
     if transport.hosts is None:
         raise ExchangeError(
@@ -224,7 +246,16 @@ def _flat(transport) -> Communicator | None:
     return _SUM if hosts == 1 else _GATHER if hosts == transport.size else None
 
 
-def _begun(transport, name, compressor, d, gradient, state, stream, sizes) -> _Step:
+def _begun(
+    transport: Transport,
+    name: str,
+    compressor: Compressor,
+    d: int,
+    gradient: np.ndarray | None,
+    state: tuple[np.ndarray, np.ndarray] | None,
+    stream: Stream,
+    sizes: tuple[int, ...] | None,
+) -> _Step:
     roles = roles_of(transport.hosts, transport.rank)
     step = _Step(None, 0, {}, name, compressor, stream, roles, equal_slices(d, len(roles.owners)), gradient, state, ())
     step.sizes = sizes_in_slice((d,) if sizes is None else sizes, step.own)
@@ -236,7 +267,7 @@ def _others(step: _Step) -> list[slice]:
     return [slice(0, step.own.start), slice(step.own.stop, step.parts[-1].stop)]
 
 
-def _to(ranks, payload: np.ndarray, transport) -> list[int]:
+def _to(ranks: Iterable[int], payload: np.ndarray, transport: Transport) -> list[int]:
     """Return the splits with which each of these ranks gets the payload."""
     splits = [0] * transport.size
     for rank in ranks:

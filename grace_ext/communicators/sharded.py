@@ -5,11 +5,14 @@ import time
 
 import numpy as np
 
+from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ContainerError
 from ..pipeline import container
+from ..pipeline.compressor import Compressor
 from ..pipeline.decoder import add_all, decode_sum
 from ..registry import register
+from ..transport.base import Transport
 from ._compressed_sums import InFlightSum, SummingCommunicator, lossless_compressor, parse_containers, report_unreadable
 from ._slices import equal_slices, sizes_in_slice, stream_of_slice
 from .base import wait
@@ -34,7 +37,7 @@ class _Step(InFlightSum):
 
 
 @register
-class Sharded(SummingCommunicator):
+class Sharded(SummingCommunicator[_Step]):
     """Every rank owns a slice of the bucket, sums it, and sends the compressed sum: bytes do not grow with the ranks.
 
     A rank gets the others' compressed slices, adds its own, which stays exact, compresses the sum and sends that to all.
@@ -57,7 +60,16 @@ class Sharded(SummingCommunicator):
     collectives = ("alltoall", "allgather")
     preserves_input = True
 
-    def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
+    def start(
+        self,
+        transport: Transport,
+        name: str,
+        compressor: Compressor,
+        gradient: np.ndarray,
+        state: tuple[np.ndarray, np.ndarray] | None,
+        stream: Stream,
+        sizes: tuple[int, ...] | None = None,
+    ) -> _Step:
         parts = equal_slices(gradient.size, transport.size)
         sizes = (gradient.size,) if sizes is None else sizes
         own = parts[transport.rank]
@@ -81,14 +93,22 @@ class Sharded(SummingCommunicator):
             step.add_seconds({"residual": time.perf_counter() - started})
         return step
 
-    def start_empty(self, transport, name, compressor, size, stream, sizes=None):
+    def start_empty(
+        self,
+        transport: Transport,
+        name: str,
+        compressor: Compressor,
+        size: int,
+        stream: Stream,
+        sizes: tuple[int, ...] | None = None,
+    ) -> _Step:
         parts = equal_slices(size, transport.size)
         own = parts[transport.rank]
         step = _Step(None, 0, {}, name, lossless_compressor(), stream, parts, None, False, (own.stop - own.start,))
         _send(step, transport, [_NOTHING] * transport.size)
         return step
 
-    def advance(self, step, transport):
+    def advance(self, step: _Step, transport: Transport) -> None:
         if step.advanced:
             return
         step.advanced = True
@@ -102,7 +122,7 @@ class Sharded(SummingCommunicator):
         step.wire_bytes += payload.size
 
     @staticmethod
-    def _sum(step, transport, received, own) -> np.ndarray:
+    def _sum(step: _Step, transport: Transport, received: np.ndarray, own: slice) -> np.ndarray:
         """Return the container of the own slice's sum."""
         started = time.perf_counter()
         summed = step.summed
@@ -116,7 +136,7 @@ class Sharded(SummingCommunicator):
         stream = dataclasses.replace(stream_of_slice(step.stream, transport.rank), rank=-2 - transport.rank)
         return step.encode_sum(summed, step.keeps, stream, step.sizes)
 
-    def finish(self, step, transport, out, weight):
+    def finish(self, step: _Step, transport: Transport, out: np.ndarray, weight: float) -> bool:
         self.advance(step, transport)
         data = wait(step)
         if step.unreadable is not None:
@@ -133,7 +153,7 @@ class Sharded(SummingCommunicator):
         return finite
 
 
-def _send(step: _Step, transport, payloads: list[np.ndarray]) -> None:
+def _send(step: _Step, transport: Transport, payloads: list[np.ndarray]) -> None:
     joined = np.concatenate(payloads)
     step.handle = transport.alltoall(f"{step.name}.slices", joined, [payload.size for payload in payloads])
     step.wire_bytes = joined.size

@@ -5,10 +5,13 @@ import time
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..errors import ContainerError, ExchangeError
 from ..pipeline import container
+from ..pipeline.compressor import Compressor
 from ..pipeline.decoder import decode_add, decode_sum
 from ..registry import register
+from ..transport.base import Transport
 from ._compressed_sums import InFlightSum, SummingCommunicator, check_readable, lossless_compressor, report_unreadable
 from .base import wait
 
@@ -31,7 +34,7 @@ class _Step(InFlightSum):
 
 
 @register
-class Tree(SummingCommunicator):
+class Tree(SummingCommunicator[_Step]):
     """Sums go up a binary tree of the ranks, and the whole sum comes back to all.
 
     Rank r adds what the ranks r + 1, r + 2, r + 4, ... below it send to its own gradient, and sends its one container to the
@@ -49,28 +52,45 @@ class Tree(SummingCommunicator):
     name = "tree"
     collectives = ("alltoall", "broadcast")
 
-    def collectives_of(self, transport):
+    def collectives_of(self, transport: Transport) -> tuple[str, ...]:
         return ("alltoall",) * _levels(transport.size) + ("broadcast",)
 
-    def start(self, transport, name, compressor, gradient, state, stream, sizes=None):
+    def start(
+        self,
+        transport: Transport,
+        name: str,
+        compressor: Compressor,
+        gradient: np.ndarray,
+        state: tuple[np.ndarray, np.ndarray] | None,
+        stream: Stream,
+        sizes: tuple[int, ...] | None = None,
+    ) -> _Step:
         return self._started(_Step(None, 0, {}, name, compressor, stream, gradient, state, sizes), transport)
 
-    def start_empty(self, transport, name, compressor, size, stream, sizes=None):
+    def start_empty(
+        self,
+        transport: Transport,
+        name: str,
+        compressor: Compressor,
+        size: int,
+        stream: Stream,
+        sizes: tuple[int, ...] | None = None,
+    ) -> _Step:
         return self._started(
             _Step(None, 0, {}, name, lossless_compressor(), stream, np.zeros(size, np.float32), None, None), transport
         )
 
-    def _started(self, step, transport):
+    def _started(self, step: _Step, transport: Transport) -> _Step:
         self._go_on(step, transport)
         return step
 
-    def advance(self, step, transport):
+    def advance(self, step: _Step, transport: Transport) -> None:
         if step.level < _levels(transport.size):
             self._receive(step, transport, wait(step))
             self._go_on(step, transport)
 
     @staticmethod
-    def _receive(step, transport, received) -> None:
+    def _receive(step: _Step, transport: Transport, received: np.ndarray) -> None:
         """Add what the rank below has sent."""
         if transport.rank % 2 ** (step.level + 1) or transport.rank + 2**step.level >= transport.size:
             return
@@ -85,7 +105,7 @@ class Tree(SummingCommunicator):
             step.unreadable, step.report = error, received
         step.add_seconds({"decode": time.perf_counter() - started})
 
-    def _go_on(self, step, transport) -> None:
+    def _go_on(self, step: _Step, transport: Transport) -> None:
         """Start the next collective."""
         step.level += 1
         rank, distance, splits = transport.rank, 2**step.level, [0] * transport.size
@@ -101,12 +121,12 @@ class Tree(SummingCommunicator):
         step.wire_bytes += payload.size
 
     @staticmethod
-    def _payload(step) -> np.ndarray:
+    def _payload(step: _Step) -> np.ndarray:
         if step.report is not None:
             return step.report
         return step.encode(step.gradient, step.state, step.stream, step.sizes)
 
-    def finish(self, step, transport, out, weight):
+    def finish(self, step: _Step, transport: Transport, out: np.ndarray, weight: float) -> bool:
         while step.level < _levels(transport.size):
             self.advance(step, transport)
         data = wait(step)
