@@ -220,7 +220,7 @@ class FactorAllreduce(Communicator[_Step]):
         if not finite:
             out[:] = np.nan
         step.seconds["decode"] = time.perf_counter() - started
-        return finite
+        return bool(finite)
 
     def _decode(
         self,
