@@ -36,7 +36,7 @@ class Client:
     def __init__(
         self,
         start: np.ndarray,
-        compression="topk:0.1/rice/qsgd:7",
+        compression: str | dict | Compressor = "topk:0.1/rice/qsgd:7",
         *,
         memory: str = "residual",
         number: int = 0,
@@ -93,7 +93,7 @@ class Client:
             self._owed, self._base = np.zeros(self.size, np.float32), 0
         return self.model.known.copy()
 
-    def update(self, trained: np.ndarray, samples: float, compression=None) -> np.ndarray:
+    def update(self, trained: np.ndarray, samples: float, compression: str | dict | Compressor | None = None) -> np.ndarray:
         """Make the message for a trained model.
 
         Args:
@@ -109,7 +109,9 @@ class Client:
         """
         return self.update_by(self.model.known - np.asarray(trained, np.float32).reshape(-1), samples, compression)
 
-    def update_by(self, change: np.ndarray, samples: float, compression=None) -> np.ndarray:
+    def update_by(
+        self, change: np.ndarray, samples: float, compression: str | dict | Compressor | None = None
+    ) -> np.ndarray:
         """Make the message for an update.
 
         Args:

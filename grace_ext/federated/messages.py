@@ -22,6 +22,7 @@ import numpy as np
 from .. import registry
 from ..errors import ContainerError, GraceError
 from ..pipeline import container
+from ..pipeline.byte_buffers import ByteBuffer
 from ..pipeline.container import Container
 
 _MAGIC, _VERSION = b"GXF", ord("2")
@@ -156,7 +157,7 @@ def read_down(data: np.ndarray, size: int) -> tuple[Down, list[Container]]:
     return Down(round_, base, taken, blobs), parsed
 
 
-def as_message(data) -> np.ndarray:
+def as_message(data: ByteBuffer) -> np.ndarray:
     """View a buffer of bytes as an array, without a copy.
 
     Args:

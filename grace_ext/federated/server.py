@@ -55,7 +55,7 @@ class Server:
         self,
         start: np.ndarray,
         clients: int,
-        compression="topk:0.1/rice/qsgd:7",
+        compression: str | dict | Compressor = "topk:0.1/rice/qsgd:7",
         *,
         sampled: int | None = None,
         optimizer: Callable | None = None,
@@ -152,7 +152,7 @@ class Server:
 
     # A round, in the order of its calls
 
-    def begin_round(self, compression=None) -> list[int]:
+    def begin_round(self, compression: str | dict | Compressor | None = None) -> list[int]:
         """Begin a round, and sample the clients to ask.
 
         Args:

@@ -11,7 +11,9 @@ import warnings
 
 import numpy as np
 
+from ..communicators.base import Pending
 from ..transport.base import Transport
+from .listener import BucketView
 
 _VARIABLE = "GRACE_EXT_WARN"
 _given: set[str] = set()
@@ -45,7 +47,7 @@ class ResidualGrowthCheck:
     FIRST, STREAK, FACTOR = 8, 3, 1.25
     _PATIENCE, _BOUND, _LONGEST = 4, 20.0, 4096
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._steps = 0  # with finite gradients
         self._largest = 0.0  # largest norm of the gradient so far
         self._before: tuple[float, float] | None = None
@@ -87,7 +89,7 @@ class ResidualGrowthCheck:
         if residual > self._BOUND * waits * self._largest or self._streak >= self.STREAK:
             self._tell(norms, residual / gradient, before)
 
-    def _tell(self, norms, ratio, before) -> None:
+    def _tell(self, norms: dict[str, tuple[float, float]], ratio: float, before: tuple[float, float] | None) -> None:
         then = "" if before is None else f", {before[1]:.3g} times at step {self._steps // 2}"
         largest = sorted(norms, key=lambda name: -norms[name][1])[:3]
         _warn(
@@ -138,7 +140,7 @@ class CodecCostCheck:
         """
         return self._probed(step) - step < self._STEPS
 
-    def add(self, bucket, pending) -> None:
+    def add(self, bucket: BucketView, pending: Pending) -> None:
         """Count a bucket of a step that counts.
 
         Args:

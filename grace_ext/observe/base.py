@@ -2,6 +2,8 @@
 
 import os
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 from ..errors import ConfigError
 
@@ -13,7 +15,7 @@ class Observer:
         path: Where to write. "{rank}" in it stands for the rank, and makes every rank write; without it rank 0 does.
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str | os.PathLike):
         self.path = os.fspath(path)
         self.every_rank = "{rank}" in self.path
         self.ended = False
@@ -31,7 +33,7 @@ class Observer:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         return path
 
-    def attempt(self, work, *args) -> None:
+    def attempt(self, work: Callable, *args: Any) -> None:
         """Call a function unless an error ended this observer.
 
         Args:
@@ -64,7 +66,7 @@ class Writer(Observer):
         ConfigError: `every` is not a whole number from 1 on.
     """
 
-    def __init__(self, path, every: int = 10):
+    def __init__(self, path: str | os.PathLike, every: int = 10):
         super().__init__(path)
         if not isinstance(every, int) or every < 1:
             raise ConfigError(f"{type(self).__name__}: every={every!r}; allowed: whole numbers from 1")

@@ -8,10 +8,12 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..errors import ConfigError
+from .listener import BucketView
 
 STEPS = (1, 10, 100, 1000, 10_000)
 
@@ -31,14 +33,14 @@ class Capture:
         ConfigError: A step is not a whole number from 0 on.
     """
 
-    def __init__(self, folder, steps: Iterable[int] = STEPS):
+    def __init__(self, folder: str | os.PathLike, steps: Iterable[int] = STEPS):
         self.folder = Path(folder)
         self.steps = frozenset(steps)
         if not all(isinstance(step, int) and step >= 0 for step in self.steps):
             raise ConfigError(f"capture: steps={sorted(self.steps, key=str)}; allowed: whole numbers from 0")
         self._seen: dict[str, dict[str, np.ndarray]] = {"": {}, "-compensated": {}}
 
-    def gradient_callback(self, step: int, bucket) -> Callable | None:
+    def gradient_callback(self, step: int, bucket: BucketView) -> Callable | None:
         """Return the function that sees a bucket's gradient.
 
         Args:
@@ -69,24 +71,24 @@ class Capture:
         for arrays in self._seen.values():
             arrays.clear()
 
-    def _see(self, bucket, gradient, residual):
+    def _see(self, bucket: BucketView, gradient: Any, residual: Any) -> None:
         plain = np.array(_host(gradient))  # a copy: the codec works in place
         self._keep("", bucket, plain)
         if residual is not None:
             self._keep("-compensated", bucket, plain + _host(residual))
 
-    def _keep(self, suffix, bucket, flat):
+    def _keep(self, suffix: str, bucket: BucketView, flat: np.ndarray) -> None:
         ends = np.cumsum([tensor.size for tensor in bucket.tensors])[:-1]
         self._seen[suffix].update(zip((tensor.name for tensor in bucket.tensors), np.split(flat, ends), strict=True))
 
-    def _write(self, step):
+    def _write(self, step: int) -> None:
         plain, compensated = self._seen.values()
         self.folder.mkdir(parents=True, exist_ok=True)
         _save(self.folder / f"{step}.npz", plain)
         if compensated:
             _save(self.folder / f"{step}-compensated.npz", {**plain, **compensated})
 
-    def _guarded(self, work):
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:
@@ -96,7 +98,7 @@ class Capture:
             warnings.warn(f"capture of gradients in {self.folder} ends: {type(error).__name__}: {error}", stacklevel=2)
 
 
-def _host(array) -> np.ndarray:
+def _host(array: Any) -> np.ndarray:
     return array if isinstance(array, np.ndarray) else array.detach().cpu().numpy()
 
 

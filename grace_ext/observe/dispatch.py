@@ -3,17 +3,19 @@
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from ..communicators.base import Pending
 from ..transport.base import Transport
 from ..transport.tracing import TracingTransport
 from . import advice
 from .base import Writer
 from .capture import Capture
-from .listener import StepListener
-from .parse import observers
+from .listener import BucketView, StepListener
+from .parse import Observe, observers
 from .timeline import Timeline, encoding_phases, finishing_phases
 
 
@@ -26,7 +28,7 @@ class ObserverDispatcher(StepListener):
         capture: Saves gradients of rank 0; None for nothing.
     """
 
-    def __init__(self, transport: Transport, observe=None, capture: Capture | None = None):
+    def __init__(self, transport: Transport, observe: Observe = None, capture: Capture | None = None):
         self._transport = transport
         here = [one for one in observers(observe) if one.every_rank or transport.rank == 0]
         self._capture = capture if transport.rank == 0 else None
@@ -40,10 +42,10 @@ class ObserverDispatcher(StepListener):
         self._seen: dict[str, tuple[float, float]] = {}  # in this step
         self._traces: dict[str, TracingTransport] = {}
         self._before: dict[str, dict[str, float]] = {}  # by bucket that is being received, its seconds by stage
-        self._buckets: list = []
+        self._buckets: Sequence[BucketView] = []
         self._drawing = threading.Lock()  # the worker may receive a bucket while the caller does
 
-    def signature(self):
+    def signature(self) -> tuple:
         return (self._cost is not None,)
 
     def residual_norm_ratios(self) -> dict[str, float | None]:
@@ -54,13 +56,13 @@ class ObserverDispatcher(StepListener):
         """
         return {name: _number(residual, gradient) for name, (gradient, residual) in self.norms.items()}
 
-    def stats(self):
+    def stats(self) -> dict:
         return {"residual_norm_ratio": self.residual_norm_ratios()}
 
-    def buckets_set(self, buckets):
+    def buckets_set(self, buckets: Sequence[BucketView]) -> None:
         self._buckets = buckets
 
-    def gradient_callback(self, step, bucket):
+    def gradient_callback(self, step: int, bucket: BucketView) -> Callable | None:
         callbacks = [self._norms_of(bucket)] if self._wants_norms(step) else []
         if self._capture and (captures := self._capture.gradient_callback(step, bucket)):
             callbacks.append(captures)
@@ -68,13 +70,13 @@ class ObserverDispatcher(StepListener):
             return None
         return lambda gradient, residual: [callback(gradient, residual) for callback in callbacks]
 
-    def bucket_transport(self, step, bucket, transport):
+    def bucket_transport(self, step: int, bucket: BucketView, transport: Transport) -> Transport:
         if not any(timeline.wants(step) for timeline in self._timelines):
             return transport
         self._traces[bucket.name] = TracingTransport(transport)
         return self._traces[bucket.name]
 
-    def receiving(self, step, bucket, pending):
+    def receiving(self, step: int, bucket: BucketView, pending: Pending) -> None:
         trace = self._traces.get(bucket.name)
         if trace is None:
             return
@@ -83,16 +85,16 @@ class ObserverDispatcher(StepListener):
             trace.started_at = None
         self._before[bucket.name] = dict(pending.seconds)
 
-    def received(self, step, bucket, pending):
+    def received(self, step: int, bucket: BucketView, pending: Pending) -> None:
         before = self._before.pop(bucket.name, None)
         if before is not None:
             self._draw(bucket, step, finishing_phases(pending.seconds, before, time.perf_counter()))
 
-    def bucket_finished(self, step, bucket, pending):
+    def bucket_finished(self, step: int, bucket: BucketView, pending: Pending) -> None:
         if self._cost and self._cost.counts_step(step):
             self._cost.add(bucket, pending)
 
-    def end_step(self, step, finite, report):
+    def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
         seen = self._seen if finite else {}
         self.norms.update(seen)
         writers = [writer for writer in self._writers if step % writer.every == 0]
@@ -121,7 +123,7 @@ class ObserverDispatcher(StepListener):
         ):
             self._cost.end_step(step, finite, f"{self._buckets[0].name}.probe")
 
-    def abort(self):
+    def abort(self) -> None:
         self._forget_step()
         if self._capture:
             self._capture.forget()
@@ -140,10 +142,10 @@ class ObserverDispatcher(StepListener):
             or any(step % writer.every == 0 and not writer.ended for writer in self._writers)
         )
 
-    def _norms_of(self, bucket) -> Callable:
+    def _norms_of(self, bucket: BucketView) -> Callable:
         seen = self._seen  # the worker of a step that failed may still be at work when the next step begins
 
-        def keep(gradient, residual):
+        def keep(gradient: Any, residual: Any) -> None:
             if residual is not None:
                 at = 0
                 for tensor in bucket.tensors:
@@ -153,14 +155,14 @@ class ObserverDispatcher(StepListener):
 
         return keep
 
-    def _draw(self, bucket, step, phases) -> None:
+    def _draw(self, bucket: BucketView, step: int, phases: list[tuple[str, float, float]]) -> None:
         with self._drawing:
             for timeline in self._timelines:
                 if phases and timeline.wants(step):
                     timeline.attempt(timeline.add, self._transport.rank, bucket.name, step, phases)
 
 
-def _norm(array) -> float:
+def _norm(array: Any) -> float:
     """L2 norm of float32[n] of numpy, or of a tensor with a norm of its own."""
     if isinstance(array, np.ndarray):
         with np.errstate(over="ignore", invalid="ignore"):

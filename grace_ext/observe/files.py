@@ -10,7 +10,7 @@ from .base import Writer, flatten
 class JsonlWriter(Writer):
     """Appends each record to a file as a line, a JSON object. For the fields and the arguments see Writer."""
 
-    def write(self, record):
+    def write(self, record: dict) -> None:
         with open(self.path_of(record["rank"]), "a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
 
@@ -26,11 +26,11 @@ class CsvWriter(Writer):
         every: See Writer.
     """
 
-    def __init__(self, path, every: int = 10):
+    def __init__(self, path: str | os.PathLike, every: int = 10):
         super().__init__(path, every)
         self._columns: list[str] = []
 
-    def write(self, record):
+    def write(self, record: dict) -> None:
         path, values = self.path_of(record["rank"]), flatten(record)
         if not self._columns and os.path.exists(path):
             self._columns = _read(path)[0]
@@ -40,7 +40,7 @@ class CsvWriter(Writer):
         with open(path, "a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self._columns).writerow(values)
 
-    def _widen(self, path, columns):
+    def _widen(self, path: str, columns: list[str]) -> None:
         rows = _read(path)[1] if os.path.exists(path) else []
         self._columns = [*self._columns, *columns]
         part = f"{path}.{os.getpid()}"
@@ -55,7 +55,7 @@ class CsvWriter(Writer):
                 os.remove(part)
 
 
-def _read(path) -> tuple[list[str], list[dict]]:
+def _read(path: str) -> tuple[list[str], list[dict]]:
     with open(path, newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         rows = list(reader)

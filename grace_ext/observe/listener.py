@@ -1,9 +1,26 @@
 """The interface of all that hears of an exchange's steps, and may decide between them what the next ones do."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from ..communicators.base import Pending
+from ..communicators.base import Communicator, Pending
+from ..communicators.factors import ShapedTensor
+from ..pipeline.compressor import Compressor
 from ..transport.base import Transport
+
+
+class BucketView(Protocol):
+    """What listeners see of a bucket, a grace_ext.exchange.buckets.Bucket."""
+
+    name: str
+    size: int
+    compressor: Compressor
+    declared: Compressor
+    communicator: Communicator
+
+    @property
+    def tensors(self) -> Sequence[ShapedTensor]:
+        """The tensors, in the order in which the bucket's vector holds them."""
 
 
 class StepListener:
@@ -33,7 +50,7 @@ class StepListener:
         """
         return ()
 
-    def buckets_set(self, buckets: list) -> None:
+    def buckets_set(self, buckets: Sequence[BucketView]) -> None:
         """Hear, between steps, that the exchange has these buckets from now on.
 
         May raise ConfigError if the listener cannot work with them.
@@ -42,7 +59,7 @@ class StepListener:
             buckets: The buckets, in the same order on all ranks.
         """
 
-    def started_together(self, bucket) -> list[str]:
+    def started_together(self, bucket: BucketView) -> list[str]:
         """Name the buckets without which the collective of this one does not start in this step.
 
         Args:
@@ -56,7 +73,7 @@ class StepListener:
     def step_started(self) -> None:
         """Hear that a step begins, before its first bucket."""
 
-    def gradient_callback(self, step: int, bucket) -> Callable | None:
+    def gradient_callback(self, step: int, bucket: BucketView) -> Callable | None:
         """Ask to see the gradient of a bucket before the memory changes it.
 
         Args:
@@ -68,7 +85,7 @@ class StepListener:
             step.
         """
 
-    def compensated_gradient_callback(self, step: int, bucket) -> Callable | None:
+    def compensated_gradient_callback(self, step: int, bucket: BucketView) -> Callable | None:
         """Ask to see the gradient of a bucket after the memory has changed it, and before it is encoded.
 
         Args:
@@ -79,7 +96,7 @@ class StepListener:
             As `gradient_callback`.
         """
 
-    def bucket_transport(self, step: int, bucket, transport: Transport) -> Transport:
+    def bucket_transport(self, step: int, bucket: BucketView, transport: Transport) -> Transport:
         """Wrap the transport that a bucket starts with in this step.
 
         Args:
@@ -92,7 +109,7 @@ class StepListener:
         """
         return transport
 
-    def bucket_failed(self, bucket, error: BaseException) -> None:
+    def bucket_failed(self, bucket: BucketView, error: BaseException) -> None:
         """Hear that a bucket could not be encoded or sent: in this step nothing comes of it.
 
         Args:
@@ -100,7 +117,7 @@ class StepListener:
             error: Why.
         """
 
-    def receiving(self, step: int, bucket, pending: Pending) -> None:
+    def receiving(self, step: int, bucket: BucketView, pending: Pending) -> None:
         """Hear that a bucket is about to be advanced or finished.
 
         Args:
@@ -109,7 +126,7 @@ class StepListener:
             pending: What it waits for.
         """
 
-    def received(self, step: int, bucket, pending: Pending) -> None:
+    def received(self, step: int, bucket: BucketView, pending: Pending) -> None:
         """Hear that a bucket was advanced or finished.
 
         Args:
@@ -118,7 +135,7 @@ class StepListener:
             pending: What it waits for, or waited for.
         """
 
-    def bucket_finished(self, step: int, bucket, pending: Pending) -> None:
+    def bucket_finished(self, step: int, bucket: BucketView, pending: Pending) -> None:
         """Hear that a bucket's sum over ranks is there.
 
         Args:
@@ -163,7 +180,7 @@ class Listeners:
             if not event.startswith("_")
         }
 
-    def notify(self, event: str, *args) -> None:
+    def notify(self, event: str, *args: Any) -> None:
         """Call an event of all listeners that override it.
 
         Args:
@@ -173,7 +190,7 @@ class Listeners:
         for one in self._of[event]:
             getattr(one, event)(*args)
 
-    def callback(self, event: str, step: int, bucket) -> Callable | None:
+    def callback(self, event: str, step: int, bucket: BucketView) -> Callable | None:
         """Combine the functions that listeners want to be called with a gradient.
 
         Args:
@@ -202,7 +219,7 @@ class Listeners:
             transport = one.wrap_transport(transport)
         return transport
 
-    def transport_of(self, step: int, bucket, transport: Transport) -> Transport:
+    def transport_of(self, step: int, bucket: BucketView, transport: Transport) -> Transport:
         """Let all listeners wrap the transport of a bucket in a step.
 
         Args:

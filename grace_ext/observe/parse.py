@@ -9,8 +9,11 @@ from .capture import Capture
 from .files import CsvWriter, JsonlWriter
 from .tensorboard import TensorBoardWriter
 
+#: What an argument `observe=` may be; a list or tuple holds such values.
+Observe = str | os.PathLike | Observer | list | tuple | None
 
-def observers(observe) -> list[Observer]:
+
+def observers(observe: Observe) -> list[Observer]:
     """Make observers from an argument `observe=`.
 
     Args:
@@ -44,7 +47,7 @@ def observers(observe) -> list[Observer]:
     return [TensorBoardWriter(observe)]
 
 
-def parse_observers(capture, observe) -> tuple[Capture | None, list[Observer]]:
+def parse_observers(capture: Capture | str | os.PathLike | None, observe: Observe) -> tuple[Capture | None, list[Observer]]:
     """Make what the adapters' arguments of these names stand for. Raises ConfigError as `observers` does.
 
     Args:

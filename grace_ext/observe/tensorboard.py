@@ -6,6 +6,8 @@ tensorboard), or TensorFlow.
 
 import atexit
 import importlib.util
+import os
+from typing import Any
 
 from ..errors import ConfigError
 from .base import Writer, flatten
@@ -28,12 +30,12 @@ class TensorBoardWriter(Writer):
         ConfigError: None of the libraries is installed.
     """
 
-    def __init__(self, path, every: int = 10):
+    def __init__(self, path: str | os.PathLike, every: int = 10):
         super().__init__(path, every)
         self._make = _library()
         self._writer = None
 
-    def write(self, record):
+    def write(self, record: dict) -> None:
         if self._writer is None:
             self._writer = self._make(self.path_of(record["rank"]), flush_secs=_FLUSH_SECONDS)
             atexit.register(self.close)  # because the libraries write in threads of their own
@@ -41,13 +43,13 @@ class TensorBoardWriter(Writer):
             if name not in _LEFT_OUT and value is not None:
                 self._writer.add_scalar(f"compression/{name}", float(value), record["step"], record["time"])  # type: ignore[attr-defined]
 
-    def close(self):
+    def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
 
-def _library():
+def _library() -> Any:
     """Return what makes a writer from a folder."""
     if _installed("tensorboardX"):
         from tensorboardX import SummaryWriter

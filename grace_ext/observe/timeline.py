@@ -9,6 +9,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Container
 
 from ..errors import ConfigError
 from .base import Observer
@@ -31,7 +32,7 @@ class Timeline(Observer):
         steps: The steps to draw, such as range(100, 120); None for all.
     """
 
-    def __init__(self, path, steps=None):
+    def __init__(self, path: str | os.PathLike, steps: Container[int] | None = None):
         super().__init__(path)
         self.steps = steps
         self._origin = time.perf_counter()
@@ -117,7 +118,7 @@ def finishing_phases(seconds: dict[str, float], before: dict[str, float], end: f
     return _back_from(end, {stage: taken for stage, taken in grown.items() if taken > 0}, _FINISHING)
 
 
-def _back_from(end: float, seconds: dict[str, float], order) -> list[tuple[str, float, float]]:
+def _back_from(end: float, seconds: dict[str, float], order: tuple[str, ...]) -> list[tuple[str, float, float]]:
     phases = []
     known = [stage for stage in order if stage in seconds]
     for stage in reversed([*known, *(stage for stage in seconds if stage not in order)]):
@@ -126,7 +127,7 @@ def _back_from(end: float, seconds: dict[str, float], order) -> list[tuple[str, 
     return phases[::-1]
 
 
-def merge_timelines(horovod, ours, merged) -> int:
+def merge_timelines(horovod: str | os.PathLike, ours: str | os.PathLike, merged: str | os.PathLike) -> int:
     """Write Horovod's trace with our phases in it, on Horovod's clock and in the rows of the collectives they belong to.
 
     A bucket that Horovod's trace does not have gets rows of its own.
@@ -181,7 +182,7 @@ def _collective(bucket: str, pids: dict[str, int]) -> int | None:
     return next((pid for name, pid in pids.items() if pattern.search(name)), None)
 
 
-def _load(path) -> list[dict]:
+def _load(path: str | os.PathLike) -> list[dict]:
     with open(path, encoding="utf-8") as file:
         text = file.read().rstrip().rstrip(",")
     try:  # the trace of a program that was killed lacks the end of the list
@@ -193,7 +194,7 @@ def _load(path) -> list[dict]:
     return events
 
 
-def _start(events: list[dict], path) -> float:
+def _start(events: list[dict], path: str | os.PathLike) -> float:
     for event in events:
         if _START in event.get("args", {}):
             return event["args"][_START]

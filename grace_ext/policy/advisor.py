@@ -146,7 +146,17 @@ def _communicators(method: Method, workers: int, per_host: int) -> list[str]:
     return [*found, "hierarchical"] if 1 < per_host < workers else found
 
 
-def _predict(method, communicator, codec, params, step_time, workers, per_host, links, overlap) -> Prediction:
+def _predict(
+    method: Method,
+    communicator: str,
+    codec: cost_model.Codec,
+    params: int,
+    step_time: float,
+    workers: int,
+    per_host: int,
+    links: dict[str, cost_model.Link],
+    overlap: float,
+) -> Prediction:
     hosts = [rank // per_host for rank in range(workers)]
     step = cost_model.step_of(communicator, workers, params, codec, hosts)
     codec_seconds = cost_model.codec_seconds(step)
@@ -211,13 +221,15 @@ def _left_out(one: Prediction, none: Prediction, strict: bool, wanted: tuple[str
     return text + (f" (it was with {kept})" if kept else "")
 
 
-def _check(params, step_time, bandwidth, workers, per_host, latency, overlap) -> None:
+def _check(
+    params: int, step_time: float, bandwidth: float, workers: int, per_host: int, latency: float, overlap: float
+) -> None:
     for name, value, least in (("params", params, 1), ("workers", workers, 2), ("per_host", per_host, 1)):
         if not (isinstance(value, int | np.integer) and value >= least):
             raise ConfigError(f"{name}={value}; allowed: whole numbers from {least} on")
-    for name, value, zero in (("step_time", step_time, False), ("bandwidth", bandwidth, False), ("latency", latency, True)):
-        if not (math.isfinite(value) and (value > 0 or zero and value == 0)):
-            raise ConfigError(f"{name}={value}; allowed: finite, {'from 0 on' if zero else 'above 0'}")
+    for name, real, zero in (("step_time", step_time, False), ("bandwidth", bandwidth, False), ("latency", latency, True)):
+        if not (math.isfinite(real) and (real > 0 or zero and real == 0)):
+            raise ConfigError(f"{name}={real}; allowed: finite, {'from 0 on' if zero else 'above 0'}")
     if not 0 <= overlap <= 1:
         raise ConfigError(f"overlap={overlap}; allowed: 0 to 1")
     if workers % per_host:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from .._util.scratch import scratch
 from ..errors import ConfigError
@@ -53,12 +54,12 @@ class ErrorCurve:
         squares = np.concatenate([[0.0], np.cumsum(counts[occupied] * _SQUARES[occupied])])
         self._left = squares[-1] - squares
 
-    def __call__(self, k) -> np.ndarray:
+    def __call__(self, k: float | np.ndarray) -> np.ndarray:
         """Squared error if the k largest elements are sent; k: a number or an array of them, from 0 to d."""
         return np.maximum(np.interp(k, self._sent, self._left), 0.0)
 
 
-def least_error(curves: Sequence[ErrorCurve], sizes, budget: float, steps: int = STEPS) -> np.ndarray:
+def least_error(curves: Sequence[ErrorCurve], sizes: npt.ArrayLike, budget: float, steps: int = STEPS) -> np.ndarray:
     """Choose a density for each layer so that the total squared error is the least for a budget of bytes.
 
     Args:
@@ -77,7 +78,7 @@ def least_error(curves: Sequence[ErrorCurve], sizes, budget: float, steps: int =
     return _chosen(sizes, errors, budget, steps)
 
 
-def least_bytes(curves: Sequence[ErrorCurve], sizes, budget: float, steps: int = STEPS) -> np.ndarray:
+def least_bytes(curves: Sequence[ErrorCurve], sizes: npt.ArrayLike, budget: float, steps: int = STEPS) -> np.ndarray:
     """Choose a density for each layer so that the bytes are the fewest for a budget of error: the dual of `least_error`.
 
     Args:
@@ -96,7 +97,7 @@ def least_bytes(curves: Sequence[ErrorCurve], sizes, budget: float, steps: int =
     return _chosen(errors, sizes, budget, steps)
 
 
-def _choices(curves, sizes) -> tuple[np.ndarray, np.ndarray]:
+def _choices(curves: Sequence[ErrorCurve], sizes: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     sizes = np.asarray(sizes, np.float64)
     if sizes.shape != (len(curves), len(DENSITIES)):
         raise ConfigError(
@@ -119,7 +120,7 @@ def counts_of(d: int) -> np.ndarray:
     return np.clip(np.round(np.array(DENSITIES) * d), 1, d)
 
 
-def _chosen(costs, values, budget, steps) -> np.ndarray:
+def _chosen(costs: np.ndarray, values: np.ndarray, budget: float, steps: int) -> np.ndarray:
     if not (math.isfinite(budget) and budget >= 0):
         raise ConfigError(f"budget={budget}; allowed: finite, from 0 on")
     rows = len(costs)

@@ -14,11 +14,13 @@ import logging
 import math
 import statistics
 import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ..communicators.auto import DENSE
-from ..observe.listener import StepListener
+from ..communicators.base import Pending
+from ..observe.listener import BucketView, StepListener
 from ..transport.base import Transport
 from .cost_model import Codec, Link, codec_seconds, fit, step_of, wire_seconds
 from .link_probe import agreed, probe
@@ -88,7 +90,7 @@ def plans(predicted: list[dict[str, float]], slack: float) -> list[tuple[str, ..
         ),
     ]
 
-    def seconds(plan):
+    def seconds(plan: tuple[str, ...]) -> float:
         return sum(bucket[strategy] for bucket, strategy in zip(predicted, plan, strict=True))
 
     return list(dict.fromkeys(plan for plan in found if seconds(plan) <= seconds(best) + slack))
@@ -107,8 +109,11 @@ class AutoTuner(StepListener):
         self._transport, self._between = transport, transport.probe_transport()
         self.buckets_set([])
 
-    def buckets_set(self, buckets):
-        self._buckets = [bucket for bucket in buckets if bucket.communicator.switches] if self._transport.size > 1 else []
+    def buckets_set(self, buckets: Sequence[BucketView]) -> None:
+        #: Buckets whose communicators are SwitchingCommunicators.
+        self._buckets: list = (
+            [bucket for bucket in buckets if bucket.communicator.switches] if self._transport.size > 1 else []
+        )
         self._ended_at: float | None = None
         self._seconds: list[float] = []  # of each step since the plan in force began
         self._seen: dict[str, list[tuple[float, float]]] = {bucket.name: [] for bucket in self._buckets}
@@ -134,11 +139,11 @@ class AutoTuner(StepListener):
             bucket.communicator.switch_to(strategy)
         self._seconds.clear()
 
-    def bucket_finished(self, step, bucket, pending):
+    def bucket_finished(self, step: int, bucket: BucketView, pending: Pending) -> None:
         if bucket.name in self._seen and self._next == self._model:
             self._seen[bucket.name].append((pending.wire_bytes, pending.codec_seconds))
 
-    def end_step(self, step, finite, report):
+    def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
         if not self._buckets:
             return
         now = time.perf_counter()

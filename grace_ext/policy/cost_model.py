@@ -9,9 +9,10 @@ message to each (Thakur, Rabenseifner and Gropp, Optimization of collective comm
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ..communicators._slices import equal_slices
 from ..errors import ConfigError
@@ -130,7 +131,7 @@ def ring_allreduce(ranks: int, payload: float) -> Collective:
     return Collective("allreduce", np.full(ranks, float(payload)), sent, sent, sent[0], 2 * (ranks - 1))
 
 
-def ring_allgather(payloads) -> Collective:
+def ring_allgather(payloads: npt.ArrayLike) -> Collective:
     """Model an allgather: each rank sends on, to the next, all payloads but that one's own.
 
     The largest payload makes its way in n - 1 messages, each after the one before.
@@ -148,7 +149,7 @@ def ring_allgather(payloads) -> Collective:
     return Collective("allgather", payloads, sent, received, max(rounds * payloads.max(), sent.max()), rounds)
 
 
-def alltoall(splits) -> Collective:
+def alltoall(splits: npt.ArrayLike) -> Collective:
     """Model an alltoall: all messages go at a time, and the link with the most bytes takes the longest.
 
     Args:
@@ -163,7 +164,7 @@ def alltoall(splits) -> Collective:
     return Collective("alltoall", splits.sum(axis=1), sent, received, max(sent.max(), received.max()), len(splits) - 1)
 
 
-def _allgather(ranks, elements, codec):
+def _allgather(ranks: int, elements: int, codec: Codec) -> list[Work | Collective]:
     return [
         Work(codec.encode(elements), ranks),
         ring_allgather([codec.size(elements, 1)] * ranks),
@@ -171,7 +172,7 @@ def _allgather(ranks, elements, codec):
     ]
 
 
-def _allreduce(ranks, elements, codec):
+def _allreduce(ranks: int, elements: int, codec: Codec) -> list[Work | Collective]:
     return [
         Work(codec.encode(elements), ranks),
         ring_allreduce(ranks, codec.size(elements, 1)),
@@ -179,7 +180,7 @@ def _allreduce(ranks, elements, codec):
     ]
 
 
-def _sharded(ranks, elements, codec):
+def _sharded(ranks: int, elements: int, codec: Codec) -> list[Work | Collective]:
     parts = np.array([part.stop - part.start for part in equal_slices(elements, ranks)])
     # Slices differ by an element, so there are two kinds of them at most.
     kinds = [int(size) for size in np.unique(parts[parts > 0])]
@@ -200,8 +201,9 @@ def _sharded(ranks, elements, codec):
     ]
 
 
-def _tree(ranks, elements, codec):
-    step, below = [], np.ones(ranks, int)  # below: the number of gradients that each rank has summed up
+def _tree(ranks: int, elements: int, codec: Codec) -> list[Work | Collective]:
+    step: list[Work | Collective] = []
+    below = np.ones(ranks, int)  # the number of gradients that each rank has summed up
     for level in range((ranks - 1).bit_length()):
         splits = np.zeros((ranks, ranks))
         senders = range(2**level, ranks, 2 ** (level + 1))
@@ -215,7 +217,7 @@ def _tree(ranks, elements, codec):
     return [*step, Work(codec.encode(elements), 1), ring_allgather(root), Work(codec.decode(elements, 1), ranks)]
 
 
-def _hierarchical(ranks, elements, codec, hosts):
+def _hierarchical(ranks: int, elements: int, codec: Codec, hosts: Sequence[int]) -> list[Work | Collective]:
     """What stays inside a host counts as free. Owners, of equal slices, compress and send; every rank decodes all."""
     members = np.bincount(hosts)
     if len(members) in (1, ranks):
@@ -243,7 +245,9 @@ STEPS: dict[str, Callable[[int, int, Codec], list]] = {
 }
 
 
-def step_of(communicator: str, ranks: int, elements: int, codec: Codec, hosts=None) -> list[Work | Collective]:
+def step_of(
+    communicator: str, ranks: int, elements: int, codec: Codec, hosts: Sequence[int] | None = None
+) -> list[Work | Collective]:
     """List the parts of a step of one bucket.
 
     Args:

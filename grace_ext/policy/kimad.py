@@ -11,11 +11,13 @@ import math
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ..communicators.base import Pending
 from ..errors import ConfigError
-from ..observe.listener import StepListener
+from ..observe.listener import BucketView, StepListener
 from ..registry import register
 from ..transport.base import Transport
 from ..transport.metered import MeteredTransport
@@ -58,10 +60,10 @@ class Kimad(Schedule):
             raise ConfigError(f"{self.name}: window={window}; allowed: from 1 on")
         self.seconds, self.prior, self.window = seconds, prior, window
 
-    def at(self, step, final):
+    def at(self, step: int, final: float) -> float:
         return final  # before anything is known
 
-    def listener(self, transport, densities):
+    def listener(self, transport: Transport, densities: dict[str, float]) -> "DensityController":
         return DensityController(self, transport, densities)
 
 
@@ -91,7 +93,7 @@ class DensityController(StepListener):
     def __init__(self, schedule: Kimad, transport: Transport, densities: dict[str, float]):
         self._schedule, self._transport, self.densities = schedule, transport, densities
         self.monitor = BandwidthMonitor(schedule.window, schedule.prior or None)
-        self._buckets: list = []
+        self._buckets: Sequence[BucketView] = []
         self._ended_at: float | None = None
         self._computing: deque[float] = deque(maxlen=schedule.window)
         self._waited = 0.0
@@ -101,10 +103,10 @@ class DensityController(StepListener):
         self._fixed: dict[str, float] = {}
         self._curves: dict[str, ErrorCurve] = {}
 
-    def wrap_transport(self, transport):
+    def wrap_transport(self, transport: Transport) -> Transport:
         return MeteredTransport(transport, self.monitor.add)
 
-    def buckets_set(self, buckets):
+    def buckets_set(self, buckets: Sequence[BucketView]) -> None:
         """Take over the buckets; see StepListener.
 
         Args:
@@ -129,10 +131,10 @@ class DensityController(StepListener):
             kept.clear()
 
     @staticmethod
-    def _adapts(bucket) -> bool:
+    def _adapts(bucket: BucketView) -> bool:
         return bucket.declared.lowrank is None and "density" in bucket.declared.sparsifier.options()
 
-    def compensated_gradient_callback(self, step, bucket):
+    def compensated_gradient_callback(self, step: int, bucket: BucketView) -> Callable | None:
         wanted = self._schedule.by_bucket and self._step % CURVES == 0 and self._adapts(bucket)
         return functools.partial(self._measure, bucket.name) if wanted else None
 
@@ -141,15 +143,15 @@ class DensityController(StepListener):
         with contextlib.suppress(ConfigError):  # the gradient is not finite, which the container tells all ranks
             self._curves[name] = ErrorCurve(gradient, residual)
 
-    def bucket_finished(self, step, bucket, pending):
+    def bucket_finished(self, step: int, bucket: BucketView, pending: Pending) -> None:
         self._waited += pending.seconds.get("exchange", 0.0)
         sent = pending.wire_bytes * bucket.communicator.copies_sent(self._transport)
         if not self._adapts(bucket):
             self._fixed[bucket.name] = sent
         elif sent:
-            self._sent[bucket.name] = sent, bucket.compressor.sparsifier.density
+            self._sent[bucket.name] = sent, bucket.compressor.sparsifier.density  # type: ignore[attr-defined]  # see _adapts
 
-    def end_step(self, step, finite, report):
+    def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
         now = time.perf_counter()
         if self._ended_at is not None:
             self._computing.append(now - self._ended_at - self._waited)
@@ -159,11 +161,11 @@ class DensityController(StepListener):
             self._decide()
         self._waited, self._ended_at = 0.0, time.perf_counter()
 
-    def abort(self):
+    def abort(self) -> None:
         self.monitor.abort()
         self._waited, self._ended_at = 0.0, None
 
-    def stats(self):
+    def stats(self) -> dict:
         densities = {
             tensor.name: self.densities[bucket.name]
             for bucket in self._buckets
@@ -197,7 +199,7 @@ class DensityController(StepListener):
             chosen = least_error(curves, bytes_, max(0.0, budget))
             self.densities.update({name: DENSITIES[choice] for name, choice in zip(weighed, chosen, strict=True)})
 
-    def _sizes(self, bucket) -> np.ndarray:
+    def _sizes(self, bucket: BucketView) -> np.ndarray:
         """Bytes on the link of a bucket with each of DENSITIES."""
         (sent, density), copies = self._sent[bucket.name], bucket.communicator.copies_sent(self._transport)
         return copies * predict_sizes(sent / copies, density, bucket.size)

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from ..transport.base import Transport
+from ..transport.base import CollectiveHandle, Transport
 from .cost_model import Collective, alltoall, ring_allgather, ring_allreduce
 
 _SMALLEST, _LARGEST = 2**10, 2**23  # bytes of a payload
@@ -48,7 +48,7 @@ def _model(collective: str, ranks: int, payload: int) -> Collective:
     return ring_allgather([payload] * ranks)
 
 
-def _start(transport: Transport, name: str, collective: str, array: np.ndarray):
+def _start(transport: Transport, name: str, collective: str, array: np.ndarray) -> CollectiveHandle:
     if collective == "allreduce":
         return transport.allreduce(name, array)
     payload = array.view(np.uint8)

@@ -17,13 +17,13 @@ class Memories:
             tensor that no rule fits has DEFAULT_MEMORY.
     """
 
-    def __init__(self, spec=DEFAULT_MEMORY):
+    def __init__(self, spec: str | Memory | dict = DEFAULT_MEMORY):
         self._made: dict[Memory, Memory] = {}
         mapping = spec if isinstance(spec, dict) else {"*": spec}
         self._rules = Patterns("memory", mapping, self._shared)
         self._default = self._shared(DEFAULT_MEMORY)
 
-    def _shared(self, spec) -> Memory:
+    def _shared(self, spec: str | Memory) -> Memory:
         made = make_memory(spec)
         return self._made.setdefault(made, made)
 

@@ -37,7 +37,7 @@ class Evidence:
         """Whether accuracy was kept, over enough seeds."""
         return self.points >= -MAX_LOSS and self.seeds >= MIN_SEEDS
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.points:+.2f} points with {self.optimizer} on {self.what}, {self.seeds} seed(s), docs/{self.page}"
 
 

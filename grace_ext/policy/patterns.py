@@ -3,6 +3,7 @@
 import fnmatch
 import re
 from collections.abc import Callable
+from typing import Any
 
 from ..errors import ConfigError
 
@@ -31,7 +32,7 @@ class Patterns:
                 raise ConfigError(f"{what}: {pattern!r} is not a size; write for example '<=1024' or '>100000'")
             self._rules.append((pattern, size.groups() if size else None, make(value)))
 
-    def find(self, name: str, size: int):
+    def find(self, name: str, size: int) -> Any:
         """Find the first rule that fits a tensor.
 
         Args:

@@ -24,7 +24,7 @@ class Rules:
         seed: Seed of the compressors.
     """
 
-    def __init__(self, default=DEFAULT_SPEC, rules: dict | None = None, seed: int = 0):
+    def __init__(self, default: str | dict | Compressor = DEFAULT_SPEC, rules: dict | None = None, seed: int = 0):
         self.default = make_compressor(default, seed)
         self.dense = make_compressor("dense/raw", seed)
         is_default = self.default == make_compressor(DEFAULT_SPEC, seed)
