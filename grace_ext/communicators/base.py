@@ -104,6 +104,8 @@ class Communicator(Stage, Generic[PendingType]):
     preserves_input = False
     #: Whether it switches to another strategy where compression does not pay off; `strategy` tells which one is in use.
     switches = False
+    #: The strategy in use, only where it switches.
+    strategy: str
     #: "float32" or "fp16" while gradients may bypass the exchange: see Exchange.bypass_dtype.
     bypass_dtype: str | None = None
 

@@ -1,8 +1,11 @@
 """How tensors are grouped into buckets: the same in every adapter."""
 
 import math
+from collections.abc import Container, Iterable
 
 from ..communicators.base import Communicator
+from ..memory.base import Memory
+from ..pipeline.compressor import Compressor
 from ..policy import Rules
 from .buckets import Bucket, Tensor, make_buckets
 from .engine import Exchange
@@ -12,12 +15,12 @@ from .row_buckets import row_bucket
 def build_buckets(
     exchange: Exchange,
     parts: list[list[Tensor]],
-    tables,
+    tables: Container[str],
     rules: Rules,
     communicator: Communicator,
     prefix: str,
     bucket_bytes: float = math.inf,
-    groups=None,
+    groups: Iterable[Iterable[str]] | None = None,
 ) -> list[Bucket]:
     """Build the buckets of a model.
 
@@ -43,7 +46,7 @@ def build_buckets(
     tensors = [tensor for part in parts for tensor in part]
     specs = {tensor.name: rules.choose(tensor.name, tensor.size, tensor.ndim, tensor.name in tables) for tensor in tensors}
 
-    def in_common(tensor):
+    def in_common(tensor: Tensor) -> tuple[Compressor, Memory]:
         return specs[tensor.name], exchange.memory_of(tensor)
 
     lists = [

@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class Tensor:
     shape: tuple[int, ...] = ()
     common_name: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.common_name = self.common_name or self.name
         self.shape = tuple(self.shape) or (self.size,)
         if math.prod(self.shape) != self.size:
@@ -69,7 +70,7 @@ class Bucket:
     #: Whether the adapter could reduce the tensors as they are; see Exchange.bypass_dtype.
     may_bypass: bool = dataclasses.field(default=False, kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.sizes = tuple(tensor.size for tensor in self.tensors)
         self.size = sum(self.sizes)
         self.device = self.tensors[0].device
@@ -79,7 +80,7 @@ class Bucket:
         self.memory.check(self.compressor, self.communicator)
 
     @functools.cached_property
-    def _gradient(self):
+    def _gradient(self) -> np.ndarray:
         """Where pack writes to if the memory has no array for it."""
         return np.empty(self.size, np.float32)
 
@@ -144,7 +145,7 @@ class Bucket:
         """
         self.communicator.advance(pending, transport)
 
-    def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
+    def finish(self, pending: Pending, transport: Transport, out: Any, weight: float) -> bool:
         """Wait for the weighted sum over ranks.
 
         Args:
@@ -165,7 +166,9 @@ class Bucket:
         return finite
 
 
-def make_buckets(tensors: list[Tensor], choose: Callable, bucket_bytes: int, groups=None) -> list[list[Tensor]]:
+def make_buckets(
+    tensors: list[Tensor], choose: Callable, bucket_bytes: float, groups: Iterable[Iterable[str]] | None = None
+) -> list[list[Tensor]]:
     """Split tensors into lists that have a device and a choice in common.
 
     Args:

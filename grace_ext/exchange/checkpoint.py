@@ -15,6 +15,8 @@ import logging
 import numpy as np
 
 from ..errors import ConfigError
+from ..transport.base import Transport
+from .buckets import Tensor
 from .engine import Exchange
 
 _LOG = logging.getLogger("grace_ext")
@@ -43,7 +45,7 @@ class Loaded:
     lost: bool = True
 
 
-def check_policy(on_resize) -> None:
+def check_policy(on_resize: object) -> None:
     """Check an `on_resize` option.
 
     Args:
@@ -72,7 +74,7 @@ def pack(state: dict, rank: int, ranks: int, order: list[str]) -> dict:
     return {"version": VERSION, "ranks": ranks, "step": state["step"], "order": list(order), "memories": {rank: memory}}
 
 
-def choose(saved: dict | None, exchange: Exchange, on_resize) -> Loaded:
+def choose(saved: dict | None, exchange: Exchange, on_resize: str | None) -> Loaded:
     """Choose what this rank of the exchange starts with.
 
     Args:
@@ -152,7 +154,7 @@ def settle(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> str:
     return warning
 
 
-def load(saved: dict | None, exchange: Exchange, on_resize) -> bool:
+def load(saved: dict | None, exchange: Exchange, on_resize: str | None) -> bool:
     """Load what `choose` finds, and report it.
 
     Args:
@@ -282,7 +284,7 @@ def gather_and_redistribute(exchange: Exchange, own: dict | None, prefix: str) -
     return state
 
 
-def _gather(transport, name, own, fields, tensor) -> list[np.ndarray]:
+def _gather(transport: Transport, name: str, own: dict | None, fields: list[str], tensor: Tensor) -> list[np.ndarray]:
     """float32[fields, size] of every rank that has a memory."""
     mine = [(own or {}).get(field, {}).get(tensor.name, np.zeros(tensor.size, np.float32)) for field in fields]
     payload = np.empty(0, np.uint8) if own is None else _bytes(np.concatenate(mine))

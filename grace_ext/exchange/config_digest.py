@@ -1,13 +1,34 @@
 """Whether all ranks were built alike: each tells the others a digest of its configuration, and which host it is on."""
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import numpy as np
 import xxhash
 
 from ..errors import ConfigError
+from ..observe.listener import StepListener
+from ..policy.schedules import Schedules
 from ..transport import topology
+from ..transport.base import Transport
+from .buckets import Bucket
 
 
-def config_digest(exchange) -> np.ndarray:
+class Configured(Protocol):
+    """What the ranks compare of an exchange, which is an ExchangeSetup."""
+
+    buckets: list[Bucket]
+    schedules: Schedules
+    transport: Transport
+    weight: float
+    seed: int
+
+    @property
+    def listeners(self) -> Sequence[StepListener]:
+        """The listeners, in the order in which they hear of an event."""
+
+
+def config_digest(exchange: Configured) -> np.ndarray:
     """Compute a digest of all that must be the same on all ranks before the first step, and one of this rank's host.
 
     Args:
@@ -36,7 +57,7 @@ def config_digest(exchange) -> np.ndarray:
     return np.concatenate([np.frombuffer(digest, np.uint8), topology.own_host_digest()])
 
 
-def check_config_digests(exchange, gathered: np.ndarray) -> None:
+def check_config_digests(exchange: Configured, gathered: np.ndarray) -> None:
     """Compare the digests of all ranks, and tell the transport which ranks share a host.
 
     Args:

@@ -10,7 +10,7 @@ from .buckets import Bucket
 _POLL = 0.001  # seconds between two polls
 #: Set when Python exits. An atexit function would come too late: Python waits for the threads of executors first.
 _exit = threading.Event()
-threading._register_atexit(_exit.set)  # as concurrent.futures does; the last function registered is called first
+threading._register_atexit(_exit.set)  # type: ignore[attr-defined]  # as concurrent.futures does; the last function registered is called first
 
 
 class EagerDecoder:
@@ -36,7 +36,7 @@ class EagerDecoder:
         self._polls: list[concurrent.futures.Future] = []
         self._ended = False
 
-    def add(self, bucket: Bucket, pending: Pending, out, collectives: int) -> None:
+    def add(self, bucket: Bucket, pending: Pending, out: object, collectives: int) -> None:
         """Take a bucket that was sent. Called by the thread that encoded it.
 
         Args:
@@ -119,7 +119,8 @@ class EagerDecoder:
             with self._lock:
                 if self._sent.pop(bucket.name, None) is None:
                     continue  # the caller is receiving it
-                self._results[bucket.name] = future = concurrent.futures.Future()
+                future: concurrent.futures.Future[bool] = concurrent.futures.Future()
+                self._results[bucket.name] = future
             try:
                 future.set_result(self._receive(bucket, pending, out))
             except BaseException as error:

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from .._util.rng import Stream
 from ..communicators.base import Pending
 from ..errors import ConfigError
+from ..memory.base import Memory
 from ..observe.capture import Capture
+from ..observe.parse import Observe
 from ..transport.base import Transport
 from .buckets import Bucket
 from .bypass import BypassPending
@@ -41,32 +43,31 @@ class Exchange(ExchangeSetup):
     def __init__(
         self,
         transport: Transport,
-        memory,
+        memory: str | Memory | dict,
         weight: float,
         seed: int = 0,
         capture: Capture | None = None,
         executor: concurrent.futures.Executor | None = None,
         schedule: dict | None = None,
         joinable: bool = False,
-        observe=None,
+        observe: Observe = None,
     ):
         super().__init__(transport, memory, weight, seed, capture, schedule, observe)
-        self._joinable = joinable
         self._starting = threading.Lock()  # backward may have a thread for each device
-        self._finite = True
+        self._joinable, self._finite = joinable, True
         self._scheduler = Scheduler(
             executor, self._advance, self._receive, functools.partial(self._listeners.notify, "bucket_failed")
         )
         #: How many ranks have gradients in this step, where no bucket says so by the lengths of its containers.
         self.gradient_count = GradientCount(self._scheduler, self.transport)
 
-    def set_buckets(self, buckets):
+    def set_buckets(self, buckets: list[Bucket]) -> None:
         if not self._scheduler.is_idle:
             raise ConfigError("buckets cannot change while an exchange is under way")
         self._scheduler.buckets = len(buckets)
         super().set_buckets(buckets)
 
-    def start(self, bucket: Bucket, pack: Callable, out=None) -> None:
+    def start(self, bucket: Bucket, pack: Callable, out: object = None) -> None:
         """Queue the bucket: the worker thread packs, encodes and sends it.
 
         Args:
@@ -93,7 +94,7 @@ class Exchange(ExchangeSetup):
         """
         self._submit(bucket, bucket.start_empty)
 
-    def _submit(self, bucket: Bucket, start: Callable, out=None) -> None:
+    def _submit(self, bucket: Bucket, start: Callable, out: object = None) -> None:
         transport = self._listeners.transport_of(self.step, bucket, self.transport)
         send = functools.partial(start, transport=transport, stream=self._stream_of(bucket))
         self._scheduler.submit(bucket, send, out, self._collectives_of(bucket))
@@ -198,7 +199,7 @@ class Exchange(ExchangeSetup):
         bucket.advance(pending, self.transport)
         self._listeners.notify("received", self.step, bucket, pending)
 
-    def finish(self, bucket: Bucket, out) -> None:
+    def finish(self, bucket: Bucket, out: object) -> None:
         """Wait for the bucket and write the weighted sum over ranks. Raises what the worker thread raised.
 
         Args:
@@ -209,7 +210,7 @@ class Exchange(ExchangeSetup):
         self._finite &= finite
         self._listeners.notify("bucket_finished", self.step, bucket, pending)
 
-    def _receive(self, bucket: Bucket, pending: Pending, out) -> bool:
+    def _receive(self, bucket: Bucket, pending: Pending, out: object) -> bool:
         self._listeners.notify("receiving", self.step, bucket, pending)
         finite = bucket.finish(pending, self.transport, out, self.weight)
         self._listeners.notify("received", self.step, bucket, pending)

@@ -5,11 +5,13 @@ section 4), but which buckets go together does not depend on when they are ready
 """
 
 import concurrent.futures
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ..communicators.base import Pending
 from ..errors import ContainerError, ExchangeError
-from ..observe.listener import StepListener
+from ..observe.listener import BucketView, StepListener
 from ..transport.base import CollectiveHandle, Transport, TransportWrapper
 
 MOST_BYTES = 32 * 1024  # of a rank's containers in one collective
@@ -29,33 +31,33 @@ class Fusion(StepListener):
         self._transport = transport
         self.buckets_set([])
 
-    def buckets_set(self, buckets):
+    def buckets_set(self, buckets: Sequence[BucketView]) -> None:
         self._buckets = buckets if self._transport.can_fuse and len(buckets) > 1 else []
         self._received: dict[str, int] = {}
         self._groups: list[list] = []
         self._open: dict[str, _Group] = {}
         self._steps = 0
 
-    def step_started(self):
+    def step_started(self) -> None:
         # Buckets that do not send containers in this step are left out of their group.
         for buckets in self._groups:
             names = [bucket.name for bucket in buckets if bucket.communicator.sends_containers]
             if len(names) > 1:
                 self._open.update(dict.fromkeys(names, _Group(self._transport.size, names)))
 
-    def started_together(self, bucket):
+    def started_together(self, bucket: BucketView) -> list[str]:
         group = self._open.get(bucket.name)
         return group.names if group else []
 
-    def bucket_transport(self, step, bucket, transport):
+    def bucket_transport(self, step: int, bucket: BucketView, transport: Transport) -> Transport:
         group = self._open.get(bucket.name)
         return FusedTransport(transport, group) if group else transport
 
-    def bucket_finished(self, step, bucket, pending):
+    def bucket_finished(self, step: int, bucket: BucketView, pending: Pending) -> None:
         if pending.received is not None:
             self._received[bucket.name] = max(pending.received, self._received.get(bucket.name, 0))
 
-    def end_step(self, step, finite, report):
+    def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
         self._open = {}
         if finite:
             if self._steps % _AGAIN == 0:
@@ -77,11 +79,11 @@ class Fusion(StepListener):
             total += size
         self._received = {}
 
-    def bucket_failed(self, bucket, error):
+    def bucket_failed(self, bucket: BucketView, error: BaseException) -> None:
         if group := self._open.get(bucket.name):
             group.fail(error)
 
-    def abort(self):
+    def abort(self) -> None:
         for group in self._open.values():
             group.fail(ExchangeError("the step was given up before all of a collective's buckets were there"))
         self._open = {}
@@ -135,7 +137,7 @@ class _Group:
         What this rank sends beside payloads counts as the padding of the handle that is waited for first.
         """
 
-        def wait():
+        def wait() -> np.ndarray:
             if self._parts is None:
                 sent = self._sent.result()
                 self._parts = self._split(sent.wait())

@@ -3,13 +3,16 @@
 from ..observe.capture import Capture
 from ..observe.dispatch import ObserverDispatcher
 from ..observe.listener import StepListener
+from ..observe.parse import Observe
 from ..policy.auto_tuner import AutoTuner
 from ..policy.schedules import Schedules
 from ..transport.base import Transport
 from .fusion import Fusion
 
 
-def listeners_for(transport: Transport, schedules: Schedules, observe, capture: Capture | None) -> list[StepListener]:
+def listeners_for(
+    transport: Transport, schedules: Schedules, observe: Observe, capture: Capture | None
+) -> list[StepListener]:
     """Make the listeners of an exchange.
 
     Args:

@@ -1,8 +1,14 @@
 """How much of the codecs' work steps wait for, because no other work hides it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from ..communicators.base import Pending
+from .buckets import Bucket
+
+Result = TypeVar("Result")
 
 
 class OverlapMeter:
@@ -24,7 +30,7 @@ class OverlapMeter:
         """Start to measure the next step."""
         self.late = self.exposed = 0.0
 
-    def wait(self, done: Callable):
+    def wait(self, done: Callable[[], Result]) -> Result:
         """Wait for the worker thread. All of the time counts.
 
         Args:
@@ -47,7 +53,7 @@ class OverlapMeter:
         if not future.cancelled() and not future.exception():
             self._add(future.result().codec_seconds)
 
-    def decode(self, decode: Callable, bucket, pending, *args, others):
+    def decode(self, decode: Callable, bucket: Bucket, pending: Pending, *args: Any, others: Sequence[Bucket]) -> Any:
         """Decode a bucket and count the time.
 
         Args:
@@ -67,7 +73,7 @@ class OverlapMeter:
         self._add(pending.codec_seconds - before - decoded)
         return result
 
-    def _add(self, seconds: float, others=()) -> None:
+    def _add(self, seconds: float, others: Sequence[Bucket] = ()) -> None:
         self.late += seconds
         if not any(self._is_on_its_way(bucket.name) for bucket in others):
             self.exposed += seconds

@@ -5,11 +5,14 @@ Frameworks call them sparse: tf.IndexedSlices, and sparse tensors in PyTorch.
 
 import dataclasses
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..communicators.allgather import Allgather
-from ..communicators.base import wait
+from ..communicators.base import Pending, wait
 from ..errors import ConfigError
 from ..index.raw import RawIndex
 from ..index.rows import Rows
@@ -19,7 +22,9 @@ from ..memory.none import NoMemory
 from ..pipeline import container
 from ..pipeline.compressor import Compressor
 from ..pipeline.decoder import decode_rows
-from ..registry import build
+from ..pipeline.encoded import Encoded
+from ..registry import Stage, build
+from ..transport.base import Transport
 from .buckets import Bucket, Tensor
 
 
@@ -61,7 +66,14 @@ class RowBucket(Bucket):
     sends a tenth of the touched elements. The residual of other rows waits until a gradient touches them.
     """
 
-    def start(self, transport, pack, stream, on_gradient=None, on_compensated_gradient=None):
+    def start(  # type: ignore[override]  # pack gives rows
+        self,
+        transport: Transport,
+        pack: Callable[[], RowGradient],
+        stream: Stream,
+        on_gradient: Callable | None = None,
+        on_compensated_gradient: Callable | None = None,
+    ) -> Pending:
         """Encode the gradient and start to send it.
 
         Args:
@@ -94,7 +106,7 @@ class RowBucket(Bucket):
         pending.gradient_bytes = given.nbytes
         return pending
 
-    def finish(self, pending, transport, out: RowGradient, weight):
+    def finish(self, pending: Pending, transport: Transport, out: RowGradient, weight: float) -> bool:
         """Wait for the weighted sum over ranks.
 
         Args:
@@ -117,7 +129,7 @@ class RowBucket(Bucket):
     @property
     def width(self) -> int:
         """Number of elements of a row."""
-        return self.compressor.index.width
+        return self.compressor.index.width  # type: ignore[attr-defined]  # row_bucket makes it with Rows
 
     def _checked(self, given: RowGradient) -> RowGradient:
         name, rows = self.tensors[0].name, self.size // self.width
@@ -158,7 +170,7 @@ def row_bucket(name: str, tensor: Tensor, compressor: Compressor, memory: Memory
     if not tensor.size:
         raise ConfigError(f"{tensor.name!r} has the shape {tensor.shape}: no rows to send")
     container.check_elements(tensor.size)
-    stages = {"index": Rows(tensor.size // rows)}
+    stages: dict[str, Stage] = {"index": Rows(tensor.size // rows)}
     if compressor.lowrank is not None or compressor.transform is not None:
         stages.update(sparsifier=build("sparsifier", "dense"), value=build("value", "raw"))
     else:
@@ -182,14 +194,16 @@ class _Touched(Compressor):
         size: Number of elements of the table.
     """
 
+    index: Rows
+
     def __init__(self, compressor: Compressor, rows: np.ndarray, size: int):
         super().__init__(compressor.stages, compressor.seed)
         self._rows, self._size = rows.astype(np.uint32), size
 
-    def pack(self, d, *args, **options):
+    def pack(self, d: int, *args: Any, **options: Any) -> Encoded:
         return super().pack(d, *args, transformed=(self._size, None), **options)
 
-    def encode_index(self, indices, d, stream):
+    def encode_index(self, indices: np.ndarray | None, d: int, stream: Stream) -> tuple[int, np.ndarray, np.ndarray | None]:
         k = d if indices is None else indices.size
         if not k:
             return RawIndex.id, np.empty(0, np.uint8), indices

@@ -3,7 +3,8 @@
 import collections
 import concurrent.futures
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..communicators.base import Pending
 from .buckets import Bucket
@@ -27,7 +28,7 @@ class SerialExecutor:
         self._running = threading.Lock()
         self._queue: collections.deque[tuple[concurrent.futures.Future, Callable]] = collections.deque()
 
-    def submit(self, work: Callable, *args) -> concurrent.futures.Future:
+    def submit(self, work: Callable, *args: Any) -> concurrent.futures.Future:
         """Queue an item.
 
         Args:
@@ -37,7 +38,7 @@ class SerialExecutor:
         Returns:
             The future of what the function returns or raises.
         """
-        future = concurrent.futures.Future()
+        future: concurrent.futures.Future = concurrent.futures.Future()
         self._queue.append((future, lambda: work(*args)))
         self.executor.submit(self._run_in_worker)
         return future
@@ -104,7 +105,7 @@ class Scheduler:
         """Whether no bucket of a step has been submitted."""
         return not self._started
 
-    def submit(self, bucket: Bucket, send: Callable[[], Pending], out, collectives: int) -> None:
+    def submit(self, bucket: Bucket, send: Callable[[], Pending], out: object, collectives: int) -> None:
         """Queue a bucket.
 
         Args:
@@ -123,10 +124,11 @@ class Scheduler:
             bucket: The bucket.
             pending: What it waits for.
         """
-        self._started[bucket.name] = future = concurrent.futures.Future()
+        future: concurrent.futures.Future[Pending] = concurrent.futures.Future()
+        self._started[bucket.name] = future
         future.set_result(pending)
 
-    def run(self, work: Callable[..., Pending], *args) -> concurrent.futures.Future:
+    def run(self, work: Callable[..., Pending], *args: Any) -> concurrent.futures.Future:
         """Queue a collective that belongs to no bucket.
 
         Args:
@@ -185,7 +187,7 @@ class Scheduler:
         for level in range(levels):
             self._advance_some([bucket for bucket, count in collectives if self._eager.levels(bucket) <= level < count - 1])
 
-    def advance(self, buckets) -> None:
+    def advance(self, buckets: Sequence[Bucket]) -> None:
         """Start the next collective of some buckets.
 
         Args:
@@ -194,11 +196,11 @@ class Scheduler:
         self._take_over()
         self._advance_some(buckets)
 
-    def _advance_some(self, buckets) -> None:
+    def _advance_some(self, buckets: Sequence[Bucket]) -> None:
         for number, bucket in enumerate(buckets, start=1):
             self.overlap.decode(self._advance, bucket, self.pending(bucket), others=buckets[number:])
 
-    def receive(self, bucket: Bucket, out, others) -> tuple[Pending, bool]:
+    def receive(self, bucket: Bucket, out: object, others: Sequence[Bucket]) -> tuple[Pending, bool]:
         """Decode a bucket, unless the worker has done it. Raises the worker's errors.
 
         Args:
@@ -223,7 +225,7 @@ class Scheduler:
         self.overlap.wait(self._eager.stop)
         self._check_sent()
 
-    def _send(self, bucket: Bucket, send: Callable[[], Pending], out, collectives: int) -> Pending:
+    def _send(self, bucket: Bucket, send: Callable[[], Pending], out: object, collectives: int) -> Pending:
         """Encode and send a bucket, in either thread.
 
         After an error nothing more of the step is sent: where collectives have no names, as in PyTorch DDP, the other ranks

@@ -34,7 +34,8 @@ class StateSession:
         self.waiting: dict | None = None
         #: Whether the ranks have settled what they start with.
         self.settled = False
-        self._brings, self._memory = _NOTHING, None
+        self._brings = _NOTHING
+        self._memory: dict | None = None
         self._consolidated: dict[int, dict] = {}
 
     def _bring(self, what: int, memory: dict | None = None) -> None:
@@ -148,7 +149,7 @@ class StateSession:
         joined = exchange.transport.allgather(f"{prefix}.state", mine).wait()
         brought, steps = joined.copy().view("<i8").reshape(-1, 2).T
         if (brought == _EARLIER).any():
-            self._settle_resized(exchange, f"{prefix}.state", int(steps[0]), np.count_nonzero(brought == _EARLIER))
+            self._settle_resized(exchange, f"{prefix}.state", int(steps[0]), int(np.count_nonzero(brought == _EARLIER)))
         else:
             checkpoint.settle_and_report(exchange, brought == _CHECKPOINT, steps)
         self._memory, self.settled = None, True

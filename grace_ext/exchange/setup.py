@@ -8,6 +8,7 @@ from ..communicators.factors import FactorAllreduce
 from ..memory.base import Memory
 from ..observe.capture import Capture
 from ..observe.listener import Listeners, StepListener
+from ..observe.parse import Observe
 from ..pipeline.compressor import Compressor
 from ..policy.memories import Memories
 from ..policy.schedules import Schedules
@@ -32,7 +33,14 @@ class ExchangeSetup:
     """
 
     def __init__(
-        self, transport: Transport, memory, weight: float, seed: int, capture: Capture | None, schedule: dict | None, observe
+        self,
+        transport: Transport,
+        memory: str | Memory | dict,
+        weight: float,
+        seed: int,
+        capture: Capture | None,
+        schedule: dict | None,
+        observe: Observe,
     ):
         self.state = ExchangeState(Memories(memory))
         self.schedules = Schedules(schedule)

@@ -6,9 +6,10 @@ As a rank within torch's Join context manager does, it shadows the collectives o
 from collections.abc import Callable
 
 from ..transport.base import CollectiveHandle
+from .engine import Exchange
 
 
-def shadow_step(exchange, output_of: Callable, bypass_of: Callable | None = None) -> bool:
+def shadow_step(exchange: Exchange, output_of: Callable, bypass_of: Callable | None = None) -> bool:
     """Take part in a step of the other ranks, so that they can finish it and this rank's exchange stays in step.
 
     Args:
@@ -37,7 +38,7 @@ def shadow_step(exchange, output_of: Callable, bypass_of: Callable | None = None
     return True
 
 
-def _others_have_gradients(exchange) -> bool:
+def _others_have_gradients(exchange: Exchange) -> bool:
     """Whether other ranks have gradients: from the first containers, which are empty on ranks without, or from the count."""
     counted = exchange.gradient_count.take()
     if counted is not None:

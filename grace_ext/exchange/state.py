@@ -50,13 +50,15 @@ class ExchangeState:
 
     def commit(self) -> None:
         """Put the states of the next step in force."""
-        for part in (*self._memories, self.warm_starts):
-            part.commit()
+        for memory in self._memories:
+            memory.commit()
+        self.warm_starts.commit()
 
     def rollback(self) -> None:
         """Keep the states as they were before the step."""
-        for part in (*self._memories, self.warm_starts):
-            part.rollback()
+        for memory in self._memories:
+            memory.rollback()
+        self.warm_starts.rollback()
 
     def state_dict(self) -> dict:
         """Copy the states.
@@ -96,7 +98,7 @@ class ExchangeState:
         self.warm_starts.load_state_dict(state.get(_WARM_STARTS, {}))
 
 
-def _fitting(field: str, tensor: Tensor, state) -> np.ndarray:
+def _fitting(field: str, tensor: Tensor, state: np.ndarray | None) -> np.ndarray:
     if state is None:
         return np.zeros(tensor.size, np.float32)
     if np.size(state) != tensor.size:

@@ -1,20 +1,25 @@
 """What an exchange counts: bytes, seconds by stage, containers by index codec."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from ..observe.listener import StepListener
+from ..communicators.base import Pending
+from ..observe.listener import BucketView, StepListener
+from .buckets import Bucket
+from .overlap_meter import OverlapMeter
 
 
 class Counts:
     """Totals of one step, or of many."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.bytes: Counter[tuple[str, str]] = Counter()
         self.seconds: Counter[str] = Counter()
         self.index_codecs: Counter[str] = Counter()
         self.late = self.exposed = 0.0
 
-    def add(self, bucket, pending) -> None:
+    def add(self, bucket: BucketView, pending: Pending) -> None:
         """Count a bucket that is finished.
 
         Args:
@@ -63,11 +68,11 @@ class Counts:
 class Statistics(StepListener):
     """Counts the steps of an exchange."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.total, self.last = Counts(), Counts()
         self._step = Counts()  # of the step under way
 
-    def add_overlap(self, overlap) -> None:
+    def add_overlap(self, overlap: OverlapMeter) -> None:
         """Take over what was measured of the step, at its end.
 
         Args:
@@ -83,18 +88,30 @@ class Statistics(StepListener):
         """
         return self._step.report()
 
-    def bucket_finished(self, step, bucket, pending):
+    def bucket_finished(self, step: int, bucket: BucketView, pending: Pending) -> None:
         self._step.add(bucket, pending)
 
-    def end_step(self, step, finite, report):
+    def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
         self.total.merge(self._step)
         self.last, self._step = self._step, Counts()
 
-    def abort(self):
+    def abort(self) -> None:
         self._step = Counts()
 
 
-def report(exchanges) -> dict:
+class Counted(Protocol):
+    """What is reported of an exchange, which is an ExchangeSetup."""
+
+    buckets: list[Bucket]
+    statistics: Statistics
+    step: int
+
+    @property
+    def listeners(self) -> Sequence[StepListener]:
+        """The listeners, in the order in which they hear of an event."""
+
+
+def report(exchanges: Sequence[Counted]) -> dict:
     """Report the totals of several exchanges since the start, and those of the last step.
 
     "steps" is their number, and "last_step" holds what Counts.report gives of the last exchange's last step. The other
@@ -123,7 +140,7 @@ def report(exchanges) -> dict:
         The fields above, by name.
     """
     total = Counts()
-    found = {"residual_norm_ratio": {}, "ways": {}, "bandwidth": None, "densities": {}}
+    found: dict[str, Any] = {"residual_norm_ratio": {}, "ways": {}, "bandwidth": None, "densities": {}}
     for exchange in exchanges:
         total.merge(exchange.statistics.total)
         found["ways"].update(
