@@ -3,8 +3,13 @@
 optimizer = DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 """
 
-import horovod.torch as hvd
+from collections.abc import Iterable
+from typing import Any
 
+import horovod.torch as hvd
+import torch
+
+from grace_ext.pipeline.compressor import Compressor
 from grace_ext.policy import DEFAULT_SPEC
 
 from ._common.options import CompressionOptions
@@ -18,18 +23,18 @@ register()
 
 
 def DistributedOptimizer(
-    optimizer,
-    named_parameters=None,
-    compression=DEFAULT_SPEC,
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: str | dict | Compressor | type = DEFAULT_SPEC,
     backward_passes_per_step: int = 1,
-    op=hvd.Average,
+    op: int = hvd.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups=None,
+    groups: list | int | None = None,
     sparse_as_dense: bool = False,
-    process_set=hvd.global_process_set,
-    **options,
-):
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+    **options: Any,
+) -> Any:
     """Wrap a torch.optim.Optimizer so that gradients are compressed, exchanged and averaged before each step.
 
     A drop-in for hvd.DistributedOptimizer: the named arguments are Horovod's, in its order, the others those of

@@ -25,6 +25,7 @@ from mpi4py import MPI
 from grace_ext import ConfigError, ContainerError
 from grace_ext.federated import Client, Fitted, Pace, Rejected, Report, Server
 from grace_ext.federated.messages import largest
+from grace_ext.pipeline.compressor import Compressor
 
 from ._common import mpi_exit
 
@@ -77,7 +78,7 @@ class FederatedServer:
         self._computed: dict[int, float] = {}  # seconds, as clients say
         mpi_exit.begin(self, "before FederatedServer.stop()")
 
-    def round(self, compression=None) -> Report:
+    def round(self, compression: str | dict | Compressor | None = None) -> Report:
         """Run one round, with the clients that answer in time.
 
         Args:

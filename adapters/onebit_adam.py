@@ -8,11 +8,15 @@ Adam's convergence speed, ICML 2021, algorithm 1.
 
 import functools
 import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import horovod.torch as hvd
 import torch
 
 from grace_ext import ConfigError
+from grace_ext.memory import Memory
+from grace_ext.pipeline.compressor import Compressor
 
 from ._torch.onebit_buckets import OneBitBuckets
 from ._torch.wrapped_optimizer import TorchOptions, wrap
@@ -22,16 +26,16 @@ _REFUSED = ("fused", "capturable", "differentiable")
 
 
 def OneBitAdam(
-    optimizer,
-    named_parameters=None,
-    compression="dense/onebit",
+    optimizer: torch.optim.Adam | torch.optim.AdamW,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: str | dict | Compressor = "dense/onebit",
     *,
-    warmup_steps,
-    warmup="raw",
-    variance_floor=0.1,
-    memory="residual",
-    **options,
-):
+    warmup_steps: int,
+    warmup: str = "raw",
+    variance_floor: float = 0.1,
+    memory: str | dict | Memory = "residual",
+    **options: Any,
+) -> Any:
     """Wrap a torch.optim.Adam or AdamW: exact gradients at first, then a frozen variance and compressed momentum.
 
     With m and v Adam's exp_avg and exp_avg_sq and T the number of v's updates, a step t after the warm-up is, on rank i,
@@ -87,7 +91,7 @@ def OneBitAdam(
     if not 0 <= variance_floor < math.inf:
         raise ConfigError(f"variance_floor={variance_floor}; allowed: finite and not negative")
 
-    def buckets_for(optimizer):
+    def buckets_for(optimizer: torch.optim.Optimizer) -> Callable:
         return functools.partial(OneBitBuckets, optimizer, warmup=_EXACT[warmup])
 
     plain = type(kind.__name__, (_OneBitStep, kind), {"_warmup_steps": warmup_steps, "_variance_floor": variance_floor})
@@ -97,7 +101,13 @@ def OneBitAdam(
     return wrapped
 
 
-class _OneBitStep:
+if TYPE_CHECKING:
+    from torch.optim import Adam as _Adam  # or AdamW: the class beside it in what OneBitAdam makes
+else:
+    _Adam = object
+
+
+class _OneBitStep(_Adam):
     """The step of 1-bit Adam, and its counters: a base between torch's class and the wrapped one.
 
     Each param group has "warmup_left", each parameter's state "variance_step", the number of updates of its variance. Both
@@ -109,7 +119,7 @@ class _OneBitStep:
         """Whether the warm-up is over."""
         return self.param_groups[0]["warmup_left"] == 0
 
-    def step(self, closure=None):
+    def step(self, closure: Callable | None = None) -> Any:
         loss = None
         if closure is not None:  # here, since the exchange in it follows the stage
             with torch.enable_grad():
@@ -129,7 +139,7 @@ class _OneBitStep:
 
     @torch.optim.Optimizer.profile_hook_step
     @torch.no_grad()
-    def _frozen_step(self):
+    def _frozen_step(self) -> None:
         exchanged = isinstance(self._grace, OneBitBuckets)
         for group in self.param_groups:
             for p in group["params"]:
@@ -147,20 +157,20 @@ class _OneBitStep:
                 rate = float(group["lr"]) / (1 - float(group["betas"][0]) ** int(state["step"]))
                 p.addcdiv_(momentum, self.denominator(group, p), value=-rate)
 
-    def known(self, p) -> dict:
+    def known(self, p: torch.nn.Parameter) -> dict:
         """The state of a parameter. Raises ConfigError for one without a variance."""
         state = self.state.get(p)
         if not state:
             raise ConfigError("OneBitAdam: a parameter got its first gradient after the warm-up, so it has no variance")
         return state
 
-    def denominator(self, group, p) -> torch.Tensor:
+    def denominator(self, group: dict, p: torch.nn.Parameter) -> torch.Tensor:
         """What the momentum is divided by, of p's shape."""
         state = self.known(p)
         corrected = (1 - float(group["betas"][1]) ** state["variance_step"]) ** 0.5
         return (self._variance(group, state).sqrt() / corrected).add_(group["eps"])
 
-    def to_momentum(self, group, p, gradient: torch.Tensor, scale: float) -> None:
+    def to_momentum(self, group: dict, p: torch.nn.Parameter, gradient: torch.Tensor, scale: float) -> None:
         """Turn this rank's gradient, float32[d], into its new momentum / scale, in place. scale: what the mean over ranks of
         the results is multiplied with."""
         beta = float(group["betas"][0])
@@ -169,11 +179,11 @@ class _OneBitStep:
         if group["weight_decay"] and not self._is_decoupled(group):
             gradient.add_(_flat(p, gradient), alpha=(1 - beta) * group["weight_decay"] / scale)
 
-    def _is_decoupled(self, group) -> bool:
+    def _is_decoupled(self, group: dict) -> bool:
         return group.get("decoupled_weight_decay", isinstance(self, torch.optim.AdamW))  # a key of newer torch
 
     @staticmethod
-    def _variance(group, state) -> torch.Tensor:
+    def _variance(group: dict, state: dict) -> torch.Tensor:
         return state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
 
     @torch.no_grad()
@@ -197,16 +207,16 @@ class _OneBitStep:
         if self.is_frozen:
             self._freeze()
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         self._count()
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)
         if isinstance(self._grace, OneBitBuckets):
             self._grace.follow_stage()
 
-    def add_param_group(self, param_group):
+    def add_param_group(self, param_group: dict) -> None:
         if self.is_frozen:
             raise ConfigError("OneBitAdam: add_param_group after the warm-up; new parameters would have no variance")
         super().add_param_group({**param_group, "warmup_left": self.param_groups[0]["warmup_left"]})

@@ -5,7 +5,10 @@ model.register_comm_hook(CompressionState(module.named_parameters()), comm_hook)
 """
 
 import concurrent.futures
+import datetime
 import uuid
+from collections.abc import Iterable
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -14,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from grace_ext import ConfigError
+from grace_ext.pipeline.compressor import Compressor
 from grace_ext.policy import DEFAULT_SPEC
 
 from ._common.options import CompressionOptions
@@ -56,7 +60,14 @@ class CompressionState:
     """
 
     def __init__(
-        self, named_parameters=None, compression=DEFAULT_SPEC, *, process_group=None, backend=None, timeout=None, **options
+        self,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+        compression: str | dict | Compressor = DEFAULT_SPEC,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        backend: str | None = None,
+        timeout: datetime.timedelta | None = None,
+        **options: Any,
     ):
         shared = _Options.from_keywords(options, compression=compression)
         parameters = named([] if named_parameters is None else list(named_parameters))
@@ -140,7 +151,7 @@ def comm_hook(state: CompressionState, bucket: dist.GradBucket) -> torch.futures
     return state._buckets.on_bucket_ready(bucket)
 
 
-def _own_group(process_group, backend: str | None, timeout) -> tuple:
+def _own_group(process_group: dist.ProcessGroup | None, backend: str | None, timeout: datetime.timedelta | None) -> tuple:
     """(a group of the same ranks that nobody else uses, where its tensors live)."""
     if not dist.is_initialized():
         raise ConfigError("torch.distributed is not initialized: call torch.distributed.init_process_group() first")
@@ -154,7 +165,7 @@ def _own_group(process_group, backend: str | None, timeout) -> tuple:
     return group, torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
 
 
-def _group_within(process_group, backend: str, timeout):
+def _group_within(process_group: dist.ProcessGroup, backend: str, timeout: datetime.timedelta | None) -> dist.ProcessGroup:
     """A new group of another one's ranks; the other ranks of the job need not know of it.
 
     torch.distributed names such a group by the number of groups that this rank has made. Ranks that have made different

@@ -1,15 +1,23 @@
 """The options that all adapters share: how gradients are compressed, exchanged and observed."""
 
+import concurrent.futures
 import dataclasses
-from typing import ClassVar
+import os
+from typing import Any, ClassVar, TypeVar
 
 from grace_ext import ConfigError
 from grace_ext.communicators.base import Communicator
 from grace_ext.exchange import checkpoint
 from grace_ext.exchange.engine import Exchange
-from grace_ext.observe import parse_observers, warn_of_one_rank
+from grace_ext.memory import Memory
+from grace_ext.observe import Capture, parse_observers, warn_of_one_rank
+from grace_ext.observe.parse import Observe
+from grace_ext.pipeline.compressor import Compressor
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import DEFAULT_SPEC, Rules
+from grace_ext.transport.base import Transport
+
+OptionsType = TypeVar("OptionsType", bound="CompressionOptions")
 
 
 @dataclasses.dataclass
@@ -56,16 +64,16 @@ class CompressionOptions:
         ConfigError: An option has a value that is not allowed.
     """
 
-    compression: object = DEFAULT_SPEC
-    memory: object = "residual"
-    communicator: object = "allgather"
+    compression: str | dict | Compressor = DEFAULT_SPEC
+    memory: str | dict | Memory = "residual"
+    communicator: str = "allgather"
     rules: dict | None = None
     seed: int = 0
-    capture: object = None
+    capture: Capture | str | os.PathLike | None = None
     schedule: dict | None = None
-    observe: object = None
+    observe: Observe = None
     bucket_bytes: int = 25 * 2**20
-    groups: object = None
+    groups: list | int | None = None
     selection: str = "auto"
     on_resize: str | None = None
     grad_scaler: object = None
@@ -73,7 +81,7 @@ class CompressionOptions:
     #: The options above that an adapter does not have.
     absent: ClassVar[tuple[str, ...]] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.selection not in ("auto", "host", "device"):
             raise ConfigError(f"selection={self.selection!r}; allowed: auto, host, device")
         if self.grad_scaler is not None and not hasattr(self.grad_scaler, "get_scale"):
@@ -83,7 +91,7 @@ class CompressionOptions:
         self.observers = parse_observers(self.capture, self.observe)
 
     @classmethod
-    def from_keywords(cls, keywords: dict, **named):
+    def from_keywords(cls: type[OptionsType], keywords: dict, **named: Any) -> OptionsType:
         """The options of a wrapper.
 
         Args:
@@ -111,7 +119,13 @@ class CompressionOptions:
         """
         warn_of_one_rank(*self.observers, stacklevel + 1)
 
-    def make_exchange(self, transport, weight: float, executor=None, joinable: bool = False) -> Exchange:
+    def make_exchange(
+        self,
+        transport: Transport,
+        weight: float,
+        executor: concurrent.futures.Executor | None = None,
+        joinable: bool = False,
+    ) -> Exchange:
         """An exchange with these options.
 
         Args:
@@ -140,4 +154,4 @@ class CompressionOptions:
         Returns:
             The communicator.
         """
-        return parse_stage("communicator", self.communicator)
+        return parse_stage("communicator", self.communicator)  # type: ignore[return-value]

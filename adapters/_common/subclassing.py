@@ -1,6 +1,6 @@
 """A user's object becomes an instance of a subclass of its class that is made on the fly."""
 
-_OF_EVERY_CLASS = ("__module__", "__dict__", "__weakref__", "__doc__", "__qualname__")
+_OF_EVERY_CLASS = ("__module__", "__dict__", "__weakref__", "__doc__", "__qualname__", "__annotations__")
 
 
 def subclass(plain: type, *mixins: type, bases: tuple[type, ...] = (), **attributes) -> type:

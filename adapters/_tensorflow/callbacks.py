@@ -7,8 +7,11 @@ order among the others: eager collectives are paired by their order.
 """
 
 import contextlib
+import os
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, Literal
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -42,7 +45,14 @@ class BroadcastGlobalVariablesCallback(Callback):
         ConfigError: A device is given.
     """
 
-    def __init__(self, root_rank=0, device="", local_variables=None, *, process_set=hvd.global_process_set):
+    def __init__(
+        self,
+        root_rank: int = 0,
+        device: str = "",
+        local_variables: Any = None,
+        *,
+        process_set: hvd.ProcessSet = hvd.global_process_set,
+    ):
         super().__init__()
         _check_device(device)
         self._root_rank, self._process_set = root_rank, process_set
@@ -52,7 +62,7 @@ class BroadcastGlobalVariablesCallback(Callback):
                 self.register_local_var(variable)
         self._done = False
 
-    def register_local_var(self, var):
+    def register_local_var(self, var: Any) -> None:
         """Leave a variable alone.
 
         Args:
@@ -60,18 +70,18 @@ class BroadcastGlobalVariablesCallback(Callback):
         """
         self._local.append(id(native_variable(var)))
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         if self._done or not has_others(self._process_set):
             return
         ready = int(bool(self.model.built and self.model.trainable_variables))
         if gather([ready], self._process_set).all():
             self._broadcast()
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         if not self._done:
             self._broadcast()
 
-    def _broadcast(self):
+    def _broadcast(self) -> None:
         self._done = True
         optimizer = self.model.optimizer
         _build(optimizer, self.model.trainable_variables)
@@ -97,12 +107,12 @@ class MetricAverageCallback(Callback):
         ExchangeError: Ranks have different metrics; raised at the end of an epoch.
     """
 
-    def __init__(self, device="", *, process_set=hvd.global_process_set):
+    def __init__(self, device: str = "", *, process_set: hvd.ProcessSet = hvd.global_process_set):
         super().__init__()
         _check_device(device)
         self._process_set = process_set
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if not logs or not has_others(self._process_set):
             return
         names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
@@ -126,15 +136,15 @@ class CompressionStatsCallback(Callback):
             iterations as steps, and the seconds per step of every stage; None for none.
     """
 
-    def __init__(self, log_dir=None):
+    def __init__(self, log_dir: str | os.PathLike | None = None):
         super().__init__()
         self._log_dir = log_dir
-        self._writer = None
+        self._writer: Any = None
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self._add(logs)
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         stats = self._add(logs)
         if stats is None or not self._log_dir or hvd.rank() != 0:
             return
@@ -150,7 +160,7 @@ class CompressionStatsCallback(Callback):
                 tf.summary.write(f"compression/{name}", tf.constant(value, tf.float32), metadata=_SCALAR)
         self._writer.flush()
 
-    def _add(self, logs) -> dict | None:
+    def _add(self, logs: dict | None) -> dict | None:
         stats = _wrapped(self.model.optimizer).compression_stats()
         if not stats["steps"]:
             return None
@@ -181,7 +191,15 @@ class CompressionStateCallback(Callback):
         ConfigError: save_freq or keep is out of range.
     """
 
-    def __init__(self, folder, save_freq="epoch", keep=2, on_resize=None, *, process_set=hvd.global_process_set):
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        save_freq: Literal["epoch"] | int = "epoch",
+        keep: int | None = 2,
+        on_resize: str | None = None,
+        *,
+        process_set: hvd.ProcessSet = hvd.global_process_set,
+    ):
         super().__init__()
         if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
             raise ConfigError(f"save_freq={save_freq!r}; allowed: 'epoch' and numbers from 1")
@@ -191,27 +209,27 @@ class CompressionStateCallback(Callback):
         self._on_resize, self._process_set = on_resize, process_set
         self._is_restored, self._saved = False, 0
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         self._is_restored = False
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         # Not earlier: other callbacks restore the model and broadcast its variables when training begins.
         if not self._is_restored and has_others(self._process_set):
             self._restore()
         self._is_restored = True
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         if self._save_freq != "epoch" and self._iterations() // self._save_freq > self._saved // self._save_freq:
             self._save()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if self._save_freq == "epoch":
             self._save()
 
     def _iterations(self) -> int:
         return int(np.asarray(self.model.optimizer.iterations))
 
-    def _restore(self):
+    def _restore(self) -> None:
         # Ranks may get the model from rank 0 only after the first batch.
         self._saved = int(gather([self._iterations()], self._process_set, tf.int64).max())
         states = self._states()
@@ -227,7 +245,7 @@ class CompressionStateCallback(Callback):
         states = [saved_state.read(path) for path in sorted(folder.glob("rank*.npz"))]
         return [state for state in states if state["ranks"] == states[0]["ranks"]]
 
-    def _save(self):
+    def _save(self) -> None:
         if not has_others(self._process_set):
             return
         self._saved = self._iterations()
@@ -243,7 +261,7 @@ class CompressionStateCallback(Callback):
                 old.parent.rmdir()
 
 
-def _wrapped(optimizer):
+def _wrapped(optimizer: Any) -> Any:
     """The one that DistributedOptimizer wrapped. Raises ConfigError if there is none."""
     for wrapped in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         if hasattr(wrapped, "compression_stats"):
@@ -256,12 +274,12 @@ def _check_device(device: str) -> None:
         raise ConfigError("device: the values pass through the host; only '' is allowed")
 
 
-def _variables(optimizer) -> list:
+def _variables(optimizer: Any) -> list:
     variables = optimizer.variables
     return list(variables() if callable(variables) else variables)
 
 
-def _build(optimizer, variables) -> None:
+def _build(optimizer: Any, variables: Iterable) -> None:
     """Make the optimizer's variables, as its first step would."""
     if not hasattr(optimizer, "build"):
         optimizer._create_all_weights(variables)  # legacy ones have no public name for it

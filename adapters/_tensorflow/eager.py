@@ -2,6 +2,8 @@
 
 import json
 import zlib
+from collections.abc import Iterable
+from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -12,23 +14,25 @@ from grace_ext import ConfigError, ExchangeError
 _CHUNK_BYTES = 64 * 2**20
 
 
-def has_others(process_set) -> bool:
+def has_others(process_set: hvd.ProcessSet) -> bool:
     """Whether this rank is in the process set, and not alone there."""
     return process_set.included() and process_set.size() > 1
 
 
-def gather(values, process_set, dtype=None) -> np.ndarray:
+def gather(values: Any, process_set: hvd.ProcessSet, dtype: tf.DType | None = None) -> np.ndarray:
     """Every rank's values, joined along the first dimension in the order of ranks."""
     return hvd.allgather(tf.constant(values, dtype), process_set=process_set).numpy()
 
 
-def gather_json(value, process_set) -> list:
+def gather_json(value: Any, process_set: hvd.ProcessSet) -> list:
     """Every rank's value, of what JSON can say."""
     text = np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8)
     return [json.loads(line) for line in gather(text, process_set).tobytes().splitlines()]
 
 
-def broadcast_variables(variables, root_rank=0, process_set=hvd.global_process_set) -> None:
+def broadcast_variables(
+    variables: Iterable, root_rank: int = 0, process_set: hvd.ProcessSet = hvd.global_process_set
+) -> None:
     """Assign the values on root_rank to the variables on all ranks, eagerly: one collective for every 64 MiB.
 
     Args:
@@ -58,7 +62,7 @@ def broadcast_variables(variables, root_rank=0, process_set=hvd.global_process_s
             chunk, size = [], 0
 
 
-def _broadcast(chunk: list[tuple], root_rank: int, process_set) -> None:
+def _broadcast(chunk: list[tuple], root_rank: int, process_set: hvd.ProcessSet) -> None:
     """chunk: variables, and the value of each on this rank."""
     sent = np.concatenate([value.reshape(-1).view(np.uint8) for _, value in chunk])
     received = hvd.broadcast(tf.constant(sent), root_rank, process_set=process_set).numpy()

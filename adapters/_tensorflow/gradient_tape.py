@@ -1,11 +1,13 @@
 """tf.GradientTape whose gradients are compressed and averaged over ranks."""
 
 import weakref
+from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from grace_ext import ConfigError
+from grace_ext.pipeline.compressor import Compressor
 from grace_ext.policy import DEFAULT_SPEC
 
 from .._common.subclassing import instance_like, subclass
@@ -17,19 +19,19 @@ _loaded: dict[tuple, tuple] = {}  # by sources, arguments of load_state_dict of 
 
 
 def DistributedGradientTape(
-    gradtape,
-    device_dense="",
-    device_sparse="",
-    compression=DEFAULT_SPEC,
-    sparse_as_dense=False,
-    op=hvd.Average,
-    gradient_predivide_factor=1.0,
-    num_groups=0,
-    groups=None,
-    process_set=hvd.global_process_set,
-    scale_local_gradients=True,
-    **options,
-):
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: str | dict | Compressor | type = DEFAULT_SPEC,
+    sparse_as_dense: bool = False,
+    op: int = hvd.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: list | int | None = None,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+    scale_local_gradients: bool = True,
+    **options: Any,
+) -> Any:
     """Wrap a tf.GradientTape so that `gradient` gives gradients that are compressed, exchanged and averaged over ranks.
 
     A drop-in for hvd.DistributedGradientTape: the named arguments are Horovod's, in its order, the others those of
@@ -83,7 +85,13 @@ def DistributedGradientTape(
 class _WrappedTape:
     """What a wrapped tape does differently from the class that was wrapped, its `_plain`."""
 
-    def gradient(self, target, sources, *args, **kwargs):
+    if TYPE_CHECKING:  # what the class that is made of it has
+        _plain: Any
+        _options: Options
+        _local_sources: list
+        _reducer: Reducer | None
+
+    def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute gradients as tf.GradientTape.gradient does, averaged over ranks.
 
         Args:
@@ -101,7 +109,7 @@ class _WrappedTape:
         reduced = self._reducer.reduce(gradients, flat_sources, self._local_sources)
         return tf.nest.pack_sequence_as(sources, reduced)
 
-    def register_local_source(self, source):
+    def register_local_source(self, source: Any) -> None:
         """Leave a source's gradient out of the exchange.
 
         Args:
@@ -109,7 +117,7 @@ class _WrappedTape:
         """
         self._local_sources.append(source)
 
-    def compression_stats(self):
+    def compression_stats(self) -> dict:
         """Bytes, ratio and seconds per stage, in total and of the last step.
 
         Returns:
@@ -119,7 +127,7 @@ class _WrappedTape:
         return {"steps": 0} if self._reducer is None else self._reducer.stats()
 
 
-def compression_stats(sources) -> dict:
+def compression_stats(sources: Any) -> dict:
     """The statistics of the tapes over these sources, for loops whose tape is inside a tf.function.
 
     Args:
@@ -132,7 +140,7 @@ def compression_stats(sources) -> dict:
     return {"steps": 0} if reducer is None else reducer.stats()
 
 
-def compression_state(sources) -> dict:
+def compression_state(sources: Any) -> dict:
     """This rank's state of the tapes over these sources: what their memories hold, and the number of the step.
 
     Each rank saves its own between two steps. The variables are not in it.
@@ -153,7 +161,7 @@ def compression_state(sources) -> dict:
     return reducer.state_dict()
 
 
-def load_compression_state(sources, state, on_resize=None) -> None:
+def load_compression_state(sources: Any, state: dict | list[dict] | None, on_resize: str | None = None) -> None:
     """Let the tapes over these sources go on from what compression_state returned.
 
     Call it on all ranks, before the first step or later. The log "grace_ext" says what was done.
@@ -179,7 +187,7 @@ def load_compression_state(sources, state, on_resize=None) -> None:
     _loaded[key] = state, on_resize
 
 
-def _last_reducer(sources) -> Reducer | None:
+def _last_reducer(sources: Any) -> Reducer | None:
     wanted = _identities(tf.nest.flatten(sources))
     found = [reducer for (_, identities), reducer in _reducers.items() if identities == wanted]
     return found[-1] if found else None
@@ -211,10 +219,10 @@ def _check_not_recreated(options: Options, sources: list) -> None:
             )
 
 
-def _identities(sources) -> tuple:
+def _identities(sources: list) -> tuple:
     """Variables are told apart; tensors, which every call makes anew, by their places."""
     return tuple(id(source) if _is_variable(source) else place for place, source in enumerate(sources))
 
 
-def _is_variable(source) -> bool:
+def _is_variable(source: Any) -> bool:
     return hasattr(source, "assign")

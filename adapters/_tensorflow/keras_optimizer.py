@@ -1,10 +1,16 @@
 """The Keras optimizer whose gradients are compressed and averaged over ranks, and models that are loaded with it."""
 
+import os
+from types import ModuleType
+from typing import Any
+
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
 from grace_ext import ConfigError
+from grace_ext.memory import Memory
+from grace_ext.pipeline.compressor import Compressor
 from grace_ext.policy import DEFAULT_SPEC
 from grace_ext.policy.memories import Memories
 
@@ -15,22 +21,22 @@ from .reduce import Reducer
 
 
 def DistributedOptimizer(
-    optimizer,
-    name=None,
-    device_dense="",
-    device_sparse="",
-    compression=DEFAULT_SPEC,
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: str | dict | Compressor | type = DEFAULT_SPEC,
     sparse_as_dense: bool = False,
-    gradient_predivide_factor=1.0,
-    op=hvd.Average,
-    backward_passes_per_step=1,
-    average_aggregated_gradients=False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = hvd.Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups=None,
-    process_set=hvd.global_process_set,
-    scale_local_gradients=True,
-    **options,
-):
+    groups: list | int | None = None,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+    scale_local_gradients: bool = True,
+    **options: Any,
+) -> Any:
     """Wrap a Keras optimizer so that gradients are compressed, exchanged and averaged over ranks before they are applied.
 
     A drop-in for horovod.tensorflow.keras.DistributedOptimizer: the named arguments are Horovod's, in its order, the others
@@ -112,7 +118,7 @@ def DistributedOptimizer(
     return optimizer
 
 
-def _check_momentum(optimizer, memory) -> None:
+def _check_momentum(optimizer: Any, memory: str | dict | Memory) -> None:
     """Raises ConfigError where a memory and the optimizer would both apply a momentum."""
     applies = [one for one in Memories(memory).all() if one.applies_momentum]
     if applies and any(map(_has_momentum, (optimizer, *getattr(optimizer, "optimizers", ())))):
@@ -122,12 +128,14 @@ def _check_momentum(optimizer, memory) -> None:
         )
 
 
-def _has_momentum(optimizer) -> bool:
+def _has_momentum(optimizer: Any) -> bool:
     found = [getattr(optimizer, name, None) for name in ("momentum", "beta_1")]  # Adam's is one, too
     return any(callable(one) or float(np.asarray(one)) for one in found if one is not None)
 
 
-def load_model(filepath, custom_objects=None, *, keras=None, **options):
+def load_model(
+    filepath: str | os.PathLike, custom_objects: dict | None = None, *, keras: ModuleType | None = None, **options: Any
+) -> Any:
     """Load a model that was saved with its optimizer, wrapped or plain, and wrap the optimizer to go on with training.
 
     Args:

@@ -1,5 +1,8 @@
 """Learning rates that change over epochs: callbacks for model.fit."""
 
+from collections.abc import Callable
+from typing import Any
+
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
@@ -30,13 +33,13 @@ class LearningRateScheduleCallback(Callback):
 
     def __init__(
         self,
-        initial_lr,
-        multiplier,
-        start_epoch=0,
-        end_epoch=None,
-        staircase=True,
-        momentum_correction=True,
-        steps_per_epoch=None,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
     ):
         super().__init__()
         if initial_lr is None:
@@ -47,7 +50,7 @@ class LearningRateScheduleCallback(Callback):
         self._momentum_correction, self.steps_per_epoch = momentum_correction, steps_per_epoch
         self._epoch = 0
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         if not self._staircase and not self.steps_per_epoch:
             self.steps_per_epoch = (self.params or {}).get("steps")
             if not self.steps_per_epoch:
@@ -55,17 +58,17 @@ class LearningRateScheduleCallback(Callback):
                     f"{type(self).__name__}: Keras does not know the number of batches in an epoch; give steps_per_epoch"
                 )
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._epoch = epoch
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         if self._epoch < self._start_epoch or (self._end_epoch is not None and self._epoch >= self._end_epoch):
             return
         if batch == 0 or not self._staircase:
             part = 0 if self._staircase else batch / self.steps_per_epoch
             self._set(self._initial_lr * self._multiplier(self._epoch + part))
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if logs is not None:
             logs["lr"] = self._get()
 
@@ -94,21 +97,28 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: 1 to print a line at the end.
     """
 
-    def __init__(self, initial_lr, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, verbose=0):
-        def multiplier(epoch):
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ):
+        def multiplier(epoch: float) -> float:
             epoch += 1 / self.steps_per_epoch  # the last batch has the whole rate
             return (epoch * (hvd.size() - 1) / warmup_epochs + 1) / hvd.size()
 
         super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
         self._verbose = verbose
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         super().on_epoch_end(epoch, logs)
         if self._verbose and epoch == self._end_epoch - 1 and hvd.rank() == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._get():g}.")
 
 
-def _momenta(model) -> list[tf.Variable]:
+def _momenta(model: Any) -> list[tf.Variable]:
     """The momentum variables of an optimizer that has a momentum."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if not hasattr(optimizer, "momentum"):

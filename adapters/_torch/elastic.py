@@ -4,6 +4,8 @@ Importing grace_ext.adapters.horovod_torch registers the handler below with Horo
 wrap the optimizer before the function that hvd.elastic.run decorates, as Horovod's examples do, not in it.
 """
 
+from typing import Any
+
 import torch
 from horovod.torch import broadcast_optimizer_state
 from horovod.torch.elastic import state as horovods
@@ -17,6 +19,9 @@ from .session import MembershipSession
 class CompressedOptimizer:
     """A base of all wrapped optimizers, by which Horovod finds their handler."""
 
+    param_groups: list[dict]
+    state: dict
+    _plain: Any
     _session: MembershipSession
 
     def _load_plain(self, state_dict: dict) -> None:
@@ -35,16 +40,16 @@ class CompressedOptimizerStateHandler(horovods.OptimizerStateHandler):
     """Every rank saves and restores its own memory. `sync` gives all ranks the optimizer's own state of rank 0, and connects
     them; in their next step the memories follow on_resize, see grace_ext.adapters.horovod_torch.DistributedOptimizer."""
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer: CompressedOptimizer):
         super().__init__(optimizer)
         self._synced = False
 
-    def restore(self):
+    def restore(self) -> None:
         saved = dict(self._saved_optimizer_state)
         self.value._session.go_back(to_numpy(saved.pop(checkpoint.KEY)))
         self.value._load_plain(saved)
 
-    def sync(self):
+    def sync(self) -> None:
         if self._synced:  # Horovod was shut down and initialized meanwhile
             self.value._session.reconnect()
         self._synced = True

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
@@ -24,15 +25,15 @@ class HorovodTransport(Transport):
         process_set: The process set; this rank is one of its ranks.
     """
 
-    def __init__(self, process_set):
+    def __init__(self, process_set: hvd.ProcessSet):
         self._process_set = process_set
         self.rank, self.size, self.world_rank = process_set.rank(), process_set.size(), hvd.rank()
         self._lengths = SteadyLengths()
 
-    def probe_transport(self):
+    def probe_transport(self) -> Transport:
         return self
 
-    def allgather(self, name, payload):
+    def allgather(self, name: str, payload: np.ndarray) -> CollectiveHandle:
         message = pad(payload, self._lengths.length_for(name, payload.size))
         sent = torch.from_numpy(message)
         received = sent.new()
@@ -40,7 +41,7 @@ class HorovodTransport(Transport):
         handle = _allgather_async(sent, received, name, self._process_set)
         return _collective(handle, held, lambda received: unpad(name, received.numpy()), message.size - payload.size)
 
-    def allreduce(self, name, array):
+    def allreduce(self, name: str, array: np.ndarray) -> CollectiveHandle:
         return self._sum(name, torch.from_numpy(array), torch.Tensor.numpy)
 
     def sum_tensor(self, name: str, tensor: torch.Tensor, prescale: float, postscale: float) -> CollectiveHandle:
@@ -57,12 +58,12 @@ class HorovodTransport(Transport):
         """
         return self._sum(name, tensor, lambda _: None, prescale_factor=prescale, postscale_factor=postscale)
 
-    def _sum(self, name: str, tensor: torch.Tensor, result: Callable, **factors) -> CollectiveHandle:
+    def _sum(self, name: str, tensor: torch.Tensor, result: Callable, **factors: float) -> CollectiveHandle:
         held = _hold(tensor)
         handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=name, process_set=self._process_set, **factors)
         return _collective(handle, held, result)
 
-    def alltoall(self, name, payload, splits):
+    def alltoall(self, name: str, payload: np.ndarray, splits: list[int]) -> CollectiveHandle:
         length = self._lengths.length_for(name, payload.size)
         message, parts = pad_own_part(payload, splits, self.rank, length)
         sent, sizes = torch.from_numpy(message), torch.from_numpy(as_splits(name, parts))
@@ -110,6 +111,6 @@ def _collective(handle: int, held: list, result: Callable, padding: int = 0) -> 
     return CollectiveHandle(functools.partial(_wait, handle, held, result), functools.partial(hvd.poll, handle), padding)
 
 
-def _wait(handle: int, _held: list, result: Callable):
+def _wait(handle: int, _held: list, result: Callable) -> Any:
     wait_until(lambda: hvd.poll(handle), hvd.local_size())
     return result(hvd.synchronize(handle))

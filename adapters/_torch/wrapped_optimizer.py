@@ -5,7 +5,9 @@ import dataclasses
 import os
 import warnings
 import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import horovod.torch as hvd
 import torch
@@ -30,31 +32,37 @@ class TorchOptions(HorovodOptions):
     """The options of a wrapped torch optimizer."""
 
     op: object = hvd.Average
-    process_set: object = hvd.global_process_set
+    process_set: hvd.ProcessSet = hvd.global_process_set
     hvd = hvd
 
 
-def wrap(optimizer, named_parameters, options: TorchOptions, plain=None, buckets_for=lambda _: TorchBuckets):
+def wrap(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
+    options: TorchOptions,
+    plain: type | None = None,
+    buckets_for: Callable = lambda _: TorchBuckets,
+) -> Any:
     """See horovod_torch.DistributedOptimizer. For optimizers of our own, plain is the class to derive from, and
     buckets_for(wrapped optimizer) gives what makes the buckets."""
     if hasattr(optimizer, "_allreduce_grad_async"):
         raise ConfigError("hvd.DistributedOptimizer has wrapped this optimizer: wrap the plain one instead")
     named_parameters = named_parameters if named_parameters is None else list(named_parameters)
     parameters = _named(optimizer, named_parameters)
-    plain = plain or getattr(optimizer, "_plain", type(optimizer))
+    below = getattr(optimizer, "_plain", type(optimizer)) if plain is None else plain
     # A leaf class with Horovod's module name: hvd.broadcast_optimizer_state knows by it that it must not call our step.
     horovods = hvd.DistributedOptimizer.__module__
-    wrapped = instance_like(subclass(plain, _WrappedOptimizer, bases=(CompressedOptimizer,), __module__=horovods), optimizer)
+    wrapped = instance_like(subclass(below, _WrappedOptimizer, bases=(CompressedOptimizer,), __module__=horovods), optimizer)
     # A learning-rate scheduler made before leaves a bound `step` on the instance; it would bypass ours.
     vars(wrapped).pop("step", None)
-    wrapped._plain, wrapped._named_parameters = plain, named_parameters
+    wrapped._plain, wrapped._named_parameters = below, named_parameters
     wrapped._before = weakref.WeakSet([optimizer, *getattr(optimizer, "_before", ())])
     wrapped._should_synchronize, wrapped._synchronized, wrapped._asked_by_scaler = True, False, False
     wrapped._grad_scaler, wrapped._process_set = options.grad_scaler, options.process_set
     wrapped._passes = options.backward_passes_per_step
     process_set, prefix = options.process_set, prefix_of(options.process_set)
 
-    def build(parameters) -> TorchBuckets:
+    def build(parameters: dict[str, torch.nn.Parameter]) -> TorchBuckets:
         guard_exit(hvd)
         exchange = options.make_exchange(HorovodTransport(process_set), joinable=True)
         return buckets_for(wrapped)(parameters, exchange, options, prefix=prefix, passes=wrapped._passes)
@@ -73,7 +81,9 @@ def wrap(optimizer, named_parameters, options: TorchOptions, plain=None, buckets
     return wrapped
 
 
-def _named(optimizer, named_parameters) -> dict[str, torch.nn.Parameter]:
+def _named(
+    optimizer: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]] | None
+) -> dict[str, torch.nn.Parameter]:
     """The optimizer's parameters by unique name, in the order of the model."""
     own = [(f"group{i}.{j}", p) for i, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])]
     by_name = named(own if named_parameters is None else named_parameters)
@@ -84,7 +94,7 @@ def _named(optimizer, named_parameters) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in by_name.items() if id(p) in optimized}
 
 
-def _check_momentum(optimizer, buckets: TorchBuckets) -> None:
+def _check_momentum(optimizer: torch.optim.Optimizer, buckets: TorchBuckets) -> None:
     """Raises ConfigError where a memory and the optimizer would both apply a momentum."""
     corrected = {
         id(buckets.parameters[tensor.name])
@@ -104,17 +114,27 @@ def _check_momentum(optimizer, buckets: TorchBuckets) -> None:
 class _WrappedOptimizer:
     """What a wrapped optimizer does differently from the class that was wrapped, its `_plain`."""
 
+    if TYPE_CHECKING:  # what the class that is made of it has
+        param_groups: list[dict]
+        _plain: Any
+        _load_plain: Callable[[dict], None]
+        _session: MembershipSession
+        _named_parameters: list[tuple[str, torch.nn.Parameter]] | None
+        _before: weakref.WeakSet[torch.optim.Optimizer]
+        _process_set: hvd.ProcessSet
+        _grad_scaler: Any
+
     @property
     def _grace(self) -> TorchBuckets | None:
         """The buckets for the ranks there are now; None without other ranks."""
         return self._session.buckets
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         """Finish the exchange: afterwards every gradient is the average (or sum) over ranks, the same on all."""
         self._session.synchronize()
         self._synchronized, self._asked_by_scaler = True, False
 
-    def join(self, *others):
+    def join(self, *others: "_WrappedOptimizer") -> int:
         """Take part in the other ranks' steps with nothing, until all ranks have joined.
 
         Use it instead of hvd.join(), on ranks that have fewer batches than others. Averages are still over all ranks. This
@@ -140,7 +160,7 @@ class _WrappedOptimizer:
         return self._process_set.ranks[last] if self._process_set.included() else hvd.rank()
 
     @contextmanager
-    def skip_synchronize(self):
+    def skip_synchronize(self) -> Iterator[None]:
         """Inside, step() does not synchronize: for gradient clipping or unscaling after an explicit synchronize()."""
         self._should_synchronize = False
         try:
@@ -148,7 +168,7 @@ class _WrappedOptimizer:
         finally:
             self._should_synchronize = True
 
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize (unless skipped), then make the wrapped optimizer's step.
 
         Args:
@@ -176,7 +196,7 @@ class _WrappedOptimizer:
             self.synchronize()
         return self._inner_step()
 
-    def _step_with(self, closure):
+    def _step_with(self, closure: Callable[[], Any]) -> Any:
         buckets = self._grace
         if buckets is not None and buckets.has_new_gradients:
             raise ExchangeError(
@@ -184,7 +204,7 @@ class _WrappedOptimizer:
                 "way: call backward() in the closure only, or optimizer.synchronize() before the step"
             )
 
-        def synchronized():
+        def synchronized() -> Any:
             self._synchronized = False
             loss = closure()
             if not self._is_synchronized():
@@ -197,7 +217,7 @@ class _WrappedOptimizer:
             buckets.has_losses = True
         return self._inner_step(synchronized)
 
-    def _inner_step(self, closure=None):
+    def _inner_step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._synchronized = self._asked_by_scaler = False
         for optimizer in self._before:
             optimizer._opt_called = True  # a learning-rate scheduler made before wrapping looks at it
@@ -205,12 +225,12 @@ class _WrappedOptimizer:
         self._synchronized = False
         return loss
 
-    def _is_synchronized(self):
+    def _is_synchronized(self) -> bool:
         buckets = self._grace
         return self._synchronized and not (buckets is not None and buckets.has_new_gradients)
 
     @property
-    def _step_supports_amp_scaling(self):
+    def _step_supports_amp_scaling(self) -> bool:
         """GradScaler.step reads this before anything else: the moment to finish the exchange, so that it unscales gradients
         that are the same on all ranks, and skips the step on all ranks or on none."""
         if self._should_synchronize:
@@ -220,7 +240,7 @@ class _WrappedOptimizer:
             self._asked_by_scaler = True
         return vars(self).get("_step_supports_amp_scaling", False)  # what the wrapped optimizer has to say
 
-    def _check_scaler(self):
+    def _check_scaler(self) -> None:
         """When GradScaler.step is about to look at gradients that are not exchanged yet."""
         scaler = self._grad_scaler
         if scaler is not None:
@@ -237,7 +257,7 @@ class _WrappedOptimizer:
                 stacklevel=4,
             )
 
-    def zero_grad(self, *args, **kwargs):
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """See the wrapped optimizer's.
 
         Args:
@@ -255,7 +275,7 @@ class _WrappedOptimizer:
         self._synchronized = False
         return self._plain.zero_grad(self, *args, **kwargs)
 
-    def add_param_group(self, param_group):
+    def add_param_group(self, param_group: dict) -> None:
         """See the wrapped optimizer's; call it on all ranks in the same step.
 
         Args:
@@ -272,7 +292,7 @@ class _WrappedOptimizer:
             raise
         self._session.add(parameters)
 
-    def state_dict(self):
+    def state_dict(self) -> dict:
         """The wrapped optimizer's state and this rank's memory. No collective.
 
         Returns:
@@ -281,7 +301,7 @@ class _WrappedOptimizer:
         """
         return {**self._plain.state_dict(self), checkpoint.KEY: to_torch(self._session.save())}
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict) -> None:
         """Load the state of a wrapped optimizer or a plain one. No collective.
 
         Call it on all ranks, or, before the first step, on rank 0 and then hvd.broadcast_optimizer_state. The log "grace_ext"
@@ -298,7 +318,7 @@ class _WrappedOptimizer:
         self._load_plain({key: value for key, value in state_dict.items() if key != checkpoint.KEY})
         self._session.load(None if saved is None else to_numpy(saved))
 
-    def consolidate_state_dict(self, to=0):
+    def consolidate_state_dict(self, to: int = 0) -> None:
         """Gather the memories of all ranks for state_dict() on one, until the next step: a collective.
 
         Args:
@@ -306,7 +326,7 @@ class _WrappedOptimizer:
         """
         self._session.consolidate(to)
 
-    def set_backward_passes_per_step(self, passes):
+    def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes are accumulated before gradients are exchanged, from the next step on.
 
         Args:
@@ -316,7 +336,7 @@ class _WrappedOptimizer:
             self._grace.set_passes(passes)
         self._passes = passes
 
-    def compression_stats(self):
+    def compression_stats(self) -> dict:
         """Bytes, ratio and seconds per stage, in total and of the last step.
 
         Returns:
