@@ -40,7 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     arguments.argv = argv
     try:
-        return arguments.run(arguments)
+        status = arguments.run(arguments)
+        sys.stdout.flush()  # here, so that a closed pipe is noticed before the interpreter ends
+        return status
     except ConfigError as error:
         return _fail(error, 2)
     except BrokenPipeError:  # the reader of stdout has seen enough (`... | head`)

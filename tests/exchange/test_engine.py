@@ -101,6 +101,31 @@ def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(parts):
     on_all_ranks(work)
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_non_finite_gradient_in_one_bucket_leaves_the_memories_of_all(bad):
+    def work(transport):
+        exchange = Exchange(transport, "residual", 1 / transport.size)
+        compressor, communicator = grace_ext.compressor("topk:0.1/rice/qsgd:7"), parse_stage("communicator", "allgather")
+        exchange.set_buckets([exchange.bucket(one.name, [one], compressor, communicator) for one in TENSORS])
+
+        def step(nan):
+            for i, bucket in enumerate(exchange.buckets):
+                given = gradient(transport.rank)[: bucket.size]
+                given[7] = np.nan if nan and i == bad and transport.rank == 0 else 1
+                exchange.start(bucket, lambda out, given=given: np.copyto(out, given))
+            for bucket in exchange.buckets:
+                exchange.finish(bucket, np.empty(bucket.size, np.float32))
+            return exchange.end_step()
+
+        assert step(nan=False)
+        before = arrays_of(exchange)
+        assert not step(nan=True)
+        after = arrays_of(exchange)
+        assert all(np.array_equal(before[name], after[name]) for name in ("residual:a", "residual:b"))
+
+    on_all_ranks(work)
+
+
 def test_memory_follows_its_tensors_into_new_buckets():
     def work(transport):
         exchange = make(transport)

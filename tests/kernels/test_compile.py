@@ -15,7 +15,17 @@ from grace_ext.kernels._compile import ALL_KERNELS
 pytestmark = pytest.mark.tier("test")
 
 ROOT = Path(__file__).parents[2]
-# A child loads some kernels that compile fast, uses one, and reports what Numba found in the cache and what it did not.
+# A child says that it is ready and waits for an answer, or for the end of its stdin, before it writes its results: who reads
+# the first line must not take them in with it.
+# This one reports the folder alone.
+FOLDER = """
+import sys
+print("ready", flush=True)
+sys.stdin.readline()
+from grace_ext.kernels import cache_folder
+print(0, 0, cache_folder())
+"""
+# This one loads some kernels that compile fast, uses one, and reports what Numba found in the cache and what it did not.
 USE = """
 import sys, numpy as np
 from grace_ext.kernels import _compile, pack_bits, bitmap_encode, write_error
@@ -182,8 +192,9 @@ def test_the_warm_up_without_a_cache_compiles_here(tmp_path):
 
 
 def test_another_cpu_has_another_folder(tmp_path):
-    code = "print('ready'); from grace_ext.kernels import cache_folder; print(0, 0, cache_folder())"
-    folders = {run(tmp_path, code, **cpu)[2] for cpu in ({}, {"NUMBA_CPU_NAME": "generic"}, {"NUMBA_CPU_FEATURES": "+sse2"})}
+    folders = {
+        run(tmp_path, FOLDER, **cpu)[2] for cpu in ({}, {"NUMBA_CPU_NAME": "generic"}, {"NUMBA_CPU_FEATURES": "+sse2"})
+    }
     assert len(folders) == 3
 
 
@@ -192,10 +203,9 @@ def test_another_cpu_has_another_folder(tmp_path):
 def test_a_strangers_folder_is_not_used(tmp_path, stranger):
     """Who owns a folder can put any code in it."""
     (tmp_path / "file").touch()
-    code = "print('ready'); from grace_ext.kernels import cache_folder; print(0, 0, cache_folder())"
-    folder = Path(run(tmp_path, code, HOME=tmp_path / "file/home")[2])
+    folder = Path(run(tmp_path, FOLDER, HOME=tmp_path / "file/home")[2])
     os.chown({"base": folder.parent, "folder": folder}[stranger], 12345, 12345)
-    assert run(tmp_path, code, HOME=tmp_path / "file/home")[2] == "None"
+    assert run(tmp_path, FOLDER, HOME=tmp_path / "file/home")[2] == "None"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")

@@ -68,7 +68,7 @@ def theirs(tmp_path_factory):
     ]
     try:
         for process in processes:
-            output, _ = process.communicate(timeout=120)
+            output, _ = process.communicate(timeout=600)
             assert process.returncode == 0, output
     finally:
         for process in processes:

@@ -3,7 +3,7 @@
 import numpy as np
 
 import grace_ext
-from grace_ext.exchange.buckets import Bucket, Tensor
+from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
 from grace_ext.pipeline.spec import parse_stage
 
@@ -13,15 +13,7 @@ TENSORS = [Tensor("a", 3000, 2), Tensor("b", 2000, 2)]
 def make(transport, spec="topk:0.1/rice/qsgd:7", communicator="allgather", memory="residual", **options):
     exchange = Exchange(transport, grace_ext.memory(memory), 1 / transport.size, **options)
     exchange.set_buckets(
-        [
-            Bucket(
-                "bucket",
-                TENSORS,
-                grace_ext.compressor(spec),
-                parse_stage("communicator", communicator),
-                exchange.memory_of(TENSORS[0]),
-            )
-        ]
+        [exchange.bucket("bucket", TENSORS, grace_ext.compressor(spec), parse_stage("communicator", communicator))]
     )
     return exchange
 

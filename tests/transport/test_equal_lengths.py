@@ -42,7 +42,7 @@ class OverThreads(EqualLengthTransport):
 
 
 def on_all_ranks(function):
-    group = InProcessGroup(RANKS, timeout=20)
+    group = InProcessGroup(RANKS, timeout=600)
     with ThreadPoolExecutor(RANKS) as pool:
         return list(pool.map(lambda rank: function(OverThreads(group.transport(rank))), range(RANKS)))
 

@@ -93,7 +93,7 @@ def test_made_before_any_keras_is_used():
         "net.compile('sgd', 'mse')\n"
         "net.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0, callbacks=[callback])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -404,7 +404,7 @@ def test_another_backend_is_refused():
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "KERAS_BACKEND": "torch"},
     )
     assert "ConfigError: Keras runs on the backend 'torch'" in done.stderr, done.stderr[-2000:]

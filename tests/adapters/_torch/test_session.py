@@ -54,7 +54,7 @@ class Worker:
 
 def form(workers):
     """These and no others are connected from now on."""
-    group = InProcessGroup(len(workers), timeout=20)
+    group = InProcessGroup(len(workers), timeout=600)
     for rank, worker in enumerate(workers):
         worker.join(group, rank)
 
@@ -65,7 +65,7 @@ def step(workers):
 
 
 def start(ranks, **options):
-    group = InProcessGroup(ranks, timeout=20)
+    group = InProcessGroup(ranks, timeout=600)
     return [Worker(group, rank, **options) for rank in range(ranks)]
 
 

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,14 @@ HERE = Path(__file__).parent
 HANGS = 1800  # seconds after which a job is taken to hang, on however slow a machine
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tier("test")]
+
+
+def seconds_to_start() -> float:
+    """How long a worker takes to import what it needs on this machine, as busy as it is now. Gloo's timeout, after which
+    survivors no longer wait for the dead, must be longer than a new worker takes to join them."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import grace_ext.adapters.horovod_torch"], check=True)
+    return time.monotonic() - began
 
 
 def run(command: list[str], folder: Path, *arguments: str) -> tuple[list[dict], str]:
@@ -25,8 +34,7 @@ def run(command: list[str], folder: Path, *arguments: str) -> tuple[list[dict], 
         "OMPI_MCA_mpi_yield_when_idle": "1",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        # How long survivors wait for the dead. It must be longer than a new worker takes to start.
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "60",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(60, round(20 * seconds_to_start()))),
         "GRACE_EXT_STOPPED_SECONDS": "5",
     }
     environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
