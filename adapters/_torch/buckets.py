@@ -1,11 +1,7 @@
-"""Gradients of torch parameters in and out of the exchange's buckets, driven by autograd hooks.
-
-Independent of the library that moves the bytes: the PyTorch adapters share it.
-"""
+"""The buckets of the PyTorch adapters over Horovod, driven by autograd hooks."""
 
 import functools
 import numbers
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,6 +14,7 @@ from grace_ext.exchange.shadow import shadow_step
 from .._common.stalls import check_config_digests
 from .._horovod.options import HorovodOptions, group_names
 from .bypass import BypassBucket
+from .device import behind_current_stream
 from .output_buffer import OutputBuffer, as_gradient
 from .parameter_buckets import ParameterBuckets, as_tensor
 from .rows import comes_as_rows
@@ -191,7 +188,7 @@ class TorchBuckets(ParameterBuckets):
         output.clear(self.parameters[tensor.name] for tensor in bucket.tensors)
         pack = functools.partial(self._pack, bucket, self._prescale / self._unit(bucket))
         if torch.device(bucket.device).type == "cuda":
-            pack = functools.partial(_on_stream, torch.cuda.current_stream(bucket.device), pack)
+            pack = behind_current_stream(bucket, pack)
         self.exchange.start(bucket, pack, output.out if bucket.device == "cpu" else None)
 
     def _gradient(self, name: str) -> torch.Tensor | None:
@@ -209,13 +206,13 @@ class TorchBuckets(ParameterBuckets):
             self.exchange.advance()
             for bucket in self.exchange.buckets:
                 self._receive(bucket)
+            self.exchange.end_step()
         except BaseException:
             self.exchange.abort()
             raise
         finally:
             self._reset_counts()
             self.has_new_gradients = False
-        self.exchange.end_step()
         self._follow_requires_grad()
 
     def reduce_loss(self, loss):
@@ -283,10 +280,3 @@ class TorchBuckets(ParameterBuckets):
                 own = (own if own.layout == torch.strided else own.to_dense()).flatten() * self._prescale
                 summed = self.exchange.transport.allreduce(f"{self.prefix}.new.{name}", own.numpy()).wait()
                 p.grad = as_gradient(p, torch.from_numpy(summed * np.float32(self.exchange.weight)).view(p.shape))
-
-
-def _on_stream(stream: torch.cuda.Stream, pack: Callable, *out):
-    """In the worker's thread, of which each has a current stream of its own: what it does with a bucket comes behind what
-    backward has queued, as the user may run backward on another stream than the default one."""
-    torch.cuda.set_stream(stream)
-    return pack(*out)

@@ -5,6 +5,7 @@ would make: the selection is exact, with ties going to the lowest index.
 """
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -42,10 +43,12 @@ class TorchBucket(Bucket):
         super().__post_init__()
         self._arrays = TorchArrays(self.device)
         self._gradient = None if self.memory.stateful else self._arrays.zeros(self.size)
+        #: The stream that has the gradients of the step; None for the thread's current one.
+        self.stream: torch.cuda.Stream | None = None
 
     @staticmethod
     def fits(compressor, communicator, memory) -> bool:
-        """Whether this road exists for these parts; otherwise the whole gradient goes to the host."""
+        """Whether such a bucket can have these parts; otherwise the whole gradient is copied to the host."""
         return (
             communicator.name == "allgather"
             and not memory.has_hooks
@@ -56,6 +59,10 @@ class TorchBucket(Bucket):
 
     def start(self, transport, pack, stream, on_gradient=None, on_compensated_gradient=None):
         """on_gradient gets tensors of the device, on_compensated_gradient copies on the host."""
+        with torch.cuda.stream(self.stream):
+            return self._start(transport, pack, stream, on_gradient, on_compensated_gradient)
+
+    def _start(self, transport, pack, stream, on_gradient, on_compensated_gradient):
         started = time.perf_counter()
         state = self.memory.begin(self.name, self.size, self._arrays)
         dense = self._gradient if state is None else state[1]
@@ -105,6 +112,21 @@ class TorchBucket(Bucket):
 
     def _values(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)
+
+
+def behind_current_stream(bucket: Bucket, pack: Callable) -> Callable:
+    """pack(*out) for a bucket on a GPU, to be called in any thread: behind what backward has queued on the stream that is
+    current now, because the user may run backward on another one than the default stream. What the thread does otherwise
+    stays on its own current stream."""
+    stream = torch.cuda.current_stream(bucket.device)
+    if isinstance(bucket, TorchBucket):
+        bucket.stream = stream
+
+    def packed(*out):
+        with torch.cuda.stream(stream):
+            return pack(*out)
+
+    return packed
 
 
 def select_topk(dense: torch.Tensor, k: int) -> torch.Tensor:

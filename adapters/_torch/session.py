@@ -10,6 +10,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from grace_ext import ExchangeError
 from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.session import StateSession
+from grace_ext.exchange.stats import Statistics
 
 from .buckets import TorchBuckets
 from .saved_state import gather_memories
@@ -32,6 +33,7 @@ class MembershipSession:
         self._members = membership()
         self._hooks: dict[str, torch.utils.hooks.RemovableHandle] = {}
         self._detached = False
+        self._earlier: list[Statistics] = []  # of exchanges with other ranks
         self._own(parameters)
         self._open()
         if self._buckets is None:
@@ -86,6 +88,7 @@ class MembershipSession:
         saved = self.save()
         if self._buckets is not None:
             self._buckets.exchange.close()
+            self._earlier.append(self._buckets.exchange.statistics)
         self._members = self._membership()
         self._open()
         if self._buckets is not None:
@@ -107,7 +110,11 @@ class MembershipSession:
         if buckets is None:
             self._states.waiting["step"] += 1
             return
-        self.settle()
+        try:
+            self.settle()
+        except BaseException:
+            buckets.abort()
+            raise
         buckets.synchronize()
 
     def settle(self) -> None:
@@ -115,6 +122,11 @@ class MembershipSession:
         if not self._states.settled:
             self._buckets.check_config_digests()
             self._states.settle(self._exchange, self._buckets.prefix)
+
+    def stats(self) -> dict:
+        """See grace_ext.exchange.stats.report."""
+        buckets = self.buckets
+        return {"steps": 0} if buckets is None else buckets.exchange.stats(earlier=self._earlier)
 
     def join(self) -> int:
         """Shadow the steps of the other ranks until all have joined; returns the rank that joined last."""

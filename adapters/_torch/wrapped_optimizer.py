@@ -342,4 +342,4 @@ class _WrappedOptimizer:
         Returns:
             What grace_ext.exchange.Exchange.stats describes.
         """
-        return {"steps": 0} if self._grace is None else self._grace.exchange.stats()
+        return self._session.stats()

@@ -67,7 +67,6 @@ class SwitchingCommunicator(Communicator):
     switches = True
 
     def __init__(self, compressed: dict[str, Communicator]):
-        """compressed: the strategies with compression, by name; the first is where it begins."""
         self._compressed, self._allreduce = compressed, Allreduce()
         self._dense = {strategy: make_compressor(spec) for strategy, spec in DENSE.items()}
         #: The names of all strategies.
@@ -206,6 +205,9 @@ class SwitchingCommunicator(Communicator):
 
     def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
         return self._inner.finish(pending, transport, out, weight)
+
+    def memory_replaced(self) -> None:
+        self.flushed = False
 
     def end_step(self, finite: bool) -> None:
         """Note that a step has ended.

@@ -236,6 +236,9 @@ class Communicator(Stage, Generic[PendingType]):
         """
         return self.start(transport, name, compressor, np.zeros(size, np.float32), None, stream, sizes)
 
+    def memory_replaced(self) -> None:
+        """Note, between steps and on all ranks, that the bucket's memory was replaced, as by that of a checkpoint."""
+
     def advance(self, pending: PendingType, transport: Transport) -> None:
         """Wait for one collective and start the next one that needs its result. `finish` does whatever is left.
 

@@ -150,7 +150,7 @@ def settle(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> str:
         exchange.load_state_dict(state)
         others = "the others start from zero" if state else "all start from zero, since this kind needs them all"
         warning = f"{np.count_nonzero(whole)} of {whole.size} ranks loaded their memory, and {others}: {ALL_RANKS}"
-    exchange.step = int(steps[0])
+    exchange.step = int(steps[whole][0] if whole.any() else steps[0])
     return warning
 
 

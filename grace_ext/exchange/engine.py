@@ -220,7 +220,7 @@ class Exchange(ExchangeSetup):
         """End the step after all buckets are finished.
 
         Returns:
-            False if some rank's gradient was not finite: then every memory on every rank stays as it was.
+            False if some rank's gradient was not finite, those that bypass left aside: then all memories stay as they were.
         """
         self.gradient_count.take()
         finite, step = self._finite, self.step

@@ -33,7 +33,8 @@ class Fusion(StepListener):
 
     def buckets_set(self, buckets: Sequence[BucketView]) -> None:
         self._buckets = buckets if self._transport.can_fuse and len(buckets) > 1 else []
-        self._received: dict[str, int] = {}
+        self._received: dict[str, int] = {}  # the most bytes of a step by bucket, since groups were formed
+        self._received_in_step: dict[str, int] = {}
         self._groups: list[list] = []
         self._open: dict[str, _Group] = {}
         self._steps = 0
@@ -55,10 +56,13 @@ class Fusion(StepListener):
 
     def bucket_finished(self, step: int, bucket: BucketView, pending: Pending) -> None:
         if pending.received is not None:
-            self._received[bucket.name] = max(pending.received, self._received.get(bucket.name, 0))
+            self._received_in_step[bucket.name] = pending.received
 
     def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
         self._open = {}
+        for name, received in self._received_in_step.items():
+            self._received[name] = max(received, self._received.get(name, 0))
+        self._received_in_step = {}
         if finite:
             if self._steps % _AGAIN == 0:
                 self._regroup()
@@ -86,7 +90,7 @@ class Fusion(StepListener):
     def abort(self) -> None:
         for group in self._open.values():
             group.fail(ExchangeError("the step was given up before all of a collective's buckets were there"))
-        self._open = {}
+        self._open, self._received_in_step = {}, {}  # not all ranks have finished the same buckets
 
 
 class FusedTransport(TransportWrapper):

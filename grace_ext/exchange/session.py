@@ -152,6 +152,7 @@ class StateSession:
             self._settle_resized(exchange, f"{prefix}.state", int(steps[0]), int(np.count_nonzero(brought == _EARLIER)))
         else:
             checkpoint.settle_and_report(exchange, brought == _CHECKPOINT, steps)
+        exchange.states_settled()
         self._memory, self.settled = None, True
 
     def _settle_resized(self, exchange: Exchange, prefix: str, step: int, earlier: int) -> None:

@@ -1,5 +1,7 @@
 """What an exchange is set up with, and what changes between its steps only: buckets, policies, listeners and state."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..communicators.allreduce import Allreduce
@@ -135,6 +137,11 @@ class ExchangeSetup:
         self.state.load_state_dict(state)
         self.step = state.get("step", self.step)
 
+    def states_settled(self) -> None:
+        """Note, between steps and on all ranks, that the ranks have settled which states they start from."""
+        for bucket in self.buckets:
+            bucket.communicator.memory_replaced()
+
     def config_digest(self) -> np.ndarray:
         """See grace_ext.exchange.config_digest.config_digest.
 
@@ -151,13 +158,14 @@ class ExchangeSetup:
         """
         config_digest.check_config_digests(self, gathered)
 
-    def stats(self, *others: "ExchangeSetup") -> dict:
+    def stats(self, *others: "ExchangeSetup", earlier: Sequence[stats.Statistics] = ()) -> dict:
         """Report totals since the start.
 
         Args:
-            *others: Earlier exchanges of the same run, whose totals are added.
+            *others: Other exchanges of the same run, whose totals are added.
+            earlier: The statistics of exchanges that this one has replaced, whose totals are added.
 
         Returns:
             What grace_ext.exchange.stats.report describes.
         """
-        return stats.report((*others, self))
+        return stats.report((*others, self), earlier)

@@ -71,6 +71,8 @@ class Statistics(StepListener):
     def __init__(self) -> None:
         self.total, self.last = Counts(), Counts()
         self._step = Counts()  # of the step under way
+        #: Number of steps that have ended.
+        self.steps = 0
 
     def add_overlap(self, overlap: OverlapMeter) -> None:
         """Take over what was measured of the step, at its end.
@@ -93,6 +95,7 @@ class Statistics(StepListener):
 
     def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
         self.total.merge(self._step)
+        self.steps += 1
         self.last, self._step = self._step, Counts()
 
     def abort(self) -> None:
@@ -104,19 +107,17 @@ class Counted(Protocol):
 
     buckets: list[Bucket]
     statistics: Statistics
-    step: int
 
     @property
     def listeners(self) -> Sequence[StepListener]:
         """The listeners, in the order in which they hear of an event."""
 
 
-def report(exchanges: Sequence[Counted]) -> dict:
+def report(exchanges: Sequence[Counted], earlier: Sequence[Statistics] = ()) -> dict:
     """Report the totals of several exchanges since the start, and those of the last step.
 
-    "steps" is their number, and "last_step" holds what Counts.report gives of the last exchange's last step. The other
-    fields:
-
+    - steps: Number of steps since the start; those before a loaded checkpoint are not in it, nor in the other totals.
+    - last_step: What Counts.report gives of the last exchange's last step.
     - bytes_in: float32 bytes of the gradients; of gradients that come as rows, those of each row as it came, duplicates
       included, and 8 for its index.
     - bytes_out: Payload bytes that this rank handed to collectives, headers and padding included.
@@ -135,14 +136,17 @@ def report(exchanges: Sequence[Counted]) -> dict:
 
     Args:
         exchanges: The exchanges, the current one last.
+        earlier: The statistics of exchanges that these have replaced.
 
     Returns:
         The fields above, by name.
     """
-    total = Counts()
+    total, steps = Counts(), 0
+    for statistics in (*earlier, *(exchange.statistics for exchange in exchanges)):
+        total.merge(statistics.total)
+        steps += statistics.steps
     found: dict[str, Any] = {"residual_norm_ratio": {}, "ways": {}, "bandwidth": None, "densities": {}}
     for exchange in exchanges:
-        total.merge(exchange.statistics.total)
         found["ways"].update(
             (tensor.name, bucket.communicator.strategy)
             for bucket in exchange.buckets
@@ -152,5 +156,4 @@ def report(exchanges: Sequence[Counted]) -> dict:
         for listener in exchange.listeners:
             for key, value in listener.stats().items():
                 found[key] = {**found[key], **value} if isinstance(value, dict) else value
-    steps = sum(exchange.step for exchange in exchanges)
     return {"steps": steps, **total.report(), "last_step": exchanges[-1].statistics.last.report(), **found}

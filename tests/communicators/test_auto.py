@@ -8,6 +8,7 @@ from support.in_process_ranks import gradient, on_all_ranks
 from support.listeners import without
 
 from grace_ext import ConfigError
+from grace_ext.exchange.session import StateSession
 from grace_ext.policy.auto_tuner import AutoTuner
 from grace_ext.transport.inprocess import InProcessTransport
 
@@ -64,6 +65,27 @@ def test_a_step_that_is_not_finite_flushes_nothing():
         end(exchange, finite=False)
         received, _ = step(exchange, np.zeros(5000, np.float32))
         return owed, received
+
+    results = on_all_ranks(work)
+    for _, received in results:
+        np.testing.assert_allclose(received, np.mean([owed for owed, _ in results], axis=0), atol=1e-6)
+
+
+def test_a_loaded_memory_is_sent_by_a_dense_strategy_too():
+    """Which had sent all that it had before, and so bypassed the memory."""
+
+    def work(transport):
+        exchange, trained, session = make(transport), make(transport), StateSession(None, lambda *_: [])
+        step(trained, gradient(transport.rank))
+        owed = np.concatenate([arrays_of(trained)[f"residual:{tensor.name}"] for tensor in TENSORS])
+        take(exchange, FLOAT32, FLOAT32)
+        step(exchange, gradient(5))
+        end(exchange)
+        assert all(bucket.communicator.bypass_dtype for bucket in exchange.buckets)
+        session.load(session.save(trained, []), exchange)
+        session.settle(exchange, "test")
+        assert not any(bucket.communicator.bypass_dtype for bucket in exchange.buckets)
+        return owed, step(exchange, np.zeros(5000, np.float32))[0]
 
     results = on_all_ranks(work)
     for _, received in results:

@@ -98,6 +98,12 @@ def test_ranks_of_which_some_have_loaded_their_memory(memory, kept):
     assert exchange.step == 7
 
 
+def test_the_step_is_that_of_a_rank_that_has_loaded_its_memory():
+    exchange = exchange_of()
+    checkpoint.settle(exchange, np.array([False, True]), np.array([0, 7]))
+    assert exchange.step == 7
+
+
 def test_ranks_with_checkpoints_of_different_steps_are_told():
     with pytest.raises(ConfigError, match="checkpoints of different steps: \\[7, 8\\]"):
         checkpoint.settle(exchange_of(), np.array([True, True]), np.array([7, 8]))

@@ -221,6 +221,19 @@ def test_groups_follow_the_sizes_of_containers(monkeypatch):
             assert ["".join(bucket.name for bucket in group) for group in fused._groups] == groups
 
 
+def test_groups_do_not_depend_on_a_step_that_was_given_up():
+    """In which ranks may have finished different buckets."""
+    fused = Fusion(type("T", (), {"size": 1, "can_fuse": True})())
+    buckets = [type("B", (), {"name": name})() for name in "ab"]
+    fused.buckets_set(buckets)
+    fused.bucket_finished(0, buckets[0], Pending(None, 0, {}, received=40_000))
+    fused.abort()
+    for bucket in buckets:
+        fused.bucket_finished(0, bucket, Pending(None, 0, {}, received=1000))
+    fused.end_step(0, True, None)
+    assert ["".join(bucket.name for bucket in group) for group in fused._groups] == ["ab"]
+
+
 # Decoding in between
 
 

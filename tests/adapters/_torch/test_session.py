@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from grace_ext import ConfigError  # noqa: E402
 from grace_ext.adapters._horovod.options import HorovodOptions  # noqa: E402
 from grace_ext.adapters._torch import saved_state  # noqa: E402
 from grace_ext.adapters._torch.buckets import TorchBuckets  # noqa: E402
@@ -144,6 +145,38 @@ def test_one_rank_alone_keeps_a_checkpoint_of_many():
     workers = [alone, *start(1)]
     form(workers)
     assert missing_from_the_sum(workers, before) < 1e-5
+
+
+def test_statistics_count_what_this_process_has_done():
+    workers = start(3)
+    for _ in range(3):
+        step(workers)
+    one, sent = workers[1], workers[1].connection.stats()["bytes_out"]
+    form(workers[1:])
+    step(workers[1:])
+    assert one.connection.stats()["steps"] == 4 and one.connection.stats()["bytes_out"] > sent
+    (again,) = start(1)
+    again.connection.load(one.connection.save())
+    workers = [again, *start(1)]
+    form(workers)
+    step(workers)
+    assert again.connection.stats()["steps"] == 1, "steps before the checkpoint count as little as their bytes"
+
+
+def test_ranks_that_cannot_settle_can_load_again():
+    workers = start(2)
+    for _ in range(2):
+        step(workers)
+    saved = [worker.connection.save() for worker in workers]
+    step(workers)
+    for worker, state in zip(workers, (saved[0], workers[1].connection.save()), strict=True):
+        worker.connection.load(state)
+    with pytest.raises(ConfigError, match="different steps"):
+        step(workers)
+    for worker, state in zip(workers, saved, strict=True):
+        worker.connection.load(state)
+    own, exchanged = step(workers)
+    assert np.array_equal(*exchanged) and exchanged[0].any()
 
 
 def replace_the_last_of_three(**options):

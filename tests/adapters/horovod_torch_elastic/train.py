@@ -155,5 +155,6 @@ result = {
 for kind, net in nets.items():
     with torch.no_grad():
         result["loss"][kind] = torch.nn.functional.cross_entropy(net(x), y).item()
-    assert optimizers[kind].compression_stats()["steps"] == state.step
+    # A step that one model had finished when another one failed was made once more.
+    assert 0 <= optimizers[kind].compression_stats()["steps"] - state.step < len(state.visited)
 (FOLDER / f"rank{hvd.rank()}.json").write_text(json.dumps(result))
