@@ -30,7 +30,7 @@ class ModelBroadcast:
         if keep < 1:
             raise ConfigError(f"keep={keep}; allowed: from 1 on")
         #: The model as clients rebuild it from the containers.
-        self.told = Estimate(model.size, model)
+        self.told = Estimate(model)
         self._keep = keep
         self._history: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()  # round -> container
         self._at = dict.fromkeys(range(clients), 0)  # the round that each client's model is of; FRESH: not known
@@ -55,13 +55,13 @@ class ModelBroadcast:
         Raises:
             ExchangeError: The model is not finite. Nothing has changed then.
         """
-        blob = self.told.encode(model, compressor, stream)
+        blob = self.told.encode_and_apply(model, compressor, stream)
         self._history[round_] = blob
         while len(self._history) > self._keep:
             self._history.popitem(last=False)
         return blob.size
 
-    def containers_for(self, client: int, round_: int) -> tuple[int, list[np.ndarray]]:
+    def take_missed(self, client: int, round_: int) -> tuple[int, list[np.ndarray]]:
         """Collect what a client has missed of the model; the client counts as up to date from then on.
 
         Args:
@@ -109,7 +109,16 @@ class ModelBroadcast:
 
         Args:
             state: Arrays by name, at least those of `state_dict`.
+
+        Raises:
+            ConfigError: The state is of a model of another size, or of another number of clients.
+            KeyError: A part is missing. Nothing has changed then, in either case.
         """
-        self.told = Estimate(self.told.known.size, state["told"])
-        self._at = dict(enumerate(state["at"].tolist()))
-        self._history = collections.OrderedDict((number, state[f"blob.{number}"]) for number in state["history"].tolist())
+        told, at = Estimate(state["told"]), dict(enumerate(state["at"].tolist()))
+        history = collections.OrderedDict((number, state[f"blob.{number}"]) for number in state["history"].tolist())
+        if told.known.size != self.told.known.size or len(at) != self.clients:
+            raise ConfigError(
+                f"the state is of {told.known.size} elements and {len(at)} clients, not of {self.told.known.size} and "
+                f"{self.clients}"
+            )
+        self.told, self._at, self._history = told, at, history

@@ -17,14 +17,13 @@ class Estimate:
     """What both sides know of a vector; it is kept in the attribute `known`, float32[d].
 
     Args:
-        size: Number of elements, d.
-        known: The initial estimate, which is copied; None: zeros.
+        known: The initial estimate, float32[d], which is copied.
     """
 
-    def __init__(self, size: int, known: np.ndarray | None = None):
-        self.known = np.zeros(size, np.float32) if known is None else np.array(known, np.float32).reshape(-1)
+    def __init__(self, known: np.ndarray):
+        self.known = np.array(known, np.float32).reshape(-1)
 
-    def encode(self, vector: np.ndarray, compressor: Compressor, stream: Stream) -> np.ndarray:
+    def encode_and_apply(self, vector: np.ndarray, compressor: Compressor, stream: Stream) -> np.ndarray:
         """Make the container that brings the estimate closer to a vector, and apply it.
 
         Args:

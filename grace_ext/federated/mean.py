@@ -13,7 +13,7 @@ BLOCK = 1 << 16  # elements of the model that a mean by coordinates sorts at onc
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """What counts of a client: its update or, with memory "ef21", the server's estimate of it.
+    """A client's contribution to the mean: its update or, with memory "ef21", the server's estimate of it.
 
     Attributes:
         vector: Returns the update, float32[d], finite, which must not be changed; each call may decode it again.
@@ -73,8 +73,8 @@ class Mean:
     A mean has no state between rounds.
     """
 
-    #: Whether each element is judged by itself. An element that a client did not send is not a vote for 0, so the server
-    #: then refuses sparse updates; and weights, because what such means promise counts clients.
+    #: Whether each element is judged by itself. Such a mean requires dense updates, because an element that was not sent is
+    #: not a zero, and uniform weights, because its guarantee is stated in numbers of clients.
     by_coordinate = False
 
     def __call__(self, updates: Sequence[Update], size: int) -> np.ndarray:
@@ -84,7 +84,7 @@ class Mean:
 class WeightedMean(Mean):
     """The mean of FedAvg (McMahan et al., AISTATS 2017).
 
-    A client can move it by its share of any length that the server's norm check accepts. One update is decoded at a time.
+    One client can change the mean by up to its share times the largest accepted norm. One update is decoded at a time.
     """
 
     def __call__(self, updates: Sequence[Update], size: int) -> np.ndarray:

@@ -109,7 +109,7 @@ def _joined(head: bytes, *containers: np.ndarray) -> np.ndarray:
 
 
 def largest(size: int) -> int:
-    """Compute the size that no update has to exceed, whatever its transform.
+    """Compute the largest size that a valid update needs, whatever its transform.
 
     That is the size with positions and values stored raw, of all elements and of those that transforms pad them with.
 

@@ -15,7 +15,7 @@ from .mean import CoordinateMean, Mean, Update, blocks, byzantine_count, check_s
 class NearestNeighborMixing(Mean):
     """A coordinate-wise mean of updates, each first replaced by the mean of those nearest to it, itself included.
 
-    The number of nearest updates is that of all clients without the Byzantine ones. Honest updates become similar, so that
+    The number of nearest updates is the number of clients minus the number assumed Byzantine. Honest updates become similar, so that
     the mean loses less where clients have different data or small batches.
 
     All updates of a round are decoded at once, as for `mean` alone; in addition there are clients**2 distances of float64,

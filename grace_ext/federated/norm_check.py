@@ -3,7 +3,7 @@
 import collections
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -52,43 +52,42 @@ class NormCheck:
         #: The norms above 0 that could not be compared with anything.
         self.uncompared: Norms = {}
 
-    def add(self, k: int, norm: float) -> None:
-        """Remember the norm of an update that was accepted.
+    def remember(self, accepted: Iterable[tuple[int, float]], uncompared: Norms) -> None:
+        """Remember what `too_large` found in a round.
 
         Args:
-            k: Number of values of the update.
-            norm: Its L2 norm.
+            accepted: For each update that was accepted, the number of its values and its L2 norm.
+            uncompared: The second result of `too_large`.
         """
-        self._norms.append((k, norm))
+        self._norms.extend(accepted)
+        self.uncompared = uncompared
 
-    def too_large(self, updates: Norms) -> dict[int, str]:
-        """Find the updates of a round whose norm is larger than allowed.
+    def too_large(self, updates: Norms) -> tuple[dict[int, str], Norms]:
+        """Find the updates of a round whose norm is larger than allowed. Nothing changes until `remember`.
 
         Args:
             updates: For each client, the number of values and the norm of its update.
 
         Returns:
-            For each client whose update is too large, the reason as text.
+            For each client whose update is too large, the reason as text; and the norms above 0 that still could not be
+            compared with anything.
         """
         if math.isinf(self._limit):
-            return {}
+            return {}, self.uncompared
         before = [one for client, one in self.uncompared.items() if client not in updates]
-        self.uncompared |= {client: one for client, one in updates.items() if one[1] > 0}
+        uncompared = self.uncompared | {client: one for client, one in updates.items() if one[1] > 0}
         refused: dict[int, str] = {}
         while True:
             left = {client: one for client, one in updates.items() if client not in refused}
             seen = [*self._norms, *left.values(), *before]
             above = [(k, norm) for k, norm in seen if norm > 0]
             if len(seen) >= _FEWEST and len(above) < min(_FEWEST, self._clients):
-                return refused | {
-                    client: f"{norm:.4g}, where nearly all others are 0: there is nothing to compare it with"
-                    for client, (_, norm) in left.items()
-                    if norm > 0
-                }
+                nothing = "where nearly all others are 0: there is nothing to compare it with"
+                refused |= {client: f"{norm:.4g}, {nothing}" for client, (_, norm) in left.items() if norm > 0}
+                return refused, uncompared
             further = self._beyond(left, above) if len(seen) >= _FEWEST else {}
             if not further:
-                self.uncompared.clear()
-                return refused
+                return refused, {}
             refused |= further
 
     def _beyond(self, updates: Norms, norms: list[tuple[int, float]]) -> dict[int, str]:
@@ -122,7 +121,10 @@ class NormCheck:
 
         Args:
             state: Arrays by name, at least those of `state_dict`.
+
+        Raises:
+            KeyError: A part is missing. Nothing has changed then.
         """
-        self._norms.clear()
-        self._norms.extend((int(k), norm) for k, norm in state["norms"].tolist())
-        self.uncompared = {int(client): (int(k), norm) for client, k, norm in state["unscaled"].tolist()}
+        norms = collections.deque([(int(k), norm) for k, norm in state["norms"].tolist()], maxlen=_KEPT)
+        uncompared = {int(client): (int(k), norm) for client, k, norm in state["unscaled"].tolist()}
+        self._norms, self.uncompared = norms, uncompared

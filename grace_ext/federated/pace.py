@@ -12,9 +12,7 @@ from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
 from ..policy.bandwidth import BandwidthMonitor
 from ..policy.kimad import fills_density, predict_sizes, uniform_density
-from ..policy.schedules import Schedules
-
-_FOLLOWS = Schedules({"density": "kimad"})
+from ..policy.schedules import with_density
 
 
 class Pace:
@@ -82,7 +80,7 @@ class Fitted:
     """
 
     def __init__(self, compressor: Compressor, size: int):
-        if "density" not in compressor.sparsifier.options():
+        if not compressor.has_density:
             raise ConfigError(f"{str(compressor)!r} has no density that could follow the bandwidth")
         self._compressor, self._size = compressor, size
         self._made, self._sizes = compressor, None
@@ -97,7 +95,7 @@ class Fitted:
             A compressor with the density that fits the budget, or the last one if nothing is known yet.
         """
         if budget is not None and self._sizes is not None:
-            self._made = _FOLLOWS.at(self._compressor, 0, uniform_density(self._sizes, max(budget, 1.0)))
+            self._made = with_density(self._compressor, uniform_density(self._sizes, max(budget, 1.0)))
         return self._made
 
     def sent(self, nbytes: int) -> None:

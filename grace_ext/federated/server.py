@@ -6,6 +6,7 @@ appendix). With memory "ef21" it is the parameter server of Kimad (Xin et al., D
 """
 
 import collections
+import copy
 import os
 from collections.abc import Callable, Mapping
 
@@ -13,8 +14,9 @@ import numpy as np
 
 from .._util.rng import Stream
 from ..errors import ConfigError
-from ..pipeline.compressor import Compressor, make_compressor
+from ..pipeline.compressor import Compressor
 from .broadcast import ModelBroadcast
+from .compression import checked_compressor
 from .estimate import Estimate
 from .mean import Mean, WeightedMean
 from .messages import FRESH, Down, Rejected, as_message
@@ -30,7 +32,8 @@ class Server:
     Args:
         start: float32[d], the initial model, the same as on all clients.
         clients: Number of clients, which are numbered from 0.
-        compression: Spec, Compressor or other argument of grace_ext.compressor, for the way down.
+        compression: Spec, Compressor or other argument of grace_ext.compressor, for the way down; neither low-rank nor
+            unbiased.
         sampled: Number of clients that take part in a round; None: all.
         optimizer: Called with (model, change), float32[d] each; it changes the model in place by `change`, the mean of the
             updates. None: model -= change, which is FedAvg.
@@ -48,7 +51,8 @@ class Server:
         seed: Seed of the sampling and of the compressor's random numbers.
 
     Raises:
-        ConfigError: An argument is out of range, or the mean does not work with the weights, the memory or the compression.
+        ConfigError: An argument is out of range, the mean does not work with the weights, or the compression cannot be
+            used for the way down.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class Server:
         sampled = clients if sampled is None else sampled
         if not 1 <= sampled <= clients:
             raise ConfigError(f"sampled={sampled} of clients={clients}; allowed: 1 to all of them")
-        self.compressor: Compressor = make_compressor(compression)
+        self.compressor: Compressor = checked_compressor(compression, _DOWN_MEMORY)
         self.model = np.array(start, np.float32).reshape(-1)
         self.round, self.clients, self.sampled = 0, clients, sampled
         self.told_bytes = 0  # of the container that tells this round's model
@@ -81,18 +85,12 @@ class Server:
         self._broadcast = ModelBroadcast(self.model, clients, keep)
         self._norms = NormCheck(norm_limit, clients)
         self._updates = ClientUpdates(
-            self.model.size,
-            clients,
-            self.compressor,
-            mean or WeightedMean(),
-            Weights(weights, most_samples, clients),
-            memory,
-            staleness,
+            self.model.size, clients, mean or WeightedMean(), Weights(weights, most_samples, clients), memory, staleness
         )
-        self._asked: dict[int, int] = {}  # of clients whose update is expected, the round whose model they were sent
-        self._gone: set[int] = set()
+        self._expected: dict[int, int] = {}  # of clients whose update is expected, the round whose model they were sent
+        self._absent: set[int] = set()
         self._chosen: list[int] | None = None  # None: between rounds
-        self._came: dict[int, Received] = {}  # since the last round ended
+        self._received_updates: dict[int, Received] = {}  # since the last round ended
         self._rejected: dict[int, str] = {}
         self._sent = self._received = 0
 
@@ -131,8 +129,8 @@ class Server:
         Args:
             client: Number of the client.
         """
-        self._gone.add(client)
-        self._asked.pop(client, None)
+        self._absent.add(client)
+        self._expected.pop(client, None)
 
     def join(self, client: int, round_: int | None = None) -> None:
         """Let a client take part, again or for the first time.
@@ -141,14 +139,14 @@ class Server:
             client: Number of the client.
             round_: The round that its model is of; None: it has no model, and gets the whole one.
         """
-        self._gone.discard(client)
-        self._asked.pop(client, None)
+        self._absent.discard(client)
+        self._expected.pop(client, None)
         self._broadcast.set_round(client, FRESH if round_ is None or not 0 <= round_ <= self.round else round_)
 
     @property
     def present(self) -> list[int]:
         """The clients that take part, in ascending order."""
-        return [client for client in range(self.clients) if client not in self._gone]
+        return [client for client in range(self.clients) if client not in self._absent]
 
     # A round, in the order of its calls
 
@@ -163,18 +161,18 @@ class Server:
             asked; that update counts in this round.
 
         Raises:
-            ConfigError: The last round has not ended.
+            ConfigError: The last round has not ended, or the compression cannot be used for the way down.
             ExchangeError: The model is not finite.
         """
         if self._chosen is not None:
             raise ConfigError(f"round {self.round} has not ended")
-        made = self.compressor if compression is None else make_compressor(compression)
+        made = self.compressor if compression is None else checked_compressor(compression, _DOWN_MEMORY)
         following = self.round + 1
         self.told_bytes = self._broadcast.tell(following, self.model, made, Stream(self._seed, "down", following, -1))
         self.round = following
         count = min(self.sampled, len(self.present))
         chosen = np.random.default_rng((self._seed, self.round)).choice(self.present, count, replace=False) if count else []  # type: ignore[var-annotated]
-        self._chosen = sorted({int(client) for client in chosen} - self._came.keys())
+        self._chosen = sorted({int(client) for client in chosen} - self._received_updates.keys())
         return list(self._chosen)
 
     def message_for(self, client: int) -> np.ndarray:
@@ -189,12 +187,15 @@ class Server:
             The message, uint8[m]: what the client has missed of the model.
 
         Raises:
-            ConfigError: An update of this client counts in this round; whether it is accepted cannot be told yet.
+            ConfigError: No round has begun, or an update of this client counts in this round; whether it is accepted cannot
+                be told yet.
         """
-        if client in self._came:
+        if self._chosen is None:
+            raise ConfigError("no round has begun")
+        if client in self._received_updates:
             raise ConfigError(f"client {client} has sent its update of this round")
-        base, blobs = self._broadcast.containers_for(client, self.round)
-        self._asked[client] = self.round
+        base, blobs = self._broadcast.take_missed(client, self.round)
+        self._expected[client] = self.round
         message = Down(self.round, base, self._updates.taken[client], blobs).pack()
         self._sent += message.size
         return message
@@ -210,11 +211,11 @@ class Server:
             Rejected: The update is not acceptable; this is counted.
         """
         try:
-            if client not in self._asked or client in self._came:
+            if client not in self._expected or client in self._received_updates:
                 raise Rejected("late", f"client {client} is not expected to send anything now")
             message = as_message(message)
             self._received += message.size
-            self._came[client] = self._examined(client, message)
+            self._received_updates[client] = self._examined(client, message)
         except Rejected as error:
             self._reject(client, error)
             raise
@@ -222,7 +223,7 @@ class Server:
     def _examined(self, client: int, message: np.ndarray) -> Received:
         """Check a message; between rounds it counts in the next one."""
         counts_in = self.round if self._chosen is not None else self.round + 1
-        return self._updates.examine(client, message, self._asked[client], counts_in)
+        return self._updates.examine(client, message, self._expected[client], counts_in)
 
     def refuse(self, client: int, reason: str, text: str) -> None:
         """Reject an update without looking at it.
@@ -246,6 +247,9 @@ class Server:
     def end_round(self) -> Report:
         """Aggregate the updates that have arrived, and take a step.
 
+        If the mean or the optimizer raises an error, the round goes on with all its updates, and can be ended again; what the
+        optimizer keeps of its own is its own affair.
+
         Returns:
             What happened in the round.
 
@@ -254,32 +258,28 @@ class Server:
         """
         if self._chosen is None:
             raise ConfigError("no round has begun")
-        came = dict(sorted(self._came.items()))
+        came = dict(sorted(self._received_updates.items()))
         missing = [client for client in self._chosen if client not in came and client not in self._rejected]
         norms = {client: (one.container.k, one.norm) for client, one in came.items()}
-        for client, reason in self._norms.too_large(norms).items():
+        too_large, uncompared = self._norms.too_large(norms)
+        for client in too_large:
             del came[client]
-            self._reject(client, Rejected("norm", reason))
-        for client, one in came.items():
-            self._updates.accept(client, one)
-            self._norms.add(one.container.k, one.norm)
-        mean = self._updates.mean(came, self._gone)
+        estimates, mean = self._updates.aggregate(came, self._absent)
+        model, norm = self.model.copy(), 0.0
         if mean is not None:
-            self._optimizer(self.model, mean)
+            norm = l2_norm(mean)
+            self._optimizer(model, mean)
+        # Nothing has changed so far, and from here on nothing fails.
+        self.model[:] = model
+        for client, reason in too_large.items():
+            self._reject(client, Rejected("norm", reason))
+        self._updates.accept(came, estimates)
+        self._norms.remember(((one.container.k, one.norm) for one in came.values()), uncompared)
         stale = {client: self.round - one.up.round for client, one in came.items() if one.up.round < self.round}
-        report = Report(
-            self.round,
-            list(came),
-            stale,
-            missing,
-            self._rejected,
-            0.0 if mean is None else l2_norm(mean),
-            self._sent,
-            self._received,
-        )
-        for client in self._came:
-            self._asked.pop(client, None)
-        self._chosen, self._came, self._rejected, self._sent, self._received = None, {}, {}, 0, 0
+        report = Report(self.round, list(came), stale, missing, self._rejected, norm, self._sent, self._received)
+        for client in self._received_updates:
+            self._expected.pop(client, None)
+        self._chosen, self._received_updates, self._rejected, self._sent, self._received = None, {}, {}, 0, 0
         return report
 
     # State
@@ -299,9 +299,9 @@ class Server:
             "model": self.model,
             "round": self.round,
             "received": self._received,
-            "asked": np.array(list(self._asked.items()), np.int64).reshape(-1, 2),
-            **{f"came.{client}": one.up.pack() for client, one in self._came.items()},
-            "gone": np.array(sorted(self._gone), np.int64),
+            "asked": np.array(list(self._expected.items()), np.int64).reshape(-1, 2),
+            **{f"came.{client}": one.up.pack() for client, one in self._received_updates.items()},
+            "gone": np.array(sorted(self._absent), np.int64),
             "reasons": np.array(list(self.rejections), np.str_),
             "counts": np.array(list(self.rejections.values()), np.int64),
         }
@@ -318,29 +318,43 @@ class Server:
             path: The file.
 
         Raises:
-            ConfigError: The state is that of a model of another size or of another number of clients, or a part is missing.
+            ConfigError: The state is that of a model of another size, of another number of clients or of another memory, or a
+                part is missing or damaged. The server then stays as it was.
         """
         with np.load(path, allow_pickle=False) as state:
             if missing := _SAVED - set(state.files):
                 raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}: not a server's state, or an older one")
-            if state["model"].size != self.model.size or state["at"].size != self.clients:
+            model, at = state["model"], state["at"]
+            if model.size != self.model.size or at.size != self.clients:
                 raise ConfigError(
-                    f"{path} is of {state['model'].size} elements and {state['at'].size} clients, this server "
-                    f"has {self.model.size} and {self.clients}"
+                    f"{path} is of {model.size} elements and {at.size} clients, this server has {self.model.size} and "
+                    f"{self.clients}"
                 )
-            self.model[:] = state["model"]
-            self.round, self._received = int(state["round"]), int(state["received"])
-            self._asked, self._gone = dict(state["asked"].tolist()), set(state["gone"].tolist())
-            counted = zip(state["reasons"].tolist(), state["counts"].tolist(), strict=True)
-            self.rejections = collections.Counter(dict(counted))
-            for part in (self._broadcast, self._norms, self._updates):
-                part.load_state_dict(state)
-            came = [(int(key.removeprefix("came.")), state[key]) for key in state.files if key.startswith("came.")]
-            self._came = {client: self._examined(client, message) for client, message in came}
+            round_, received = int(state["round"]), int(state["received"])
+            expected, absent = dict(state["asked"].tolist()), set(state["gone"].tolist())
+            rejections = collections.Counter(dict(zip(state["reasons"].tolist(), state["counts"].tolist(), strict=True)))
+            broadcast, norms, updates = copy.copy(self._broadcast), copy.copy(self._norms), copy.copy(self._updates)
+            try:
+                for part in (broadcast, norms, updates):
+                    part.load_state_dict(state)  # it replaces what the part has, and changes none of it
+                came = [(int(key.removeprefix("came.")), state[key]) for key in state.files if key.startswith("came.")]
+                received_updates = {
+                    client: updates.examine(client, message, expected[client], round_ + 1) for client, message in came
+                }
+            except KeyError as error:
+                raise ConfigError(f"{path} lacks a part: {error}") from error
+            except Rejected as error:
+                raise ConfigError(f"{path} holds an update that is not acceptable: {error}") from error
+        self.model[:] = model
+        self.round, self._received, self._sent, self.told_bytes = round_, received, 0, 0
+        self._expected, self._absent, self.rejections = expected, absent, rejections
+        self._broadcast, self._norms, self._updates = broadcast, norms, updates
+        self._chosen, self._received_updates, self._rejected = None, received_updates, {}
 
 
+_DOWN_MEMORY = "ef21"  # of ModelBroadcast
 #: What every saved state has.
-_SAVED = frozenset("model told round norms unscaled at taken received asked gone history reasons counts".split())
+_SAVED = frozenset("model told round norms unscaled at memory taken received asked gone history reasons counts".split())
 
 
 def _fedavg(model: np.ndarray, change: np.ndarray) -> None:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import ConfigError, ContainerError
-from ..pipeline.compressor import Compressor
 from ..pipeline.container import Container
 from ..pipeline.decoder import decode_sum
 from .client import MEMORIES
@@ -35,54 +34,54 @@ class Received(NamedTuple):
     norm: float
 
 
+class Aggregate(NamedTuple):
+    """What the updates of a round amount to.
+
+    Attributes:
+        estimates: With memory "ef21", the corrected estimates of the clients whose updates were accepted.
+        mean: The mean, float32[d]; None if no update was accepted.
+    """
+
+    estimates: dict[int, Estimate]
+    mean: np.ndarray | None
+
+
 class ClientUpdates:
     """Checks the updates of clients, keeps what the server knows of each client's updates, and takes their mean.
 
     Args:
         size: Number of elements of the model.
         clients: Number of clients, which are numbered from 0.
-        compressor: The compressor that clients use unless they choose another one.
         mean: The mean that is taken.
         weights: How much each client counts.
         memory: The memory of the clients.
         staleness: By how many rounds an update may be late.
 
     Raises:
-        ConfigError: An argument is out of range, or the mean is meaningless with these weights, memory or compression.
+        ConfigError: An argument is out of range, or the mean is meaningless with these weights.
     """
 
-    def __init__(
-        self, size: int, clients: int, compressor: Compressor, mean: Mean, weights: Weights, memory: str, staleness: int
-    ):
+    def __init__(self, size: int, clients: int, mean: Mean, weights: Weights, memory: str, staleness: int):
         if memory not in MEMORIES:
             raise ConfigError(f"memory={memory!r}; allowed: {', '.join(MEMORIES)}")
         if staleness < 0:
             raise ConfigError(f"staleness={staleness}; allowed: from 0 on")
         self._size, self._mean, self._weights, self._memory, self._staleness = size, mean, weights, memory, staleness
-        self._check_mean(compressor)
+        self._check_mean()
         #: For each client, the round of its last update that was accepted; 0: none.
         self.taken = dict.fromkeys(range(clients), 0)
         #: With memory "ef21", the estimate of each client's update.
         self.estimates: dict[int, Estimate] = {}
         self._samples: dict[int, float] = {}
 
-    def _check_mean(self, compressor: Compressor) -> None:
+    def _check_mean(self) -> None:
         if not isinstance(self._mean, Mean):
             raise ConfigError(
                 f"mean={self._mean!r}; allowed: an instance of WeightedMean, ClippedMean, Median, "
                 "TrimmedMean or NearestNeighborMixing"
             )
-        if not self._mean.by_coordinate:
-            return
-        kind = type(self._mean).__name__
-        if not self._weights.uniform:
-            raise ConfigError(f"mean {kind} counts clients and knows no weights; allowed: weights='uniform'")
-        if self._memory != "ef21" and compressor.sparsifier.name != "dense":
-            raise ConfigError(
-                f"mean {kind} with memory {self._memory!r} and {str(compressor)!r}: where most clients "
-                "send nothing of an element, it is 0, and what few send is lost; allowed: memory='ef21', or a "
-                "dense compression"
-            )
+        if self._mean.by_coordinate and not self._weights.uniform:
+            raise ConfigError(f"mean {type(self._mean).__name__} takes no weights; allowed: weights='uniform'")
 
     def examine(self, client: int, message: np.ndarray, asked: int, round_: int) -> Received:
         """Check a message that a client has sent.
@@ -111,7 +110,11 @@ class ClientUpdates:
         if parsed.non_finite:
             raise Rejected("not finite", "the gradient of the sender held a NaN or an Inf")
         if self._mean.by_coordinate and self._memory != "ef21" and parsed.index_id and parsed.k < parsed.domain:
-            raise Rejected("sparse", f"{parsed.k} of {parsed.domain} elements; {type(self._mean).__name__} needs all")
+            raise Rejected(
+                "sparse",
+                f"{parsed.k} of {parsed.domain} elements; {type(self._mean).__name__} needs all, because elements that most "
+                "clients do not send would become 0: a dense compression, or memory 'ef21'",
+            )
         norm = l2_norm(self._update(client, up, parsed))
         if not math.isfinite(norm):
             raise Rejected("not finite", "the update holds a NaN or an Inf")
@@ -148,32 +151,42 @@ class ClientUpdates:
             raise Rejected("malformed", str(error)) from error
         return change
 
-    def accept(self, client: int, received: Received) -> None:
-        """Note that an update was accepted, and with memory "ef21" correct the client's estimate.
-
-        Args:
-            client: Number of the client.
-            received: Its update.
-        """
-        self.taken[client], self._samples[client] = received.up.round, received.up.samples
-        if self._memory == "ef21":
-            self.estimates[client] = Estimate(self._size, self._update(client, received.up, received.container))
-
-    def mean(self, received: Mapping[int, Received], gone: Collection[int]) -> np.ndarray | None:
-        """Take the mean of a round's updates or, with memory "ef21", of the estimates of all clients' updates.
+    def aggregate(self, received: Mapping[int, Received], absent: Collection[int]) -> Aggregate:
+        """Compute what a round's updates amount to. Nothing changes until `accept`.
 
         Args:
             received: The accepted updates of the round, by client.
-            gone: The clients that have left, whose estimates do not count.
+            absent: The clients that have left, whose estimates do not count.
 
         Returns:
-            The mean, float32[d]; None if no update was accepted.
+            The corrected estimates, and the mean of the updates or, with memory "ef21", of the estimates of all clients'
+            updates.
         """
+        corrected = {}
         if self._memory == "ef21":
+            corrected = {client: Estimate(self._update(client, one.up, one.container)) for client, one in received.items()}
+        return Aggregate(corrected, self._mean_of(received, corrected, absent))
+
+    def accept(self, received: Mapping[int, Received], corrected: Mapping[int, Estimate]) -> None:
+        """Note that the updates of a round were accepted.
+
+        Args:
+            received: The accepted updates, by client.
+            corrected: The corrected estimates, as `aggregate` returned them.
+        """
+        self.taken |= {client: one.up.round for client, one in received.items()}
+        self._samples |= {client: one.up.samples for client, one in received.items()}
+        self.estimates |= corrected
+
+    def _mean_of(
+        self, received: Mapping[int, Received], corrected: dict[int, Estimate], absent: Collection[int]
+    ) -> np.ndarray | None:
+        if self._memory == "ef21":
+            samples = self._samples | {client: one.up.samples for client, one in received.items()}
             known = {
-                client: (self._samples[client], lambda vector=estimate.known: vector, l2_norm(estimate.known))
-                for client, estimate in self.estimates.items()
-                if client not in gone
+                client: (samples[client], lambda vector=estimate.known: vector, l2_norm(estimate.known))
+                for client, estimate in (self.estimates | corrected).items()
+                if client not in absent
             }
         else:
             known = {
@@ -193,6 +206,7 @@ class ClientUpdates:
             Arrays by name, for numpy.savez.
         """
         return {
+            "memory": np.array(self._memory),
             "taken": np.array([self.taken[client] for client in range(len(self.taken))], np.int64),
             **{f"estimate.{client}": estimate.known for client, estimate in self.estimates.items()},
             **{f"samples.{client}": np.float64(samples) for client, samples in self._samples.items()},  # type: ignore[misc]
@@ -203,12 +217,27 @@ class ClientUpdates:
 
         Args:
             state: Arrays by name, at least those of `state_dict`.
+
+        Raises:
+            ConfigError: The state is of another memory, of a model of another size, or of another number of clients.
+            KeyError: A part is missing. Nothing has changed then, in either case.
         """
-        self.taken = dict(enumerate(state["taken"].tolist()))
+        if (memory := str(state["memory"])) != self._memory:
+            raise ConfigError(f"the state is of clients with memory {memory!r}, not {self._memory!r}")
+        taken = dict(enumerate(state["taken"].tolist()))
         by_client: dict[str, dict[int, np.ndarray]] = {"estimate": {}, "samples": {}}
         for key in state:
             kind, _, client = key.partition(".")
             if client and kind in by_client:
                 by_client[kind][int(client)] = state[key]
-        self.estimates = {client: Estimate(self._size, one) for client, one in by_client["estimate"].items()}
-        self._samples = {client: float(one) for client, one in by_client["samples"].items()}
+        estimates = {client: Estimate(one) for client, one in by_client["estimate"].items()}
+        samples = {client: float(one) for client, one in by_client["samples"].items()}
+        if len(taken) != len(self.taken) or any(one.known.size != self._size for one in estimates.values()):
+            sizes = sorted({one.known.size for one in estimates.values()})
+            raise ConfigError(
+                f"the state is of {len(taken)} clients, with estimates of {sizes} elements; this server has {len(self.taken)} "
+                f"clients, and {self._size} elements"
+            )
+        if unknown := estimates.keys() - samples.keys() | (samples.keys() - taken.keys()):
+            raise ConfigError(f"the state lacks a part of the clients {sorted(unknown)}")
+        self.taken, self.estimates, self._samples = taken, estimates, samples

@@ -56,6 +56,11 @@ class Compressor(Encoder):
         return self.index.lossless and self.value.lossless and not self.unbiased
 
     @property
+    def has_density(self) -> bool:
+        """Whether the spec has a density, which schedules and policies can choose."""
+        return "density" in self.sparsifier.options()
+
+    @property
     def unbiased(self) -> bool:
         """Whether the values are scaled up to make up for those that are not sent."""
         return self.sparsifier.unbiased
@@ -111,7 +116,7 @@ class LowRankCompressor(Compressor):
         seed: Seed of all random choices, an integer of 64 bits.
     """
 
-    lossless, dense, unbiased, reducible_dtype, transform = False, False, False, None, None
+    lossless, dense, unbiased, has_density, reducible_dtype, transform = False, False, False, False, None, None
 
     def __init__(self, stages: Mapping[str, Any], seed: int = 0):
         self.lowrank = stages["lowrank"]
@@ -127,7 +132,7 @@ class LowRankCompressor(Compressor):
             f"exchange; compress() needs a spec with a sparsifier"
         )
 
-    compress = encode = encode_compensated = pack = _no_container
+    compress = encode = encode_compensated = encode_in_place = encode_index = pack = _no_container
 
 
 def as_dense(gradient: npt.ArrayLike) -> tuple[np.ndarray, str]:

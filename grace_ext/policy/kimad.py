@@ -121,7 +121,7 @@ class DensityController(StepListener):
                     f"schedule {self._schedule.name!r} adapts the density, communicator 'auto' the strategy of "
                     f"each bucket: use one of them"
                 )
-            if self._adapts(bucket) and bucket.declared.sparsifier.shared:
+            if bucket.declared.has_density and bucket.declared.sparsifier.shared:
                 raise ConfigError(
                     f"schedule {self._schedule.name!r}: with {str(bucket.declared.sparsifier)!r} all ranks "
                     f"draw the same positions, so that they cannot differ in density"
@@ -130,12 +130,8 @@ class DensityController(StepListener):
         for kept in (self._sent, self._fixed, self._curves, self.densities):
             kept.clear()
 
-    @staticmethod
-    def _adapts(bucket: BucketView) -> bool:
-        return bucket.declared.lowrank is None and "density" in bucket.declared.sparsifier.options()
-
     def compensated_gradient_callback(self, step: int, bucket: BucketView) -> Callable | None:
-        wanted = self._schedule.by_bucket and self._step % CURVES == 0 and self._adapts(bucket)
+        wanted = self._schedule.by_bucket and self._step % CURVES == 0 and bucket.declared.has_density
         return functools.partial(self._measure, bucket.name) if wanted else None
 
     def _measure(self, name: str, gradient: np.ndarray, residual: np.ndarray | None) -> None:
@@ -146,10 +142,10 @@ class DensityController(StepListener):
     def bucket_finished(self, step: int, bucket: BucketView, pending: Pending) -> None:
         self._waited += pending.seconds.get("exchange", 0.0)
         sent = pending.wire_bytes * bucket.communicator.copies_sent(self._transport)
-        if not self._adapts(bucket):
+        if not bucket.declared.has_density:
             self._fixed[bucket.name] = sent
         elif sent:
-            self._sent[bucket.name] = sent, bucket.compressor.sparsifier.density  # type: ignore[attr-defined]  # see _adapts
+            self._sent[bucket.name] = sent, bucket.compressor.sparsifier.density  # type: ignore[attr-defined]  # see has_density
 
     def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
         now = time.perf_counter()

@@ -159,13 +159,9 @@ class Schedules:
             return compressor
         key = (compressor, *changed)
         if key not in self._made:
-            stages = dict(compressor.stages)
-            for kind, option, value in changed:
-                stage = stages[kind]
-                stages[kind] = registry.build(kind, stage.name, {**stage.options(), option: value})
             if len(self._made) > 64:  # a function may give another value in every step
                 self._made.clear()
-            self._made[key] = type(compressor)(stages, compressor.seed)
+            self._made[key] = _with_options(compressor, changed)
         return self._made[key]
 
     def _is_adaptive(self, option: str) -> bool:
@@ -216,6 +212,32 @@ class Schedules:
         return [(option, option in self._functions or str(schedule)) for option, schedule in self._schedules.items()] + [
             [str(self.at(one, step)) for step in steps] for one in compressors
         ]
+
+
+def with_density(compressor: Compressor, density: float) -> Compressor:
+    """Return a compressor with another density.
+
+    Args:
+        compressor: The compressor.
+        density: The density, above 0 and at most 1.
+
+    Returns:
+        The compressor that differs only in the density.
+
+    Raises:
+        ConfigError: The compressor has no density, or this one is out of range.
+    """
+    if not compressor.has_density:
+        raise ConfigError(f"{str(compressor)!r} has no density that could be chosen")
+    return _with_options(compressor, [("sparsifier", "density", density)])
+
+
+def _with_options(compressor: Compressor, changed: list[tuple]) -> Compressor:
+    """Make the compressor with other values of options, (kind, option, value) each."""
+    stages = dict(compressor.stages)
+    for kind, option, value in changed:
+        stages[kind] = registry.build(kind, stages[kind].name, {**stages[kind].options(), option: value})
+    return type(compressor)(stages, compressor.seed)
 
 
 def _options(compressor: Compressor, option: str) -> list[tuple]:

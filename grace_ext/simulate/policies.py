@@ -12,10 +12,9 @@ from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
 from ..policy.allocation import DENSITIES, ErrorCurve, least_error
 from ..policy.kimad import predict_sizes, uniform_density
-from ..policy.schedules import Schedules
+from ..policy.schedules import with_density
 
 _TRIED = 0.05  # the density with which sizes are first estimated
-_WITH = Schedules({"density": "kimad"})
 
 
 class EF21:
@@ -111,10 +110,8 @@ class Sender:
     """
 
     def __init__(self, compressor: Compressor, layers: Sequence[int], direction: str = "up"):
-        if "density" not in compressor.sparsifier.options():
-            raise ConfigError(f"{str(compressor)!r} has no density that a policy could choose")
         self._compressor, self._layers, self._direction = compressor, layers, direction
-        random, tried = np.random.default_rng(0), _WITH.at(compressor, 0, _TRIED)
+        random, tried = np.random.default_rng(0), with_density(compressor, _TRIED)
         #: For each layer, the bytes of a message with each of DENSITIES.
         self.sizes = [predict_sizes(tried.compress(random.standard_normal(d, np.float32)).size, _TRIED, d) for d in layers]
 
@@ -131,7 +128,7 @@ class Sender:
         """
         self._said = [bool(one.any()) for one in differences]
         densities = policy.allocate(self.sizes, differences, budget, self._direction)
-        return densities, [_WITH.at(self._compressor, 0, density) for density in densities]
+        return densities, [with_density(self._compressor, density) for density in densities]
 
     def sent(self, nbytes: Sequence[int], densities: Sequence[float]) -> None:
         """Learn from the messages made after `choose`. Layers whose difference was zero tell nothing about later messages.

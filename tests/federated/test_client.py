@@ -7,7 +7,11 @@ from support.federated_training import SPEC, D, make, play, start, train
 import grace_ext
 from grace_ext import ConfigError, ContainerError
 from grace_ext.federated import Client
-from grace_ext.federated.messages import FRESH, Down
+from grace_ext.federated.messages import FRESH, Down, read_up
+from grace_ext.pipeline import container
+from grace_ext.value.raw import RawValue
+
+UNBIASED = "randomk:0.1:unbiased=true"
 
 
 def test_no_flipped_bit_reaches_a_client():
@@ -40,6 +44,61 @@ def test_a_client_whose_training_failed_says_so():
     client = Client(start(), SPEC)
     with pytest.raises(ConfigError, match="NaN"):
         client.update(np.full(D, np.nan), 1)
+
+
+@pytest.mark.parametrize("memory", ["residual", "ef21", "none"])
+def test_an_update_that_cannot_be_sent_says_so(memory):
+    """Of float64, of which what is too large for float32 is an Inf, or together with what is owed."""
+    largest = np.finfo(np.float32).max
+    client = Client(start(), "topk:0.01/raw/raw", memory=memory)
+    state = client.state_dict()
+    for wrong, said in (
+        (np.full(D, 1e300), "NaN or an Inf"),
+        (np.zeros(D + 1), "401 elements"),
+        (np.zeros(D, bool), "bool"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            client.update_by(wrong, 1)
+    assert same(client.state_dict(), state)
+    if memory != "none":
+        client.load_state_dict(state | {"owed": np.full(D, 0.6 * largest), "if_taken": np.full(D, 0.6 * largest)})
+        with pytest.raises(ConfigError, match="owed"):
+            client.update_by(np.full(D, 0.6 * largest if memory == "residual" else -0.6 * largest), 1)
+    exact = client.update_by(np.full(D, 0.5), 1)
+    assert read_up(exact, D)[0].samples == 1
+
+
+def same(state, other):
+    return all(np.array_equal(state[key], other[key]) for key in state)
+
+
+@pytest.mark.parametrize("memory", ["residual", "ef21"])
+def test_values_that_are_scaled_up_are_not_corrected_once_more(memory):
+    with pytest.raises(ConfigError, match=f"memory '{memory}' would correct"):
+        Client(start(), UNBIASED, memory=memory)
+    client = Client(start(), SPEC, memory=memory)
+    with pytest.raises(ConfigError, match=f"memory '{memory}' would correct"):
+        client.update(start(), 1, UNBIASED)
+    assert Client(start(), UNBIASED, memory="none").update(start(), 1, UNBIASED).size
+
+
+def test_a_low_rank_spec_is_refused_at_once():
+    with pytest.raises(ConfigError, match="no container"):
+        Client(start(), "powersgd:4")
+    with pytest.raises(ConfigError, match="no container"):
+        Client(start(), SPEC).update(start(), 1, "powersgd:4")
+
+
+@pytest.mark.parametrize("spoilt", [np.nan, np.inf, 2e38])
+def test_a_model_that_is_not_finite_is_not_taken(spoilt):
+    """A NaN or an Inf among the values, which no encoder writes, or values whose sum with the model overflows."""
+    client = Client(np.full(D, 2e38), SPEC)
+    before = client.state_dict()
+    values = np.full(D, spoilt, np.float32)
+    blob = container.pack(D, D, 0, np.empty(0, np.uint8), RawValue.id, values.view(np.uint8))
+    with pytest.raises(ContainerError, match="not finite"):
+        client.receive(Down(1, 0, 0, [blob]).pack())
+    assert same(client.state_dict(), before)
 
 
 @pytest.mark.parametrize("memory", ["residual", "ef21", "none"])

@@ -70,9 +70,10 @@ def test_messages_are_as_long_as_the_budget_allows(spec):
     assert fitted.at(0.0).sparsifier.density == pytest.approx(1e-4) and fitted.at(1e9).sparsifier.density == 1.0
 
 
-def test_what_has_no_density_is_refused():
+@pytest.mark.parametrize("spec", ["dense/fp16", "powersgd:4"])
+def test_what_has_no_density_is_refused(spec):
     with pytest.raises(ConfigError, match="density"):
-        Fitted(grace_ext.compressor("dense/fp16"), 10)
+        Fitted(grace_ext.compressor(spec), 10)
 
 
 def test_over_a_link_that_changes_rounds_take_the_time_that_they_are_given():

@@ -157,5 +157,92 @@ def test_rounds_begin_and_end_in_turn():
         server.begin_round()
     with pytest.raises(ConfigError, match="ended"):
         server.save("nowhere")
-    with pytest.raises(ConfigError, match="memory"):
-        Client(start(), "randomk:0.1:unbiased=true")
+    server, clients = make()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no round has begun"):
+            server.message_for(0)
+        assert play(server, clients).taken == list(range(CLIENTS))
+
+
+@pytest.mark.parametrize(
+    "spec, says", [("randomk:0.1:unbiased=true", "'ef21' would correct"), ("powersgd:4", "no container")]
+)
+def test_compressions_that_cannot_tell_the_model(spec, says):
+    with pytest.raises(ConfigError, match=says):
+        Server(start(), CLIENTS, spec, memory="none")
+    server, clients = make("none")
+    with pytest.raises(ConfigError, match=says):
+        server.begin_round(spec)
+    assert server.round == 0 and play(server, clients).taken == list(range(CLIENTS))
+
+
+@pytest.mark.parametrize("memory", ["residual", "ef21", "none"])
+def test_a_round_whose_end_has_failed_can_be_ended_again(memory):
+    """As if nothing had happened, with an optimizer that has changed the model before it fails, and updates that are refused."""
+    failing = []
+
+    def optimizer(model, change):
+        model -= change
+        change[:] = np.nan
+        if failing:
+            raise RuntimeError(failing.pop())
+
+    (server, clients), (twin, others) = (make(memory, optimizer=optimizer) for _ in range(2))
+    for round_ in range(6):
+        for pair, mine in ((server, clients), (twin, others)):
+            for number in pair.begin_round():
+                trained = train(number, mine[number].receive(pair.message_for(number)))
+                large = 1000 if number == 2 and round_ in (0, 3) else 1
+                change = (mine[number].model.known - trained) * np.float32(large)
+                pair.receive(number, mine[number].update_by(change, samples(number)))
+        failing.append("once")
+        with pytest.raises(RuntimeError, match="once"):
+            server.end_round()
+        assert server.end_round() == twin.end_round()
+        assert server.model.tobytes() == twin.model.tobytes() and server.rejections == twin.rejections
+    assert server.rejections["norm"]
+
+
+@pytest.mark.parametrize("memory", ["residual", "ef21"])
+def test_a_state_that_does_not_fit_leaves_the_server_as_it_was(tmp_path, memory):
+    server, clients = make(memory)
+    kept = []
+    play(server, clients, lambda number, message: message if number else kept.append(message))
+    server.receive(0, kept[0])
+    server.save(tmp_path / "server.npz")
+    state = dict(np.load(tmp_path / "server.npz"))
+    other, its = make(memory)
+    play(other, its)
+    other.save(tmp_path / "before.npz")
+    wrong = [
+        ({"memory": np.array("none")}, "memory 'none'"),
+        ({"told": np.zeros(D + 1, np.float32)}, "elements"),
+        ({"taken": np.zeros(CLIENTS + 1, np.int64)}, "clients"),
+        ({"blob.1": None}, "blob.1"),
+        ({"samples.1": None} if memory == "ef21" else {"asked": np.zeros((0, 2), np.int64)}, "lacks a part"),
+        ({"came.0": state["came.0"][:-1]}, "not acceptable: malformed"),
+        *([({"estimate.1": np.zeros(1, np.float32)}, "elements")] if memory == "ef21" else []),
+    ]
+    for change, says in wrong:
+        left = {key: value for key, value in (state | change).items() if value is not None}
+        np.savez(tmp_path / "wrong.npz", **left)
+        with pytest.raises(ConfigError, match=says):
+            other.load(tmp_path / "wrong.npz")
+        other.save(tmp_path / "after.npz")
+        before, after = (np.load(tmp_path / f"{name}.npz") for name in ("before", "after"))
+        assert before.files == after.files and all(np.array_equal(before[key], after[key]) for key in before.files)
+
+
+def test_a_state_can_be_loaded_within_a_round(tmp_path):
+    server, clients = make()
+    play(server, clients)
+    server.save(tmp_path / "server.npz")
+    server.begin_round()
+    server.message_for(0)
+    with pytest.raises(Rejected):
+        server.receive(0, np.empty(0, np.uint8))
+    server.load(tmp_path / "server.npz")
+    fresh, _ = make()
+    fresh.load(tmp_path / "server.npz")
+    report = play(server, copy.deepcopy(clients))
+    assert report == play(fresh, clients) and report.taken == list(range(CLIENTS))

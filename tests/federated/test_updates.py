@@ -64,7 +64,7 @@ def test_a_late_update_counts_once_and_its_client_is_not_asked_in_that_round():
 def test_a_late_update_beyond_the_staleness_is_still_owed(staleness, rounds):
     server, clients = make(staleness=staleness)
     update = late_by(rounds, server, clients)
-    owed = clients[5]._open[2]
+    owed = clients[5]._unanswered.if_rejected
     with pytest.raises(Rejected, match=f"late: .* by at most {staleness} rounds"):
         server.receive(5, update)
     server.begin_round()

@@ -171,7 +171,7 @@ class Recorder:
         self.lines, self.hostile = [], False
         self.memory, mean = pick(rng, ("residual", "ef21", "none")), pick(rng, MEANS)
         by_coordinate = eval(mean).by_coordinate
-        self.spec = pick(rng, specs(self.memory, by_coordinate and self.memory != "ef21"))
+        self.spec = pick(rng, specs(by_coordinate and self.memory != "ef21"))
         options = {
             "memory": self.memory,
             "keep": pick(rng, (1, 2, 16)),
@@ -217,11 +217,11 @@ WEIGHTS = (
 
 
 @functools.cache
-def specs(memory: str, dense: bool) -> list[str]:
-    """Those that a server with this memory takes."""
+def specs(dense: bool) -> list[str]:
+    """Those that a server and its clients take."""
     found = []
     for text in codec_conformance.specs():
-        if text.startswith("dense/") or not dense and not ("unbiased" in text and memory == "residual"):
+        if text.startswith("dense/") or not dense and "unbiased" not in text:  # the way down has a memory always
             found.append(text)
     return found
 

@@ -104,7 +104,7 @@ def test_a_script_stands_by_itself(monkeypatch, tmp_path, module):
 
 @pytest.mark.tier("test")
 def test_a_fault_of_the_adapter_is_found(monkeypatch):
-    monkeypatch.setattr(Server, "leave", lambda self, client: self._asked.pop(client))
+    monkeypatch.setattr(Server, "leave", lambda self, client: self._expected.pop(client))
     text = found(lambda seed: hostile_ranks.game(np.random.default_rng(seed), Counter(), hostile_clients.forged))
     assert fuzzing.ends_with(KeyError, text)
     monkeypatch.undo()

@@ -66,6 +66,8 @@ def test_it_makes_no_container():
         lambda: c.compress(gauss(100)),
         lambda: c.encode(gauss(100), Stream()),
         lambda: c.encode_compensated(gauss(100), gauss(100), gauss(100), Stream()),
+        lambda: c.encode_in_place(gauss(100), Stream()),
+        lambda: c.encode_index(None, 100, Stream()),
     ):
         with pytest.raises(ConfigError, match="'powersgd' makes no container: its factors are summed by allreduce"):
             call()

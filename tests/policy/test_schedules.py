@@ -9,6 +9,7 @@ import grace_ext
 from grace_ext import ConfigError
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import Schedules
+from grace_ext.policy.schedules import with_density
 from grace_ext.transport import InProcessGroup
 
 
@@ -71,6 +72,17 @@ def test_schedules_that_cannot_be():
         step(exchange, gradient(0, 0))
     exact = grace_ext.compressor("dense/raw")
     assert Schedules({"density": "warmup"}).at(exact, 0) is exact, "what has no density stays as it is"
+
+
+def test_another_density_changes_nothing_else():
+    compressor = grace_ext.compressor("dct:64/topk:0.1:per=chunk/rice/qsgd:7", seed=3)
+    assert with_density(compressor, 0.25) == grace_ext.compressor("dct:64/topk:0.25:per=chunk/rice/qsgd:7", seed=3)
+    with pytest.raises(ConfigError, match="density=2"):
+        with_density(compressor, 2.0)
+    for spec in ("dense/raw", "powersgd:4"):
+        assert not grace_ext.compressor(spec).has_density
+        with pytest.raises(ConfigError, match="no density"):
+            with_density(grace_ext.compressor(spec), 0.1)
 
 
 @pytest.mark.parametrize("schedule", [{"density": "warmup:7"}, {"density": lambda step: 0.02}])

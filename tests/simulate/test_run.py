@@ -6,9 +6,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+import grace_ext
 from grace_ext import ConfigError
 from grace_ext.simulate import EF21, FashionMnist, Kimad, KimadPlus, Quadratic, Setting, simulate, traces
 from grace_ext.simulate.command import add_arguments, setting_of
+from grace_ext.simulate.policies import Sender
 
 pytestmark = pytest.mark.tier("test")
 
@@ -78,6 +80,7 @@ def test_a_steps_time_is_what_its_transfers_take(slow):
             lambda: simulate(Quadratic(), EF21(1, 1), Setting([FAST], [FAST], 0, 1, 0.1, compression="dense/raw")),
             "no density",
         ),
+        (lambda: Sender(grace_ext.compressor("powersgd:4"), [10]), "no density"),
     ],
 )
 def test_mistakes(make, message):
