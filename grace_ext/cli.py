@@ -1,7 +1,7 @@
 """The command line: `python -m grace_ext warmup | codecs | inspect | bench | advise | simulate | timeline`.
 
-Results go to stdout, progress and errors to stderr. The exit status is 0, 1 for a file that is not what it should be, or 2
-for arguments that cannot work.
+Results go to stdout, progress and errors to stderr. The exit status is 0, 1 for a file that is not what it should be, 2 for
+arguments that cannot work, or 130 after an interrupt.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from ._util.units import bits_per_second, count, seconds
 from .bench import command as bench_command
 from .catalogue import catalogue
 from .errors import ConfigError, ContainerError, GraceError
-from .inspection import check_sections, describe
+from .inspection import MOST_ELEMENTS, check_sections, describe
 from .observe import merge_timelines
 from .pipeline.container import parse
 from .pipeline.presets import PRESETS
@@ -128,7 +128,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         for label, text in describe(parsed):
             print(f"  {label:<9}{text}", flush=True)
         try:
-            check_sections(parsed)
+            check_sections(parsed, arguments.elements)
         except ContainerError as error:
             status = _fail(f"{arguments.file}: {where}: {error}", 1)
         at += parsed.nbytes
@@ -181,7 +181,15 @@ def _parser() -> argparse.ArgumentParser:
         help="number of processes that compile (default: %(default)s, the cores available to this process)",
     )
     add("codecs", _codecs).add_argument("--json", action="store_true", help="print machine-readable JSON")
-    add("inspect", _inspect).add_argument("file", help="one container, or several one after the other")
+    added = add("inspect", _inspect)
+    added.add_argument("file", help="one container, or several one after the other")
+    added.add_argument(
+        "--elements",
+        type=count,
+        default=MOST_ELEMENTS,
+        metavar="N",
+        help="the most elements of a container that are decoded, 8 bytes each (default: %(default)s)",
+    )
     bench_command.add_arguments(add("bench", _bench))
     _add_advise_arguments(add("advise", _advise))
     simulate_command.add_arguments(add("simulate", _simulate))

@@ -6,6 +6,7 @@ import numpy as np
 
 from . import registry
 from .bench import index_bound
+from .errors import ContainerError
 from .pipeline.container import Container
 from .pipeline.decoder import unpack
 
@@ -47,15 +48,21 @@ def describe(parsed: Container) -> Iterator[tuple[str, str]]:
     yield "ratio", f"{4 * parsed.d / parsed.nbytes:.2f} : 1 against float32, all included"
 
 
-def check_sections(parsed: Container) -> None:
+MOST_ELEMENTS = 1 << 28  # of a container that is decoded on the word of a file
+
+
+def check_sections(parsed: Container, most: int = MOST_ELEMENTS) -> None:
     """Check that the sections of a container decode.
 
     Args:
         parsed: The container, from grace_ext.inspect.
+        most: The most elements that are decoded. A file of 40 bytes can claim to hold 2**31 - 1 elements, which take 16 GB.
 
     Raises:
-        ContainerError: A section is malformed.
+        ContainerError: A section is malformed, or the container says that it has more elements than `most`.
     """
+    if parsed.k > most:
+        raise ContainerError(f"the container says that it has {parsed.k:,} elements; at most {most:,} are decoded")
     if not parsed.non_finite:
         support = np.empty(parsed.k if parsed.index_id else 0, np.uint32)
         unpack(parsed, support, np.empty(parsed.k, np.float32))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import grace_ext
-from grace_ext import cli, registry
+from grace_ext import cli, inspection, registry
 from grace_ext._util import units
 from grace_ext.bench import command, index_bound
 from grace_ext.errors import GraceError
@@ -224,6 +224,18 @@ def test_inspect_goes_on_behind_a_section_that_does_not_decode(tmp_path, capsys)
         f"container {i} at byte {at}" for i, at in enumerate(np.cumsum([0, bad[0].size, bad[1].size]))
     ]
     assert "index codec 99 is not known" in err
+
+
+def test_inspect_allocates_no_more_than_it_is_allowed_to(tmp_path, capsys, monkeypatch):
+    claims = container.pack(2**31 - 1, 2**31 - 1, 3, np.zeros(3, np.uint8), 1, np.zeros(8, np.uint8))
+    claims.tofile(tmp_path / "bad.bin")
+    monkeypatch.setattr(inspection, "unpack", lambda *_: pytest.fail("its elements are decoded"))
+    assert cli.main(["inspect", str(tmp_path / "bad.bin")]) == 1
+    assert "2,147,483,647 elements; at most 268,435,456 are decoded" in capsys.readouterr().err
+    monkeypatch.undo()
+    grace_ext.compressor("dense").compress(np.zeros(100)).tofile(tmp_path / "good.bin")
+    for most, status in (("99", 1), ("100", 0)):
+        assert cli.main(["inspect", str(tmp_path / "good.bin"), "--elements", most]) == status
 
 
 def test_inspect_without_a_file(tmp_path, capsys):

@@ -1,8 +1,8 @@
 """Random streams that depend on what they are for, never on a global generator.
 
 The key is a hash of (seed, name, step, rank), and kernels count from it. The user's own generators are never touched, and
-the same gradient under the same key gives the same bytes on every machine. Where ranks must draw the same numbers, the
-caller uses `Stream.shared`.
+the same gradient under the same key gives the same bytes on every machine, unless the value codec is deflate, whose bytes
+depend on the library that is installed. Where ranks must draw the same numbers, the caller uses `Stream.shared`.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class Stream:
     rank: int = 0
 
     def shared(self) -> "Stream":
-        """Return the stream that all ranks have in common for this tensor and step. It is no rank's own.
+        """Return the stream that all ranks have in common for this tensor and step. It differs from every rank's own stream.
 
         Returns:
             The stream.

@@ -16,7 +16,9 @@ from .encoder import Encoder, checked_seed
 class Compressor(Encoder):
     """The stages that a spec describes, as one object that compresses gradients.
 
-    A compressor keeps no state: the same gradient, seed, name, step and rank give the same bytes on every machine.
+    A compressor keeps no state: the same gradient, seed, name, step and rank give the same bytes on every machine. The
+    exception is the value codec deflate with level 1, whose bytes depend on which library is installed, and with higher levels
+    on the version of zlib.
 
     Args:
         stages: The stages by kind: "sparsifier", "index", "value" and, optionally, "transform".
@@ -101,7 +103,7 @@ class Compressor(Encoder):
             The container, uint8[m].
 
         Raises:
-            ConfigError: No container can hold the gradient: its dtype is another one or it has too many elements.
+            ConfigError: No container can hold the gradient: its dtype is another one, or it or its shape is too large.
         """
         dense, dtype = as_dense(gradient)
         stored_shape = np.shape(gradient) if shape else None

@@ -135,7 +135,7 @@ def pack(
         The container, uint8[m].
 
     Raises:
-        ConfigError: There are too many elements, or the shape does not fit d.
+        ConfigError: There are too many elements, or the shape does not fit d or has too large a size.
     """
     check_elements(d)
     flags = (_ORDER if order is not None else 0) | (_SHAPE if shape is not None else 0)
@@ -147,6 +147,8 @@ def pack(
     if shape is not None:
         if len(shape) > _MAX_NDIM or math.prod(shape) != d:
             raise ConfigError(f"shape {shape} does not fit {d} elements in at most {_MAX_NDIM} dimensions")
+        if any(size > MAX_ELEMENTS for size in shape):  # where another size is 0
+            raise ConfigError(f"shape {shape} has a size above {MAX_ELEMENTS}")
         head.append(len(shape))
         for size in shape:
             head += varint(size)

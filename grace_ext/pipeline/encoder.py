@@ -76,7 +76,7 @@ class Encoder:
         Args:
             dense: The gradient, float32[d].
             stream: The random numbers of this gradient on this rank.
-            state: (residual, pending) for error feedback, as in `encode_compensated`, which stores no shape; or None.
+            state: (residual, pending) for error feedback, as in `encode_compensated`; or None.
             sizes: Numbers of elements of the tensors that the gradient consists of, in order; None for a single tensor.
             dtype: The gradient's dtype as the container names it.
             shape: A shape for the container to store, or None.
@@ -88,7 +88,7 @@ class Encoder:
             ConfigError: No container can hold the gradient, or `sizes` do not sum to d.
         """
         if state is not None:
-            return self.encode_compensated(dense, *state, stream, sizes=sizes, dtype=dtype)
+            return self.encode_compensated(dense, *state, stream, sizes=sizes, dtype=dtype, shape=shape)
         started = time.perf_counter()
         if self.transform is not None:
             return self._encode_transformed(dense, None, stream, dtype, shape, started)
@@ -106,6 +106,7 @@ class Encoder:
         *,
         sizes: Iterable[int] | None = None,
         dtype: str = "float32",
+        shape: tuple[int, ...] | None = None,
     ) -> Encoded:
         """Encode gradient + residual, and write what the container does not carry to `pending`.
 
@@ -118,6 +119,7 @@ class Encoder:
             stream: The random numbers of this gradient on this rank.
             sizes: Numbers of elements of the tensors that the gradient consists of, in order; None for a single tensor.
             dtype: The gradient's dtype as the container names it.
+            shape: A shape for the container to store, or None.
 
         Returns:
             The container and what belongs to it.
@@ -129,14 +131,21 @@ class Encoder:
         if self.transform is not None:
             with np.errstate(over="ignore", invalid="ignore"):  # _encode_transformed checks for it
                 np.add(gradient, residual, out=pending)
-            return self._encode_transformed(pending, pending, stream, dtype, None, started)
+            return self._encode_transformed(pending, pending, stream, dtype, shape, started)
         indices, values = self.sparsifier.select_compensated(
             gradient, residual, pending, scope_of(stream, sizes, gradient.size)
         )
         if indices is None:
             values = pending
         encoded = self.pack(
-            gradient.size, indices, values, lambda support: pending[support], stream, dtype=dtype, started=started
+            gradient.size,
+            indices,
+            values,
+            lambda support: pending[support],
+            stream,
+            dtype=dtype,
+            shape=shape,
+            started=started,
         )
         encoded.write_remainder(pending)
         return encoded

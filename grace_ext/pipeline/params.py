@@ -50,7 +50,8 @@ def from_params(params: dict) -> dict:
     method = read("compressor", "none")
     if not isinstance(method, str) or method.lower() not in _METHODS:
         raise ConfigError(f"params: compressor={method!r} is not there; known: {', '.join(sorted(_METHODS))}")
-    spec = _METHODS[method.lower()](read)
+    method = method.lower()
+    spec = _METHODS[method](read)
     wrapped = read.choice("deepreduce", None, {None: None, "index": "index", "value": "value", "both": "both"})
     if wrapped:
         if method not in _SPARSIFIERS:

@@ -32,7 +32,7 @@ class Setting:
         decays: Whether the rate decays linearly to 0.
         compression: A spec with a density, which the policy replaces.
         measured: Whether budgets follow from the last transfers as the workers see them, or from the trace itself.
-        evaluations: How often accuracy is measured, the last step included; at least 1.
+        evaluations: How often accuracy is measured at most, the last step included; at least 1.
         seed: Seed of the compressors' random numbers.
     """
 
@@ -170,7 +170,7 @@ class _Simulation:
         for server in self._servers:
             server.end_round()
         self._now = float(max(ended))
-        every = max(1, self._setting.steps // self._setting.evaluations)
+        every = -(-self._setting.steps // self._setting.evaluations)
         evaluated = (self._setting.steps - 1 - step) % every == 0
         accuracy = self._task.accuracy(np.concatenate([server.model for server in self._servers])) if evaluated else None
         return Round(

@@ -90,8 +90,10 @@ class Trace:
         if nbytes <= 0:
             return start
         periods, rest = divmod(self.sent(start) + nbytes, self._bytes[-1])
-        piece = max(int(np.searchsorted(self._bytes, rest, "left")) - 1, 0)
-        left = (rest - self._bytes[piece]) / self._rates[piece] if rest > 0 else 0.0
+        if rest == 0:  # they are through before the period is over if it ends with a rate of 0
+            periods, rest = periods - 1, self._bytes[-1]
+        piece = int(np.searchsorted(self._bytes, rest, "left")) - 1
+        left = (rest - self._bytes[piece]) / self._rates[piece]
         return max(start, periods * self.period + self._times[piece] + left - self._shift)
 
     def shifted(self, by: float) -> "Trace":

@@ -25,7 +25,8 @@ except ImportError:
 class Deflate(ValueCodec):
     """Deflate (RFC 1951) of the float32 values: lossless.
 
-    The payload is a raw Deflate stream (docs/container-format.md, "Value sections").
+    The payload is a raw Deflate stream (docs/container-format.md, "Value sections"). Its bytes depend on the library that
+    packs it: at level 1 on whether `isal` is installed, at higher levels on the version of zlib. All of them decode alike.
 
     Args:
         level: 1 (fast) to 9 (small). Level 1 is ISA-L's if `isal` is installed (the extra `deflate`). Higher levels are

@@ -126,6 +126,14 @@ def test_repr():
     assert eval(repr(c)) == c
 
 
+@pytest.mark.parametrize("spec", ["topk:0.1", "dense/qsgd", "dct:32/topk:0.1"])
+def test_a_shape_is_stored_with_error_feedback_too(spec):
+    one, state = gauss(100), (np.zeros(100, np.float32), np.empty(100, np.float32))
+    blob = grace_ext.compressor(spec).encode(one, Stream(), state=state, shape=(4, 25)).blob
+    assert grace_ext.inspect(blob).shape == (4, 25)
+    assert same_bits(blob, grace_ext.compressor(spec).encode(one, Stream(), shape=(4, 25)).blob)
+
+
 def test_sizes_of_the_tensors_must_sum_up():
     c, one = grace_ext.compressor("topk:0.1"), gauss(100)
     blob = c.encode(one, Stream()).blob

@@ -306,6 +306,14 @@ def test_huge_d_allocates_nothing(monkeypatch):
     refused(None, reseal(container_builder.container(d=2**31 - 1, flags=ORDER, k=2**31 - 1)))
 
 
+def test_a_shape_that_no_container_can_be_read_with():
+    for size in (2**31, 2**32):
+        with pytest.raises(ConfigError, match="size above"):
+            grace_ext.compressor("dense").compress(np.empty((0, size), np.float32), shape=True)
+    blob = grace_ext.compressor("dense").compress(np.empty((0, 2**31 - 1), np.float32), shape=True)
+    assert container.parse(blob).shape == (0, 2**31 - 1)
+
+
 def test_a_tensor_too_large_for_a_container():
     with pytest.raises(ConfigError, match="split it"):
         container.pack_non_finite(2**31)

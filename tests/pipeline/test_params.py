@@ -36,6 +36,14 @@ GRACE = [
 ] + [({"compressor": name}, f"dense/{name}", "none", "allgather") for name in ("terngrad", "onebit", "natural")]
 
 
+def test_names_of_methods_may_have_capitals():
+    params = {"compressor": "TopK", "compress_ratio": 0.01, "deepreduce": "value", "value": "gzip"}
+    assert from_params(params) == from_params(params | {"compressor": "topk"})
+    assert (
+        from_params({"compressor": "None", "deepreduce": "value", "value": "gzip"})["compression"] == "nonzero/auto/deflate"
+    )
+
+
 TOPK = {"compressor": "topk", "compress_ratio": 0.01, "memory": "residual", "communicator": "allgather"}
 
 

@@ -52,6 +52,15 @@ def test_it_is_algorithm_3():
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.parametrize("steps, evaluations", [(39, 20), (40, 20), (5, 20), (20, 1), (7, 3)])
+def test_accuracy_is_measured_no_more_often_than_asked_for(steps, evaluations):
+    setting = Setting([FAST], [FAST], compute=0.0, steps=steps, rate=0.1, evaluations=evaluations)
+    task = Quadratic(20, 1)
+    task.accuracy = lambda model: 1.0
+    measured = [record.accuracy is not None for record in simulate(task, EF21(0.5, 0.5), setting)]
+    assert 1 <= sum(measured) <= evaluations and measured[-1]
+
+
 def test_a_steps_time_is_what_its_transfers_take(slow):
     task, setting = slow
     setting = dataclasses.replace(

@@ -36,6 +36,12 @@ def test_a_transfer_ends_when_the_bytes_are_through(trace, start, nbytes):
     assert trace.end(start, 0) == start
 
 
+def test_a_transfer_does_not_wait_for_a_rate_of_0_at_the_end_of_the_trace():
+    trace = Trace([1, 1], [1, 0])
+    assert [trace.end(0, nbytes) for nbytes in (0.5, 1, 1.5, 2, 3)] == [0.5, 1, 2.5, 3, 5]
+    assert trace.end(1.5, 1) == 3 and trace.shifted(0.5).end(0, 0.5) == 0.5
+
+
 def test_the_sinusoid_is_that_of_the_paper():
     trace = traces.sinusoid(30.0, 330.0, 4.0)
     for time in np.linspace(0, 9, 50):
