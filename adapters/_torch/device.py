@@ -20,7 +20,7 @@ MAGNITUDE = 0x7FFFFFFF
 
 
 class TorchArrays:
-    """Keeps a memory's state as torch tensors on one device; see grace_ext.memory.base.NumpyArrays."""
+    """Keeps a memory's state as torch tensors on one device; see grace_ext.memory.states.Arrays."""
 
     def __init__(self, device: str):
         self.device = device

@@ -13,7 +13,7 @@ from .base import Memory
 __all__ = ["Memory", "make_memory"]
 
 
-def make_memory(memory) -> Memory:
+def make_memory(memory: str | Memory) -> Memory:
     """Make a memory from its spec.
 
     Args:
@@ -29,7 +29,7 @@ def make_memory(memory) -> Memory:
 
 
 class _Callable(types.ModuleType):
-    def __call__(self, memory) -> Memory:
+    def __call__(self, memory: str | Memory) -> Memory:
         return make_memory(memory)
 
 

@@ -1,10 +1,14 @@
 """The interface of memories."""
 
+from typing import Any
+
 import numpy as np
 
+from ..communicators.base import Communicator, Pending
 from ..errors import ConfigError
+from ..pipeline.compressor import Compressor
 from ..registry import Stage, build
-from .states import NumpyArrays, States
+from .states import Arrays, NumpyArrays, States
 
 
 class Memory(Stage):
@@ -12,7 +16,7 @@ class Memory(Stage):
 
     There are two ways to use a memory. With those that are error feedback one can call `compensate`, compress the result,
     and call `update`. Exchanges, which can fail or turn out to be non-finite on another rank, use transactions: `begin`
-    returns the residual and room for the next one; `correct_gradient` may change the gradient before it is encoded;
+    returns the residual and a buffer for the next one; `correct_gradient` may change the gradient before it is encoded;
     `on_sent` and `on_received` see what left this rank and what came; `commit` puts the next states of all names begun since
     the last commit in force, and `rollback` discards them.
     """
@@ -31,7 +35,7 @@ class Memory(Stage):
     #: and gradients can be encoded where they are.
     has_hooks = False
 
-    def check(self, compressor, communicator) -> None:
+    def check(self, compressor: Compressor, communicator: Communicator) -> None:
         """Check that this memory can be used with a compressor and a communicator.
 
         Args:
@@ -79,7 +83,7 @@ class Memory(Stage):
             transmitted: What receivers decode, float32[d].
         """
 
-    def begin(self, name: str, size: int, arrays=NumpyArrays):
+    def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> tuple[Any, Any] | None:
         """Begin a transaction for one name.
 
         Args:
@@ -88,11 +92,11 @@ class Memory(Stage):
             arrays: The kind of arrays that the states are kept in.
 
         Returns:
-            The residual and room for the next one, both float32[size] of that kind, or None if nothing is to be added.
+            The residual and a buffer for the next one, both float32[size] of that kind, or None if nothing is to be added.
         """
         return None
 
-    def begin_rows(self, name: str, size: int, rows: np.ndarray, width: int):
+    def begin_rows(self, name: str, size: int, rows: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Begin a transaction for some rows of a table. Its cost depends on their number only. Only if `supports_rows`.
 
         Args:
@@ -102,7 +106,7 @@ class Memory(Stage):
             width: Number of elements of a row.
 
         Returns:
-            The residual and room for the next one, both float32[r * width], or None if nothing is to be added.
+            The residual and a buffer for the next one, both float32[r * width], or None if nothing is to be added.
         """
         return None
 
@@ -116,12 +120,12 @@ class Memory(Stage):
             ranks: Number of ranks.
         """
 
-    def on_sent(self, name: str, pending) -> None:
+    def on_sent(self, name: str, pending: Pending) -> None:
         """See what this rank sends, in the thread that has encoded it.
 
         Args:
             name: Name of the bucket.
-            pending: The `communicators.base.Pending` of the exchange.
+            pending: The exchange under way.
         """
 
     def on_received(self, name: str, out: np.ndarray, scale: float) -> None:

@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 
+from ..communicators.base import Communicator, Pending
 from ..errors import ConfigError
 from ..kernels.momentum import accumulate_momentum, accumulate_nesterov
+from ..pipeline.compressor import Compressor
 from ..registry import register
 from .base import Memory
 from .residual import Residual
@@ -31,7 +33,7 @@ class Momentum(Memory):
         self._velocity = States("velocity")
         self.states = {"velocity": self._velocity}
 
-    def correct_gradient(self, name, gradient, sizes, ranks):
+    def correct_gradient(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], ranks: int) -> None:
         velocity, following = self._velocity.begin(name, gradient.size)
         start = 0
         accumulate = accumulate_nesterov if self.nesterov else accumulate_momentum
@@ -87,7 +89,7 @@ class DGC(Residual):
         self._exact = Momentum(momentum, nesterov, clip)
         self.states = {**self.states, **self._momentum.states}
 
-    def check(self, compressor, communicator):
+    def check(self, compressor: Compressor, communicator: Communicator) -> None:
         super().check(compressor, communicator)
         if compressor.lowrank is not None or compressor.transform is not None:
             raise ConfigError(f"memory 'dgc' follows single elements; {str(compressor)!r} sends none: use residual")
@@ -97,20 +99,20 @@ class DGC(Residual):
                 f"that too late: use dgc:masking=false, or communicator allgather"
             )
 
-    def for_exact_tensors(self):
+    def for_exact_tensors(self) -> Memory:
         return self._exact
 
-    def compensate(self, name, gradient):
+    def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
         raise ConfigError("memory 'dgc' needs to know what was sent: use it in an exchange, or memory 'residual'")
 
-    def correct_gradient(self, name, gradient, sizes, ranks):
+    def correct_gradient(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], ranks: int) -> None:
         self._momentum.correct_gradient(name, gradient, sizes, ranks)
 
-    def on_sent(self, name, pending):
+    def on_sent(self, name: str, pending: Pending) -> None:
         if self.masking and pending.support is not None:
             self._momentum.restart(name, pending.support)
 
-    def commit(self):
+    def commit(self) -> None:
         super().commit()
         self._momentum.commit()
 

@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from ..communicators.base import Communicator, Pending
 from ..errors import ConfigError
 from ..kernels.momentum import accumulate_momentum
+from ..pipeline.compressor import Compressor
 from ..pipeline.decoder import decode_add
 from ..registry import register
 from .base import Memory
@@ -31,7 +33,7 @@ class EF21(Memory):
     name = "ef21"
     stateful = True
     has_hooks = True
-    summed_fields = frozenset()
+    summed_fields: frozenset[str] = frozenset()
 
     def __init__(self, momentum: float = 0.0):
         if not 0 <= momentum < 1:
@@ -43,7 +45,7 @@ class EF21(Memory):
             self.states["average"] = self._average
         self._containers: dict[str, np.ndarray] = {}  # sent in this step, by name
 
-    def check(self, compressor, communicator):
+    def check(self, compressor: Compressor, communicator: Communicator) -> None:
         super().check(compressor, communicator)
         if not communicator.sends_containers:
             raise ConfigError(
@@ -51,33 +53,33 @@ class EF21(Memory):
                 f"use communicator allgather, or memory 'residual'"
             )
 
-    def correct_gradient(self, name, gradient, sizes, ranks):
+    def correct_gradient(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], ranks: int) -> None:
         if self.momentum:
             average, following = self._average.begin(name, gradient.size)
             accumulate_momentum(average, gradient, np.float32(self.momentum), np.float32(1 - self.momentum), following)
         with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
             gradient -= self._estimate.get(name, gradient.size)
 
-    def on_sent(self, name, pending):
-        self._containers[name] = pending.container
+    def on_sent(self, name: str, pending: Pending) -> None:
+        self._containers[name] = pending.container  # type: ignore[assignment]  # `check` lets only those in that have one
 
-    def on_received(self, name, out, scale):
+    def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
         aggregate, following = self._aggregate.begin(name, out.size)
         np.multiply(out, np.float32(1 / scale), out=following)
         following += aggregate
         np.multiply(following, np.float32(scale), out=out)
 
-    def commit(self):
+    def commit(self) -> None:
         super().commit()
         for name, container in self._containers.items():
             decode_add(container, self._estimate.current(name), 1.0)
         self._containers.clear()
 
-    def rollback(self):
+    def rollback(self) -> None:
         super().rollback()
         self._containers.clear()
 
-    def redistribute(self, states, ranks):
+    def redistribute(self, states: list[dict[str, np.ndarray]], ranks: int) -> dict[str, np.ndarray]:
         found = super().redistribute(states, ranks)
         if "estimate" in found:
             found["aggregate"] = found["estimate"].copy()  # it has to be their mean, even if former ranks are missing

@@ -1,11 +1,13 @@
 """Memory `residual`."""
 
+from typing import Any
+
 import numpy as np
 
 from ..errors import ConfigError
 from ..registry import register
 from .base import Memory
-from .states import NumpyArrays, States
+from .states import Arrays, NumpyArrays, States
 
 
 @register
@@ -33,44 +35,44 @@ class Residual(Memory):
         self._residual = States("residual")
         self.states = {"residual": self._residual}
         #: name -> (the table, float32[n, width]; the rows, int64[r]; their next state, float32[r, width])
-        self._begun_rows: dict[str, tuple] = {}
+        self._begun_rows: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
-    def compensate(self, name, gradient):
+    def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
         state = self._residual.find(name, gradient.size)
         # A zero is added where there is no state, because the fused path turns -0.0 into 0.0 as well.
         return gradient + (np.float32(0) if state is None else state)
 
-    def update(self, name, compensated, transmitted):
+    def update(self, name: str, compensated: np.ndarray, transmitted: np.ndarray) -> None:
         error = compensated - transmitted
         if np.isfinite(error).all():
             self._residual.put(name, self._decayed(error))
 
-    def begin(self, name, size, arrays=NumpyArrays):
+    def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> tuple[Any, Any]:
         return self._residual.begin(name, size, arrays)
 
-    def begin_rows(self, name, size, rows, width):
+    def begin_rows(self, name: str, size: int, rows: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
         table = self._residual.get(name, size).reshape(-1, width)
         state = table[rows]
         following = np.empty_like(state)
         self._begun_rows[name] = table, rows, following
         return state.reshape(-1), following.reshape(-1)
 
-    def _decayed(self, state):
+    def _decayed(self, state: Any) -> Any:
         if self.decay != 1:
             state *= self.decay
         return state
 
-    def commit(self):
+    def commit(self) -> None:
         for state in self._residual.commit():
             self._decayed(state)
         for table, rows, following in self._begun_rows.values():
             table[rows] = self._decayed(following)
         self._begun_rows.clear()
 
-    def rollback(self):
+    def rollback(self) -> None:
         super().rollback()
         self._begun_rows.clear()
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, dict[str, np.ndarray]]) -> None:
         super().load_state_dict(state)
         self._begun_rows.clear()

@@ -1,27 +1,26 @@
 """Vectors that a memory keeps by name, changed in transactions."""
 
+from typing import Any, Protocol
+
 import numpy as np
 
 from ..errors import ConfigError
 
 
-class NumpyArrays:
-    """The arrays that a memory keeps its states in. Adapters for other devices have classes with the same methods."""
+class Arrays(Protocol):
+    """A kind of arrays that a memory can keep its states in. Adapters for other devices have classes of their own."""
 
-    @staticmethod
-    def zeros(size: int) -> np.ndarray:
+    def zeros(self, size: int) -> Any:
         """Make an array of zeros.
 
         Args:
             size: Number of elements.
 
         Returns:
-            float32[size].
+            An array of this kind, float32[size].
         """
-        return np.zeros(size, np.float32)
 
-    @staticmethod
-    def to_host(array) -> np.ndarray:
+    def to_host(self, array: Any) -> np.ndarray:
         """Copy an array to a numpy array.
 
         Args:
@@ -30,37 +29,52 @@ class NumpyArrays:
         Returns:
             A numpy array, float32[size].
         """
-        return array.copy()
+        raise NotImplementedError
 
-    @staticmethod
-    def from_host(array: np.ndarray):
+    def from_host(self, array: np.ndarray) -> Any:
         """Make an array of this kind from a numpy array.
 
         Args:
             array: float32[size].
 
         Returns:
-            An array of this kind; here, the same one.
+            An array of this kind; for numpy, the same one.
         """
+
+
+class NumpyArrays:
+    """numpy's arrays; the methods are those of Arrays."""
+
+    @staticmethod
+    def zeros(size: int) -> np.ndarray:
+        return np.zeros(size, np.float32)
+
+    @staticmethod
+    def to_host(array: np.ndarray) -> np.ndarray:
+        return array.copy()
+
+    @staticmethod
+    def from_host(array: np.ndarray) -> np.ndarray:
         return array
 
 
 class States:
-    """Vectors float32[d] by name, each twice: the state in force and, during a step, room for the next one.
+    """Vectors float32[d] by name, each twice: the state in force and, during a step, a buffer for the next one.
 
     Args:
         what: What the states are, for messages.
     """
 
     def __init__(self, what: str):
-        """what: what it is, for messages."""
         self._what = what
-        self._state: dict = {}
-        self._next: dict = {}
-        self._arrays: dict = {}  # for each name in use, the kind of arrays of its state; other states are numpy arrays
+        self._state: dict[str, Any] = {}
+        self._next: dict[str, Any] = {}
+        self._arrays: dict[
+            str, Arrays
+        ] = {}  # for each name in use, the kind of arrays of its state; other states are numpy arrays
         self._begun: set[str] = set()
 
-    def find(self, name: str, size: int):
+    def find(self, name: str, size: int) -> Any:
         """Return the state in force, if there is one.
 
         Args:
@@ -78,7 +92,7 @@ class States:
             raise ConfigError(f"{self._what} of {name!r} has {len(state)} elements, the gradient {size}")
         return state
 
-    def get(self, name: str, size: int, arrays=NumpyArrays):
+    def get(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> Any:
         """Return the state in force, which begins as zeros.
 
         Args:
@@ -98,7 +112,7 @@ class States:
             self._arrays[name] = arrays
         return self._state[name]
 
-    def current(self, name: str):
+    def current(self, name: str) -> Any:
         """Return the state in force of a name that has one.
 
         Args:
@@ -109,7 +123,7 @@ class States:
         """
         return self._state[name]
 
-    def upcoming(self, name: str):
+    def upcoming(self, name: str) -> Any:
         """Return the next state of a name that was begun.
 
         Args:
@@ -120,7 +134,7 @@ class States:
         """
         return self._next[name]
 
-    def put(self, name: str, state) -> None:
+    def put(self, name: str, state: Any) -> None:
         """Replace the state in force.
 
         Args:
@@ -129,7 +143,7 @@ class States:
         """
         self._state[name] = state
 
-    def begin(self, name: str, size: int, arrays=NumpyArrays) -> tuple:
+    def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> tuple[Any, Any]:
         """Begin a transaction for one name.
 
         Args:
@@ -138,7 +152,7 @@ class States:
             arrays: The kind of arrays that it is kept in.
 
         Returns:
-            The state in force, and room for the next one, which `commit` puts in force.
+            The state in force, and a buffer for the next one, which `commit` puts in force.
 
         Raises:
             ConfigError: The state has another size.

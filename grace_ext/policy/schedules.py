@@ -3,13 +3,16 @@
 Examples are a density that is warmed up, and a bit width that grows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
 from .. import registry
 from ..errors import ConfigError
+from ..observe.listener import StepListener
 from ..pipeline.compressor import Compressor
 from ..pipeline.spec import parse_stage
 from ..registry import Stage, register
+from ..transport.base import Transport
 
 _KINDS = ("transform", "sparsifier", "value")
 _PROBED = (0, 1, 10, 100, 1000, 10_000)  # steps whose values are compared between ranks
@@ -34,7 +37,7 @@ class Schedule(Stage):
         """
         raise NotImplementedError
 
-    def listener(self, transport, densities: dict[str, float]):
+    def listener(self, transport: Transport, densities: dict[str, float]) -> StepListener:
         """Make the listener that decides on the value; only where `adaptive` is true.
 
         Args:
@@ -42,7 +45,7 @@ class Schedule(Stage):
             densities: Density by bucket name, which the listener keeps up to date.
 
         Returns:
-            The StepListener.
+            The listener.
         """
         raise NotImplementedError
 
@@ -60,7 +63,7 @@ class Constant(Schedule):
     def __init__(self, value: float | None = None):
         self.value = value
 
-    def at(self, step, final):
+    def at(self, step: int, final: float) -> float:
         return final if self.value is None else self.value
 
 
@@ -91,7 +94,7 @@ class Warmup(Schedule):
             )
         self.steps, self.start, self.stages = steps, start, stages
 
-    def at(self, step, final):
+    def at(self, step: int, final: float) -> float:
         if step >= self.steps:
             return final
         return self.start * (final / self.start) ** (step * self.stages // self.steps / self.stages)
@@ -119,10 +122,10 @@ class Schedules:
         #: By bucket, what an adaptive schedule has decided for the next step.
         self.densities: dict[str, float] = {}
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return bool(self._schedules)
 
-    def listeners(self, transport) -> list:
+    def listeners(self, transport: Transport) -> list[StepListener]:
         """Make the listeners of the schedules that are adaptive.
 
         Args:
@@ -167,14 +170,14 @@ class Schedules:
     def _is_adaptive(self, option: str) -> bool:
         return option not in self._functions and self._schedules[option].adaptive  # type: ignore[attr-defined]
 
-    def _value(self, option, step, current, density):
+    def _value(self, option: str, step: int, current: float, density: float | None) -> float:
         schedule = self._schedules[option]
         if density is not None and self._is_adaptive(option):
             return density
         value = schedule(step) if option in self._functions else schedule.at(step, current)  # type: ignore[attr-defined]
         return round(value) if isinstance(current, int) else value
 
-    def check(self, compressors) -> None:
+    def check(self, compressors: Sequence[Compressor]) -> None:
         """Check that each option is that of some compressor.
 
         Args:
@@ -199,7 +202,7 @@ class Schedules:
                     f"schedule: no part of the specs has a number {option!r}; there are: {', '.join(known) or 'none'}"
                 )
 
-    def signature(self, compressors) -> list:
+    def signature(self, compressors: Sequence[Compressor]) -> list:
         """Tell what must be the same on all ranks, for the configuration digest.
 
         Args:
@@ -249,5 +252,5 @@ def _options(compressor: Compressor, option: str) -> list[tuple]:
     ]
 
 
-def _is_number(value) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
