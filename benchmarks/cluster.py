@@ -3,7 +3,7 @@
     python benchmarks/cluster.py --data DIR
 
 It can run in parts and be resumed: --models mlp --rates 100mbit 1gbit --configs horovod-fp16 sharded --resume. Measurements
-are kept in benchmarks/results, and the page is written from all of them. Needs root, for mpirun/hosts.
+are kept in benchmarks/results, and the page is written from all of them; --page does only that. Needs root, for mpirun/hosts.
 """
 
 import argparse
@@ -142,7 +142,8 @@ def say(text: str) -> None:
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
+    parser.add_argument("--data", help="folder of the data set (see mpirun/fetch_fashion_mnist.py); needed without --page")
+    parser.add_argument("--page", action="store_true", help="measure nothing, only write the page from the measurements")
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of benchmarks.md and the plot")
     parser.add_argument("--readme", metavar="FILE", help="also update the table in this file")
     parser.add_argument("--raw", default=os.path.join(ROOT, "benchmarks", "results"), help="folder of measurements")
@@ -181,20 +182,12 @@ def parse_args():
     parser.add_argument("--hosts", type=int, default=HOSTS)
     parser.add_argument("--name", default="bench-cluster", help="name of the set of hosts (mpirun/hosts --name)")
     args = parser.parse_args()
-    args.data, args.raw = os.path.abspath(args.data), os.path.abspath(args.raw)
+    args.data, args.raw = args.data and os.path.abspath(args.data), os.path.abspath(args.raw)
     return args
 
 
-def main() -> int:
-    args = parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are removed
-    for folder in (args.raw, args.out):
-        os.makedirs(folder, exist_ok=True)
-    if "text" in args.models:
-        write_words(WORDS)
-    with Hosts(args.name, args.hosts, "none") as up:
-        benchmark = Benchmark(args, up)
-        benchmark.all()
+def write_pages(args) -> None:
+    """Write the section, its plot and the README's table from all measurements in the folder."""
     results = Results(args.raw)
     plot(results, os.path.join(args.out, "cluster.png"))
     path = write_section(args.out, "cluster", "Time to accuracy", document(results))
@@ -202,7 +195,26 @@ def main() -> int:
         before, after = around_markers(args.readme, README)
         with open(args.readme, "w", encoding="utf-8") as file:
             file.write(f"{before}\n{summary(results)}\n{after}")
-    say(f"written: {path}; all in {(time.monotonic() - benchmark.started) / 60:.1f} minutes")
+    say(f"written: {path}")
+
+
+def main() -> int:
+    args = parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are removed
+    for folder in (args.raw, args.out):
+        os.makedirs(folder, exist_ok=True)
+    if args.page:
+        write_pages(args)
+        return 0
+    if args.data is None:
+        sys.exit("--data is needed without --page")
+    if "text" in args.models:
+        write_words(WORDS)
+    with Hosts(args.name, args.hosts, "none") as up:
+        benchmark = Benchmark(args, up)
+        benchmark.all()
+    write_pages(args)
+    say(f"all in {(time.monotonic() - benchmark.started) / 60:.1f} minutes")
     for what in benchmark.failed:
         say(f"failed: {what}")
     return 1 if benchmark.failed else 0
