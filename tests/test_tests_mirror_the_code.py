@@ -13,7 +13,7 @@ ROOT = TESTS.parent
 SHARED = {
     "bench/test_bench.py": "bench/{codecs,command,end_to_end,inputs,parts,peers,plot,report,run,subject,variants}",
     "test_cli.py": "{catalogue,inspection,errors}",
-    "communicators/test_summing.py": "communicators/{_slices,_compressed_sums,sharded,tree}",
+    "communicators/test_summing.py": "communicators/{slices,_compressed_sums,sharded,tree}",
     "exchange/test_engine.py": "exchange/{listeners,setup}",
     "federated/test_server.py": "federated/report",
     "index/test_conformance.py": "index/{base,bitmap,raw,varint}",

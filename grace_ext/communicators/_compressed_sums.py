@@ -1,6 +1,7 @@
 """What the communicators have in common whose ranks sum containers on the way and compress the sum."""
 
 import dataclasses
+import time
 
 import numpy as np
 
@@ -9,11 +10,14 @@ from ..errors import ConfigError, ContainerError, ExchangeError
 from ..pipeline import container
 from ..pipeline.compressor import Compressor, make_compressor
 from ..pipeline.container import Container
+from ..pipeline.decoder import decode_sum
 from ..pipeline.encoded import Encoded
 from .base import Communicator, Pending, PendingType
 
 #: The first byte of the report that some rank could not read what it got. No container begins with it.
 _UNREADABLE = 0
+#: What a rank sends that has nothing to send.
+NO_BYTES = np.empty(0, np.uint8)
 
 
 @dataclasses.dataclass
@@ -28,7 +32,7 @@ class InFlightSum(Pending):
     def encode(self, gradient: np.ndarray, state: tuple | None, stream: Stream, sizes: tuple[int, ...] | None) -> np.ndarray:
         """Return the container of float32[n], and count its cost.
 
-        state: (residual, room for the next one), both float32[n], or None.
+        state: (residual, buffer for the next one), both float32[n], or None.
         """
         return self._counted(self.compressor.encode(gradient, stream, state=state, sizes=sizes))
 
@@ -45,6 +49,27 @@ class InFlightSum(Pending):
         if encoded.index_codec:
             self.index_codecs.append(encoded.index_codec)
         return encoded.blob
+
+    def decode_slices(
+        self, data: np.ndarray, slices: list[slice], out: np.ndarray, weight: float, containers_each: int = 1
+    ) -> bool:
+        """Write weight * (sum of each slice's containers) to out, float32[d], and count the time.
+
+        data: uint8[m], the containers of the slices, one after the other, `containers_each` of every slice. Returns whether
+        all of them are finite; otherwise all of `out` is NaN. Raises what was wrong here or on another rank.
+        """
+        if self.unreadable is not None:
+            raise self.unreadable
+        started = time.perf_counter()
+        sizes = [part.stop - part.start for part in slices for _ in range(containers_each)]
+        containers = parse_containers(self.name, data, sizes)
+        for number, part in enumerate(slices):
+            decode_sum(containers[number * containers_each :][:containers_each], out[part], weight)
+        finite = not any(one.non_finite for one in containers)
+        if not finite:
+            out[:] = np.nan
+        self.add_seconds({"decode": time.perf_counter() - started})
+        return finite
 
 
 class SummingCommunicator(Communicator[PendingType]):

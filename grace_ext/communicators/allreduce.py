@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 
+from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..kernels import max_magnitude, sum_sparse, write_error
@@ -41,15 +42,16 @@ class Allreduce(Communicator[Pending]):
         if not compressor.dense:
             return _start_sparse(transport, name, compressor, gradient, state, Scope(stream, sizes or (gradient.size,)))
         started = time.perf_counter()
-        if state is not None:
-            residual, pending = state
-            gradient = np.add(gradient, residual, out=pending)
         if state is None and compressor.reducible_dtype == "float32":
             sent = gradient  # it is not needed afterwards
-        else:
+        elif state is None:
             sent = to_reducible(gradient, compressor.reducible_dtype, transport.size)
-        if state is not None:
-            np.subtract(gradient, from_reducible(sent), out=pending)
+        else:
+            residual, following = state
+            with non_finite_allowed():
+                np.add(gradient, residual, out=following)
+                sent = to_reducible(following, compressor.reducible_dtype, transport.size)
+                np.subtract(following, from_reducible(sent), out=following)
         seconds = {"value": time.perf_counter() - started}
         return Pending(transport.allreduce(name, sent), sent.nbytes, seconds)
 
@@ -125,6 +127,6 @@ def from_reducible(summed: np.ndarray) -> np.ndarray:
     """
     if summed.dtype == np.float32:
         return summed
-    values = scratch("linear", np.float32, summed.size)
+    values = scratch("decoded fp16", np.float32, summed.size)
     fp16_decode(summed.view(np.uint16), values)
     return values

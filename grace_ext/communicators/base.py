@@ -25,9 +25,9 @@ class Pending:
         gradient_bytes: Bytes of this rank's gradient; None where it is dense.
         received: Bytes of all ranks' containers once they have arrived, the same on all ranks; None where no containers are
             received.
-        container: This rank's container, or None if it has sent none. It may lie in a scratch array of the thread, and is
-            valid until its next exchange.
-        support: The positions that this rank has sent, uint32[k], or None for all; valid as long as `container`.
+        container: This rank's container, a new array, which the transport and memories may keep; None if it has sent none.
+        support: The positions that this rank has sent, uint32[k], or None for all; in a scratch array of the encoding
+            thread, and valid until its next encoding.
         last_waited: The handle that was waited for last.
     """
 
@@ -159,7 +159,7 @@ class Communicator(Stage, Generic[PendingType]):
         """
         return self.collectives
 
-    def copies_sent(self, transport: Transport) -> float:
+    def wire_copies(self, transport: Transport) -> float:
         """Return how many times what a rank gives to collectives (`Pending.wire_bytes`) leaves it, on average.
 
         Bytes go to all other ranks in an allgather, and along a ring in an allreduce. What is sharded goes to n - 1 ranks,
@@ -201,9 +201,9 @@ class Communicator(Stage, Generic[PendingType]):
             transport: The transport of the exchange.
             name: Name of the bucket, the same on all ranks; names of collectives begin with it.
             compressor: The bucket's compressor.
-            gradient: float32[d]. It may be the memory's room for the next residual, and may be overwritten unless the
+            gradient: float32[d]. It may be the memory's buffer for the next residual, and may be overwritten unless the
                 communicator has `preserves_input`.
-            state: What `Memory.begin` returned: (residual, room for the next one), both float32[d], or None.
+            state: What `Memory.begin` returned: (residual, buffer for the next one), both float32[d], or None.
             stream: The random numbers of this gradient on this rank.
             sizes: Numbers of elements of the tensors that the gradient consists of; None for a single tensor.
 

@@ -96,7 +96,7 @@ class _Part:
 
 
 @dataclasses.dataclass
-class _Step(Pending):
+class _PendingFactors(Pending):
     """An exchange under way.
 
     gradient: float32[d], with the residual added; it becomes the next residual if `residual` is true. first: the first sum
@@ -114,7 +114,7 @@ class _Step(Pending):
     own: np.ndarray | None = None
 
 
-class FactorAllreduce(Communicator[_Step]):
+class FactorAllreduce(Communicator[_PendingFactors]):
     """Exchanges one bucket of a low-rank compressor.
 
     All that follows the sums is computed by IEEE operations in a fixed order, so all ranks end up with the same bits
@@ -148,7 +148,7 @@ class FactorAllreduce(Communicator[_Step]):
         state: tuple[np.ndarray, np.ndarray] | None,
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
-    ) -> _Step:
+    ) -> _PendingFactors:
         started = time.perf_counter()
         if state is None:
             largest = max_magnitude(gradient)
@@ -163,7 +163,7 @@ class FactorAllreduce(Communicator[_Step]):
             for part in parts:
                 self._first(part, gradient[part.bucket], stream, message[part.first])
         seconds = {"factor": time.perf_counter() - started}
-        return _Step(
+        return _PendingFactors(
             transport.allreduce(f"{name}.p", message),
             message.nbytes,
             seconds,
@@ -183,50 +183,52 @@ class FactorAllreduce(Communicator[_Step]):
             gradient.reshape(part.rows, part.columns), qt, _common(stream, part), out.reshape(part.rows, part.rank)
         )
 
-    def advance(self, step: _Step, transport: Transport) -> None:
-        if step.first is not None:
+    def advance(self, pending: _PendingFactors, transport: Transport) -> None:
+        if pending.first is not None:
             return
-        step.first = wait(step)
+        pending.first = wait(pending)
         started = time.perf_counter()
-        message = np.full(step.parts[-1].second.stop, np.nan, np.float32)
-        if max_magnitude(step.first) < NON_FINITE:
-            step.factors = [self._second(part, step, message[part.second]) for part in step.parts]
-        step.own = message.copy()
+        message = np.full(pending.parts[-1].second.stop, np.nan, np.float32)
+        if max_magnitude(pending.first) < NON_FINITE:
+            pending.factors = [self._second(part, pending, message[part.second]) for part in pending.parts]
+        pending.own = message.copy()
         if message.size:  # after a NaN as well, so that no rank can wait in vain
-            step.handle = transport.allreduce(f"{step.name}.q", message)
-            step.wire_bytes += message.nbytes
-        step.seconds["factor"] += time.perf_counter() - started
+            pending.handle = transport.allreduce(f"{pending.name}.q", message)
+            pending.wire_bytes += message.nbytes
+        pending.seconds["factor"] += time.perf_counter() - started
 
-    def _second(self, part: _Part, step: _Step, out: np.ndarray) -> np.ndarray | None:
+    def _second(self, part: _Part, pending: _PendingFactors, out: np.ndarray) -> np.ndarray | None:
         if not part.rank:
             return None
-        pt = self._method.orthonormalized(step.first[part.first].reshape(part.rows, part.rank), _common(step.stream, part))
+        pt = self._method.orthonormalized(
+            pending.first[part.first].reshape(part.rows, part.rank), _common(pending.stream, part)
+        )
         self._method.project_back(
-            pt, step.gradient[part.bucket].reshape(part.rows, part.columns), out.reshape(part.rank, part.columns)
+            pt, pending.gradient[part.bucket].reshape(part.rows, part.columns), out.reshape(part.rank, part.columns)
         )
         return pt
 
-    def finish(self, step: _Step, transport: Transport, out: np.ndarray, weight: float) -> bool:
-        self.advance(step, transport)
-        second = wait(step) if step.parts[-1].second.stop else np.empty(0, np.float32)
+    def finish(self, pending: _PendingFactors, transport: Transport, out: np.ndarray, weight: float) -> bool:
+        self.advance(pending, transport)
+        second = wait(pending) if pending.parts[-1].second.stop else np.empty(0, np.float32)
         started = time.perf_counter()
-        finite = bool(step.factors) and max_magnitude(second) < NON_FINITE
+        finite = bool(pending.factors) and max_magnitude(second) < NON_FINITE
         if finite:
             largest = [
-                self._decode(part, pt, step, second, transport.size, np.float32(weight), out[part.bucket])
-                for part, pt in zip(step.parts, step.factors, strict=True)
+                self._decode(part, pt, pending, second, transport.size, np.float32(weight), out[part.bucket])
+                for part, pt in zip(pending.parts, pending.factors, strict=True)
             ]
             finite = max(largest) < NON_FINITE
         if not finite:
             out[:] = np.nan
-        step.seconds["decode"] = time.perf_counter() - started
+        pending.seconds["decode"] = time.perf_counter() - started
         return bool(finite)
 
     def _decode(
         self,
         part: _Part,
         pt: np.ndarray | None,
-        step: _Step,
+        pending: _PendingFactors,
         second: np.ndarray,
         ranks: int,
         weight: np.float32,
@@ -238,15 +240,15 @@ class FactorAllreduce(Communicator[_Step]):
         equals that of the usual residual, gradient minus result. But the latter also holds how the rank's gradients differ
         from the mean, which is never sent by anybody: a random walk that grows without end, and that is lost with the rank.
         """
-        residual = step.gradient[part.bucket] if step.residual else step.gradient[:0]
+        residual = pending.gradient[part.bucket] if pending.residual else pending.gradient[:0]
         if not part.rank:
-            np.multiply(step.first[part.first], weight, out=out)
+            np.multiply(pending.first[part.first], weight, out=out)
             residual[:] = 0
             return max_magnitude(out)
         qt = second[part.second].reshape(part.rank, part.columns)
         if self._method.warm_start:
             self._warm_starts.put(part.name, qt * np.float32(1 / ranks))
-        return expand(pt, qt, weight, out, step.own[part.second].reshape(qt.shape), residual)
+        return expand(pt, qt, weight, out, pending.own[part.second].reshape(qt.shape), residual)
 
 
 def _common(stream: Stream, part: _Part) -> Stream:

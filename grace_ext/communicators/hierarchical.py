@@ -8,20 +8,25 @@ from typing import Any
 
 import numpy as np
 
+from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ContainerError, ExchangeError
 from ..pipeline.compressor import Compressor, make_compressor
-from ..pipeline.decoder import decode_sum
 from ..registry import register
 from ..transport.base import Transport
-from ._compressed_sums import InFlightSum, UnreadableContainers, lossless_compressor, parse_containers, report_unreadable
-from ._slices import equal_slices, sizes_in_slice, stream_of_slice
+from ._compressed_sums import (
+    NO_BYTES,
+    InFlightSum,
+    UnreadableContainers,
+    lossless_compressor,
+    parse_containers,
+    report_unreadable,
+)
 from .allgather import Allgather
 from .allreduce import Allreduce
 from .base import Communicator, Pending, wait
-
-_NOTHING = np.empty(0, np.uint8)
+from .slices import equal_slices, non_empty, sizes_in_slice, stream_of_slice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +66,10 @@ def roles_of(hosts: tuple[int, ...], rank: int) -> _Roles:
 
 
 @dataclasses.dataclass
-class _Step(InFlightSum):
+class _PendingLevels(InFlightSum):
     """An exchange under way.
 
-    parts: the slices. gradient: float32[d]; None on a rank without one. state: (residual, room for the next one), or None.
+    parts: the slices. gradient: float32[d]; None on a rank without one. state: (residual, buffer for the next one), or None.
     sizes: of the tensors in the own slice. phase: the number of the collective under way.
     """
 
@@ -112,11 +117,11 @@ class Hierarchical(Communicator):
     reports_support = False
 
     def collectives_of(self, transport: Transport) -> tuple[str, ...]:
-        flat = _flat(transport)
+        flat = _single_level_communicator(transport)
         return flat.collectives if flat else self.collectives
 
-    def copies_sent(self, transport: Transport) -> float:
-        return super().copies_sent(transport) if _flat(transport) else 1
+    def wire_copies(self, transport: Transport) -> float:
+        return super().wire_copies(transport) if _single_level_communicator(transport) else 1
 
     def allreduce_dtype(self, compressor: Compressor) -> str:
         return "float32"
@@ -131,21 +136,21 @@ class Hierarchical(Communicator):
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
     ) -> Pending:
-        if flat := _flat(transport):
-            made = _plain() if flat is _SUM else compressor
+        if flat := _single_level_communicator(transport):
+            made = _float32_compressor() if flat is _SUM else compressor
             return flat.start(transport, name, made, gradient, state, stream, sizes)
-        step = _begun(transport, name, compressor, gradient.size, gradient, state, stream, sizes)
+        pending = _new_pending(transport, name, compressor, gradient.size, gradient, state, stream, sizes)
         if state is not None:
             started = time.perf_counter()
-            for part in _others(step):
-                with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
+            for part in _other_slices(pending):
+                with non_finite_allowed():
                     gradient[part] += state[0][part]
-            step.add_seconds({"residual": time.perf_counter() - started})
+            pending.add_seconds({"residual": time.perf_counter() - started})
         splits = [0] * transport.size
-        for owner, part in zip(step.roles.owners, step.parts, strict=True):
+        for owner, part in zip(pending.roles.owners, pending.parts, strict=True):
             splits[owner] = 4 * (part.stop - part.start)
-        step.handle = transport.alltoall(f"{name}.local", gradient.view(np.uint8), splits)
-        return step
+        pending.handle = transport.alltoall(f"{name}.local", gradient.view(np.uint8), splits)
+        return pending
 
     def start_empty(
         self,
@@ -156,86 +161,77 @@ class Hierarchical(Communicator):
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
     ) -> Pending:
-        if flat := _flat(transport):
-            return flat.start_empty(transport, name, _plain() if flat is _SUM else compressor, size, stream, sizes)
-        step = _begun(transport, name, lossless_compressor(), size, None, None, stream, sizes)
-        step.handle = transport.alltoall(f"{name}.local", _NOTHING, [0] * transport.size)
-        return step
+        if flat := _single_level_communicator(transport):
+            return flat.start_empty(
+                transport, name, _float32_compressor() if flat is _SUM else compressor, size, stream, sizes
+            )
+        pending = _new_pending(transport, name, lossless_compressor(), size, None, None, stream, sizes)
+        pending.handle = transport.alltoall(f"{name}.local", NO_BYTES, [0] * transport.size)
+        return pending
 
-    def advance(self, step: Any, transport: Transport) -> None:
-        if _flat(transport) or step.phase == 2:
+    def advance(self, pending: Any, transport: Transport) -> None:
+        if _single_level_communicator(transport) or pending.phase == 2:
             return
-        sent = step.wire_bytes
-        received = wait(step)
-        step.phase += 1
-        if step.phase == 1:
-            step.wire_bytes = sent  # the padding of that collective stays on the host
-            self._between_hosts(step, transport, received)
+        sent = pending.wire_bytes
+        received = wait(pending)
+        pending.phase += 1
+        if pending.phase == 1:
+            pending.wire_bytes = sent  # the padding of that collective stays on the host
+            self._between_hosts(pending, transport, received)
         else:
-            self._inside_host(step, transport, received)
+            self._inside_host(pending, transport, received)
 
     @staticmethod
-    def _between_hosts(step: _Step, transport: Transport, received: np.ndarray) -> None:
+    def _between_hosts(pending: _PendingLevels, transport: Transport, received: np.ndarray) -> None:
         """Sum the own slice over the host, and start to send its container to the owners on other hosts."""
-        if step.state is not None:
-            for part in _others(step):
-                step.state[1][part] = 0
-        payload = _NOTHING
-        if step.n:
+        if pending.state is not None:
+            for part in _other_slices(pending):
+                pending.state[1][part] = 0
+        payload = NO_BYTES
+        if pending.n:
             try:
-                payload = _container(step, received)
+                payload = _encode_host_sum(pending, received)
             except ContainerError as error:
-                step.unreadable, payload = error, report_unreadable(transport.rank)
-        splits = _to(step.roles.peers, payload, transport)
-        step.handle = transport.alltoall(f"{step.name}.hosts", np.tile(payload, len(step.roles.peers)), splits)
-        step.wire_bytes += (step.roles.hosts - 1) * payload.size
+                pending.unreadable, payload = error, report_unreadable(transport.rank)
+        splits = _splits_for(pending.roles.peers, payload, transport)
+        pending.handle = transport.alltoall(f"{pending.name}.hosts", np.tile(payload, len(pending.roles.peers)), splits)
+        pending.wire_bytes += (pending.roles.hosts - 1) * payload.size
 
     @staticmethod
-    def _inside_host(step: _Step, transport: Transport, received: np.ndarray) -> None:
+    def _inside_host(pending: _PendingLevels, transport: Transport, received: np.ndarray) -> None:
         """Start to forward the own slice's containers to the ranks of this host, or the report of an error to all ranks."""
         started = time.perf_counter()
-        receivers: Sequence[int] = step.roles.local
+        receivers: Sequence[int] = pending.roles.local
         payload = received
         try:
-            parse_containers(step.name, received, [step.n] * step.roles.hosts if step.n else [])
+            parse_containers(pending.name, received, [pending.n] * pending.roles.hosts if pending.n else [])
         except (ContainerError, UnreadableContainers) as error:
-            step.unreadable = step.unreadable or error
+            pending.unreadable = pending.unreadable or error
             receivers, payload = range(transport.size), report_unreadable(getattr(error, "rank", transport.rank))
-        step.add_seconds({"decode": time.perf_counter() - started})
-        splits = _to(receivers, payload, transport)
-        step.handle = transport.alltoall(f"{step.name}.all", np.tile(payload, len(receivers)), splits)
+        pending.add_seconds({"decode": time.perf_counter() - started})
+        splits = _splits_for(receivers, payload, transport)
+        pending.handle = transport.alltoall(f"{pending.name}.all", np.tile(payload, len(receivers)), splits)
 
-    def finish(self, step: Any, transport: Transport, out: np.ndarray, weight: float) -> bool:
-        if flat := _flat(transport):
-            return flat.finish(step, transport, out, weight)
-        while step.phase < 2:
-            self.advance(step, transport)
-        sent = step.wire_bytes
-        data = wait(step)
-        step.wire_bytes = sent
-        if step.unreadable is not None:
-            raise step.unreadable
-        started = time.perf_counter()
-        parts, hosts = [part for part in step.parts if part.stop > part.start], step.roles.hosts
-        containers = parse_containers(step.name, data, [part.stop - part.start for part in parts for _ in range(hosts)])
-        for i, part in enumerate(parts):
-            decode_sum(containers[i * hosts : (i + 1) * hosts], out[part], weight)
-        finite = not any(one.non_finite for one in containers)
-        if not finite:
-            out[:] = np.nan
-        step.add_seconds({"decode": time.perf_counter() - started})
-        return finite
+    def finish(self, pending: Any, transport: Transport, out: np.ndarray, weight: float) -> bool:
+        if flat := _single_level_communicator(transport):
+            return flat.finish(pending, transport, out, weight)
+        while pending.phase < 2:
+            self.advance(pending, transport)
+        sent = pending.wire_bytes
+        data = wait(pending)
+        pending.wire_bytes = sent
+        return pending.decode_slices(data, non_empty(pending.parts), out, weight, pending.roles.hosts)
 
 
 _SUM, _GATHER = Allreduce(), Allgather()
 
 
 @functools.cache
-def _plain() -> Compressor:
+def _float32_compressor() -> Compressor:
     return make_compressor("dense/raw")
 
 
-def _flat(transport: Transport) -> Communicator | None:
+def _single_level_communicator(transport: Transport) -> Communicator | None:
     """Return the communicator to use where there is only one level, else None."""
     if transport.hosts is None:
         raise ExchangeError(
@@ -246,7 +242,7 @@ def _flat(transport: Transport) -> Communicator | None:
     return _SUM if hosts == 1 else _GATHER if hosts == transport.size else None
 
 
-def _begun(
+def _new_pending(
     transport: Transport,
     name: str,
     compressor: Compressor,
@@ -255,19 +251,21 @@ def _begun(
     state: tuple[np.ndarray, np.ndarray] | None,
     stream: Stream,
     sizes: tuple[int, ...] | None,
-) -> _Step:
+) -> _PendingLevels:
     roles = roles_of(transport.hosts, transport.rank)
-    step = _Step(None, 0, {}, name, compressor, stream, roles, equal_slices(d, len(roles.owners)), gradient, state, ())
-    step.sizes = sizes_in_slice((d,) if sizes is None else sizes, step.own)
-    return step
+    pending = _PendingLevels(
+        None, 0, {}, name, compressor, stream, roles, equal_slices(d, len(roles.owners)), gradient, state, ()
+    )
+    pending.sizes = sizes_in_slice((d,) if sizes is None else sizes, pending.own)
+    return pending
 
 
-def _others(step: _Step) -> list[slice]:
+def _other_slices(pending: _PendingLevels) -> list[slice]:
     """Return the slices outside the own one."""
-    return [slice(0, step.own.start), slice(step.own.stop, step.parts[-1].stop)]
+    return [slice(0, pending.own.start), slice(pending.own.stop, pending.parts[-1].stop)]
 
 
-def _to(ranks: Iterable[int], payload: np.ndarray, transport: Transport) -> list[int]:
+def _splits_for(ranks: Iterable[int], payload: np.ndarray, transport: Transport) -> list[int]:
     """Return the splits with which each of these ranks gets the payload."""
     splits = [0] * transport.size
     for rank in ranks:
@@ -275,16 +273,16 @@ def _to(ranks: Iterable[int], payload: np.ndarray, transport: Transport) -> list
     return splits
 
 
-def _container(step: _Step, received: np.ndarray) -> np.ndarray:
+def _encode_host_sum(pending: _PendingLevels, received: np.ndarray) -> np.ndarray:
     """Return the container of the own slice's sum over this host, in the order of ranks (those that joined sent none)."""
     started = time.perf_counter()
-    if received.size % (4 * step.n) or received.size > 4 * step.n * len(step.roles.local):
-        raise ContainerError(f"{received.size} bytes came from the ranks of this host for a slice of {step.n} elements")
-    summed = scratch("hierarchical", np.float32, step.n)
+    if received.size % (4 * pending.n) or received.size > 4 * pending.n * len(pending.roles.local):
+        raise ContainerError(f"{received.size} bytes came from the ranks of this host for a slice of {pending.n} elements")
+    summed = scratch("hierarchical", np.float32, pending.n)
     summed[:] = 0
-    with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
-        for row in received.view(np.float32).reshape(-1, step.n):
+    with non_finite_allowed():
+        for row in received.view(np.float32).reshape(-1, pending.n):
             summed += row
-    step.add_seconds({"decode": time.perf_counter() - started})
-    residual = step.state and (step.state[0][step.own], step.state[1][step.own])
-    return step.encode(summed, residual, stream_of_slice(step.stream, step.roles.own), step.sizes)
+    pending.add_seconds({"decode": time.perf_counter() - started})
+    residual = pending.state and (pending.state[0][pending.own], pending.state[1][pending.own])
+    return pending.encode(summed, residual, stream_of_slice(pending.stream, pending.roles.own), pending.sizes)

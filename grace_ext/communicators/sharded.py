@@ -5,27 +5,26 @@ import time
 
 import numpy as np
 
+from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ContainerError
 from ..pipeline import container
 from ..pipeline.compressor import Compressor
-from ..pipeline.decoder import add_all, decode_sum
+from ..pipeline.decoder import add_all
 from ..registry import register
 from ..transport.base import Transport
-from ._compressed_sums import InFlightSum, SummingCommunicator, lossless_compressor, parse_containers, report_unreadable
-from ._slices import equal_slices, sizes_in_slice, stream_of_slice
+from ._compressed_sums import NO_BYTES, InFlightSum, SummingCommunicator, lossless_compressor, report_unreadable
 from .base import wait
-
-_NOTHING = np.empty(0, np.uint8)
+from .slices import equal_slices, non_empty, sizes_in_slice, stream_of_slice
 
 
 @dataclasses.dataclass
-class _Step(InFlightSum):
+class _PendingSlices(InFlightSum):
     """An exchange under way.
 
     parts: the slices. summed: float32[n], this rank's part of its own slice's sum; None on a rank without one. keeps:
-    whether `summed` is the room of the next residual, with the residual added already. sizes: of the tensors in the own
+    whether `summed` is the buffer of the next residual, with the residual added already. sizes: of the tensors in the own
     slice.
     """
 
@@ -37,7 +36,7 @@ class _Step(InFlightSum):
 
 
 @register
-class Sharded(SummingCommunicator[_Step]):
+class Sharded(SummingCommunicator[_PendingSlices]):
     """Every rank owns a slice of the bucket, sums it, and sends the compressed sum: bytes do not grow with the ranks.
 
     A rank gets the others' compressed slices, adds its own, which stays exact, compresses the sum and sends that to all.
@@ -69,29 +68,29 @@ class Sharded(SummingCommunicator[_Step]):
         state: tuple[np.ndarray, np.ndarray] | None,
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
-    ) -> _Step:
+    ) -> _PendingSlices:
         parts = equal_slices(gradient.size, transport.size)
         sizes = (gradient.size,) if sizes is None else sizes
         own = parts[transport.rank]
-        step = _Step(
+        pending = _PendingSlices(
             None, 0, {}, name, compressor, stream, parts, gradient[own], state is not None, sizes_in_slice(sizes, own)
         )
         payloads = []
         for owner, part in enumerate(parts):
             if owner == transport.rank or part.start == part.stop:
-                payloads.append(_NOTHING)
+                payloads.append(NO_BYTES)
                 continue
             residual = state and (state[0][part], state[1][part])
             payloads.append(
-                step.encode(gradient[part], residual, stream_of_slice(stream, owner), sizes_in_slice(sizes, part))
+                pending.encode(gradient[part], residual, stream_of_slice(stream, owner), sizes_in_slice(sizes, part))
             )
-        _send(step, transport, payloads)
+        _send(pending, transport, payloads)
         if state is not None:  # while the others' slices are on their way, and the gradient may still be in the cache
             started = time.perf_counter()
-            with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
-                step.summed = np.add(gradient[own], state[0][own], out=state[1][own])
-            step.add_seconds({"residual": time.perf_counter() - started})
-        return step
+            with non_finite_allowed():
+                pending.summed = np.add(gradient[own], state[0][own], out=state[1][own])
+            pending.add_seconds({"residual": time.perf_counter() - started})
+        return pending
 
     def start_empty(
         self,
@@ -101,59 +100,49 @@ class Sharded(SummingCommunicator[_Step]):
         size: int,
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
-    ) -> _Step:
+    ) -> _PendingSlices:
         parts = equal_slices(size, transport.size)
         own = parts[transport.rank]
-        step = _Step(None, 0, {}, name, lossless_compressor(), stream, parts, None, False, (own.stop - own.start,))
-        _send(step, transport, [_NOTHING] * transport.size)
-        return step
+        pending = _PendingSlices(
+            None, 0, {}, name, lossless_compressor(), stream, parts, None, False, (own.stop - own.start,)
+        )
+        _send(pending, transport, [NO_BYTES] * transport.size)
+        return pending
 
-    def advance(self, step: _Step, transport: Transport) -> None:
-        if step.advanced:
+    def advance(self, pending: _PendingSlices, transport: Transport) -> None:
+        if pending.advanced:
             return
-        step.advanced = True
-        received = wait(step)
-        own = step.parts[transport.rank]
+        pending.advanced = True
+        received = wait(pending)
+        own = pending.parts[transport.rank]
         try:
-            payload = self._sum(step, transport, received, own) if own.stop > own.start else _NOTHING
+            payload = self._sum(pending, transport, received, own) if own.stop > own.start else NO_BYTES
         except ContainerError as error:
-            step.unreadable, payload = error, report_unreadable(transport.rank)
-        step.handle = transport.allgather(f"{step.name}.sums", payload)
-        step.wire_bytes += payload.size
+            pending.unreadable, payload = error, report_unreadable(transport.rank)
+        pending.handle = transport.allgather(f"{pending.name}.sums", payload)
+        pending.wire_bytes += payload.size
 
     @staticmethod
-    def _sum(step: _Step, transport: Transport, received: np.ndarray, own: slice) -> np.ndarray:
+    def _sum(pending: _PendingSlices, transport: Transport, received: np.ndarray, own: slice) -> np.ndarray:
         """Return the container of the own slice's sum."""
         started = time.perf_counter()
-        summed = step.summed
-        if not step.keeps:
+        summed = pending.summed
+        if not pending.keeps:
             summed = scratch("sharded", np.float32, own.stop - own.start)
-            summed[:] = 0 if step.summed is None else step.summed
-        with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
+            summed[:] = 0 if pending.summed is None else pending.summed
+        with non_finite_allowed():
             add_all(container.split(received, transport.size - 1, summed.size), summed)
-        step.add_seconds({"decode": time.perf_counter() - started})
+        pending.add_seconds({"decode": time.perf_counter() - started})
         # All ranks draw the same positions of a slice, for the sum as well, but each rounds with random numbers of its own.
-        stream = dataclasses.replace(stream_of_slice(step.stream, transport.rank), rank=-2 - transport.rank)
-        return step.encode_sum(summed, step.keeps, stream, step.sizes)
+        stream = dataclasses.replace(stream_of_slice(pending.stream, transport.rank), rank=-2 - transport.rank)
+        return pending.encode_sum(summed, pending.keeps, stream, pending.sizes)
 
-    def finish(self, step: _Step, transport: Transport, out: np.ndarray, weight: float) -> bool:
-        self.advance(step, transport)
-        data = wait(step)
-        if step.unreadable is not None:
-            raise step.unreadable
-        started = time.perf_counter()
-        parts = [part for part in step.parts if part.stop > part.start]
-        containers = parse_containers(step.name, data, [part.stop - part.start for part in parts])
-        for part, one in zip(parts, containers, strict=True):
-            decode_sum([one], out[part], weight)
-        finite = not any(one.non_finite for one in containers)
-        if not finite:
-            out[:] = np.nan
-        step.add_seconds({"decode": time.perf_counter() - started})
-        return finite
+    def finish(self, pending: _PendingSlices, transport: Transport, out: np.ndarray, weight: float) -> bool:
+        self.advance(pending, transport)
+        return pending.decode_slices(wait(pending), non_empty(pending.parts), out, weight)
 
 
-def _send(step: _Step, transport: Transport, payloads: list[np.ndarray]) -> None:
+def _send(pending: _PendingSlices, transport: Transport, payloads: list[np.ndarray]) -> None:
     joined = np.concatenate(payloads)
-    step.handle = transport.alltoall(f"{step.name}.slices", joined, [payload.size for payload in payloads])
-    step.wire_bytes = joined.size
+    pending.handle = transport.alltoall(f"{pending.name}.slices", joined, [payload.size for payload in payloads])
+    pending.wire_bytes = joined.size

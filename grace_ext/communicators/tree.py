@@ -5,21 +5,26 @@ import time
 
 import numpy as np
 
+from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
 from ..errors import ContainerError, ExchangeError
-from ..pipeline import container
 from ..pipeline.compressor import Compressor
-from ..pipeline.decoder import decode_add, decode_sum
+from ..pipeline.decoder import decode_add
 from ..registry import register
 from ..transport.base import Transport
-from ._compressed_sums import InFlightSum, SummingCommunicator, check_readable, lossless_compressor, report_unreadable
+from ._compressed_sums import (
+    NO_BYTES,
+    InFlightSum,
+    SummingCommunicator,
+    check_readable,
+    lossless_compressor,
+    report_unreadable,
+)
 from .base import wait
-
-_NOTHING = np.empty(0, np.uint8)
 
 
 @dataclasses.dataclass
-class _Step(InFlightSum):
+class _PendingTree(InFlightSum):
     """An exchange under way.
 
     gradient: float32[d], to which the sums of the ranks below are added. level: the number of the collective under way.
@@ -34,7 +39,7 @@ class _Step(InFlightSum):
 
 
 @register
-class Tree(SummingCommunicator[_Step]):
+class Tree(SummingCommunicator[_PendingTree]):
     """Sums go up a binary tree of the ranks, and the whole sum comes back to all.
 
     Rank r adds what the ranks r + 1, r + 2, r + 4, ... below it send to its own gradient, and sends its one container to the
@@ -64,8 +69,8 @@ class Tree(SummingCommunicator[_Step]):
         state: tuple[np.ndarray, np.ndarray] | None,
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
-    ) -> _Step:
-        return self._started(_Step(None, 0, {}, name, compressor, stream, gradient, state, sizes), transport)
+    ) -> _PendingTree:
+        return self._started(_PendingTree(None, 0, {}, name, compressor, stream, gradient, state, sizes), transport)
 
     def start_empty(
         self,
@@ -75,69 +80,61 @@ class Tree(SummingCommunicator[_Step]):
         size: int,
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
-    ) -> _Step:
+    ) -> _PendingTree:
         return self._started(
-            _Step(None, 0, {}, name, lossless_compressor(), stream, np.zeros(size, np.float32), None, None), transport
+            _PendingTree(None, 0, {}, name, lossless_compressor(), stream, np.zeros(size, np.float32), None, None), transport
         )
 
-    def _started(self, step: _Step, transport: Transport) -> _Step:
-        self._go_on(step, transport)
-        return step
+    def _started(self, pending: _PendingTree, transport: Transport) -> _PendingTree:
+        self._go_on(pending, transport)
+        return pending
 
-    def advance(self, step: _Step, transport: Transport) -> None:
-        if step.level < _levels(transport.size):
-            self._receive(step, transport, wait(step))
-            self._go_on(step, transport)
+    def advance(self, pending: _PendingTree, transport: Transport) -> None:
+        if pending.level < _levels(transport.size):
+            self._receive(pending, transport, wait(pending))
+            self._go_on(pending, transport)
 
     @staticmethod
-    def _receive(step: _Step, transport: Transport, received: np.ndarray) -> None:
+    def _receive(pending: _PendingTree, transport: Transport, received: np.ndarray) -> None:
         """Add what the rank below has sent."""
-        if transport.rank % 2 ** (step.level + 1) or transport.rank + 2**step.level >= transport.size:
+        if transport.rank % 2 ** (pending.level + 1) or transport.rank + 2**pending.level >= transport.size:
             return
         started = time.perf_counter()
         try:
-            check_readable(step.name, received)
-            with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
-                decode_add(received, step.gradient)
+            check_readable(pending.name, received)
+            with non_finite_allowed():
+                decode_add(received, pending.gradient)
         except ContainerError as error:
-            step.unreadable, step.report = error, report_unreadable(transport.rank)
+            pending.unreadable, pending.report = error, report_unreadable(transport.rank)
         except ExchangeError as error:
-            step.unreadable, step.report = error, received
-        step.add_seconds({"decode": time.perf_counter() - started})
+            pending.unreadable, pending.report = error, received
+        pending.add_seconds({"decode": time.perf_counter() - started})
 
-    def _go_on(self, step: _Step, transport: Transport) -> None:
+    def _go_on(self, pending: _PendingTree, transport: Transport) -> None:
         """Start the next collective."""
-        step.level += 1
-        rank, distance, splits = transport.rank, 2**step.level, [0] * transport.size
-        payload = _NOTHING
-        if step.level == _levels(transport.size):
-            payload = self._payload(step) if rank == 0 else payload
-            step.handle = transport.broadcast(f"{step.name}.down", payload, 0)
+        pending.level += 1
+        rank, distance, splits = transport.rank, 2**pending.level, [0] * transport.size
+        payload = NO_BYTES
+        if pending.level == _levels(transport.size):
+            payload = self._payload(pending) if rank == 0 else payload
+            pending.handle = transport.broadcast(f"{pending.name}.down", payload, 0)
         else:
             if rank % (2 * distance) == distance:
-                payload = self._payload(step)
+                payload = self._payload(pending)
                 splits[rank - distance] = payload.size
-            step.handle = transport.alltoall(f"{step.name}.up{step.level}", payload, splits)
-        step.wire_bytes += payload.size
+            pending.handle = transport.alltoall(f"{pending.name}.up{pending.level}", payload, splits)
+        pending.wire_bytes += payload.size
 
     @staticmethod
-    def _payload(step: _Step) -> np.ndarray:
-        if step.report is not None:
-            return step.report
-        return step.encode(step.gradient, step.state, step.stream, step.sizes)
+    def _payload(pending: _PendingTree) -> np.ndarray:
+        if pending.report is not None:
+            return pending.report
+        return pending.encode(pending.gradient, pending.state, pending.stream, pending.sizes)
 
-    def finish(self, step: _Step, transport: Transport, out: np.ndarray, weight: float) -> bool:
-        while step.level < _levels(transport.size):
-            self.advance(step, transport)
-        data = wait(step)
-        if step.unreadable is not None:
-            raise step.unreadable
-        check_readable(step.name, data)
-        started = time.perf_counter()
-        one = container.parse(data, out.size)
-        decode_sum([one], out, weight)
-        step.add_seconds({"decode": time.perf_counter() - started})
-        return not one.non_finite
+    def finish(self, pending: _PendingTree, transport: Transport, out: np.ndarray, weight: float) -> bool:
+        while pending.level < _levels(transport.size):
+            self.advance(pending, transport)
+        return pending.decode_slices(wait(pending), [slice(0, out.size)], out, weight)
 
 
 def _levels(ranks: int) -> int:

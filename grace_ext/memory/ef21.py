@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.numerics import non_finite_allowed
 from ..communicators.base import Communicator, Pending
 from ..errors import ConfigError
 from ..kernels.momentum import accumulate_momentum
@@ -57,7 +58,7 @@ class EF21(Memory):
         if self.momentum:
             average, following = self._average.begin(name, gradient.size)
             accumulate_momentum(average, gradient, np.float32(self.momentum), np.float32(1 - self.momentum), following)
-        with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
+        with non_finite_allowed():
             gradient -= self._estimate.get(name, gradient.size)
 
     def on_sent(self, name: str, pending: Pending) -> None:

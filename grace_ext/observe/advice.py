@@ -152,7 +152,7 @@ class CodecCostCheck:
         self._step[0] += pending.codec_seconds
         # What would be sent without compression: dense gradients by a ring, rows by an allgather.
         self._step[1] += ring * 4 * bucket.size if pending.gradient_bytes is None else gather * pending.gradient_bytes
-        self._step[2] += bucket.communicator.copies_sent(self._transport) * pending.wire_bytes
+        self._step[2] += bucket.communicator.wire_copies(self._transport) * pending.wire_bytes
 
     def forget(self) -> None:
         """Forget the step under way."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..communicators._slices import equal_slices
+from ..communicators.slices import equal_slices
 from ..errors import ConfigError
 
 

@@ -141,7 +141,7 @@ class DensityController(StepListener):
 
     def bucket_finished(self, step: int, bucket: BucketView, pending: Pending) -> None:
         self._waited += pending.seconds.get("exchange", 0.0)
-        sent = pending.wire_bytes * bucket.communicator.copies_sent(self._transport)
+        sent = pending.wire_bytes * bucket.communicator.wire_copies(self._transport)
         if not bucket.declared.has_density:
             self._fixed[bucket.name] = sent
         elif sent:
@@ -197,7 +197,7 @@ class DensityController(StepListener):
 
     def _sizes(self, bucket: BucketView) -> np.ndarray:
         """Bytes on the link of a bucket with each of DENSITIES."""
-        (sent, density), copies = self._sent[bucket.name], bucket.communicator.copies_sent(self._transport)
+        (sent, density), copies = self._sent[bucket.name], bucket.communicator.wire_copies(self._transport)
         return copies * predict_sizes(sent / copies, density, bucket.size)
 
 

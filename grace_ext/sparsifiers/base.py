@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
 from ..registry import Stage
 
@@ -67,6 +68,6 @@ class Sparsifier(Stage):
         Returns:
             Positions and values as from `select`.
         """
-        with np.errstate(over="ignore", invalid="ignore"):  # an Inf or NaN makes the container a non-finite one
+        with non_finite_allowed():
             np.add(gradient, residual, out=out)
         return self.select(out, scope)

@@ -63,3 +63,15 @@ def test_allreduce_keeps_the_error_of_half_precision():
     communicator.finish(pending, transport, out, 1.0)
     np.testing.assert_array_equal(out + room, one + residual)
     assert np.abs(room).max() > 0
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["dense/raw", "dense/fp16", "randomk:1.0"])
+def test_an_inf_with_a_residual_raises_no_warning_on_the_rank_that_has_it(name):
+    communicator, compressor = spec.parse_stage("communicator", "allreduce"), grace_ext.compressor(name)
+    gradient, residual = np.ones(100, np.float32), np.full(100, 0.25, np.float32)
+    gradient[7], gradient[8] = np.inf, np.finfo(np.float32).max
+    residual[8] = gradient[8]
+    transport = InProcessGroup(1).transport(0)
+    pending = communicator.start(transport, "b", compressor, gradient, (residual, gradient), Stream())
+    assert not communicator.finish(pending, transport, np.empty(100, np.float32), 1.0)

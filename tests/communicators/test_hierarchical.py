@@ -156,7 +156,7 @@ def test_it_takes_no_more_collectives_than_the_places_need(placement, kinds):
         step(exchange, gradient(transport.rank))
         communicator = exchange.buckets[0].communicator
         assert list(communicator.collectives_of(transport)) == kinds
-        return [kind for kind, _ in recorder.given], communicator.copies_sent(transport)
+        return [kind for kind, _ in recorder.given], communicator.wire_copies(transport)
 
     copies = {"allgather": 2, "allreduce": 1.5, "alltoall": 1}[kinds[0]]
     assert on_all_ranks(work, len(placement), hosts=placement) == [(kinds, copies)] * len(placement)

@@ -8,7 +8,7 @@ from support.summing_exchanges import TOPK, Recorder, make, residual_of, step
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError, ExchangeError
-from grace_ext.communicators._slices import equal_slices
+from grace_ext.communicators.slices import equal_slices
 from grace_ext.exchange.shadow import shadow_step
 from grace_ext.observe.advice import CodecCostCheck
 from grace_ext.pipeline.spec import parse_stage

@@ -13,6 +13,11 @@ def equal_slices(d: int, owners: int) -> list[slice]:
     return [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
 
 
+def non_empty(slices: list[slice]) -> list[slice]:
+    """Return the slices that have elements: only these have containers."""
+    return [part for part in slices if part.stop > part.start]
+
+
 def stream_of_slice(stream: Stream, owner: int) -> Stream:
     """Return the stream for the slice of one owner."""
     return dataclasses.replace(stream, name=f"{stream.name}[{owner}]")
