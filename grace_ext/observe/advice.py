@@ -6,13 +6,11 @@ GRACE_EXT_WARN=0 in the environment, on all ranks, silences both.
 import math
 import os
 import statistics
-import time
 import warnings
-
-import numpy as np
 
 from ..communicators.base import Pending
 from ..transport.base import Transport
+from ..transport.link_probe import time_collectives
 from .listener import BucketView
 
 _VARIABLE = "GRACE_EXT_WARN"
@@ -114,7 +112,7 @@ class CodecCostCheck:
     """
 
     _EVERY, _STEPS = 20, 10
-    _SMALLEST, _LARGEST, _LONG_ENOUGH = 2**15, 2**21, 0.01  # float32 elements; seconds long enough to be measured
+    _SMALLEST = 2**17  # bytes of the first allreduce
 
     def __init__(self, transport: Transport):
         self._transport = transport
@@ -173,27 +171,17 @@ class CodecCostCheck:
             self._bytes.append((dense, sent))
         if step != self._probed(step):
             return
-        bandwidth = self._probe(name)
+        bandwidth = self._bandwidth(name)
         if len(self._seconds) > self._STEPS // 2 and self._transport.rank == 0:
             self._compare(bandwidth)
         self._seconds.clear()
         self._bytes.clear()
 
-    def _probe(self, name: str) -> float:
+    def _bandwidth(self, name: str) -> float:
         """Measure how many bytes per second a rank can send."""
-        transport, ranks, elements = self._transport.probe_transport(), self._transport.size, self._SMALLEST
-        while True:
-            best = math.inf
-            for _ in range(3):
-                array = np.ones(elements, np.float32)
-                started = time.perf_counter()
-                transport.allreduce(name, array).wait()
-                best = min(best, time.perf_counter() - started)
-            # Ranks measure different times and have to agree on whether to go on.
-            mean = float(transport.allreduce(name, np.full(1, best, np.float32)).wait()[0]) / ranks
-            if mean >= self._LONG_ENOUGH or elements >= self._LARGEST:
-                return 2 * (ranks - 1) / ranks * 4 * elements / mean
-            elements *= 8
+        payload, seconds = time_collectives(self._transport.probe_transport(), name, smallest=self._SMALLEST)[-1]
+        ranks = self._transport.size
+        return 2 * (ranks - 1) / ranks * payload / seconds
 
     def _compare(self, bandwidth: float) -> None:
         codec = statistics.median(self._seconds)

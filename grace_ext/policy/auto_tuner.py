@@ -22,8 +22,9 @@ from ..communicators.auto import DENSE
 from ..communicators.base import Pending
 from ..observe.listener import BucketView, StepListener
 from ..transport.base import Transport
+from ..transport.link_probe import agreed
 from .cost_model import Codec, Link, codec_seconds, fit, step_of, wire_seconds
-from .link_probe import agreed, probe
+from .link_probe import probe
 
 _LOG = logging.getLogger("grace_ext")
 _FIRST = 4  # compressed steps, of which the last two count: kernels compile in the first, and buckets change after it
