@@ -6,7 +6,8 @@ import numpy as np
 
 from ..errors import ContainerError
 from ..kernels import quotient_bits, rice_decode, rice_encode
-from ..kernels.rice import MAX_SHIFT, quotient_room, remainder_bytes
+from ..kernels._helpers import MAX_SHIFT
+from ..kernels.rice import quotient_room, remainder_bytes
 from ..registry import register
 from .base import IndexCodec
 

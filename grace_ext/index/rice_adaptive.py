@@ -5,7 +5,8 @@ import numpy as np
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels import pack_bits, unpack_bits
-from ..kernels.rice_blocks import MAX_SHIFT, block_shifts, rice_blocks_decode, rice_blocks_encode
+from ..kernels._helpers import MAX_SHIFT
+from ..kernels.rice_blocks import block_shifts, rice_blocks_decode, rice_blocks_encode
 from ..registry import register
 from .base import IndexCodec
 

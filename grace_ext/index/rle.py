@@ -4,8 +4,9 @@ import numpy as np
 
 from .._util.scratch import scratch
 from ..errors import ContainerError
+from ..kernels._helpers import MAX_SHIFT
 from ..kernels.gap_huffman import least_run_bits
-from ..kernels.runs import GOLOMB, MAX_SHIFT, best_run_code, fill_runs, numbers_decode, numbers_encode, runs_of
+from ..kernels.runs import GOLOMB, best_run_code, fill_runs, numbers_decode, numbers_encode, runs_of
 from ..registry import register
 from .base import IndexCodec
 from .gaps import GapCounts

@@ -4,6 +4,11 @@ import numpy as np
 
 from ._intrinsics import bits_of, float_of, helper, load64
 
+MAGNITUDE = np.uint32(0x7FFFFFFF)  # the bits of a float32 without its sign
+WHOLE_BYTES = np.uint64(56)  # of at most 63 bits, the mask gives those in whole bytes
+MAX_SHIFT = 30  # the most low bits of an index or a run that are stored as they are
+MANTISSA = 3  # bits behind the highest one that tables of frequencies keep
+
 
 @helper
 def random32(i, low, high):
@@ -23,9 +28,21 @@ def largest_magnitude(values):
     """Return the bits of the largest magnitude in float32[n]."""
     largest = np.uint32(0)
     for i in range(values.size):
-        x = np.uint32(bits_of(values[i]) & np.uint32(0x7FFFFFFF))
+        x = np.uint32(bits_of(values[i]) & MAGNITUDE)
         largest = x if x > largest else largest
     return largest
+
+
+@helper
+def magnitude_range(values):
+    """Return the bits of the smallest and of the largest magnitude in float32[n] that are not 0; (0, 0) if all are."""
+    smallest, largest = np.uint32(0xFFFFFFFF), np.uint32(0)
+    for i in range(values.size):
+        magnitude = np.uint32(bits_of(values[i]) & MAGNITUDE)
+        less = np.uint32(magnitude - np.uint32(1))  # of a zero: the largest number
+        smallest = less if less < smallest else smallest
+        largest = magnitude if magnitude > largest else largest
+    return np.uint32(smallest + np.uint32(1)), largest
 
 
 @helper

@@ -114,7 +114,7 @@ def trailing_zeros(typingctx, x):
 
 
 @intrinsic
-def ones(typingctx, x):
+def popcount(typingctx, x):
     """Return the number of set bits of a uint64."""
 
     def generate(context, builder, signature, args):

@@ -8,8 +8,8 @@ from the last level to the first and writes from the end, so that the decoder re
 import numpy as np
 
 from ._compile import kernel
+from ._helpers import MANTISSA
 from ._intrinsics import helper, load64
-from .levels import MANTISSA
 
 LANES = 8
 SCALE = 12  # bits of a frequency

@@ -4,7 +4,7 @@ import numpy as np
 
 from ._compile import kernel
 from ._helpers import word_at
-from ._intrinsics import load64, ones, trailing_zeros
+from ._intrinsics import load64, popcount, trailing_zeros
 
 _1, _2 = np.uint64(1), np.uint64(2)
 
@@ -23,7 +23,7 @@ def bitmap_decode(bitmap, out):
     j, start = np.int64(0), np.int64(0)
     while start + 8 <= bitmap.size and j + 64 <= out.size:
         word = load64(bitmap, start)
-        count = ones(word)
+        count = popcount(word)
         base = np.uint64(8 * start)
         # Two positions are always written: a branch for each bit costs more where bits are rare.
         out[j] = np.uint32(base + trailing_zeros(word))

@@ -10,7 +10,7 @@ each j. The words of a group, rotated back and combined by AND, answer for 64 po
 import numpy as np
 
 from ._compile import kernel
-from ._intrinsics import helper, ones, trailing_zeros
+from ._intrinsics import helper, popcount, trailing_zeros
 
 MAX_HASHES = 16
 SHARES = 1024  # points that the members of a conflict set share
@@ -172,9 +172,9 @@ def bloom_count(found, d, stride, seed):
     for c in range(64):
         first, middle, last = _spans(c, d, stride, turns[c])
         for at in range(first >> 6, (middle + 63) >> 6):
-            n += ones(_piece(found[c], first, middle, at))
+            n += popcount(_piece(found[c], first, middle, at))
         for at in range((last + 63) >> 6):
-            n += ones(_piece(found[c], 0, last, at))
+            n += popcount(_piece(found[c], 0, last, at))
     return np.int64(n)
 
 
@@ -184,7 +184,7 @@ def _append(row, first, last, base, out, n):
     for at in range(first >> 6, (last + 63) >> 6):
         word, start = _piece(row, first, last, at), np.uint64(base + 64 * at)
         if n + 4 <= out.size:  # four at a time without a branch: the next word overwrites what is too much
-            count = np.int64(ones(word))
+            count = np.int64(popcount(word))
             for i in range(4):
                 out[n + i] = np.uint32(start + trailing_zeros(word))
                 word &= word - _1

@@ -6,7 +6,7 @@ The codes are in 4 streams, which are decoded side by side.
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import word_at
+from ._helpers import WHOLE_BYTES, word_at
 from ._huffman import canonical_codes, code_lengths
 from ._intrinsics import helper, load64, store64
 
@@ -14,7 +14,6 @@ LIMIT = 12  # bits of a code, so the four of an index fit a word
 STREAMS = 4
 MOST_BYTES = LIMIT * 4 // 8  # the most bytes that an index can take
 _0, _1, _3, _4, _7, _8, _15 = (np.uint64(x) for x in (0, 1, 3, 4, 7, 8, 15))
-_WHOLE_BYTES = np.uint64(56)
 _MASK = np.uint64((1 << LIMIT) - 1)
 
 
@@ -74,7 +73,7 @@ def byte_huffman_encode(indices, d, out, ends):
                 used += code >> np.uint64(16)
             store64(out, at, word)
             at += np.int64(used >> _3)
-            word >>= used & _WHOLE_BYTES
+            word >>= used & WHOLE_BYTES
             used &= _7
         at += np.int64(used > _0)
         ends[stream] = at

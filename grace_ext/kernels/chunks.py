@@ -3,10 +3,10 @@
 import numpy as np
 
 from ._compile import kernel
+from ._helpers import MAGNITUDE
 from ._intrinsics import bits_of
 
 BINS = 2048  # one for each value of the upper 11 bits of a magnitude: its exponent and 3 bits of the fraction
-_MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
 @kernel("int64(Array(float32, 1, 'C', readonly=True), int64, int64, uint32[::1], float32[::1], uint32[::1], int64[::1])")
@@ -24,7 +24,7 @@ def select_chunks(values, chunk, k, positions, found, candidates, histogram):
         take = min(k, size)
         histogram[:] = 0
         for i in range(size):
-            histogram[(bits_of(part[i]) & _MAGNITUDE) >> np.uint32(20)] += 1
+            histogram[(bits_of(part[i]) & MAGNITUDE) >> np.uint32(20)] += 1
         bin_, above = BINS - 1, 0
         while above + histogram[bin_] < take:
             above += histogram[bin_]
@@ -35,22 +35,22 @@ def select_chunks(values, chunk, k, positions, found, candidates, histogram):
         count = 0
         for i in range(size):
             candidates[count] = np.uint32(i)
-            count += np.int64((bits_of(part[i]) & _MAGNITUDE) >= low)
+            count += np.int64((bits_of(part[i]) & MAGNITUDE) >= low)
         while low < high:
             middle = np.uint32(low + ((high - low + np.uint32(1)) >> np.uint32(1)))
             reached = 0
             for c in range(count):
-                reached += np.int64((bits_of(part[candidates[c]]) & _MAGNITUDE) >= middle)
+                reached += np.int64((bits_of(part[candidates[c]]) & MAGNITUDE) >= middle)
             if reached >= take:
                 low = middle
             else:
                 high = np.uint32(middle - np.uint32(1))
         ties = take
         for c in range(count):
-            ties -= np.int64((bits_of(part[candidates[c]]) & _MAGNITUDE) > low)
+            ties -= np.int64((bits_of(part[candidates[c]]) & MAGNITUDE) > low)
         for c in range(count):
             i = candidates[c]
-            magnitude = bits_of(part[i]) & _MAGNITUDE
+            magnitude = bits_of(part[i]) & MAGNITUDE
             if magnitude > low or (magnitude == low and ties > 0):
                 ties -= np.int64(magnitude == low)
                 positions[n] = np.uint32(start + i)

@@ -3,8 +3,8 @@
 import numpy as np
 
 from ._compile import kernel
+from ._helpers import MAGNITUDE
 from ._intrinsics import bits_of
-from .topk import MAGNITUDE
 
 SHIFT = np.uint32(19)  # a shift of a magnitude's bits that leaves 8 bits of exponent and 4 of mantissa
 BINS = 1 << 12

@@ -6,11 +6,10 @@ Bit (x >> e) + i of the second stream is set for the i-th position x.
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import word_at
-from ._intrinsics import load64, ones, store64, trailing_zeros
+from ._helpers import WHOLE_BYTES, word_at
+from ._intrinsics import load64, popcount, store64, trailing_zeros
 
 _0, _1, _3, _7 = (np.uint64(x) for x in (0, 1, 3, 7))
-_WHOLE_BYTES = np.uint64(56)
 
 
 @kernel("void(Array(uint32, 1, 'C', readonly=True), int64, uint8[::1], uint8[::1])")
@@ -29,7 +28,7 @@ def elias_fano_encode(indices, e, lows, highs):
         used += E
         store64(lows, at, low)
         at += np.int64(used >> _3)
-        low >>= used & _WHOLE_BYTES
+        low >>= used & WHOLE_BYTES
         used &= _7
         bit = (x >> E) + i
         highs[bit >> _3] |= np.uint8(_1 << (bit & _7))
@@ -50,7 +49,7 @@ def elias_fano_decode(lows, highs, d, e, out):
     for at in range(0, highs.size, 8):
         word = word_at(highs, at)
         base = np.uint64(8 * at)
-        stop = j + ones(word)
+        stop = j + popcount(word)
         if stop > k:
             return -1
         fast = stop <= loadable
@@ -82,7 +81,7 @@ def elias_fano_select(lows, highs, e, i):
     left = np.uint64(i)
     for at in range(0, highs.size, 8):
         word = word_at(highs, at)
-        count = ones(word)
+        count = popcount(word)
         if left >= count:
             left -= count
             continue

@@ -7,7 +7,7 @@ are.
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import word_at
+from ._helpers import WHOLE_BYTES, word_at
 from ._huffman import canonical_codes, code_lengths, is_code
 from ._intrinsics import bit_length, helper, store64, trailing_zeros
 
@@ -16,7 +16,6 @@ CONTEXTS = 8
 ROW = 128  # entries for the classes of one context
 LIMIT = 10  # most bits of a code, so that the decoder's tables of all contexts fit into the L1 cache
 _0, _1, _2, _3, _7 = (np.uint64(x) for x in (0, 1, 2, 3, 7))
-_WHOLE_BYTES = np.uint64(56)
 _MASK = np.uint64((1 << LIMIT) - 1)
 _WAYS = 4
 
@@ -137,7 +136,7 @@ def _put(out, at, word, used, bits, count):
     word |= bits << used
     used += count
     store64(out, at, word)
-    return at + np.int64(used >> _3), word >> (used & _WHOLE_BYTES), used & _7
+    return at + np.int64(used >> _3), word >> (used & WHOLE_BYTES), used & _7
 
 
 @kernel("void(Array(uint32, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, int64, uint8[::1])")

@@ -3,6 +3,7 @@
 import numpy as np
 
 from ._compile import kernel
+from ._helpers import MAGNITUDE
 from ._intrinsics import bits_of, float_of
 
 
@@ -17,7 +18,7 @@ def fp16_encode(values, limit, out):
     largest = np.uint32(0)
     for i in range(values.size):
         x = bits_of(values[i])
-        magnitude = np.uint32(x & np.uint32(0x7FFFFFFF))
+        magnitude = np.uint32(x & MAGNITUDE)
         largest = magnitude if magnitude > largest else largest
         magnitude = magnitude if magnitude < cap else cap
         # Below 2**-14, half a unit of the float 0.5 is half a unit of a subnormal half, so the sum rounds as required.
@@ -49,7 +50,7 @@ def bf16_encode(values, out):
     """Convert finite float32[k] to the bits of bfloat16[k], rounded to nearest even, but to the largest instead of Inf."""
     for i in range(values.size):
         x = bits_of(values[i])
-        magnitude = np.uint32(x & np.uint32(0x7FFFFFFF))
+        magnitude = np.uint32(x & MAGNITUDE)
         magnitude = magnitude if magnitude < np.uint32(0x7F7F0000) else np.uint32(0x7F7F0000)
         odd = np.uint32(np.uint32(magnitude >> np.uint32(16)) & np.uint32(1))
         magnitude = np.uint32(np.uint32(np.uint32(magnitude + np.uint32(0x7FFF)) + odd) >> np.uint32(16))

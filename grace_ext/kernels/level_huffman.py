@@ -7,13 +7,14 @@ counts are halved (rounded up) until none is.
 import numpy as np
 
 from ._compile import kernel
+from ._helpers import WHOLE_BYTES
+from ._huffman import canonical_codes
 from ._intrinsics import helper, load64, store64
 
 MAX_LENGTH = 12
 STREAMS = 4
 _MASK = np.uint64((1 << MAX_LENGTH) - 1)
 _3, _4, _7, _15 = (np.uint64(x) for x in (3, 4, 7, 15))
-_FLUSHED = np.uint64(56)
 
 
 @kernel("void(Array(int64, 1, 'C', readonly=True), uint8[::1])")
@@ -61,16 +62,9 @@ def huffman_lengths(counts, lengths):
 def _codes(lengths):
     """Return uint32[256]: each code, its first bit the least significant one, << 4 | its length."""
     codes = np.zeros(256, np.uint32)
-    code = 0
-    for length in range(1, MAX_LENGTH + 1):
-        for s in range(lengths.size):
-            if lengths[s] == length:
-                turned = 0
-                for j in range(length):
-                    turned |= ((code >> j) & 1) << (length - 1 - j)
-                codes[s] = np.uint32((turned << 4) | length)
-                code += 1
-        code <<= 1
+    canonical_codes(lengths, MAX_LENGTH, codes)
+    for s in range(lengths.size):
+        codes[s] = np.uint32(((codes[s] & np.uint32(0xFFFF)) << np.uint32(4)) | (codes[s] >> np.uint32(16)))
     return codes
 
 
@@ -94,7 +88,7 @@ def huffman_encode(levels, lengths, out):
         used += length + length_c + (d & _15)
         store64(out, at, word)
         at += np.int64(used >> _3)
-        word >>= used & _FLUSHED
+        word >>= used & WHOLE_BYTES
         used &= _7
     for i in range(whole, np.uint64(levels.size)):
         code = np.uint64(codes[levels[i]])
@@ -102,7 +96,7 @@ def huffman_encode(levels, lengths, out):
         used += code & _15
         store64(out, at, word)
         at += np.int64(used >> _3)
-        word >>= used & _FLUSHED
+        word >>= used & WHOLE_BYTES
         used &= _7
     store64(out, at, word)
     return at + np.int64(used > 0)

@@ -3,12 +3,11 @@
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import spread, squeeze
+from ._helpers import spread, squeeze, word_at
 from ._intrinsics import helper, load64, store64
 
 #: Bytes that write_table may write for an alphabet of 256: up to 27 bits of class and 3 of mantissa for each, and a word.
 TABLE_ROOM = 256 * 30 // 8 + 8
-MANTISSA = 3
 
 
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), int64[::1])")
@@ -54,12 +53,7 @@ def unpack_levels_fixed(packed, width, out):
     last = np.zeros(8, np.uint8)
     at = 0
     for i in range(0, out.size, 8):
-        if at + 8 <= packed.size:
-            word = load64(packed, at)
-        else:
-            word = np.uint64(0)
-            for j in range(packed.size - 1, at - 1, -1):
-                word = (word << np.uint64(8)) | np.uint64(packed[j])
+        word = word_at(packed, at)
         if i + 8 <= out.size:
             store64(out, i, spread(word, W))
         else:

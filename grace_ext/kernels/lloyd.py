@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import log2, random32
+from ._helpers import MAGNITUDE, log2, random32
 from ._intrinsics import bits_of, float_of, helper
 
 BINS = 2048
@@ -22,14 +22,13 @@ FRACTIONS = 16  # levels with a centroid of their own; the higher ones share the
 SMALLEST, LARGEST = 2.0**-120, 2.0**125  # the range of steps whose inverse is a normal float32
 _BINS_PER_ERROR = 2.0  # bins in the target's root mean square error; a step is 3 of those or more
 _RATIO = 1.25  # ratio of two successive steps that are tried
-_MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), float64[::1])")
 def moments(values, out):
     """Compute out = (sum of squares, smallest magnitude, largest magnitude) of float32[k], k >= 1, finite."""
     sums = np.zeros(16)
-    low, high = _MAGNITUDE, np.uint32(0)
+    low, high = MAGNITUDE, np.uint32(0)
     whole = values.size & ~15
     for start in range(0, whole, 16):
         part = values[start : start + 16]
@@ -40,7 +39,7 @@ def moments(values, out):
         x = np.float64(values[i])
         sums[i & 15] += x * x
     for i in range(values.size):
-        u = np.uint32(bits_of(values[i]) & _MAGNITUDE)
+        u = np.uint32(bits_of(values[i]) & MAGNITUDE)
         low = min(low, u)
         high = max(high, u)
     out[0] = 0.0
@@ -112,7 +111,7 @@ def choose_levels(values, moments, error, sums, grid, fractions):
     for s in range(n):
         first, last = s * k // n, (s + 1) * k // n
         i = first + np.int64(random32(np.uint32(s), np.uint32(0), np.uint32(0))) % (last - first)
-        x = float_of(np.uint32(bits_of(values[i]) & _MAGNITUDE)) * scale
+        x = float_of(np.uint32(bits_of(values[i]) & MAGNITUDE)) * scale
         if x < np.float32(BINS):
             sums[0, np.int64(x) + 1] += 1.0
     for j in range(BINS):
@@ -176,7 +175,7 @@ def lloyd_encode(values, grid, most, codes):
     top, middle = np.float32(most + 1), np.int32(most)
     for i in range(values.size):
         u = bits_of(values[i])
-        y = float_of(np.uint32(u & _MAGNITUDE)) * inverse + shift
+        y = float_of(np.uint32(u & MAGNITUDE)) * inverse + shift
         m = np.int32(min(max(y, np.float32(0)), top))
         sign = np.int32(np.int32(u) >> np.int32(31))
         codes[i] = np.uint8(middle + np.int32(np.int32(m ^ sign) - sign))

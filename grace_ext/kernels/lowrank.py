@@ -3,7 +3,7 @@
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import random32
+from ._helpers import MAGNITUDE, random32
 from ._intrinsics import bits_of, helper
 
 TILE = 1024  # number of floats of a row that stay in the L1 cache while they are summed
@@ -76,7 +76,7 @@ def add_magnitude(gradient, residual):
     largest = np.uint32(0)
     for i in range(gradient.size):
         gradient[i] += residual[i]
-        x = np.uint32(bits_of(gradient[i]) & np.uint32(0x7FFFFFFF))
+        x = np.uint32(bits_of(gradient[i]) & MAGNITUDE)
         largest = x if x > largest else largest
     return largest
 
@@ -102,7 +102,7 @@ def _scaled(tile, weight, out):
     largest = np.uint32(0)
     for k in range(tile.size):
         out[k] = tile[k] * weight
-        x = np.uint32(bits_of(out[k]) & np.uint32(0x7FFFFFFF))
+        x = np.uint32(bits_of(out[k]) & MAGNITUDE)
         largest = x if x > largest else largest
     return largest
 
@@ -112,7 +112,7 @@ def _subtract(tile, matrix):
     """Subtract; what would overflow becomes 0, because a residual that is not finite would stay so for ever."""
     for k in range(tile.size):
         error = matrix[k] - tile[k]
-        finite = np.uint32(bits_of(error) & np.uint32(0x7FFFFFFF)) < np.uint32(0x7F800000)
+        finite = np.uint32(bits_of(error) & MAGNITUDE) < np.uint32(0x7F800000)
         matrix[k] = error if finite else np.float32(0)
 
 

@@ -3,22 +3,16 @@
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import random32
+from ._helpers import magnitude_range, random32
 from ._intrinsics import bits_of, float_of
 
 _MANTISSA = np.uint32(0x7FFFFF)
 
 
 @kernel("UniTuple(uint32, 2)(Array(float32, 1, 'C', readonly=True))")
-def magnitude_range(values):
+def nonzero_range(values):
     """Return the bits of the smallest and of the largest magnitude in float32[k] that are not 0; (0, 0) if all are."""
-    smallest, largest = np.uint32(0xFFFFFFFF), np.uint32(0)
-    for i in range(values.size):
-        magnitude = np.uint32(bits_of(values[i]) & np.uint32(0x7FFFFFFF))
-        less = np.uint32(magnitude - np.uint32(1))  # of a zero: the largest number
-        smallest = less if less < smallest else smallest
-        largest = magnitude if magnitude > largest else largest
-    return np.uint32(smallest + np.uint32(1)), largest
+    return magnitude_range(values)
 
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), uint32, uint32, uint32, uint32, uint8[::1])")

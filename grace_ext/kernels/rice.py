@@ -10,12 +10,10 @@ decode 4 times slower.
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import word_at
-from ._intrinsics import load64, ones, store64, trailing_zeros
+from ._helpers import WHOLE_BYTES, word_at
+from ._intrinsics import load64, popcount, store64, trailing_zeros
 
 _0, _1, _3, _7 = (np.uint64(x) for x in (0, 1, 3, 7))
-_FLUSHED = np.uint64(56)  # bits that are written in one step during a long run of zeros
-MAX_SHIFT = 30
 
 
 def remainder_bytes(k: int, e: int) -> int:
@@ -48,20 +46,20 @@ def rice_encode(indices, e, remainders, quotients):
         low_used += E
         store64(remainders, low_at, low)
         low_at += np.int64(low_used >> _3)
-        low >>= low_used & _FLUSHED
+        low >>= low_used & WHOLE_BYTES
         low_used &= _7
         quotient = gap >> E
-        while high_used + quotient > _FLUSHED:
+        while high_used + quotient > WHOLE_BYTES:
             store64(quotients, high_at, high)
             high_at += 7
-            quotient -= _FLUSHED - high_used
+            quotient -= WHOLE_BYTES - high_used
             high, high_used = _0, _0
         high_used += quotient
         high |= _1 << high_used
         high_used += _1
         store64(quotients, high_at, high)
         high_at += np.int64(high_used >> _3)
-        high >>= high_used & _FLUSHED
+        high >>= high_used & WHOLE_BYTES
         high_used &= _7
     return 8 * high_at + np.int64(high_used)
 
@@ -91,7 +89,7 @@ def rice_decode(remainders, quotients, d, e, out):
     for at in range(0, quotients.size, 8):
         word = word_at(quotients, at)
         base = np.uint64(8 * at)
-        codes = ones(word)
+        codes = popcount(word)
         if j + codes > k:
             return -1
         stop = j + codes

@@ -3,12 +3,10 @@
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import word_at
-from ._intrinsics import bit_length, helper, load64, ones, store64, trailing_zeros
+from ._helpers import MAX_SHIFT, WHOLE_BYTES, word_at
+from ._intrinsics import bit_length, helper, load64, popcount, store64, trailing_zeros
 
 _0, _1, _3, _7 = (np.uint64(x) for x in (0, 1, 3, 7))
-_WHOLE_BYTES = np.uint64(56)
-MAX_SHIFT = 30
 
 
 @helper
@@ -74,20 +72,20 @@ def rice_blocks_encode(indices, block, shifts, remainders, quotients):
             low_used += E
             store64(remainders, low_at, low)
             low_at += np.int64(low_used >> _3)
-            low >>= low_used & _WHOLE_BYTES
+            low >>= low_used & WHOLE_BYTES
             low_used &= _7
             quotient = gap >> E
-            while high_used + quotient > _WHOLE_BYTES:
+            while high_used + quotient > WHOLE_BYTES:
                 store64(quotients, high_at, high)
                 high_at += 7
-                quotient -= _WHOLE_BYTES - high_used
+                quotient -= WHOLE_BYTES - high_used
                 high, high_used = _0, _0
             high_used += quotient
             high |= _1 << high_used
             high_used += _1
             store64(quotients, high_at, high)
             high_at += np.int64(high_used >> _3)
-            high >>= high_used & _WHOLE_BYTES
+            high >>= high_used & WHOLE_BYTES
             high_used &= _7
 
 
@@ -118,7 +116,7 @@ def rice_blocks_decode(remainders, quotients, block, shifts, d, out):
                     return -1
                 word = word_at(quotients, at)
             base = np.uint64(8 * at)
-            stop = min(block_end, j + ones(word))
+            stop = min(block_end, j + popcount(word))
             loadable = np.int64((bit + (stop - j) * E) >> _3) + 8 <= remainders.size
             while j < stop:
                 end = base + trailing_zeros(word) + _1

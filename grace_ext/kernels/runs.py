@@ -8,13 +8,11 @@ n + e bits as suffix. As in rice.py, the prefixes tell where each suffix is with
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import word_at
-from ._intrinsics import bit_length, bit_length32, helper, load64, ones, store64, trailing_zeros
+from ._helpers import MAX_SHIFT, WHOLE_BYTES, word_at
+from ._intrinsics import bit_length, bit_length32, helper, load64, popcount, store64, trailing_zeros
 
 _0, _1, _3, _7 = (np.uint64(x) for x in (0, 1, 3, 7))
-_WHOLE_BYTES = np.uint64(56)
 GOLOMB = 128
-MAX_SHIFT = 30
 _SAMPLE = 4096
 
 
@@ -133,23 +131,23 @@ def numbers_encode(numbers, code, prefix_bit, suffix_bit, prefixes, suffixes):
             width = e + power
             suffix = v - (((_1 << power) - _1) << e)
             n = power
-        while used + n > _WHOLE_BYTES:
+        while used + n > WHOLE_BYTES:
             store64(prefixes, at, word)
             at += 7
-            n -= _WHOLE_BYTES - used
+            n -= WHOLE_BYTES - used
             word, used = _0, _0
         used += n
         word |= _1 << used
         used += _1
         store64(prefixes, at, word)
         at += np.int64(used >> _3)
-        word >>= used & _WHOLE_BYTES
+        word >>= used & WHOLE_BYTES
         used &= _7
         low |= suffix << low_used
         low_used += width
         store64(suffixes, low_at, low)
         low_at += np.int64(low_used >> _3)
-        low >>= low_used & _WHOLE_BYTES
+        low >>= low_used & WHOLE_BYTES
         low_used &= _7
     return 8 * at + np.int64(used), 8 * low_at + np.int64(low_used)
 
@@ -179,7 +177,7 @@ def _rice_decode(prefixes, suffixes, prefix_bit, suffix_bit, e, limit, out):
         word = word_at(prefixes, at) & keep
         keep = ~_0
         base = np.uint64(8 * at)
-        stop = min(count, j + ones(word))
+        stop = min(count, j + popcount(word))
         loadable = np.int64((bit + (stop - j) * E) >> _3) + 8 <= suffixes.size
         while j < stop:
             end = base + trailing_zeros(word)
@@ -214,7 +212,7 @@ def _golomb_decode(prefixes, suffixes, prefix_bit, suffix_bit, e, limit, out):
         word = word_at(prefixes, at) & keep
         keep = ~_0
         base = np.uint64(8 * at)
-        stop = min(count, j + ones(word))
+        stop = min(count, j + popcount(word))
         loadable = np.int64((bit + np.uint64(64 * 64)) >> _3) + 8 <= suffixes.size
         while j < stop:
             end = base + trailing_zeros(word)

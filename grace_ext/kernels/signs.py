@@ -3,7 +3,7 @@
 import numpy as np
 
 from ._compile import kernel
-from ._intrinsics import choose16, helper, negative16, ones
+from ._intrinsics import choose16, helper, negative16, popcount
 
 LANES = 16
 
@@ -34,7 +34,7 @@ def onebit_encode(values, bucket, means, bits):
             mask = negative16(part, row * LANES)
             into[2 * row] = np.uint8(mask & np.uint64(0xFF))
             into[2 * row + 1] = np.uint8(mask >> np.uint64(8))
-            negative += np.int64(ones(mask))
+            negative += np.int64(popcount(mask))
             lanes = part[row * LANES : (row + 1) * LANES]
             for j in range(LANES):
                 x = np.float64(lanes[j])

@@ -3,30 +3,18 @@
 import numpy as np
 
 from ._compile import kernel
+from ._helpers import MAGNITUDE, magnitude_range
 from ._intrinsics import bits_of, helper
 
 MOST_BINS = 1 << 14
 _OCTAVES = np.uint32(32 << 23)  # magnitudes below 2**-32 of the largest are in the same bin as those just above
-_MAGNITUDE = np.uint32(0x7FFFFFFF)
-
-
-@helper
-def _range(values):
-    """Return the bits of the smallest magnitude that is not 0 (0x7FFFFFFF if all are), and those of the largest."""
-    smallest, largest = _MAGNITUDE, np.uint32(0)
-    for i in range(values.size):
-        m = np.uint32(bits_of(values[i]) & _MAGNITUDE)
-        largest = m if m > largest else largest
-        m = np.uint32(m - np.uint32(1))  # 0 becomes the largest number
-        smallest = m if m < smallest else smallest
-    return np.uint32(smallest + np.uint32(1)) if largest else _MAGNITUDE, largest
 
 
 @helper
 def _bin(value, floor, shift, bins):
     """Return the bin of a value: negative ones are below `bins`, zeros in `bins`, positive ones above, all ascending."""
     x = bits_of(value)
-    m = np.int64(x & _MAGNITUDE)
+    m = np.int64(x & MAGNITUDE)
     away = (max(m - floor, 0) >> shift) + 1
     away = away if m else 0
     return bins - away if x >> np.uint32(31) else bins + away
@@ -65,7 +53,7 @@ def sketch_encode(values, most, counts, lookup, levels, table):
     ascending from 0, and the mean of each. Returns how many buckets there are.
     """
     bins = counts.size >> 1
-    smallest, largest = _range(values)
+    smallest, largest = magnitude_range(values)
     floor = np.int64(max(smallest, np.uint32(largest - _OCTAVES)) if largest > _OCTAVES else smallest)
     shift = 0
     while (np.int64(largest) - floor) >> shift >= bins:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import largest_magnitude, random32
+from ._helpers import MAGNITUDE, largest_magnitude, random32
 from ._intrinsics import bits_of, float_of, helper, load64, store64
 
 _SMALLEST = np.float32(2.0**-100)  # below it, 2**23 / norm would overflow; such a bucket is sent as zeros
@@ -17,7 +17,7 @@ def _ternary(values, scale, low, high, first, digits):
         x = bits_of(values[i])
         # 23 random bits and a half are exact in float32: the chance of a one is off by 2**-24 at most, 0 for a zero.
         uniform = np.float32(np.int32(random32(first + np.uint32(i), low, high) >> np.uint32(9))) + np.float32(0.5)
-        one = uniform <= np.float32(float_of(np.uint32(x & np.uint32(0x7FFFFFFF))) * scale)
+        one = uniform <= np.float32(float_of(np.uint32(x & MAGNITUDE)) * scale)
         step = np.int32(1) if one else np.int32(0)
         digits[i] = np.uint8(np.int32(np.int32(1) + (-step if x >= np.uint32(0x80000000) else step)))
 
@@ -43,7 +43,7 @@ def ternary_nearest(values, bound, digits):
     """Write digits, uint8[k], for values, float32[k]: +-1 where the bits of the magnitude are at least `bound`."""
     for i in range(values.size):
         x = bits_of(values[i])
-        step = np.int32(1) if np.uint32(x & np.uint32(0x7FFFFFFF)) >= bound else np.int32(0)
+        step = np.int32(1) if np.uint32(x & MAGNITUDE) >= bound else np.int32(0)
         digits[i] = np.uint8(np.int32(np.int32(1) + (-step if x >= np.uint32(0x80000000) else step)))
 
 

@@ -11,9 +11,9 @@ import math
 import numpy as np
 
 from ._compile import kernel
+from ._helpers import MAGNITUDE
 from ._intrinsics import HAS_COMPRESS, add_collect16, add_mask16, bits_of, collect16, helper, mask16, trailing_zeros
 
-MAGNITUDE = np.uint32(0x7FFFFFFF)
 NON_FINITE = np.uint32(0x7F800000)  # magnitudes from here on are Inf and NaN
 BINS = 2048
 BLOCK = 4096  # elements between two checks of the candidate room

@@ -8,18 +8,11 @@ import numpy as np
 
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
+from ..kernels._helpers import MANTISSA
 from ..kernels.ans import CLASSES, LANES, STATES, ans_classes, ans_decode, ans_encode, ans_frequencies
 from ..kernels.level_blocks import BLOCK, MOST_CLASSES, choose_classes, class_sizes, merge_blocks, split_blocks
 from ..kernels.level_huffman import MAX_LENGTH, STREAMS, huffman_decode, huffman_encode, huffman_lengths
-from ..kernels.levels import (
-    MANTISSA,
-    TABLE_ROOM,
-    count_levels,
-    pack_levels_fixed,
-    read_table,
-    unpack_levels_fixed,
-    write_table,
-)
+from ..kernels.levels import TABLE_ROOM, count_levels, pack_levels_fixed, read_table, unpack_levels_fixed, write_table
 
 ENTROPY = ("none", "huffman", "ans")
 _FIXED, _HUFFMAN, _ANS, _CONSTANT, _BLOCKS = range(5)

@@ -5,7 +5,7 @@ import numpy as np
 from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
-from ..kernels.natural import magnitude_range, natural_decode, natural_encode
+from ..kernels.natural import natural_decode, natural_encode, nonzero_range
 from ..registry import register
 from ._levels import check_entropy, pack_levels, unpack_levels
 from .base import ValueCodec
@@ -40,7 +40,7 @@ class Natural(ValueCodec):
         self.entropy = check_entropy("natural", entropy)
 
     def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
-        smallest, largest = map(int, magnitude_range(values))
+        smallest, largest = map(int, nonzero_range(values))
         top = min(LAST, (largest + 0x7FFFFF) >> 23)  # rounded up; 2**128 would be Inf
         lowest = max(1, smallest >> 23, top - 2 ** (self.bits - 1) + 2)
         count = top - lowest + 1

@@ -1,5 +1,6 @@
 """The cache of compiled kernels: where it lies, who compiles, and what happens where nothing can be written."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -246,3 +247,19 @@ def test_every_kernel_is_registered_for_the_warm_up():
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     files = {path.stem for path in Path(kernels.__file__).parent.glob("[!_]*.py")}
     assert {f"grace_ext.kernels.{name}" for name in files} <= set(loaded)
+
+
+def test_kernels_share_only_what_the_name_of_the_cache_folder_contains():
+    """Numba watches the file of a kernel alone. What it takes from a kernel of another file could be out of date."""
+    folder = Path(kernels.__file__).parent
+    sources = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in folder.glob("*.py")}
+    wrong = [
+        f"{name} imports from {module}"
+        for name, tree in sources.items()
+        if name != "__init__"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+        for module in ([node.module] if node.module else [alias.name for alias in node.names])
+        if not module.startswith("_") or node.level > 1
+    ]
+    assert len(sources) > 20 and not wrong

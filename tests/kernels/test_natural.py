@@ -27,5 +27,5 @@ def test_natural(kind):
 def test_magnitude_range():
     found = {(): (0, 0), (0, -0.0): (0, 0), (0, -3, 2, 0.5): (0.5, 3), (3e38, -1e-45): (1e-45, 3e38)}
     for values, expected in found.items():
-        bits = natural.magnitude_range(np.array(values, np.float32))
+        bits = natural.nonzero_range(np.array(values, np.float32))
         assert np.array(bits, np.uint32).view(np.float32).tolist() == np.array(expected, np.float32).tolist()

@@ -23,7 +23,7 @@ def inside(fence):
         half.fp16_decode(halves, out)
         half.bf16_encode(values, halves)
         half.bf16_decode(halves, out)
-        natural.magnitude_range(values)
+        natural.nonzero_range(values)
         for bucket in (k, 16):
             digits, pairs, count = room(k), room(2 * -(-k // bucket), np.float32), -(-k // bucket)
             minmax.minmax_encode(values, bucket, 255, pairs.reshape(-1, 2), digits)

@@ -7,7 +7,8 @@ from support.guards import guarded
 from support.kernel_inputs import ascending
 
 from grace_ext import kernels
-from grace_ext.kernels.rice import MAX_SHIFT, quotient_room, remainder_bytes
+from grace_ext.kernels._helpers import MAX_SHIFT
+from grace_ext.kernels.rice import quotient_room, remainder_bytes
 
 RICE_SUPPORTS = {
     "one, first": ([0], 1),
