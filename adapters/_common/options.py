@@ -32,9 +32,10 @@ class CompressionOptions:
             Horovod also hvd.Compression.none and .fp16, which mean dense gradients by allreduce without a memory.
         memory: "residual" (error feedback), "none", "ef21", "dgc" or another (`python -m grace_ext codecs`), or specs by name
             pattern or size, as in rules: {"*embedding*": "none", "*": "residual:decay=0.9"}.
-        communicator: "allgather"; "sharded" or "tree" for many ranks or slow links, "hierarchical" for several ranks on each
-            host (see docs/training.md); "allreduce" for dense raw and fp16 specs, and for randomk; or "auto", which measures
-            these in the first steps, float16 and float32 without compression as well, and takes the fastest for each bucket.
+        communicator: "allgather"; "sharded" for many ranks or slow links, "tree" for few ranks, "hierarchical" for several ranks
+            on each host (see docs/training.md); "allreduce" for dense raw and fp16 specs, and for randomk; or "auto", which
+            measures these, except "tree", and float16 and float32 without compression in the first steps, and takes the fastest
+            for each bucket.
             Dense float32 always goes by allreduce: the result is the same and the bytes are fewer. So do low-rank factors
             ("powersgd:4"), which only sums can carry.
         rules: Specs by name pattern or size: {"*.bias": "dense/raw", "<=4096": "dense/raw"}. The first that fits counts. Where
