@@ -3,7 +3,7 @@
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import spread, squeeze, word_at
+from ._helpers import spread, squeeze
 from ._intrinsics import helper, load64, store64
 
 #: Bytes that write_table may write for an alphabet of 256: up to 27 bits of class and 3 of mantissa for each, and a word.
@@ -53,7 +53,12 @@ def unpack_levels_fixed(packed, width, out):
     last = np.zeros(8, np.uint8)
     at = 0
     for i in range(0, out.size, 8):
-        word = word_at(packed, at)
+        if at + 8 <= packed.size:  # word_at in full: with a call of it, this loop takes 1.9 times as long
+            word = load64(packed, at)
+        else:
+            word = np.uint64(0)
+            for j in range(packed.size - 1, at - 1, -1):
+                word = (word << np.uint64(8)) | np.uint64(packed[j])
         if i + 8 <= out.size:
             store64(out, i, spread(word, W))
         else:

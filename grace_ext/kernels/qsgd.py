@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import largest_magnitude, random32, spread, squeeze, word_at
-from ._intrinsics import float_of, helper, store64
+from ._helpers import largest_magnitude, random32, spread, squeeze
+from ._intrinsics import float_of, helper, load64, store64
 
 _SMALLEST = np.float32(2.0**-119)  # below it, levels / norm would overflow; such a bucket is sent as zeros
 _SMALLEST_WIDE = np.float32(2.0**-110)
@@ -108,7 +108,13 @@ def qsgd_decode(packed, levels, width, bucket, norms, out):
         start = b * bucket
         part = out[start : min(out.size, start + bucket)]
         for w in range((part.size + 7) >> 3):
-            words[w] = spread(word_at(packed, at), W)
+            if at + 8 <= packed.size:  # word_at in full: with a call of it, this loop takes 1.7 times as long
+                word = load64(packed, at)
+            else:
+                word = np.uint64(0)
+                for i in range(packed.size - 1, at - 1, -1):
+                    word = (word << np.uint64(8)) | np.uint64(packed[i])
+            words[w] = spread(word, W)
             at += width
         for code in codes[: part.size]:
             largest = max(largest, code)
