@@ -53,8 +53,9 @@ NOTES = f"""\
 - *Side by side*: a single job in which the configurations take turns, some steps each, to resolve small differences. It
   leaves out configurations that were much slower. *With Horovod*: all configurations use the launcher that is fastest for
   Horovod; this job compares auto with Horovod. Under `horovodrun --gloo`, where instances of one configuration differ
-  less, auto is compared with grace_ext's other choices. The bar takes the worse of both. Cells have the mean of several
-  instances of each configuration and their range; the best choice for an instance is determined from the other instances.
+  less, auto is compared with grace_ext's other choices. The target applies to the worse of both. Cells have the mean of
+  several instances of each configuration and their range; the best choice for an instance is determined from the other
+  instances.
 - DDP's PowerSGD uses one bucket, because over Gloo its hook fails with several. It compresses from the second step on.
 - The text model's embedding has a dense gradient in all configurations. Its accuracy is how often the likeliest of the 1,000
   most frequent words is the next word."""

@@ -159,7 +159,7 @@ def measure() -> tuple[str, bool]:
     refused = sum(count for rows in found.values() for runs in rows.values() for _, count in runs)
     gained = {name: {column: of[name] - of["honest"] for column, of in means.items()} for name in JUDGED}
     judged = "".join(
-        f"- The bar, at most {BAR:g} points lost, with {ROWS[name].label}: "
+        f"- The target, at most {BAR:g} points lost (set before measuring), with {ROWS[name].label}: "
         + ", ".join(
             f"{'met' if points >= -BAR else '**missed**'} with clients {column} ({points:+.2f} points)"
             for column, points in columns.items()
@@ -170,9 +170,10 @@ def measure() -> tuple[str, bool]:
     text = (
         f"Written by `benchmarks/federated.py --liars`; do not edit between the markers. {LIARS} of {CLIENTS} clients "
         f"send their update with the sign flipped and {Setting.length:g} times as long (short lies: as long as honest "
-        f"updates), and claim {CLAIM:g} samples. Clients that are unlike share out each class by LDA with alpha 1. "
+        f"updates), and claim {CLAIM:g} samples. In the columns 'unlike', LDA (alpha 1) distributes each class among the "
+        f"clients. "
         f"A linear classifier of {FEATURES * CLASSES} weights on {SAMPLES} points in {CLASSES} clusters; {ROUNDS} "
-        f"rounds of {LOCAL_STEPS} local steps, on batches of 256 where nothing else is said, `{SPEC}`, memory "
+        f"rounds of {LOCAL_STEPS} local steps, on batches of 256 unless stated otherwise, `{SPEC}`, memory "
         f"`{MEMORY}`.\n\n{as_markdown(table)}\n\n"
         f"- Accuracy on {TESTS} other points, the mean over {len(SEEDS)} seeds. Points: against the run in which nobody "
         "lies, with the same clients. What robust means lose grows with how much the updates of honest clients differ: "

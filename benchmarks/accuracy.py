@@ -65,7 +65,8 @@ def document(results: dict, args, met: bool) -> str:
                 as_markdown(score_rows(results, args.seeds)),
                 f"- The compressed layers alone send {ratios} fewer bytes than their float32 gradients, headers included. "
                 "Biases and other small tensors are sent as float32; the bytes in the table include them.\n"
-                f"- The bar: the mean accuracy is at most {MOST_POINTS_LOST} points below that of float32, and the "
+                f"- The target, set before measuring: the mean accuracy is at most {MOST_POINTS_LOST} points below that "
+                "of float32, and the "
                 f"compressed layers send at least {LEAST_RATIO}× fewer bytes. It is {'met' if met else '**missed**'}.\n"
                 f"- The memory is `{args.memory}`, the communicator `allgather`.",
                 f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "

@@ -40,7 +40,8 @@ def document(results: dict[str, dict[str, list[Run]]], args) -> str:
                 "fit. All runs have the same script (`examples/tensorflow_keras_fashion_mnist.py`), learning-rate "
                 "schedule and seeds; the schedule was not tuned for compression.",
                 *tables,
-                f"- The bars: for both kinds of Keras, the mean accuracy is at most {MOST_POINTS_LOST} points below that "
+                "- The targets, set before measuring: for both kinds of Keras, the mean accuracy is at most "
+                f"{MOST_POINTS_LOST} points below that "
                 "of float32, and the weights of all ranks are bit-identical after training in every run. They are "
                 f"{'met' if met else '**missed**'}.\n"
                 "- float32 is Horovod's allreduce of the same buckets. The memory is `residual`, the communicator "

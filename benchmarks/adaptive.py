@@ -161,7 +161,8 @@ def document(found: dict[str, list[Phase]], cost: tuple[float, float], args) -> 
                 "![steps over time](adaptive.png)",
                 f"Kimad+ takes {1000 * cost[0]:.1f} ms per step to decide for {PARAMETERS / 1e6:g} M parameters in "
                 f"{LAYERS} layers on one core, where a memcpy of the gradient takes {1000 * cost[1]:.1f} ms: "
-                f"{cost[0] / cost[1]:.2f} memcpy. The bar is at most 1: {'met' if cost[0] <= cost[1] else '**missed**'}. "
+                f"{cost[0] / cost[1]:.2f} memcpy. The target, set before measuring, is at most 1: "
+                f"{'met' if cost[0] <= cost[1] else '**missed**'}. "
                 f"It examines the gradients in every {CURVES}th step, in the thread that compresses them.",
                 f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
                 f"`python benchmarks/adaptive.py --data DIR`.",

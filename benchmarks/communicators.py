@@ -33,7 +33,7 @@ def document(results: dict, args, met: bool) -> str:
                 "with separate error feedback. Differences are relative to `allgather`; the factor beside their mean is "
                 "the reduction of bytes against float32, biases included.",
                 as_markdown(score_rows(results, args.seeds)),
-                f"- The bar: the mean is at most {MOST_POINTS_LOST} points below that of `allgather`. It is "
+                f"- The target, set before measuring: the mean is at most {MOST_POINTS_LOST} points below that of `allgather`. It is "
                 f"{'met' if met else '**missed**'}.",
                 f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
                 "`python benchmarks/communicators.py --data DIR`.",

@@ -207,7 +207,7 @@ def document(rows: list[tuple[str, dict]], args) -> str:
                 "checksum of all bits of all parameters. For `hierarchical`, two ranks at a time count as being on one "
                 "host.",
                 as_markdown(table),
-                f"- The bar: no run hangs, and ranks are bit-identical in every comparison. It is {verdict}.",
+                f"- The target, set before measuring: no run hangs, and ranks are bit-identical in every comparison. It is {verdict}.",
                 f"Measured on {datetime.date.today().isoformat()} on {machine()}, by `python benchmarks/delays.py`. The "
                 "ranks share the cores, so the seconds say nothing about speed.",
             ]

@@ -82,7 +82,8 @@ def document(results: dict[str, list[Run]], args) -> str:
                 "layers, positions and headers included); the smallest of the seeds.\n"
                 f"- `{DEFAULT_ROWS_SPEC}`, which is used for all layers here, is what the default spec means where a "
                 "gradient comes as rows.\n"
-                f"- The bars: a ratio of at least {LEAST_RATIO}, a mean perplexity at most {MOST_PERPLEXITY_LOST:.0%} "
+                f"- The targets, set before measuring: a ratio of at least {LEAST_RATIO}, a mean perplexity at most "
+                f"{MOST_PERPLEXITY_LOST:.0%} "
                 "above Horovod's, and bit-identical weights on all ranks at the end. They are "
                 f"{'met' if met else '**missed**'}.",
                 f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "

@@ -171,7 +171,8 @@ def document(runs: dict[str, Run], args) -> str:
                 "norm is the L2 norm over all tensors of what error feedback holds back on rank 0.",
                 as_markdown(table),
                 "![residual norms against steps](endurance.png)",
-                f"- The bar: no residual norm of the second half is above {LEVEL} times the largest of the first half, and "
+                f"- The target, set before measuring: no residual norm of the second half is above {LEVEL} times the "
+                "largest of the first half, and "
                 f"resident memory at the end is at most {GROWTH - 1:.0%} above that after a tenth of the steps. It is "
                 f"{'met' if met else '**missed**'}.",
                 f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "

@@ -144,7 +144,7 @@ def table(results: Results, training: str) -> list[list[str]]:
             "spec, memory",
             "volume down",
             "volume up",
-            *(["DeepReduce's"] if has_paper else []),
+            *(["volume in DeepReduce, Table 5"] if has_paper else []),
             "fewer bytes",
             "accuracy",
             "points",
@@ -186,8 +186,8 @@ def bars(results: Results) -> str:
             for name, is_met in verdicts.items()
         )
         lines.append(
-            f"- The bar for {what}, at most {volume:g} of the bytes each way and at most {points:g} points of "
-            f"accuracy lost, is {', '.join(each)}."
+            f"- The target for {what}, set before measuring (at most {volume:g} of the bytes each way and at most {points:g} points "
+            f"of accuracy lost), is {', '.join(each)}."
         )
     return "\n".join(lines)
 
@@ -197,12 +197,12 @@ def described(run: dict, what: str) -> str:
     options = run["options"]
     local = {
         FEDAVG: f"{options['local_epochs']} local epoch, Adam on the clients",
-        PANTHALIA: f"{options['local_batches']} batch a gradient, AdamW on the server, whose learning rate falls to 0 "
+        PANTHALIA: f"{options['local_batches']} batch per gradient, AdamW on the server, whose learning rate falls to 0 "
         "as a cosine",
     }[what]
-    taken = "all" if options["sampled"] is None else options["sampled"]
+    taken = "all in every round" if options["sampled"] is None else f"{options['sampled']} of them in each round"
     return (
-        f"{options['rounds']} rounds, {options['clients']} clients, of which {taken} in a round, {local}, batches of "
+        f"{options['rounds']} rounds, {options['clients']} clients, {taken}, {local}, batches of "
         f"{options['batch']}, learning rate {options['lr']:g}; a model of {run['parameters'] / 1e6:.2f} million "
         f"parameters (`{options['model']}`), {options['train_samples'] or 60000} images split by LDA with alpha "
         f"{options['alpha']:g}"
@@ -221,7 +221,7 @@ def document(results: Results, command: str) -> str:
     seeds = len(results.runs(FEDAVG) or results.runs(PANTHALIA))
     parts.append(
         "- Volume: bytes of messages, headers included, by those of the same messages as float32; down without the first "
-        "round, in which there is nothing to tell. DeepReduce's: its Table 5, MobileNet on CIFAR-10.\n"
+        "round, in which there is nothing to tell. Volume in DeepReduce, Table 5: MobileNet on CIFAR-10.\n"
         f"- Accuracy: of the server's model on the test set, the mean of the last {LAST} evaluations"
         f"{f', over {seeds} seeds' if seeds > 1 else ', one seed'}. Points: against the float32 of the same table.\n"
         "- Milliseconds of CPU time, on average: a client decodes a message and encodes an update, its memory included; the "

@@ -32,8 +32,8 @@ def document(found: dict, args) -> str:
         "The network of `grace_ext.simulate.FashionMnist` (409,146 parameters) trains on a parameter server with EF21 in "
         "both directions (Algorithm 3 of Kimad); each layer is compressed separately. The rates of the links oscillate "
         "between 30 and 330 Mbit/s, as in Figure 7 of the paper, scaled to this model: a period of 300 ms, 10% noise on "
-        "each link, 4 ms of computation, and steps that aim at 8 ms. EF21 has the fixed densities with which it sends as "
-        "much as Kimad. The bandwidth is what workers measured in their last transfers.",
+        "each link, 4 ms of computation, and steps that aim at 8 ms. EF21 uses a fixed density, chosen so "
+        "that it sends as many bytes as Kimad. The bandwidth is what workers measured in their last transfers.",
         "![steps over virtual time](kimad.png)",
         bars(found, args.workers),
     ]

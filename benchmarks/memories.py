@@ -80,7 +80,7 @@ def rows(results: dict[str, list], described: list[Method], seeds: list[int]) ->
             *(f"seed {seed}" for seed in seeds),
             "mean",
             "difference, in points",
-            "may lose",
+            "allowed loss, points",
             "bytes sent per step",
             "fewer bytes",
         ]
@@ -137,7 +137,7 @@ def document(results, described, args) -> str:
                 "- 1-bit Adam: the first epoch is uncompressed.\n"
                 "- A density of 0.1 % needs many steps, because an element is sent once in a thousand steps on average. "
                 "With `--batch-size 32 --seeds 0`, which makes half as many steps, dgc lost 0.98 points.\n"
-                f"- The bars are {'met' if not missed else '**missed** by ' + ', '.join(missed)}.",
+                f"- The targets, set before measuring, are {'met' if not missed else '**missed** by ' + ', '.join(missed)}.",
                 f"Measured on {datetime.date.today().isoformat()} on {machine()}, by "
                 f"`python benchmarks/memories.py --data DIR{options}`.",
             ]

@@ -183,7 +183,8 @@ def document(runs: dict[tuple[str, str], Run], args) -> str:
                 "`sharded`, so is the encoding of sums, for which other ranks wait.",
                 as_markdown(table).replace("|---|--:|--:|", "|---|---|--:|"),
                 "![one step: backward, and the phases of each bucket](overlap.png)",
-                f"- The bar: where backward takes longer than the codecs, at most {BAR:.0%} of the codecs' time is "
+                f"- The target, set before measuring: where backward takes longer than the codecs, at most {BAR:.0%} of "
+                "the codecs' time is "
                 f"exposed. It is {f'**missed** by {missed}' if missed else 'met'}. If all late time counted, it would be "
                 f"{f'missed by {late}' if late else 'met, too'}.\n"
                 "- Under Open MPI, Horovod's thread never sleeps while it waits for another rank. If the ranks keep all "
