@@ -458,7 +458,10 @@ def document(mutations: list[dict], results: dict) -> str:
         "\n\n".join(
             [
                 f"Written by `benchmarks/mutations.py`; do not edit. {len(mutations)} faults, made one at a time in the code "
-                "(`benchmarks/mutations.json`), and the share of them that each suite notices.",
+                "(`benchmarks/mutations.json`), and the share of them that each suite notices. The *old suite* is that of commit "
+                "a5fb4b8, the last one before the tests had tiers; the same faults were made in the code of that commit. The *near "
+                "tests* of a mutation are those that `benchmarks/mutations.json` lists as likely to notice it; they run first. "
+                "*At least*: where the near tests did not notice a mutation, the rest of the suite was not run.",
                 as_markdown(shares),
                 "Each mutation, and the first test by which each suite noticed it. A suite that takes more than "
                 f"{HANGS // 60} minutes, or twice its own time if that is longer, hangs, which counts as noticed; so does a process "

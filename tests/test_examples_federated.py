@@ -211,7 +211,7 @@ def test_the_section_about_liars_has_a_row_for_each_mean(federated, tmp_path, mo
     status = federated.write_liars(str(tmp_path))
     text = (tmp_path / "federated.md").read_text()
     assert all(f"| {row.label} | " in text for row in federated._liars.ROWS.values())
-    judged = [line for line in text.splitlines() if line.startswith("- The bar")]
+    judged = [line for line in text.splitlines() if line.startswith("- The target")]
     assert len(judged) == 2 and all("**missed**" in means for means in judged) == bool(status)
     assert "Of 252 lies, the norm check refused 0." in text
 

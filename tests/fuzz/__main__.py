@@ -121,7 +121,7 @@ def results_of(kinds: dict[str, Kind], run: dict) -> dict[str, dict]:
 
 
 def document(results: dict[str, dict]) -> str:
-    rows = [["what is drawn at random", "tried", "what came of it", "faults found", "minutes", "date, commit, first seed"]]
+    rows = [["what is drawn at random", "tried", "what came of it", "faults found", "minutes", "date, commit, options"]]
     for name, kind in KINDS.items():
         if run := results.get(name):
             came = "; ".join(f"{outcome} {count:,}" for outcome, count in run["tried"].items())
@@ -132,12 +132,12 @@ def document(results: dict[str, dict]) -> str:
                     came,
                     str(run["found"]),
                     f"{run['minutes']:.1f}",
-                    f"{run['date']}, {run['commit']}, {run['seed']}",
+                    f"{run['date']}, {run['commit']}, `--{name} {sum(run['tried'].values())} --seed {run['seed']}`",
                 ]
             )
     table = as_markdown(rows).replace("|---|--:|--:|", "|---|--:|---|")
     machines = "; ".join(sorted({run["machine"] for run in results.values()}))
-    return f"{table}\n\nOn {machines}, by `python tests/fuzz`.\n"
+    return f"{table}\n\nOn {machines}, by `python tests/fuzz`; with the options, it tries the same again.\n"
 
 
 def main() -> int:
