@@ -7,7 +7,6 @@ scaled up, but not so much that the server's norm check would reject it, and cla
 import dataclasses
 import statistics
 
-import _page  # noqa: F401  (makes the examples importable)
 import numpy as np
 from _lib import as_markdown
 
@@ -107,13 +106,13 @@ class Task:
         return self._of[client].size
 
     def accuracy(self, model: np.ndarray) -> float:
-        """Return the accuracy of the last model in percent, and how many false updates the server rejected."""
+        """Compute the accuracy on the test points, in percent."""
         points, labels = self._test
         return 100 * float(np.mean((points @ model.reshape(FEATURES, CLASSES)).argmax(axis=1) == labels))
 
 
 def accuracy(row: Row, seed: int, setting: Setting) -> tuple[float, int]:
-    """Of the last model, in percent; and how many lies the server did not take."""
+    """Train with a mean; return the final accuracy in percent and the number of rejected updates."""
     task = Task(seed, setting)
     server = Server(task.start, CLIENTS, SPEC, memory=MEMORY, mean=row.mean, seed=seed, **row.options)
     clients = [Client(task.start, SPEC, memory=MEMORY, number=number, seed=seed) for number in range(CLIENTS)]

@@ -7,7 +7,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 EXAMPLES = os.path.join(ROOT, "examples")
 sys.path.insert(0, EXAMPLES)
 
-from _comparison import around_markers, as_markdown, machine, size, training_options  # noqa: E402
+from _comparison import as_markdown, machine, make_training_parser, replace_between, size, training_options  # noqa: E402
 from _launch import SHARED_CORES, Run, RunFailed, finish, horovodrun, train  # noqa: E402
 from compare_tensorflow import FASHION, TEXT, tensorflow_machine  # noqa: E402
 
@@ -19,11 +19,12 @@ __all__ = [
     "RunFailed",
     "SHARED_CORES",
     "TEXT",
-    "around_markers",
     "as_markdown",
     "finish",
     "launch",
     "machine",
+    "make_training_parser",
+    "replace_between",
     "size",
     "tensorflow_machine",
     "train",

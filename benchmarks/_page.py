@@ -3,14 +3,14 @@
 import os
 import subprocess
 
-from _lib import ROOT, around_markers
+from _lib import ROOT, replace_between
 
 PAGE = "benchmarks.md"
 
 
-def commit() -> str:
-    """Describe the checkout's commit, and whether files have changed since."""
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+def commit(checkout: str = ROOT) -> str:
+    """Describe a checkout's commit, and whether files have changed since."""
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=checkout, capture_output=True, text=True)
     return done.stdout.strip()
 
 
@@ -27,7 +27,5 @@ def write_section(folder: str, name: str, title: str, text: str, page: str = PAG
     if not begun:
         with open(path, "a", encoding="utf-8") as file:
             file.write(f"\n## {title}\n\n{markers[0]}\n{markers[1]}\n")
-    before, after = around_markers(path, markers)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(f"{before}\n{text}{after}")
+    replace_between(path, markers, text)
     return path

@@ -5,14 +5,13 @@
 Ends with status 1 if the compressed runs miss the bar. About 15 minutes on two idle cores.
 """
 
-import argparse
 import datetime
 import os
 import statistics
 import sys
 import time
 
-from _lib import ROOT, RunFailed, as_markdown, machine, size, train, training_options
+from _lib import ROOT, RunFailed, as_markdown, machine, make_training_parser, size, train, training_options
 
 from grace_ext.policy import DEFAULT_SPEC
 
@@ -87,16 +86,12 @@ def layers_ratio(compressed) -> float:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
+    parser = make_training_parser(__doc__.splitlines()[0], 5)
     parser.add_argument("--out", default=os.path.join(ROOT, "docs", "accuracy.md"))
     parser.add_argument("--logs", default=os.path.join(ROOT, "build", "accuracy"), help="folder for the runs' logs")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--spec", nargs="+", default=[DEFAULT_SPEC, "topk:0.01/auto/lloyd:0.05"])
     parser.add_argument("--memory", default="residual")
-    parser.add_argument("--train-samples", type=int, default=60000)
     args = parser.parse_args()
     os.makedirs(args.logs, exist_ok=True)
     started = time.perf_counter()

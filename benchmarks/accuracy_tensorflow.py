@@ -5,14 +5,23 @@
 Ends with status 1 if a bar is missed. About 14 minutes on two idle cores.
 """
 
-import argparse
 import datetime
 import os
 import statistics
 import sys
 import time
 
-from _lib import FASHION, ROOT, Run, RunFailed, as_markdown, tensorflow_machine, train, training_options
+from _lib import (
+    FASHION,
+    ROOT,
+    Run,
+    RunFailed,
+    as_markdown,
+    make_training_parser,
+    tensorflow_machine,
+    train,
+    training_options,
+)
 from accuracy import MOST_POINTS_LOST, differences, score_rows
 
 from grace_ext.policy import DEFAULT_SPEC
@@ -55,15 +64,11 @@ def document(results: dict[str, dict[str, list[Run]]], args) -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
+    parser = make_training_parser(__doc__.splitlines()[0], 3)
     parser.add_argument("--out", default=os.path.join(ROOT, "docs", "accuracy-tensorflow.md"))
     parser.add_argument("--logs", default=os.path.join(ROOT, "build", "accuracy-tensorflow"), help="folder for the logs")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--spec", default=DEFAULT_SPEC)
-    parser.add_argument("--train-samples", type=int, default=60000)
     args = parser.parse_args()
     os.makedirs(args.logs, exist_ok=True)
     started = time.perf_counter()

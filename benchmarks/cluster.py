@@ -18,8 +18,8 @@ from _cluster_page import document, plot, spread, summary
 from _cluster_results import CONFIGURATIONS, MODELS, OURS, RATES, SIDE_BY_SIDE, WITH_HOROVOD, Results, path_of
 from _cluster_tasks import TASKS, write_words
 from _hosts import LAUNCHERS, Hosts, Job, JobFailed
-from _lib import ROOT
-from _page import around_markers, write_section
+from _lib import ROOT, replace_between
+from _page import write_section
 
 WORKER = os.path.join(ROOT, "benchmarks", "_cluster_worker.py")
 WORDS = os.path.join(ROOT, "build", "benchmarks")  # folder of the text as numbers
@@ -192,9 +192,7 @@ def write_pages(args) -> None:
     plot(results, os.path.join(args.out, "cluster.png"))
     path = write_section(args.out, "cluster", "Time to accuracy", document(results))
     if args.readme:
-        before, after = around_markers(args.readme, README)
-        with open(args.readme, "w", encoding="utf-8") as file:
-            file.write(f"{before}\n{summary(results)}\n{after}")
+        replace_between(args.readme, README, f"{summary(results)}\n")
     say(f"written: {path}")
 
 

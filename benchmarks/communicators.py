@@ -6,14 +6,13 @@ Writes the section "Convergence of communicators" of docs/benchmarks.md. Ends wi
 minutes on two idle cores.
 """
 
-import argparse
 import datetime
 import os
 import statistics
 import sys
 import time
 
-from _lib import ROOT, RunFailed, as_markdown, machine, train, training_options
+from _lib import ROOT, RunFailed, as_markdown, machine, make_training_parser, train, training_options
 from _page import write_section
 from accuracy import MOST_POINTS_LOST, differences, score_rows
 
@@ -44,15 +43,11 @@ def document(results: dict, args, met: bool) -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
+    parser = make_training_parser(__doc__.splitlines()[0], 3, 4)
     parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of benchmarks.md")
     parser.add_argument("--logs", default=os.path.join(ROOT, "build", "communicators"), help="folder for the runs' logs")
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--communicators", nargs="+", default=["sharded", "tree"])
-    parser.add_argument("--train-samples", type=int, default=60000)
     args = parser.parse_args()
     os.makedirs(args.logs, exist_ok=True)
     started = time.perf_counter()

@@ -16,9 +16,9 @@ import time
 
 import numpy as np
 import xxhash
-from _hosts import Hosts, Job, JobFailed  # noqa: E402
+from _hosts import Hosts, Job, JobFailed
 from _lib import ROOT, as_markdown, machine
-from _page import write_section  # noqa: E402
+from _page import write_section
 
 HOSTS = 4
 LAUNCHERS = ("horovodrun --gloo", "mpirun")

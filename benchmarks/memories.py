@@ -5,7 +5,6 @@
 Ends with status 1 if a method misses its bar. About 50 minutes on two idle cores.
 """
 
-import argparse
 import dataclasses
 import datetime
 import json
@@ -14,7 +13,18 @@ import statistics
 import sys
 import time
 
-from _lib import ROOT, SHARED_CORES, Run, RunFailed, as_markdown, machine, size, train
+from _lib import (
+    ROOT,
+    SHARED_CORES,
+    Run,
+    RunFailed,
+    as_markdown,
+    machine,
+    make_training_parser,
+    size,
+    train,
+    training_options,
+)
 
 
 @dataclasses.dataclass
@@ -124,7 +134,7 @@ def document(results, described, args) -> str:
             [
                 "# Memories and methods",
                 "Written by `benchmarks/memories.py`; do not edit. Test accuracy of a CNN with 1.2 million parameters on "
-                f"Fashion-MNIST after {args.epochs} epochs over 60000 images, with {args.ranks} ranks of {args.batch_size} "
+                f"Fashion-MNIST after {args.epochs} epochs over {args.train_samples} images, with {args.ranks} ranks of {args.batch_size} "
                 "images each. All runs have the same script (`examples/pytorch_fashion_mnist.py`), learning-rate schedule "
                 "and seeds; learning rates were not tuned for compression.",
                 as_markdown(rows(results, described, args.seeds)),
@@ -159,37 +169,25 @@ def failures(results, described) -> list[str]:
     return [method.label for method in described if method.lost is not None and difference(results, method) < -method.lost]
 
 
-DEFAULTS = {"ranks": 4, "epochs": 3, "batch_size": 16}
+DEFAULTS = {"ranks": 4, "epochs": 3, "batch_size": 16, "train_samples": 60000}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
+    parser = make_training_parser(__doc__.splitlines()[0], DEFAULTS["epochs"], DEFAULTS["ranks"])
     parser.add_argument("--out", default=os.path.join(ROOT, "docs", "memories.md"))
     parser.add_argument("--logs", default=os.path.join(ROOT, "build", "memories"), help="folder for the runs' logs")
     parser.add_argument("--resume", action="store_true", help="do not repeat runs that have a complete log there")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    for name, value in DEFAULTS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
+    parser.add_argument("--batch-size", type=int, default=DEFAULTS["batch_size"])
     args = parser.parse_args()
     os.makedirs(args.logs, exist_ok=True)
     started = time.perf_counter()
-    described = methods(60000 // (args.ranks * args.batch_size))
+    described = methods(args.train_samples // (args.ranks * args.batch_size))
     results = {method.label: [] for method in described}
     for seed in args.seeds:
         for number, method in enumerate(described):
             print(f"\n{method.label}, seed {seed}", file=sys.stderr, flush=True)
-            options = [
-                "--data",
-                os.path.abspath(args.data),
-                *method.options,
-                "--epochs",
-                str(args.epochs),
-                "--batch-size",
-                str(args.batch_size),
-                "--seed",
-                str(seed),
-            ]
+            options = [*method.options, *training_options(args, seed, **{"batch-size": args.batch_size})]
             log_file = os.path.join(args.logs, f"{number}-{seed}.jsonl")
             run = logged(method.label, log_file, args.epochs) if args.resume else None
             results[method.label].append(

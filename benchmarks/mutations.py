@@ -42,7 +42,7 @@ import time
 from pathlib import Path
 
 from _lib import ROOT, as_markdown, machine
-from _page import write_section
+from _page import commit, write_section
 
 LIST = os.path.join(ROOT, "benchmarks", "mutations.json")
 PARTS = (
@@ -362,9 +362,7 @@ def run(args) -> int:
     slots: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     work = os.path.join(os.path.abspath(args.work), "old" if args.old else "new")
     copies = [Copy(source, f"{work}{number}") for number in range(args.jobs)]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=source, check=True, capture_output=True, text=True
-    ).stdout.strip()
+    of_source = commit(source)
     if args.baseline:
         started = time.monotonic()
         how, test = copies[0].pytest([*SUITES[args.suite][1], *WHOLE[args.suite]], args.most)
@@ -390,7 +388,7 @@ def run(args) -> int:
             kept["mutations"][mutation["id"]] = {
                 **outcome,
                 "digest": digests[mutation["id"]],
-                "commit": commit,
+                "commit": of_source,
                 "date": datetime.date.today().isoformat(),
                 "machine": machine(),
             }

@@ -81,22 +81,6 @@ def as_markdown(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|---|" + "--:|" * (len(rows[0]) - 1), *lines[1:]])
 
 
-def document(runs: list[Run], captions: tuple[str, str], made: str) -> str:
-    """Write the tables as Markdown. made: on which machine and by which command."""
-    return (
-        "\n\n".join(
-            [
-                as_markdown(measured_table(runs)),
-                captions[0],
-                as_markdown(projected_table(runs)),
-                captions[1],
-                f"Measured on {datetime.date.today().isoformat()} on {made}.",
-            ]
-        )
-        + "\n"
-    )
-
-
 def around_markers(path: str, markers: tuple[str, str]) -> tuple[str, str]:
     """Return the text of a file up to the first marker and from the second one on. Raises ValueError, OSError."""
     with open(path, encoding="utf-8") as file:
@@ -105,6 +89,13 @@ def around_markers(path: str, markers: tuple[str, str]) -> tuple[str, str]:
     if not (begin and end):
         raise ValueError(f"{path} lacks the markers {markers[0]} and {markers[1]}")
     return before + begin, end + after
+
+
+def replace_between(path: str, markers: tuple[str, str], text: str) -> None:
+    """Replace the lines between two markers in a file. Raises ValueError, OSError."""
+    before, after = around_markers(path, markers)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f"{before}\n{text}{after}")
 
 
 def plot(runs: list[Run], folder: str) -> list[str]:
@@ -144,17 +135,22 @@ def plot(runs: list[Run], folder: str) -> list[str]:
     return files
 
 
-def make_parser(description: str, epochs: int, markers: tuple[str, str]) -> argparse.ArgumentParser:
-    """Make the parser of a comparison on Fashion-MNIST."""
+def make_training_parser(description: str, epochs: int, ranks: int = 2) -> argparse.ArgumentParser:
+    """Make a parser with the options of `training_options`, and the number of ranks."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
-    parser.add_argument("--out", required=True, help="folder for the table, the plots and the logs")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=epochs)
-    parser.add_argument("--spec", default=DEFAULT_SPEC, help="what grace_ext compresses with (default: %(default)s)")
-    parser.add_argument("--memory", default="residual")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ranks", type=int, default=ranks)
+    parser.add_argument("--epochs", type=int, default=epochs, help="epochs on Fashion-MNIST (default: %(default)s)")
     parser.add_argument("--train-samples", type=int, default=60000)
+    return parser
+
+
+def make_parser(description: str, epochs: int, markers: tuple[str, str]) -> argparse.ArgumentParser:
+    """Make the parser of a comparison on Fashion-MNIST."""
+    parser = make_training_parser(description, epochs)
+    parser.add_argument("--out", required=True, help="folder for the table, the plots and the logs")
+    parser.add_argument("--spec", default=DEFAULT_SPEC, help="compression on Fashion-MNIST (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=900, help="seconds after which a run is stopped")
     parser.add_argument("--readme", help=f"replace the text between {markers[0]} and {markers[1]} in this file")
     return parser
@@ -218,16 +214,24 @@ def command_of(script: str, args, usual: str) -> str:
     return f"python examples/{script} --data DIR --out DIR{changed}" if changed else usual
 
 
-def publish(runs: list[Run], args, captions: tuple[str, str], made: str, markers: tuple[str, str]) -> None:
-    """Write the tables and plots, also into the README if that is wanted, and print the tables."""
-    text = document(runs, captions, made)
-    files = [os.path.join(args.out, "comparison.md"), *plot(runs, args.out)]
+def publish(tables: list[tuple[list[list[str]], str]], plots: list[str], args, made: str, markers: tuple[str, str]) -> None:
+    """Write tables with their captions, also into the README if that is wanted, and print them.
+
+    plots: files that are named with them; made: on which machine and by which command.
+    """
+    paragraphs = [text for rows, caption in tables for text in (as_markdown(rows), caption)]
+    text = "\n\n".join([*paragraphs, f"Measured on {datetime.date.today().isoformat()} on {made}."]) + "\n"
+    files = [os.path.join(args.out, "comparison.md"), *plots]
     with open(files[0], "w", encoding="utf-8") as file:
         file.write(text)
     if args.readme:
-        before, after = around_markers(args.readme, markers)
-        with open(args.readme, "w", encoding="utf-8") as file:
-            file.write(f"{before}\n{text}{after}")
-    for rows, caption in zip((measured_table(runs), projected_table(runs)), captions, strict=True):
+        replace_between(args.readme, markers, text)
+    for rows, caption in tables:
         print(f"\n{as_text(rows)}\n\n{caption}")
     print(f"\nwritten: {', '.join(files)}")
+
+
+def publish_runs(runs: list[Run], args, captions: tuple[str, str], made: str, markers: tuple[str, str]) -> None:
+    """Publish the two tables and the plots of the same training with several methods."""
+    tables = list(zip((measured_table(runs), projected_table(runs)), captions, strict=True))
+    publish(tables, plot(runs, args.out), args, made, markers)

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from _comparison import command_of, machine, make_parser, parse_args, publish, train_all
+from _comparison import command_of, machine, make_parser, parse_args, publish_runs, train_all
 from _launch import HERE, Run, RunFailed, torchrun
 
 EXAMPLE = os.path.join(HERE, "pytorch_ddp_fashion_mnist.py")
@@ -37,6 +37,7 @@ def captions(runs: list[Run], ranks: int, epochs: int) -> tuple[str, str]:
 
 def main():
     parser = make_parser(__doc__.splitlines()[0], 2, MARKERS)
+    parser.add_argument("--memory", default="residual")
     parser.add_argument("--powersgd", action="store_true", help="also train with torch's PowerSGD hook, rank 4")
     args = parse_args(parser, MARKERS)
     started = time.perf_counter()
@@ -48,7 +49,7 @@ def main():
         methods, args, EXAMPLE, {"OMP_NUM_THREADS": "1"}, torchrun
     )  # torchrun's default; set here, it prints no notice
     made = f"{machine((('PyTorch', 'torch'),))}, by `{command_of('compare_ddp.py', args, 'make demo-ddp')}`"
-    publish(runs, args, captions(runs, args.ranks, args.epochs), made, MARKERS)
+    publish_runs(runs, args, captions(runs, args.ranks, args.epochs), made, MARKERS)
     print(f"all in {(time.perf_counter() - started) / 60:.1f} minutes")
 
 

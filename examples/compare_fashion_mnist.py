@@ -8,7 +8,7 @@
 import sys
 import time
 
-from _comparison import command_of, machine, make_parser, parse_args, publish, train_all
+from _comparison import command_of, machine, make_parser, parse_args, publish_runs, train_all
 from _launch import Run, RunFailed
 
 MARKERS = "<!-- demo:begin -->", "<!-- demo:end -->"
@@ -33,7 +33,9 @@ def captions(runs: list[Run], ranks: int, epochs: int) -> tuple[str, str]:
 
 
 def main():
-    args = parse_args(make_parser(__doc__.splitlines()[0], 3, MARKERS), MARKERS)
+    parser = make_parser(__doc__.splitlines()[0], 3, MARKERS)
+    parser.add_argument("--memory", default="residual")
+    args = parse_args(parser, MARKERS)
     started = time.perf_counter()
     runs = train_all(
         {
@@ -44,7 +46,7 @@ def main():
         args,
     )
     made = f"{machine()}, by `{command_of('compare_fashion_mnist.py', args, 'make demo')}`"
-    publish(runs, args, captions(runs, args.ranks, args.epochs), made, MARKERS)
+    publish_runs(runs, args, captions(runs, args.ranks, args.epochs), made, MARKERS)
     print(f"all in {(time.perf_counter() - started) / 60:.1f} minutes")
 
 

@@ -5,17 +5,15 @@
 `make demo-tensorflow` calls it. It prints the table and writes it to OUT/comparison.md, with a plot next to it.
 """
 
-import argparse
-import datetime
 import importlib.metadata
 import os
 import sys
 import time
 
-from _comparison import HOROVOD, around_markers, as_markdown, as_text, machine, parse_args, size, training_options
+from _comparison import HOROVOD, command_of, machine, make_parser, parse_args, publish, size, training_options
 from _launch import HERE, Run, RunFailed, train
 
-from grace_ext.policy import DEFAULT_ROWS_SPEC, DEFAULT_SPEC
+from grace_ext.policy import DEFAULT_ROWS_SPEC
 
 FASHION = os.path.join(HERE, "tensorflow_keras_fashion_mnist.py")
 TEXT = os.path.join(HERE, "tensorflow_tape_text.py")
@@ -95,18 +93,9 @@ def plot(pairs: list[list[Run]], folder: str) -> list[str]:
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="folder of the data set (see mpirun/fetch_fashion_mnist.py)")
-    parser.add_argument("--out", required=True, help="folder for the table, the plot and the logs")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=3, help="epochs on Fashion-MNIST (default: %(default)s)")
+    parser = make_parser(__doc__.splitlines()[0], 3, MARKERS)
     parser.add_argument("--steps", type=int, default=300, help="steps on the text (default: %(default)s)")
-    parser.add_argument("--spec", default=DEFAULT_SPEC, help="compression on Fashion-MNIST (default: %(default)s)")
     parser.add_argument("--text-spec", default=DEFAULT_ROWS_SPEC, help="compression on the text (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--train-samples", type=int, default=60000)
-    parser.add_argument("--timeout", type=float, default=900, help="seconds after which a run is stopped")
-    parser.add_argument("--readme", help=f"replace the text between {MARKERS[0]} and {MARKERS[1]} in this file")
     return parse_args(parser, MARKERS, ("spec", "text_spec"))
 
 
@@ -147,30 +136,9 @@ def main():
     started = time.perf_counter()
     os.makedirs(args.out, exist_ok=True)
     pairs = run_all(args)
-    rows = table(pairs)
-    command = "python examples/compare_tensorflow.py --data DIR --out DIR" + "".join(
-        f" --{name.replace('_', '-')} {value}" for name, value in args.changed.items()
-    )
-    text = (
-        "\n\n".join(
-            [
-                as_markdown(rows),
-                caption(pairs, args),
-                f"Measured on {datetime.date.today().isoformat()} on {tensorflow_machine()}, by "
-                f"`{command if args.changed else 'make demo-tensorflow'}`.",
-            ]
-        )
-        + "\n"
-    )
-    files = [os.path.join(args.out, "comparison.md"), *plot(pairs, args.out)]
-    with open(files[0], "w", encoding="utf-8") as file:
-        file.write(text)
-    if args.readme:
-        before, after = around_markers(args.readme, MARKERS)
-        with open(args.readme, "w", encoding="utf-8") as file:
-            file.write(f"{before}\n{text}{after}")
-    print(f"\n{as_text(rows)}\n\n{caption(pairs, args)}")
-    print(f"\nwritten: {', '.join(files)}; all in {(time.perf_counter() - started) / 60:.1f} minutes")
+    made = f"{tensorflow_machine()}, by `{command_of('compare_tensorflow.py', args, 'make demo-tensorflow')}`"
+    publish([(table(pairs), caption(pairs, args))], plot(pairs, args.out), args, made, MARKERS)
+    print(f"all in {(time.perf_counter() - started) / 60:.1f} minutes")
 
 
 if __name__ == "__main__":

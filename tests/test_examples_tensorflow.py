@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from grace_ext.policy import DEFAULT_ROWS_SPEC, DEFAULT_SPEC
+
 tf = pytest.importorskip("tensorflow")
 pytest.importorskip("horovod.tensorflow")
 pytest.importorskip("tqdm")
@@ -112,13 +114,13 @@ def test_the_comparison_runs_both_examples_twice_and_writes_the_table(launched, 
     compare.main()
     assert calls == [
         ("tensorflow_keras_fashion_mnist.py", "none"),
-        ("tensorflow_keras_fashion_mnist.py", compare.DEFAULT_SPEC),
+        ("tensorflow_keras_fashion_mnist.py", DEFAULT_SPEC),
         ("tensorflow_tape_text.py", "horovod"),
-        ("tensorflow_tape_text.py", compare.DEFAULT_ROWS_SPEC),
+        ("tensorflow_tape_text.py", DEFAULT_ROWS_SPEC),
     ]
     table = (tmp_path / "out" / "comparison.md").read_text()
     assert "| text, Horovod | perplexity 100.0 | 20.0 | 2 kB | 1× |" in table and "`make demo-tensorflow`" in table
-    assert f"grace_ext {compare.DEFAULT_SPEC} | 90.00 % accuracy | 20.0 | 50 B | 40× |" in table
+    assert f"grace_ext {DEFAULT_SPEC} | 90.00 % accuracy | 20.0 | 50 B | 40× |" in table
     assert (tmp_path / "out" / "tensorflow_bytes.png").stat().st_size > 1000
     before, _, after = readme.read_text().partition(table)
     assert before.startswith("before") and after.endswith("after") and "old" not in before + after

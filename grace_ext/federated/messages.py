@@ -22,7 +22,7 @@ import numpy as np
 from .. import registry
 from ..errors import ContainerError, GraceError
 from ..pipeline import container
-from ..pipeline.byte_buffers import ByteBuffer
+from ..pipeline.byte_buffers import ByteBuffer, as_bytes
 from ..pipeline.container import Container
 
 _MAGIC, _VERSION = b"GXF", ord("2")
@@ -141,7 +141,7 @@ def read_down(data: np.ndarray, size: int) -> tuple[Down, list[Container]]:
     Raises:
         ContainerError: The message is malformed.
     """
-    head, rest = _head(_DOWN, "down", container.as_bytes(data))
+    head, rest = _head(_DOWN, "down", as_bytes(data))
     round_, base, taken, count = head
     if count != (1 if base == FRESH else round_ - base) or taken >= max(round_, 1):
         raise ContainerError(
@@ -170,7 +170,7 @@ def as_message(data: ByteBuffer) -> np.ndarray:
         Rejected: The argument is no buffer of bytes.
     """
     try:
-        return container.as_bytes(data)
+        return as_bytes(data)
     except ContainerError as error:
         raise Rejected("malformed", str(error)) from error
 
