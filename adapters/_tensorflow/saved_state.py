@@ -8,12 +8,12 @@ state is one rank's, between two steps, of numpy arrays and plain Python:
 """
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 
 from grace_ext import ConfigError
+from grace_ext._util.files import atomic_write
 from grace_ext.exchange import checkpoint
 
 from .eager import gather_json
@@ -60,7 +60,7 @@ class Restore:
         checkpoint.load(saved, exchange, self._on_resize)
         # What is needed of the other ranks was gathered before.
         whole = self._whole if saved else np.zeros_like(self._whole)
-        checkpoint.settle_and_report(exchange, whole, np.full(whole.size, exchange.step))
+        checkpoint.settle(exchange, whole, np.full(whole.size, exchange.step))
         exchange.states_settled()
 
     def unclaimed(self) -> list[dict]:
@@ -121,10 +121,8 @@ def write(path, state: dict) -> None:
     structure = json.dumps(state, default=number)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    with open(part, "wb") as file:
+    with atomic_write(path) as part, open(part, "wb") as file:
         np.savez(file, np.array(structure), *arrays)
-    os.replace(part, path)
 
 
 def read(path) -> dict:

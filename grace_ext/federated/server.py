@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from .._util.files import atomic_write
 from .._util.rng import Stream
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
@@ -307,9 +308,8 @@ class Server:
         }
         for part in (self._broadcast, self._norms, self._updates):
             state |= part.state_dict()
-        with open(f"{path}.new", "wb") as file:
+        with atomic_write(path) as new, open(new, "wb") as file:
             np.savez(file, **state)  # type: ignore[arg-type]
-        os.replace(f"{path}.new", path)
 
     def load(self, path: str | os.PathLike) -> None:
         """Restore what `save` has written.

@@ -6,11 +6,11 @@ GRACE_EXT_WARN=0 in the environment, on all ranks, silences both.
 import math
 import os
 import statistics
-import warnings
 
 from ..communicators.base import Pending
 from ..transport.base import Transport
 from ..transport.link_probe import time_collectives
+from .base import warn
 from .listener import BucketView
 
 _VARIABLE = "GRACE_EXT_WARN"
@@ -29,7 +29,7 @@ def warnings_wanted() -> bool:
 def _warn(kind: str, text: str) -> None:
     if kind not in _given:
         _given.add(kind)
-        warnings.warn(f"{text} ({_VARIABLE}=0 silences this.)", stacklevel=2)
+        warn(f"{text} ({_VARIABLE}=0 silences this.)")
 
 
 class ResidualGrowthCheck:

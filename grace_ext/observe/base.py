@@ -1,11 +1,29 @@
 """The base classes of observers."""
 
+import logging
 import os
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigError
+
+_LOG = logging.getLogger("grace_ext")
+
+
+def warn(text: str) -> None:
+    """Warn of something that must not disturb the training.
+
+    Where a filter turns the warning into an error, it is written to the log "grace_ext" instead: other ranks would wait for
+    the one that raises it.
+
+    Args:
+        text: The warning.
+    """
+    try:
+        warnings.warn(text, stacklevel=3)
+    except Warning:
+        _LOG.warning("%s", text)
 
 
 class Observer:
@@ -47,7 +65,7 @@ class Observer:
         except Exception as error:
             # Any error, be it a full disk or a bug in a library: the other ranks are waiting for this one.
             self.ended = True
-            warnings.warn(f"observing the compression in {self.path} ends: {type(error).__name__}: {error}", stacklevel=2)
+            warn(f"observing the compression in {self.path} ends: {type(error).__name__}: {error}")
 
 
 class Writer(Observer):

@@ -4,7 +4,6 @@ Files never disturb a run: an error is a warning on rank 0, and ends the capture
 """
 
 import os
-import warnings
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from .._util.files import atomic_write
 from ..errors import ConfigError
+from .base import warn
 from .listener import BucketView
 
 STEPS = (1, 10, 100, 1000, 10_000)
@@ -95,7 +96,7 @@ class Capture:
             # Any error, be it a full disk or a lack of memory: the other ranks are waiting for this one.
             self.steps = frozenset()
             self.forget()
-            warnings.warn(f"capture of gradients in {self.folder} ends: {type(error).__name__}: {error}", stacklevel=2)
+            warn(f"capture of gradients in {self.folder} ends: {type(error).__name__}: {error}")
 
 
 def _host(array: Any) -> np.ndarray:
@@ -103,13 +104,7 @@ def _host(array: Any) -> np.ndarray:
 
 
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write the file completely or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with zipfile.ZipFile(part, "w") as archive:  # np.savez cannot save a parameter called "file"
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array(entry, array, allow_pickle=False)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_write(path) as part, zipfile.ZipFile(part, "w") as archive:  # np.savez cannot save a parameter called "file"
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)

@@ -37,8 +37,7 @@ class ObserverDispatcher(StepListener):
         self._growth = advice.ResidualGrowthCheck() if transport.rank == 0 and advice.warnings_wanted() else None
         can_probe = transport.size > 1 and transport.probe_transport() is not None
         self._cost = advice.CodecCostCheck(transport) if can_probe and advice.warnings_wanted() else None
-        #: By tensor with a residual, the norms of the gradient and of the residual that were last seen.
-        self.norms: dict[str, tuple[float, float]] = {}
+        self._norms: dict[str, tuple[float, float]] = {}  # last seen, by tensor: those of the gradient and of the residual
         self._seen: dict[str, tuple[float, float]] = {}  # in this step
         self._traces: dict[str, TracingTransport] = {}
         self._before: dict[str, dict[str, float]] = {}  # by bucket that is being received, its seconds by stage
@@ -48,16 +47,8 @@ class ObserverDispatcher(StepListener):
     def signature(self) -> tuple:
         return (self._cost is not None,)
 
-    def residual_norm_ratios(self) -> dict[str, float | None]:
-        """Report the norms that were last seen.
-
-        Returns:
-            By tensor, the L2 norm of the residual over that of the gradient; None where that is no number.
-        """
-        return {name: _number(residual, gradient) for name, (gradient, residual) in self.norms.items()}
-
     def stats(self) -> dict:
-        return {"residual_norm_ratio": self.residual_norm_ratios()}
+        return {"residual_norm_ratio": _norm_ratios(self._norms)}
 
     def buckets_set(self, buckets: Sequence[BucketView]) -> None:
         self._buckets = buckets
@@ -96,7 +87,7 @@ class ObserverDispatcher(StepListener):
 
     def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
         seen = self._seen if finite else {}
-        self.norms.update(seen)
+        self._norms.update(seen)
         writers = [writer for writer in self._writers if step % writer.every == 0]
         if writers:
             record = {
@@ -105,7 +96,7 @@ class ObserverDispatcher(StepListener):
                 "rank": self._transport.rank,
                 "finite": finite,
                 **report(),
-                "residual_norm_ratio": {name: _number(residual, gradient) for name, (gradient, residual) in seen.items()},
+                "residual_norm_ratio": _norm_ratios(seen),
             }
             for writer in writers:
                 writer.attempt(writer.write, record)
@@ -168,6 +159,11 @@ def _norm(array: Any) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
             return math.sqrt(float(np.dot(array, array)))
     return float(array.norm())
+
+
+def _norm_ratios(norms: dict[str, tuple[float, float]]) -> dict[str, float | None]:
+    """Return the residual's norm over the gradient's by tensor; None where that is no number."""
+    return {name: _number(residual, gradient) for name, (gradient, residual) in norms.items()}
 
 
 def _number(residual: float, gradient: float) -> float | None:

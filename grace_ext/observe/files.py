@@ -4,6 +4,7 @@ import csv
 import json
 import os
 
+from .._util.files import atomic_write
 from .base import Writer, flatten
 
 
@@ -43,16 +44,10 @@ class CsvWriter(Writer):
     def _widen(self, path: str, columns: list[str]) -> None:
         rows = _read(path)[1] if os.path.exists(path) else []
         self._columns = [*self._columns, *columns]
-        part = f"{path}.{os.getpid()}"
-        try:
-            with open(part, "w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, self._columns)
-                writer.writeheader()
-                writer.writerows(rows)
-            os.replace(part, path)
-        finally:
-            if os.path.exists(part):
-                os.remove(part)
+        with atomic_write(path) as part, open(part, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 def _read(path: str) -> tuple[list[str], list[dict]]:

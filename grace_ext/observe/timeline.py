@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Container
 
+from .._util.files import atomic_write
 from ..errors import ConfigError
 from .base import Observer
 
@@ -166,10 +167,8 @@ def merge_timelines(horovod: str | os.PathLike, ours: str | os.PathLike, merged:
             event["ts"] = round(event["ts"] + shift, 3)
             count += 1
         theirs.append(event)
-    part = f"{os.fspath(merged)}.{os.getpid()}"
-    with open(part, "w", encoding="utf-8") as file:
-        file.write("[\n" + ",\n".join(map(json.dumps, theirs)) + "\n]\n")
-    os.replace(part, merged)
+    with atomic_write(merged) as part:
+        part.write_text("[\n" + ",\n".join(map(json.dumps, theirs)) + "\n]\n", encoding="utf-8")
     return count
 
 

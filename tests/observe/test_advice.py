@@ -102,6 +102,15 @@ def test_a_codec_whose_error_is_larger_than_its_input_is_warned_of_once_and_at_o
     assert "memory='none'" in text and "GRACE_EXT_WARN=0" in text
 
 
+@pytest.mark.filterwarnings("error")
+def test_where_warnings_are_errors_the_log_has_it(caplog):
+    made = exchange(InProcessGroup(1).transport(0), "dense/qsgd:2:norm=l2")
+    gradient = steady(np.random.default_rng(0), 2000)
+    for i in range(40):
+        step(made, gradient(i).astype(np.float32))
+    assert any("keeps growing" in text for text in caplog.messages)
+
+
 @pytest.mark.parametrize("gradients", [noise, steady])
 def test_elements_that_are_never_sent_are_warned_of(temporary_registry, gradients):
     """Their residual is a random walk, which stays far below the bound for long, or grows with each step."""

@@ -71,6 +71,13 @@ def test_a_folder_that_cannot_be_written_ends_the_capture_only(tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.filterwarnings("error")
+def test_where_warnings_are_errors_the_end_of_a_capture_is_logged(tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    assert len(run(tmp_path / "file" / "folder")) == len(run(tmp_path, steps=()))
+    assert [text.partition(" in ")[0] for text in caplog.messages] == ["capture of gradients"]
+
+
 def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
     def full(entry, array, **options):
         entry.write(b"some bytes")

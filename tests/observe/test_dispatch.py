@@ -113,6 +113,12 @@ def test_what_cannot_be_written_ends_that_observer_only(tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.filterwarnings("error")
+def test_where_warnings_are_errors_the_end_of_an_observer_is_logged(tmp_path, caplog):
+    assert len(run([Broken("full", OSError(28, "No space left on device"), every=1)])) == len(run())
+    assert caplog.messages == ["observing the compression in full ends: OSError: [Errno 28] No space left on device"]
+
+
 def test_a_step_that_failed_is_forgotten(tmp_path):
     def work(transport):
         exchange = make(transport, observe=JsonlWriter(tmp_path / "log.jsonl", every=1))
