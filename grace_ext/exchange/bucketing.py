@@ -1,13 +1,13 @@
 """How tensors are grouped into buckets: the same in every adapter."""
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from ..communicators.base import Communicator
 from ..memory.base import Memory
 from ..pipeline.compressor import Compressor
 from ..policy import Rules
-from .buckets import Bucket, Tensor, make_buckets
+from .buckets import Bucket, Tensor
 from .engine import Exchange
 from .row_buckets import row_bucket
 
@@ -34,8 +34,8 @@ def build_buckets(
         rules: Which spec each tensor has.
         communicator: The communicator that the user asked for.
         prefix: What the buckets' names begin with.
-        bucket_bytes: See make_buckets.
-        groups: See make_buckets.
+        bucket_bytes: See group_tensors.
+        groups: See group_tensors.
 
     Returns:
         The buckets, in the order of the parts.
@@ -52,7 +52,7 @@ def build_buckets(
     lists = [
         members
         for part in parts
-        for members in make_buckets(
+        for members in group_tensors(
             [tensor for tensor in part if tensor.name not in tables], in_common, bucket_bytes, groups
         )
     ]
@@ -66,3 +66,37 @@ def build_buckets(
             for i, tensor in enumerate(tensor for tensor in tensors if tensor.name in tables)
         ),
     ]
+
+
+def group_tensors(
+    tensors: list[Tensor], choose: Callable, bucket_bytes: float, groups: Iterable[Iterable[str]] | None = None
+) -> list[list[Tensor]]:
+    """Split tensors into lists that have a device and a choice in common.
+
+    Args:
+        tensors: The tensors; their order is kept within a list.
+        choose: choose(tensor) returns what tensors of a bucket have in common: a compressor, or a tuple of one and more.
+        bucket_bytes: Largest size of a list in bytes of float32; one tensor alone may be larger.
+        groups: Lists of tensor names; tensors of a group share a list whatever its size, as far as they have a device and a
+            choice in common.
+
+    Returns:
+        The lists of tensors.
+    """
+    group_of = {name: number for number, names in enumerate(groups or []) for name in names}
+    open_buckets: dict[tuple, list[Tensor]] = {}
+    elements: dict[tuple, int] = {}  # number of elements in each open bucket
+    finished = []
+    for tensor in tensors:
+        group = group_of.get(tensor.name)
+        key = (choose(tensor), tensor.device, group)
+        bucket = open_buckets.get(key)
+        if bucket and group is None and 4 * (elements[key] + tensor.size) > bucket_bytes:
+            finished.append(open_buckets.pop(key))
+            bucket = None
+        if bucket is None:
+            bucket = open_buckets[key] = []
+            elements[key] = 0
+        bucket.append(tensor)
+        elements[key] += tensor.size
+    return finished + list(open_buckets.values())

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,6 @@ class Bucket:
     compressor: Compressor
     communicator: Communicator
     memory: Memory
-    #: Whether the adapter could reduce the tensors as they are; see Exchange.bypass_dtype.
     may_bypass: bool = dataclasses.field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -164,37 +163,3 @@ class Bucket:
         if finite:
             self.memory.on_received(self.name, out, weight * transport.size)
         return finite
-
-
-def make_buckets(
-    tensors: list[Tensor], choose: Callable, bucket_bytes: float, groups: Iterable[Iterable[str]] | None = None
-) -> list[list[Tensor]]:
-    """Split tensors into lists that have a device and a choice in common.
-
-    Args:
-        tensors: The tensors; their order is kept within a list.
-        choose: choose(tensor) returns what tensors of a bucket have in common: a compressor, or a tuple of one and more.
-        bucket_bytes: Largest size of a list in bytes of float32; one tensor alone may be larger.
-        groups: Lists of tensor names; tensors of a group share a list whatever its size, as far as they have a device and a
-            choice in common.
-
-    Returns:
-        The lists of tensors.
-    """
-    group_of = {name: number for number, names in enumerate(groups or []) for name in names}
-    open_buckets: dict[tuple, list[Tensor]] = {}
-    elements: dict[tuple, int] = {}  # number of elements in each open bucket
-    finished = []
-    for tensor in tensors:
-        group = group_of.get(tensor.name)
-        key = (choose(tensor), tensor.device, group)
-        bucket = open_buckets.get(key)
-        if bucket and group is None and 4 * (elements[key] + tensor.size) > bucket_bytes:
-            finished.append(open_buckets.pop(key))
-            bucket = None
-        if bucket is None:
-            bucket = open_buckets[key] = []
-            elements[key] = 0
-        bucket.append(tensor)
-        elements[key] += tensor.size
-    return finished + list(open_buckets.values())

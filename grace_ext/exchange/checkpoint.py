@@ -34,15 +34,30 @@ class Loaded:
 
     Attributes:
         state: The state for Exchange.load_state_dict.
-        whole: Whether this rank's memory is what was saved.
-        what: A sentence for the log that says what was found and done.
-        lost: Whether something of the saved state was left out.
+        is_restored: Whether this rank's memory is what was saved.
+        message: A sentence for the log that says what was found and done.
+        is_incomplete: Whether something of the saved state was left out.
     """
 
     state: dict
-    whole: bool
-    what: str
-    lost: bool = True
+    is_restored: bool
+    message: str
+    is_incomplete: bool = True
+
+    @property
+    def whole(self) -> bool:
+        """The former name of `is_restored`."""
+        return self.is_restored
+
+    @property
+    def what(self) -> str:
+        """The former name of `message`."""
+        return self.message
+
+    @property
+    def lost(self) -> bool:
+        """The former name of `is_incomplete`."""
+        return self.is_incomplete
 
 
 def check_policy(on_resize: object) -> None:
@@ -99,8 +114,7 @@ def choose(saved: dict | None, exchange: Exchange, on_resize: str | None) -> Loa
         return Loaded(
             step,
             False,
-            f"the checkpoint has the memory of ranks {sorted(memories)} only, so that of rank {rank} "
-            f"starts from zero: {ALL_RANKS}",
+            f"the checkpoint has no memory of rank {rank} (only of ranks {sorted(memories)}); it starts from zero: {ALL_RANKS}",
         )
     sizes = f"the checkpoint is of {saved['ranks']} ranks, and there are {ranks} now"
     complete = len(memories) == saved["ranks"]
@@ -116,19 +130,19 @@ def choose(saved: dict | None, exchange: Exchange, on_resize: str | None) -> Loa
     return _loaded(step | state, f"{sizes}: memories were redistributed", memories[min(memories)], exchange)
 
 
-def _loaded(state: dict, what: str, saved: dict, exchange: Exchange) -> Loaded:
+def _loaded(state: dict, message: str, saved: dict, exchange: Exchange) -> Loaded:
     """saved: one of the memories that went into the state, some of which may have no place in this exchange."""
     kept = {tensor.name: bucket.memory.states for bucket in exchange.buckets for tensor in bucket.tensors}
     unknown = sorted(saved.keys() - {"lowrank"}.union(*kept.values()))
     names = sorted({name for by_name in saved.values() for name in by_name} - kept.keys())
     for kind, strangers in (("no memory here has", unknown), ("no tensor here is named", names)):
         if strangers:
-            what += f"; left out, since {kind} {', '.join(strangers[:5])}{', …' if len(strangers) > 5 else ''}"
-    return Loaded(state, True, what, bool(unknown or names))
+            message += f"; left out, since {kind} {', '.join(strangers[:5])}{', …' if len(strangers) > 5 else ''}"
+    return Loaded(state, True, message, bool(unknown or names))
 
 
 def settle(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> str:
-    """Have all ranks start from one state after all or some of them have loaded what `choose` gave.
+    """Have all ranks start from one state after all or some of them have loaded what `choose` gave, and report a warning.
 
     Args:
         exchange: This rank's exchange.
@@ -136,7 +150,7 @@ def settle(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> str:
         steps: int64[ranks], the steps of the ranks' exchanges.
 
     Returns:
-        A warning for the log, or "".
+        The warning that was reported, or "".
 
     Raises:
         ConfigError: The checkpoints were of different steps; on all ranks.
@@ -145,11 +159,16 @@ def settle(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> str:
         raise ConfigError(f"the ranks loaded checkpoints of different steps: {steps.tolist()}")
     warning = ""
     if 0 < np.count_nonzero(whole) < whole.size:
-        state = exchange.state_dict() if owes_only_sums(exchange) else {}
+        state = exchange.state_dict() if states_are_additive(exchange) else {}
         state.pop("lowrank", None)  # must be the same on all ranks
         exchange.load_state_dict(state)
-        others = "the others start from zero" if state else "all start from zero, since this kind needs them all"
+        others = (
+            "the others start from zero"
+            if state
+            else "all start from zero, because this memory needs the states of all ranks"
+        )
         warning = f"{np.count_nonzero(whole)} of {whole.size} ranks loaded their memory, and {others}: {ALL_RANKS}"
+        report(exchange, warning)
     exchange.step = int(steps[whole][0] if whole.any() else steps[0])
     return warning
 
@@ -170,23 +189,8 @@ def load(saved: dict | None, exchange: Exchange, on_resize: str | None) -> bool:
     """
     loaded = choose(saved, exchange, on_resize)
     exchange.load_state_dict(loaded.state)
-    report(exchange, loaded.what, logging.WARNING if loaded.lost else logging.INFO)
-    return loaded.whole
-
-
-def settle_and_report(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> None:
-    """Settle, and report the warning that this gives.
-
-    Args:
-        exchange: See `settle`.
-        whole: See `settle`.
-        steps: See `settle`.
-
-    Raises:
-        ConfigError: As `settle`.
-    """
-    if warning := settle(exchange, whole, steps):
-        report(exchange, warning)
+    report(exchange, loaded.message, logging.WARNING if loaded.is_incomplete else logging.INFO)
+    return loaded.is_restored
 
 
 def report(exchange: Exchange, text: str, level: int = logging.WARNING) -> None:
@@ -238,8 +242,8 @@ def redistribute(exchange: Exchange, memories: list[dict], ranks: int) -> dict:
     return state
 
 
-def owes_only_sums(exchange: Exchange) -> bool:
-    """Whether each rank's memory stands for itself, so that some may start from zero and others not.
+def states_are_additive(exchange: Exchange) -> bool:
+    """Whether only the sum over ranks of each state matters, so that some ranks may start from zero.
 
     Args:
         exchange: The exchange with the memories.

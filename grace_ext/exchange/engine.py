@@ -1,6 +1,6 @@
 """The exchange of a training step: buckets are encoded and sent in a worker thread while backward goes on, then summed.
 
-Frameworks differ in how gradients get in and out; everything between is here, so that every adapter does the same.
+Frameworks differ in how gradients get in and out. All that lies between packing a gradient and receiving its sum is here.
 """
 
 import concurrent.futures
@@ -55,17 +55,16 @@ class Exchange(ExchangeSetup):
         super().__init__(transport, memory, weight, seed, capture, schedule, observe)
         self._starting = threading.Lock()  # backward may have a thread for each device
         self._joinable, self._finite = joinable, True
-        self._scheduler = Scheduler(
-            executor, self._advance, self._receive, functools.partial(self._listeners.notify, "bucket_failed")
-        )
+        failed = functools.partial(self._listeners.notify, "bucket_failed")
+        self._scheduler = Scheduler(executor, self._advance, self._receive, failed)
         #: How many ranks have gradients in this step, where no bucket says so by the lengths of its containers.
         self.gradient_count = GradientCount(self._scheduler, self.transport)
 
     def set_buckets(self, buckets: list[Bucket]) -> None:
         if not self._scheduler.is_idle:
             raise ConfigError("buckets cannot change while an exchange is under way")
-        self._scheduler.buckets = len(buckets)
         super().set_buckets(buckets)
+        self._scheduler.bucket_count = len(buckets)
 
     def start(self, bucket: Bucket, pack: Callable, out: object = None) -> None:
         """Queue the bucket: the worker thread packs, encodes and sends it.
@@ -95,18 +94,19 @@ class Exchange(ExchangeSetup):
         self._submit(bucket, bucket.start_empty)
 
     def _submit(self, bucket: Bucket, start: Callable, out: object = None) -> None:
+        self._apply_schedules(bucket)
         transport = self._listeners.transport_of(self.step, bucket, self.transport)
-        send = functools.partial(start, transport=transport, stream=self._stream_of(bucket))
+        stream = Stream(self.seed, bucket.tensors[0].common_name, self.step, self.transport.rank)
+        send = functools.partial(start, transport=transport, stream=stream)
         self._scheduler.submit(bucket, send, out, self._collectives_of(bucket))
 
     def _collectives_of(self, bucket: Bucket) -> int:
         return len(bucket.communicator.collectives_of(self.transport))
 
-    def _stream_of(self, bucket: Bucket) -> Stream:
-        """The random stream of the bucket in this step. Sets the compressor to that of this step, too."""
+    def _apply_schedules(self, bucket: Bucket) -> None:
+        """Give the bucket its compressor of this step."""
         if self.schedules:
             bucket.compressor = self.schedules.at(bucket.declared, self.step, self.schedules.densities.get(bucket.name))
-        return Stream(self.seed, bucket.tensors[0].common_name, self.step, self.transport.rank)
 
     def bypass_dtype(self, bucket: Bucket) -> str | None:
         """Say whether the adapter may reduce the bucket's tensors itself in this step, and `submit_bypass` that.
@@ -245,6 +245,6 @@ class Exchange(ExchangeSetup):
         self._listeners.notify("abort")
 
     def close(self) -> None:
-        """Give up a step under way and end the worker thread: for an exchange that another one takes the place of."""
+        """Abort a step under way and end the worker thread, because another exchange replaces this one."""
         self.abort()
         self._scheduler.close()

@@ -28,7 +28,7 @@ class GradientCount:
             name: Name of the collective, the same on all ranks.
             has_gradients: Whether this rank has gradients in this step.
         """
-        self._counting = self._scheduler.run(self._count, name, has_gradients)
+        self._counting = self._scheduler.run_collective(self._count, name, has_gradients)
 
     def _count(self, name: str, has_gradients: bool) -> Pending:
         return Pending(self._transport.allreduce(name, np.full(1, has_gradients, np.float32)), 4, {})

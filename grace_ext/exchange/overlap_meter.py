@@ -30,7 +30,7 @@ class OverlapMeter:
         """Start to measure the next step."""
         self.late = self.exposed = 0.0
 
-    def wait(self, done: Callable[[], Result]) -> Result:
+    def wait_for(self, done: Callable[[], Result]) -> Result:
         """Wait for the worker thread. All of the time counts.
 
         Args:

@@ -116,7 +116,8 @@ class RowBucket(Bucket):
             weight: See Bucket.finish.
 
         Returns:
-            False if some rank's gradient was not finite; then the rows in `out` are NaN, and row 0 is if there are none.
+            False if some rank's gradient was not finite; then all rows in `out` are NaN; without any rows, `out` holds row 0 as
+            NaN.
         """
         joined = wait(pending)
         pending.received = joined.size

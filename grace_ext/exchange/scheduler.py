@@ -93,11 +93,11 @@ class Scheduler:
     def __init__(self, executor: concurrent.futures.Executor | None, advance: Callable, receive: Callable, failed: Callable):
         self._advance, self._receive, self._failed = advance, receive, failed
         self._queue = SerialExecutor(executor)
-        self._eager = EagerDecoder(self._queue.executor, advance, receive, lambda: len(self._started) >= self.buckets)
+        self._eager = EagerDecoder(self._queue.executor, advance, receive, lambda: len(self._started) >= self.bucket_count)
         self._started: dict[str, concurrent.futures.Future] = {}
         self._finished: set[str] = set()
         self._error: BaseException | None = None  # why a bucket of this step could not be sent
-        self.buckets = 0  # number of buckets in each step
+        self.bucket_count = 0  # in each step
         self.overlap = OverlapMeter(self._is_on_its_way)
 
     @property
@@ -128,7 +128,7 @@ class Scheduler:
         self._started[bucket.name] = future
         future.set_result(pending)
 
-    def run(self, work: Callable[..., Pending], *args: Any) -> concurrent.futures.Future:
+    def run_collective(self, work: Callable[..., Pending], *args: Any) -> concurrent.futures.Future:
         """Queue a collective that belongs to no bucket.
 
         Args:
@@ -171,7 +171,7 @@ class Scheduler:
         future = self._started[bucket.name]
         while not future.done() and (done := self._queue.run_next()):
             self.overlap.encoded(done)
-        return self.overlap.wait(future.result)
+        return self.overlap.wait_for(future.result)
 
     def advance_all(self, collectives: list[tuple[Bucket, int]]) -> None:
         """Start all collectives but the first, level by level.
@@ -222,7 +222,7 @@ class Scheduler:
 
     def _take_over(self) -> None:
         """Decode in the caller's thread from here on."""
-        self.overlap.wait(self._eager.stop)
+        self.overlap.wait_for(self._eager.stop)
         self._check_sent()
 
     def _send(self, bucket: Bucket, send: Callable[[], Pending], out: object, collectives: int) -> Pending:

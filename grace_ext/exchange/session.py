@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from . import checkpoint
 from .engine import Exchange
 
-_NOTHING, _CHECKPOINT, _EARLIER = 0, 1, 2  # what a rank brings to the first step: as sent to the others
+_FRESH, _LOADED, _CARRIED_OVER = 0, 1, 2  # what a rank starts with, as it tells the others
 
 
 class StateSession:
@@ -34,12 +34,12 @@ class StateSession:
         self.waiting: dict | None = None
         #: Whether the ranks have settled what they start with.
         self.settled = False
-        self._brings = _NOTHING
+        self._starts_with = _FRESH
         self._memory: dict | None = None
         self._consolidated: dict[int, dict] = {}
 
-    def _bring(self, what: int, memory: dict | None = None) -> None:
-        self._brings, self._memory, self.settled, self.waiting = what, memory, False, None
+    def _start_with(self, what: int, memory: dict | None = None) -> None:
+        self._starts_with, self._memory, self.settled, self.waiting = what, memory, False, None
 
     def save(self, exchange: Exchange | None, order: list[str]) -> dict:
         """The state of this rank, as grace_ext.exchange.checkpoint describes it. No collective.
@@ -55,7 +55,7 @@ class StateSession:
             return self.waiting
         transport = exchange.transport
         saved = checkpoint.pack(exchange.state_dict(), transport.rank, transport.size, order)
-        if not self.settled and self._brings == _EARLIER:
+        if not self.settled and self._starts_with == _CARRIED_OVER:
             saved["memories"][transport.rank] = self._memory
         saved["memories"].update(self._consolidated)
         return saved
@@ -72,13 +72,13 @@ class StateSession:
         """
         self._consolidated = {}
         if exchange is not None:
-            self._bring(_CHECKPOINT if checkpoint.load(saved, exchange, self._on_resize) else _NOTHING)
+            self._start_with(_LOADED if checkpoint.load(saved, exchange, self._on_resize) else _FRESH)
             return
         if saved is not None:
             checkpoint.check_version(saved)
         self.waiting = saved or checkpoint.pack({"step": 0}, 0, 1, [])
 
-    def go_back(self, saved: dict, exchange: Exchange | None) -> None:
+    def restore(self, saved: dict, exchange: Exchange | None) -> None:
         """Return to a state that this rank itself saved, maybe among other ranks, from a step that could not be finished.
 
         Args:
@@ -90,10 +90,10 @@ class StateSession:
             self.waiting = checkpoint.pack({"step": saved["step"], **memory}, 0, 1, saved["order"])
             return
         exchange.step = saved["step"]
-        self._bring(_EARLIER, memory)
+        self._start_with(_CARRIED_OVER, memory)
 
     def carry_over(self, saved: dict, exchange: Exchange | None) -> None:
-        """What this rank remembers becomes its part in what a new set of ranks starts with.
+        """Take this rank's memory over into an exchange with other ranks.
 
         Args:
             saved: What `save` gave of the exchange before.
@@ -105,13 +105,13 @@ class StateSession:
             if others:
                 memory = checkpoint.redistribute(exchange, [memory, *others], 1)
             exchange.step = saved["step"]
-            self._bring(_EARLIER if saved["step"] else _NOTHING, memory)
+            self._start_with(_CARRIED_OVER if saved["step"] else _FRESH, memory)
         elif self.waiting is None:
             kept = {} if self._on_resize == checkpoint.RESET else memory
             self.waiting = checkpoint.pack({"step": saved["step"], **kept}, 0, 1, saved["order"])
 
     def begin_step(self) -> None:
-        """What was gathered of other ranks is out of date."""
+        """Discard what `consolidate` gathered."""
         self._consolidated = {}
 
     def consolidate(self, exchange: Exchange, order: list[str], prefix: str, to: int) -> None:
@@ -145,25 +145,25 @@ class StateSession:
         Raises:
             ConfigError: The ranks loaded checkpoints of different steps.
         """
-        mine = np.array([self._brings, exchange.step], "<i8").view(np.uint8)
+        mine = np.array([self._starts_with, exchange.step], "<i8").view(np.uint8)
         joined = exchange.transport.allgather(f"{prefix}.state", mine).wait()
         brought, steps = joined.copy().view("<i8").reshape(-1, 2).T
-        if (brought == _EARLIER).any():
-            self._settle_resized(exchange, f"{prefix}.state", int(steps[0]), int(np.count_nonzero(brought == _EARLIER)))
+        if (brought == _CARRIED_OVER).any():
+            self._settle_resized(exchange, f"{prefix}.state", int(steps[0]), int(np.count_nonzero(brought == _CARRIED_OVER)))
         else:
-            checkpoint.settle_and_report(exchange, brought == _CHECKPOINT, steps)
+            checkpoint.settle(exchange, brought == _LOADED, steps)
         exchange.states_settled()
         self._memory, self.settled = None, True
 
     def _settle_resized(self, exchange: Exchange, prefix: str, step: int, earlier: int) -> None:
         """earlier: how many ranks were there before the change."""
         reset = self._on_resize == checkpoint.RESET
-        own = self._memory if self._brings == _EARLIER else None
+        own = self._memory if self._starts_with == _CARRIED_OVER else None
         state = {} if reset else checkpoint.gather_and_redistribute(exchange, own, prefix)
         exchange.load_state_dict({**state, "step": step})
         memories = "start from zero (on_resize='reset')" if reset else f"of these {earlier} were redistributed"
         checkpoint.report(
             exchange,
             f"the ranks have changed: there are {exchange.transport.size}, of which {earlier} were there before; "
-            f"memories {memories}; what ranks held that are gone is lost",
+            f"memories {memories}; the memories of ranks that left are lost",
         )

@@ -91,10 +91,11 @@ class ExchangeSetup:
             buckets: The buckets of all further steps, in the same order on all ranks.
 
         Raises:
-            ConfigError: A step is under way, or a listener cannot work with these buckets.
+            ConfigError: A step is under way, or a listener cannot work with these buckets; then all stays as it was.
         """
-        self.buckets = buckets
+        self._listeners.notify("check_buckets", buckets)
         self.state.set_buckets(buckets)
+        self.buckets = buckets
         self._listeners.notify("buckets_set", buckets)
 
     def replace_policies(self, memories: Memories, schedules: Schedules) -> None:
@@ -115,7 +116,7 @@ class ExchangeSetup:
         Returns:
             The memory, shared by all tensors of equal memory specs.
         """
-        return self.state.memory_of(tensor)
+        return self.state.memories.choose(tensor.name, tensor.size)
 
     def state_dict(self) -> dict:
         """Copy this rank's state between steps.

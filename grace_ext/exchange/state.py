@@ -26,17 +26,6 @@ class ExchangeState:
         self._buckets: list[Bucket] = []
         self._memories: list[Memory] = []  # the memories of the buckets, without repetition
 
-    def memory_of(self, tensor: Tensor) -> Memory:
-        """Choose the memory of a tensor that is compressed. Tensors of a bucket have the same one.
-
-        Args:
-            tensor: The tensor.
-
-        Returns:
-            The memory, shared by all tensors of equal memory specs.
-        """
-        return self.memories.choose(tensor.name, tensor.size)
-
     def set_buckets(self, buckets: list[Bucket]) -> None:
         """Replace the buckets; each tensor's state follows it into its new one.
 

@@ -26,9 +26,9 @@ class BucketView(Protocol):
 class StepListener:
     """The events of a step, in the order in which they come. Here none of them does anything.
 
-    Buckets are grace_ext.exchange.buckets.Bucket. The engine calls a listener on every rank in the same order, so it may use
-    collectives in `end_step`, and in no other event. Events of one bucket may come from the worker thread; those of a step
-    come from the caller's.
+    Buckets are grace_ext.exchange.buckets.Bucket. Events of a step come from the caller's thread, in the same order on every
+    rank; those of a bucket may come from the worker thread, and in another order on each rank. A listener may use collectives
+    in `end_step`, and in no other event.
     """
 
     def wrap_transport(self, transport: Transport) -> Transport:
@@ -50,10 +50,18 @@ class StepListener:
         """
         return ()
 
-    def buckets_set(self, buckets: Sequence[BucketView]) -> None:
-        """Hear, between steps, that the exchange has these buckets from now on.
+    def check_buckets(self, buckets: Sequence[BucketView]) -> None:
+        """Called before the exchange gets these buckets, to refuse them while nothing has changed.
 
-        May raise ConfigError if the listener cannot work with them.
+        Args:
+            buckets: The buckets, in the same order on all ranks.
+
+        Raises:
+            ConfigError: The listener cannot work with them.
+        """
+
+    def buckets_set(self, buckets: Sequence[BucketView]) -> None:
+        """Called between steps when the exchange has these buckets from now on.
 
         Args:
             buckets: The buckets, in the same order on all ranks.
@@ -71,7 +79,7 @@ class StepListener:
         return []
 
     def step_started(self) -> None:
-        """Hear that a step begins, before its first bucket."""
+        """Called when a step begins, before its first bucket."""
 
     def gradient_callback(self, step: int, bucket: BucketView) -> Callable | None:
         """Ask to see the gradient of a bucket before the memory changes it.
@@ -110,7 +118,7 @@ class StepListener:
         return transport
 
     def bucket_failed(self, bucket: BucketView, error: BaseException) -> None:
-        """Hear that a bucket could not be encoded or sent: in this step nothing comes of it.
+        """Called when a bucket could not be encoded or sent: in this step nothing comes of it.
 
         Args:
             bucket: The bucket.
@@ -118,7 +126,7 @@ class StepListener:
         """
 
     def receiving(self, step: int, bucket: BucketView, pending: Pending) -> None:
-        """Hear that a bucket is about to be advanced or finished.
+        """Called when a bucket is about to be advanced or finished.
 
         Args:
             step: Number of the step.
@@ -127,7 +135,7 @@ class StepListener:
         """
 
     def received(self, step: int, bucket: BucketView, pending: Pending) -> None:
-        """Hear that a bucket was advanced or finished.
+        """Called when a bucket was advanced or finished.
 
         Args:
             step: Number of the step.
@@ -136,7 +144,7 @@ class StepListener:
         """
 
     def bucket_finished(self, step: int, bucket: BucketView, pending: Pending) -> None:
-        """Hear that a bucket's sum over ranks is there.
+        """Called when a bucket's sum over ranks is there.
 
         Args:
             step: Number of the step.
@@ -145,7 +153,7 @@ class StepListener:
         """
 
     def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
-        """Hear that a step is over: nothing of it is under way, and the states of the next step are in force.
+        """Called when a step is over: nothing of it is under way, and the states of the next step are in force.
 
         Args:
             step: Number of the step that is over.
@@ -154,7 +162,7 @@ class StepListener:
         """
 
     def abort(self) -> None:
-        """Hear that the step is given up."""
+        """Called when the step is given up."""
 
     def stats(self) -> dict:
         """Report the listener's part of Exchange.stats.

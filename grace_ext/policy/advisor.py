@@ -18,7 +18,6 @@ from .methods import METHODS, OPTIMIZERS, Method
 _MEASURED = 2**21  # elements of the gradients that codecs are measured with
 _GRADIENTS = 3
 _NEAR = 1.05  # of methods within this factor of the fastest, the most exact is recommended
-_LINEAR = "allreduce"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +140,7 @@ _FREE = cost_model.Codec(lambda elements, summed: 4 * elements, lambda elements:
 
 def _communicators(method: Method, workers: int, per_host: int) -> list[str]:
     if method.spec is None or make_compressor(method.spec).reducible_dtype is not None:
-        return [_LINEAR]
+        return ["allreduce"]  # the only one that sums values as they are
     found = ["allgather", *(["sharded"] if workers > 2 else [])]
     return [*found, "hierarchical"] if 1 < per_host < workers else found
 

@@ -126,7 +126,7 @@ class AutoTuner(StepListener):
             self._start()
 
     def _start(self) -> None:
-        self._take(tuple(bucket.communicator.strategies[0] for bucket in self._buckets))
+        self._switch_to(tuple(bucket.communicator.strategies[0] for bucket in self._buckets))
         self._left, self._next = _FIRST, self._model
         self._results = []
 
@@ -135,7 +135,7 @@ class AutoTuner(StepListener):
         """The strategies in force, one for each bucket."""
         return tuple(bucket.communicator.strategy for bucket in self._buckets)
 
-    def _take(self, plan: tuple[str, ...]) -> None:
+    def _switch_to(self, plan: tuple[str, ...]) -> None:
         for bucket, strategy in zip(self._buckets, plan, strict=True):
             bucket.communicator.switch_to(strategy)
         self._seconds.clear()
@@ -181,24 +181,24 @@ class AutoTuner(StepListener):
             seen.clear()
         step = float(mean[-1])
         self._length = min(max(math.ceil(_SECONDS / step), _TRIAL), _LONGEST_TRIAL)
-        self._begin(plans(predicted, slack=step), 1)
+        self._begin_round(plans(predicted, slack=step), 1)
 
-    def _begin(self, found: list[tuple[str, ...]], number: int) -> None:
+    def _begin_round(self, found: list[tuple[str, ...]], number: int) -> None:
         """Begin a round of trials of these plans."""
         self._round, self._trials = number, [*found, *reversed(found)]
-        self._try()
+        self._begin_next_trial()
 
-    def _try(self) -> None:
+    def _begin_next_trial(self) -> None:
         """Begin the next trial, or judge the round when there is none."""
         if self._trials:
-            self._take(self._trials.pop(0))
-            self._left, self._next = _SETTLES + self._length, self._tried
+            self._switch_to(self._trials.pop(0))
+            self._left, self._next = _SETTLES + self._length, self._end_trial
         else:
             self._judge()
 
-    def _tried(self) -> None:
+    def _end_trial(self) -> None:
         self._results.append((statistics.median(self._seconds[_SETTLES:]), self.plan))
-        self._try()
+        self._begin_next_trial()
 
     def _judge(self) -> None:
         """Try the plans of this round that are close to the fastest again, or choose one of them."""
@@ -210,7 +210,7 @@ class AutoTuner(StepListener):
         most = (1 + _CLOSE / self._round) * min(tried)[0]
         close = [plan for seconds, plan in tried if seconds <= most]
         if self._round < _ROUNDS and len(close) > 1:
-            self._begin(close, self._round + 1)
+            self._begin_round(close, self._round + 1)
         else:
             self._choose(tried)
 
@@ -218,7 +218,7 @@ class AutoTuner(StepListener):
         """Choose the fastest plan; of those that are as fast, the most exact one. tried: seconds of a step, and the plan."""
         fast = _SAME * min(seconds for seconds, _ in tried)
         self._expected, chosen = max((one for one in tried if one[0] <= fast), key=lambda one: self._exactness(one[1]))
-        self._take(chosen)
+        self._switch_to(chosen)
         if self._transport.rank == 0:
             _LOG.info(
                 "auto: %s",

@@ -1,9 +1,9 @@
 """The bandwidth of the link, estimated from the exchange's own collectives.
 
 Xin et al., Kimad, DistributedML 2023, section 3, needs an estimate at the start of each step. Here it is the median of the
-last steps', which one disturbed step does not move. It is the rate at which this rank's bytes came through, waiting for
-other ranks included: a budget of bytes that follows from it is the one that fits the time, for if half of the
-time is waiting, the rate is half of the link's.
+last steps', which one disturbed step does not move. A step's rate is its bytes divided by all the time that they took,
+waiting for other ranks included. So if half of the time is waiting, the rate is half of the link's, and as many bytes as fit
+into a step at that rate do fit, with as much waiting.
 """
 
 import collections
@@ -72,10 +72,13 @@ class BandwidthMonitor:
             if late and self.estimate is not None:
                 sample = max(sample, _GROWTH * self.estimate)
             self._samples.append(sample)
-        self.abort()
+        self._clear_step()
 
     def abort(self) -> None:
         """Forget a step that failed."""
+        self._clear_step()
+
+    def _clear_step(self) -> None:
         self._spans.clear()
         self._bytes = 0.0
 

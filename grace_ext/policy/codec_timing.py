@@ -49,8 +49,8 @@ def measure_codec(compressor, gradients: list[np.ndarray], slices_of=(1, 4, 16, 
         The codec, interpolated between the sizes of the slices.
     """
     d, many = gradients[0].size, 8
-    residual, room = _residual(compressor, gradients), np.empty(d, np.float32)
-    sizes, encode, first, more, grown = {}, {}, {}, {}, {}
+    residual, buffer = _residual(compressor, gradients), np.empty(d, np.float32)
+    sizes, encode, first_seconds, seconds_per_container, sum_sizes = {}, {}, {}, {}, {}
     for count in slices_of:
         length = d // count
         if length == 0:
@@ -61,25 +61,25 @@ def measure_codec(compressor, gradients: list[np.ndarray], slices_of=(1, 4, 16, 
             for start in starts:
                 part = slice(start, start + length)
                 started = time.thread_time()
-                np.copyto(room[part], gradient[part])
-                encoded = compressor.encode_compensated(room[part], residual[part], room[part], Stream(step=number))
+                np.copyto(buffer[part], gradient[part])
+                encoded = compressor.encode_compensated(buffer[part], residual[part], buffer[part], Stream(step=number))
                 made.append(time.thread_time() - started)
                 blobs.append(encoded.blob.copy())
         sizes[length], encode[length] = statistics.mean(blob.size for blob in blobs), statistics.median(made)
         one, sums = (_decode_seconds(blobs, length, containers) for containers in (1, many))
-        more[length] = max(sums - one, 0.01 * one) / (many - 1)
-        first[length] = max(one - more[length], 0.01 * one)
+        seconds_per_container[length] = max(sums - one, 0.01 * one) / (many - 1)
+        first_seconds[length] = max(one - seconds_per_container[length], 0.01 * one)
     summed = np.zeros(d, np.float32)
     for number, gradient in enumerate(gradients, 1):
-        grown[number] = compressor.encode(summed + gradient, Stream(rank=-2)).blob.size
-        decode_sum([container.parse(compressor.encode(gradient, Stream(rank=number)).blob, d)], room)
-        summed += room
-    growth = Curve({number: size / grown[1] for number, size in grown.items()}, grows=False)
-    size, encode, first, more = map(Curve, (sizes, encode, first, more))
+        sum_sizes[number] = compressor.encode(summed + gradient, Stream(rank=-2)).blob.size
+        decode_sum([container.parse(compressor.encode(gradient, Stream(rank=number)).blob, d)], buffer)
+        summed += buffer
+    growth = Curve({number: size / sum_sizes[1] for number, size in sum_sizes.items()}, grows=False)
+    size, encode, first, each = map(Curve, (sizes, encode, first_seconds, seconds_per_container))
     return Codec(
         lambda elements, summed: size(elements) * growth(summed),
         encode,
-        lambda elements, containers: first(elements) + containers * more(elements),
+        lambda elements, containers: first(elements) + containers * each(elements),
     )
 
 
@@ -124,11 +124,11 @@ def measure_reducible_codec(compressor, gradient: np.ndarray, times=9) -> Codec:
         The codec, for buckets of d elements only.
     """
     communicator, transport, taken = Allreduce(), _Loopback(), []
-    room, out = np.empty((2, gradient.size), np.float32)
+    buffer, out = np.empty((2, gradient.size), np.float32)
     for step in range(times):
         started = time.thread_time()
-        np.copyto(room, gradient)
-        pending = communicator.start(transport, "bucket", compressor, room, None, Stream(step=step))
+        np.copyto(buffer, gradient)
+        pending = communicator.start(transport, "bucket", compressor, buffer, None, Stream(step=step))
         encoded = time.thread_time()
         communicator.finish(pending, transport, out, 0.5)
         taken.append((encoded - started, time.thread_time() - encoded))

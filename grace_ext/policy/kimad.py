@@ -106,14 +106,14 @@ class DensityController(StepListener):
     def wrap_transport(self, transport: Transport) -> Transport:
         return MeteredTransport(transport, self.monitor.add)
 
-    def buckets_set(self, buckets: Sequence[BucketView]) -> None:
-        """Take over the buckets; see StepListener.
+    def check_buckets(self, buckets: Sequence[BucketView]) -> None:
+        """Check that each bucket can have a density of its own on each rank; see StepListener.
 
         Args:
             buckets: The buckets.
 
         Raises:
-            ConfigError: A bucket cannot have a density of its own on each rank.
+            ConfigError: One cannot.
         """
         for bucket in buckets:
             if bucket.communicator.switches:
@@ -126,6 +126,8 @@ class DensityController(StepListener):
                     f"schedule {self._schedule.name!r}: with {str(bucket.declared.sparsifier)!r} all ranks "
                     f"draw the same positions, so that they cannot differ in density"
                 )
+
+    def buckets_set(self, buckets: Sequence[BucketView]) -> None:
         self._buckets = buckets
         for kept in (self._sent, self._fixed, self._curves, self.densities):
             kept.clear()

@@ -47,14 +47,6 @@ class Patterns:
                 return found
         return None
 
-    def all(self) -> list:
-        """List what was made of all values.
-
-        Returns:
-            The list, in the order of the mapping.
-        """
-        return [found for _, _, found in self._rules]
-
 
 def _holds(size: int, comparison: str, limit: str) -> bool:
     return {"<=": size <= int(limit), "<": size < int(limit), ">=": size >= int(limit), ">": size > int(limit)}[comparison]

@@ -7,8 +7,8 @@ import pstats
 import pytest
 
 import grace_ext
-from grace_ext.exchange.bucketing import build_buckets
-from grace_ext.exchange.buckets import Tensor, make_buckets
+from grace_ext.exchange.bucketing import build_buckets, group_tensors
+from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import Rules
@@ -27,7 +27,7 @@ def test_buckets_respect_order_size_compressor_device_and_groups():
     ]
 
     def names(groups=None, limit=4 * 1300):
-        lists = make_buckets(tensors, lambda t: dense if t.ndim == 1 else sparse, limit, groups)
+        lists = group_tensors(tensors, lambda t: dense if t.ndim == 1 else sparse, limit, groups)
         return sorted([t.name for t in members] for members in lists)
 
     assert names() == [["bias"], ["big"], ["gpu"], ["x", "y"], ["z"]]

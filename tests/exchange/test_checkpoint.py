@@ -38,18 +38,22 @@ def test_pack_keeps_the_step_apart_from_the_memory():
 def test_as_many_ranks_go_on_where_they_were(on_resize):
     for rank in range(2):
         loaded = checkpoint.choose(saved(), exchange_of(rank), on_resize)
-        assert loaded.whole and not loaded.lost and loaded.state["step"] == 7
+        assert loaded.is_restored and not loaded.is_incomplete and loaded.state["step"] == 7
         assert np.array_equal(loaded.state["residual"]["a"], residual(rank)["residual"]["a"])
 
 
 def test_a_checkpoint_without_a_state_starts_from_zero():
     loaded = checkpoint.choose(None, exchange_of(), None)
-    assert loaded.state == {"step": 0} and not loaded.whole and loaded.lost
+    assert loaded.state == {"step": 0} and not loaded.is_restored and loaded.is_incomplete
 
 
 def test_a_rank_whose_memory_is_missing_keeps_the_step():
     loaded = checkpoint.choose(saved(there=[0]), exchange_of(1), None)
-    assert loaded.state == {"step": 7} and not loaded.whole and "that of rank 1 starts from zero" in loaded.what
+    assert (
+        loaded.state == {"step": 7}
+        and not loaded.is_restored
+        and "no memory of rank 1 (only of ranks [0])" in loaded.message
+    )
 
 
 @pytest.mark.parametrize("on_resize", [None, "redistribute"])
@@ -57,14 +61,14 @@ def test_other_ranks_share_what_is_owed(on_resize):
     loaded = [checkpoint.choose(saved(3), exchange_of(rank), on_resize) for rank in range(2)]
     owed = sum(residual(rank)["residual"]["b"].astype(float) for rank in range(3))
     assert np.allclose(sum(one.state["residual"]["b"] for one in loaded), owed, rtol=0, atol=1e-5)
-    assert all(one.whole and one.state["step"] == 7 for one in loaded)
+    assert all(one.is_restored and one.state["step"] == 7 for one in loaded)
 
 
 def test_other_ranks_may_start_from_zero():
     loaded = checkpoint.choose(saved(3), exchange_of(), "reset")
-    assert loaded.state == {"step": 7} and loaded.lost
+    assert loaded.state == {"step": 7} and loaded.is_incomplete
     loaded = checkpoint.choose(saved(3, there=[0, 2]), exchange_of(), None)
-    assert loaded.state == {"step": 7} and "those of ranks [0, 2] are there" in loaded.what
+    assert loaded.state == {"step": 7} and "those of ranks [0, 2] are there" in loaded.message
     with pytest.raises(ConfigError, match="needs the memories of all 3 ranks"):
         checkpoint.choose(saved(3, there=[0, 2]), exchange_of(), "redistribute")
 
@@ -73,7 +77,11 @@ def test_what_has_no_place_here_is_named():
     strange = saved()
     strange["memories"][0] = {"velocity": {"a": gauss(TENSORS[0].size)}, "residual": {"c": gauss(3)}}
     loaded = checkpoint.choose(strange, exchange_of(), None)
-    assert loaded.lost and "no memory here has velocity" in loaded.what and "no tensor here is named c" in loaded.what
+    assert (
+        loaded.is_incomplete
+        and "no memory here has velocity" in loaded.message
+        and "no tensor here is named c" in loaded.message
+    )
 
 
 def test_versions_and_policies_that_are_not_known():

@@ -248,3 +248,18 @@ def test_two_threads_may_start_the_first_buckets_of_a_step(monkeypatch):
     assert begun == [1]
     for bucket in exchange.buckets:
         exchange.finish(bucket, np.empty(50, np.float32))
+
+
+def test_buckets_that_a_listener_refuses_change_nothing():
+    exchange = Exchange(InProcessGroup(2).transport(0), "residual", 1.0, schedule={"density": "kimad"})
+    allgather, topk = parse_stage("communicator", "allgather"), grace_ext.compressor("topk:0.5")
+    taken = [exchange.bucket("a", [Tensor("a", 50, 1)], topk, allgather)]
+    exchange.set_buckets(taken)
+    exchange.load_state_dict({"residual": {"a": np.ones(50, np.float32)}})
+    refused = [exchange.bucket(name, [Tensor(name, 25, 1)], grace_ext.compressor("randomk:0.5"), allgather) for name in "bc"]
+    with pytest.raises(grace_ext.ConfigError, match="same positions"):
+        exchange.set_buckets(refused)
+    assert exchange.buckets is taken and exchange.state_dict()["residual"]["a"].sum() == 50
+    exchange.start(taken[0], lambda out: out.fill(0.0))
+    assert exchange.unfinished() == ("a",)
+    exchange.close()

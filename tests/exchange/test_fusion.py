@@ -292,7 +292,7 @@ def test_a_step_that_is_given_up_is_not_looked_for_any_more(communicator):
             exchange.start(bucket, lambda to: np.copyto(to, parts_of(1)[0]), out[0])
             exchange.pending(bucket)
         exchange.abort()
-        assert exchange._scheduler.run(lambda: "free").result(5) == "free"
+        assert exchange._scheduler.run_collective(lambda: "free").result(5) == "free"
         assert all((room == 7).all() for room in out)
 
     on_all_ranks(work)

@@ -8,7 +8,7 @@ from grace_ext.exchange.gradient_count import GradientCount
 class AtOnce:
     """A scheduler that runs what it is given."""
 
-    def run(self, function, *args):
+    def run_collective(self, function, *args):
         import concurrent.futures
 
         future = concurrent.futures.Future()

@@ -115,7 +115,7 @@ def test_buckets_that_have_not_been_started_or_failed_hide_nothing():
 
 def test_waiting_for_the_worker_is_exposed():
     meter = meter_of(done(Pending(handle(arrived=False), 0, {})))
-    assert meter.wait(lambda: time.sleep(0.01) or 7) == 7
+    assert meter.wait_for(lambda: time.sleep(0.01) or 7) == 7
     assert meter.late == meter.exposed >= 0.01
 
 

@@ -71,7 +71,7 @@ def test_a_rank_that_goes_back_has_its_own_memory_again():
         exchange, session = trained(transport, 1), StateSession(None, nothing_gathered)
         saved, before = session.save(exchange, ORDER), arrays_of(exchange)
         step(exchange, gradient(99))
-        session.go_back(saved, exchange)
+        session.restore(saved, exchange)
         again = session.save(exchange, ORDER)["memories"][transport.rank]["residual"]
         assert exchange.step == 1 and np.array_equal(again["a"], before["residual:a"])
 

@@ -33,7 +33,3 @@ def test_names_are_case_sensitive_and_match_as_a_whole():
 def test_keys_that_make_no_sense(key):
     with pytest.raises(ConfigError, match="rules: "):
         Patterns("rules", {key: "x"}, str)
-
-
-def test_all_values_in_their_order():
-    assert Patterns("rules", {"b": "1", "a": "2"}, int).all() == [1, 2]

@@ -32,10 +32,10 @@ def hurried():
     """A context in which choosing takes few steps, is repeated soon, and gives every plan its trial. Yields the list of the
     plans that were tried."""
     tuner, plans = auto_tuner.AutoTuner, []
-    plans_of, tried = auto_tuner.plans, tuner._tried
+    plans_of, tried = auto_tuner.plans, tuner._end_trial
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(auto_tuner, "plans", lambda predicted, slack: plans_of(predicted, 1e9)))
         for name, value in {"_SECONDS": 0.01, "_ROUNDS": 1, "_CHECK": 5, "_AGAIN": 10, "_SLOWER": 1e9}.items():
             stack.enter_context(mock.patch.object(auto_tuner, name, value))
-        stack.enter_context(mock.patch.object(tuner, "_tried", lambda self: (plans.append(self.plan), tried(self))))
+        stack.enter_context(mock.patch.object(tuner, "_end_trial", lambda self: (plans.append(self.plan), tried(self))))
         yield plans

@@ -3,7 +3,8 @@
 import numpy as np
 
 import grace_ext
-from grace_ext.exchange.buckets import Tensor, make_buckets
+from grace_ext.exchange.bucketing import group_tensors
+from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
 from grace_ext.pipeline.spec import parse_stage
 from support.arrays import gauss
@@ -20,7 +21,7 @@ def gradient(rank, step):
 
 def make(transport, memory, spec="topk:0.1/rice/raw", weight=None, tensors=TENSORS, schedule=None, communicator="allgather"):
     exchange = Exchange(transport, memory, weight or 1 / transport.size, schedule=schedule)
-    lists = make_buckets(tensors, exchange.memory_of, 2**30)
+    lists = group_tensors(tensors, exchange.memory_of, 2**30)
     exchange.set_buckets(
         [
             exchange.bucket(f"bucket{i}", members, grace_ext.compressor(spec), parse_stage("communicator", communicator))
