@@ -79,7 +79,7 @@ class CompressionState:
         worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         exchange = shared.make_exchange(transport, 1 / transport.size, worker)
         if transport.size > 1:
-            watch_ranks(exchange, lambda message: transport.gather(message).wait(), np.empty(0, np.uint8))
+            watch_ranks(exchange, lambda message: transport.allgather_equal(message).wait(), np.empty(0, np.uint8))
         self._buckets = DdpBuckets(parameters, exchange, worker, shared, f"grace_ext.{group.group_name}")
 
     def state_dict(self) -> dict:
@@ -121,7 +121,7 @@ class CompressionState:
         """Bytes, ratio and seconds per stage, in total and of the last step.
 
         Returns:
-            What grace_ext.exchange.Exchange.stats describes.
+            What docs/observability.md describes.
         """
         return self._buckets.exchange.stats()
 

@@ -27,38 +27,38 @@ class GroupTransport(EqualLengthTransport):
 
     def gather_to(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
         """A collective that returns all ranks' payloads, uint8[m], on rank `to` only, an empty list elsewhere."""
-        lengths = lengths_in(self.gather(head_of(payload)).wait())
+        lengths = lengths_in(self.allgather_equal(head_of(payload)).wait())
         message = torch.from_numpy(padded_message([payload], int(lengths.max()))).to(self._device)
         rows = [torch.empty_like(message) for _ in lengths] if self.rank == to else None
         dist.gather(message, rows, dist.get_global_rank(self._group, to), group=self._group)
         return [row[:length].cpu().numpy() for row, length in zip(rows or [], lengths, strict=False)]
 
-    def spread(self, message: np.ndarray, root: int) -> CollectiveHandle:
+    def broadcast_equal(self, message: np.ndarray, root: int) -> CollectiveHandle:
         row = torch.from_numpy(message[None]).to(self._device)
         source = dist.get_global_rank(self._group, root)
         return _under_way(dist.broadcast(row, source, self._group, async_op=True), row, row)
 
-    def gather(self, message: np.ndarray) -> CollectiveHandle:
+    def allgather_equal(self, message: np.ndarray) -> CollectiveHandle:
         own = torch.from_numpy(message).to(self._device)
         rows = torch.empty(self.size, message.size, dtype=torch.uint8, device=self._device)
         return _under_way(dist.all_gather(list(rows), own, group=self._group, async_op=True), rows, own)
 
-    def exchange(self, message: np.ndarray, splits: list[int], received: list[int]) -> CollectiveHandle:
+    def alltoall_known(self, message: np.ndarray, splits: list[int], received: list[int]) -> CollectiveHandle:
         own = torch.from_numpy(message).to(self._device)
         parts = torch.empty(sum(received), dtype=torch.uint8, device=self._device)
         return _under_way(dist.all_to_all_single(parts, own, received, splits, self._group, async_op=True), parts, own)
 
-    def exchange_with(self, outgoing: dict[int, np.ndarray], incoming: dict[int, int]) -> dict[int, np.ndarray]:
+    def send_and_receive(self, outgoing: dict[int, np.ndarray], incoming: dict[int, int]) -> dict[int, np.ndarray]:
         sent = {rank: torch.from_numpy(payload).to(self._device) for rank, payload in outgoing.items()}
-        rooms = {rank: torch.empty(size, dtype=torch.uint8, device=self._device) for rank, size in incoming.items()}
+        buffers = {rank: torch.empty(size, dtype=torch.uint8, device=self._device) for rank, size in incoming.items()}
         operations = [
             dist.P2POp(operation, tensor, dist.get_global_rank(self._group, rank), self._group)
-            for operation, tensors in ((dist.isend, sent), (dist.irecv, rooms))
+            for operation, tensors in ((dist.isend, sent), (dist.irecv, buffers))
             for rank, tensor in tensors.items()
         ]
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
-        return {rank: room.cpu().numpy() for rank, room in rooms.items()}
+        return {rank: buffer.cpu().numpy() for rank, buffer in buffers.items()}
 
 
 def _under_way(work, result: torch.Tensor, *sent: torch.Tensor) -> CollectiveHandle:

@@ -1,7 +1,7 @@
 """Payloads of different lengths over a library whose collectives take messages of equal lengths.
 
-A payload has its length in front, and is padded with zeros to the room that the name's last payloads, which all ranks have
-seen, would have needed. If some rank's payload is longer, all ranks see it, and a second collective carries the rests.
+A payload has its length in front, and is padded with zeros to the capacity that the name's last payloads, which all ranks
+have seen, would have needed. If some rank's payload is longer, all ranks see it, and a second collective carries the rests.
 """
 
 import collections
@@ -19,21 +19,21 @@ _KEPT = 8  # steps whose longest payload is remembered
 class EqualLengthTransport(Transport):
     """Makes collectives of different lengths out of those of equal lengths, which a subclass has.
 
-    All ranks start the collectives in the same order. In an alltoall each pair of ranks has a room of its own, and sends the
-    rest from one to the other.
+    All ranks start the collectives in the same order. In an alltoall each pair of ranks has a capacity of its own, and
+    sends the rest from one to the other.
     """
 
     def __init__(self) -> None:
         #: By name the lengths of the longest payloads of the last steps: a codec that now and then says "not finite" in a
-        #: few bytes keeps its room, and one whose density was lowered does not keep it for long.
+        #: few bytes keeps its capacity, and one whose density was lowered does not keep it for long.
         self.longest: dict[str, collections.deque[int]] = {}
         #: The same of alltoall, by name, sender and receiver.
         self.longest_of_pairs: dict[tuple[str, int, int], collections.deque[int]] = {}
-        #: How many payloads did not fit.
-        self.second_gathers = 0
+        #: Number of allgathers and broadcasts that needed a second collective.
+        self.second_collectives = 0
 
     def forget_lengths(self) -> None:
-        """For names that now mean something else. Call it on all ranks in the same step."""
+        """Discard the remembered payload lengths, because names refer to other buckets now. Call it on all ranks in the same step."""
         self.longest.clear()
         self.longest_of_pairs.clear()
 
@@ -46,7 +46,7 @@ class EqualLengthTransport(Transport):
     def alltoall(self, name: str, payload: np.ndarray, splits: list[int]) -> CollectiveHandle:
         return _Pairs(self, name, np.split(payload, np.cumsum(splits)[:-1]))
 
-    def gather(self, message: np.ndarray) -> CollectiveHandle:
+    def allgather_equal(self, message: np.ndarray) -> CollectiveHandle:
         """Give all ranks the messages of all.
 
         Args:
@@ -57,7 +57,7 @@ class EqualLengthTransport(Transport):
         """
         raise NotImplementedError
 
-    def spread(self, message: np.ndarray, root: int) -> CollectiveHandle:
+    def broadcast_equal(self, message: np.ndarray, root: int) -> CollectiveHandle:
         """Give all ranks the message of one.
 
         Args:
@@ -69,7 +69,7 @@ class EqualLengthTransport(Transport):
         """
         raise NotImplementedError
 
-    def exchange(self, message: np.ndarray, splits: list[int], received: list[int]) -> CollectiveHandle:
+    def alltoall_known(self, message: np.ndarray, splits: list[int], received: list[int]) -> CollectiveHandle:
         """Send each rank its part of a message.
 
         Args:
@@ -82,7 +82,7 @@ class EqualLengthTransport(Transport):
         """
         raise NotImplementedError
 
-    def exchange_with(self, outgoing: dict[int, np.ndarray], incoming: dict[int, int]) -> dict[int, np.ndarray]:
+    def send_and_receive(self, outgoing: dict[int, np.ndarray], incoming: dict[int, int]) -> dict[int, np.ndarray]:
         """Send messages to some ranks, receive some from others, and wait for them.
 
         Args:
@@ -100,27 +100,29 @@ class _Payloads(CollectiveHandle):
         """root: whose payload all ranks get; None for those of all."""
         super().__init__(self._receive)
         self._transport, self._payload = transport, payload
-        self._collect = transport.gather if root is None else functools.partial(transport.spread, root=root)
+        self._collect = (
+            transport.allgather_equal if root is None else functools.partial(transport.broadcast_equal, root=root)
+        )
         self._sends = root in (None, transport.rank)
         self._longest = transport.longest.setdefault(name, collections.deque(maxlen=_KEPT))
-        self._room = room_for(max(self._longest)) if self._longest else 0
-        self._first = self._collect(padded_message([head_of(payload), payload[: self._room]], HEAD + self._room))
+        self._capacity = capacity_for(max(self._longest)) if self._longest else 0
+        self._first = self._collect(padded_message([head_of(payload), payload[: self._capacity]], HEAD + self._capacity))
 
     def _receive(self) -> np.ndarray:
         rows = self._first.wait()
         lengths = lengths_in(rows)
-        longest, room, transport = int(lengths.max()), self._room, self._transport
+        longest, capacity, transport = int(lengths.max()), self._capacity, self._transport
         self._longest.append(longest)
-        parts = [row[HEAD : HEAD + min(length, room)] for row, length in zip(rows, lengths, strict=True)]
-        if longest > room:
-            transport.second_gathers += 1
-            rests = self._collect(padded_message([self._payload[room:]], longest - room)).wait()
+        parts = [row[HEAD : HEAD + min(length, capacity)] for row, length in zip(rows, lengths, strict=True)]
+        if longest > capacity:
+            transport.second_collectives += 1
+            rests = self._collect(padded_message([self._payload[capacity:]], longest - capacity)).wait()
             parts = [
                 part
                 for row, length, first in zip(rests, lengths, parts, strict=True)
-                for part in (first, row[: max(0, length - room)])
+                for part in (first, row[: max(0, length - capacity)])
             ]
-        self.padding = HEAD + max(room, longest) - self._payload.size if self._sends else 0
+        self.padding = HEAD + max(capacity, longest) - self._payload.size if self._sends else 0
         return np.concatenate(parts)
 
 
@@ -135,28 +137,28 @@ class _Pairs(CollectiveHandle):
             [self._kept(name, *pair(rank)) for rank in ranks]
             for pair in (lambda rank: (own, rank), lambda rank: (rank, own))
         )
-        rooms, self._rooms = (
-            [room_for(max(kept)) if kept else 0 for kept in lists] for lists in (self._sent, self._received)
+        capacities, self._capacities = (
+            [capacity_for(max(kept)) if kept else 0 for kept in lists] for lists in (self._sent, self._received)
         )
         messages = [
-            padded_message([head_of(payload), payload[:room]], HEAD + room)
-            for payload, room in zip(payloads, rooms, strict=True)
+            padded_message([head_of(payload), payload[:capacity]], HEAD + capacity)
+            for payload, capacity in zip(payloads, capacities, strict=True)
         ]
         messages[own] = messages[own][:0]
         self._rests = {
-            rank: payload[room:]
-            for rank, (payload, room) in enumerate(zip(payloads, rooms, strict=True))
-            if payload.size > room and rank != own
+            rank: payload[capacity:]
+            for rank, (payload, capacity) in enumerate(zip(payloads, capacities, strict=True))
+            if payload.size > capacity and rank != own
         }
         self.padding = (
             sum(message.size for message in messages)
             + sum(rest.size for rest in self._rests.values())
             - sum(payload.size for payload in payloads)
         )
-        self._first = transport.exchange(
+        self._first = transport.alltoall_known(
             np.concatenate(messages),
             [message.size for message in messages],
-            [HEAD + room if rank != own else 0 for rank, room in enumerate(self._rooms)],
+            [HEAD + capacity if rank != own else 0 for rank, capacity in enumerate(self._capacities)],
         )
 
     def _kept(self, name: str, sender: int, receiver: int) -> collections.deque[int]:
@@ -165,18 +167,18 @@ class _Pairs(CollectiveHandle):
     def _receive(self) -> np.ndarray:
         received, own = self._first.wait(), self._transport.rank
         parts, incoming, at = [], {}, 0
-        for rank, (room, payload) in enumerate(zip(self._rooms, self._payloads, strict=True)):
+        for rank, (capacity, payload) in enumerate(zip(self._capacities, self._payloads, strict=True)):
             self._sent[rank].append(payload.size)
             if rank == own:
                 parts.append(payload)
                 continue
             (length,) = lengths_in(received[None, at : at + HEAD])
             self._received[rank].append(int(length))
-            parts.append(received[at + HEAD : at + HEAD + min(length, room)])
-            if length > room:
-                incoming[rank] = int(length) - room
-            at += HEAD + room
-        for rank, rest in self._transport.exchange_with(self._rests, incoming).items():
+            parts.append(received[at + HEAD : at + HEAD + min(length, capacity)])
+            if length > capacity:
+                incoming[rank] = int(length) - capacity
+            at += HEAD + capacity
+        for rank, rest in self._transport.send_and_receive(self._rests, incoming).items():
             parts[rank] = np.concatenate([parts[rank], rest])
         return np.concatenate(parts)
 
@@ -218,7 +220,7 @@ def padded_message(parts: list[np.ndarray], size: int) -> np.ndarray:
     return np.concatenate([*parts, np.zeros(size - sum(part.size for part in parts), np.uint8)])
 
 
-def room_for(longest: int) -> int:
+def capacity_for(longest: int) -> int:
     """A little more than the longest payload of late, since the next one may be longer.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import ContainerError
 
 _HEAD = 16  # two uint64: the bytes of the payload, and those of all
-_MOST = 16  # a length is kept as long as less than 1 / 16 of it is padding
+_MOST = 16  # a length is kept as long as the padding is at most 1 / 16 of the payload
 
 
 def with_headroom(size: int) -> int:

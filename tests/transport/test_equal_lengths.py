@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from grace_ext.transport import CollectiveHandle, InProcessGroup
-from grace_ext.transport.equal_lengths import EqualLengthTransport, room_for
+from grace_ext.transport.equal_lengths import EqualLengthTransport, capacity_for
 
 RANKS = 3
 
@@ -19,20 +19,20 @@ class OverThreads(EqualLengthTransport):
         super().__init__()
         self.rank, self.size, self._transport, self._number = transport.rank, transport.size, transport, itertools.count()
 
-    def gather(self, message):
+    def allgather_equal(self, message):
         rows = self._transport.allgather(f"gather{next(self._number)}", message).wait().reshape(self.size, message.size)
         return CollectiveHandle.finished(rows)
 
-    def spread(self, message, root):
-        rows = self.gather(message).wait()
+    def broadcast_equal(self, message, root):
+        rows = self.allgather_equal(message).wait()
         return CollectiveHandle.finished(rows[root : root + 1])
 
-    def exchange(self, message, splits, received):
+    def alltoall_known(self, message, splits, received):
         parts = self._transport.alltoall(f"exchange{next(self._number)}", message, splits).wait()
         assert parts.size == sum(received)
         return CollectiveHandle.finished(parts)
 
-    def exchange_with(self, outgoing, incoming):
+    def send_and_receive(self, outgoing, incoming):
         payloads = [outgoing.get(rank, np.empty(0, np.uint8)) for rank in range(self.size)]
         joined = self._transport.alltoall(
             f"rest{next(self._number)}", np.concatenate(payloads), [one.size for one in payloads]
@@ -59,9 +59,9 @@ def test_all_ranks_get_all_payloads_whatever_their_lengths():
         for sizes in STEPS:
             received = transport.allgather("a", payload(sizes[transport.rank], transport.rank)).wait()
             assert received.tobytes() == b"".join(payload(size, rank).tobytes() for rank, size in enumerate(sizes))
-        return transport.second_gathers
+        return transport.second_collectives
 
-    # The first has no room; 9 bytes fit in that of the second; 200 and 500 do not fit.
+    # The first has no capacity; 9 bytes fit in that of the second; 200 and 500 do not fit.
     assert on_all_ranks(run) == [3] * RANKS
 
 
@@ -73,7 +73,7 @@ def test_the_padding_is_what_is_sent_beside_the_payload():
         second.wait()
         return handles[0].padding, second.padding
 
-    assert on_all_ranks(run) == [(8, 8 + room_for(100) - 40)] * RANKS
+    assert on_all_ranks(run) == [(8, 8 + capacity_for(100) - 40)] * RANKS
 
 
 @pytest.mark.parametrize("root", range(RANKS))
@@ -86,7 +86,7 @@ def test_a_broadcast_gives_the_roots_payload(root):
     on_all_ranks(run)
 
 
-def test_an_alltoall_has_a_room_for_each_pair():
+def test_an_alltoall_has_a_capacity_for_each_pair():
     def run(transport):
         for step, sizes in enumerate(STEPS):
             splits = [sizes[(transport.rank + to) % RANKS] for to in range(RANKS)]
@@ -98,7 +98,7 @@ def test_an_alltoall_has_a_room_for_each_pair():
     on_all_ranks(run)
 
 
-def test_forgotten_lengths_leave_no_room():
+def test_forgotten_lengths_leave_no_capacity():
     def run(transport):
         transport.allgather("a", payload(100, transport.rank)).wait()
         transport.forget_lengths()

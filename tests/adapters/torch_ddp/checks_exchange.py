@@ -15,7 +15,7 @@ from grace_ext import ConfigError
 from grace_ext.adapters._torch.ddp_transport import GroupTransport
 from grace_ext.observe import Timeline
 from grace_ext.observe.capture import Capture
-from grace_ext.transport.equal_lengths import room_for
+from grace_ext.transport.equal_lengths import capacity_for
 
 
 @check_under_every_launcher
@@ -239,15 +239,15 @@ def payloads_of_any_lengths_are_gathered():
     lengths = np.random.default_rng(0).integers(0, 300, (60, transport.size))
     lengths[10], lengths[11], lengths[12] = 0, 1, 5000
     lengths[13, 0] = 20_000
-    longest, second_gathers = lengths.max(axis=1), 0
+    longest, second_collectives = lengths.max(axis=1), 0
     for step, row in enumerate(lengths):
         parts = [np.random.default_rng([step, rank]).integers(0, 256, n, np.uint8) for rank, n in enumerate(row)]
         handle = transport.allgather("x", parts[transport.rank])
         assert np.array_equal(handle.wait(), np.concatenate(parts)), (step, row)
-        room = room_for(longest[max(0, step - 8) : step].max()) if step else 0
-        second_gathers += longest[step] > room
-        assert handle.padding == 8 + max(room, longest[step]) - row[transport.rank], step
-    assert transport.second_gathers == second_gathers < 15, (transport.second_gathers, second_gathers)
+        capacity = capacity_for(longest[max(0, step - 8) : step].max()) if step else 0
+        second_collectives += longest[step] > capacity
+        assert handle.padding == 8 + max(capacity, longest[step]) - row[transport.rank], step
+    assert transport.second_collectives == second_collectives < 15, (transport.second_collectives, second_collectives)
 
 
 @check
@@ -255,8 +255,8 @@ def in_the_steady_state_payloads_go_by_one_collective():
     _, state = train("topk:0.01/rice/qsgd:7", steps=30)
     transport = state._buckets.exchange.transport
     # One for each bucket of two layouts and one for each layout's check have to be; and few by chance.
-    assert transport.second_gathers <= 3 + 2 + 4, transport.second_gathers
+    assert transport.second_collectives <= 3 + 2 + 4, transport.second_collectives
     stats = state.compression_stats()["last_step"]["compressed"]
     # The containers of both buckets are small, and go together.
-    (room,) = (8 + room_for(max(longest)) for name, longest in transport.longest.items() if name.endswith(".fused"))
-    assert 0.8 * room < stats["bytes_out"] < 1.05 * room, (stats, room)
+    (capacity,) = (8 + capacity_for(max(longest)) for name, longest in transport.longest.items() if name.endswith(".fused"))
+    assert 0.8 * capacity < stats["bytes_out"] < 1.05 * capacity, (stats, capacity)

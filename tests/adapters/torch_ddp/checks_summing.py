@@ -8,7 +8,7 @@ from support.checking import check, check_under_every_launcher
 from support.summing_reference import CASES, check_against_one_process, on_two_hosts
 
 from grace_ext.adapters._torch.ddp_transport import GroupTransport
-from grace_ext.transport.equal_lengths import HEAD, room_for
+from grace_ext.transport.equal_lengths import HEAD, capacity_for
 
 
 @check
@@ -53,6 +53,6 @@ def payloads_of_any_lengths_go_to_their_ranks():
         handle = transport.alltoall("x", np.concatenate(parts[own]), table[own].tolist())
         assert np.array_equal(handle.wait(), np.concatenate([row[own] for row in parts])), (step, table)
         longest = lengths[max(0, step - 8) : step, own].max(axis=0) if step else 0 * table[own]
-        rooms = [max(room_for(n) if step else 0, length) for n, length in zip(longest, table[own], strict=True)]
-        sent = sum(HEAD + room for rank, room in enumerate(rooms) if rank != own)
+        capacities = [max(capacity_for(n) if step else 0, length) for n, length in zip(longest, table[own], strict=True)]
+        sent = sum(HEAD + capacity for rank, capacity in enumerate(capacities) if rank != own)
         assert handle.padding == sent - table[own].sum(), step
