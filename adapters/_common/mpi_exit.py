@@ -1,8 +1,8 @@
 """No rank is left hanging when one fails.
 
 A rank that ends with an exception waits in MPI_Finalize for the others, which wait for its messages. `python -m mpi4py`
-ends the job instead; so does this, without it, as Python exits: the traceback has been printed by then. So does a server
-that clients did not answer as it told them that training is over, if they do not come to MPI_Finalize either.
+ends the job instead; so does this, without it, as Python exits: the traceback has been printed by then. A server also ends
+the job if clients neither answer its stop message nor reach MPI_Finalize.
 """
 
 import atexit
@@ -46,7 +46,8 @@ def _end_all_ranks() -> None:
             f"federated: ranks {sorted(_silent)} did not answer; if they do not end within {PATIENCE:g} s, the job ends "
             f"without them"
         )
-        # A thread of C: MPI_Finalize keeps the interpreter lock. Later than here, nothing would watch it.
+        # A thread of C, because MPI_Finalize keeps the interpreter lock. Finalize here, because a hang in mpi4py's own call at
+        # exit would go unnoticed.
         faulthandler.dump_traceback_later(PATIENCE, exit=True, file=sys.__stderr__)
         MPI.Finalize()
         faulthandler.cancel_dump_traceback_later()

@@ -33,8 +33,6 @@ from grace_ext import ConfigError
 from grace_ext.exchange.engine import Exchange
 from grace_ext.transport import topology
 
-from .._horovod.exits import shuts_down
-
 _LOG = logging.getLogger("grace_ext")
 #: In the environment, with their defaults: seconds after which a stopped rank is killed, and after which a rank that waits
 #: ends itself; 0: never.
@@ -45,10 +43,12 @@ _REPORT = 60  # looks after which waiting is reported
 _FLUSH = 5.0  # seconds for the output of a rank that ends
 _BROKEN = re.compile("Horovod|gloo|NCCL|Connection (closed|reset) by peer")  # errors of a rank that others have left
 _LEAVES = b"grace_ext left"  # the name of a process that ends for another reason
-_FAREWELL, _NAP = 5.0, 0.05  # seconds in which those that left should be gone, and between two looks at them
+_EXIT_PATIENCE, _NAP = 5.0, 0.05  # seconds in which those that left should be gone, and between two looks at them
 _GONE, _HALTED, _RUNS = "gone", "stopped", "runs"
 _HOST = 48  # bytes of a host's name
 _RECORD = struct.Struct(f"<8sIIQ{_HOST}s")
+#: Each says whether this process is in the shutdown of a library that waits for other ranks; adapters add theirs.
+shutdown_checks: list[Callable[[], bool]] = []
 
 
 def watch_ranks(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray], message: np.ndarray) -> np.ndarray:
@@ -125,7 +125,7 @@ class Watcher:
     """Looks after the ranks that this one exchanges with, whenever `check` is called: once a second.
 
     stopped, stall: what the variables say. kill(pid, signal), end(): to end another process, and this one. shuts_down() ->
-    whether this one is in Horovod's shutdown.
+    whether this one is in a shutdown that waits for other ranks.
     """
 
     _own: Process  # whose rank elastic Horovod changes
@@ -135,7 +135,7 @@ class Watcher:
         self._shutting = 0  # at how many looks it did
         self._lock = threading.Lock()  # of _watched, to which another thread may add while this one looks
         self._watched: weakref.WeakKeyDictionary[Exchange, _Watched] = weakref.WeakKeyDictionary()
-        self._met: set[Process] = set()  # on this machine, whether or not their exchange is still there
+        self._known_processes: set[Process] = set()  # on this machine, whether or not their exchange is still there
         #: Of processes of this machine: their state, and at how many looks it has been that.
         self._states: dict[Process, tuple[str, int]] = {}
 
@@ -144,7 +144,7 @@ class Watcher:
         here = [one for one in ranks if one.machine == own.machine and one.pid != own.pid and one.state() != _GONE]
         elsewhere = sorted({one.host for one in ranks if one.machine != own.machine})
         with self._lock:
-            self._met = {process for process in self._met if process.state() != _GONE}.union(here)
+            self._known_processes = {process for process in self._known_processes if process.state() != _GONE}.union(here)
             self._watched[exchange] = _Watched(here, elsewhere)
 
     def _all(self) -> "list[tuple[Exchange, _Watched]]":
@@ -155,7 +155,8 @@ class Watcher:
         self._shutting = self._shutting + 1 if self._shuts_down() else 0
         idle = {exchange: one for exchange, one in self._all() if not one.goes_on(exchange)}
         before, self._states = self._states, {}
-        for process in self._met if self._shutting else {process for one in idle.values() for process in one.here}:
+        waited_for = {process for one in idle.values() for process in one.here}
+        for process in self._known_processes if self._shutting else waited_for:
             state = process.state()
             known, looks = before.get(process, (state, 0))
             self._states[process] = state, looks + 1 if state == known else 1
@@ -163,8 +164,8 @@ class Watcher:
             self._kill_stopped(idle)
         for exchange, one in idle.items():
             if one.waits:
-                self._judge(_where(exchange), one)
-        self._judge_shutdown()
+                self._check_waiting(_where(exchange), one)
+        self._check_shutdown()
 
     def _which(self, state: str, looks: float = 1) -> list[Process]:
         """Processes of this machine that have been in the state at so many looks."""
@@ -190,7 +191,7 @@ class Watcher:
                 self._say(f"rank {process.rank} cannot be killed from here: this rank ends instead")
                 self._end()
 
-    def _judge(self, where: str, one: "_Watched") -> None:
+    def _check_waiting(self, where: str, one: "_Watched") -> None:
         """End this rank if what it waits for cannot come, or if that is wanted; report it otherwise."""
         gone = [process for process in self._which(_GONE, self._stopped) if process in one.here]
         if self._stopped and gone and one.waits >= self._stopped and not _is_elastic():
@@ -208,7 +209,7 @@ class Watcher:
                 f"long, or save something. {STALL}=N in the environment ends a rank that has waited for N seconds"
             )
 
-    def _judge_shutdown(self) -> None:
+    def _check_shutdown(self) -> None:
         """It waits for nothing but the other ranks' threads of Horovod, one of which may never come: see _horovod/exits.py. A
         rank that is stopped has a time of its own, and is named."""
         if self._stopped and self._shutting >= self._stopped and not _is_elastic() and not self._which(_HALTED):
@@ -265,10 +266,14 @@ _watchers: list[Watcher] = []  # one, once there is something to look after
 
 def _watcher() -> Watcher:
     if not _watchers:
-        _watchers.append(Watcher(_seconds(STOPPED), _seconds(STALL), os.kill, _end, shuts_down))
-        threading.Thread(target=_look_on, args=_watchers, name="grace_ext stalls", daemon=True).start()
-        atexit.register(_look_back, *_watchers)
+        _watchers.append(Watcher(_seconds(STOPPED), _seconds(STALL), os.kill, _end, _shuts_down))
+        threading.Thread(target=_watch_loop, args=_watchers, name="grace_ext stalls", daemon=True).start()
+        atexit.register(_report_at_exit, *_watchers)
     return _watchers[0]
+
+
+def _shuts_down() -> bool:
+    return any(check() for check in shutdown_checks)
 
 
 def _is_elastic() -> bool:
@@ -276,13 +281,13 @@ def _is_elastic() -> bool:
     return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
-def _look_on(watcher: Watcher) -> None:
+def _watch_loop(watcher: Watcher) -> None:
     while True:
         time.sleep(_LOOK)
         watcher.check()
 
 
-def _look_back(watcher: Watcher) -> None:
+def _report_at_exit(watcher: Watcher) -> None:
     """At the end of this rank. If it only fails because others left, it lets these end first, which launchers name then, and
     names them itself. Else it says by its process's name that it was not left by others."""
     error = getattr(sys, "last_value", None)  # that nobody caught
@@ -290,7 +295,7 @@ def _look_back(watcher: Watcher) -> None:
         with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as file:
             file.write(_LEAVES)
         return
-    end = time.monotonic() + _FAREWELL
+    end = time.monotonic() + _EXIT_PATIENCE
 
     def wait() -> bool:
         time.sleep(_NAP)

@@ -11,6 +11,8 @@ import atexit
 import faulthandler
 import sys
 
+from .._common import stalls
+
 GRACE_SECONDS = 10
 
 
@@ -51,6 +53,9 @@ def shuts_down() -> bool:
     """Whether a thread is in hvd.shutdown(). (A look at all threads' frames would say it, too, but sys._current_frames of
     Python 3.11 can hang the process for good: CPython's issue 106883.)"""
     return any(shutdown.under_way for shutdown in _shutdowns)
+
+
+stalls.shutdown_checks.append(shuts_down)
 
 
 def _watch_failed_exit() -> None:

@@ -25,14 +25,14 @@ class SwitchedNodes(BucketNodes):
         self._levels = bucket.communicator.max_collectives(self._exchange.transport)
 
     def start(self, gradients, order):
-        sent = self._part(self._encode, self._inputs(gradients), order)
+        sent = self._python_node(self._encode, self._inputs(gradients), order)
         with tf.device("/cpu:0"):
             bypassed = [
                 self._bypassed(sent[0], number, gradients[tensor.name]) for number, tensor in enumerate(self._bucket.tensors)
             ]
         return [*sent, *bypassed]
 
-    def _part(self, function, inputs, order) -> list[tf.Tensor]:
+    def _python_node(self, function, inputs, order) -> list[tf.Tensor]:
         """A node of Python: it gives the number of a collective's kind, and the collective's inputs."""
         kind, payload, splits = self._graph.call(function, inputs, [tf.int32, tf.uint8, tf.int32], order)
         kind.set_shape([])
@@ -61,7 +61,7 @@ class SwitchedNodes(BucketNodes):
         inputs, bypassed = sent[:3], sent[3:]
         received = self._collective(0, *inputs, process_set)
         for level in range(1, self._levels):
-            inputs = self._part(functools.partial(self._advance, level), [received], order)
+            inputs = self._python_node(functools.partial(self._advance, level), [received], order)
             received = self._collective(level, *inputs, process_set)
         return [received, *bypassed]
 
@@ -88,7 +88,7 @@ class SwitchedNodes(BucketNodes):
         dtype = self._exchange.bypass_dtype(self._bucket)
         if dtype is None:
             super()._encode(*arrays)
-            return self._said(self._exchange.pending(self._bucket).handle)
+            return self._outputs_for(self._exchange.pending(self._bucket).handle)
         if self._is_first:
             self._graph.check_idle()
         if on_gradient := self._exchange.gradient_callback(self._bucket):
@@ -97,10 +97,10 @@ class SwitchedNodes(BucketNodes):
             on_gradient(gradient, None)
         handle = GraphHandle(dtype)
         self._exchange.submit_bypass(self._bucket, BypassPending(handle, self._bucket.size * _BYPASSES[dtype].size, {}))
-        return self._said(handle)
+        return self._outputs_for(handle)
 
     @staticmethod
-    def _said(handle: GraphHandle | None) -> list:
+    def _outputs_for(handle: GraphHandle | None) -> list:
         """The outputs of a Python part. handle: of the collective to start next; None if there is none."""
         if handle is None or handle.collective in _BYPASSES:
             return [np.int32(_KINDS.index(handle.collective if handle else "")), _NO_BYTES, _NO_SPLITS]
@@ -111,10 +111,10 @@ class SwitchedNodes(BucketNodes):
     def _advance(self, level, received):
         handle = self._receive(received)
         if level >= len(self._bucket.communicator.collectives_of(self._exchange.transport)):
-            return self._said(None)
+            return self._outputs_for(None)
         self._exchange.advance(self._bucket)
         following = self._exchange.pending(self._bucket).handle
-        return self._said(None if following is handle else following)
+        return self._outputs_for(None if following is handle else following)
 
     def _receive(self, received) -> GraphHandle:
         handle = self._exchange.pending(self._bucket).handle

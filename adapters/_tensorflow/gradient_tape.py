@@ -121,7 +121,7 @@ class _WrappedTape:
         """Bytes, ratio and seconds per stage, in total and of the last step.
 
         Returns:
-            What grace_ext.exchange.Exchange.stats describes, for the sources that `gradient` was last called with, over all
+            What docs/observability.md describes, for the sources that `gradient` was last called with, over all
             tapes.
         """
         return {"steps": 0} if self._reducer is None else self._reducer.stats()
@@ -134,7 +134,7 @@ def compression_stats(sources: Any) -> dict:
         sources: What `gradient` was called with.
 
     Returns:
-        What grace_ext.exchange.Exchange.stats describes. If there were tapes with different options, that of the last ones.
+        What docs/observability.md describes. If there were tapes with different options, that of the last ones.
     """
     reducer = _last_reducer(sources)
     return {"steps": 0} if reducer is None else reducer.stats()

@@ -45,7 +45,7 @@ class _Common:
         """Bytes, ratio and seconds per stage, in total and of the last step.
 
         Returns:
-            What grace_ext.exchange.Exchange.stats describes.
+            What docs/observability.md describes.
         """
         return self._grace.reducer.stats()
 

@@ -15,7 +15,7 @@ from .._common.stalls import check_config_digests
 from .._horovod.options import HorovodOptions, group_names
 from .bypass import BypassBucket
 from .device import behind_current_stream
-from .output_buffer import OutputBuffer, as_gradient
+from .output_buffer import OutputBuffer, to_gradient_layout
 from .parameter_buckets import ParameterBuckets, as_tensor
 from .rows import comes_as_rows
 
@@ -49,9 +49,9 @@ class TorchBuckets(ParameterBuckets):
         self.has_new_gradients = False
         #: Whether steps exchange what a closure returned.
         self.has_losses = False
-        self._take_part()
+        self._select_parameters()
 
-    def _take_part(self) -> None:
+    def _select_parameters(self) -> None:
         """The parameters that require gradients now are the ones to exchange."""
         self.parameters = {name: p for name, p in self.all_parameters.items() if p.requires_grad}
         for name, p in self.parameters.items():
@@ -59,7 +59,7 @@ class TorchBuckets(ParameterBuckets):
                 raise ConfigError(f"parameter {name!r} is {p.dtype}; gradients must be real floating point")
         self.order: list[str] | None = None  # of the buckets' tensors, once all ranks agreed on it
         self._ready_order: list[str] = []  # the order of this rank's first backward pass, or that of a checkpoint
-        self._kinds: dict[str, int] = {}  # what that backward pass gave
+        self._gradient_kinds: dict[str, int] = {}  # what that backward pass gave
         self._build(list(reversed(self.parameters)))
 
     def check_config_digests(self) -> None:
@@ -81,7 +81,7 @@ class TorchBuckets(ParameterBuckets):
 
     def _build(self, order: list[str], tables=frozenset()) -> None:
         """tables: names of those whose gradients come as rows; each has a bucket of its own."""
-        self._built = order, tables
+        self._built_with = order, tables
         tensors = [as_tensor(name, self.parameters[name]) for name in order]
         self._set_buckets([tensors], tables, bucket_bytes=self._bucket_bytes, groups=self._groups)
         for bucket in self.exchange.buckets:
@@ -91,7 +91,7 @@ class TorchBuckets(ParameterBuckets):
         self._number_of = {tensor.name: i for b in self.exchange.buckets for i, tensor in enumerate(b.tensors)}
         self._reset_counts()
 
-    def _agree(self, joined: bool = False) -> bool:
+    def _agree_on_buckets(self, joined: bool = False) -> bool:
         """Before the first step: buckets in the order of the first rank that knows one; and each table whose gradient comes
         as rows, on all ranks that have a gradient for it, by itself. Ranks that have joined have no say. False if these are
         all. Raises ConfigError on all ranks if some have joined and others have losses to exchange."""
@@ -101,7 +101,9 @@ class TorchBuckets(ParameterBuckets):
         number = {name: i for i, name in enumerate(names)}
         known = set(self._ready_order)
         order = self._ready_order + [name for name in reversed(names) if name not in known]
-        own = np.array([*((number[name], self._kinds.get(name, _NONE)) for name in order), (self.has_losses, 0)], "<u4")
+        own = np.array(
+            [*((number[name], self._gradient_kinds.get(name, _NONE)) for name in order), (self.has_losses, 0)], "<u4"
+        )
         message = np.empty(0, np.uint8) if joined else own.view(np.uint8).reshape(-1)
         received = self.exchange.transport.allgather(f"{self.prefix}.order", message).wait()
         reports = received.copy().view("<u4").reshape(-1, *own.shape)
@@ -117,14 +119,14 @@ class TorchBuckets(ParameterBuckets):
         rows, dense = (kinds == _ROWS).any(axis=0), (kinds == _DENSE).any(axis=0)
         self.order = [names[i] for i in reports[np.argmax(some)][:, 0]]
         layout = self.order, {names[i] for i in np.flatnonzero(rows & ~dense)}
-        if layout != self._built:
+        if layout != self._built_with:
             self._build(*layout)
         return True
 
     # The step
 
     def _reset_counts(self) -> None:
-        self._left = dict.fromkeys(self.parameters, self._passes)
+        self._passes_left = dict.fromkeys(self.parameters, self._passes)
         self._count_missing()
         self._loss_scale: float | None = None  # of this step, once a bucket has started
         self._bypassing: dict[str, BypassBucket] = {}  # by bucket
@@ -145,16 +147,16 @@ class TorchBuckets(ParameterBuckets):
         self.has_new_gradients = True
         if name not in self.parameters:
             return  # it was frozen at the last exchange; the next one takes it in
-        if self._left[name] == 0:
+        if self._passes_left[name] == 0:
             raise ExchangeError(
                 f"the gradient of {name!r} was computed more than backward_passes_per_step="
                 f"{self._passes} times before step(); increase backward_passes_per_step"
             )
         if self.order is None:
             as_rows = not self._sparse_as_dense and comes_as_rows(name, self.parameters[name].grad)
-            self._kinds[name] = _ROWS if as_rows else _DENSE
-        self._left[name] -= 1
-        if self._left[name] == 0:
+            self._gradient_kinds[name] = _ROWS if as_rows else _DENSE
+        self._passes_left[name] -= 1
+        if self._passes_left[name] == 0:
             if self.order is None and name not in self._ready_order:
                 self._ready_order.append(name)
             bucket = self._bucket_of[name]
@@ -174,7 +176,7 @@ class TorchBuckets(ParameterBuckets):
             if p.requires_grad and p.grad is None:
                 p.grad = torch.zeros_like(p)
             elif p.requires_grad and p.grad.layout != torch.strided:
-                p.grad = as_gradient(p, p.grad.to_dense())
+                p.grad = to_gradient_layout(p, p.grad.to_dense())
             bypass.add(number, p.grad.detach() if p.requires_grad else torch.zeros_like(p))
         return bypass
 
@@ -199,7 +201,7 @@ class TorchBuckets(ParameterBuckets):
         """Finish all buckets; those with a parameter that got no gradient on this rank are started first."""
         try:
             if self.order is None:
-                self._agree()
+                self._agree_on_buckets()
             for bucket in self.exchange.buckets:
                 if not self.exchange.is_started(bucket):
                     self._start(bucket)
@@ -235,7 +237,7 @@ class TorchBuckets(ParameterBuckets):
     def shadow_step(self) -> bool:
         """For a rank that has joined: take part in a step of the others. False when there are no others."""
         try:
-            if self.order is None and not self._agree(joined=True):
+            if self.order is None and not self._agree_on_buckets(joined=True):
                 return False
             return shadow_step(self.exchange, lambda bucket: OutputBuffer(bucket).out, self._bypass_with_zeros)
         except BaseException:
@@ -262,7 +264,7 @@ class TorchBuckets(ParameterBuckets):
         for name, result in self._results(bucket):
             p = self.parameters[name]
             if p.requires_grad:
-                p.grad = as_gradient(p, result)
+                p.grad = to_gradient_layout(p, result)
 
     # Freezing and unfreezing
 
@@ -272,11 +274,11 @@ class TorchBuckets(ParameterBuckets):
         if all(p.requires_grad == (name in self.parameters) for name, p in self.all_parameters.items()):
             return
         before = self.parameters
-        self._take_part()
+        self._select_parameters()
         self.check_config_digests()
         for name, p in self.parameters.items():
             if name not in before:
                 own = torch.zeros(p.shape) if p.grad is None else p.grad.detach().to("cpu", torch.float32)
                 own = (own if own.layout == torch.strided else own.to_dense()).flatten() * self._prescale
                 summed = self.exchange.transport.allreduce(f"{self.prefix}.new.{name}", own.numpy()).wait()
-                p.grad = as_gradient(p, torch.from_numpy(summed * np.float32(self.exchange.weight)).view(p.shape))
+                p.grad = to_gradient_layout(p, torch.from_numpy(summed * np.float32(self.exchange.weight)).view(p.shape))

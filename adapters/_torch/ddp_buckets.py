@@ -14,7 +14,7 @@ from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.session import StateSession
 
 from .._common.options import CompressionOptions
-from .output_buffer import is_dense
+from .output_buffer import is_non_overlapping_and_dense
 from .parameter_buckets import ParameterBuckets, as_tensor
 from .rows import comes_as_rows
 from .saved_state import gather_memories
@@ -79,13 +79,13 @@ class DdpBuckets(ParameterBuckets):
             self._states.begin_step()
         try:
             if self.exchange.transport.size == 1:
-                return self._pass(bucket)
+                return self._skip_exchange(bucket)
             return self._add_bucket(bucket, bucket.buffer())
         except BaseException as error:
             self._fail(error)
             raise
 
-    def _pass(self, bucket) -> torch.futures.Future[torch.Tensor]:
+    def _skip_exchange(self, bucket) -> torch.futures.Future[torch.Tensor]:
         """One rank alone has nothing to exchange, but its steps count."""
         if bucket.is_last():
             if self._states.waiting is not None:  # for more ranks
@@ -126,7 +126,7 @@ class DdpBuckets(ParameterBuckets):
             return names
         for name, gradient in zip(names, bucket.gradients(), strict=True):
             p = self.parameters[name]
-            if is_dense(p):
+            if is_non_overlapping_and_dense(p):
                 # In DDP's bucket the elements lie as in the parameter, which its view of them does not say.
                 gradient = buffer.as_strided(gradient.shape, p.stride(), gradient.storage_offset())
             self._gradients[name] = gradient

@@ -46,7 +46,7 @@ class CompressedOptimizerStateHandler(horovods.OptimizerStateHandler):
 
     def restore(self) -> None:
         saved = dict(self._saved_optimizer_state)
-        self.value._session.go_back(to_numpy(saved.pop(checkpoint.KEY)))
+        self.value._session.restore(to_numpy(saved.pop(checkpoint.KEY)))
         self.value._load_plain(saved)
 
     def sync(self) -> None:

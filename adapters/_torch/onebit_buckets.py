@@ -37,7 +37,7 @@ class OneBitBuckets(TorchBuckets):
             self._compressed = not self._compressed
             self._rules, self._communicator, *policies = self._stages[self._compressed]
             self.exchange.replace_policies(*policies)
-            self._build(*self._built)
+            self._build(*self._built_with)
 
     def on_gradient_ready(self, name):
         self.follow_stage()

@@ -36,7 +36,8 @@ class OutputBuffer:
     def borrow(self) -> torch.Tensor:
         """float32[size], of which users will get views. Not for buckets of rows."""
         if isinstance(self.out, torch.Tensor):
-            self._borrowed = lambda: True  # who knows how long; and torch has the next room of an accelerator at hand
+            # Nobody tells when it is released; torch's caching allocator gives the next one without cost.
+            self._borrowed = lambda: True
             return self.out
         # A tensor keeps the array alive that it was made from, and so does all that shares the tensor's memory. The views
         # that are handed out go when the next zero_grad() drops the gradients, unless somebody has kept one.
@@ -45,8 +46,8 @@ class OutputBuffer:
         return torch.from_numpy(array)
 
     def clear(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Before it is written to: if somebody still has views of an earlier step, `out` becomes other memory. Unless they
-        are what the parameters' gradients are now, as after zero_grad(set_to_none=False): backward has written to these."""
+        """Before it is written to: if somebody still has views of an earlier step, `out` becomes other memory. Views that are
+        the parameters' current gradients do not count: after zero_grad(set_to_none=False) backward has written to these."""
         if self._borrowed() is not None and not all(self._has(p.grad) for p in parameters if _gets_view(p)):
             self._make()
 
@@ -55,7 +56,7 @@ class OutputBuffer:
         return gradient is not None and gradient.layout == torch.strided and gradient.untyped_storage().data_ptr() == address
 
 
-def as_gradient(p: torch.nn.Parameter, result: torch.Tensor) -> torch.Tensor:
+def to_gradient_layout(p: torch.nn.Parameter, result: torch.Tensor) -> torch.Tensor:
     """A contiguous result, of p's shape, as p.grad: of p's dtype, on its device, and laid out in memory as autograd lays it
     out, because torch's fused optimizers walk through memory. A view where that is possible; else what p.grad is now, with
     the result in it, if that fits. Sparse ones stay as they are."""
@@ -64,13 +65,14 @@ def as_gradient(p: torch.nn.Parameter, result: torch.Tensor) -> torch.Tensor:
     if p.is_contiguous():  # strides of dimensions of one element can be anything
         laid_out = result if result.stride() == p.stride() else result.as_strided(p.shape, p.stride())
         return laid_out.to(p.device, p.dtype)
-    room, strides = p.grad, p.stride() if is_dense(p) else result.stride()
-    if room is None or (room.layout, room.dtype, room.device) != (p.layout, p.dtype, p.device) or room.stride() != strides:
-        room = torch.empty_strided(p.shape, strides, dtype=p.dtype, device=p.device)
-    return room.detach().copy_(result)
+    buffer, strides = p.grad, p.stride() if is_non_overlapping_and_dense(p) else result.stride()
+    kind = p.layout, p.dtype, p.device, strides
+    if buffer is None or (buffer.layout, buffer.dtype, buffer.device, buffer.stride()) != kind:
+        buffer = torch.empty_strided(p.shape, strides, dtype=p.dtype, device=p.device)
+    return buffer.detach().copy_(result)
 
 
-def is_dense(p: torch.Tensor) -> bool:
+def is_non_overlapping_and_dense(p: torch.Tensor) -> bool:
     """Whether its elements fill a piece of memory, in whatever order. Then gradients are laid out in the same order, else
     contiguously."""
     return torch.empty_like(p, device="meta").stride() == p.stride()

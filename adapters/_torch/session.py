@@ -34,12 +34,12 @@ class MembershipSession:
         self._hooks: dict[str, torch.utils.hooks.RemovableHandle] = {}
         self._detached = False
         self._earlier: list[Statistics] = []  # of exchanges with other ranks
-        self._own(parameters)
-        self._open()
+        self._claim_parameters(parameters)
+        self._build_buckets()
         if self._buckets is None:
             self._states.load(None, None)
 
-    def _own(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+    def _claim_parameters(self, parameters: dict[str, torch.nn.Parameter]) -> None:
         """Whoever exchanged one of these before is detached."""
         self.parameters = parameters
         for name, p in parameters.items():
@@ -55,7 +55,7 @@ class MembershipSession:
 
     def add(self, parameters: dict[str, torch.nn.Parameter]) -> None:
         """These are all parameters from now on. The next step takes in the new ones."""
-        self._own(parameters)
+        self._claim_parameters(parameters)
         if self._buckets is not None:
             self._buckets.all_parameters = parameters
 
@@ -78,7 +78,7 @@ class MembershipSession:
     def _exchange(self) -> Exchange | None:
         return self._buckets and self._buckets.exchange
 
-    def _open(self) -> None:
+    def _build_buckets(self) -> None:
         alone = self._members is None or self._members[1] == 1
         self._buckets: TorchBuckets | None = None if alone else self._build(self.parameters)
 
@@ -90,7 +90,7 @@ class MembershipSession:
             self._buckets.exchange.close()
             self._earlier.append(self._buckets.exchange.statistics)
         self._members = self._membership()
-        self._open()
+        self._build_buckets()
         if self._buckets is not None:
             self._buckets.request_order(saved["order"])
         self._states.carry_over(saved, self._exchange)
@@ -158,12 +158,12 @@ class MembershipSession:
         if buckets is not None:
             buckets.request_order(saved["order"] if saved else [])
 
-    def go_back(self, saved: dict) -> None:
+    def restore(self, saved: dict) -> None:
         """To be followed by `reconnect`."""
         if self._buckets is not None:
             self._buckets.abort()
             self._buckets.request_order(saved["order"])
-        self._states.go_back(saved, self._exchange)
+        self._states.restore(saved, self._exchange)
 
     def consolidate(self, to: int) -> None:
         """A collective: until the next step, `save` on rank `to` has the memories of all ranks."""

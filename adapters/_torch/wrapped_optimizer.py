@@ -340,6 +340,6 @@ class _WrappedOptimizer:
         """Bytes, ratio and seconds per stage, in total and of the last step.
 
         Returns:
-            What grace_ext.exchange.Exchange.stats describes.
+            What docs/observability.md describes.
         """
         return self._session.stats()

@@ -242,7 +242,7 @@ def make_threads():
         threading.Thread(target=int).start()
 
 over = []
-watcher = stalls.Watcher(0, 0, None, None, stalls.shuts_down)
+watcher = stalls.Watcher(0, 0, None, None, stalls._shuts_down)
 threading.Thread(target=make_threads, daemon=True).start()
 gc.set_threshold(1)
 for _ in range(3000):
@@ -321,7 +321,7 @@ def test_a_rank_that_ends_tells_those_it_leaves(monkeypatch, error, left):
     monkeypatch.setattr(sys, "last_value", error, raising=False)
     own, (before, *_) = Process.own(0), stalls._look_at(os.getpid())
     try:
-        stalls._look_back(noting)
+        stalls._report_at_exit(noting)
         assert own.is_leaving() == left and own.state() == "runs"
         assert len(asked) == (not left)
     finally:

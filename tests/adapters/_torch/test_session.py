@@ -104,7 +104,7 @@ def test_a_second_failure_before_anything_was_saved_anew(on_resize):
     for survivors in (workers, workers[1:]):  # the second time, each is another rank than it was when it saved
         form(survivors)
         for worker in survivors:
-            worker.connection.go_back(saved[workers.index(worker)])
+            worker.connection.restore(saved[workers.index(worker)])
             worker.connection.reconnect()
         if survivors is workers:
             step(survivors)
