@@ -301,6 +301,8 @@ def markdown(results: dict, image: str | None = None) -> str:
         results["command"],
         "```",
         "",
+        "Its files hold gradients of two examples, a CNN and a language model; `make gradients GRADIENTS=build/gradients` makes them.",
+        "",
         "## Catalogue",
         "",
     ]
