@@ -11,6 +11,7 @@ pytestmark = pytest.mark.tier("test")
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+from _cluster_page import summary  # noqa: E402
 from _cluster_results import POINTS, SIDE_BY_SIDE, WITH_HOROVOD, Results, against_best, path_of  # noqa: E402
 from _page import write_section  # noqa: E402
 
@@ -72,6 +73,14 @@ def test_bars_compare_with_the_baseline_and_auto_with_the_best_side_by_side(resu
     assert measured["sharded"] == pytest.approx((2.2 + 1.1 * (0.195 / 0.21)) / 44.25)
     bars = [(against, measured["auto"]) for what, against, _, measured in results.verdicts() if "unlimited" in what]
     assert bars == [("Horovod's best", pytest.approx(0.5)), ("best fixed choice", pytest.approx(1.1))]
+
+
+def test_the_readme_compares_with_the_faster_of_horovods_own(results, tmp_path):
+    put(tmp_path, "100mbit", "horovod-fp32", 1.4)
+    put(tmp_path, "100mbit", "allgather", 0.1, CURVE)
+    rows = [line for line in summary(Results(str(tmp_path))).splitlines() if line.startswith("| MLP")]
+    assert len(rows) == 1 and "| 100 Mbit/s | 1,400 † (fp32) |  | 100 | " in rows[0]
+    assert rows[0].endswith("| 6 |")
 
 
 def test_the_best_of_equals_is_not_the_smallest_of_its_measurements():

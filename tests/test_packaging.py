@@ -128,7 +128,13 @@ def test_what_the_distributions_hold(distributions):
     assert needed | {"adapters/py.typed", "adapters/torch_ddp.py"} <= sdist
     # Everything to read, build, test and measure, and nothing that running it leaves behind.
     documents = {"ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/training.md", "docs/site/mkdocs.yml"}
-    programs = {"Makefile", "mpirun/setup_env.py", "mpirun/hosts", "examples/pytorch_fashion_mnist.py", "benchmarks/cluster.py"}
+    programs = {
+        "Makefile",
+        "mpirun/setup_env.py",
+        "mpirun/hosts",
+        "examples/pytorch_fashion_mnist.py",
+        "benchmarks/cluster.py",
+    }
     assert documents | programs | {"tests/conftest.py", "tests/test_packaging.py"} <= sdist
     left_behind = [name for name in sdist if "__pycache__" in name or name.endswith((".pyc", ".nbi", ".nbc"))]
     assert left_behind == []

@@ -36,6 +36,29 @@ def test_the_snippet_without_a_framework_works():
     np.testing.assert_allclose(names["accumulator"], names["dense"] / 4, rtol=1e-6)
 
 
+def test_what_a_reader_looks_for_first_is_on_the_first_screen():
+    screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:60])
+    for what in (
+        "**Where it does not help:**",
+        "CPU only",
+        "pip install '.[torch]'",
+        "torchrun",
+        "horovodrun",
+        "make demo",
+        "make test",
+        *(f"docs/tutorials/{name}.md" for name in ("horovod-pytorch", "horovod-keras", "pytorch-ddp", "numpy")),
+    ):
+        assert what in screen, what
+
+
+def test_the_figures_of_the_default_are_those_that_were_measured():
+    readme, measured = (ROOT / "README.md").read_text(), (ROOT / "docs/accuracy.md").read_text()
+    fewer = re.search(r"compressed layers alone send (\d+)×", measured)[1]
+    points = re.search(r"topk:0\.01/rice/qsgd:7 .*\n\| difference, in points \|(?: \S+ \|){3} (\S+) \|", measured)[1]
+    assert f"{fewer} times fewer bytes than float32" in readme
+    assert f"the accuracy changes by {points} points" in readme
+
+
 def test_the_specs_to_choose_from_compress_as_the_document_says():
     rows = re.findall(r"\| `([^`]+)`[^|]*\| (?:about )?(\d+) times \|", (ROOT / "docs/choosing.md").read_text())
     assert len(rows) == 6

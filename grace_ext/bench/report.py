@@ -282,6 +282,12 @@ def _wrap(paragraph: str) -> str:
     return textwrap.fill(paragraph, 120)
 
 
+_CAPTURED = (
+    "`make gradients GRADIENTS=build/gradients` makes the files in `build/gradients`: gradients of two examples, a CNN and a "
+    "language model."
+)
+
+
 def markdown(results: dict, image: str | None = None) -> str:
     """Format a bench run as docs/codecs.md.
 
@@ -301,8 +307,7 @@ def markdown(results: dict, image: str | None = None) -> str:
         results["command"],
         "```",
         "",
-        "Its files hold gradients of two examples, a CNN and a language model; `make gradients GRADIENTS=build/gradients` makes them.",
-        "",
+        *([_CAPTURED, ""] if "build/gradients/" in results["command"] else []),
         "## Catalogue",
         "",
     ]
