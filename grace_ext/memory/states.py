@@ -42,8 +42,8 @@ class Arrays(Protocol):
         """
 
 
-class NumpyArrays:
-    """numpy's arrays; the methods are those of Arrays."""
+class NumpyArrays(Arrays):
+    """numpy's arrays."""
 
     @staticmethod
     def zeros(size: int) -> np.ndarray:

@@ -8,6 +8,9 @@ from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
 from ..registry import Stage
 
+#: Where a kernel takes a residual and there is none, or a selection has no values.
+NO_VALUES = np.empty(0, np.float32)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scope:

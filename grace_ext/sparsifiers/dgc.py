@@ -8,13 +8,12 @@ from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..kernels import draw_positions
-from ..kernels.topk import MAGNITUDE
+from ..kernels._helpers import MAGNITUDE
 from ..registry import register
-from .base import Scope, Sparsifier
+from .base import NO_VALUES, Scope, Sparsifier
 from .threshold import select_at_least
 from .topk import select_largest
 
-_NOTHING = np.empty(0, np.float32)
 _RANK = 400  # the threshold is at least the 400th largest of the sample, for a standard deviation of 5 %
 _TOO_MANY = 1.2  # if more than 1.2 k elements pass the threshold, the k largest of them are selected
 
@@ -27,7 +26,8 @@ class DGC(Sparsifier):
     (The momentum correction of the same paper is a memory, not a sparsifier.)
 
     Args:
-        density: Share of the elements to select, above 0 and at most 1; the real share differs by up to a fifth.
+        density: Share of the elements to select, above 0 and at most 1. At most a fifth more are selected, and fewer where
+            fewer elements differ from 0.
         sample: Share of the elements in the sample, above 0 and at most 1. The sample is larger where so few would not
             suffice to tell the threshold.
 
@@ -57,12 +57,12 @@ class DGC(Sparsifier):
     ) -> tuple[np.ndarray, np.ndarray]:
         d = gradient.size
         if d == 0:
-            return np.empty(0, np.uint32), _NOTHING
+            return np.empty(0, np.uint32), NO_VALUES
         bound = self._bound(gradient, residual, scope.stream)
         indices, values = select_at_least(gradient, residual, out, bound)
         k = min(d, max(1, round(self.density * d)))
         if indices.size > _TOO_MANY * k:
-            chosen, values = select_largest(values, values, _NOTHING, False, k)
+            chosen, values = select_largest(values, values, NO_VALUES, False, k)
             indices = indices[chosen]
         return indices, values
 

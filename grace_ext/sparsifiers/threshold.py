@@ -7,9 +7,7 @@ from ..errors import ConfigError
 from ..kernels import select_above
 from ..kernels.topk import SLACK
 from ..registry import register
-from .base import Scope, Sparsifier
-
-_NOTHING = np.empty(0, np.float32)
+from .base import NO_VALUES, Scope, Sparsifier
 
 
 def select_at_least(
@@ -29,7 +27,7 @@ def select_at_least(
     positions = scratch("above positions", np.uint32, gradient.size + SLACK)  # unused pages cost nothing
     found = scratch("above found", np.uint32, gradient.size + SLACK)
     if residual is None:
-        n = select_above(gradient, gradient, _NOTHING, False, bound, positions, found)
+        n = select_above(gradient, gradient, NO_VALUES, False, bound, positions, found)
     else:
         n = select_above(gradient, residual, out, True, bound, positions, found)
     return positions[:n], found[:n].view(np.float32)
@@ -37,7 +35,7 @@ def select_at_least(
 
 @register
 class Threshold(Sparsifier):
-    """Selects every element from a fixed magnitude on: one pass, and however many elements there are.
+    """Selects every element from a fixed magnitude on, in one pass; the number of selected elements varies.
 
     Args:
         value: The smallest magnitude to select, above 0 and finite as a float32.

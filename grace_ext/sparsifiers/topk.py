@@ -9,9 +9,7 @@ from ..kernels.chunks import BINS as CHUNK_BINS
 from ..kernels.chunks import select_chunks
 from ..kernels.topk import BINS, candidate_room, sample_room
 from ..registry import register
-from .base import Scope, Sparsifier
-
-_NOTHING = np.empty(0, np.float32)
+from .base import NO_VALUES, Scope, Sparsifier
 
 
 @register
@@ -57,7 +55,7 @@ class TopK(Sparsifier):
     def select(self, dense: np.ndarray, scope: Scope) -> tuple[np.ndarray, np.ndarray]:
         if self.per == "chunk":
             return select_largest_per_chunk(dense, scope.chunk, self.count(scope.chunk))
-        return self._run(dense, dense, _NOTHING, False, scope.sizes)  # dense itself may be read-only
+        return self._run(dense, dense, NO_VALUES, False, scope.sizes)  # dense itself may be read-only
 
     def select_compensated(
         self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, scope: Scope

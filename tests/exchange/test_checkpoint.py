@@ -92,7 +92,7 @@ def test_versions_and_policies_that_are_not_known():
 
 
 @pytest.mark.parametrize("memory, kept", [("residual", True), ("ef21", False)])
-def test_ranks_of_which_some_have_loaded_their_memory(memory, kept):
+def test_ranks_of_which_some_have_loaded_their_memory(memory, kept, caplog):
     """What is owed counts by its sum, so the others may start from zero; estimates do not."""
     exchange = exchange_of(memory=memory)
     step_alone = {
@@ -100,7 +100,8 @@ def test_ranks_of_which_some_have_loaded_their_memory(memory, kept):
     }
     exchange.load_state_dict({"step": 7, **step_alone})
     warning = checkpoint.settle(exchange, np.array([True, False]), np.array([7, 0]))
-    assert "1 of 2 ranks loaded their memory" in warning
+    assert "1 of 2 ranks loaded their memory" in warning and caplog.messages == [warning]
+    assert ("because this memory needs the states of all ranks" in warning) != kept
     assert bool(arrays_of(exchange)) and any(array.any() for array in arrays_of(exchange).values()) == kept or not kept
     assert kept or not any(array.any() for array in arrays_of(exchange).values())
     assert exchange.step == 7
