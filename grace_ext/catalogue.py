@@ -2,12 +2,10 @@
 
 import inspect
 import re
-import sys
 
 from . import registry
 
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Source):$", re.M)
-_YEAR = re.compile(r"\b(19|20)\d\d\b")
 #: Properties that a class may declare: attribute -> the text for a true value, the text for a false one.
 _TRAITS = {
     "lossless": ("lossless", "lossy"),
@@ -24,9 +22,7 @@ def catalogue() -> list[dict]:
     Returns:
         One dict per stage, in the order of registry.KINDS and then by name, with the keys "kind", "name", "id" (the
         container id or None), "options" (option -> default), "traits" (list of texts), and from the class's docstring
-        "summary" (its first paragraph), "notes" (its options) and "papers" (a list with its section "Source"). Where the
-        class has no docstring or no "Source", its module's docstring gives the summary and the papers, which are the
-        paragraphs that mention a year.
+        "summary" (its first paragraph), "notes" (its options) and "papers" (a list with its section "Source").
     """
     found = []
     for kind in registry.KINDS:
@@ -47,12 +43,10 @@ def catalogue() -> list[dict]:
 
 def _description(cls: type) -> dict:
     """Return the summary, the notes and the papers of a stage."""
-    of_module = _paragraphs(sys.modules[cls.__module__].__doc__)
     text, *others = _SECTION.split(inspect.cleandoc(cls.__doc__ or ""))
     sections = dict(zip(others[::2], map(_paragraphs, others[1::2]), strict=True))
-    summary = (_paragraphs(text) or of_module or [""])[0]
-    papers = sections.get("Source") or [paragraph for paragraph in of_module[1:] if _YEAR.search(paragraph)]
-    return {"summary": summary, "notes": " ".join(sections.get("Args", [])), "papers": papers}
+    summary = (_paragraphs(text) or [""])[0]
+    return {"summary": summary, "notes": " ".join(sections.get("Args", [])), "papers": sections.get("Source", [])}
 
 
 def _traits(cls: type) -> list[str]:
@@ -64,5 +58,5 @@ def _traits(cls: type) -> list[str]:
     return [text for text in texts if text]
 
 
-def _paragraphs(docstring: str | None) -> list[str]:
-    return [" ".join(paragraph.split()) for paragraph in (docstring or "").split("\n\n") if paragraph.strip()]
+def _paragraphs(docstring: str) -> list[str]:
+    return [" ".join(paragraph.split()) for paragraph in docstring.split("\n\n") if paragraph.strip()]

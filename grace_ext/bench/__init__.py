@@ -1,8 +1,7 @@
 """Measures every stage of a compressor and whole compressors; `python -m grace_ext bench` is its command line.
 
-Every time is a multiple of one memcpy of the gradient. What is compared runs in turns with that memcpy, so that a slower
-moment of the machine affects all alike. Everything runs on one thread. A codec says by its `sweep` at which settings it is
-measured.
+Every time is a multiple of one memcpy of the gradient. Each candidate alternates with that memcpy, so that a slower moment
+of the machine affects all alike. Everything runs on one thread. A codec's `sweep` attribute lists the settings to measure.
 """
 
 from .codecs import index_bound

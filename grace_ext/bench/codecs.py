@@ -90,7 +90,7 @@ def index_codecs(subject: Subject, density: float, sweep: bool) -> list[dict]:
             name,
             True,
             payload,
-            peer.check(payload),
+            peer.positions(payload),
             peer.encode,
             lambda peer=peer, payload=payload: peer.decode(payload),
             decode_scale=peer.decode_scale,

@@ -25,7 +25,7 @@ class Peer:
     Attributes:
         encode: Returns the payload, uint8[m].
         decode: Takes the payload, and returns what it encodes.
-        check: Takes the payload, and returns the positions that it encodes, or None if they are the given ones.
+        positions: Takes the payload, and returns the positions that it encodes, or None if they are the given ones.
         decode_scale: What the time of `decode` has to be multiplied by.
         fpr: Rate of false positives, if there are any.
         curve: Name of the curve that it is a point of.
@@ -34,7 +34,7 @@ class Peer:
 
     encode: Callable[[], np.ndarray]
     decode: Callable[[np.ndarray], object]
-    check: Callable = lambda payload: None
+    positions: Callable = lambda payload: None
     decode_scale: float = 1.0
     fpr: float | None = None
     curve: str = ""

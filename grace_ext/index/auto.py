@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from ..registry import lookup, names, register
+from ._gaps import GapCounts
 from .base import IndexCodec
-from .gaps import GapCounts
 
 _SLACK = 200  # a slow codec has to save more than 1 / 200 of its size
 
@@ -15,8 +15,8 @@ _SLACK = 200  # a slow codec has to save more than 1 / 200 of its size
 class Auto(IndexCodec):
     """Chooses the lossless codec that encodes a support in the fewest bytes.
 
-    The sizes are exact and come from one pass over the gaps. A codec that is several times as slow as others is chosen only
-    if it saves more than half a percent. Containers carry the id of the chosen codec.
+    Sizes are exact. Codecs whose lower bound is not below the best size so far are not measured. A codec that is several
+    times as slow as others is chosen only if it saves more than half a percent. Containers carry the id of the chosen codec.
     """
 
     name = "auto"

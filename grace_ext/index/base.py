@@ -7,7 +7,7 @@ import numpy as np
 from ..registry import Stage
 
 if TYPE_CHECKING:
-    from .gaps import GapCounts
+    from ._gaps import GapCounts
 
 
 class IndexCodec(Stage):

@@ -6,8 +6,8 @@ from ..errors import ConfigError, ContainerError
 from ..kernels.byte_huffman import MOST_BYTES, STREAMS, byte_huffman_decode, byte_huffman_encode, byte_huffman_ends
 from ..kernels.gap_huffman import CLASSES, CONTEXTS, ROW, gap_huffman_decode, gap_huffman_encode, plan_gap_codes
 from ..registry import register
+from ._gaps import GapCounts
 from .base import IndexCodec
-from .gaps import GapCounts
 
 _SCHEMES = ("gaps", "bytes")
 _BYTES = 0  # the first byte of a section with scheme=bytes; with scheme=gaps it is the number of tables

@@ -8,8 +8,8 @@ from ..kernels._helpers import MAX_SHIFT
 from ..kernels.gap_huffman import least_run_bits
 from ..kernels.runs import GOLOMB, best_run_code, fill_runs, numbers_decode, numbers_encode, runs_of
 from ..registry import register
+from ._gaps import GapCounts
 from .base import IndexCodec
-from .gaps import GapCounts
 
 _HEAD = 10  # bytes: the two codes, the number of pairs of runs, and the number of bytes of the prefixes
 _FEW = 2000

@@ -5,8 +5,8 @@ import numpy as np
 from ..errors import ContainerError
 from ..kernels.varint import varint_bytes, varint_decode, varint_encode
 from ..registry import register
+from ._gaps import GapCounts
 from .base import IndexCodec
-from .gaps import GapCounts
 
 
 @register

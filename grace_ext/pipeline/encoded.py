@@ -12,7 +12,7 @@ from ..kernels import write_error
 class Encoded:
     """A container and what the sender knows about it.
 
-    The arrays `support`, `values` and `decoded` lie in scratch arrays of the thread: they are valid until its next call.
+    The arrays `support`, `values` and `decoded` lie in scratch arrays: valid until this thread encodes or decodes again.
 
     Attributes:
         blob: The container, uint8[m].

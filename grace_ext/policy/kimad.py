@@ -44,6 +44,9 @@ class Kimad(Schedule):
 
     Raises:
         ConfigError: An argument is outside its range.
+
+    Source:
+        Xin et al., Kimad: adaptive gradient compression with bandwidth awareness, DistributedML 2023, section 3.1.
     """
 
     name = "kimad"

@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..pipeline.compressor import make_compressor
 from ..policy.kimad import uniform_density
 from . import traces
-from .policies import EF21, Kimad, KimadPlus, Sender
+from .policies import FixedDensity, Kimad, KimadPlus, Sender
 from .run import Round, Setting, simulate
 from .tasks import FashionMnist, Quadratic
 
@@ -222,12 +222,12 @@ def compare(
             alike = next(iter(found.values()), None) or simulate(task, Kimad(time), setting)
             fixed = equal_bytes(task, setting, *_bytes_of(alike))
         else:
-            fixed = EF21(density, density)
-        found[EF21.label] = simulate(task, fixed, setting, progress)
+            fixed = FixedDensity(density, density)
+        found[FixedDensity.label] = simulate(task, fixed, setting, progress)
     return found
 
 
-def equal_bytes(task, setting: Setting, up: float, down: float) -> EF21:
+def equal_bytes(task, setting: Setting, up: float, down: float) -> FixedDensity:
     """Find the fixed densities with which messages have about as many bytes as given, from a short pilot run.
 
     Args:
@@ -240,10 +240,10 @@ def equal_bytes(task, setting: Setting, up: float, down: float) -> EF21:
         The policy with these densities.
     """
     sizes = sum(Sender(make_compressor(setting.compression), task.layers).sizes)
-    first = EF21(uniform_density(sizes, up), uniform_density(sizes, down))
+    first = FixedDensity(uniform_density(sizes, up), uniform_density(sizes, down))
     pilot = simulate(task, first, dataclasses.replace(setting, steps=max(1, setting.steps // _PILOT), evaluations=1))
     sent = _bytes_of(pilot)
-    return EF21(min(1.0, first.up * up / sent[0]), min(1.0, first.down * down / sent[1]))
+    return FixedDensity(min(1.0, first.up * up / sent[0]), min(1.0, first.down * down / sent[1]))
 
 
 def _bytes_of(records: Sequence[Round]) -> tuple[float, float]:

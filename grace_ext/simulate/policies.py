@@ -17,7 +17,7 @@ from ..policy.schedules import with_density
 _TRIED = 0.05  # the density with which sizes are first estimated
 
 
-class EF21:
+class FixedDensity:
     """Fixed densities, the same for all layers in every step.
 
     Args:
@@ -50,6 +50,9 @@ class EF21:
             The densities.
         """
         return [getattr(self, direction)] * len(differences)
+
+
+EF21 = FixedDensity  # its former name
 
 
 class Kimad:

@@ -22,8 +22,7 @@ class RandomK(Sparsifier):
     Args:
         density: Share of the elements to select, above 0 and at most 1; at least one element is selected.
         unbiased: Whether the values are multiplied by d / k, so that their average over steps is the gradient; only for
-            memory `none`. Since ranks share the positions, the mean of n ranks varies as much as one rank's values, not 1 /
-            n of that.
+            memory `none`. Since ranks share the positions, averaging over n ranks does not reduce the variance.
 
     Source:
         Konečný et al., Federated learning: strategies for improving communication efficiency, 2016; Wangni et al., Gradient

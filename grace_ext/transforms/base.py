@@ -6,7 +6,7 @@ from ..registry import Stage
 
 
 class Transform(Stage):
-    """Turns a gradient into coefficients, chunk by chunk, of which fewer carry the same information; and back.
+    """Transforms each chunk so that few coefficients hold most of its energy, and inverts this.
 
     The gradient is padded with zeros to whole chunks. Containers carry `parameters()`. The static methods, which receivers
     use, accept any parameters: they work or raise ContainerError.

@@ -6,8 +6,8 @@ from .._util.rng import Stream
 from ..errors import ContainerError
 from ..kernels.dexp import evaluate_exponentials, fit_exponentials
 from ..registry import register
+from ._sorting import check_magnitudes, sort_by_sign
 from .base import ValueCodec
-from .sorted import check_magnitudes, sort_by_sign
 
 FIT = 6 * 4  # bytes: two edges, four parameters
 

@@ -6,8 +6,8 @@ from .._util.rng import Stream
 from ..errors import ConfigError, ContainerError
 from ..kernels.polyfit import evaluate_segments, find_knots, fit_segments
 from ..registry import register
+from ._sorting import check_magnitudes, sort_by_sign
 from .base import ValueCodec
-from .sorted import check_magnitudes, sort_by_sign
 
 MAX_DEGREE, MAX_SEGMENTS = 9, 255
 HEAD = 3

@@ -8,6 +8,7 @@ from ..errors import ConfigError, ContainerError
 from ..kernels import pack_bits, qsgd_decode, qsgd_encode, unpack_bits
 from ..kernels.qsgd import qsgd_decode_wide, qsgd_encode_wide
 from ..registry import register
+from ._buckets import SIZES, read_floats
 from ._levels import check_entropy, pack_levels, unpack_levels
 from .base import ValueCodec
 
@@ -45,7 +46,7 @@ class QSGD(ValueCodec):
     def __init__(self, bits: int = 8, bucket: int = 512, levels: int = 0, norm: str = "max", entropy: str = "none"):
         if not MIN_BITS <= bits <= MAX_BITS:
             raise ConfigError(f"qsgd: bits={bits}; allowed: {MIN_BITS} to {MAX_BITS}")
-        if bucket not in (1 << n for n in range(3, 16)):
+        if bucket not in SIZES:
             raise ConfigError(f"qsgd: bucket={bucket}; allowed: a power of two from 8 to 32768")
         if not 0 <= levels <= MAX_LEVELS:
             raise ConfigError(f"qsgd: levels={levels}; allowed: 1 to {MAX_LEVELS}, or 0: as bits says")
@@ -94,9 +95,9 @@ class QSGD(ValueCodec):
         end = start + 4 * -(-k // bucket)
         if payload.size <= end or not coded and payload.size != end + -(-k * bits // 8):
             raise ContainerError(f"qsgd: {payload.size} bytes do not fit {k} values of {bits} bits")
-        norms = np.frombuffer(payload[start:end], "<f4").astype(np.float32)
-        if not (np.isfinite(norms) & (norms >= 0)).all():
-            raise ContainerError("qsgd: a norm is negative or not finite")
+        norms = read_floats("qsgd", payload[start:end], -(-k // bucket))
+        if (norms < 0).any():
+            raise ContainerError("qsgd: a norm is negative")
         if levels > _NARROW:
             codes = scratch("qsgd_wide", np.uint32, k)
             unpack_bits(payload[end:], bits, codes)
@@ -116,7 +117,7 @@ def _levels_of(bits: int) -> int:
 
 
 def _parameters(payload: np.ndarray) -> tuple[int, int, bool, int]:
-    """Return (levels, bucket, whether codes are entropy-coded, bytes used), checked: each has a single valid spelling."""
+    """Return (levels, bucket, whether codes are entropy-coded, bytes used), checked: only the canonical encoding is accepted."""
     bits, second = (int(payload[0]), int(payload[1])) if payload.size >= 4 else (0, 0)
     counted, coded = bool(second & _COUNTED), bool(second & _CODED)
     start = 2 + counted * (1 if bits <= MAX_BITS else 2)

@@ -371,7 +371,7 @@ def test_index_peers_give_the_positions_back(name):
             assert peer.decode_scale == max(1, d / 100_000) and (peer.fpr is None or 0 <= peer.fpr < 0.05)
         else:
             np.testing.assert_array_equal(peer.decode(payload), indices)
-            np.testing.assert_array_equal(peer.check(payload), indices)
+            np.testing.assert_array_equal(peer.positions(payload), indices)
 
 
 def test_value_peers_give_the_values_back():

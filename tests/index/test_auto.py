@@ -11,7 +11,7 @@ from support.reference_kernels import index as reference_index
 
 import grace_ext
 from grace_ext import registry
-from grace_ext.index.gaps import GapCounts
+from grace_ext.index._gaps import GapCounts
 
 
 def fixed(d):

@@ -8,7 +8,7 @@ import pytest
 
 import grace_ext
 from grace_ext import ConfigError
-from grace_ext.simulate import EF21, FashionMnist, Kimad, KimadPlus, Quadratic, Setting, simulate, traces
+from grace_ext.simulate import EF21, FashionMnist, FixedDensity, Kimad, KimadPlus, Quadratic, Setting, simulate, traces
 from grace_ext.simulate.command import add_arguments, setting_of
 from grace_ext.simulate.policies import Sender
 
@@ -41,7 +41,7 @@ class Plain:
 def test_it_is_algorithm_3():
     task = Quadratic(300, 3)
     setting = Setting([FAST] * 2, [FAST] * 2, compute=0.0, steps=25, rate=0.4, compression="topk:0.1/raw/raw")
-    losses = [record.loss for record in simulate(task, EF21(0.1, 0.2), setting)]
+    losses = [record.loss for record in simulate(task, FixedDensity(0.1, 0.2), setting)]
     plain, expected = Plain(task, 2, 0.4, 0.1, 0.2), []
     for step in range(25):
         before = plain.told.copy()
@@ -57,7 +57,7 @@ def test_accuracy_is_measured_no_more_often_than_asked_for(steps, evaluations):
     setting = Setting([FAST], [FAST], compute=0.0, steps=steps, rate=0.1, evaluations=evaluations)
     task = Quadratic(20, 1)
     task.accuracy = lambda model: 1.0
-    measured = [record.accuracy is not None for record in simulate(task, EF21(0.5, 0.5), setting)]
+    measured = [record.accuracy is not None for record in simulate(task, FixedDensity(0.5, 0.5), setting)]
     assert 1 <= sum(measured) <= evaluations and measured[-1]
 
 
@@ -67,7 +67,7 @@ def test_a_steps_time_is_what_its_transfers_take(slow):
         setting, up=[traces.constant(1e5), traces.constant(2e5)], down=[traces.constant(4e5), traces.constant(1e6)], steps=5
     )
     now = 0.0
-    for record in simulate(task, EF21(0.05, 0.05), setting):
+    for record in simulate(task, FixedDensity(0.05, 0.05), setting):
         assert record.start == pytest.approx(now)
         slowest = record.down / 4e5 + 0.02 + record.sent / 1e5
         assert record.seconds == pytest.approx(slowest) and record.bandwidth == 1e5
@@ -77,7 +77,7 @@ def test_a_steps_time_is_what_its_transfers_take(slow):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: EF21(0.0, 0.1), "density=0.0; allowed"),
+        (lambda: FixedDensity(0.0, 0.1), "density=0.0; allowed"),
         (lambda: Kimad(0.0), "seconds=0.0; allowed"),
         (lambda: KimadPlus(float("nan")), "seconds=nan; allowed"),
         (lambda: Quadratic(3, 4), "4 layers of 3"),
@@ -86,7 +86,7 @@ def test_a_steps_time_is_what_its_transfers_take(slow):
         (lambda: Setting([FAST], [FAST], float("nan"), 1, 0.1), "compute=nan; allowed"),
         (lambda: FashionMnist("/nowhere"), "there is no /nowhere"),
         (
-            lambda: simulate(Quadratic(), EF21(1, 1), Setting([FAST], [FAST], 0, 1, 0.1, compression="dense/raw")),
+            lambda: simulate(Quadratic(), FixedDensity(1, 1), Setting([FAST], [FAST], 0, 1, 0.1, compression="dense/raw")),
             "no density",
         ),
         (lambda: Sender(grace_ext.compressor("powersgd:4"), [10]), "no density"),
@@ -95,6 +95,10 @@ def test_a_steps_time_is_what_its_transfers_take(slow):
 def test_mistakes(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_the_former_name_is_the_same_policy():
+    assert EF21 is FixedDensity and EF21.label == "EF21"
 
 
 def test_the_first_workers_links_do_not_depend_on_how_many_there_are():

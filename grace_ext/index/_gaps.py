@@ -1,4 +1,4 @@
-"""The statistics of a support from which `auto` computes the sizes of all codecs."""
+"""The statistics of a support by which `auto` compares codecs: exact sizes, and lower bounds where these are slow."""
 
 import numpy as np
 
