@@ -2,8 +2,7 @@
 
 Xin et al., Kimad, DistributedML 2023, section 3, needs an estimate at the start of each step. Here it is the median of the
 last steps', which one disturbed step does not move. A step's rate is its bytes divided by all the time that they took,
-waiting for other ranks included. So if half of the time is waiting, the rate is half of the link's, and as many bytes as fit
-into a step at that rate do fit, with as much waiting.
+waiting for other ranks included. So a budget of bytes that follows from the rate leaves time for as much waiting.
 """
 
 import collections
