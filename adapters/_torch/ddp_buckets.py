@@ -90,7 +90,7 @@ class DdpBuckets(ParameterBuckets):
         if bucket.is_last():
             if self._states.waiting is not None:  # for more ranks
                 self._states.waiting["step"] += 1
-            self.exchange.step += 1
+            self.exchange.skip_step()
         future = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future

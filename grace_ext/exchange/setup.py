@@ -138,6 +138,11 @@ class ExchangeSetup:
         self.state.load_state_dict(state)
         self.step = state.get("step", self.step)
 
+    def skip_step(self) -> None:
+        """Count a step in which nothing is exchanged, as those of one rank alone."""
+        self.step += 1
+        self.statistics.steps += 1
+
     def states_settled(self) -> None:
         """Note, between steps and on all ranks, that the ranks have settled which states they start from."""
         for bucket in self.buckets:

@@ -263,3 +263,9 @@ def test_buckets_that_a_listener_refuses_change_nothing():
     exchange.start(taken[0], lambda out: out.fill(0.0))
     assert exchange.unfinished() == ("a",)
     exchange.close()
+
+
+def test_a_step_without_an_exchange_counts():
+    exchange = Exchange(InProcessGroup(1).transport(0), "residual", 1.0)
+    exchange.skip_step()
+    assert exchange.step == exchange.stats()["steps"] == 1
