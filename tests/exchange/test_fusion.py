@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -206,8 +207,8 @@ def test_a_step_that_is_given_up_leaves_nobody_waiting():
 
 def test_groups_follow_the_sizes_of_containers(monkeypatch):
     monkeypatch.setattr(fusion, "_AGAIN", 2)
-    fused = Fusion(type("T", (), {"size": 1, "can_fuse": True})())
-    buckets = [type("B", (), {"name": name})() for name in "abcd"]
+    fused = Fusion(SimpleNamespace(size=1, can_fuse=True))
+    buckets = [SimpleNamespace(name=name) for name in "abcd"]
     fused.buckets_set(buckets)
     for sizes, groups in (
         ((1000, 1000, 40_000, 10), ["ab", "c", "d"]),
@@ -221,10 +222,23 @@ def test_groups_follow_the_sizes_of_containers(monkeypatch):
             assert ["".join(bucket.name for bucket in group) for group in fused._groups] == groups
 
 
+def test_a_bucket_that_sends_no_containers_in_a_step_is_left_out_of_its_group():
+    """As with communicator "auto", which may send it dense: the others must not wait for it."""
+    fused = Fusion(SimpleNamespace(size=1, can_fuse=True))
+    buckets = [SimpleNamespace(name=name, communicator=SimpleNamespace(sends_containers=True)) for name in "abc"]
+    fused.buckets_set(buckets)
+    for bucket in buckets:
+        fused.bucket_finished(0, bucket, Pending(None, 0, {}, received=1000))
+    fused.end_step(0, True, None)
+    buckets[1].communicator.sends_containers = False
+    fused.step_started()
+    assert [fused.started_together(bucket) for bucket in buckets] == [["a", "c"], [], ["a", "c"]]
+
+
 def test_groups_do_not_depend_on_a_step_that_was_given_up():
     """In which ranks may have finished different buckets."""
-    fused = Fusion(type("T", (), {"size": 1, "can_fuse": True})())
-    buckets = [type("B", (), {"name": name})() for name in "ab"]
+    fused = Fusion(SimpleNamespace(size=1, can_fuse=True))
+    buckets = [SimpleNamespace(name=name) for name in "ab"]
     fused.buckets_set(buckets)
     fused.bucket_finished(0, buckets[0], Pending(None, 0, {}, received=40_000))
     fused.abort()
