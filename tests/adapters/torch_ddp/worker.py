@@ -1,5 +1,6 @@
 """Runs the checks of the DDP hook in every rank: worker.py OUT_FOLDER."""
 
+import os
 import sys
 
 import checks_auto  # noqa: F401
@@ -22,3 +23,6 @@ dist.init_process_group("gloo")
 torch.set_num_threads(1)
 run_checks(sys.argv[1], dist.get_rank(), dist.get_world_size(), count)
 dist.destroy_process_group()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(0)  # on a busy machine, a thread of Gloo that still holds a tensor aborts at Python's end (pytorch/pytorch#190489)
