@@ -15,7 +15,7 @@ SHARED = {
     "test_cli.py": "{catalogue,inspection,errors}",
     "communicators/test_summing.py": "communicators/{slices,_compressed_sums,sharded,tree}",
     "exchange/test_engine.py": "exchange/{listeners,setup}",
-    "federated/test_server.py": "federated/{compression,report}",
+    "federated/test_server.py": "federated/{compression,report,server_state}",
     "index/test_conformance.py": "index/{base,bitmap,raw,varint}",
     "index/test_lossless.py": "index/{_gaps,rice} kernels/varint",
     "kernels/test_bounds.py": "kernels/{_helpers,_intrinsics}",

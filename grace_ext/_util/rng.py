@@ -10,6 +10,8 @@ import struct
 
 import xxhash
 
+from ..errors import ConfigError
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stream:
@@ -44,3 +46,20 @@ class Stream:
         head = struct.pack("<qqq", self.seed, self.step, self.rank)
         digest = xxhash.xxh64_intdigest(head + self.name.encode("utf-8", "surrogatepass"))
         return digest & 0xFFFFFFFF, digest >> 32
+
+
+def checked_seed(seed: int) -> int:
+    """Check a seed.
+
+    Args:
+        seed: Any integer.
+
+    Returns:
+        The seed as an int.
+
+    Raises:
+        ConfigError: It does not fit 64 bits with a sign.
+    """
+    if not -(2**63) <= int(seed) < 2**63:
+        raise ConfigError(f"seed={seed}; allowed: integers of 64 bits")
+    return int(seed)

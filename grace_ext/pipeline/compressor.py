@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import registry
-from .._util.rng import Stream
+from .._util.rng import Stream, checked_seed
 from ..errors import ConfigError
 from . import container, spec
-from .encoder import Encoder, checked_seed
+from .encoder import Encoder
 
 
 class Compressor(Encoder):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import registry
-from .._util.rng import Stream
+from .._util.rng import Stream, checked_seed
 from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..index.base import IndexCodec
@@ -92,7 +92,7 @@ class Encoder:
         started = time.perf_counter()
         if self.transform is not None:
             return self._encode_transformed(dense, None, stream, dtype, shape, started)
-        indices, values = self.sparsifier.select(dense, scope_of(stream, sizes, dense.size))
+        indices, values = self.sparsifier.select(dense, Scope.of_gradient(stream, sizes, dense.size))
         return self.pack(
             dense.size, indices, values, lambda support: dense[support], stream, dtype=dtype, shape=shape, started=started
         )
@@ -133,10 +133,9 @@ class Encoder:
                 np.add(gradient, residual, out=pending)
             return self._encode_transformed(pending, pending, stream, dtype, shape, started)
         indices, values = self.sparsifier.select_compensated(
-            gradient, residual, pending, scope_of(stream, sizes, gradient.size)
+            gradient, residual, pending, Scope.of_gradient(stream, sizes, gradient.size)
         )
-        if indices is None:
-            values = pending
+        values = pending if indices is None else values
         encoded = self.pack(
             gradient.size,
             indices,
@@ -167,7 +166,7 @@ class Encoder:
         started = time.perf_counter()
         if self.transform is not None:
             return self._encode_transformed(dense, dense, stream, "float32", None, started)
-        indices, values = self.sparsifier.select(dense, scope_of(stream, sizes, dense.size))
+        indices, values = self.sparsifier.select(dense, Scope.of_gradient(stream, sizes, dense.size))
         encoded = self.pack(dense.size, indices, values, lambda support: dense[support], stream, started=started)
         encoded.write_remainder(dense)
         return encoded
@@ -334,43 +333,6 @@ class Encoder:
         if section.size + order_bytes >= 4 * values.size:
             return RawValue(), *RawValue().encode(values, stream)
         return self.value, section, order
-
-
-def checked_seed(seed: int) -> int:
-    """Check a seed.
-
-    Args:
-        seed: Any integer.
-
-    Returns:
-        The seed as an int.
-
-    Raises:
-        ConfigError: It does not fit 64 bits with a sign.
-    """
-    if not -(2**63) <= int(seed) < 2**63:
-        raise ConfigError(f"seed={seed}; allowed: integers of 64 bits")
-    return int(seed)
-
-
-def scope_of(stream: Stream, sizes: Iterable[int] | None, d: int) -> Scope:
-    """Return the scope of a gradient without a transform.
-
-    Args:
-        stream: The random numbers of this gradient on this rank.
-        sizes: Numbers of elements of the tensors that the gradient consists of; None for a single tensor.
-        d: Number of elements of the gradient.
-
-    Returns:
-        The scope for a sparsifier.
-
-    Raises:
-        ConfigError: The sizes do not sum to d.
-    """
-    scope = Scope(stream, (d,) if sizes is None else tuple(sizes))
-    if sum(scope.sizes) != d:
-        raise ConfigError(f"sizes: the tensors have {sum(scope.sizes)} elements, the gradient {d}")
-    return scope
 
 
 def scaled(values: np.ndarray, d: int) -> np.ndarray:

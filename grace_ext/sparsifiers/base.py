@@ -1,11 +1,13 @@
 """The interface of sparsifiers."""
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 
 from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
+from ..errors import ConfigError
 from ..registry import Stage
 
 #: Where a kernel takes a residual and there is none, or a selection has no values.
@@ -25,6 +27,26 @@ class Scope:
     stream: Stream
     sizes: tuple[int, ...]
     chunk: int = 0
+
+    @classmethod
+    def of_gradient(cls, stream: Stream, sizes: Iterable[int] | None, d: int) -> "Scope":
+        """Return the scope of a gradient without a transform.
+
+        Args:
+            stream: See Scope.
+            sizes: See Scope; None for a single tensor.
+            d: Number of elements of the gradient.
+
+        Returns:
+            The scope.
+
+        Raises:
+            ConfigError: The sizes do not sum to d.
+        """
+        scope = cls(stream, (d,) if sizes is None else tuple(sizes))
+        if sum(scope.sizes) != d:
+            raise ConfigError(f"sizes: the tensors have {sum(scope.sizes)} elements, the gradient {d}")
+        return scope
 
 
 class Sparsifier(Stage):
