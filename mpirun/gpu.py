@@ -9,7 +9,7 @@ WITHOUT_NVTX = {"HOROVOD_WITHOUT_NVTX": "1"}
 
 
 def build_settings(torch_cuda, site_packages, link_folder):
-    """(Horovod's build options for this machine's GPUs or the lack of them, a remark for the user).
+    """Return Horovod's build options for this machine's GPUs or the lack of them, and a remark for the user.
 
     HOROVOD_WITHOUT_CUDA is an option of our patch.
     `torch_cuda` is torch.version.cuda; `link_folder` is made if NCCL comes as a Python package, whose
@@ -34,7 +34,7 @@ def _has_nvcc():
 
 
 def _find_nccl(site_packages, link_folder):
-    """(folder of nccl.h, folder of libnccl.so), or None."""
+    """Find the folders of nccl.h and of libnccl.so; return None if one is missing."""
     wheel, own = f"{site_packages}/nvidia/nccl", os.environ.get("HOROVOD_NCCL_HOME")
     for home in filter(None, (own, wheel, "/usr", "/usr/local", "/usr/local/cuda")):
         found = glob.glob(f"{home}/lib*/libnccl.so*") + glob.glob(f"{home}/lib/*-linux-gnu/libnccl.so*")
@@ -44,7 +44,7 @@ def _find_nccl(site_packages, link_folder):
 
 
 def _linkable(library, link_folder):
-    """The folder in which the linker finds `library` under the name libnccl.so."""
+    """Return a folder in which the linker finds `library` under the name libnccl.so."""
     if os.path.basename(library) == "libnccl.so":
         return os.path.dirname(library)
     os.makedirs(link_folder, exist_ok=True)

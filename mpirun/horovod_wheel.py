@@ -59,7 +59,7 @@ class Build:
 
 
 def build_settings(framework, rpath, gpu_settings):
-    """Horovod's build options for one framework, as environment variables."""
+    """Return Horovod's build options for one framework, as environment variables."""
     settings = {
         "HOROVOD_WITH_MPI": "1",
         "HOROVOD_WITH_GLOO": "1",
@@ -81,7 +81,7 @@ def build_settings(framework, rpath, gpu_settings):
 
 
 def describe(environment, settings):
-    """Everything that the wheel depends on; `environment` names Python, the framework, MPI and CUDA."""
+    """Collect everything that the wheel depends on; `environment` names Python, the framework, MPI and CUDA."""
     with open(PATCH, "rb") as patch:
         patch_sha256 = hashlib.sha256(patch.read()).hexdigest()
     # The folders of a CUDA build differ from checkout to checkout; what is in them is named by the versions.
@@ -92,7 +92,7 @@ def describe(environment, settings):
 
 
 def get(build, python, path, progress):
-    """The path of the wheel for a Build; `path` is the PATH under which mpicxx is the right one."""
+    """Return the path of the wheel for a Build; `path` is the PATH under which mpicxx is the right one."""
     os.makedirs(cache_folder(), exist_ok=True)
     with _lock(os.path.join(cache_folder(), "lock"), progress):
         if not _wheel_in(build.folder):
@@ -127,7 +127,7 @@ def merge(wheels, folder):
 
 
 def _record_digest(content):
-    """A SHA-256 as a wheel's RECORD has it."""
+    """Return a SHA-256 as a wheel's RECORD has it."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
@@ -163,7 +163,7 @@ def _build(build, python, path, progress):
 
 
 def _archive(python, progress):
-    """The release's source archive, kept in the cache and checked every time."""
+    """Return the release's source archive, which is kept in the cache and checked every time."""
     kept = os.path.join(cache_folder(), ARCHIVE)
     if not os.path.exists(kept):
         with tempfile.TemporaryDirectory(dir=cache_folder()) as work:
@@ -211,7 +211,7 @@ def apply_patch(patch, root):
 
 
 def _cpu_flags():
-    """Horovod is compiled for the machine's own processor as far as these three go."""
+    """Return which of the three extensions that Horovod is compiled for this processor has."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as cpuinfo:
         flags = set(cpuinfo.read().split())
         return [flag for flag in ("f16c", "avx", "fma") if flag in flags]

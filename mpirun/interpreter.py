@@ -30,7 +30,7 @@ print(json.dumps({
 
 
 def choose(wanted, venv):
-    """The interpreter the user wants; else python3 if it has Horovod; else Python 3.11; else any."""
+    """Find the interpreter: the one the user wants; else python3 if it has Horovod; else Python 3.11; else any."""
     if wanted:
         python = _describe(wanted, venv) or fail(f"PYTHON={wanted} does not run")
         if not _is_supported(python):
@@ -75,7 +75,7 @@ def _is_supported(python):
 
 
 def _describe(command, venv):
-    """What an interpreter is and has; None if it doesn't run. For `venv` itself: the one it was made from."""
+    """Describe an interpreter; return None if it doesn't run. For `venv` itself, describe the one it was made from."""
     found = shutil.which(command)
     result = found and subprocess.run([found, "-c", _DESCRIBE], capture_output=True, text=True, cwd=os.sep)
     if not result or result.returncode:

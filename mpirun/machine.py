@@ -42,12 +42,12 @@ def install_missing(packages):
 
 
 def which(tool):
-    """Where a tool is; sbin belongs to root, but not always to root's PATH."""
+    """Find a tool; sbin belongs to root, but not always to root's PATH."""
     return shutil.which(tool, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
 
 
 def run(tool, *arguments, check=True, env=None):
-    """What a command prints; Failure if it fails."""
+    """Return what a command prints. Raises Failure if it fails."""
     command = [which(tool) or tool, *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
     if check and done.returncode:

@@ -25,7 +25,7 @@ class Mpi:
 
     @property
     def rpath(self):
-        """The folder of libmpi, as Horovod's libraries should name it."""
+        """Return the folder of libmpi, as Horovod's libraries should name it."""
         if self.kind == FROM_WHEEL:
             return WHEEL_RPATH
         command = [shutil.which("mpicxx", path=self.path), "-show"]  # known to Open MPI, MPICH and Intel MPI
@@ -34,7 +34,7 @@ class Mpi:
 
 
 def version_of(mpirun):
-    """For example "Open MPI 4.1.8", or None for what horovodrun doesn't know either."""
+    """Return for example "Open MPI 4.1.8", or None for what horovodrun doesn't know either."""
     if not mpirun:
         return None
     answer = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
@@ -52,7 +52,7 @@ def version_of(mpirun):
 
 
 def system_mpi(path):
-    """The MPI found on `path`, or None; both its compiler and its launcher have to be there."""
+    """Find the MPI on `path`, or None; both its compiler and its launcher have to be there."""
     if not shutil.which("mpicxx", path=path):
         return None
     mpi = Mpi(FROM_SYSTEM, path)
@@ -60,7 +60,7 @@ def system_mpi(path):
 
 
 def choose(setting, venv, install, system_path, progress):
-    """The MPI to use, installed if need be; `install(package, log)` puts a package into the environment.
+    """Return the MPI to use, and install it if need be; `install(package, log)` puts a package into the environment.
 
     `setting` is "auto", "system" or "wheel".
     """

@@ -28,7 +28,7 @@ class Progress:
         print(f"[setup {len(self.begun)}/{self.total}] {text}", flush=True)
 
     def seconds(self):
-        """How long each step took, by its name; the last one until now."""
+        """Return the seconds of each step by its name; of the last one those until now."""
         ends = [began for _, began in self.begun[1:]] + [time.monotonic()]
         return {name: round(end - began, 1) for (name, began), end in zip(self.begun, ends, strict=True)}
 

@@ -65,7 +65,7 @@ def parse_arguments(given=None):
 
 
 def frameworks_for(need, frameworks):
-    """Those of the frameworks that a need has to do with."""
+    """Return those of the frameworks that a need has to do with."""
     if need in TOOLS:
         return []
     return [name for name in frameworks if need == "all" or name == "torch"]
@@ -95,7 +95,7 @@ def main():
 
 
 def satisfies(done, wanted):
-    """True if what one stamp says is there is all that another one wants."""
+    """Return whether what one stamp says is there is all that another one wants."""
     if done.get("environment") != wanted["environment"]:
         return False
     if not set(wanted["needs"]) <= set(done["needs"]):
@@ -104,7 +104,7 @@ def satisfies(done, wanted):
 
 
 def joined(done, wanted):
-    """The stamp of an environment that had what `done` says when what `wanted` says was added."""
+    """Return the stamp of an environment that had what `done` says when what `wanted` says was added."""
     if done.get("environment") != wanted["environment"]:
         return wanted
     needs = sorted({*done["needs"], *wanted["needs"]})
@@ -158,7 +158,7 @@ def set_up(arguments, python):
 
 
 def add_horovod(mpi_setting, frameworks, has, progress):
-    """MPI, mpi4py and Horovod, unless the interpreter has them; then two workers must find each other."""
+    """Install MPI, mpi4py and Horovod, unless the interpreter has them; then two workers must find each other."""
     progress.step("MPI", "looking for MPI")
     if has["horovod"]:
         mpi = mpi_choice.Mpi("beside the Horovod of the interpreter", _path())
@@ -182,7 +182,7 @@ def add_horovod(mpi_setting, frameworks, has, progress):
 
 
 def check_build_tools():
-    """What a build of Horovod needs and pip can't bring."""
+    """End the set-up if what a build of Horovod needs and pip can't bring is missing."""
     missing = [package for tool, package in (("cmake", "cmake"), ("c++", "g++")) if not shutil.which(tool)]
     if missing:
         fail(f"building Horovod needs {' and '.join(missing)}. Run: apt-get install {' '.join(missing)}")
@@ -215,12 +215,12 @@ def inherit_from(python):
 
 
 def tell_mpi4py(folders):
-    """Where mpi4py finds libmpi; by itself it looks in .venv and where the system looks."""
+    """Tell mpi4py where libmpi is; by itself it looks in .venv and where the system looks."""
     write_pth("mpi4py", f"import os; os.environ.setdefault('MPI4PY_LIBMPI', {folders!r})")
 
 
 def write_pth(name, *lines):
-    """Lines that Python carries out when it starts in .venv."""
+    """Write the lines that Python carries out when it starts in .venv."""
     with open(os.path.join(mpi_choice.site_packages(VENV), f"grace_ext_{name}.pth"), "w") as out:
         out.writelines(line + "\n" for line in lines)
 
@@ -234,19 +234,19 @@ def pip(command, *arguments):
 
 
 def pip_attempt(progress):
-    """A function that installs a package and gives back pip's exit status."""
+    """Return a function that installs a package and returns pip's exit status."""
     return lambda package, log: progress.attempt(pip("install", package), log)
 
 
 def extra(name):
-    """The requirements of one of the extras in setup.cfg."""
+    """Return the requirements of one of the extras in setup.cfg."""
     config = configparser.ConfigParser()
     config.read(os.path.join(ROOT, "setup.cfg"))
     return config["options.extras_require"][name].split()
 
 
 def install_packages(need, frameworks, progress):
-    """grace_ext as an editable package, what its demos need and, as far as needed, what Horovod and the tests need."""
+    """Install grace_ext as an editable package, what its demos need and, as far as needed, what Horovod and the tests need."""
     progress.run(pip("install", "setuptools", "wheel"), "setuptools.log")
     packages = [FRAMEWORK_PACKAGES[name] for name in frameworks]
     if need != "ddp":
@@ -300,7 +300,7 @@ def install_horovod(frameworks, mpi, progress):
 
 
 def check_workers(frameworks, progress, is_ours):
-    """Two workers exchange a few bytes, for each framework and controller; we only warn if it isn't ours."""
+    """Let two workers exchange a few bytes, for each framework and controller; we only warn if it isn't ours."""
     env = dict(os.environ, PATH=_path(with_venv=True), HOROVOD_GLOO_TIMEOUT_SECONDS="120")
 
     def check(framework, controller):
@@ -331,7 +331,7 @@ def ask(code):
 
 
 def _path(with_venv=False):
-    """The PATH of env.sh, with or without .venv itself."""
+    """Return the PATH of env.sh, with or without .venv itself."""
     parts = [part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if part and part != BIN]
     with contextlib.suppress(OSError), open(INHERITED_PATH) as inherited:
         parts.insert(0, inherited.read().strip())
@@ -351,7 +351,7 @@ def _logs():
 
 @contextlib.contextmanager
 def _lock_of_checkout():
-    """One set-up at a time in this checkout. The lock is on the folder itself, so no lock file is left."""
+    """Allow one set-up at a time in this checkout. The lock is on the folder itself, so no lock file is left."""
     folder = os.open(HERE, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -380,7 +380,7 @@ def _digest_of_kernels():
 
 
 def _read(path):
-    """The dict in one of the files that the set-up leaves in .venv; an empty one if there is none."""
+    """Return the dict in one of the files that the set-up leaves in .venv; an empty one if there is none."""
     try:
         with open(path) as file:
             return json.load(file)
