@@ -73,7 +73,9 @@ SUITES = {
 WHOLE = {"quick": ["-n", "auto", "--dist", "loadgroup", "--no-loadscope-reorder"]}
 WHOLE |= {"test": WHOLE["quick"], "old": []}
 HANGS = 1800  # seconds after which a suite counts as hanging, or twice its baseline if that is longer
-SPINS = 300  # seconds of processor time after which a process of the near tests counts as in an endless loop
+# Seconds of processor time after which a process of the near tests counts as in an endless loop: more than a test waits for
+# a job, in which MPI may spin.
+SPINS = 600
 _PASSED, _FAILED, _INTERRUPTED, _NOTHING = 0, 1, 2, 5  # pytest's exit statuses
 # Python imports it at its start. It runs after the venv's .pth files, of which one has installed the finder of the editable
 # install: that one alone knows where grace_ext.adapters is, and is told of the copy here. PYTHONPATH goes to the ranks, too.
