@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from grace_ext import ConfigError
+from grace_ext.exchange.stalls import watch_ranks
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.policy import DEFAULT_SPEC
 
 from ._common.options import CompressionOptions
-from ._common.stalls import watch_ranks
 from ._torch.ddp_buckets import DdpBuckets
 from ._torch.ddp_transport import GroupTransport
 from ._torch.gradients import named

@@ -40,7 +40,7 @@ SHARED = {
     "value/test_conformance.py": "value/{_sorting,base,half,raw}",
     "value/test_quantizers.py": "value/_buckets",
     "adapters/mpi/test_mpi.py": "adapters/_common/mpi_exit",
-    "adapters/_common/test_stalls.py": "adapters/_horovod/exits",
+    "exchange/test_stalls.py": "adapters/_horovod/exits exchange/rank_process",
     "adapters/_tensorflow/test_callbacks.py": "adapters/tensorflow_callbacks adapters/_tensorflow/{keras_callback,learning_rate}",
     "adapters/_tensorflow/test_keras_optimizer.py": "adapters/_common/subclassing adapters/_tensorflow/{accumulator,keras_mixins}",
     "adapters/_tensorflow/test_tensorflow.py": "adapters/_horovod/options adapters/_tensorflow/{gradient_tape,names,nodes,options}",

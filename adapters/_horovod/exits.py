@@ -11,7 +11,7 @@ import atexit
 import faulthandler
 import sys
 
-from .._common import stalls
+from grace_ext.exchange import stalls
 
 GRACE_SECONDS = 10
 

@@ -13,8 +13,8 @@ from grace_ext import ConfigError
 from grace_ext.exchange import checkpoint
 from grace_ext.exchange.bucketing import build_buckets
 from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.stalls import check_config_digests
 
-from .._common.stalls import check_config_digests
 from .._horovod.exits import guard_exit
 from .._horovod.options import group_names, prefix_of
 from .eager import gather, has_others

@@ -10,8 +10,8 @@ from grace_ext import ConfigError, ExchangeError
 from grace_ext.exchange.buckets import Bucket
 from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.shadow import shadow_step
+from grace_ext.exchange.stalls import check_config_digests
 
-from .._common.stalls import check_config_digests
 from .._horovod.options import HorovodOptions, group_names
 from .bypass import BypassBucket
 from .device import behind_current_stream

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from grace_ext import ConfigError
-from grace_ext.adapters._common import stalls
-from grace_ext.adapters._common.stalls import Process, Watcher
+from grace_ext.exchange import rank_process, stalls
+from grace_ext.exchange.rank_process import Process
+from grace_ext.exchange.stalls import Watcher
 from grace_ext.transport import InProcessGroup
 
 HERE, ELSEWHERE = b"thisone_", b"another_"
@@ -229,7 +230,7 @@ def test_who_shuts_horovod_down_names_those_that_are_stopped_later(ranks, is_kep
 # Python 3.11 can hang in sys._current_frames if a collection of garbage lets another thread run that begins a thread.
 LOOKS = """
 import gc, threading, time
-from grace_ext.adapters._common import stalls
+from grace_ext.exchange import stalls
 
 class Garbage:
     def __init__(self):
@@ -291,7 +292,7 @@ def test_a_record_holds_what_a_rank_says_of_itself():
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="Linux says what a process is at")
 def test_states_are_what_linux_says():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = Process(HERE, 1, child.pid, stalls._look_at(child.pid)[2], "here")
+    process = Process(HERE, 1, child.pid, rank_process._look_at(child.pid)[2], "here")
     assert process.state() == "runs"
     os.kill(child.pid, signal.SIGSTOP)
     os.waitpid(child.pid, os.WUNTRACED)
@@ -319,7 +320,7 @@ def test_a_rank_that_ends_tells_those_it_leaves(monkeypatch, error, left):
     asked = []
     noting = type("Noting", (), {"name_who_left": lambda _, wait: asked.append(wait)})()
     monkeypatch.setattr(sys, "last_value", error, raising=False)
-    own, (before, *_) = Process.own(0), stalls._look_at(os.getpid())
+    own, (before, *_) = Process.own(0), rank_process._look_at(os.getpid())
     try:
         stalls._report_at_exit(noting)
         assert own.is_leaving() == left and own.state() == "runs"
@@ -336,7 +337,7 @@ def test_this_process_ends_whatever_its_threads_hold():
             "-c",
             """if True:
         import sys, threading, time
-        from grace_ext.adapters._common import stalls
+        from grace_ext.exchange import stalls
         stalls._FLUSH = 0.1
         sys.stdout = type("Stuck", (), {"write": lambda *_: None, "flush": lambda _: time.sleep(10**6)})()
         threading.Thread(target=time.sleep, args=[10**6]).start()

@@ -17,21 +17,17 @@ import logging
 import os
 import re
 import signal
-import socket
-import struct
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
-import xxhash
 
-from grace_ext import ConfigError
-from grace_ext.exchange.engine import Exchange
-from grace_ext.transport import topology
+from ..errors import ConfigError
+from .engine import Exchange
+from .rank_process import GONE, HALTED, LEAVES, RUNS, Process
 
 _LOG = logging.getLogger("grace_ext")
 #: In the environment, with their defaults: seconds after which a stopped rank is killed, and after which a rank that waits
@@ -42,18 +38,22 @@ _LOOK = 1.0  # seconds between two looks
 _REPORT = 60  # looks after which waiting is reported
 _FLUSH = 5.0  # seconds for the output of a rank that ends
 _BROKEN = re.compile("Horovod|gloo|NCCL|Connection (closed|reset) by peer")  # errors of a rank that others have left
-_LEAVES = b"grace_ext left"  # the name of a process that ends for another reason
 _EXIT_PATIENCE, _NAP = 5.0, 0.05  # seconds in which those that left should be gone, and between two looks at them
-_GONE, _HALTED, _RUNS = "gone", "stopped", "runs"
-_HOST = 48  # bytes of a host's name
-_RECORD = struct.Struct(f"<8sIIQ{_HOST}s")
 #: Each says whether this process is in the shutdown of a library that waits for other ranks; adapters add theirs.
 shutdown_checks: list[Callable[[], bool]] = []
 
 
 def watch_ranks(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray], message: np.ndarray) -> np.ndarray:
-    """A collective: from here on the ranks look after each other. gather: uint8[m], the same m on all ranks ->
-    uint8[ranks * m], in any shape. message: uint8[m] that goes with it -> uint8[ranks, m]."""
+    """Let the ranks of an exchange watch each other from here on: a collective.
+
+    Args:
+        exchange: This rank's exchange.
+        gather: gather(uint8[m]), m being the same on all ranks, returns uint8[ranks * m] in any shape.
+        message: A message that goes with it, uint8[m].
+
+    Returns:
+        The messages of all ranks, uint8[ranks, m].
+    """
     own = Process.own(exchange.transport.world_rank)
     gathered = gather(np.concatenate([message, own.pack()])).reshape(exchange.transport.size, -1)
     _watcher().add(exchange, own, [Process.unpack(record) for record in gathered[:, message.size :]])
@@ -61,71 +61,27 @@ def watch_ranks(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray], 
 
 
 def check_config_digests(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Exchange.check_config_digests, in the same collective as `watch_ranks`."""
+    """Call Exchange.check_config_digests, in the same collective as `watch_ranks`.
+
+    Args:
+        exchange: This rank's exchange.
+        gather: See watch_ranks.
+
+    Raises:
+        ConfigError: The ranks are configured differently; on all ranks.
+    """
     exchange.check_config_digests(watch_ranks(exchange, gather, exchange.config_digest()))
 
 
-class Process(NamedTuple):
-    """A rank as the others know it. machine: alike for ranks that see each other's processes. started: in the units of the
-    machine's clock, for its number may be used again."""
-
-    machine: bytes
-    rank: int
-    pid: int
-    started: int
-    host: str
-
-    @classmethod
-    def own(cls, rank: int) -> "Process":
-        try:
-            space = os.readlink("/proc/self/ns/pid")  # containers of one machine number their processes apart
-            started = _look_at(os.getpid())[2]
-        except OSError:
-            space, started = "", 0
-        machine = xxhash.xxh64_digest(repr((topology.boot_id(), space)).encode())
-        return cls(machine, rank, os.getpid(), started, socket.gethostname())
-
-    def pack(self) -> np.ndarray:
-        return np.frombuffer(_RECORD.pack(*self[:-1], self.host.encode("ascii", "replace")), np.uint8)
-
-    @classmethod
-    def unpack(cls, record: np.ndarray) -> "Process":
-        *fields, host = _RECORD.unpack(record.tobytes())
-        return cls(*fields, host.rstrip(b"\0").decode("ascii"))
-
-    def is_leaving(self) -> bool:
-        """Whether it is about to end, and not because others left it."""
-        try:
-            return _look_at(self.pid)[0] == _LEAVES
-        except OSError:
-            return False
-
-    def state(self) -> str:
-        """What cannot be told runs."""
-        try:
-            _, letter, started = _look_at(self.pid)
-        except (FileNotFoundError, ProcessLookupError):
-            return _GONE
-        except OSError:
-            return _RUNS
-        if letter in "ZX" or started != self.started:
-            return _GONE
-        return _HALTED if letter == "T" else _RUNS  # "t" is a debugger's stop
-
-
-def _look_at(pid: int) -> tuple[bytes, str, int]:
-    """(a process's name, the letter of its state, when it started), as Linux says."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        begin, _, rest = file.read().rpartition(b")")  # a name may hold anything
-    fields = rest.split()
-    return begin.partition(b"(")[2], fields[0].decode(), int(fields[19])
-
-
 class Watcher:
-    """Looks after the ranks that this one exchanges with, whenever `check` is called: once a second.
+    """Watches the ranks that this one exchanges with, whenever `check` is called: once a second.
 
-    stopped, stall: what the variables say. kill(pid, signal), end(): to end another process, and this one. shuts_down() ->
-    whether this one is in a shutdown that waits for other ranks.
+    Args:
+        stopped: Number of looks after which a stopped rank is killed; 0: never.
+        stall: Number of looks after which a rank that waits ends itself; 0: never.
+        kill: kill(pid, signal) ends another process.
+        end: end() ends this one.
+        shuts_down: Returns whether this process is in a shutdown that waits for other ranks.
     """
 
     _own: Process  # whose rank elastic Horovod changes
@@ -140,11 +96,18 @@ class Watcher:
         self._states: dict[Process, tuple[str, int]] = {}
 
     def add(self, exchange: Exchange, own: Process, ranks: list[Process]) -> None:
+        """Watch the ranks of one more exchange, as long as the exchange lives.
+
+        Args:
+            exchange: The exchange.
+            own: This rank's process.
+            ranks: The processes of all ranks.
+        """
         self._own = own
-        here = [one for one in ranks if one.machine == own.machine and one.pid != own.pid and one.state() != _GONE]
+        here = [one for one in ranks if one.machine == own.machine and one.pid != own.pid and one.state() != GONE]
         elsewhere = sorted({one.host for one in ranks if one.machine != own.machine})
         with self._lock:
-            self._known_processes = {process for process in self._known_processes if process.state() != _GONE}.union(here)
+            self._known_processes = {process for process in self._known_processes if process.state() != GONE}.union(here)
             self._watched[exchange] = _Watched(here, elsewhere)
 
     def _all(self) -> "list[tuple[Exchange, _Watched]]":
@@ -152,6 +115,7 @@ class Watcher:
             return list(self._watched.items())
 
     def check(self) -> None:
+        """Look at all ranks once, and act on what is seen."""
         self._shutting = self._shutting + 1 if self._shuts_down() else 0
         idle = {exchange: one for exchange, one in self._all() if not one.goes_on(exchange)}
         before, self._states = self._states, {}
@@ -172,9 +136,9 @@ class Watcher:
         return [process for process, (known, seen) in self._states.items() if known == state and seen >= looks]
 
     def _kill_stopped(self, idle: dict) -> None:
-        first = min(process.rank for process in (self._own, *self._which(_RUNS)))
+        first = min(process.rank for process in (self._own, *self._which(RUNS)))
         patience = self._stopped + (first != self._own.rank)  # one rank says it, and another only if that one cannot
-        for process in self._which(_HALTED, patience):
+        for process in self._which(HALTED, patience):
             seconds = self._states[process][1]
             waiting = [_where(exchange) for exchange, one in idle.items() if process in one.here]
             where = "in hvd.shutdown()" if self._shutting else waiting[0]
@@ -193,7 +157,7 @@ class Watcher:
 
     def _check_waiting(self, where: str, one: "_Watched") -> None:
         """End this rank if what it waits for cannot come, or if that is wanted; report it otherwise."""
-        gone = [process for process in self._which(_GONE, self._stopped) if process in one.here]
+        gone = [process for process in self._which(GONE, self._stopped) if process in one.here]
         if self._stopped and gone and one.waits >= self._stopped and not _is_elastic():
             self._say(
                 f"has waited for {one.waits} s, {where}, and rank {gone[0].rank} (pid {gone[0].pid}, on this host) is "
@@ -212,7 +176,7 @@ class Watcher:
     def _check_shutdown(self) -> None:
         """It waits for nothing but the other ranks' threads of Horovod, one of which may never come: see _horovod/exits.py. A
         rank that is stopped has a time of its own, and is named."""
-        if self._stopped and self._shutting >= self._stopped and not _is_elastic() and not self._which(_HALTED):
+        if self._stopped and self._shutting >= self._stopped and not _is_elastic() and not self._which(HALTED):
             self._say(
                 f"has been in hvd.shutdown() for {self._shutting} s, and other ranks do not answer: this rank ends. "
                 f"{STOPPED}=N in the environment waits for N seconds, 0 for ever"
@@ -220,16 +184,20 @@ class Watcher:
             self._end()
 
     def name_who_left(self, wait: Callable[[], bool]) -> None:
-        """wait() -> whether to wait any longer for the end of those that left, which may take seconds."""
+        """Say which ranks of this host have stopped or ended, if any have.
+
+        Args:
+            wait: Returns whether to wait any longer for the end of those that left, which may take seconds.
+        """
         ranks = {process for _, one in self._all() for process in one.here}
-        while not any(process.state() != _RUNS for process in ranks) and wait():
+        while not any(process.state() != RUNS for process in ranks) and wait():
             pass
-        states = {process.rank: _GONE if process.is_leaving() else process.state() for process in ranks}
-        if found := [f"rank {rank} is {state}" for rank, state in sorted(states.items()) if state != _RUNS]:
+        states = {process.rank: GONE if process.is_leaving() else process.state() for process in ranks}
+        if found := [f"rank {rank} is {state}" for rank, state in sorted(states.items()) if state != RUNS]:
             self._say(f"fails because of others; on this host, {', '.join(found)}")
 
     def _known(self, one: "_Watched") -> str:
-        stopped = ", ".join(str(process.rank) for process in self._which(_HALTED))
+        stopped = ", ".join(str(process.rank) for process in self._which(HALTED))
         return f"Ranks of this host ({self._own.host}) that a signal has stopped: {stopped or 'none'}" + (
             f"; ranks of {', '.join(one.elsewhere)} cannot be seen from here" if one.elsewhere else ""
         )
@@ -293,7 +261,7 @@ def _report_at_exit(watcher: Watcher) -> None:
     error = getattr(sys, "last_value", None)  # that nobody caught
     if error is None or not _BROKEN.search(f"{type(error).__name__}: {error}"):
         with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as file:
-            file.write(_LEAVES)
+            file.write(LEAVES)
         return
     end = time.monotonic() + _EXIT_PATIENCE
 
