@@ -66,8 +66,9 @@ def to_gradient_layout(p: torch.nn.Parameter, result: torch.Tensor) -> torch.Ten
         laid_out = result if result.stride() == p.stride() else result.as_strided(p.shape, p.stride())
         return laid_out.to(p.device, p.dtype)
     buffer, strides = p.grad, p.stride() if is_non_overlapping_and_dense(p) else result.stride()
-    kind = p.layout, p.dtype, p.device, strides
-    if buffer is None or (buffer.layout, buffer.dtype, buffer.device, buffer.stride()) != kind:
+    kind = p.layout, p.dtype, p.device
+    # Not all sparse layouts have strides.
+    if buffer is None or (buffer.layout, buffer.dtype, buffer.device) != kind or buffer.stride() != strides:
         buffer = torch.empty_strided(p.shape, strides, dtype=p.dtype, device=p.device)
     return buffer.detach().copy_(result)
 

@@ -69,9 +69,8 @@ class States:
         self._what = what
         self._state: dict[str, Any] = {}
         self._next: dict[str, Any] = {}
-        self._arrays: dict[
-            str, Arrays
-        ] = {}  # for each name in use, the kind of arrays of its state; other states are numpy arrays
+        #: The kind of arrays of a state, for each name in use; other states are numpy arrays.
+        self._arrays: dict[str, Arrays] = {}
         self._begun: set[str] = set()
 
     def find(self, name: str, size: int) -> Any:
