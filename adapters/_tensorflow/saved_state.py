@@ -61,7 +61,6 @@ class Restore:
         # What is needed of the other ranks was gathered before.
         whole = self._whole if saved else np.zeros_like(self._whole)
         checkpoint.settle(exchange, whole, np.full(whole.size, exchange.step))
-        exchange.states_settled()
 
     def unclaimed(self) -> list[dict]:
         """The layouts that no exchange has taken over yet."""

@@ -170,6 +170,7 @@ def settle(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> str:
         warning = f"{np.count_nonzero(whole)} of {whole.size} ranks loaded their memory, and {others}: {ALL_RANKS}"
         report(exchange, warning)
     exchange.step = int(steps[whole][0] if whole.any() else steps[0])
+    exchange.states_settled()
     return warning
 
 

@@ -152,7 +152,6 @@ class StateSession:
             self._settle_resized(exchange, f"{prefix}.state", int(steps[0]), int(np.count_nonzero(brought == _CARRIED_OVER)))
         else:
             checkpoint.settle(exchange, brought == _LOADED, steps)
-        exchange.states_settled()
         self._memory, self.settled = None, True
 
     def _settle_resized(self, exchange: Exchange, prefix: str, step: int, earlier: int) -> None:
@@ -161,6 +160,7 @@ class StateSession:
         own = self._memory if self._starts_with == _CARRIED_OVER else None
         state = {} if reset else checkpoint.gather_and_redistribute(exchange, own, prefix)
         exchange.load_state_dict({**state, "step": step})
+        exchange.states_settled()
         memories = "start from zero (on_resize='reset')" if reset else f"of these {earlier} were redistributed"
         checkpoint.report(
             exchange,
