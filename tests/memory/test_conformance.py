@@ -32,6 +32,9 @@ def test_decay_of_the_residual():
         ("ef21:0.9", "topk:0.1"),
         ("dgc", "topk:0.1"),
         ("dgc", "dense/raw"),
+        ("momentum", "topk:0.1"),
+        ("momentum", "powersgd:2"),
+        ("momentum", "dense/raw"),
         ("residual:0.9", "topk:0.1"),
     ],
 )
@@ -69,7 +72,14 @@ def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(memory, spec):
 
 @pytest.mark.parametrize(
     "memory, spec",
-    [("ef21:0.9", "topk:0.1/rice/qsgd:7"), ("dgc", "topk:0.1"), ("dgc", "dense/raw"), ("residual:0.9", "randomk:0.1")],
+    [
+        ("ef21:0.9", "topk:0.1/rice/qsgd:7"),
+        ("dgc", "topk:0.1"),
+        ("dgc", "dense/raw"),
+        ("momentum:decay=0.9", "topk:0.1/rice/qsgd:7"),
+        ("momentum", "dense/raw"),
+        ("residual:0.9", "randomk:0.1"),
+    ],
 )
 def test_a_state_goes_on_where_it_was_saved(memory, spec):
     def work(transport):
@@ -107,6 +117,7 @@ def test_pairings_that_make_no_sense():
         ("dgc", "powersgd:2", "allgather", "follows single elements"),
         ("dgc", "dct/topk:0.1", "allgather", "follows single elements"),
         ("ef21", "randomk:0.1:unbiased=true", "allgather", "unbiased already"),
+        ("momentum", "randomk:0.1:unbiased=true", "allgather", "unbiased already"),
         ("dgc", "randomk:0.1:unbiased=true", "allgather", "unbiased already"),
     ]:
         with pytest.raises(ConfigError, match=message):
@@ -116,6 +127,8 @@ def test_pairings_that_make_no_sense():
         ("dgc:clip=-1", "clip=-1"),
         ("dgc:clip=nan", "clip=nan"),
         ("ef21:1", "momentum=1"),
+        ("momentum:-0.1", "momentum=-0.1"),
+        ("momentum:decay=0", "decay=0"),
         ("residual:0", "decay=0"),
         ("residual:1.5", "decay=1.5"),
     ]:

@@ -138,7 +138,7 @@ def test_the_memory_function():
     memory = grace_ext.memory("residual")
     assert grace_ext.memory(memory) is memory and memory.stateful
     assert grace_ext.memory("residual") is not memory
-    with pytest.raises(ConfigError, match="unknown memory .momentum.; known: .*none.*residual"):
-        grace_ext.memory("momentum")
+    with pytest.raises(ConfigError, match="unknown memory .moment.; known: .*none.*residual"):
+        grace_ext.memory("moment")
     with pytest.raises(ConfigError, match="no option|only the first option"):
         grace_ext.memory("residual:rate=0.9")

@@ -1,0 +1,58 @@
+"""Memory `momentum`."""
+
+import numpy as np
+
+from ..communicators.base import Communicator
+from ..errors import ConfigError
+from ..pipeline.compressor import Compressor
+from ..registry import register
+from .base import Memory
+from .residual import Residual
+from .velocity import Velocity
+
+
+@register
+class Momentum(Residual):
+    """Compressed momentum: error feedback of each rank's first moment instead of its gradient, for Adam and its relatives.
+
+    With m the first moment and e the residual of a rank: m = momentum · m + (1 - momentum) · g; e + m is compressed and sent;
+    e keeps what was not. The optimizer gets the mean of what all ranks sent, must have no momentum of its own (beta1 = 0),
+    and computes its second moment from that mean, so that an element that is sent once in a hundred steps is divided by what
+    really arrives. Where a gradient with error feedback goes to an Adam with a momentum, each arrival shakes the first moment
+    for 1 / (1 - beta1) steps.
+
+    Args:
+        momentum: Factor of the first moment, Adam's beta1, from 0 to below 1.
+        decay: Factor of the residual after each step, above 0 and at most 1.
+
+    Source:
+        Tang et al., 1-bit Adam, ICML 2021, section 3, compresses the momentum with error feedback, at a frozen second moment;
+        with one that goes on: Fatkhullin, Tyurin and Richtárik, Momentum provably improves error feedback, NeurIPS 2023.
+    """
+
+    name = "momentum"
+    supports_rows = False
+    has_hooks = True
+    applies_momentum = True
+
+    def __init__(self, momentum: float = 0.9, decay: float = 1.0):
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"momentum: momentum={momentum}; allowed: from 0 to below 1")
+        super().__init__(decay)
+        self.momentum = momentum
+        self._first_moment = Velocity(momentum, 1 - momentum)
+        self._exact = Velocity(momentum, 1 - momentum)
+        self.states = {**self.states, **self._first_moment.states}
+
+    def for_exact_tensors(self) -> Memory:
+        return self._exact
+
+    def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
+        raise ConfigError("memory 'momentum' changes with each step: use it in an exchange, or memory 'residual'")
+
+    def correct_gradient(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], ranks: int) -> None:
+        self._first_moment.correct_gradient(name, gradient, sizes, ranks)
+
+    def commit(self) -> None:
+        super().commit()
+        self._first_moment.commit()

@@ -1,0 +1,70 @@
+"""The momentum of a rank's own gradients, which memories apply before compression."""
+
+import math
+
+import numpy as np
+
+from ..kernels.momentum import accumulate_momentum, accumulate_nesterov
+from .base import Memory
+from .states import States
+
+
+class Velocity(Memory):
+    """Each gradient is replaced by a velocity: u = momentum · u + share · g.
+
+    By itself it is the memory of tensors that are sent exactly: then it is the optimizer's momentum, before the sum.
+
+    Args:
+        momentum: Factor of the velocity, from 0 to below 1.
+        share: Factor of the gradient: 1, or 1 - momentum for a moving average.
+        nesterov: Whether the momentum is Nesterov's, as in torch.optim.SGD.
+        clip: Limit of the L2 norm of each tensor: this rank's gradient is cut to clip / sqrt(ranks); 0 for no limit.
+    """
+
+    name = "velocity"
+    stateful = True
+    has_hooks = True
+    applies_momentum = True
+
+    def __init__(self, momentum: float, share: float = 1.0, nesterov: bool = False, clip: float = 0.0):
+        self.momentum, self.share, self.nesterov, self.clip = momentum, share, nesterov, clip
+        self._velocity = States("velocity")
+        self.states = {"velocity": self._velocity}
+
+    def correct_gradient(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], ranks: int) -> None:
+        velocity, following = self._velocity.begin(name, gradient.size)
+        start = 0
+        accumulate = accumulate_nesterov if self.nesterov else accumulate_momentum
+        parts = sizes if self.clip else (gradient.size,)
+        for size in parts:
+            part = slice(start, start + size)
+            kept = clipping(gradient[part], self.clip / math.sqrt(ranks)) if self.clip else 1.0
+            share = np.float32(self.share * kept)
+            accumulate(velocity[part], gradient[part], np.float32(self.momentum), share, following[part])
+            start += size
+
+    def restart(self, name: str, support: np.ndarray) -> None:
+        """Let the next velocity start from zero at some positions.
+
+        Args:
+            name: Name of the bucket.
+            support: The positions, uint32[k].
+        """
+        self._velocity.upcoming(name)[support] = 0
+
+
+def clipping(gradient: np.ndarray, largest: float) -> float:
+    """Return the factor that limits the L2 norm of a gradient.
+
+    Args:
+        gradient: float32[n].
+        largest: The largest L2 norm allowed.
+
+    Returns:
+        A factor of at most 1; 0 if the gradient holds an Inf.
+    """
+    with np.errstate(over="ignore"):
+        norm = float(np.linalg.norm(gradient))
+    if math.isinf(norm):  # of the squares in float32, or of the gradient itself, which then becomes NaN
+        norm = float(np.linalg.norm(gradient.astype(np.float64)))
+    return largest / norm if norm > largest else 1.0

@@ -1,0 +1,23 @@
+"""The velocity that memories with a momentum keep. What it computes, with clipping and Nesterov's, is tested by test_dgc.py."""
+
+import numpy as np
+import pytest
+
+from grace_ext.memory.velocity import Velocity, clipping
+
+
+def test_clipping():
+    ones = np.ones(4, np.float32)
+    assert clipping(ones, 1.0) == 0.5 and clipping(ones, 3.0) == 1.0 and clipping(ones * 0, 1.0) == 1.0
+    assert clipping(ones * np.float32(1e30), 1.0) == pytest.approx(5e-31), "the squares overflow in float32"
+    assert not np.isfinite(clipping(np.array([np.nan], np.float32), 1.0) * np.float32(np.nan))
+
+
+def test_a_share_makes_a_moving_average():
+    memory = Velocity(0.9, 0.1)
+    for expected in (0.2, 0.38):
+        gradient = np.full(3, 2, np.float32)
+        memory.correct_gradient("w", gradient, (3,), 4)
+        memory.commit()
+        np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+    np.testing.assert_allclose(memory.state_dict()["w"]["velocity"], 0.38, rtol=1e-6)
