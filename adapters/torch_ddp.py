@@ -6,6 +6,7 @@ model.register_comm_hook(CompressionState(module.named_parameters()), comm_hook)
 
 import concurrent.futures
 import datetime
+import functools
 import uuid
 from collections.abc import Iterable
 from typing import Any
@@ -24,6 +25,7 @@ from grace_ext.policy import DEFAULT_SPEC
 from ._common.options import CompressionOptions
 from ._torch.ddp_buckets import DdpBuckets
 from ._torch.ddp_transport import GroupTransport
+from ._torch.first_moment import FirstMoments, attach, leave_to_memory
 from ._torch.gradients import named
 from ._torch.saved_state import to_numpy, to_torch
 
@@ -47,6 +49,8 @@ class CompressionState:
         named_parameters: module.named_parameters(), of the module that DDP wraps. Names appear in rules and in state_dict();
             without them, parameters are numbered.
         compression: See CompressionOptions.
+        optimizer: The optimizer of the parameters, for memory "momentum": it takes over the first moment of torch.optim.Adam
+            and AdamW. Without it the hook cannot know what the optimizer does, and beta1 has to be 0.
         process_group: The one that DDP was given; None for all ranks.
         backend: The backend of the group that carries what is sent; None for that of process_group. Whatever the backend,
             containers are made on the host: with "nccl" they travel by way of this rank's accelerator, with "gloo" directly.
@@ -64,6 +68,7 @@ class CompressionState:
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         compression: str | dict | Compressor = DEFAULT_SPEC,
         *,
+        optimizer: torch.optim.Optimizer | None = None,
         process_group: dist.ProcessGroup | None = None,
         backend: str | None = None,
         timeout: datetime.timedelta | None = None,
@@ -81,6 +86,8 @@ class CompressionState:
         if transport.size > 1:
             watch_ranks(exchange, lambda message: transport.allgather_equal(message).wait(), np.empty(0, np.uint8))
         self._buckets = DdpBuckets(parameters, exchange, worker, shared, f"grace_ext.{group.group_name}")
+        if optimizer is not None:
+            attach(optimizer, functools.partial(_first_moments, optimizer, self._buckets))
 
     def state_dict(self) -> dict:
         """This rank's memory, the number of the next step and the order of the buckets. No collective.
@@ -124,6 +131,10 @@ class CompressionState:
             What docs/observability.md describes.
         """
         return self._buckets.exchange.stats()
+
+
+def _first_moments(optimizer: torch.optim.Optimizer, buckets: DdpBuckets) -> FirstMoments | None:
+    return leave_to_memory(optimizer, buckets.exchange.buckets, buckets.parameters)
 
 
 def comm_hook(state: CompressionState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -6,7 +6,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import horovod.torch as hvd
@@ -21,6 +21,7 @@ from .._horovod.exits import guard_exit
 from .._horovod.options import HorovodOptions, prefix_of
 from .buckets import JOIN_AND_CLOSURE, TorchBuckets
 from .elastic import CompressedOptimizer
+from .first_moment import FirstMoments, leave_to_memory
 from .gradients import named
 from .hvd_transport import HorovodTransport
 from .saved_state import to_numpy, to_torch
@@ -74,7 +75,7 @@ def wrap(
     if wrapped._grace is None:
         options.warn_of_one_rank(stacklevel=3)
         return wrapped
-    _check_momentum(optimizer, wrapped._grace)
+    wrapped._first_moments()
     # A worker that elastic Horovod adds must start no collective here: the others are already somewhere else.
     if os.environ.get("HOROVOD_ELASTIC") != "1":
         wrapped._grace.check_config_digests()
@@ -92,23 +93,6 @@ def _named(
     if unnamed:
         raise ConfigError(f"named_parameters lacks {unnamed} of the optimizer's parameters")
     return {name: p for name, p in by_name.items() if id(p) in optimized}
-
-
-def _check_momentum(optimizer: torch.optim.Optimizer, buckets: TorchBuckets) -> None:
-    """Raises ConfigError where a memory and the optimizer would both apply a momentum."""
-    corrected = {
-        id(buckets.parameters[tensor.name])
-        for bucket in buckets.exchange.buckets
-        if bucket.memory.applies_momentum
-        for tensor in bucket.tensors
-    }
-    for group in optimizer.param_groups:
-        momentum = group.get("momentum") or group.get("betas", (0,))[0]
-        if momentum and any(id(p) in corrected for p in group["params"]):
-            raise ConfigError(
-                f"memory 'dgc' has the momentum, and the optimizer's, {momentum}, would be applied once more: "
-                f"use for example torch.optim.SGD with momentum=0 and memory 'dgc:momentum={momentum}'"
-            )
 
 
 class _WrappedOptimizer:
@@ -221,9 +205,16 @@ class _WrappedOptimizer:
         self._synchronized = self._asked_by_scaler = False
         for optimizer in self._before:
             optimizer._opt_called = True  # a learning-rate scheduler made before wrapping looks at it
-        loss = self._plain.step(self, closure)
+        moments = self._first_moments()
+        with nullcontext() if moments is None else moments.left_to_memory():
+            loss = self._plain.step(self, closure)
         self._synchronized = False
         return loss
+
+    def _first_moments(self) -> FirstMoments | None:
+        """For the buckets there are now; None if no memory applies a momentum."""
+        buckets = self._grace
+        return None if buckets is None else leave_to_memory(self, buckets.exchange.buckets, buckets.parameters)
 
     def _is_synchronized(self) -> bool:
         buckets = self._grace

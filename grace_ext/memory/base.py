@@ -29,6 +29,8 @@ class Memory(Stage):
     summed_fields: frozenset[str] = frozenset({"residual"})
     #: Whether the memory applies the momentum, so that the optimizer must have none.
     applies_momentum = False
+    #: Where it keeps Adam's first moment, the factor beta1 of this.
+    first_moment: float | None = None
     #: Whether it can keep states for the rows of a table.
     supports_rows = False
     #: Whether `correct_gradient`, `on_sent` or `on_received` do anything. Only if not, states can live on an accelerator

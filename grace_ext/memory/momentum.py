@@ -2,11 +2,8 @@
 
 import numpy as np
 
-from ..communicators.base import Communicator
 from ..errors import ConfigError
-from ..pipeline.compressor import Compressor
 from ..registry import register
-from .base import Memory
 from .residual import Residual
 from .velocity import Velocity
 
@@ -19,7 +16,7 @@ class Momentum(Residual):
     e keeps what was not. The optimizer gets the mean of what all ranks sent, must have no momentum of its own (beta1 = 0),
     and computes its second moment from that mean, so that an element that is sent once in a hundred steps is divided by what
     really arrives. Where a gradient with error feedback goes to an Adam with a momentum, each arrival shakes the first moment
-    for 1 / (1 - beta1) steps.
+    for 1 / (1 - beta1) steps. Tensors that are sent exactly have no memory: the optimizer keeps their first moment itself.
 
     Args:
         momentum: Factor of the first moment, Adam's beta1, from 0 to below 1.
@@ -39,13 +36,9 @@ class Momentum(Residual):
         if not 0 <= momentum < 1:
             raise ConfigError(f"momentum: momentum={momentum}; allowed: from 0 to below 1")
         super().__init__(decay)
-        self.momentum = momentum
+        self.momentum = self.first_moment = momentum
         self._first_moment = Velocity(momentum, 1 - momentum)
-        self._exact = Velocity(momentum, 1 - momentum)
         self.states = {**self.states, **self._first_moment.states}
-
-    def for_exact_tensors(self) -> Memory:
-        return self._exact
 
     def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
         raise ConfigError("memory 'momentum' changes with each step: use it in an exchange, or memory 'residual'")

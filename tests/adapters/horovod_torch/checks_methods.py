@@ -117,6 +117,60 @@ def powersgd_is_the_low_rank_average_with_feedback():
 
 
 @check
+def adams_first_moment_is_compressed_in_place_of_the_gradient():
+    net, reference = model(), model()
+    kind, options = torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 0.1}
+    optimizer = compressed("topk:0.1/rice/raw", memory="momentum:0.8")(
+        kind(net.parameters(), betas=(0.8, 0.95), **options), net.named_parameters()
+    )
+    weight = reference[5].weight
+    others = [p for p in reference.parameters() if p is not weight]
+    theirs = [kind([weight], betas=(0.0, 0.95), **options), kind(others, betas=(0.8, 0.95), **options)]
+    start, moment, residual = flat(net), torch.zeros(weight.numel()), torch.zeros(weight.numel())
+    for step, (x, y) in enumerate(batches(6)):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        assert optimizer.param_groups[0]["betas"] == (0.8, 0.95) and len(optimizer.param_groups) == 1
+        reference.zero_grad()
+        torch.nn.functional.cross_entropy(reference(x), y).backward()
+        for number, p in enumerate(others):
+            p.grad = hvd.allreduce(p.grad, name=f"other{number}")
+        moment = 0.8 * moment + 0.2 * weight.grad.flatten()
+        residual = residual + moment
+        sent = torch.zeros_like(residual)
+        largest = residual.abs().topk(round(0.1 * residual.numel())).indices
+        sent[largest] = residual[largest]
+        residual = residual - sent
+        weight.grad = hvd.allreduce(sent, name="sent").view(weight.shape)
+        for one in theirs:
+            one.step()
+        # Where ranks nearly cancel each other, Adam makes a step of rounding errors.
+        assert (flat(net) - flat(reference)).norm() < 1e-2 * (flat(net) - start).norm(), step
+    same_on_all_ranks(flat(net))
+    # Without compression, before and after, it is Adam with a first moment of its own.
+    state = optimizer.state_dict()
+    alone = kind(net.parameters(), betas=(0.8, 0.95), **options)
+    alone.load_state_dict({key: state[key] for key in ("state", "param_groups")})
+    assert alone.param_groups[0]["betas"] == (0.8, 0.95)
+
+
+@check
+def a_first_moment_is_kept_once():
+    for kind, options, memory, message in (
+        (torch.optim.Adam, {}, "momentum:0.8", "momentum:0.8' and the optimizer's beta1=0.9 differ: use 'momentum:0.9'"),
+        (torch.optim.NAdam, {}, "momentum", "NAdam would apply its own, 0.9, once more"),
+        (torch.optim.SGD, {"momentum": 0.9}, "momentum", "would be applied once more"),
+    ):
+        net = model()
+        with raises(ConfigError, message):
+            compressed(memory=memory)(kind(net.parameters(), lr=0.1, **options), net.named_parameters())
+    for kind, options in ((torch.optim.SGD, {}), (torch.optim.Adam, {"betas": (0.0, 0.99)}), (torch.optim.Adagrad, {})):
+        net = model()
+        compressed(memory="momentum")(kind(net.parameters(), lr=0.1, **options), net.named_parameters())
+
+
+@check
 def capture_saves_what_rank_0_compresses():
     results = []
     with tempfile.TemporaryDirectory() as folder:

@@ -46,6 +46,54 @@ def dense_containers_by_allgather_are_what_plain_ddp_gives():
 
 
 @check
+def an_optimizer_leaves_its_first_moment_to_the_memory():
+    """With the optimizer's own beta1 it is what it is with beta1 = 0, wherever the memory keeps the first moment."""
+    results = []
+    for given in (True, False):
+        net = module()
+        weights = [p for p in net.parameters() if p.numel() > 1024]
+        others = [p for p in net.parameters() if p.numel() <= 1024]
+        betas = (0.8, 0.95)
+        groups = [{"params": weights, "betas": betas if given else (0.0, 0.95)}, {"params": others, "betas": betas}]
+        optimizer = torch.optim.AdamW(groups, lr=1e-3)
+        model, _ = wrap(net, EACH, memory="momentum:0.8", optimizer=optimizer if given else None)
+        for x, y in batches(6):
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+        results.append(flat(net))
+        assert optimizer.param_groups[0]["betas"] == (betas if given else (0.0, 0.95))
+    assert torch.equal(*results)
+    same_on_all_ranks(results[0])
+
+
+@check
+def a_step_that_failed_leaves_the_optimizer_as_it_was():
+    net = module()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, betas=(0.8, 0.95))
+    model, _ = wrap(net, EACH, memory="momentum:0.8", optimizer=optimizer)
+    for x, y in batches(2):
+        loss_of(model, x, y).backward()
+        gradient, net[0].weight.grad = net[0].weight.grad, net[0].weight.grad.to_sparse()
+        with raises(RuntimeError, "sparse"):
+            optimizer.step()
+        net[0].weight.grad = gradient
+        optimizer.step()
+        assert [group["betas"] for group in optimizer.param_groups] == [(0.8, 0.95)]
+
+
+@check
+def a_first_moment_that_differs_from_the_optimizers_is_refused():
+    net = module()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, betas=(0.8, 0.95))
+    model, _ = wrap(net, EACH, memory="momentum:0.9", optimizer=optimizer)
+    for x, y in batches(1):
+        loss_of(model, x, y).backward()
+        with raises(ConfigError, "'momentum:0.9' and the optimizer's beta1=0.8 differ: use 'momentum:0.8'"):
+            optimizer.step()
+
+
+@check
 def it_is_what_the_parts_give_one_by_one():
     """Every rank computes what all ranks do, with the compressor and the memory alone."""
     steps, ranks = 6, dist.get_world_size()
