@@ -92,6 +92,20 @@ class _Common:
         return make, tuple(self._plain if item is type(self) else item for item in arguments), *others
 
 
+class _FirstMoments:
+    def update_step(self, gradient, variable, *learning_rate):
+        """Update a variable as the plain optimizer does, with beta1 = 0 where the memory keeps Adam's first moment."""
+        memory = self._grace.reducer.memory_of(variable)
+        if memory is None or memory.first_moment is None or not getattr(self, "beta_1", 0.0):
+            return self._plain.update_step(self, gradient, variable, *learning_rate)
+        beta = self.beta_1
+        object.__setattr__(self, "beta_1", 0.0)
+        try:
+            return self._plain.update_step(self, gradient, variable, *learning_rate)
+        finally:
+            object.__setattr__(self, "beta_1", beta)
+
+
 class _Keras3:
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads, trainable_variables=None):
@@ -173,8 +187,8 @@ class _TfKerasPasses:
         return self.iterations
 
 
-KERAS_3 = (_Keras3,)
-TF_KERAS = (_TfKeras, _TfKerasPasses)
+KERAS_3 = (_Keras3, _FirstMoments)
+TF_KERAS = (_TfKeras, _TfKerasPasses, _FirstMoments)
 TF_KERAS_LEGACY = (_TfKerasLegacy, _TfKerasPasses)
 
 

@@ -79,7 +79,7 @@ def DistributedOptimizer(
 
     Raises:
         ConfigError: Something cannot be honoured: op=Adasum, devices, Keras on another backend, optimizers that are wrapped
-            already, memory "dgc" for an optimizer with a momentum of its own, specs that differ between ranks, tf.distribute,
+            already, a memory and an optimizer that would both apply a momentum, specs that differ between ranks, tf.distribute,
             float8, and tracing for jit_compile=True.
         TypeError: An option is unknown.
     """
@@ -104,7 +104,7 @@ def DistributedOptimizer(
         raise ConfigError("backward_passes_per_step and the optimizer's own gradient_accumulation_steps: give one of them")
     if getattr(inner, "_mesh", None):
         raise ConfigError("an optimizer with a DTensor mesh exchanges its gradients itself")
-    _check_momentum(inner, shared.memory)
+    _check_momentum(inner, shared.memory, mixins is not TF_KERAS_LEGACY and inner is optimizer)
     if name:
         setattr(inner, "_name" if mixins is TF_KERAS_LEGACY else "name", name)
     accumulator = Accumulator(backward_passes_per_step, average_aggregated_gradients, sparse_as_dense)
@@ -118,14 +118,25 @@ def DistributedOptimizer(
     return optimizer
 
 
-def _check_momentum(optimizer: Any, memory: str | dict | Memory) -> None:
-    """Raises ConfigError where a memory and the optimizer would both apply a momentum."""
+def _check_momentum(optimizer: Any, memory: str | dict | Memory, takes_over: bool) -> None:
+    """Raises ConfigError where a memory and the optimizer would both apply a momentum. takes_over: whether the optimizer can
+    leave its first moment to the memory."""
     applies = [one for one in Memories(memory).all() if one.applies_momentum]
-    if applies and any(map(_has_momentum, (optimizer, *getattr(optimizer, "optimizers", ())))):
-        raise ConfigError(
-            f"memory {str(applies[0])!r} applies the momentum before gradients are compressed: use "
-            f"for example keras.optimizers.SGD with momentum=0"
-        )
+    if not any(map(_has_momentum, (optimizer, *getattr(optimizer, "optimizers", ())))):
+        return
+    takes_over = takes_over and type(optimizer).__name__ in ("Adam", "AdamW")
+    for one in applies:
+        if one.first_moment is None or not takes_over:
+            raise ConfigError(
+                f"memory {str(one)!r} applies the momentum before gradients are compressed, and that of "
+                f"{type(optimizer).__name__} would be applied once more: use for example keras.optimizers.SGD with momentum=0"
+                + ("" if one.first_moment is None else "; Adam and AdamW of keras and tf_keras, outside of other optimizers")
+            )
+        if one.first_moment != optimizer.beta_1:
+            raise ConfigError(
+                f"memory {str(one)!r} and the optimizer's beta_1={optimizer.beta_1:g} differ: use "
+                f"'momentum:{optimizer.beta_1:g}'"
+            )
 
 
 def _has_momentum(optimizer: Any) -> bool:

@@ -14,6 +14,7 @@ from grace_ext.exchange import checkpoint
 from grace_ext.exchange.bucketing import build_buckets
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.stalls import check_config_digests
+from grace_ext.memory import Memory
 
 from .._horovod.exits import guard_exit
 from .._horovod.options import group_names, prefix_of
@@ -33,6 +34,7 @@ class Reducer:
         #: Whether there is anybody to exchange with.
         self.active = has_others(options.process_set)
         self._layouts: dict[tuple, _Layout] = {}
+        self._names: dict[int, str] = {}  # by id of a variable
         self._restore: Restore | None = None
         guard_exit(hvd)
         if not self.active:
@@ -93,6 +95,9 @@ class Reducer:
             with tf.init_scope():
                 float32 = {name for name, gradient in given.items() if gradient.dtype == tf.float32}
                 by_id = {id(variable): name for name, variable in variables.items()}
+                inner = {name: getattr(variable, "value", None) for name, variable in variables.items()}
+                self._names.update(by_id)
+                self._names.update((id(one), name) for name, one in inner.items() if isinstance(one, tf.Variable))
                 self._layouts[key] = _Layout(self.options, tensors, tables, float32, by_id)
             self._restored(self._layouts[key])
         return self._layouts[key]
@@ -122,6 +127,13 @@ class Reducer:
         for layout in self._layouts.values():
             self._restored(layout)
         return self._restore.passes
+
+    def memory_of(self, variable) -> Memory | None:
+        """The memory of a variable whose gradients have been exchanged; None of others. For a variable of Keras 3, the
+        tf.Variable inside it stands, too: this is what its optimizers update."""
+        name = self._names.get(id(variable))
+        found = (layout.memories.get(name) for layout in self._layouts.values())
+        return next((memory for memory in found if memory is not None), None)
 
     def stats(self) -> dict:
         """See grace_ext.exchange.Exchange.stats; {"steps": 0} before the first exchange and when there is one rank."""
@@ -153,6 +165,7 @@ class _Layout:
         self.exchange.set_buckets(buckets)
         for bucket in self.exchange.buckets:
             bucket.may_bypass = float32.issuperset(tensor.name for tensor in bucket.tensors)
+        self.memories = {tensor.name: bucket.memory for bucket in self.exchange.buckets for tensor in bucket.tensors}
         check_config_digests(self.exchange, lambda digest: gather(digest, process_set))
         self.graph = ExchangeGraph(self.exchange, process_set, options.prescale)
         self._function = None

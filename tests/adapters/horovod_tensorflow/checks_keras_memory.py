@@ -48,6 +48,38 @@ def exact_dgc_is_the_momentum_of_one_process():
 
 
 @check
+def adam_leaves_its_first_moment_to_the_memory():
+    """With its own beta_1 it is what it is with beta_1 = 0, where all variables are compressed; others keep theirs."""
+    adam = {kind: (api, api.optimizers.Adam) for kind, (api, _) in SGD.items() if kind != "tf_keras-legacy"}
+    for kind, mode in covering(itertools.product(adam, MODES)):
+        api, make = adam[kind]
+        results = []
+        for beta in (0.8, 0.0):
+            optimizer = make(0.01, beta_1=beta)
+            optimizer = DistributedOptimizer(optimizer, rules={"*": "topk:0.1/rice/raw"}, memory="momentum:0.8")
+            net = compiled(api, optimizer, **MODES[mode])
+            fit(net, epochs=2)
+            results.append(flat(net))
+            assert optimizer.beta_1 == beta and optimizer.get_config()["beta_1"] == beta, (kind, mode)
+        assert np.array_equal(*results), (kind, mode)
+        same_on_all_ranks(results[0])
+        exact = compiled(
+            api, DistributedOptimizer(make(0.01, beta_1=0.8), compression="dense/raw", memory="momentum:0.8"), **MODES[mode]
+        )
+        fit(exact, epochs=2)
+        assert np.abs(flat(exact) - alone(api, make(0.01, beta_1=0.8), epochs=2)).max() < 1e-4, (kind, mode)
+    for api, make in adam.values():
+        for optimizer, message in (
+            (make(beta_1=0.9), "beta_1=0.9 differ: use 'momentum:0.9'"),
+            (scaled(api, make(beta_1=0.8)), "outside of other optimizers"),
+            (api.optimizers.Nadam(beta_1=0.8), "Nadam would be applied once more"),
+        ):
+            with raises(ConfigError, message):
+                DistributedOptimizer(optimizer, memory="momentum:0.8")
+        DistributedOptimizer(api.optimizers.SGD(), memory="momentum:0.8")
+
+
+@check
 def what_is_sharded_is_what_one_process_gives_in_fit():
     for api, sgd in SGD.values():
         optimizer = DistributedOptimizer(sgd(0.1), compression="dense/deflate", memory="none", communicator="sharded")
