@@ -14,6 +14,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from _cluster_page import summary  # noqa: E402
 from _cluster_results import POINTS, SIDE_BY_SIDE, WITH_HOROVOD, Results, against_best, path_of  # noqa: E402
 from _page import write_section  # noqa: E402
+from _transformer_page import section  # noqa: E402
+from _transformer_results import DENSE, difference, read  # noqa: E402
+from _transformer_results import path_of as transformer_path  # noqa: E402
+from _transformer_tasks import TASKS, learning_rate  # noqa: E402
 
 CURVE = [[10, 2.0, 0.5], [20, 4.0, 0.7], [30, 6.0, 0.8]]  # step, seconds, accuracy
 
@@ -106,3 +110,36 @@ def test_a_section_is_replaced_and_the_others_stay(tmp_path):
     assert text.startswith("# Benchmarks\n") and "old" not in text
     assert text.index("## First") < text.index("new") < text.index("## Second") < text.index("kept")
     assert text.count("one:begin") == text.count("two:end") == 1
+
+
+@pytest.fixture
+def transformers(tmp_path):
+    for method, losses, sent in ((DENSE, {0: 4.0, 1: 4.2}, 4e6), ("new", {0: 4.04, 1: 4.16, 2: 9.0}, 2e4)):
+        for seed, loss in losses.items():
+            curve = [{"step": 5, "bytes_sent": 1, "seconds": 1, "loss": 7, "accuracy": 0}]
+            curve += [{"step": 10, "bytes_sent": sent, "seconds": 0.5, "loss": loss, "accuracy": loss / 10}]
+            run = {"label": method, "steps": 10, "parameters": 100_000, "curve": curve}
+            Path(transformer_path("gpt", method, seed, str(tmp_path))).write_text(json.dumps(run))
+    return read("gpt", str(tmp_path))
+
+
+def test_transformers_are_compared_over_the_seeds_that_both_have(transformers):
+    dense, new = transformers[DENSE], transformers["new"]
+    assert difference(new, dense, "loss") == pytest.approx(0) and difference(new, dense, "accuracy") == pytest.approx(0)
+    del new.runs[1]
+    assert difference(new, dense, "loss") == pytest.approx(1.0)
+    assert difference(new, dense, "accuracy") == pytest.approx(-0.4)
+    assert (dense.fewer_bytes, new.fewer_bytes) == (pytest.approx(1), pytest.approx(200))
+    assert new.ms_per_step == pytest.approx(50)
+
+
+def test_the_table_of_transformers_begins_with_what_is_not_compressed(transformers):
+    lines = section(TASKS["gpt"], transformers).splitlines()
+    assert lines[2] == "10 steps." and lines[6].startswith(f"| {DENSE} | 4.100 | 2 | 4.000 … 4.200 |  | 1×")
+    assert lines[7].startswith("| new | 5.733 | 3 | 4.040 … 9.000 | +0.00 | 200×")
+
+
+def test_the_learning_rate_rises_and_falls_to_a_tenth():
+    rates = [learning_rate(step, 300) for step in range(300)]
+    assert rates[0] == pytest.approx(0.1) and max(rates) == 1 and rates[9] == 1
+    assert rates[10:] == sorted(rates[10:], reverse=True) and rates[-1] == pytest.approx(0.1, abs=1e-3)

@@ -1,0 +1,57 @@
+"""docs/transformers.md, from the results of benchmarks/transformer.py."""
+
+import os
+import statistics
+
+from _lib import ROOT, as_markdown
+from _transformer_results import DENSE, Row, difference, read
+from _transformer_tasks import TASKS, Task
+
+PAGE = os.path.join(ROOT, "docs", "transformers.md")
+
+
+def write_page(results: str) -> str:
+    """Write the page. Returns its path."""
+    tasks = {name: rows for name in TASKS if DENSE in (rows := read(name, results))}
+    runs = [run for rows in tasks.values() for row in rows.values() for run in row.runs.values()]
+    sections = [section(TASKS[name], rows) for name, rows in tasks.items()]
+    dates, machines = (sorted({run[what] for run in runs}) for what in ("date", "machine"))
+    text = "\n\n".join(
+        [
+            "# Transformers under AdamW",
+            "Written by `benchmarks/transformer.py page`; do not edit. Each run is a job of four real ranks under horovodrun. "
+            "All methods have the same model, data, batches and seeds, and the learning rate that is best without compression, "
+            "unless the row says otherwise. Fewer bytes: the float32 bytes of all gradients of the run over what one rank "
+            "handed to collectives, denser first steps, headers and exact tensors included.",
+            *sections,
+            f"Measured from {dates[0]} to {dates[-1]} on {'; '.join(machines)}; by `python benchmarks/transformer.py run "
+            "--data DIR` and `python benchmarks/transformer.py page`. Each result, with its commit, is in "
+            "`benchmarks/results/transformers`.",
+        ]
+    )
+    with open(PAGE, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+    return PAGE
+
+
+def section(task: Task, rows: dict[str, Row]) -> str:
+    """Write the heading and the table of a task."""
+    dense = rows[DENSE]
+    steps = {run["steps"] for row in rows.values() for run in row.runs.values()}
+    worse = "worse, %" if task.measure == "loss" else "worse, points"
+    unit = 100 if task.measure == "accuracy" else 1
+    table = [["", task.measure, "seeds", "from … to", worse, "fewer bytes", "ms a step"]]
+    for row in sorted(rows.values(), key=lambda row: (row is not dense, row.fewer_bytes)):
+        scores = [unit * score for score in row.last(task.measure)]
+        table.append(
+            [
+                row.label,
+                f"{statistics.mean(scores):.3f}",
+                str(len(scores)),
+                f"{min(scores):.3f} … {max(scores):.3f}",
+                "" if row is dense else f"{difference(row, dense, task.measure):+.2f}",
+                f"{row.fewer_bytes:.0f}×",
+                f"{row.ms_per_step:.0f}",
+            ]
+        )
+    return f"## {task.label}\n\n{', '.join(map(str, sorted(steps)))} steps.\n\n{as_markdown(table)}"

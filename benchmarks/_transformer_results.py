@@ -1,0 +1,57 @@
+"""The results of benchmarks/transformer.py: files by task, method and seed."""
+
+import dataclasses
+import glob
+import json
+import os
+import statistics
+
+from _lib import ROOT
+
+RESULTS = os.path.join(ROOT, "benchmarks", "results", "transformers")
+DENSE = "horovod-fp32"
+
+
+def path_of(task: str, method: str, seed: int, folder: str = RESULTS) -> str:
+    return os.path.join(folder, f"{task}_{method}_{seed}.json")
+
+
+@dataclasses.dataclass
+class Row:
+    """All seeds of a method on a task. runs: seed -> result."""
+
+    label: str
+    runs: dict[int, dict]
+
+    def last(self, what: str) -> list[float]:
+        """Return a figure of the last evaluation, for each seed."""
+        return [run["curve"][-1][what] for _, run in sorted(self.runs.items())]
+
+    @property
+    def fewer_bytes(self) -> float:
+        """How many times fewer bytes than the float32 gradients of all steps have been handed to collectives."""
+        return statistics.mean(
+            4 * run["parameters"] * run["steps"] / run["curve"][-1]["bytes_sent"] for run in self.runs.values()
+        )
+
+    @property
+    def ms_per_step(self) -> float:
+        return statistics.mean(1000 * run["curve"][-1]["seconds"] / run["steps"] for run in self.runs.values())
+
+
+def read(task: str, folder: str = RESULTS) -> dict[str, Row]:
+    """Read the rows of a task by the names of the methods."""
+    rows: dict[str, Row] = {}
+    for path in sorted(glob.glob(os.path.join(folder, f"{task}_*.json"))):
+        with open(path) as file:
+            found = json.load(file)
+        _, method, seed = os.path.basename(path)[: -len(".json")].split("_")
+        rows.setdefault(method, Row(found["label"], {})).runs[int(seed)] = found
+    return rows
+
+
+def difference(row: Row, dense: Row, measure: str) -> float:
+    """Return how much worse than without compression, mean over the seeds that both have: percent of the loss, or points."""
+    seeds = row.runs.keys() & dense.runs.keys()
+    mine, theirs = (statistics.mean(one.runs[seed]["curve"][-1][measure] for seed in seeds) for one in (row, dense))
+    return 100 * (mine / theirs - 1) if measure == "loss" else 100 * (theirs - mine)

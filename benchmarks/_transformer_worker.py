@@ -1,0 +1,86 @@
+"""One rank of a run of benchmarks/transformer.py, which starts it: _transformer_worker.py OPTIONS, with the options as JSON.
+
+Rank 0 writes the result, a JSON object, to options["out"].
+"""
+
+import json
+import os
+import sys
+import time
+
+import horovod.torch as hvd
+import torch
+from _transformer_tasks import TASKS, Task, learning_rate
+
+from grace_ext.adapters.horovod_torch import DistributedOptimizer
+from grace_ext.adapters.onebit_adam import OneBitAdam
+
+EVALUATIONS = 12
+
+
+def wrap(optimizer, model, library: str, arguments: dict):
+    """Wrap an optimizer. library: "horovod", "grace_ext" or "onebit_adam", which take the arguments."""
+    if library == "horovod":
+        compression = getattr(hvd.Compression, arguments["compression"])
+        return hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression)
+    kind = {"grace_ext": DistributedOptimizer, "onebit_adam": OneBitAdam}[library]
+    return kind(optimizer, model.named_parameters(), **arguments)
+
+
+def evaluate(task: Task, data, model) -> dict[str, float]:
+    """Compute the mean loss and the accuracy; each rank evaluates its share."""
+    sums = torch.tensor(data.evaluate(model, hvd.rank(), hvd.size()), dtype=torch.float64)
+    loss, right, count = hvd.allreduce(sums, op=hvd.Sum, name="evaluate").tolist()
+    return {"loss": loss / count, "accuracy": right / count}
+
+
+def bytes_sent(optimizer, library: str, arguments: dict, model, steps: int) -> int:
+    """Return the bytes that this rank has handed to collectives: gradients, headers and padding."""
+    if library == "horovod":
+        width = {"none": 4, "fp16": 2}[arguments["compression"]]
+        return width * steps * sum(p.numel() for p in model.parameters())
+    return optimizer.compression_stats()["bytes_out"]
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    hvd.init()
+    torch.set_num_threads(1)
+    torch.manual_seed(options["seed"])
+    task = TASKS[options["task"]]
+    data, model = task.data(options["data"]), task.model()
+    if options["starts_from"]:
+        model.load_state_dict(torch.load(options["starts_from"], weights_only=True))
+    optimizer = task.optimizer(model, options["lr"], tuple(options["betas"]))
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = wrap(optimizer, model, options["library"], options["arguments"])
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, options["steps"]))
+    generator = torch.Generator().manual_seed(1000 * options["seed"] + hvd.rank())
+    evaluated = {round(options["steps"] * (i + 1) / EVALUATIONS) for i in range(EVALUATIONS)}
+    curve, seconds, started = [], 0.0, time.perf_counter()
+    for step in range(1, options["steps"] + 1):
+        optimizer.zero_grad()
+        data.loss(model, data.batch(generator, options["batch"])).backward()
+        optimizer.step()
+        schedule.step()
+        if step in evaluated:
+            seconds += time.perf_counter() - started
+            found = evaluate(task, data, model)
+            sent = bytes_sent(optimizer, options["library"], options["arguments"], model, step)
+            curve.append({"step": step, "seconds": seconds, "bytes_sent": sent, **found})
+            if hvd.rank() == 0:
+                print(f"[transformer] step {step}/{options['steps']}: loss {found['loss']:.4f}", flush=True)
+            started = time.perf_counter()
+    parameters = [p.detach().double().abs().sum() for p in model.parameters()]
+    sums = hvd.allgather(torch.stack(parameters).sum().reshape(1), name="identical")
+    if hvd.rank() == 0:
+        found = {"curve": curve, "parameters": sum(p.numel() for p in model.parameters())}
+        found["identical"] = bool((sums == sums[0]).all())
+        if options["model_out"]:
+            torch.save(model.state_dict(), options["model_out"])
+        with open(options["out"] + ".new", "w") as file:
+            json.dump(found, file)
+        os.replace(options["out"] + ".new", options["out"])
+
+
+main()

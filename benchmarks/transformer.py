@@ -1,0 +1,144 @@
+"""Transformers under AdamW: loss against bytes and seconds, method by method; writes docs/transformers.md.
+
+    python benchmarks/transformer.py run --data DIR --tasks gpt vit --seeds 0 1 2
+    python benchmarks/transformer.py page
+
+Each run is a job of real ranks, and its result a file in benchmarks/results/transformers; a run whose result is there is not
+repeated. `page` writes the tables and plots from these files. All runs take about a day on two idle cores.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import sys
+import time
+
+from _lib import ROOT, SHARED_CORES, RunFailed, launch, machine
+from _page import commit
+from _transformer_page import write_page
+from _transformer_results import DENSE, RESULTS, path_of
+from _transformer_tasks import TASKS, Task
+
+WORKER = os.path.join(ROOT, "benchmarks", "_transformer_worker.py")
+BATCH = {"gpt": 4, "gpt-tied": 4, "fine-tuning": 4, "gpt-10m": 4, "vit": 16, "lstm": 16}  # samples of a rank
+DENSITIES = (0.003, 0.01, 0.03, 0.1)
+
+
+@dataclasses.dataclass
+class Method:
+    """A row of the tables.
+
+    Attributes:
+        label: What the page calls it.
+        library: "horovod", "grace_ext" or "onebit_adam".
+        arguments: Of the library's wrapper.
+        lr: Factor of the task's learning rate, where the method's user would have to set it.
+    """
+
+    label: str
+    library: str
+    arguments: dict
+    lr: float = 1.0
+
+
+def methods(task: Task) -> dict[str, Method]:
+    """List the methods by the names of their results."""
+    found = {
+        DENSE: Method("Horovod float32", "horovod", {"compression": "none"}),
+        "horovod-fp16": Method("Horovod fp16", "horovod", {"compression": "fp16"}),
+        "onebit-adam": Method("1-bit Adam", "onebit_adam", {"warmup_steps": task.steps // 5}),
+    }
+    for rank in (1, 4):
+        found[f"powersgd-{rank}"] = Method(f"PowerSGD rank {rank}", "grace_ext", {"compression": f"powersgd:{rank}"})
+    for density in DENSITIES:
+        exact = {"compression": f"topk:{density:g}/auto/lloyd"}
+        percent = f"{100 * density:g} %"
+        default = {"compression": f"topk:{density:g}/rice/qsgd:7"}
+        found[f"default-{density:g}"] = Method(f"top-k {percent}, qsgd, residual", "grace_ext", default)
+        found[f"residual-{density:g}"] = Method(f"top-k {percent}, lloyd, residual", "grace_ext", exact)
+        for lr in (1.0, 0.5):
+            found[f"momentum-{density:g}-lr-{lr:g}"] = Method(
+                f"top-k {percent}, lloyd, momentum" + ("" if lr == 1 else f", learning rate x {lr:g}"),
+                "grace_ext",
+                {**exact, "memory": f"momentum:{task.betas[0]:g}"},
+                lr,
+            )
+    return found
+
+
+def run(name: str, method_name: str, seed: int, args) -> None:
+    """Train once, and keep the result. Raises RunFailed."""
+    task = TASKS[name]
+    method = methods(task)[method_name]
+    out = path_of(name, method_name, seed, args.results)
+    models = os.path.join(args.data, "models")
+    os.makedirs(models, exist_ok=True)
+    start = task.starts_from and os.path.join(models, f"{task.starts_from}-{seed}.pt")
+    if start and not os.path.exists(start):
+        raise RunFailed(f"{name} goes on from {task.starts_from}: run that with --methods {DENSE} --seeds {seed} first")
+    options = {
+        "task": name,
+        "seed": seed,
+        "steps": args.steps or task.steps,
+        "batch": BATCH[name],
+        "lr": method.lr * task.lr,
+        "betas": task.betas,
+        "library": method.library,
+        "arguments": method.arguments,
+        "data": args.data,
+        "starts_from": start,
+        "model_out": os.path.join(models, f"{name}-{seed}.pt") if method_name == DENSE else None,
+        "out": out,
+    }
+    began = time.perf_counter()
+    launch(f"{name}, {method.label}, seed {seed}", WORKER, [json.dumps(options)], args.ranks, args.timeout, SHARED_CORES)
+    with open(out) as file:
+        found = json.load(file)
+    described = {key: options[key] for key in ("task", "seed", "steps", "batch", "lr", "betas", "library", "arguments")}
+    found = {"label": method.label, **described, "ranks": args.ranks, **found, "minutes": (time.perf_counter() - began) / 60}
+    found |= {"date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
+    with open(out, "w") as file:
+        json.dump(found, file, indent=1)
+        file.write("\n")
+    last = found["curve"][-1]
+    ratio = last["step"] * 4 * found["parameters"] / last["bytes_sent"]
+    print(f"[transformer] {name}, {method.label}, seed {seed}: {task.measure} {last[task.measure]:.4f}, {ratio:.0f}x fewer")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    trains = commands.add_parser("run", help="train, and keep the results")
+    trains.add_argument(
+        "--data", required=True, help="folder of Fashion-MNIST; texts and trained models are kept there, too"
+    )
+    trains.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    trains.add_argument("--methods", nargs="+", help="names of methods; default: all")
+    trains.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    trains.add_argument(
+        "--steps", type=int, help="instead of the task's own number, for a trial; use another --results then"
+    )
+    trains.add_argument("--ranks", type=int, default=4)
+    trains.add_argument("--timeout", type=float, default=3600, help="seconds of one run")
+    for command in (trains, commands.add_parser("page", help="write docs/transformers.md")):
+        command.add_argument("--results", default=RESULTS)
+    args = parser.parse_args()
+    if args.command == "page":
+        print(write_page(args.results))
+        return
+    args.data, args.results = os.path.abspath(args.data), os.path.abspath(args.results)
+    os.makedirs(args.results, exist_ok=True)
+    for seed in args.seeds:
+        for name in args.tasks:
+            for method in args.methods or methods(TASKS[name]):
+                if not os.path.exists(path_of(name, method, seed, args.results)):
+                    run(name, method, seed, args)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except RunFailed as error:
+        sys.exit(f"[transformer] error: {error}")
