@@ -34,6 +34,7 @@ def setup(spec, seed=1, inner=torch.optim.SGD, **options):
     kinds = {
         torch.optim.SGD: {"lr": 0.05, "momentum": 0.9},
         torch.optim.Adam: {"lr": 0.001},
+        torch.optim.AdamW: {"lr": 0.001},
         torch.optim.Adagrad: {"lr": 0.01},
     }
     optimizer = compressed(spec, bucket_bytes=50_000, **options)(
@@ -93,6 +94,7 @@ EXACT = [
     ("powersgd:2", {}),
     ("topk:0.05", {"memory": "ef21"}),
     ("topk:0.01", {"memory": "dgc", "inner": torch.optim.Adagrad}),
+    ("topk:0.05", {"memory": "momentum", "inner": torch.optim.AdamW}),
 ]
 
 

@@ -89,6 +89,7 @@ def resuming_is_bit_identical_to_going_on():
         (TOPK, "residual"),
         (EACH, "ef21"),
         (EACH, "dgc:momentum=0.9:clip=1.0"),
+        (EACH, "momentum:decay=0.9"),
         ("powersgd:2", "residual"),
         (TOPK, {"0.*": "none", "*": "residual:decay=0.9"}),
     ):
