@@ -4,7 +4,7 @@ import os
 import statistics
 
 from _lib import ROOT, as_markdown
-from _transformer_results import DENSE, Row, difference, read
+from _transformer_results import DENSE, Row, difference, read, steps_to
 from _transformer_tasks import TASKS, Task
 
 PAGE = os.path.join(ROOT, "docs", "transformers.md")
@@ -41,6 +41,8 @@ def section(task: Task, rows: dict[str, Row]) -> str:
     worse = "worse, %" if task.measure == "loss" else "worse, points"
     unit = 100 if task.measure == "accuracy" else 1
     table = [["", task.measure, "seeds", "from … to", worse, "fewer bytes", "ms a step"]]
+    if task.target:
+        table[0].append(f"steps to {100 * task.target:g} %")
     for row in sorted(rows.values(), key=lambda row: (row is not dense, row.fewer_bytes)):
         scores = [unit * score for score in row.last(task.measure)]
         table.append(
@@ -54,4 +56,7 @@ def section(task: Task, rows: dict[str, Row]) -> str:
                 f"{row.ms_per_step:.0f}",
             ]
         )
+        if task.target:
+            reached = [steps_to(run, task.target) for run in row.runs.values()]
+            table[-1].append("not reached" if None in reached else f"{statistics.mean(reached):.0f}")
     return f"## {task.label}\n\n{', '.join(map(str, sorted(steps)))} steps.\n\n{as_markdown(table)}"

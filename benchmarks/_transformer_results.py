@@ -55,3 +55,14 @@ def difference(row: Row, dense: Row, measure: str) -> float:
     seeds = row.runs.keys() & dense.runs.keys()
     mine, theirs = (statistics.mean(one.runs[seed]["curve"][-1][measure] for seed in seeds) for one in (row, dense))
     return 100 * (mine / theirs - 1) if measure == "loss" else 100 * (theirs - mine)
+
+
+def steps_to(run: dict, accuracy: float) -> float | None:
+    """Return after how many steps a run reached an accuracy, between two evaluations; None if it did not."""
+    before = {"step": 0, "accuracy": 0.0}
+    for now in run["curve"]:
+        if now["accuracy"] >= accuracy:
+            share = (accuracy - before["accuracy"]) / (now["accuracy"] - before["accuracy"])
+            return before["step"] + share * (now["step"] - before["step"])
+        before = now
+    return None

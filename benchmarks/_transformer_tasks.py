@@ -35,6 +35,8 @@ class Task:
         weight_decay: AdamW's, for matrices.
         betas: AdamW's.
         starts_from: The task whose trained model this one starts from.
+        momentum: Of SGD, which takes AdamW's place; None for AdamW.
+        target: The accuracy that the page says the steps to.
     """
 
     label: str
@@ -46,14 +48,18 @@ class Task:
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     starts_from: str | None = None
+    momentum: float | None = None
+    target: float | None = None
 
     def optimizer(self, model: nn.Module, lr: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
-        """Make AdamW: weight decay is for matrices only."""
+        """Make the optimizer. Weight decay is for matrices only."""
         groups = [
             {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": self.weight_decay},
             {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, lr, betas, fused=True)
+        if self.momentum is not None:
+            return torch.optim.SGD(groups, lr, self.momentum, nesterov=True)
+        return torch.optim.AdamW(groups, lr, betas)
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -262,6 +268,14 @@ def _lstm() -> nn.Module:
     return LanguageModel()
 
 
+def _cnn() -> nn.Module:
+    from fashion_mnist import small
+
+    return small()
+
+
+#: The task of the accuracy map.
+MAP = "fashion"
 TASKS = {
     "gpt": Task("Transformer, 1.3 M parameters", lambda f: Tokens(f, "python"), Transformer, lr=2e-3, steps=3000),
     "gpt-tied": Task(
@@ -282,5 +296,16 @@ TASKS = {
         lambda: Transformer(width=384, layers=5, heads=6),
         lr=1e-3,
         steps=3000,
+    ),
+    MAP: Task(
+        "The accuracy map: CNN, 1.2 M parameters, SGD",
+        Images,
+        _cnn,
+        lr=0.05,
+        steps=1500,
+        measure="accuracy",
+        weight_decay=5e-4,
+        momentum=0.9,
+        target=0.9,
     ),
 }

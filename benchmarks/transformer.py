@@ -15,14 +15,15 @@ import os
 import sys
 import time
 
+from _accuracy_map import file_name, specs
 from _lib import ROOT, SHARED_CORES, RunFailed, launch, machine
 from _page import commit
 from _transformer_page import write_page
 from _transformer_results import DENSE, RESULTS, path_of
-from _transformer_tasks import TASKS, Task
+from _transformer_tasks import MAP, TASKS
 
 WORKER = os.path.join(ROOT, "benchmarks", "_transformer_worker.py")
-BATCH = {"gpt": 4, "gpt-tied": 4, "fine-tuning": 4, "gpt-10m": 4, "vit": 16, "lstm": 16}  # samples of a rank
+BATCH = {"gpt": 4, "gpt-tied": 4, "fine-tuning": 4, "gpt-10m": 4, "vit": 16, "lstm": 16, MAP: 16}  # samples of a rank
 DENSITIES = (0.003, 0.01, 0.03, 0.1)
 
 
@@ -43,10 +44,14 @@ class Method:
     lr: float = 1.0
 
 
-def methods(task: Task) -> dict[str, Method]:
-    """List the methods by the names of their results."""
+def methods(name: str) -> dict[str, Method]:
+    """List a task's methods by the names of their results."""
+    task, dense = TASKS[name], Method("Horovod float32", "horovod", {"compression": "none"})
+    if name == MAP:
+        mapped = {file_name(label): Method(label, "grace_ext", {"compression": spec}) for label, spec in specs().items()}
+        return {DENSE: dense, **mapped}
     found = {
-        DENSE: Method("Horovod float32", "horovod", {"compression": "none"}),
+        DENSE: dense,
         "horovod-fp16": Method("Horovod fp16", "horovod", {"compression": "fp16"}),
         "onebit-adam": Method("1-bit Adam", "onebit_adam", {"warmup_steps": task.steps // 5}),
     }
@@ -71,7 +76,7 @@ def methods(task: Task) -> dict[str, Method]:
 def run(name: str, method_name: str, seed: int, args) -> None:
     """Train once, and keep the result. Raises RunFailed."""
     task = TASKS[name]
-    method = methods(task)[method_name]
+    method = methods(name)[method_name]
     out = path_of(name, method_name, seed, args.results)
     models = os.path.join(args.data, "models")
     os.makedirs(models, exist_ok=True)
@@ -132,7 +137,7 @@ def main():
     os.makedirs(args.results, exist_ok=True)
     for seed in args.seeds:
         for name in args.tasks:
-            for method in args.methods or methods(TASKS[name]):
+            for method in args.methods or methods(name):
                 if not os.path.exists(path_of(name, method, seed, args.results)):
                     run(name, method, seed, args)
 

@@ -7,15 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import grace_ext
+from grace_ext import registry
+
 pytestmark = pytest.mark.tier("test")
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+from _accuracy_map import file_name, specs  # noqa: E402
 from _cluster_page import summary  # noqa: E402
 from _cluster_results import POINTS, SIDE_BY_SIDE, WITH_HOROVOD, Results, against_best, path_of  # noqa: E402
 from _page import write_section  # noqa: E402
 from _transformer_page import section  # noqa: E402
-from _transformer_results import DENSE, difference, read  # noqa: E402
+from _transformer_results import DENSE, difference, read, steps_to  # noqa: E402
 from _transformer_results import path_of as transformer_path  # noqa: E402
 from _transformer_tasks import TASKS, learning_rate  # noqa: E402
 
@@ -137,6 +141,22 @@ def test_the_table_of_transformers_begins_with_what_is_not_compressed(transforme
     lines = section(TASKS["gpt"], transformers).splitlines()
     assert lines[2] == "10 steps." and lines[6].startswith(f"| {DENSE} | 4.100 | 2 | 4.000 … 4.200 |  | 1×")
     assert lines[7].startswith("| new | 5.733 | 3 | 4.040 … 9.000 | +0.00 | 200×")
+
+
+def test_the_accuracy_map_has_every_part_and_valid_specs():
+    for label, spec in specs().items():
+        assert grace_ext.compressor(spec) and "_" not in file_name(label)
+    assert len({file_name(label) for label in specs()}) == len(specs())
+    used = " ".join(specs().values())
+    for kind in ("value", "sparsifier"):
+        missing = [name for name in registry.names(kind) if name not in used and name not in ("nonzero",)]
+        assert not missing, kind
+
+
+def test_the_target_of_the_map_is_reached_between_two_evaluations():
+    run = {"curve": [{"step": 10, "accuracy": 0.8}, {"step": 20, "accuracy": 0.9}, {"step": 30, "accuracy": 0.88}]}
+    assert steps_to(run, 0.85) == pytest.approx(15) and steps_to(run, 0.4) == pytest.approx(5)
+    assert steps_to(run, 0.91) is None
 
 
 def test_the_learning_rate_rises_and_falls_to_a_tenth():
