@@ -18,7 +18,8 @@ from scaling import METHODS, gradient_of
 
 import grace_ext
 from grace_ext.adapters.horovod_torch import HorovodTransport
-from grace_ext.exchange.engine import Exchange, Tensor
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.engine import Exchange
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.transport import TransportWrapper
 

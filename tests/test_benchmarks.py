@@ -1,5 +1,6 @@
 """What the benchmarks on hosts make of their measurements."""
 
+import ast
 import json
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from grace_ext import registry
 
 pytestmark = pytest.mark.tier("test")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from _accuracy_map import file_name, specs  # noqa: E402
 from _cluster_page import summary  # noqa: E402
@@ -157,6 +159,14 @@ def test_the_target_of_the_map_is_reached_between_two_evaluations():
     run = {"curve": [{"step": 10, "accuracy": 0.8}, {"step": 20, "accuracy": 0.9}, {"step": 30, "accuracy": 0.88}]}
     assert steps_to(run, 0.85) == pytest.approx(15) and steps_to(run, 0.4) == pytest.approx(5)
     assert steps_to(run, 0.91) is None
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("benchmarks/*.py")), ids=lambda path: path.name)
+def test_what_a_benchmark_imports_from_grace_ext_is_there(file):
+    """Their workers run on hosts and for hours, so that hardly a test starts them."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "grace_ext":
+            exec(ast.unparse(node), {})
 
 
 def test_the_learning_rate_rises_and_falls_to_a_tenth():
