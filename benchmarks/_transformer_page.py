@@ -3,7 +3,7 @@
 import os
 import statistics
 
-from _lib import ROOT, as_markdown
+from _lib import ROOT, RunFailed, as_markdown
 from _transformer_results import DENSE, Row, difference, read, steps_to
 from _transformer_tasks import TASKS, Task
 
@@ -11,8 +11,10 @@ PAGE = os.path.join(ROOT, "docs", "transformers.md")
 
 
 def write_page(results: str) -> str:
-    """Write the page. Returns its path."""
+    """Write the page. Returns its path. Raises RunFailed where there is nothing to write."""
     tasks = {name: rows for name in TASKS if DENSE in (rows := read(name, results))}
+    if not tasks:
+        raise RunFailed(f"{results} has no results of {DENSE}: run that first")
     runs = [run for rows in tasks.values() for row in rows.values() for run in row.runs.values()]
     sections = [section(TASKS[name], rows) for name, rows in tasks.items()]
     dates, machines = (sorted({run[what] for run in runs}) for what in ("date", "machine"))

@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-import _lib  # noqa: F401  (the examples can be imported after it)
 import numpy as np
 import torch
 import torch.nn.functional as F
 from _cluster_tasks import Text, scaled
+from _lib import RunFailed
 from torch import nn
 
 VOCABULARY = 2048
@@ -31,6 +31,7 @@ class Task:
         model: Makes the model.
         lr: The best learning rate of AdamW without compression.
         steps: Number of steps.
+        batch: Samples of a rank in a step.
         measure: "loss" or "accuracy", of held-out data.
         weight_decay: AdamW's, for matrices.
         betas: AdamW's.
@@ -44,6 +45,7 @@ class Task:
     model: Callable[[], nn.Module]
     lr: float
     steps: int
+    batch: int = 4
     measure: str = "loss"
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
@@ -136,7 +138,10 @@ def python_text() -> str:
 
 def perl_text() -> str:
     """Return the documentation of Perl's modules."""
-    return "\n".join(_pod_paragraphs())
+    text = "\n".join(_pod_paragraphs())
+    if not text:
+        raise RunFailed(f"there is no documentation of Perl in {PERL}: install Debian's package perl-modules")
+    return text
 
 
 def _pod_paragraphs() -> Iterator[str]:
@@ -285,11 +290,13 @@ TASKS = {
         lr=2e-3,
         steps=3000,
     ),
-    "vit": Task("Vision transformer, 0.45 M parameters", Images, VisionTransformer, lr=1e-3, steps=3000, measure="accuracy"),
+    "vit": Task(
+        "Vision transformer, 0.45 M parameters", Images, VisionTransformer, lr=1e-3, steps=3000, batch=16, measure="accuracy"
+    ),
     "fine-tuning": Task(
         "Fine-tuning on a second text", lambda f: Tokens(f, "perl"), Transformer, lr=5e-4, steps=1500, starts_from="gpt"
     ),
-    "lstm": Task("LSTM, 7.3 M parameters", Words, _lstm, lr=3e-3, steps=400, measure="accuracy", weight_decay=0.0),
+    "lstm": Task("LSTM, 7.3 M parameters", Words, _lstm, lr=3e-3, steps=400, batch=16, measure="accuracy", weight_decay=0.0),
     "gpt-10m": Task(
         "Transformer, 11 M parameters",
         lambda f: Tokens(f, "python"),
@@ -303,6 +310,7 @@ TASKS = {
         _cnn,
         lr=0.05,
         steps=1500,
+        batch=16,
         measure="accuracy",
         weight_decay=5e-4,
         momentum=0.9,

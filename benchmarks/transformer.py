@@ -23,7 +23,6 @@ from _transformer_results import DENSE, RESULTS, path_of
 from _transformer_tasks import MAP, TASKS
 
 WORKER = os.path.join(ROOT, "benchmarks", "_transformer_worker.py")
-BATCH = {"gpt": 4, "gpt-tied": 4, "fine-tuning": 4, "gpt-10m": 4, "vit": 16, "lstm": 16, MAP: 16}  # samples of a rank
 DENSITIES = (0.003, 0.01, 0.03, 0.1)
 
 
@@ -87,7 +86,7 @@ def run(name: str, method_name: str, seed: int, args) -> None:
         "task": name,
         "seed": seed,
         "steps": args.steps or task.steps,
-        "batch": BATCH[name],
+        "batch": task.batch,
         "lr": method.lr * task.lr,
         "betas": task.betas,
         "library": method.library,

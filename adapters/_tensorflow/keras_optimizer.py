@@ -1,5 +1,6 @@
 """The Keras optimizer whose gradients are compressed and averaged over ranks, and models that are loaded with it."""
 
+import math
 import os
 from types import ModuleType
 from typing import Any
@@ -121,27 +122,16 @@ def DistributedOptimizer(
 def _check_momentum(optimizer: Any, memory: str | dict | Memory, takes_over: bool) -> None:
     """Raises ConfigError where a memory and the optimizer would both apply a momentum. takes_over: whether the optimizer can
     leave its first moment to the memory."""
-    applies = [one for one in Memories(memory).all() if one.applies_momentum]
-    if not any(map(_has_momentum, (optimizer, *getattr(optimizer, "optimizers", ())))):
-        return
+    momenta = [*map(_momentum_of, (optimizer, *getattr(optimizer, "optimizers", ())))]
     takes_over = takes_over and type(optimizer).__name__ in ("Adam", "AdamW")
-    for one in applies:
-        if one.first_moment is None or not takes_over:
-            raise ConfigError(
-                f"memory {str(one)!r} applies the momentum before gradients are compressed, and that of "
-                f"{type(optimizer).__name__} would be applied once more: use for example keras.optimizers.SGD with momentum=0"
-                + ("" if one.first_moment is None else "; Adam and AdamW of keras and tf_keras, outside of other optimizers")
-            )
-        if one.first_moment != optimizer.beta_1:
-            raise ConfigError(
-                f"memory {str(one)!r} and the optimizer's beta_1={optimizer.beta_1:g} differ: use "
-                f"'momentum:{optimizer.beta_1:g}'"
-            )
+    for one in Memories(memory).all() if any(momenta) else ():
+        one.check_optimizer(type(optimizer).__name__, max(momenta), takes_over)
 
 
-def _has_momentum(optimizer: Any) -> bool:
-    found = [getattr(optimizer, name, None) for name in ("momentum", "beta_1")]  # Adam's is one, too
-    return any(callable(one) or float(np.asarray(one)) for one in found if one is not None)
+def _momentum_of(optimizer: Any) -> float:
+    """The optimizer's momentum, or Adam's beta_1; NaN for one that changes, 0 for none."""
+    found = [getattr(optimizer, name, None) for name in ("momentum", "beta_1")]
+    return max((math.nan if callable(one) else float(np.asarray(one)) for one in found if one is not None), default=0.0)
 
 
 def load_model(

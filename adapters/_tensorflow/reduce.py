@@ -34,7 +34,7 @@ class Reducer:
         #: Whether there is anybody to exchange with.
         self.active = has_others(options.process_set)
         self._layouts: dict[tuple, _Layout] = {}
-        self._names: dict[int, str] = {}  # by id of a variable
+        self._names: dict[int, str] = {}  # by id of a tf.Variable
         self._restore: Restore | None = None
         guard_exit(hvd)
         if not self.active:
@@ -89,15 +89,15 @@ class Reducer:
     def _layout(self, given: dict, variables: dict) -> "_Layout":
         tables = {name for name, gradient in given.items() if isinstance(gradient, tf.IndexedSlices)}
         key = tuple((name, gradient.dtype, name in tables or tuple(gradient.shape)) for name, gradient in given.items())
+        for name, variable in variables.items():  # each time, since variables may be made anew
+            inner = getattr(variable, "value", None)
+            self._names[id(inner if isinstance(inner, tf.Variable) else variable)] = name
         if key not in self._layouts:
             common = dict(zip(variables, common_names(list(variables)), strict=True))
             tensors = [_tensor(name, gradient, variables[name], common[name]) for name, gradient in given.items()]
             with tf.init_scope():
                 float32 = {name for name, gradient in given.items() if gradient.dtype == tf.float32}
                 by_id = {id(variable): name for name, variable in variables.items()}
-                inner = {name: getattr(variable, "value", None) for name, variable in variables.items()}
-                self._names.update(by_id)
-                self._names.update((id(one), name) for name, one in inner.items() if isinstance(one, tf.Variable))
                 self._layouts[key] = _Layout(self.options, tensors, tables, float32, by_id)
             self._restored(self._layouts[key])
         return self._layouts[key]
@@ -129,8 +129,8 @@ class Reducer:
         return self._restore.passes
 
     def memory_of(self, variable) -> Memory | None:
-        """The memory of a variable whose gradients have been exchanged; None of others. For a variable of Keras 3, the
-        tf.Variable inside it stands, too: this is what its optimizers update."""
+        """The memory of a tf.Variable whose gradients have been exchanged; None of others. For a variable of Keras 3 it is the
+        tf.Variable inside, which is what its optimizers update."""
         name = self._names.get(id(variable))
         found = (layout.memories.get(name) for layout in self._layouts.values())
         return next((memory for memory in found if memory is not None), None)

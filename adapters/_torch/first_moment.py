@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Bucket
 
 #: Optimizers that keep nothing in their param_groups from step to step, and whose first moment may be left out by beta1 = 0.
@@ -28,34 +27,19 @@ class FirstMoments:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, buckets: Iterable[Bucket], parameters: dict):
-        #: By id of a parameter, the factor of the first moment that its memory keeps.
-        self._factors: dict[int, float | None] = {
-            id(parameters[tensor.name]): bucket.memory.first_moment
+        #: By id of a parameter, the memory that applies its momentum.
+        self._memories = {
+            id(parameters[tensor.name]): bucket.memory
             for bucket in buckets
             if bucket.memory.applies_momentum
             for tensor in bucket.tensors
         }
         self._optimizer = optimizer
+        takes_over = isinstance(optimizer, TAKES_OVER)
         for group in optimizer.param_groups:
-            self._check(group)
-
-    def _check(self, group: dict) -> None:
-        momentum = group.get("momentum") or group.get("betas", (0,))[0]
-        for factor in {self._factors[id(p)] for p in group["params"] if id(p) in self._factors} if momentum else ():
-            if factor is None or "betas" not in group:
-                raise ConfigError(
-                    f"the memory applies a momentum, and the optimizer's, {momentum}, would be applied once more: use for "
-                    f"example torch.optim.SGD with momentum=0 and memory 'dgc:momentum={momentum}'"
-                )
-            if not isinstance(self._optimizer, TAKES_OVER):
-                raise ConfigError(
-                    f"memory 'momentum' takes the first moment over from torch.optim.Adam and AdamW, and "
-                    f"{type(self._optimizer).__name__} would apply its own, {momentum}, once more: set it to 0"
-                )
-            if factor != momentum:
-                raise ConfigError(
-                    f"memory 'momentum:{factor:g}' and the optimizer's beta1={momentum:g} differ: use 'momentum:{momentum:g}'"
-                )
+            momentum = group.get("momentum") or group.get("betas", (0,))[0]
+            for memory in {self._memories[id(p)] for p in group["params"] if id(p) in self._memories} if momentum else ():
+                memory.check_optimizer(type(optimizer).__name__, momentum, takes_over)
 
     @contextmanager
     def left_to_memory(self) -> Iterator[None]:
@@ -69,10 +53,10 @@ class FirstMoments:
 
     def _split(self, group: dict) -> list[dict]:
         """The group, or its two parts, of parameters whose memory keeps the first moment and of others."""
-        kept = [p for p in group["params"] if id(p) in self._factors]
+        kept = [p for p in group["params"] if id(p) in self._memories]
         if not kept or not group.get("betas", (0,))[0]:
             return [group]
-        others = [p for p in group["params"] if id(p) not in self._factors]
+        others = [p for p in group["params"] if id(p) not in self._memories]
         without = {**group, "params": kept, "betas": (0.0, *group["betas"][1:])}
         return [without, {**group, "params": others}] if others else [without]
 

@@ -28,8 +28,10 @@ class OneBitBuckets(TorchBuckets):
             True: (self._rules, self._communicator, exchange.state.memories, exchange.schedules),
             False: (Rules(warmup, {"*": warmup}), Allreduce(), Memories("none"), Schedules()),
         }
-        if any(bucket.memory.applies_momentum for bucket in exchange.buckets):
-            raise ConfigError("OneBitAdam: memory 'dgc' has a momentum of its own; use residual, ef21 or none")
+        for bucket in exchange.buckets:
+            if bucket.memory.applies_momentum:
+                name = bucket.memory.name
+                raise ConfigError(f"OneBitAdam: memory {name!r} has a momentum of its own; use residual, ef21 or none")
 
     def follow_stage(self) -> None:
         """Between steps: the buckets become those of the stage."""

@@ -53,6 +53,31 @@ class Memory(Stage):
                 f"would correct it once more: use memory 'none', or unbiased=false"
             )
 
+    def check_optimizer(self, optimizer: str, momentum: float, takes_over: bool) -> None:
+        """Check that this memory and an optimizer with a momentum do not both apply it.
+
+        Args:
+            optimizer: Name of the optimizer's class.
+            momentum: Its momentum, Adam's beta1; not 0.
+            takes_over: Whether the optimizer is one that can leave its first moment to a memory.
+
+        Raises:
+            ConfigError: Both would apply a momentum.
+        """
+        if not self.applies_momentum:
+            return
+        if self.first_moment is None or not takes_over:
+            others = "" if self.first_moment is None else ", or Adam or AdamW, not inside of another optimizer"
+            raise ConfigError(
+                f"memory {str(self)!r} applies the momentum before gradients are compressed, and that of {optimizer}, "
+                f"{momentum:g}, would be applied once more: use for example SGD with momentum=0{others}"
+            )
+        if self.first_moment != momentum:
+            raise ConfigError(
+                f"memory '{self.name}:{self.first_moment:g}' and the optimizer's beta1={momentum:g} differ: use "
+                f"'{self.name}:{momentum:g}'"
+            )
+
     def for_exact_tensors(self) -> "Memory":
         """Return the memory for tensors that are sent exactly.
 

@@ -70,9 +70,9 @@ def adam_leaves_its_first_moment_to_the_memory():
         assert np.abs(flat(exact) - alone(api, make(0.01, beta_1=0.8), epochs=2)).max() < 1e-4, (kind, mode)
     for api, make in adam.values():
         for optimizer, message in (
-            (make(beta_1=0.9), "beta_1=0.9 differ: use 'momentum:0.9'"),
-            (scaled(api, make(beta_1=0.8)), "outside of other optimizers"),
-            (api.optimizers.Nadam(beta_1=0.8), "Nadam would be applied once more"),
+            (make(beta_1=0.9), "beta1=0.9 differ: use 'momentum:0.9'"),
+            (scaled(api, make(beta_1=0.8)), "not inside of another optimizer"),
+            (api.optimizers.Nadam(beta_1=0.8), "that of Nadam, 0.8, would be applied once more"),
         ):
             with raises(ConfigError, message):
                 DistributedOptimizer(optimizer, memory="momentum:0.8")

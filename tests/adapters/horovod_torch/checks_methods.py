@@ -158,8 +158,8 @@ def adams_first_moment_is_compressed_in_place_of_the_gradient():
 @check
 def a_first_moment_is_kept_once():
     for kind, options, memory, message in (
-        (torch.optim.Adam, {}, "momentum:0.8", "momentum:0.8' and the optimizer's beta1=0.9 differ: use 'momentum:0.9'"),
-        (torch.optim.NAdam, {}, "momentum", "NAdam would apply its own, 0.9, once more"),
+        (torch.optim.Adam, {}, "momentum:0.8", "'momentum:0.8' and the optimizer's beta1=0.9 differ: use 'momentum:0.9'"),
+        (torch.optim.NAdam, {}, "momentum", "that of NAdam, 0.9, would be applied once more"),
         (torch.optim.SGD, {"momentum": 0.9}, "momentum", "would be applied once more"),
     ):
         net = model()
