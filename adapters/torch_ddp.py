@@ -23,9 +23,9 @@ from grace_ext.pipeline.compressor import Compressor
 from grace_ext.policy import DEFAULT_SPEC
 
 from ._common.options import CompressionOptions
+from ._torch.adam_step import MomentsInMemory, attach, moments_in_memory
 from ._torch.ddp_buckets import DdpBuckets
 from ._torch.ddp_transport import GroupTransport
-from ._torch.first_moment import FirstMoments, attach, leave_to_memory
 from ._torch.gradients import named
 from ._torch.saved_state import to_numpy, to_torch
 
@@ -49,8 +49,9 @@ class CompressionState:
         named_parameters: module.named_parameters(), of the module that DDP wraps. Names appear in rules and in state_dict();
             without them, parameters are numbered.
         compression: See CompressionOptions.
-        optimizer: The optimizer of the parameters, for memory "momentum": it takes over the first moment of torch.optim.Adam
-            and AdamW. Without it the hook cannot know what the optimizer does, and beta1 has to be 0.
+        optimizer: The optimizer of the parameters, for memories "momentum" and "adam", which take over moments of
+            torch.optim.Adam and AdamW. Without it the hook cannot know what the optimizer does: "adam" is refused then, and with
+            "momentum" beta1 has to be 0.
         process_group: The one that DDP was given; None for all ranks.
         backend: The backend of the group that carries what is sent; None for that of process_group. Whatever the backend,
             containers are made on the host: with "nccl" they travel by way of this rank's accelerator, with "gloo" directly.
@@ -75,6 +76,8 @@ class CompressionState:
         **options: Any,
     ):
         shared = _Options.from_keywords(options, compression=compression)
+        if optimizer is None:
+            shared.refuse_steps_in_memory("pass the optimizer, CompressionState(..., optimizer=optimizer)")
         parameters = named([] if named_parameters is None else list(named_parameters))
         group, device = _own_group(process_group, backend, timeout)
         transport = GroupTransport(group, device)
@@ -87,7 +90,7 @@ class CompressionState:
             watch_ranks(exchange, lambda message: transport.allgather_equal(message).wait(), np.empty(0, np.uint8))
         self._buckets = DdpBuckets(parameters, exchange, worker, shared, f"grace_ext.{group.group_name}")
         if optimizer is not None:
-            attach(optimizer, functools.partial(_first_moments, optimizer, self._buckets))
+            attach(optimizer, functools.partial(_moments_in_memory, optimizer, self._buckets))
 
     def state_dict(self) -> dict:
         """This rank's memory, the number of the next step and the order of the buckets. No collective.
@@ -133,8 +136,8 @@ class CompressionState:
         return self._buckets.exchange.stats()
 
 
-def _first_moments(optimizer: torch.optim.Optimizer, buckets: DdpBuckets) -> FirstMoments | None:
-    return leave_to_memory(optimizer, buckets.exchange.buckets, buckets.parameters)
+def _moments_in_memory(optimizer: torch.optim.Optimizer, buckets: DdpBuckets) -> MomentsInMemory | None:
+    return moments_in_memory(optimizer, buckets.exchange.buckets, buckets.parameters)
 
 
 def comm_hook(state: CompressionState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -14,7 +14,7 @@ from grace_ext.observe import Capture, parse_observers, warn_of_one_rank
 from grace_ext.observe.parse import Observe
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.pipeline.spec import parse_stage
-from grace_ext.policy import DEFAULT_SPEC, Rules
+from grace_ext.policy import DEFAULT_SPEC, Memories, Rules
 from grace_ext.transport.base import Transport
 
 OptionsType = TypeVar("OptionsType", bound="CompressionOptions")
@@ -140,6 +140,19 @@ class CompressionOptions:
         """
         capture, observe = self.observers
         return Exchange(transport, self.memory, weight, self.seed, capture, executor, self.schedule, joinable, observe)
+
+    def refuse_steps_in_memory(self, why: str) -> None:
+        """Check that no memory has to change the optimizer's step.
+
+        Args:
+            why: What to do instead, for the message.
+
+        Raises:
+            ConfigError: One has to.
+        """
+        for memory in Memories(self.memory).all():
+            if memory.needs_step:
+                raise ConfigError(f"memory {str(memory)!r} changes the optimizer's step: {why}")
 
     def make_rules(self) -> Rules:
         """Which spec each tensor gets.

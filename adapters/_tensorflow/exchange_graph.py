@@ -53,8 +53,8 @@ class ExchangeGraph:
     def add(self, gradients: dict) -> dict:
         """Gradients by tensor name -> results by tensor name, float32, in the gradients' shapes. Those of row buckets are
         tf.IndexedSlices and so are their results, each row once."""
-        graph = tf.compat.v1.get_default_graph()
-        order = [graph.get_operation_by_name(self._last_node[graph])] if graph in self._last_node else []
+        graph, last = tf.compat.v1.get_default_graph(), self.last_node()
+        order = [] if last is None else [last]
         sent = [nodes.start(gradients, order) for nodes in self._nodes]
         received = [nodes.exchange(array, order, self.process_set) for nodes, array in zip(self._nodes, sent, strict=True)]
         results = {}
@@ -62,6 +62,11 @@ class ExchangeGraph:
             results.update(nodes.finish(array, order, gradients))
         self._last_node[graph] = order[-1].name
         return results
+
+    def last_node(self):
+        """The node that ends the last step in the graph that is being traced; None if there is none."""
+        graph = tf.compat.v1.get_default_graph()
+        return graph.get_operation_by_name(self._last_node[graph]) if graph in self._last_node else None
 
     def check_idle(self) -> None:
         if any(self.exchange.is_started(bucket) for bucket in self.exchange.buckets):

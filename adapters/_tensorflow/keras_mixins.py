@@ -10,6 +10,8 @@ import sys
 import tensorflow as tf
 
 from grace_ext import ConfigError
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.memory import Memory
 
 from .._common.subclassing import subclass
 from .accumulator import Accumulator
@@ -92,18 +94,39 @@ class _Common:
         return make, tuple(self._plain if item is type(self) else item for item in arguments), *others
 
 
-class _FirstMoments:
+class _MomentsInMemory:
     def update_step(self, gradient, variable, *learning_rate):
-        """Update a variable as the plain optimizer does, with beta1 = 0 where the memory keeps Adam's first moment."""
-        memory = self._grace.reducer.memory_of(variable)
+        """Update a variable as the plain optimizer does, but for what its memory keeps of Adam's moments."""
+        reducer = self._grace.reducer
+        memory, tensor = reducer.memory_of(variable) or (None, None)
+        if memory is not None and memory.needs_step:
+            rate = learning_rate[0] if learning_rate else self.learning_rate
+            roots = _roots(memory, tensor, gradient, reducer.ends())
+            step = gradient / (roots + tf.cast(self.epsilon, gradient.dtype))
+            variable.assign_sub(tf.cast(tf.cast(rate, step.dtype) * step, variable.dtype))
+            return
         if memory is None or memory.first_moment is None or not getattr(self, "beta_1", 0.0):
-            return self._plain.update_step(self, gradient, variable, *learning_rate)
+            self._plain.update_step(self, gradient, variable, *learning_rate)
+            return
         beta = self.beta_1
         object.__setattr__(self, "beta_1", 0.0)
         try:
-            return self._plain.update_step(self, gradient, variable, *learning_rate)
+            self._plain.update_step(self, gradient, variable, *learning_rate)
         finally:
             object.__setattr__(self, "beta_1", beta)
+
+
+def _roots(memory: Memory, tensor: Tensor, gradient, ends: list):
+    """The roots of a variable's second moments, in its shape, once the exchange of the step is over."""
+
+    def denominator(array):
+        return memory.denominator(tensor, lambda position: array.flat[position])
+
+    with tf.control_dependencies(ends):
+        rows, columns = tf.numpy_function(denominator, [gradient], [tf.float32, tf.float32])
+    shape = [*gradient.shape] or [1]
+    roots = tf.reshape(rows, [shape[0], *[1] * (len(shape) - 1)]) * tf.reshape(columns, [1, *shape[1:]])
+    return tf.cast(tf.reshape(roots, gradient.shape), gradient.dtype)
 
 
 class _Keras3:
@@ -187,8 +210,8 @@ class _TfKerasPasses:
         return self.iterations
 
 
-KERAS_3 = (_Keras3, _FirstMoments)
-TF_KERAS = (_TfKeras, _TfKerasPasses, _FirstMoments)
+KERAS_3 = (_Keras3, _MomentsInMemory)
+TF_KERAS = (_TfKeras, _TfKerasPasses, _MomentsInMemory)
 TF_KERAS_LEGACY = (_TfKerasLegacy, _TfKerasPasses)
 
 

@@ -124,8 +124,10 @@ def _check_momentum(optimizer: Any, memory: str | dict | Memory, takes_over: boo
     leave its first moment to the memory."""
     momenta = [*map(_momentum_of, (optimizer, *getattr(optimizer, "optimizers", ())))]
     takes_over = takes_over and type(optimizer).__name__ in ("Adam", "AdamW")
-    for one in Memories(memory).all() if any(momenta) else ():
+    for one in Memories(memory).all():
         one.check_optimizer(type(optimizer).__name__, max(momenta), takes_over)
+        if one.needs_step and (getattr(optimizer, "amsgrad", False) or getattr(optimizer, "jit_compile", False)):
+            raise ConfigError(f"memory {str(one)!r}: amsgrad and jit_compile of the optimizer are not supported")
 
 
 def _momentum_of(optimizer: Any) -> float:

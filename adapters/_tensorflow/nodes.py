@@ -33,15 +33,17 @@ class BucketNodes:
             "broadcast": [tf.uint8],
             "allreduce": [tf.as_dtype(bucket.communicator.allreduce_dtype(bucket.compressor))],
         }
+        self._has_sketch = bucket.memory.sketch_size(len(bucket.tensors)) > 0
         self._collectives = bucket.communicator.collectives_of(graph.exchange.transport)
 
     def start(self, gradients, order) -> list[tf.Tensor]:
-        """Encode: what goes into the first collective."""
-        return self._call(self._encode, self._inputs(gradients), self._collectives[0], order)
+        """Encode: what goes into the first collective, and the memory's sketch behind it, if it has one."""
+        dtypes = [tf.uint8] if self._has_sketch else []
+        return self._call(self._encode, self._inputs(gradients), self._collectives[0], order, dtypes)
 
-    def _call(self, function, inputs, collective, order) -> list[tf.Tensor]:
-        """The inputs of that collective, from a node that runs function(*arrays)."""
-        sent = self._graph.call(function, inputs, self._dtypes[collective], order)
+    def _call(self, function, inputs, collective, order, further=()) -> list[tf.Tensor]:
+        """The inputs of that collective, from a node that runs function(*arrays). further: the dtypes of further results."""
+        sent = self._graph.call(function, inputs, [*self._dtypes[collective], *further], order)
         for tensor in sent:
             tensor.set_shape([None])
         return sent
@@ -49,18 +51,21 @@ class BucketNodes:
     def _inputs(self, gradients) -> list[tf.Tensor]:
         return [gradients[tensor.name] for tensor in self._bucket.tensors]
 
-    def exchange(self, sent, order, process_set) -> tf.Tensor:
-        """The collectives; returns what came out of the last one."""
+    def exchange(self, sent, order, process_set) -> list[tf.Tensor]:
+        """The collectives; returns what came out of the last one, and all ranks' sketches."""
+        sketches = []
+        if self._has_sketch:
+            sketches = [collective("allgather", [sent.pop()], f"{self._bucket.name}.sketch", process_set)]
         first, *others = self._collectives
         received = collective(first, sent, self._bucket.name, process_set)
         for number, kind in enumerate(others, 1):
             sent = self._call(self._advance, [received], kind, order)
             received = collective(kind, sent, f"{self._bucket.name}.{number}", process_set)
-        return received
+        return [received, *sketches]
 
     def finish(self, received, order, gradients) -> dict[str, tf.Tensor]:
         """Decode: results by tensor name."""
-        (flat,) = self._graph.call(self._decode, [received], [tf.float32], order)
+        (flat,) = self._graph.call(self._decode, received, [tf.float32], order)
         flat.set_shape([self._bucket.size])
         return self._by_name(tf.split(flat, self._bucket.sizes), gradients)
 
@@ -75,7 +80,8 @@ class BucketNodes:
         if self._is_first:
             self._graph.check_idle()
         self._exchange.start(self._bucket, functools.partial(self._pack, arrays))
-        return self._exchange.pending(self._bucket).handle.sent
+        pending = self._exchange.pending(self._bucket)
+        return [*pending.handle.sent, *(pending.sketch.sent if self._has_sketch else [])]
 
     def _advance(self, received) -> list[np.ndarray]:
         before = self._exchange.pending(self._bucket).handle
@@ -85,8 +91,10 @@ class BucketNodes:
         # A step without a second collective has a node for it all the same.
         return [np.zeros(1, received.dtype)] if after is before else after.sent
 
-    def _decode(self, received) -> list[np.ndarray]:
+    def _decode(self, received, *sketches) -> list[np.ndarray]:
         out = self._results.unused()
+        for sketch in sketches:
+            self._exchange.pending(self._bucket).sketch.receive(sketch, self._graph.idle_since)
         self._finish(received, out)
         return [out]
 
@@ -131,7 +139,7 @@ class RowNodes(BucketNodes):
         return [slices.indices, slices.values]
 
     def finish(self, received, order, gradients):
-        rows, values = self._graph.call(self._decode, [received], [tf.int64, tf.float32], order)
+        rows, values = self._graph.call(self._decode, received, [tf.int64, tf.float32], order)
         (table,) = self._bucket.tensors
         given = gradients[table.name]
         rows.set_shape([None])

@@ -128,12 +128,18 @@ class Reducer:
             self._restored(layout)
         return self._restore.passes
 
-    def memory_of(self, variable) -> Memory | None:
-        """The memory of a tf.Variable whose gradients have been exchanged; None of others. For a variable of Keras 3 it is the
-        tf.Variable inside, which is what its optimizers update."""
+    def memory_of(self, variable) -> tuple[Memory, Tensor] | None:
+        """The memory of a tf.Variable whose gradients have been exchanged, and what it knows the variable as; None of others.
+        For a variable of Keras 3 it is the tf.Variable inside, which is what its optimizers update."""
         name = self._names.get(id(variable))
         found = (layout.memories.get(name) for layout in self._layouts.values())
         return next((memory for memory in found if memory is not None), None)
+
+    def ends(self) -> list:
+        """The nodes of the graph that is being traced after which the exchanges in it are over."""
+        if tf.executing_eagerly():
+            return []
+        return [node for layout in self._layouts.values() if (node := layout.graph.last_node()) is not None]
 
     def stats(self) -> dict:
         """See grace_ext.exchange.Exchange.stats; {"steps": 0} before the first exchange and when there is one rank."""
@@ -165,7 +171,9 @@ class _Layout:
         self.exchange.set_buckets(buckets)
         for bucket in self.exchange.buckets:
             bucket.may_bypass = float32.issuperset(tensor.name for tensor in bucket.tensors)
-        self.memories = {tensor.name: bucket.memory for bucket in self.exchange.buckets for tensor in bucket.tensors}
+        self.memories = {
+            tensor.name: (bucket.memory, tensor) for bucket in self.exchange.buckets for tensor in bucket.tensors
+        }
         check_config_digests(self.exchange, lambda digest: gather(digest, process_set))
         self.graph = ExchangeGraph(self.exchange, process_set, options.prescale)
         self._function = None

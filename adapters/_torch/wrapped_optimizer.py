@@ -19,9 +19,9 @@ from grace_ext.exchange import checkpoint
 from .._common.subclassing import instance_like, subclass
 from .._horovod.exits import guard_exit
 from .._horovod.options import HorovodOptions, prefix_of
+from .adam_step import MomentsInMemory, moments_in_memory
 from .buckets import JOIN_AND_CLOSURE, TorchBuckets
 from .elastic import CompressedOptimizer
-from .first_moment import FirstMoments, leave_to_memory
 from .gradients import named
 from .hvd_transport import HorovodTransport
 from .saved_state import to_numpy, to_torch
@@ -75,7 +75,7 @@ def wrap(
     if wrapped._grace is None:
         options.warn_of_one_rank(stacklevel=3)
         return wrapped
-    wrapped._first_moments()
+    wrapped._moments_in_memory()
     # A worker that elastic Horovod adds must start no collective here: the others are already somewhere else.
     if os.environ.get("HOROVOD_ELASTIC") != "1":
         wrapped._grace.check_config_digests()
@@ -205,16 +205,16 @@ class _WrappedOptimizer:
         self._synchronized = self._asked_by_scaler = False
         for optimizer in self._before:
             optimizer._opt_called = True  # a learning-rate scheduler made before wrapping looks at it
-        moments = self._first_moments()
+        moments = self._moments_in_memory()
         with nullcontext() if moments is None else moments.left_to_memory():
             loss = self._plain.step(self, closure)
         self._synchronized = False
         return loss
 
-    def _first_moments(self) -> FirstMoments | None:
+    def _moments_in_memory(self) -> MomentsInMemory | None:
         """For the buckets there are now; None if no memory applies a momentum."""
         buckets = self._grace
-        return None if buckets is None else leave_to_memory(self, buckets.exchange.buckets, buckets.parameters)
+        return None if buckets is None else moments_in_memory(self, buckets.exchange.buckets, buckets.parameters)
 
     def _is_synchronized(self) -> bool:
         buckets = self._grace

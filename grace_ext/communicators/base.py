@@ -29,6 +29,7 @@ class Pending:
         support: The positions that this rank has sent, uint32[k], or None for all; in a scratch array of the encoding
             thread, and valid until its next encoding.
         last_waited: The handle that was waited for last.
+        sketch: The handle of all ranks' sketches, if the memory has some.
     """
 
     handle: CollectiveHandle
@@ -40,6 +41,7 @@ class Pending:
     container: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
     support: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
     last_waited: CollectiveHandle | None = dataclasses.field(default=None, kw_only=True, repr=False)
+    sketch: CollectiveHandle | None = dataclasses.field(default=None, kw_only=True, repr=False)
     #: Whether the gradients bypass the exchange, so that nothing is left to decode.
     bypasses = False
 
@@ -49,7 +51,8 @@ class Pending:
         Returns:
             True or False, or None if that is not known.
         """
-        return self.handle is self.last_waited or self.handle.poll()
+        arrived = self.handle is self.last_waited or self.handle.poll()
+        return arrived if self.sketch is None or not arrived else self.sketch.poll()
 
     def is_on_its_way(self) -> bool:
         """Return whether a collective is known to be under way: started, and not over yet.

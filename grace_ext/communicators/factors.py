@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from .._util.rng import Stream
+from .._util.shared_states import SharedStates
 from ..errors import ConfigError
 from ..kernels import max_magnitude
 from ..kernels.lowrank import add_magnitude, expand
@@ -24,62 +25,6 @@ class ShapedTensor(Protocol):
     name: str
     size: int
     shape: tuple[int, ...]
-
-
-class WarmStarts:
-    """The last step's factors by tensor name, float32[r, m], the same on all ranks; changed in transactions."""
-
-    def __init__(self) -> None:
-        self._state: dict[str, np.ndarray] = {}
-        self._next: dict[str, np.ndarray] = {}
-
-    def get(self, name: str, shape: tuple[int, int]) -> np.ndarray | None:
-        """Return the factor in force.
-
-        Args:
-            name: Name of the tensor.
-            shape: The shape it must have, (r, m).
-
-        Returns:
-            float32[r, m], or None if there is no factor of r * m elements.
-        """
-        found = self._state.get(name)
-        return found.reshape(shape) if found is not None and found.size == shape[0] * shape[1] else None
-
-    def put(self, name: str, factor: np.ndarray) -> None:
-        """Set the next factor, which `commit` puts in force.
-
-        Args:
-            name: Name of the tensor.
-            factor: float32[r, m].
-        """
-        self._next[name] = factor
-
-    def commit(self) -> None:
-        """Put the next factors in force."""
-        self._state.update(self._next)
-        self._next.clear()
-
-    def rollback(self) -> None:
-        """Discard the next factors."""
-        self._next.clear()
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Copy the factors.
-
-        Returns:
-            name -> float32[r * m].
-        """
-        return {name: factor.flatten() for name, factor in self._state.items()}
-
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Replace the factors, and discard the next ones.
-
-        Args:
-            state: name -> float32[r * m].
-        """
-        self._state = {name: np.array(factor, np.float32) for name, factor in state.items()}
-        self._next.clear()
 
 
 @dataclasses.dataclass
@@ -130,7 +75,7 @@ class FactorAllreduce(Communicator[_PendingFactors]):
     name = "factors"
     collectives = ("allreduce", "allreduce")
 
-    def __init__(self, tensors: Sequence[ShapedTensor], compressor: Compressor, warm_starts: WarmStarts):
+    def __init__(self, tensors: Sequence[ShapedTensor], compressor: Compressor, warm_starts: SharedStates):
         self._method, self._warm_starts = compressor.lowrank, warm_starts
         self._factored = _layout(tensors, self._method.factorization)
         self._plain = _layout(tensors, lambda shape: (1, math.prod(shape), 0))
@@ -178,10 +123,14 @@ class FactorAllreduce(Communicator[_PendingFactors]):
         if not part.rank:
             out[:] = gradient
             return
-        qt = self._warm_starts.get(part.name, (part.rank, part.columns)) if self._method.warm_start else None
+        qt = self._warm_start_of(part) if self._method.warm_start else None
         self._method.project(
             gradient.reshape(part.rows, part.columns), qt, _common(stream, part), out.reshape(part.rows, part.rank)
         )
+
+    def _warm_start_of(self, part: _Part) -> np.ndarray | None:
+        found = self._warm_starts.get(part.name, part.rank * part.columns)
+        return None if found is None else found.reshape(part.rank, part.columns)
 
     def advance(self, pending: _PendingFactors, transport: Transport) -> None:
         if pending.first is not None:

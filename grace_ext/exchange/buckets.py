@@ -10,7 +10,7 @@ import numpy as np
 
 from .._util.rng import Stream
 from ..communicators.base import Communicator, Pending, wait
-from ..errors import ConfigError
+from ..errors import ConfigError, ContainerError
 from ..memory.base import Memory
 from ..pipeline.compressor import Compressor
 from ..transport.base import Transport
@@ -114,12 +114,36 @@ class Bucket:
             np.copyto(gradient, borrowed)
         if on_gradient:
             on_gradient(gradient, state and state[0])
+        sketch = self.memory.sketch(self.name, gradient, self.sizes, stream) if self._sketch_size else None
         self.memory.correct_gradient(self.name, gradient, self.sizes, transport.size)
         if on_compensated_gradient:
             on_compensated_gradient(gradient, state and state[0])
         pending = self.communicator.start(transport, self.name, self.compressor, gradient, state, stream, self.sizes)
         self.memory.on_sent(self.name, pending)
+        self._start_sketch(pending, transport, sketch)
         return pending
+
+    @functools.cached_property
+    def _sketch_size(self) -> int:
+        return self.memory.sketch_size(len(self.tensors))
+
+    def _start_sketch(self, pending: Pending, transport: Transport, sketch: np.ndarray | None) -> None:
+        """Gather the memory's sketches of all ranks, beside what is under way. None: this rank has nothing.
+
+        They are summed in the order of ranks, so that a training that is repeated gives the same bits; the order of an
+        allreduce can depend on what a library has fused it with.
+        """
+        if self._sketch_size:
+            payload = np.empty(0, np.uint8) if sketch is None else sketch.view(np.uint8)
+            pending.sketch = transport.allgather(f"{self.name}.sketch", payload)
+            pending.wire_bytes += payload.nbytes
+
+    def _sum_of_sketches(self, received: np.ndarray) -> np.ndarray:
+        if received.size % (4 * self._sketch_size):
+            raise ContainerError(
+                f"{self.name!r}: {received.size} bytes are no sketches of {4 * self._sketch_size} bytes each"
+            )
+        return received.copy().view(np.float32).reshape(-1, self._sketch_size).sum(axis=0, dtype=np.float32)
 
     def start_empty(self, transport: Transport, stream: Stream) -> Pending:
         """Take part with nothing. The memory keeps what it has.
@@ -133,6 +157,7 @@ class Bucket:
         """
         pending = self.communicator.start_empty(transport, self.name, self.compressor, self.size, stream, self.sizes)
         pending.gradient_bytes = 0
+        self._start_sketch(pending, transport, None)
         return pending
 
     def advance(self, pending: Pending, transport: Transport) -> None:
@@ -160,6 +185,10 @@ class Bucket:
             wait(pending)
             return True
         finite = self.communicator.finish(pending, transport, out, weight)
+        if pending.sketch is not None:
+            sketch = self._sum_of_sketches(pending.sketch.wait())
+            pending.sketch = None  # which must not be polled any more
+            self.memory.on_sketch(self.name, sketch * np.float32(weight))
         if finite:
             self.memory.on_received(self.name, out, weight * transport.size)
         return finite

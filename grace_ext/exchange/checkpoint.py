@@ -16,8 +16,9 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..transport.base import Transport
-from .buckets import Tensor
+from .buckets import Bucket, Tensor
 from .engine import Exchange
+from .state import SHARED, WARM_STARTS
 
 _LOG = logging.getLogger("grace_ext")
 KEY = "grace_ext"
@@ -132,8 +133,12 @@ def choose(saved: dict | None, exchange: Exchange, on_resize: str | None) -> Loa
 
 def _loaded(state: dict, message: str, saved: dict, exchange: Exchange) -> Loaded:
     """saved: one of the memories that went into the state, some of which may have no place in this exchange."""
-    kept = {tensor.name: bucket.memory.states for bucket in exchange.buckets for tensor in bucket.tensors}
-    unknown = sorted(saved.keys() - {"lowrank"}.union(*kept.values()))
+    kept = {
+        tensor.name: {*bucket.memory.states, *bucket.memory.shared}
+        for bucket in exchange.buckets
+        for tensor in bucket.tensors
+    }
+    unknown = sorted(saved.keys() - {WARM_STARTS}.union(*kept.values()))
     names = sorted({name for by_name in saved.values() for name in by_name} - kept.keys())
     for kind, strangers in (("no memory here has", unknown), ("no tensor here is named", names)):
         if strangers:
@@ -160,7 +165,8 @@ def settle(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> str:
     warning = ""
     if 0 < np.count_nonzero(whole) < whole.size:
         state = exchange.state_dict() if states_are_additive(exchange) else {}
-        state.pop("lowrank", None)  # must be the same on all ranks
+        for field in SHARED:
+            state.pop(field, None)
         exchange.load_state_dict(state)
         others = (
             "the others start from zero"
@@ -230,8 +236,7 @@ def redistribute(exchange: Exchange, memories: list[dict], ranks: int) -> dict:
     Returns:
         The state for Exchange.load_state_dict, without the step.
     """
-    factors = next((memory["lowrank"] for memory in memories if "lowrank" in memory), None)
-    state = {} if factors is None else {"lowrank": factors}  # the same on all ranks
+    state = {field: memory[field] for memory in reversed(memories) for field in SHARED if field in memory}
     for bucket in exchange.buckets:
         for tensor in bucket.tensors:
             theirs = [
@@ -280,13 +285,22 @@ def gather_and_redistribute(exchange: Exchange, own: dict | None, prefix: str) -
             ]
             for field, array in bucket.memory.redistribute(theirs, transport.size).items():
                 state.setdefault(field, {})[tensor.name] = array
-        for tensor in bucket.tensors if bucket.declared.lowrank is not None else ():
-            factor = (own or {}).get("lowrank", {}).get(tensor.name, np.empty(0, np.float32))
-            joined = transport.allgather(f"{prefix}.{tensor.name}.lowrank", _bytes(factor)).wait().view(np.float32)
-            if joined.size:  # the same on all that have one: the first of them
-                rows, columns, rank = bucket.declared.lowrank.factorization(tensor.shape)
-                state.setdefault("lowrank", {})[tensor.name] = joined[: rank * columns].copy()
+        for tensor in bucket.tensors:
+            for field, size in _shared_sizes(bucket, tensor).items():
+                array = (own or {}).get(field, {}).get(tensor.name, np.empty(0, np.float32))
+                joined = transport.allgather(f"{prefix}.{tensor.name}.{field}", _bytes(array)).wait().view(np.float32)
+                if joined.size:  # the same on all that have one: the first of them
+                    state.setdefault(field, {})[tensor.name] = joined[:size].copy()
     return state
+
+
+def _shared_sizes(bucket: Bucket, tensor: Tensor) -> dict[str, int]:
+    """By field, the numbers of elements of what is the same on all ranks."""
+    sizes = dict.fromkeys(bucket.memory.shared, bucket.memory.shared_size(tensor))
+    if bucket.declared.lowrank is not None:
+        _, columns, rank = bucket.declared.lowrank.factorization(tensor.shape)
+        sizes[WARM_STARTS] = rank * columns
+    return sizes
 
 
 def _gather(transport: Transport, name: str, own: dict | None, fields: list[str], tensor: Tensor) -> list[np.ndarray]:

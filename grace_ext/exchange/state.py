@@ -2,13 +2,16 @@
 
 import numpy as np
 
-from ..communicators.factors import WarmStarts
+from .._util.shared_states import SharedStates
 from ..errors import ConfigError
+from ..memory.adam import SECOND_MOMENT
 from ..memory.base import Memory
 from ..policy.memories import Memories
 from .buckets import Bucket, Tensor
 
-_WARM_STARTS = "lowrank"  # key in state dicts, beside the fields of the memories
+WARM_STARTS = "lowrank"  # key in state dicts, beside the fields of the memories
+#: The keys of what is the same on all ranks.
+SHARED = (WARM_STARTS, SECOND_MOMENT)
 
 
 class ExchangeState:
@@ -22,7 +25,7 @@ class ExchangeState:
 
     def __init__(self, memories: Memories):
         self.memories = memories
-        self.warm_starts = WarmStarts()
+        self.warm_starts = SharedStates()
         self._buckets: list[Bucket] = []
         self._memories: list[Memory] = []  # the memories of the buckets, without repetition
 
@@ -34,6 +37,8 @@ class ExchangeState:
         """
         state = self.state_dict()
         self._buckets = buckets
+        for bucket in buckets:
+            bucket.memory.set_tensors(bucket.name, bucket.tensors)
         self._memories = list({id(bucket.memory): bucket.memory for bucket in buckets}.values())
         self.load_state_dict(state)
 
@@ -53,11 +58,15 @@ class ExchangeState:
         """Copy the states.
 
         Returns:
-            {field: {tensor name: float32[size]}}. Fields are those of the memories ("residual", …) and "lowrank".
+            {field: {tensor name: float32[size]}}. Fields are those of the memories ("residual", …) and those in SHARED.
         """
         state = {}
         if factors := self.warm_starts.state_dict():
-            state[_WARM_STARTS] = factors
+            state[WARM_STARTS] = factors
+        for memory in self._memories:
+            for field, shared in memory.shared.items():
+                if arrays := shared.state_dict():
+                    state.setdefault(field, {}).update(arrays)
         by_bucket = {id(memory): memory.state_dict() for memory in self._memories}
         for bucket in self._buckets:
             ends = np.cumsum(bucket.sizes)[:-1]
@@ -84,7 +93,11 @@ class ExchangeState:
                     by_memory[id(bucket.memory)].setdefault(bucket.name, {})[field] = np.concatenate(parts)
         for memory in self._memories:
             memory.load_state_dict(by_memory[id(memory)])
-        self.warm_starts.load_state_dict(state.get(_WARM_STARTS, {}))
+            names = {tensor.name for bucket in self._buckets if bucket.memory is memory for tensor in bucket.tensors}
+            for field, shared in memory.shared.items():
+                given = state.get(field, {})
+                shared.load_state_dict({name: given[name] for name in given.keys() & names})
+        self.warm_starts.load_state_dict(state.get(WARM_STARTS, {}))
 
 
 def _fitting(field: str, tensor: Tensor, state: np.ndarray | None) -> np.ndarray:

@@ -1,14 +1,25 @@
 """The interface of memories."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
+from .._util.rng import Stream
+from .._util.shared_states import SharedStates
 from ..communicators.base import Communicator, Pending
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
 from ..registry import Stage, build
 from .states import Arrays, NumpyArrays, States
+
+
+class ShapedTensor(Protocol):
+    """What a memory is told of a tensor, a grace_ext.exchange.buckets.Tensor."""
+
+    name: str
+    size: int
+    shape: tuple[int, ...]
 
 
 class Memory(Stage):
@@ -31,6 +42,10 @@ class Memory(Stage):
     applies_momentum = False
     #: Where it keeps Adam's first moment, the factor beta1 of this.
     first_moment: float | None = None
+    #: Whether the optimizer has to divide by `denominator` in its step, in the place of its own second moment.
+    needs_step = False
+    #: States by tensor that are the same on all ranks, by field; set in __init__ by memories that keep some.
+    shared: dict[str, SharedStates] = {}
     #: Whether it can keep states for the rows of a table.
     supports_rows = False
     #: Whether `correct_gradient`, `on_sent` or `on_received` do anything. Only if not, states can live on an accelerator
@@ -54,17 +69,17 @@ class Memory(Stage):
             )
 
     def check_optimizer(self, optimizer: str, momentum: float, takes_over: bool) -> None:
-        """Check that this memory and an optimizer with a momentum do not both apply it.
+        """Check that this memory and an optimizer fit together.
 
         Args:
             optimizer: Name of the optimizer's class.
-            momentum: Its momentum, Adam's beta1; not 0.
+            momentum: Its momentum, Adam's beta1; 0 for none.
             takes_over: Whether the optimizer is one that can leave its first moment to a memory.
 
         Raises:
-            ConfigError: Both would apply a momentum.
+            ConfigError: Both would apply a momentum, or the memory needs an optimizer of another kind.
         """
-        if not self.applies_momentum:
+        if not self.applies_momentum or not momentum:
             return
         if self.first_moment is None or not takes_over:
             others = "" if self.first_moment is None else ", or Adam or AdamW, not inside of another optimizer"
@@ -136,6 +151,71 @@ class Memory(Stage):
             The residual and a buffer for the next one, both float32[r * width], or None if nothing is to be added.
         """
         return None
+
+    def set_tensors(self, name: str, tensors: Sequence[ShapedTensor]) -> None:
+        """Note which tensors a bucket has, between steps.
+
+        Args:
+            name: Name of the bucket.
+            tensors: The tensors, in the order in which the bucket's vector holds them.
+        """
+
+    def shared_size(self, tensor: ShapedTensor) -> int:
+        """Return the size of a tensor's arrays in `shared`.
+
+        Args:
+            tensor: The tensor.
+
+        Returns:
+            The number of elements.
+        """
+        return 0
+
+    def sketch_size(self, tensors: int) -> int:
+        """Return how many numbers of a bucket the ranks sum beside what they send.
+
+        Args:
+            tensors: Number of the bucket's tensors.
+
+        Returns:
+            The number, 0 for none.
+        """
+        return 0
+
+    def sketch(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], stream: Stream) -> np.ndarray:
+        """Compute these numbers, linear in the gradient, before `correct_gradient`. Only if `sketch_size` is not 0.
+
+        Args:
+            name: Name of the bucket.
+            gradient: float32[d].
+            sizes: Numbers of elements of the tensors that the gradient consists of.
+            stream: The random stream of the bucket in this step.
+
+        Returns:
+            float32[sketch_size].
+        """
+        raise NotImplementedError
+
+    def on_sketch(self, name: str, mean: np.ndarray) -> None:
+        """See the sketch of the result, before `on_received`.
+
+        Args:
+            name: Name of the bucket.
+            mean: float32[sketch_size], weighted as the result.
+        """
+
+    def denominator(self, tensor: ShapedTensor, element_at: Callable[[int], float]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the root of a tensor's second moment, the same bits on all ranks, in a step. Only if `needs_step`.
+
+        Args:
+            tensor: The tensor.
+            element_at: element_at(position) returns an element of the gradient that the optimizer steps with, in the order of
+                the bucket's vector. It tells by how much gradients have been clipped since the exchange.
+
+        Returns:
+            float32[rows] and float32[columns], the first dimension and all others: the root is their outer product.
+        """
+        raise NotImplementedError
 
     def correct_gradient(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], ranks: int) -> None:
         """Change this rank's gradient in place before it is encoded.

@@ -11,8 +11,9 @@ from support.reference_kernels import lowrank as reference_lowrank
 import grace_ext
 from grace_ext import ConfigError
 from grace_ext._util.rng import Stream
+from grace_ext._util.shared_states import SharedStates
 from grace_ext.communicators.allgather import Allgather
-from grace_ext.communicators.factors import FactorAllreduce, WarmStarts
+from grace_ext.communicators.factors import FactorAllreduce
 from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.kernels.lowrank import orthonormalize
 from grace_ext.lowrank import PowerSGD
@@ -75,7 +76,7 @@ def test_it_makes_no_container():
         with pytest.raises(ConfigError, match="cannot carry 'powersgd'"):
             Bucket("b", TENSORS, c, parse_stage("communicator", communicator), NoMemory())
     with pytest.raises(ConfigError, match="'topk/auto/raw' has no factors"):
-        Bucket("b", TENSORS, grace_ext.compressor("topk"), FactorAllreduce(TENSORS, c, WarmStarts()), NoMemory())
+        Bucket("b", TENSORS, grace_ext.compressor("topk"), FactorAllreduce(TENSORS, c, SharedStates()), NoMemory())
 
 
 def test_which_tensors_are_factored():

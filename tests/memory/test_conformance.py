@@ -34,6 +34,7 @@ def test_decay_of_the_residual():
         ("dgc", "dense/raw"),
         ("momentum", "topk:0.1"),
         ("momentum", "powersgd:2"),
+        ("adam", "topk:0.1"),
         ("residual:0.9", "topk:0.1"),
     ],
 )
@@ -76,6 +77,7 @@ def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(memory, spec):
         ("dgc", "topk:0.1"),
         ("dgc", "dense/raw"),
         ("momentum:decay=0.9", "topk:0.1/rice/qsgd:7"),
+        ("adam:decay=0.9", "topk:0.1/rice/qsgd:7"),
         ("residual:0.9", "randomk:0.1"),
     ],
 )

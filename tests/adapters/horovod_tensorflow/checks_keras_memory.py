@@ -18,6 +18,7 @@ from grace_ext.adapters._tensorflow import saved_state
 from grace_ext.adapters.horovod_tensorflow import (
     BroadcastGlobalVariablesCallback,
     CompressionStateCallback,
+    DistributedGradientTape,
     DistributedOptimizer,
 )
 
@@ -77,6 +78,33 @@ def adam_leaves_its_first_moment_to_the_memory():
             with raises(ConfigError, message):
                 DistributedOptimizer(optimizer, memory="momentum:0.8")
         DistributedOptimizer(api.optimizers.SGD(), memory="momentum:0.8")
+
+
+@check
+def adam_steps_with_the_moments_of_the_memory():
+    """With everything sent, V alone is estimated: a step has the direction of the gradient over the roots, in all modes alike."""
+    adam = {kind: (api, api.optimizers.Adam) for kind, (api, _) in SGD.items() if kind != "tf_keras-legacy"}
+    for kind, (api, make) in adam.items():
+        results = []
+        for mode in MODES:
+            optimizer = DistributedOptimizer(make(0.01), rules={"*kernel": "topk:0.1/rice/raw"}, memory="adam")
+            net = compiled(api, optimizer, **MODES[mode])
+            before = flat(net)
+            fit(net, epochs=2)
+            same_on_all_ranks(flat(net))
+            results.append(flat(net))
+            assert 1e-3 < np.abs(results[-1] - before).max() < 1, (kind, mode)
+            assert any(name.startswith("second_moment") for name in memory_of(optimizer)), (kind, mode)
+        assert all(np.allclose(results[0], other, atol=1e-4) for other in results), kind
+        for optimizer, message in (
+            (api.optimizers.SGD(), "not SGD"),
+            (scaled(api, make()), "not inside of another optimizer"),
+            (make(amsgrad=True), "amsgrad"),
+        ):
+            with raises(ConfigError, message):
+                DistributedOptimizer(optimizer, memory="adam")
+    with raises(ConfigError, "use DistributedOptimizer"):
+        DistributedGradientTape(tf.GradientTape(), memory="adam")
 
 
 @check

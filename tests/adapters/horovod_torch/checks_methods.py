@@ -1,5 +1,6 @@
 """What is checked inside the ranks of one job: methods of compression, and capture."""
 
+import copy
 import tempfile
 from pathlib import Path
 
@@ -153,6 +154,59 @@ def adams_first_moment_is_compressed_in_place_of_the_gradient():
     alone = kind(net.parameters(), betas=(0.8, 0.95), **options)
     alone.load_state_dict({key: state[key] for key in ("state", "param_groups")})
     assert alone.param_groups[0]["betas"] == (0.8, 0.95)
+
+
+@check
+def adams_step_is_made_with_both_moments_of_the_memory():
+    for kind, options, maximize in (
+        (torch.optim.AdamW, {"weight_decay": 0.1}, False),
+        (torch.optim.Adam, {"weight_decay": 0.1}, True),
+    ):
+        net = model()
+        plain = kind(net.parameters(), lr=1e-3, eps=1e-3, maximize=maximize, **options)
+        optimizer = compressed("topk:0.1/rice/raw", memory="adam", rules={"5.weight": "topk:0.1", "*": "dense/raw"})(
+            plain, net.named_parameters()
+        )
+        weight = net[5].weight
+        for x, y in batches(5):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.synchronize()
+            with optimizer.skip_synchronize():
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+                bucket, tensor = next(
+                    (bucket, tensor)
+                    for bucket in optimizer._grace.exchange.buckets
+                    for tensor in bucket.tensors
+                    if tensor.name == "5.weight"
+                )
+                gradient, before = weight.grad.clone(), weight.detach().clone()
+                rows, columns = copy.deepcopy(bucket.memory).denominator(
+                    tensor, lambda at, g=gradient: g.flatten()[at].item()
+                )
+                optimizer.step()
+            gradient = -gradient if maximize else gradient
+            decayed = before * (1 - 1e-4) if kind is torch.optim.AdamW else before
+            gradient = gradient if kind is torch.optim.AdamW else gradient + 0.1 * before
+            expected = decayed - 1e-3 * gradient / (torch.outer(*map(torch.from_numpy, (rows, columns))) + 1e-3)
+            torch.testing.assert_close(weight.detach(), expected, rtol=1e-5, atol=1e-7)
+            assert (weight.detach() - before).abs().max() > 1e-5
+        same_on_all_ranks(flat(net))
+        # The other tensors are Adam's, and a training without compression goes on from its state.
+        state = optimizer.state_dict()
+        alone = kind(net.parameters(), lr=1e-3)
+        alone.load_state_dict({key: state[key] for key in ("state", "param_groups")})
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        alone.step()
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    for kind, options, message in (
+        (torch.optim.SGD, {}, "not SGD"),
+        (torch.optim.NAdam, {}, "not NAdam"),
+        (torch.optim.Adam, {"amsgrad": True}, "amsgrad"),
+    ):
+        net = model()
+        with raises(ConfigError, message):
+            compressed(memory="adam")(kind(net.parameters(), lr=0.1, **options), net.named_parameters())
 
 
 @check

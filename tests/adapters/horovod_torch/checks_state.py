@@ -95,6 +95,7 @@ EXACT = [
     ("topk:0.05", {"memory": "ef21"}),
     ("topk:0.01", {"memory": "dgc", "inner": torch.optim.Adagrad}),
     ("topk:0.05", {"memory": "momentum", "inner": torch.optim.AdamW}),
+    ("topk:0.05", {"memory": "adam", "inner": torch.optim.AdamW}),
 ]
 
 

@@ -1,5 +1,6 @@
 """What is checked inside the ranks of one job: the exchange."""
 
+import copy
 import json
 import tempfile
 from pathlib import Path
@@ -65,6 +66,35 @@ def an_optimizer_leaves_its_first_moment_to_the_memory():
         assert optimizer.param_groups[0]["betas"] == (betas if given else (0.0, 0.95))
     assert torch.equal(*results)
     same_on_all_ranks(results[0])
+
+
+@check
+def an_optimizer_steps_with_the_moments_of_the_memory():
+    """All tensors in one state: what is in the memory of an uninterrupted training is there after a checkpoint, too."""
+    results = []
+    for stop in (None, 3):
+        net = module()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+        model, state = wrap(net, EACH, memory="adam", optimizer=optimizer)
+        for step, (x, y) in enumerate(batches(6)):
+            if step == stop:
+                saved = copy.deepcopy((net.state_dict(), optimizer.state_dict(), state.state_dict()))
+                net = module(seed=9)
+                optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+                model, state = wrap(net, EACH, memory="adam", optimizer=optimizer)
+                for one, kept in zip((net, optimizer, state), saved, strict=True):
+                    one.load_state_dict(kept)
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            before = flat(net)
+            optimizer.step()
+            # Updates of every tensor are of the size of the learning rate at most.
+            assert 1e-5 < (flat(net) - before).square().mean().sqrt() < 1e-3
+        results.append(flat(net))
+        same_on_all_ranks(results[-1])
+    assert torch.equal(*results)
+    with raises(ConfigError, "pass the optimizer"):
+        wrap(module(), EACH, memory="adam")
 
 
 @check

@@ -1,0 +1,174 @@
+"""Adam's step where the memory keeps one of its moments, or both."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from grace_ext import ConfigError
+from grace_ext.exchange.buckets import Bucket, Tensor
+from grace_ext.memory import Memory
+
+#: Optimizers that keep nothing in their param_groups from step to step, and whose first moment may be left out by beta1 = 0.
+TAKES_OVER = (torch.optim.Adam, torch.optim.AdamW)
+
+
+class MomentsInMemory:
+    """What a step of an optimizer leaves to the memories of its parameters.
+
+    Between `begin` and `finish`, or inside `left_to_memory`, the optimizer has beta1 = 0 for parameters whose memory keeps
+    the first moment, and does not see those whose memory keeps both moments: `finish` makes their step. Outside, its
+    param_groups are what the user set. So learning-rate schedulers, checkpoints and a later training without compression find
+    Adam as it was.
+
+    Args:
+        optimizer: The optimizer.
+        buckets: The exchange's buckets.
+        parameters: The parameters by the names of the buckets' tensors.
+
+    Raises:
+        ConfigError: A memory and the optimizer do not fit together.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, buckets: Iterable[Bucket], parameters: dict):
+        #: By id of a parameter, the memory that applies its momentum, and what the memory knows the parameter as.
+        self._kept: dict[int, tuple[Memory, Tensor]] = {
+            id(parameters[tensor.name]): (bucket.memory, tensor)
+            for bucket in buckets
+            if bucket.memory.applies_momentum
+            for tensor in bucket.tensors
+        }
+        self._optimizer = optimizer
+        self._steps: list[dict] = []  # groups of parameters whose step `finish` makes
+        takes_over = isinstance(optimizer, TAKES_OVER)
+        for group in optimizer.param_groups:
+            momentum = group.get("momentum") or group.get("betas", (0,))[0]
+            for memory in {self._kept[id(p)][0] for p in group["params"] if id(p) in self._kept}:
+                memory.check_optimizer(type(optimizer).__name__, momentum, takes_over)
+                if memory.needs_step and (group["amsgrad"] or group["differentiable"]):
+                    raise ConfigError(f"memory {str(memory)!r}: amsgrad and differentiable are not supported")
+
+    @contextmanager
+    def left_to_memory(self) -> Iterator[None]:
+        """Inside, the optimizer makes its part of a step."""
+        self.begin()
+        try:
+            yield
+        except BaseException:
+            self.give_back()
+            raise
+        self.finish()
+
+    def begin(self) -> None:
+        """Show the optimizer what is left of its groups."""
+        self._groups, self._steps = self._optimizer.param_groups, []
+        self._optimizer.param_groups = [part for group in self._groups for part in self._split(group)]
+
+    def give_back(self) -> None:
+        """Give the optimizer its groups."""
+        self._optimizer.param_groups = self._groups
+
+    def finish(self) -> None:
+        """Make the steps that were left out, and give the optimizer its groups."""
+        self.give_back()
+        if self._steps and (getattr(self._optimizer, "grad_scale", None) is not None):
+            raise ConfigError(
+                "a fused Adam leaves unscaling to its step, and a part of that is the memory's: call scaler.unscale_(optimizer) "
+                "before, or use fused=False"
+            )
+        with torch.no_grad():
+            for group in self._steps:
+                for p in group["params"]:
+                    self._step(p, group)
+
+    def _split(self, group: dict) -> list[dict]:
+        """The group, or its two parts, of parameters whose memory keeps the first moment and of others."""
+        kept = [p for p in group["params"] if id(p) in self._kept]
+        left = [p for p in kept if self._kept[id(p)][0].needs_step]
+        if left:
+            self._steps.append({**group, "params": left})
+        kept = [p for p in kept if not self._kept[id(p)][0].needs_step] if group.get("betas", (0,))[0] else []
+        gone = {id(p) for p in (*left, *kept)}
+        if not gone:
+            return [group]
+        others = [p for p in group["params"] if id(p) not in gone]
+        without = {**group, "params": kept, "betas": (0.0, *group["betas"][1:])}
+        return [part for part in (without, {**group, "params": others}) if part["params"]] or [{**group, "params": []}]
+
+    def _step(self, p: torch.nn.Parameter, group: dict) -> None:
+        """The step that grace_ext.memory.adam describes."""
+        if p.grad is None:
+            return
+        self._note_as_new(p)
+        memory, tensor = self._kept[id(p)]
+        gradient = -p.grad if group["maximize"] else p.grad
+        roots = memory.denominator(tensor, lambda position: _element(p, position))
+        rows, columns = (torch.from_numpy(root).to(p.device) for root in roots)
+        denominator = (
+            rows.view(-1, *[1] * (p.ndim - 1)) * columns.view(1, *p.shape[1:]) if p.ndim else rows.view(()) * columns[0]
+        )
+        if group.get("decoupled_weight_decay", isinstance(self._optimizer, torch.optim.AdamW)):
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+        elif group["weight_decay"]:
+            gradient = gradient.add(p, alpha=group["weight_decay"])
+        p.add_(gradient / denominator.add_(group["eps"]) * -group["lr"])
+
+    def _note_as_new(self, p: torch.nn.Parameter) -> None:
+        """Give a parameter the state of one that Adam has not stepped yet: Horovod's broadcast of optimizer states needs the
+        same fields on all ranks, and a training that goes on without compression starts from it."""
+        state = self._optimizer.state[p]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+
+
+def moments_in_memory(
+    optimizer: torch.optim.Optimizer, buckets: Iterable[Bucket], parameters: dict
+) -> MomentsInMemory | None:
+    """What the step that begins leaves to memories.
+
+    Args:
+        optimizer: See MomentsInMemory.
+        buckets: See MomentsInMemory.
+        parameters: See MomentsInMemory.
+
+    Returns:
+        The moments; None if no memory applies a momentum.
+
+    Raises:
+        ConfigError: A memory and the optimizer do not fit together.
+    """
+    if not any(bucket.memory.applies_momentum for bucket in buckets):
+        return None
+    return MomentsInMemory(optimizer, buckets, parameters)
+
+
+def attach(optimizer: torch.optim.Optimizer, moments: Callable[[], MomentsInMemory | None]) -> None:
+    """Leave moments to the memory in all steps of an optimizer that is not wrapped.
+
+    Args:
+        optimizer: The optimizer.
+        moments: What `moments_in_memory` gives for the buckets there are now.
+    """
+    begun: list[MomentsInMemory] = []
+
+    def before(*_: object) -> None:
+        if begun:  # of a step that failed
+            begun.pop().give_back()
+        found = moments()
+        if found is not None:
+            found.begin()
+            begun.append(found)
+
+    def after(*_: object) -> None:
+        if begun:
+            begun.pop().finish()
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+
+
+def _element(p: torch.nn.Parameter, position: int) -> float:
+    """An element of the gradient, by its position in row-major order."""
+    return p.grad[torch.unravel_index(torch.tensor(position), p.shape)].item() if p.ndim else p.grad.item()

@@ -1,0 +1,168 @@
+"""Memory `adam`."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .._util.rng import Stream
+from .._util.shared_states import SharedStates
+from ..errors import ConfigError
+from ..kernels.second_moment import LANES, add_squares, sketch_norm, spread_root, sum_ratio_squares
+from ..registry import register
+from .base import ShapedTensor
+from .momentum import Momentum
+
+#: The field of its states that are the same on all ranks.
+SECOND_MOMENT = "second_moment"
+_MEAN, _WEIGHT, _SUMS = 0, 1, 2  # in a state: where its numbers are, and where the sums of rows and columns begin
+
+
+@register
+class Adam(Momentum):
+    """Compressed momentum for Adam and AdamW, with a second moment that sees the whole gradient of the step.
+
+    What is compressed, with error feedback, is each rank's first moment, as with memory "momentum". What differs is the
+    optimizer's step. With s the mean of what the ranks sent, a matrix (a tensor's first dimension and all others), it is
+
+        p = p - lr * s / (sqrt(v) + eps)
+        v[i, j] = V * share(R[i] / mean(R)) * share(C[j] / mean(C)),   share(x) = (x + smoothing) / (1 + smoothing)
+
+    with V the moving average of the mean square of the mean gradient, R and C those of the sums of s**2 in each row and
+    column. Where the root mean square of s / sqrt(v) is above `clip`, s is cut down to that.
+
+    V comes from 8 numbers of each tensor, a random projection that ranks sum beside what they send. So a step in which the
+    gradients of all ranks are large is a small one at once. The arrivals s cannot tell that: they lag behind, and in tensors
+    whose residuals still grow there are too few. Where gradients are clipped between the exchange and the step, V is that of
+    what is left, as in Adam. Gradients whose squares are not finite make no step.
+
+    Args:
+        momentum: Factor of the first moment, from 0 to below 1. Less than Adam's usual 0.9, because the residual delays what
+            it holds, and both delays add up.
+        decay: Factor of the residual after each step, above 0 and at most 1.
+        beta2: Factor of the moving averages of the second moment, above 0 and below 1.
+        smoothing: How much of the mean is mixed into the shares of rows and columns, above 0.
+        clip: The largest root mean square of a tensor's update before it is multiplied with the learning rate, above 0.
+
+    Source:
+        The factored second moment and the clipping of updates: Shazeer and Stern, Adafactor, ICML 2018, sections 3 and 6. The
+        sketch: Alon, Matias and Szegedy,
+        The space complexity of approximating the frequency moments, STOC 1996, section 2.2. For the rest see "momentum".
+    """
+
+    name = "adam"
+    needs_step = True
+
+    def __init__(
+        self, momentum: float = 0.5, decay: float = 1.0, beta2: float = 0.95, smoothing: float = 0.1, clip: float = 0.7
+    ):
+        super().__init__(momentum, decay)
+        if not 0 < beta2 < 1:
+            raise ConfigError(f"adam: beta2={beta2}; allowed: above 0 and below 1")
+        for option, value in (("smoothing", smoothing), ("clip", clip)):
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"adam: {option}={value}; allowed: finite and above 0")
+        self.beta2, self.smoothing, self.clip = beta2, smoothing, clip
+        self._second = SharedStates()
+        self.shared = {SECOND_MOMENT: self._second}
+        self._tensors: dict[str, Sequence[ShapedTensor]] = {}  # by bucket
+        self._squares: dict[str, np.ndarray] = {}  # by bucket: mean squares of the mean gradient, float32[tensors]
+        self._last: dict[str, _Arrived] = {}  # by tensor
+
+    def check_optimizer(self, optimizer: str, momentum: float, takes_over: bool) -> None:
+        if not takes_over:
+            raise ConfigError(
+                f"memory {str(self)!r} needs an optimizer whose step it can change: Adam or AdamW, not inside of another "
+                f"optimizer, and not {optimizer}"
+            )
+
+    def set_tensors(self, name: str, tensors: Sequence[ShapedTensor]) -> None:
+        self._tensors[name] = tensors
+
+    def shared_size(self, tensor: ShapedTensor) -> int:
+        return _SUMS + sum(_matrix(tensor))
+
+    def sketch_size(self, tensors: int) -> int:
+        return LANES * tensors
+
+    def sketch(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], stream: Stream) -> np.ndarray:
+        found = np.empty((len(sizes), LANES), np.float32)
+        low, high = map(np.uint32, stream.shared().key())
+        start = 0
+        for size, row in zip(sizes, found, strict=True):
+            sketch_norm(gradient[start : start + size], low, high, row)
+            start += size
+        return found.reshape(-1)
+
+    def on_sketch(self, name: str, mean: np.ndarray) -> None:
+        sizes = np.array([tensor.size for tensor in self._tensors[name]], np.float32)
+        self._squares[name] = np.square(mean.reshape(-1, LANES)).cumsum(axis=1)[:, -1] / sizes
+
+    def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
+        start = 0
+        beta2 = np.float32(self.beta2)
+        for tensor, square in zip(self._tensors[name], self._squares.pop(name), strict=True):
+            part = out[start : start + tensor.size]
+            rows, _ = _matrix(tensor)
+            found = self._second.get(tensor.name, self.shared_size(tensor))
+            state = np.zeros(self.shared_size(tensor), np.float32) if found is None else found.copy()
+            sums = state[_SUMS:]
+            largest = add_squares(part, beta2, sums[:rows], sums[rows:])
+            added = (np.float32(1) - beta2) * np.array([square, 1], np.float32)
+            state[:_SUMS] = beta2 * state[:_SUMS] + added
+            start += tensor.size
+            if not np.isfinite(state).all():  # the squares do not fit float32
+                continue
+            self._second.put(tensor.name, state)
+            squares = sum_ratio_squares(part, *self._spread(sums[:rows], sums[rows:]))
+            self._last[tensor.name] = _Arrived(largest, part[largest], added[_MEAN], squares / max(tensor.size, 1))
+
+    def _spread(self, *sums: np.ndarray) -> list[np.ndarray]:
+        """The roots of the shares of rows and columns, around 1."""
+        roots = [np.empty_like(one) for one in sums]
+        for one, root in zip(sums, roots, strict=True):
+            spread_root(one, np.float32(self.smoothing), root)
+        return roots
+
+    def denominator(self, tensor: ShapedTensor, element_at: Callable[[int], float]) -> tuple[np.ndarray, np.ndarray]:
+        (rows, columns), arrived = _matrix(tensor), self._last.pop(tensor.name, None)
+        state = self._second.get(tensor.name, self.shared_size(tensor))
+        if state is None or arrived is None:  # nothing has arrived in this step
+            return np.full(rows, np.inf, np.float32), np.ones(columns, np.float32)
+        clipped = np.float32(element_at(arrived.position)) / arrived.value if arrived.value else np.float32(1)
+        state[_MEAN] += (clipped * clipped - np.float32(1)) * arrived.added
+        root = np.sqrt(state[_MEAN] / state[_WEIGHT])
+        update = np.float32(abs(clipped) * math.sqrt(arrived.relative_square)) / root if root else np.float32(0)
+        by_row, by_column = self._spread(state[_SUMS : _SUMS + rows], state[_SUMS + rows :])
+        return by_row * (root * max(np.float32(1), update / np.float32(self.clip))), by_column
+
+    def commit(self) -> None:
+        super().commit()
+        self._second.commit()
+
+    def rollback(self) -> None:
+        super().rollback()
+        self._second.rollback()
+        self._squares.clear()
+        self._last.clear()
+
+
+@dataclasses.dataclass
+class _Arrived:
+    """What there is to know of a tensor's part of a result.
+
+    position and value: of the largest magnitude. added: what the step added to V. relative_square: the mean square of s over
+    the roots of the shares of rows and columns.
+    """
+
+    position: int
+    value: np.float32
+    added: np.float32
+    relative_square: float
+
+
+def _matrix(tensor: ShapedTensor) -> tuple[int, int]:
+    """The tensor's rows and columns."""
+    rows = tensor.shape[0] if tensor.size else 0
+    return rows, tensor.size // max(rows, 1)

@@ -1,0 +1,140 @@
+"""adam, against its formulas, in real exchanges."""
+
+import numpy as np
+import pytest
+from support.exchanges import arrays_of
+from support.in_process_ranks import on_all_ranks
+from support.memory_exchanges import RANKS, gradient, make, step
+
+import grace_ext
+from grace_ext import ConfigError
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.transport import InProcessGroup
+
+TENSORS = [Tensor("a", 3000, 2, shape=(30, 100)), Tensor("b", 2000, 3, shape=(20, 10, 10))]
+
+
+def root(squares, arrivals, tensor, beta2=0.95, smoothing=0.1, clip=np.inf):
+    """The root of the second moment of a matrix, float64[rows, columns], after all steps.
+
+    squares: V's mean square of each step. arrivals: s of each step.
+    """
+    rows = tensor.shape[0]
+    weights = np.array([beta2 ** (len(arrivals) - 1 - i) for i in range(len(arrivals))])
+    moments = np.tensordot(weights, np.square(np.reshape(arrivals, (len(arrivals), rows, -1)).astype(float)), 1)
+    shares = [np.sqrt((sums / sums.mean() + smoothing) / (1 + smoothing)) for sums in (moments.sum(1), moments.sum(0))]
+    found = np.sqrt(weights @ squares / weights.sum()) * np.outer(*shares)
+    update = np.sqrt(np.mean(np.square(arrivals[-1].reshape(rows, -1) / found)))
+    return found * max(1, update / clip)
+
+
+def run(transport, steps, factor=1.0, spec="topk:0.1/rice/raw", memory="adam:clip=1e9", exchange=None):
+    """What arrived in each step, and the denominators of each step, where gradients were scaled in between."""
+    exchange = exchange or make(transport, memory, spec, tensors=TENSORS)
+    outs, roots = [], []
+    for i in range(steps):
+        out, _ = step(exchange, gradient(transport.rank, i))
+        outs.append([out[:3000], out[3000:]])
+        kept = exchange.buckets[0].memory
+        roots.append(
+            [np.outer(*kept.denominator(t, lambda at, s=s: factor * s[at])) for t, s in zip(TENSORS, outs[-1], strict=True)]
+        )
+    return outs, roots, arrays_of(exchange)
+
+
+def means(steps):
+    """Mean squares of the mean gradients, [tensors][steps]."""
+    found = [np.mean([gradient(rank, i) for rank in range(RANKS)], axis=0) for i in range(steps)]
+    return [[np.mean(np.square(part)) for part in parts] for parts in ([g[:3000] for g in found], [g[3000:] for g in found])]
+
+
+@pytest.mark.parametrize("spec", ["topk:0.1/rice/raw", "dense/qsgd:7", "powersgd:4"])
+def test_the_denominator_is_that_of_its_formulas(spec):
+    results = on_all_ranks(lambda transport: run(transport, 6, spec=spec), RANKS)
+    outs, roots, _ = results[0]
+    for number, tensor in enumerate(TENSORS):
+        expected = root(means(6)[number], [out[number] for out in outs], tensor)
+        found = roots[-1][number]
+        # The sketch tells V within sqrt(2 / 8 / 6) or so of itself; the shares of rows and columns are exact.
+        ratios = found / expected
+        np.testing.assert_allclose(ratios, ratios.mean(), rtol=1e-4)
+        assert 0.6 < ratios.mean() < 1.4
+    for others in results:
+        for theirs, ours in zip((*others[0], *others[1]), (*outs, *roots), strict=True):
+            assert all(map(np.array_equal, theirs, ours))
+
+
+def test_large_updates_are_cut_down():
+    clip = 0.05
+    free, cut = (
+        on_all_ranks(lambda transport, m=memory: run(transport, 4, memory=m), RANKS)[0]
+        for memory in ("adam:clip=1e9", f"adam:clip={clip}")
+    )
+    for out, wide, narrow in zip(free[0], free[1], cut[1], strict=True):
+        for s, before, after in zip(out, wide, narrow, strict=True):
+            update = np.sqrt(np.mean(np.square(s.reshape(before.shape) / before)))
+            np.testing.assert_allclose(after, before * max(1, update / clip), rtol=1e-4)
+            assert update > clip
+
+
+def test_clipped_gradients_count_as_clipped():
+    """Whoever halves every gradient before the step gets the same step."""
+    (outs, whole, _), (_, halved, _) = (
+        on_all_ranks(lambda transport, f=factor: run(transport, 5, f, memory="adam"), RANKS)[0] for factor in (1.0, 0.5)
+    )
+    assert len(outs) == 5
+    for wide, narrow in zip(whole, halved, strict=True):
+        for one, other in zip(wide, narrow, strict=True):
+            np.testing.assert_allclose(other, 0.5 * one, rtol=1e-5)
+
+
+def test_the_sum_over_ranks_and_a_weight_scale_the_root_as_the_result():
+    plain, tripled = (
+        on_all_ranks(lambda t, w=weight: run(t, 3, exchange=make(t, "adam", tensors=TENSORS, weight=w)), RANKS)[0]
+        for weight in (1 / RANKS, 1.0)
+    )
+    for one, other in zip(plain[1][-1], tripled[1][-1], strict=True):
+        np.testing.assert_allclose(other, RANKS * one, rtol=1e-5)
+
+
+def test_moments_of_all_ranks_are_the_same_and_follow_their_tensors():
+    states = [arrays for _, _, arrays in on_all_ranks(lambda transport: run(transport, 3), RANKS)]
+    shared = {key: array for key, array in states[0].items() if key.startswith("second_moment")}
+    assert {key: array.size for key, array in shared.items()} == {"second_moment:a": 132, "second_moment:b": 122}
+    assert all(np.array_equal(array, state[key]) for state in states for key, array in shared.items())
+
+
+def test_a_rank_that_has_joined_adds_nothing():
+    def work(transport):
+        exchange = make(transport, "adam", tensors=TENSORS)
+        if transport.rank == 2:
+            exchange.start_empty(exchange.buckets[0])
+            exchange.finish(exchange.buckets[0], np.empty(5000, np.float32))
+            exchange.end_step()
+        else:
+            step(exchange, gradient(transport.rank, 0))
+        return arrays_of(exchange)["second_moment:a"]
+
+    assert len({array.tobytes() for array in on_all_ranks(work, RANKS)}) == 1
+
+
+def test_without_an_arrival_there_is_no_step():
+    exchange = make(InProcessGroup(1).transport(0), "adam", tensors=TENSORS)
+    rows, columns = exchange.buckets[0].memory.denominator(TENSORS[0], lambda position: 0.0)
+    assert np.isinf(rows).all() and columns.tolist() == [1.0] * 100
+
+
+def test_its_options():
+    for spec, message in (
+        ("adam:beta2=1", "beta2=1"),
+        ("adam:beta2=0", "beta2=0"),
+        ("adam:smoothing=0", "smoothing=0"),
+        ("adam:clip=0", "clip=0"),
+        ("adam:clip=inf", "clip=inf"),
+        ("adam:1", "momentum=1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            grace_ext.memory(spec)
+    with pytest.raises(ConfigError, match="needs an optimizer whose step it can change.*not SGD"):
+        grace_ext.memory("adam").check_optimizer("SGD", 0.0, False)
+    grace_ext.memory("adam").check_optimizer("Adam", 0.9, True)
