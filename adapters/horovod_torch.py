@@ -10,7 +10,6 @@ import horovod.torch as hvd
 import torch
 
 from grace_ext.pipeline.compressor import Compressor
-from grace_ext.policy import DEFAULT_SPEC
 
 from ._common.options import CompressionOptions
 from ._torch.elastic import register
@@ -25,7 +24,7 @@ register()
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: str | dict | Compressor | type = DEFAULT_SPEC,
+    compression: str | dict | Compressor | type | None = None,
     backward_passes_per_step: int = 1,
     op: int = hvd.Average,
     gradient_predivide_factor: float = 1.0,

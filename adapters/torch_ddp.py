@@ -20,10 +20,9 @@ from torch.distributed import distributed_c10d
 from grace_ext import ConfigError
 from grace_ext.exchange.stalls import watch_ranks
 from grace_ext.pipeline.compressor import Compressor
-from grace_ext.policy import DEFAULT_SPEC
 
 from ._common.options import CompressionOptions
-from ._torch.adam_step import MomentsInMemory, attach, moments_in_memory
+from ._torch.adam_step import MomentsInMemory, attach, leaves_moments, moments_in_memory
 from ._torch.ddp_buckets import DdpBuckets
 from ._torch.ddp_transport import GroupTransport
 from ._torch.gradients import named
@@ -67,7 +66,7 @@ class CompressionState:
     def __init__(
         self,
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-        compression: str | dict | Compressor = DEFAULT_SPEC,
+        compression: str | dict | Compressor | None = None,
         *,
         optimizer: torch.optim.Optimizer | None = None,
         process_group: dist.ProcessGroup | None = None,
@@ -76,12 +75,13 @@ class CompressionState:
         **options: Any,
     ):
         shared = _Options.from_keywords(options, compression=compression)
-        if optimizer is None:
-            shared.refuse_steps_in_memory("pass the optimizer, CompressionState(..., optimizer=optimizer)")
         parameters = named([] if named_parameters is None else list(named_parameters))
         group, device = _own_group(process_group, backend, timeout)
         transport = GroupTransport(group, device)
         self.rank, self.ranks = transport.rank, transport.size
+        shared.choose_defaults(optimizer is not None and leaves_moments(optimizer), (self.rank, self.ranks))
+        if optimizer is None:
+            shared.refuse_steps_in_memory("pass the optimizer, CompressionState(..., optimizer=optimizer)")
         if self.ranks == 1:
             shared.warn_of_one_rank(stacklevel=2)
         worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")

@@ -56,11 +56,14 @@ def methods(name: str) -> dict[str, Method]:
     }
     for rank in (1, 4):
         found[f"powersgd-{rank}"] = Method(f"PowerSGD rank {rank}", "grace_ext", {"compression": f"powersgd:{rank}"})
+    found["default"] = Method("grace_ext, default", "grace_ext", {})
     for density in DENSITIES:
         exact = {"compression": f"topk:{density:g}/auto/lloyd"}
         percent = f"{100 * density:g} %"
-        default = {"compression": f"topk:{density:g}/rice/qsgd:7"}
-        found[f"default-{density:g}"] = Method(f"top-k {percent}, qsgd, residual", "grace_ext", default)
+        plain = {"compression": f"topk:{density:g}/rice/qsgd:7"}
+        found[f"plain-{density:g}"] = Method(f"top-k {percent}, qsgd, residual", "grace_ext", plain)
+        adam = {**exact, "memory": "adam", "schedule": {"density": "hyperbolic"}}
+        found[f"adam-{density:g}"] = Method(f"top-k {percent}, lloyd, adam", "grace_ext", adam)
         found[f"residual-{density:g}"] = Method(f"top-k {percent}, lloyd, residual", "grace_ext", exact)
         for lr in (1.0, 0.5):
             found[f"momentum-{density:g}-lr-{lr:g}"] = Method(

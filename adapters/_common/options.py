@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import logging
 import os
 from typing import Any, ClassVar, TypeVar
 
@@ -14,9 +15,11 @@ from grace_ext.observe import Capture, parse_observers, warn_of_one_rank
 from grace_ext.observe.parse import Observe
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.pipeline.spec import parse_stage
-from grace_ext.policy import DEFAULT_SPEC, Memories, Rules
+from grace_ext.policy import Memories, Rules, default_for
+from grace_ext.policy.defaults import PLAIN
 from grace_ext.transport.base import Transport
 
+_LOG = logging.getLogger("grace_ext")
 OptionsType = TypeVar("OptionsType", bound="CompressionOptions")
 
 
@@ -29,9 +32,13 @@ class CompressionOptions:
 
     Attributes:
         compression: A spec ("topk:0.01/rice/qsgd:7", see `python -m grace_ext codecs`), its dict form, or a Compressor. With
-            Horovod also hvd.Compression.none and .fp16, which mean dense gradients by allreduce without a memory.
+            Horovod also hvd.Compression.none and .fp16, which mean dense gradients by allreduce without a memory. None: see
+            docs/training.md, "Defaults". Without memory, schedule and communicator "auto", an Adam or AdamW whose step the
+            adapter can change gets a default of its own, which the log "grace_ext" names; all others get
+            "topk:0.01/rice/qsgd:7".
         memory: "residual" (error feedback), "none", "ef21", "dgc" or another (`python -m grace_ext codecs`), or specs by name
-            pattern or size, as in rules: {"*embedding*": "none", "*": "residual:decay=0.9"}.
+            pattern or size, as in rules: {"*embedding*": "none", "*": "residual:decay=0.9"}. None: "residual", or what the
+            default of the optimizer has.
         communicator: "allgather"; "sharded" for many ranks or slow links, "tree" for few ranks, "hierarchical" for several ranks
             on each host (see docs/training.md); "allreduce" for dense raw and fp16 specs, and for randomk; or "auto", which
             measures these, except "tree", and float16 and float32 without compression in the first steps, and takes the fastest
@@ -65,8 +72,8 @@ class CompressionOptions:
         ConfigError: An option has a value that is not allowed.
     """
 
-    compression: str | dict | Compressor = DEFAULT_SPEC
-    memory: str | dict | Memory = "residual"
+    compression: str | dict | Compressor | None = None
+    memory: str | dict | Memory | None = None
     communicator: str = "allgather"
     rules: dict | None = None
     seed: int = 0
@@ -88,6 +95,8 @@ class CompressionOptions:
         if self.grad_scaler is not None and not hasattr(self.grad_scaler, "get_scale"):
             raise ConfigError(f"grad_scaler={self.grad_scaler!r}; allowed: a torch.amp.GradScaler")
         checkpoint.check_policy(self.on_resize)
+        #: The spec of small tensors that no rule fits.
+        self.small = PLAIN.small
         #: What `capture` and `observe` stand for.
         self.observers = parse_observers(self.capture, self.observe)
 
@@ -112,6 +121,29 @@ class CompressionOptions:
             raise TypeError(f"unknown option {', '.join(map(repr, unknown))}; allowed: {', '.join(allowed)}")
         return cls(**named, **keywords)
 
+    def choose_defaults(self, takes_over: bool, members: tuple[int, int]) -> None:
+        """Fill in what the user has left open, and say in the log what an Adam gets.
+
+        Args:
+            takes_over: Whether the optimizer is an Adam or AdamW that can leave its moments to a memory.
+            members: This rank, and the number of ranks. Only rank 0 says something, and only if there are others.
+        """
+        open_ = self.compression is None and self.memory is None and self.schedule is None and self.communicator != "auto"
+        chosen = default_for(takes_over and open_)
+        if chosen is not PLAIN:
+            self.schedule, self.small = chosen.schedule, chosen.small
+            if members[0] == 0 and members[1] > 1:
+                _LOG.info(
+                    "compression=%r, memory=%r, schedule=%r, small tensors %r: the default for %s",
+                    chosen.compression,
+                    chosen.memory,
+                    chosen.schedule,
+                    chosen.small,
+                    chosen.why,
+                )
+        self.compression = chosen.compression if self.compression is None else self.compression
+        self.memory = chosen.memory if self.memory is None else self.memory
+
     def warn_of_one_rank(self, stacklevel: int) -> None:
         """Warn that with one rank there is nothing to capture or observe.
 
@@ -119,6 +151,10 @@ class CompressionOptions:
             stacklevel: As in warnings.warn, seen from the caller.
         """
         warn_of_one_rank(*self.observers, stacklevel + 1)
+
+    @property
+    def _memory(self) -> str | dict | Memory:
+        return PLAIN.memory if self.memory is None else self.memory
 
     def make_exchange(
         self,
@@ -139,7 +175,7 @@ class CompressionOptions:
             The exchange, without buckets.
         """
         capture, observe = self.observers
-        return Exchange(transport, self.memory, weight, self.seed, capture, executor, self.schedule, joinable, observe)
+        return Exchange(transport, self._memory, weight, self.seed, capture, executor, self.schedule, joinable, observe)
 
     def refuse_steps_in_memory(self, why: str) -> None:
         """Check that no memory has to change the optimizer's step.
@@ -150,7 +186,7 @@ class CompressionOptions:
         Raises:
             ConfigError: One has to.
         """
-        for memory in Memories(self.memory).all():
+        for memory in Memories(self._memory).all():
             if memory.needs_step:
                 raise ConfigError(f"memory {str(memory)!r} changes the optimizer's step: {why}")
 
@@ -160,7 +196,7 @@ class CompressionOptions:
         Returns:
             The rules, with `compression` as their default.
         """
-        return Rules(self.compression, self.rules, self.seed)
+        return Rules(PLAIN.compression if self.compression is None else self.compression, self.rules, self.seed, self.small)
 
     def make_communicator(self) -> Communicator:
         """How buckets are exchanged.

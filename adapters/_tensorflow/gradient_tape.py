@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from grace_ext import ConfigError
 from grace_ext.pipeline.compressor import Compressor
-from grace_ext.policy import DEFAULT_SPEC
 
 from .._common.subclassing import instance_like, subclass
 from .options import Options
@@ -22,7 +21,7 @@ def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: str | dict | Compressor | type = DEFAULT_SPEC,
+    compression: str | dict | Compressor | type | None = None,
     sparse_as_dense: bool = False,
     op: int = hvd.Average,
     gradient_predivide_factor: float = 1.0,
@@ -75,6 +74,7 @@ def DistributedGradientTape(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
+    shared.choose_defaults(False, (process_set.rank(), process_set.size()))
     shared.refuse_steps_in_memory("use DistributedOptimizer")
     if not isinstance(gradtape, tf.GradientTape) or hasattr(type(gradtape), "_plain"):
         raise ConfigError(f"a tf.GradientTape that is not wrapped yet was expected, not {gradtape!r}")

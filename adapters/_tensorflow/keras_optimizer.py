@@ -12,8 +12,7 @@ import tensorflow as tf
 from grace_ext import ConfigError
 from grace_ext.memory import Memory
 from grace_ext.pipeline.compressor import Compressor
-from grace_ext.policy import DEFAULT_SPEC
-from grace_ext.policy.memories import Memories
+from grace_ext.policy.memories import DEFAULT_MEMORY, Memories
 
 from .accumulator import Accumulator
 from .keras_mixins import KERAS_3, TF_KERAS_LEGACY, WrappedState, accumulates, attach, is_wrapped, mixins_for
@@ -26,7 +25,7 @@ def DistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: str | dict | Compressor | type = DEFAULT_SPEC,
+    compression: str | dict | Compressor | type | None = None,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = hvd.Average,
@@ -105,7 +104,10 @@ def DistributedOptimizer(
         raise ConfigError("backward_passes_per_step and the optimizer's own gradient_accumulation_steps: give one of them")
     if getattr(inner, "_mesh", None):
         raise ConfigError("an optimizer with a DTensor mesh exchanges its gradients itself")
-    _check_momentum(inner, shared.memory, mixins is not TF_KERAS_LEGACY and inner is optimizer)
+    takes_over = mixins is not TF_KERAS_LEGACY and inner is optimizer and type(inner).__name__ in ("Adam", "AdamW")
+    members = (process_set.rank(), process_set.size())
+    shared.choose_defaults(takes_over and not _has_own_step(inner), members)
+    _check_momentum(inner, shared.memory, takes_over)
     if name:
         setattr(inner, "_name" if mixins is TF_KERAS_LEGACY else "name", name)
     accumulator = Accumulator(backward_passes_per_step, average_aggregated_gradients, sparse_as_dense)
@@ -119,15 +121,19 @@ def DistributedOptimizer(
     return optimizer
 
 
-def _check_momentum(optimizer: Any, memory: str | dict | Memory, takes_over: bool) -> None:
+def _check_momentum(optimizer: Any, memory: str | dict | Memory | None, takes_over: bool) -> None:
     """Raises ConfigError where a memory and the optimizer would both apply a momentum. takes_over: whether the optimizer can
     leave its first moment to the memory."""
     momenta = [*map(_momentum_of, (optimizer, *getattr(optimizer, "optimizers", ())))]
-    takes_over = takes_over and type(optimizer).__name__ in ("Adam", "AdamW")
-    for one in Memories(memory).all():
+    for one in Memories(memory or DEFAULT_MEMORY).all():
         one.check_optimizer(type(optimizer).__name__, max(momenta), takes_over)
-        if one.needs_step and (getattr(optimizer, "amsgrad", False) or getattr(optimizer, "jit_compile", False)):
+        if one.needs_step and _has_own_step(optimizer):
             raise ConfigError(f"memory {str(one)!r}: amsgrad and jit_compile of the optimizer are not supported")
+
+
+def _has_own_step(optimizer: Any) -> bool:
+    """Whether the optimizer's step is another one than Adam's, or one that XLA compiles."""
+    return bool(getattr(optimizer, "amsgrad", False) or getattr(optimizer, "jit_compile", False))
 
 
 def _momentum_of(optimizer: Any) -> float:

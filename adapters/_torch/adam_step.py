@@ -1,5 +1,6 @@
 """Adam's step where the memory keeps one of its moments, or both."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,23 @@ from grace_ext.memory import Memory
 
 #: Optimizers that keep nothing in their param_groups from step to step, and whose first moment may be left out by beta1 = 0.
 TAKES_OVER = (torch.optim.Adam, torch.optim.AdamW)
+
+
+def leaves_moments(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether an optimizer can leave both its moments to a memory.
+
+    Args:
+        optimizer: The optimizer.
+
+    Returns:
+        Whether it is a plain Adam or AdamW.
+    """
+    return isinstance(optimizer, TAKES_OVER) and not any(_has_own_step(group) for group in optimizer.param_groups)
+
+
+def _has_own_step(group: dict) -> bool:
+    """Whether the step is another one than Adam's, or one that autograd differentiates."""
+    return bool(group["amsgrad"] or group["differentiable"])
 
 
 class MomentsInMemory:
@@ -45,7 +63,7 @@ class MomentsInMemory:
             momentum = group.get("momentum") or group.get("betas", (0,))[0]
             for memory in {self._kept[id(p)][0] for p in group["params"] if id(p) in self._kept}:
                 memory.check_optimizer(type(optimizer).__name__, momentum, takes_over)
-                if memory.needs_step and (group["amsgrad"] or group["differentiable"]):
+                if memory.needs_step and _has_own_step(group):
                     raise ConfigError(f"memory {str(memory)!r}: amsgrad and differentiable are not supported")
 
     @contextmanager
@@ -71,11 +89,9 @@ class MomentsInMemory:
     def finish(self) -> None:
         """Make the steps that were left out, and give the optimizer its groups."""
         self.give_back()
-        if self._steps and (getattr(self._optimizer, "grad_scale", None) is not None):
-            raise ConfigError(
-                "a fused Adam leaves unscaling to its step, and a part of that is the memory's: call scaler.unscale_(optimizer) "
-                "before, or use fused=False"
-            )
+        found_inf = getattr(self._optimizer, "found_inf", None)  # a GradScaler sets it for a fused Adam
+        if found_inf is not None and found_inf.item():
+            return
         with torch.no_grad():
             for group in self._steps:
                 for p in group["params"]:
@@ -101,8 +117,10 @@ class MomentsInMemory:
             return
         self._note_as_new(p)
         memory, tensor = self._kept[id(p)]
-        gradient = -p.grad if group["maximize"] else p.grad
-        roots = memory.denominator(tensor, lambda position: _element(p, position))
+        scale = getattr(self._optimizer, "grad_scale", None)  # the same
+        gradient = p.grad if scale is None else p.grad / scale
+        roots = memory.denominator(tensor, functools.partial(_element, gradient))
+        gradient = -gradient if group["maximize"] else gradient
         rows, columns = (torch.from_numpy(root).to(p.device) for root in roots)
         denominator = (
             rows.view(-1, *[1] * (p.ndim - 1)) * columns.view(1, *p.shape[1:]) if p.ndim else rows.view(()) * columns[0]
@@ -169,6 +187,7 @@ def attach(optimizer: torch.optim.Optimizer, moments: Callable[[], MomentsInMemo
     optimizer.register_step_post_hook(after)
 
 
-def _element(p: torch.nn.Parameter, position: int) -> float:
-    """An element of the gradient, by its position in row-major order."""
-    return p.grad[torch.unravel_index(torch.tensor(position), p.shape)].item() if p.ndim else p.grad.item()
+def _element(gradient: torch.Tensor, position: int) -> float:
+    """An element by its position in row-major order."""
+    where = torch.unravel_index(torch.tensor(position), gradient.shape) if gradient.ndim else ()
+    return gradient[where].item()

@@ -177,6 +177,7 @@ def row_bucket(name: str, tensor: Tensor, compressor: Compressor, memory: Memory
     else:
         stages.update(sparsifier=compressor.sparsifier, value=compressor.value)
     compressor = Compressor(stages, compressor.seed)
+    memory = memory.for_rows()
     if not memory.supports_rows:
         raise ConfigError(
             f"memory {memory.name!r} keeps no state by rows, and the gradient of {tensor.name!r} comes as "

@@ -11,8 +11,9 @@ from .._util.shared_states import SharedStates
 from ..errors import ConfigError
 from ..kernels.second_moment import LANES, add_squares, sketch_norm, spread_root, sum_ratio_squares
 from ..registry import register
-from .base import ShapedTensor
+from .base import Memory, ShapedTensor
 from .momentum import Momentum
+from .residual import Residual
 
 #: The field of its states that are the same on all ranks.
 SECOND_MOMENT = "second_moment"
@@ -35,7 +36,8 @@ class Adam(Momentum):
     V comes from 8 numbers of each tensor, a random projection that ranks sum beside what they send. So a step in which the
     gradients of all ranks are large is a small one at once. The arrivals s cannot tell that: they lag behind, and in tensors
     whose residuals still grow there are too few. Where gradients are clipped between the exchange and the step, V is that of
-    what is left, as in Adam. Gradients whose squares are not finite make no step.
+    what is left, as in Adam. Gradients whose squares are not finite make no step. Tables whose gradients come as rows have
+    memory "residual" and Adam's own step.
 
     Args:
         momentum: Factor of the first moment, from 0 to below 1. Less than Adam's usual 0.9, because the residual delays what
@@ -55,7 +57,7 @@ class Adam(Momentum):
     needs_step = True
 
     def __init__(
-        self, momentum: float = 0.5, decay: float = 1.0, beta2: float = 0.95, smoothing: float = 0.1, clip: float = 0.7
+        self, momentum: float = 0.5, decay: float = 1.0, beta2: float = 0.95, smoothing: float = 0.02, clip: float = 0.7
     ):
         super().__init__(momentum, decay)
         if not 0 < beta2 < 1:
@@ -69,6 +71,7 @@ class Adam(Momentum):
         self._tensors: dict[str, Sequence[ShapedTensor]] = {}  # by bucket
         self._squares: dict[str, np.ndarray] = {}  # by bucket: mean squares of the mean gradient, float32[tensors]
         self._last: dict[str, _Arrived] = {}  # by tensor
+        self._for_rows = Residual(decay)
 
     def check_optimizer(self, optimizer: str, momentum: float, takes_over: bool) -> None:
         if not takes_over:
@@ -76,6 +79,9 @@ class Adam(Momentum):
                 f"memory {str(self)!r} needs an optimizer whose step it can change: Adam or AdamW, not inside of another "
                 f"optimizer, and not {optimizer}"
             )
+
+    def for_rows(self) -> Memory:
+        return self._for_rows
 
     def set_tensors(self, name: str, tensors: Sequence[ShapedTensor]) -> None:
         self._tensors[name] = tensors

@@ -101,6 +101,14 @@ class Memory(Stage):
         """
         return build("memory", "none")
 
+    def for_rows(self) -> "Memory":
+        """Return the memory for tables whose gradients come as rows.
+
+        Returns:
+            A memory, this one in most cases, which then has to support rows.
+        """
+        return self
+
     def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
         """Return what is to be compressed in place of a gradient.
 

@@ -3,6 +3,7 @@
 from .advisor import advise
 from .allocation import ErrorCurve, least_bytes, least_error
 from .bandwidth import BandwidthMonitor
+from .defaults import Default, default_for
 from .kimad import Kimad, KimadPlus
 from .memories import DEFAULT_MEMORY, Memories
 from .rules import DEFAULT_ROWS_SPEC, DEFAULT_SPEC, Rules
@@ -13,6 +14,7 @@ __all__ = [
     "DEFAULT_MEMORY",
     "DEFAULT_ROWS_SPEC",
     "DEFAULT_SPEC",
+    "Default",
     "ErrorCurve",
     "Kimad",
     "KimadPlus",
@@ -21,6 +23,7 @@ __all__ = [
     "Schedule",
     "Schedules",
     "advise",
+    "default_for",
     "least_bytes",
     "least_error",
 ]

@@ -15,18 +15,25 @@ class Rules:
     """Specs by tensor, from name patterns ("*.bias", "encoder.*") or sizes ("<=1024", ">100000").
 
     The first rule that fits a tensor decides; "*" fits all. Without a fitting rule, tensors of at most SMALL elements or
-    with fewer than two dimensions (biases, norms) are sent "dense/raw", the others as `default`. Where that is DEFAULT_SPEC,
+    with fewer than two dimensions (biases, norms) are sent as `small`, the others as `default`. Where that is DEFAULT_SPEC,
     gradients that come as rows take DEFAULT_ROWS_SPEC.
 
     Args:
         default: The spec of tensors that no rule fits.
         rules: Specs by pattern or size.
         seed: Seed of the compressors.
+        small: The spec of small tensors that no rule fits.
     """
 
-    def __init__(self, default: str | dict | Compressor = DEFAULT_SPEC, rules: dict | None = None, seed: int = 0):
+    def __init__(
+        self,
+        default: str | dict | Compressor = DEFAULT_SPEC,
+        rules: dict | None = None,
+        seed: int = 0,
+        small: str = "dense/raw",
+    ):
         self.default = make_compressor(default, seed)
-        self.dense = make_compressor("dense/raw", seed)
+        self.small = make_compressor(small, seed)
         is_default = self.default == make_compressor(DEFAULT_SPEC, seed)
         self.rows = make_compressor(DEFAULT_ROWS_SPEC, seed) if is_default else self.default
         self._rules = Patterns("rules", rules or {}, lambda spec: make_compressor(spec, seed))
@@ -47,5 +54,5 @@ class Rules:
         if chosen is not None:
             return chosen
         if size <= SMALL or ndim < 2:
-            return self.dense
+            return self.small
         return self.rows if as_rows else self.default

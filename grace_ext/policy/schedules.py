@@ -100,6 +100,37 @@ class Warmup(Schedule):
         return self.start * (final / self.start) ** (step * self.stages // self.steps / self.stages)
 
 
+@register
+class Hyperbolic(Schedule):
+    """From `start` down to the spec's value as 1 / step, so that it need not be known how long the training is.
+
+    In step t, from 0, the value is the spec's times steps / (t + 1), rounded to two digits, where that is between the spec's
+    and `start`. Each doubling of the number of steps so far takes as many further bytes as the one before, until the spec's
+    value is reached after `steps` steps.
+
+    Args:
+        steps: Number of steps until the spec's value is reached.
+        start: The largest value.
+
+    Raises:
+        ConfigError: An argument is outside its range.
+
+    Source:
+        Bytes are worth most at the start of a training: Lin et al., Deep gradient compression, ICLR 2018, section 3.3, who
+        lower the density exponentially within a known number of epochs.
+    """
+
+    name = "hyperbolic"
+
+    def __init__(self, steps: int = 300, start: float = 0.25):
+        if steps < 1 or not start > 0:
+            raise ConfigError(f"hyperbolic: steps={steps}, start={start}; allowed: steps from 1, start above 0")
+        self.steps, self.start = steps, start
+
+    def at(self, step: int, final: float) -> float:
+        return max(final, min(self.start, float(f"{final * self.steps / (step + 1):.2g}")))
+
+
 class Schedules:
     """Options by name ("density", "levels", …), each with a schedule.
 

@@ -180,7 +180,7 @@ _BY_HAND = """
         def mean_of(self, name, gradient):
             size = int(np.prod(gradient.shape))
             compressor = self.rules.choose(name, size, len(gradient.shape))
-            if compressor in (self.rules.dense, grace_ext.compressor("dense/deflate")):
+            if compressor in (self.rules.small, grace_ext.compressor("dense/deflate")):
                 return WEIGHT * hvd.allreduce(gradient, op=hvd.Sum, name=f"by_hand.{self.number}.{name}", process_set=AMONG)
             wanted = gradient.numpy().flatten() + self.residuals.get(name, np.float32(0))
             sent = compressor.compress(wanted)

@@ -462,7 +462,7 @@ _BY_HAND = """
             gradient = gradient.to_dense() if gradient.is_sparse else gradient
             compressor = self.rules.choose(name, gradient.numel(), gradient.dim())
             wanted = gradient.detach().float().contiguous().flatten().numpy()
-            if compressor == self.rules.dense:
+            if compressor == self.rules.small:
                 sent, restore = wanted, lambda received: received
             else:
                 wanted = wanted + self.residuals.get(name, np.float32(0))

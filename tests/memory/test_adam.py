@@ -14,7 +14,7 @@ from grace_ext.transport import InProcessGroup
 TENSORS = [Tensor("a", 3000, 2, shape=(30, 100)), Tensor("b", 2000, 3, shape=(20, 10, 10))]
 
 
-def root(squares, arrivals, tensor, beta2=0.95, smoothing=0.1, clip=np.inf):
+def root(squares, arrivals, tensor, beta2=0.95, smoothing=0.02, clip=np.inf):
     """The root of the second moment of a matrix, float64[rows, columns], after all steps.
 
     squares: V's mean square of each step. arrivals: s of each step.

@@ -22,6 +22,17 @@ def test_warmup(step, expected):
     assert warmup.at(step, 0.001) == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    "step, expected", [(0, 0.25), (11, 0.25), (12, 0.23), (99, 0.03), (298, 0.01), (299, 0.01), (300, 0.01), (10**6, 0.01)]
+)
+def test_a_hyperbolic_schedule(step, expected):
+    assert parse_stage("schedule", "hyperbolic:300").at(step, 0.01) == expected
+
+
+def test_a_hyperbolic_schedule_never_falls_below_the_spec():
+    assert [parse_stage("schedule", "hyperbolic:10").at(step, 0.4) for step in (0, 5, 20)] == [0.4] * 3
+
+
 def test_a_density_and_levels_change_with_the_step():
     def work(transport):
         exchange = make(
@@ -67,6 +78,9 @@ def test_schedules_that_cannot_be():
         make(transport, "none", schedule={"density": "linear"})
     with pytest.raises(ConfigError, match="steps=0"):
         parse_stage("schedule", "warmup:0")
+    for spec, message in (("hyperbolic:0", "steps=0"), ("hyperbolic:start=0", "start=0")):
+        with pytest.raises(ConfigError, match=message):
+            parse_stage("schedule", spec)
     exchange = make(transport, "none", schedule={"density": lambda step: 2.0})
     with pytest.raises(ConfigError, match=r"density=2\.0"):
         step(exchange, gradient(0, 0))

@@ -4,8 +4,10 @@ import dataclasses
 
 import pytest
 
+import grace_ext
 from grace_ext import ConfigError
 from grace_ext.adapters._common.options import CompressionOptions
+from grace_ext.policy.defaults import ADAM, PLAIN
 from grace_ext.transport import InProcessGroup
 
 
@@ -54,3 +56,55 @@ def test_one_rank_has_nothing_to_observe(tmp_path):
     with pytest.warns(UserWarning, match="there is one rank") as record:
         CompressionOptions(capture=tmp_path).warn_of_one_rank(stacklevel=1)
     assert record[0].filename == __file__
+
+
+def test_an_adam_gets_a_default_of_its_own_and_the_log_says_so(caplog):
+    caplog.set_level("INFO", "grace_ext")
+    options = CompressionOptions(rules={"*.bias": "dense/raw"})
+    options.choose_defaults(True, (0, 4))
+    assert (options.compression, options.memory, options.schedule) == (ADAM.compression, ADAM.memory, ADAM.schedule)
+    assert options.make_rules().choose("norm", 10, 1) == grace_ext.compressor(ADAM.small)
+    assert str(options.make_rules().choose("x.bias", 10, 1)).startswith("dense/raw")
+    (line,) = caplog.messages
+    assert all(str(part) in line for part in (ADAM.compression, ADAM.memory, ADAM.schedule, ADAM.small, "Adam"))
+    for members in ((1, 4), (0, 1)):
+        CompressionOptions().choose_defaults(True, members)
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    "takes_over, given",
+    [
+        (False, {}),
+        (True, {"compression": "topk:0.1"}),
+        (True, {"memory": "none"}),
+        (True, {"schedule": {"density": "warmup"}}),
+        (True, {"communicator": "auto"}),
+    ],
+)
+def test_whoever_names_a_part_gets_that_and_the_plain_default(takes_over, given, caplog):
+    caplog.set_level("INFO", "grace_ext")
+    options = CompressionOptions(**given)
+    options.choose_defaults(takes_over, (0, 4))
+    expected = {
+        "compression": PLAIN.compression,
+        "memory": PLAIN.memory,
+        "schedule": None,
+        "communicator": "allgather",
+    } | given
+    assert {name: getattr(options, name) for name in expected} == expected
+    assert str(options.make_rules().choose("norm", 10, 1)).startswith("dense/raw")
+    assert caplog.messages == []
+
+
+def test_without_a_choice_it_is_the_plain_default():
+    options = CompressionOptions()
+    assert options.make_rules().choose("w", 10**5, 2) == grace_ext.compressor(PLAIN.compression)
+    exchange = options.make_exchange(InProcessGroup(1).transport(0), 1.0)
+    assert [memory.name for memory in exchange.state.memories.all()] == ["residual"]
+
+
+def test_a_memory_that_changes_the_step_needs_an_optimizer():
+    with pytest.raises(ConfigError, match="memory 'adam.*changes the optimizer's step: do this"):
+        CompressionOptions(memory={"*": "adam"}).refuse_steps_in_memory("do this")
+    CompressionOptions(memory="momentum").refuse_steps_in_memory("do this")

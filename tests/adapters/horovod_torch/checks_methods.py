@@ -12,6 +12,7 @@ from support.checking import check, raises
 from support.exchanges import arrays_of
 
 from grace_ext import ConfigError
+from grace_ext.adapters.horovod_torch import DistributedOptimizer
 from grace_ext.observe.capture import Capture
 from grace_ext.pipeline.presets import PRESETS
 from grace_ext.policy.allocation import DENSITIES
@@ -207,6 +208,27 @@ def adams_step_is_made_with_both_moments_of_the_memory():
         net = model()
         with raises(ConfigError, message):
             compressed(memory="adam")(kind(net.parameters(), lr=0.1, **options), net.named_parameters())
+
+
+@check
+def an_adam_without_further_words_has_its_own_default():
+    for kind, options, memory in (
+        (torch.optim.AdamW, {}, "adam"),
+        (torch.optim.Adam, {"amsgrad": True}, "residual"),
+        (torch.optim.SGD, {"lr": 0.1}, "residual"),
+    ):
+        net = model()
+        optimizer = DistributedOptimizer(kind(net.parameters(), **options), net.named_parameters())
+        for x, y in batches(3):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+        same_on_all_ranks(flat(net))
+        found = {bucket.memory.name for bucket in optimizer._grace.exchange.buckets if not bucket.compressor.exact}
+        assert found == {memory}, (kind, found)
+        assert (optimizer._grace.exchange.buckets[0].communicator.name != "auto") and bool(
+            optimizer._grace.exchange.schedules
+        ) == (memory == "adam")
 
 
 @check

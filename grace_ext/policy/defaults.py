@@ -1,0 +1,48 @@
+"""What is chosen for a user who names neither a spec nor a memory nor a schedule: it depends on the optimizer."""
+
+import dataclasses
+
+from .memories import DEFAULT_MEMORY
+from .rules import DEFAULT_SPEC
+
+
+@dataclasses.dataclass(frozen=True)
+class Default:
+    """What a kind of optimizer gets.
+
+    Attributes:
+        compression: The spec of tensors that no rule fits.
+        memory: The spec of the memory.
+        schedule: Options by step; None for none.
+        small: The spec of small tensors that no rule fits.
+        why: For the log: what it is chosen for.
+    """
+
+    compression: str
+    memory: str
+    schedule: dict[str, str] | None
+    small: str
+    why: str
+
+
+PLAIN = Default(DEFAULT_SPEC, DEFAULT_MEMORY, None, "dense/raw", "SGD and optimizers that are not known to need another one")
+#: docs/transformers.md has the measurements.
+ADAM = Default(
+    "topk:0.015/auto/lloyd:0.3",
+    "adam",
+    {"density": "hyperbolic:steps=300"},
+    "dense/natural",
+    "Adam and AdamW, which lose accuracy with error feedback of gradients",
+)
+
+
+def default_for(takes_over: bool) -> Default:
+    """Choose a default.
+
+    Args:
+        takes_over: Whether the optimizer is an Adam or AdamW that can leave its moments to a memory.
+
+    Returns:
+        The default.
+    """
+    return ADAM if takes_over else PLAIN
