@@ -97,6 +97,7 @@ class CompressionOptions:
         checkpoint.check_policy(self.on_resize)
         #: The spec of small tensors that no rule fits.
         self.small = PLAIN.small
+        self._is_chosen = False  # by the optimizer
         #: What `capture` and `observe` stand for.
         self.observers = parse_observers(self.capture, self.observe)
 
@@ -131,7 +132,7 @@ class CompressionOptions:
         open_ = self.compression is None and self.memory is None and self.schedule is None and self.communicator != "auto"
         chosen = default_for(takes_over and open_)
         if chosen is not PLAIN:
-            self.schedule, self.small = chosen.schedule, chosen.small
+            self.schedule, self.small, self._is_chosen = chosen.schedule, chosen.small, True
             if members[0] == 0 and members[1] > 1:
                 _LOG.info(
                     "compression=%r, memory=%r, schedule=%r, small tensors %r: the default for %s",
@@ -175,7 +176,9 @@ class CompressionOptions:
             The exchange, without buckets.
         """
         capture, observe = self.observers
-        return Exchange(transport, self._memory, weight, self.seed, capture, executor, self.schedule, joinable, observe)
+        exchange = Exchange(transport, self._memory, weight, self.seed, capture, executor, self.schedule, joinable, observe)
+        exchange.schedules.required = not self._is_chosen
+        return exchange
 
     def refuse_steps_in_memory(self, why: str) -> None:
         """Check that no memory has to change the optimizer's step.

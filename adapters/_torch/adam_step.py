@@ -117,7 +117,7 @@ class MomentsInMemory:
             return
         self._note_as_new(p)
         memory, tensor = self._kept[id(p)]
-        scale = getattr(self._optimizer, "grad_scale", None)  # the same
+        scale = getattr(self._optimizer, "grad_scale", None)  # as found_inf
         gradient = p.grad if scale is None else p.grad / scale
         roots = memory.denominator(tensor, functools.partial(_element, gradient))
         gradient = -gradient if group["maximize"] else gradient

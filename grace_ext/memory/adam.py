@@ -49,8 +49,8 @@ class Adam(Momentum):
 
     Source:
         The factored second moment and the clipping of updates: Shazeer and Stern, Adafactor, ICML 2018, sections 3 and 6. The
-        sketch: Alon, Matias and Szegedy,
-        The space complexity of approximating the frequency moments, STOC 1996, section 2.2. For the rest see "momentum".
+        sketch: Alon, Matias and Szegedy, The space complexity of approximating the frequency moments, STOC 1996, section 2.2.
+        For the rest see "momentum".
     """
 
     name = "adam"

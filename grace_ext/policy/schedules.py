@@ -140,6 +140,9 @@ class Schedules:
         schedules: By option, a Schedule, its spec ("warmup:500"), or a function step -> value.
     """
 
+    #: Whether some spec has to have each option. False where nobody asked for the schedules.
+    required = True
+
     def __init__(self, schedules: dict | None = None):
         self._schedules: dict[str, Callable] = {}
         self._functions: set[str] = set()
@@ -209,7 +212,7 @@ class Schedules:
         return round(value) if isinstance(current, int) else value
 
     def check(self, compressors: Sequence[Compressor]) -> None:
-        """Check that each option is that of some compressor.
+        """Check that each option is that of some compressor, if they are `required`.
 
         Args:
             compressors: The compressors of all buckets.
@@ -217,7 +220,7 @@ class Schedules:
         Raises:
             ConfigError: An option is that of none of them.
         """
-        for option in self._schedules:
+        for option in self._schedules if self.required else ():
             if not any(_options(one, option) for one in compressors):
                 known = sorted(
                     {

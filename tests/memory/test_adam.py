@@ -9,6 +9,7 @@ from support.memory_exchanges import RANKS, gradient, make, step
 import grace_ext
 from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.row_buckets import row_bucket
 from grace_ext.transport import InProcessGroup
 
 TENSORS = [Tensor("a", 3000, 2, shape=(30, 100)), Tensor("b", 2000, 3, shape=(20, 10, 10))]
@@ -122,6 +123,18 @@ def test_without_an_arrival_there_is_no_step():
     exchange = make(InProcessGroup(1).transport(0), "adam", tensors=TENSORS)
     rows, columns = exchange.buckets[0].memory.denominator(TENSORS[0], lambda position: 0.0)
     assert np.isinf(rows).all() and columns.tolist() == [1.0] * 100
+
+
+def test_tables_whose_gradients_come_as_rows_have_a_residual():
+    memory = grace_ext.memory("adam:decay=0.9")
+    found = [
+        row_bucket(name, Tensor(name, 5000, 2, shape=(500, 10)), grace_ext.compressor("topk:0.1"), memory) for name in "ab"
+    ]
+    assert [str(bucket.memory) for bucket in found] == ["residual:0.9"] * 2 and found[0].memory is found[1].memory
+    with pytest.raises(ConfigError, match="keeps no state by rows"):
+        row_bucket(
+            "c", Tensor("c", 5000, 2, shape=(500, 10)), grace_ext.compressor("topk:0.1"), grace_ext.memory("momentum")
+        )
 
 
 def test_its_options():

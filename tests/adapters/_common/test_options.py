@@ -1,12 +1,14 @@
 """The options that all adapters share: their names, what is refused, and what they make."""
 
 import dataclasses
+from contextlib import nullcontext
 
 import pytest
 
 import grace_ext
 from grace_ext import ConfigError
 from grace_ext.adapters._common.options import CompressionOptions
+from grace_ext.exchange.buckets import Tensor
 from grace_ext.policy.defaults import ADAM, PLAIN
 from grace_ext.transport import InProcessGroup
 
@@ -95,6 +97,18 @@ def test_whoever_names_a_part_gets_that_and_the_plain_default(takes_over, given,
     assert {name: getattr(options, name) for name in expected} == expected
     assert str(options.make_rules().choose("norm", 10, 1)).startswith("dense/raw")
     assert caplog.messages == []
+
+
+def test_a_model_of_small_tensors_only_needs_no_density():
+    for given, required in (({}, False), ({"compression": "dense/raw", "schedule": {"density": "warmup"}}, True)):
+        options = CompressionOptions(**given)
+        options.choose_defaults(True, (1, 4))
+        exchange = options.make_exchange(InProcessGroup(1).transport(0), 1.0)
+        rules = options.make_rules()
+        tensor = Tensor("bias", 10, 1)
+        exchange.set_buckets([exchange.bucket("b", [tensor], rules.choose("bias", 10, 1), options.make_communicator())])
+        with pytest.raises(ConfigError, match="'density'") if required else nullcontext():
+            exchange.config_digest()
 
 
 def test_without_a_choice_it_is_the_plain_default():
