@@ -16,7 +16,7 @@ from grace_ext.observe.parse import Observe
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import Memories, Rules, default_for
-from grace_ext.policy.defaults import PLAIN
+from grace_ext.policy.defaults import PLAIN, Default
 from grace_ext.transport.base import Transport
 
 _LOG = logging.getLogger("grace_ext")
@@ -85,6 +85,8 @@ class CompressionOptions:
     selection: str = "auto"
     on_resize: str | None = None
     grad_scaler: object = None
+    #: What `choose_defaults` has chosen; no option of a wrapper.
+    chosen: Default = dataclasses.field(default=PLAIN, repr=False)
 
     #: The options above that an adapter does not have.
     absent: ClassVar[tuple[str, ...]] = ()
@@ -95,9 +97,6 @@ class CompressionOptions:
         if self.grad_scaler is not None and not hasattr(self.grad_scaler, "get_scale"):
             raise ConfigError(f"grad_scaler={self.grad_scaler!r}; allowed: a torch.amp.GradScaler")
         checkpoint.check_policy(self.on_resize)
-        #: The spec of small tensors that no rule fits.
-        self.small = PLAIN.small
-        self._is_chosen = False  # by the optimizer
         #: What `capture` and `observe` stand for.
         self.observers = parse_observers(self.capture, self.observe)
 
@@ -116,7 +115,7 @@ class CompressionOptions:
             TypeError: A keyword is not one of the options.
             ConfigError: An option has a value that is not allowed.
         """
-        allowed = [field.name for field in dataclasses.fields(cls) if field.name not in (*cls.absent, *named)]
+        allowed = [field.name for field in dataclasses.fields(cls) if field.name not in ("chosen", *cls.absent, *named)]
         unknown = sorted(keywords.keys() - set(allowed))
         if unknown:
             raise TypeError(f"unknown option {', '.join(map(repr, unknown))}; allowed: {', '.join(allowed)}")
@@ -130,9 +129,9 @@ class CompressionOptions:
             members: This rank, and the number of ranks. Only rank 0 says something, and only if there are others.
         """
         open_ = self.compression is None and self.memory is None and self.schedule is None and self.communicator != "auto"
-        chosen = default_for(takes_over and open_)
+        self.chosen = chosen = default_for(takes_over and open_)
         if chosen is not PLAIN:
-            self.schedule, self.small, self._is_chosen = chosen.schedule, chosen.small, True
+            self.schedule = chosen.schedule
             if members[0] == 0 and members[1] > 1:
                 _LOG.info(
                     "compression=%r, memory=%r, schedule=%r, small tensors %r: the default for %s",
@@ -177,7 +176,7 @@ class CompressionOptions:
         """
         capture, observe = self.observers
         exchange = Exchange(transport, self._memory, weight, self.seed, capture, executor, self.schedule, joinable, observe)
-        exchange.schedules.required = not self._is_chosen
+        exchange.schedules.required = self.chosen is PLAIN
         return exchange
 
     def refuse_steps_in_memory(self, why: str) -> None:
@@ -199,7 +198,9 @@ class CompressionOptions:
         Returns:
             The rules, with `compression` as their default.
         """
-        return Rules(PLAIN.compression if self.compression is None else self.compression, self.rules, self.seed, self.small)
+        return Rules(
+            PLAIN.compression if self.compression is None else self.compression, self.rules, self.seed, self.chosen.small
+        )
 
     def make_communicator(self) -> Communicator:
         """How buckets are exchanged.

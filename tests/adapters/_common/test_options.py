@@ -22,11 +22,11 @@ def test_keywords_and_named_arguments_become_fields():
     assert (options.compression, options.memory, options.seed, options.communicator) == ("topk:0.1", "none", 3, "allgather")
 
 
-@pytest.mark.parametrize("keyword", ["memoy", "groups", "compression", "absent"])
+@pytest.mark.parametrize("keyword", ["memoy", "groups", "compression", "absent", "chosen"])
 def test_an_unknown_option_lists_the_allowed_ones(keyword):
     with pytest.raises(TypeError) as raised:
         Few.from_keywords({keyword: None, "seed": 1}, compression="topk:0.1")
-    allowed = [field.name for field in dataclasses.fields(Few) if field.name not in (*Few.absent, "compression")]
+    allowed = [field.name for field in dataclasses.fields(Few) if field.name not in (*Few.absent, "compression", "chosen")]
     assert str(raised.value) == f"unknown option {keyword!r}; allowed: {', '.join(allowed)}"
 
 
@@ -67,6 +67,8 @@ def test_an_adam_gets_a_default_of_its_own_and_the_log_says_so(caplog):
     assert (options.compression, options.memory, options.schedule) == (ADAM.compression, ADAM.memory, ADAM.schedule)
     assert options.make_rules().choose("norm", 10, 1) == grace_ext.compressor(ADAM.small)
     assert str(options.make_rules().choose("x.bias", 10, 1)).startswith("dense/raw")
+    copied = dataclasses.replace(options)
+    assert copied.make_rules().choose("norm", 10, 1) == grace_ext.compressor(ADAM.small), "adapters copy options"
     (line,) = caplog.messages
     assert all(str(part) in line for part in (ADAM.compression, ADAM.memory, ADAM.schedule, ADAM.small, "Adam"))
     for members in ((1, 4), (0, 1)):

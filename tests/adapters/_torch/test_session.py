@@ -194,10 +194,13 @@ def replace_the_last_of_three(**options):
     return workers, before
 
 
-def test_warm_starts_are_those_of_the_ranks_that_were_there():
-    workers, before = replace_the_last_of_three(spec="powersgd:2")
-    assert np.abs(before["lowrank"]["w"]).max() > 0
-    assert all(np.array_equal(worker.memory("lowrank"), before["lowrank"]["w"]) for worker in workers)
+@pytest.mark.parametrize("field, options", [("lowrank", {"spec": "powersgd:2"}), ("second_moment", {"memory": "adam"})])
+def test_what_all_ranks_share_is_that_of_the_ranks_that_were_there(field, options):
+    workers, before = replace_the_last_of_three(**options)
+    assert np.abs(before[field]["w"]).max() > 0
+    assert all(np.array_equal(worker.memory(field), before[field]["w"]) for worker in workers)
+    _, exchanged = step(workers)
+    assert all(np.array_equal(exchanged[0], other) for other in exchanged)
 
 
 def test_the_aggregate_of_ef21_is_the_mean_of_the_estimates():

@@ -96,6 +96,12 @@ def adam_steps_with_the_moments_of_the_memory():
             assert 1e-3 < np.abs(results[-1] - before).max() < 1, (kind, mode)
             assert any(name.startswith("second_moment") for name in memory_of(optimizer)), (kind, mode)
         assert all(np.allclose(results[0], other, atol=1e-4) for other in results), kind
+        optimizer = DistributedOptimizer(make(0.01))
+        net = compiled(api, optimizer)
+        fit(net, epochs=1)
+        same_on_all_ranks(flat(net))
+        found = [(str(b.compressor), b.memory.name) for b in exchange_of(optimizer._grace.reducer).buckets]
+        assert {memory for _, memory in found} == {"adam"}, (kind, found)
         for optimizer, message in (
             (api.optimizers.SGD(), "not SGD"),
             (scaled(api, make()), "not inside of another optimizer"),

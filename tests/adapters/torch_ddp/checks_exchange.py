@@ -14,6 +14,7 @@ from support.checking import check, check_under_every_launcher, raises
 import grace_ext
 from grace_ext import ConfigError
 from grace_ext.adapters._torch.ddp_transport import GroupTransport
+from grace_ext.adapters.torch_ddp import CompressionState, comm_hook
 from grace_ext.observe import Timeline
 from grace_ext.observe.capture import Capture
 from grace_ext.transport.equal_lengths import capacity_for
@@ -95,6 +96,22 @@ def an_optimizer_steps_with_the_moments_of_the_memory():
     assert torch.equal(*results)
     with raises(ConfigError, "pass the optimizer"):
         wrap(module(), EACH, memory="adam")
+    for kind, given, memory in (
+        (torch.optim.AdamW, True, "adam"),
+        (torch.optim.AdamW, False, "residual"),
+        (sgd, True, "residual"),
+    ):
+        net = module()
+        optimizer = kind(net) if kind is sgd else kind(net.parameters())
+        model, state = wrap(net, None)[0], CompressionState(net.named_parameters(), optimizer=optimizer if given else None)
+        model.register_comm_hook(state, comm_hook)
+        for x, y in batches(2):
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+        same_on_all_ranks(flat(net))
+        found = {bucket.memory.name for bucket in state._buckets.exchange.buckets if not bucket.compressor.exact}
+        assert found == {memory}, (kind, given, found)
 
 
 @check
