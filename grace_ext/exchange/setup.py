@@ -77,9 +77,9 @@ class ExchangeSetup:
         Raises:
             ConfigError: Compressor, memory and communicator do not fit together.
         """
-        memory = self.memory_of(tensors[0])
+        memory = self.memory_of(tensors[0]).for_compressor(compressor)
         if compressor.exact:
-            return Bucket(name, tensors, compressor, Allreduce(), memory.for_exact_tensors())
+            return Bucket(name, tensors, compressor, Allreduce(), memory)
         factors = FactorAllreduce(tensors, compressor, self.state.warm_starts) if compressor.lowrank is not None else None
         own = communicator.for_bucket(compressor, memory, self.transport, factors)
         return Bucket(name, tensors, compressor, own, memory)

@@ -10,6 +10,7 @@ from .._util.rng import Stream
 from .._util.shared_states import SharedStates
 from ..errors import ConfigError
 from ..kernels.second_moment import LANES, add_squares, sketch_norm, spread_root, sum_ratio_squares
+from ..pipeline.compressor import Compressor
 from ..registry import register
 from .base import Memory, ShapedTensor
 from .momentum import Momentum
@@ -36,8 +37,8 @@ class Adam(Momentum):
     V comes from 8 numbers of each tensor, a random projection that ranks sum beside what they send. So a step in which the
     gradients of all ranks are large is a small one at once. The arrivals s cannot tell that: they lag behind, and in tensors
     whose residuals still grow there are too few. Where gradients are clipped between the exchange and the step, V is that of
-    what is left, as in Adam. Gradients whose squares are not finite make no step. Tables whose gradients come as rows have
-    memory "residual" and Adam's own step.
+    what is left, as in Adam. Gradients whose squares are not finite make no step. Tensors whose elements are all sent in each
+    step, in fewer bits, and tables whose gradients come as rows, have memory "residual" and Adam's own step.
 
     Args:
         momentum: Factor of the first moment, from 0 to below 1. Less than Adam's usual 0.9, because the residual delays what
@@ -71,7 +72,7 @@ class Adam(Momentum):
         self._tensors: dict[str, Sequence[ShapedTensor]] = {}  # by bucket
         self._squares: dict[str, np.ndarray] = {}  # by bucket: mean squares of the mean gradient, float32[tensors]
         self._last: dict[str, _Arrived] = {}  # by tensor
-        self._for_rows = Residual(decay)
+        self._residual_only = Residual(decay)
 
     def check_optimizer(self, optimizer: str, momentum: float, takes_over: bool) -> None:
         if not takes_over:
@@ -80,8 +81,11 @@ class Adam(Momentum):
                 f"optimizer, and not {optimizer}"
             )
 
+    def for_compressor(self, compressor: Compressor) -> Memory:
+        return self._residual_only if compressor.dense and not compressor.exact else super().for_compressor(compressor)
+
     def for_rows(self) -> Memory:
-        return self._for_rows
+        return self._residual_only
 
     def set_tensors(self, name: str, tensors: Sequence[ShapedTensor]) -> None:
         self._tensors[name] = tensors

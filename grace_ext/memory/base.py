@@ -93,13 +93,17 @@ class Memory(Stage):
                 f"'{self.name}:{momentum:g}'"
             )
 
-    def for_exact_tensors(self) -> "Memory":
-        """Return the memory for tensors that are sent exactly.
+    def for_compressor(self, compressor: Compressor) -> "Memory":
+        """Return the memory for buckets with a compressor.
+
+        Args:
+            compressor: The bucket's compressor.
 
         Returns:
-            A memory; without momentum to apply, it keeps nothing.
+            A memory, this one in most cases. For tensors that are sent exactly it is one that keeps nothing, except a momentum
+            that it has to apply.
         """
-        return build("memory", "none")
+        return build("memory", "none") if compressor.exact else self  # type: ignore[return-value]
 
     def for_rows(self) -> "Memory":
         """Return the memory for tables whose gradients come as rows.

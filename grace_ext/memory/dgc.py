@@ -58,8 +58,8 @@ class DGC(Residual):
                 f"that too late: use dgc:masking=false, or communicator allgather"
             )
 
-    def for_exact_tensors(self) -> Memory:
-        return self._exact
+    def for_compressor(self, compressor: Compressor) -> Memory:
+        return self._exact if compressor.exact else self
 
     def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
         raise ConfigError("memory 'dgc' needs to know what was sent: use it in an exchange, or memory 'residual'")

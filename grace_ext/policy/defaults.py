@@ -28,10 +28,10 @@ class Default:
 PLAIN = Default(DEFAULT_SPEC, DEFAULT_MEMORY, None, "dense/raw", "SGD and optimizers that are not known to need another one")
 #: docs/transformers.md has the measurements.
 ADAM = Default(
-    "topk:0.015/auto/lloyd:0.3",
+    "topk:0.012/auto/lloyd:0.15",
     "adam",
     {"density": "hyperbolic:steps=300"},
-    "dense/natural",
+    "dense/qsgd:7:bucket=128",
     "Adam and AdamW, which lose accuracy with error feedback of gradients",
 )
 

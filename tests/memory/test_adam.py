@@ -49,7 +49,7 @@ def means(steps):
     return [[np.mean(np.square(part)) for part in parts] for parts in ([g[:3000] for g in found], [g[3000:] for g in found])]
 
 
-@pytest.mark.parametrize("spec", ["topk:0.1/rice/raw", "dense/qsgd:7", "powersgd:4"])
+@pytest.mark.parametrize("spec", ["topk:0.1/rice/raw", "randomk:0.2", "powersgd:4"])
 def test_the_denominator_is_that_of_its_formulas(spec):
     results = on_all_ranks(lambda transport: run(transport, 6, spec=spec), RANKS)
     outs, roots, _ = results[0]
@@ -123,6 +123,12 @@ def test_without_an_arrival_there_is_no_step():
     exchange = make(InProcessGroup(1).transport(0), "adam", tensors=TENSORS)
     rows, columns = exchange.buckets[0].memory.denominator(TENSORS[0], lambda position: 0.0)
     assert np.isinf(rows).all() and columns.tolist() == [1.0] * 100
+
+
+def test_what_is_sent_whole_has_a_residual_or_nothing():
+    for spec, memory in (("dense/qsgd:7", "residual:0.9"), ("dense/raw", "none"), ("topk:0.1", "adam:decay=0.9")):
+        exchange = make(InProcessGroup(1).transport(0), "adam:decay=0.9", spec, tensors=TENSORS)
+        assert str(exchange.buckets[0].memory) == memory
 
 
 def test_tables_whose_gradients_come_as_rows_have_a_residual():
