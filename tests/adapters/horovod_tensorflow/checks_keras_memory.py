@@ -101,7 +101,7 @@ def adam_steps_with_the_moments_of_the_memory():
         fit(net, epochs=1)
         same_on_all_ranks(flat(net))
         found = [(str(b.compressor), b.memory.name) for b in exchange_of(optimizer._grace.reducer).buckets]
-        assert {memory for _, memory in found} == {"adam"}, (kind, found)
+        assert {memory for _, memory in found} == {"adam", "residual"}, (kind, found)
         for optimizer, message in (
             (api.optimizers.SGD(), "not SGD"),
             (scaled(api, make()), "not inside of another optimizer"),
