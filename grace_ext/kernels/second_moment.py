@@ -110,12 +110,12 @@ def sum_ratio_squares(values, rows, columns):
 def spread_root(moments, smoothing, roots):
     """roots = sqrt((moments / mean(moments) + smoothing) / (1 + smoothing)); 1 where all moments are zero.
 
-    moments and roots: float32[n], n >= 1.
+    moments and roots: float32[n].
     """
     total = np.float64(0)
     for i in range(moments.size):
         total += np.float64(moments[i])
-    mean = np.float32(total / moments.size)
+    mean = np.float32(total / max(moments.size, 1))
     for i in range(moments.size):
         relative = moments[i] / mean if mean > 0 else np.float32(1)
         roots[i] = np.sqrt((relative + smoothing) / (np.float32(1) + smoothing))

@@ -106,7 +106,7 @@ class Adam(Momentum):
         return found.reshape(-1)
 
     def on_sketch(self, name: str, mean: np.ndarray) -> None:
-        sizes = np.array([tensor.size for tensor in self._tensors[name]], np.float32)
+        sizes = np.array([max(tensor.size, 1) for tensor in self._tensors[name]], np.float32)
         self._squares[name] = np.square(mean.reshape(-1, LANES)).cumsum(axis=1)[:, -1] / sizes
 
     def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
@@ -126,7 +126,8 @@ class Adam(Momentum):
                 continue
             self._second.put(tensor.name, state)
             squares = sum_ratio_squares(part, *self._spread(sums[:rows], sums[rows:]))
-            self._last[tensor.name] = _Arrived(largest, part[largest], added[_MEAN], squares / max(tensor.size, 1))
+            value = part[largest] if largest >= 0 else np.float32(0)
+            self._last[tensor.name] = _Arrived(largest, value, added[_MEAN], squares / max(tensor.size, 1))
 
     def _spread(self, *sums: np.ndarray) -> list[np.ndarray]:
         """The roots of the shares of rows and columns, around 1."""

@@ -103,7 +103,7 @@ class Memory(Stage):
             A memory, this one in most cases. For tensors that are sent exactly it is one that keeps nothing, except a momentum
             that it has to apply.
         """
-        return build("memory", "none") if compressor.exact else self  # type: ignore[return-value]
+        return build("memory", "none") if compressor.exact else self
 
     def for_rows(self) -> "Memory":
         """Return the memory for tables whose gradients come as rows.

@@ -125,6 +125,16 @@ def test_without_an_arrival_there_is_no_step():
     assert np.isinf(rows).all() and columns.tolist() == [1.0] * 100
 
 
+def test_zeros_and_empty_tensors():
+    tensors = [Tensor("a", 3000, 2, shape=(30, 100)), Tensor("none", 0, 2, shape=(0, 7))]
+    exchange = make(InProcessGroup(1).transport(0), "adam", tensors=tensors)
+    for given in (np.zeros(3000, np.float32), gradient(0, 0)[:3000]):
+        out, finite = step(exchange, given)
+        roots = [np.outer(*exchange.buckets[0].memory.denominator(tensor, lambda at, s=out: s[at])) for tensor in tensors]
+        assert finite and np.isfinite(roots[0]).all() and roots[1].size == 0
+    assert roots[0].min() > 0
+
+
 def test_what_is_sent_whole_has_a_residual_or_nothing():
     for spec, memory in (("dense/qsgd:7", "residual:0.9"), ("dense/raw", "none"), ("topk:0.1", "adam:decay=0.9")):
         exchange = make(InProcessGroup(1).transport(0), "adam:decay=0.9", spec, tensors=TENSORS)
