@@ -198,9 +198,8 @@ class CompressionOptions:
         Returns:
             The rules, with `compression` as their default.
         """
-        return Rules(
-            PLAIN.compression if self.compression is None else self.compression, self.rules, self.seed, self.chosen.small
-        )
+        compression = PLAIN.compression if self.compression is None else self.compression
+        return Rules(compression, self.rules, self.seed, self.chosen.small, self.chosen.rows)
 
     def make_communicator(self) -> Communicator:
         """How buckets are exchanged.

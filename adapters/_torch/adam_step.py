@@ -129,7 +129,8 @@ class MomentsInMemory:
             p.mul_(1 - group["lr"] * group["weight_decay"])
         elif group["weight_decay"]:
             gradient = gradient.add(p, alpha=group["weight_decay"])
-        p.add_(gradient / denominator.add_(group["eps"]) * -group["lr"])
+        denominator = denominator.add_(group["eps"]).to(p.dtype)
+        p.addcdiv_(gradient.to(p.dtype), denominator, value=-float(group["lr"]))
 
     def _note_as_new(self, p: torch.nn.Parameter) -> None:
         """Give a parameter the state of one that Adam has not stepped yet: Horovod's broadcast of optimizer states needs the

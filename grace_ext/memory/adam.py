@@ -8,11 +8,12 @@ import numpy as np
 
 from .._util.rng import Stream
 from .._util.shared_states import SharedStates
+from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
 from ..kernels.second_moment import LANES, add_squares, sketch_norm, spread_root, sum_ratio_squares
 from ..pipeline.compressor import Compressor
 from ..registry import register
-from .base import Memory, ShapedTensor
+from .base import Memory
 from .momentum import Momentum
 from .residual import Residual
 

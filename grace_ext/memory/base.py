@@ -1,25 +1,18 @@
 """The interface of memories."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from .._util.rng import Stream
 from .._util.shared_states import SharedStates
 from ..communicators.base import Communicator, Pending
+from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
 from ..registry import Stage, build
 from .states import Arrays, NumpyArrays, States
-
-
-class ShapedTensor(Protocol):
-    """What a memory is told of a tensor, a grace_ext.exchange.buckets.Tensor."""
-
-    name: str
-    size: int
-    shape: tuple[int, ...]
 
 
 class Memory(Stage):

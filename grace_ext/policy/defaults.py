@@ -3,7 +3,7 @@
 import dataclasses
 
 from .memories import DEFAULT_MEMORY
-from .rules import DEFAULT_SPEC
+from .rules import DEFAULT_ROWS_SPEC, DEFAULT_SPEC
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,6 +15,7 @@ class Default:
         memory: The spec of the memory.
         schedule: Options by step; None for none.
         small: The spec of small tensors that no rule fits.
+        rows: The spec of gradients that come as rows and that no rule fits; None: see Rules.
         why: For the log: what it is chosen for.
     """
 
@@ -22,16 +23,20 @@ class Default:
     memory: str
     schedule: dict[str, str] | None
     small: str
+    rows: str | None
     why: str
 
 
-PLAIN = Default(DEFAULT_SPEC, DEFAULT_MEMORY, None, "dense/raw", "SGD and optimizers that are not known to need another one")
+PLAIN = Default(
+    DEFAULT_SPEC, DEFAULT_MEMORY, None, "dense/raw", None, "SGD and optimizers that are not known to need another one"
+)
 #: docs/transformers.md has the measurements.
 ADAM = Default(
     "topk:0.012/auto/lloyd:0.15",
     "adam",
     {"density": "hyperbolic:steps=300"},
     "dense/qsgd:7:bucket=128",
+    DEFAULT_ROWS_SPEC,
     "Adam and AdamW, which lose accuracy with error feedback of gradients",
 )
 

@@ -15,14 +15,16 @@ class Rules:
     """Specs by tensor, from name patterns ("*.bias", "encoder.*") or sizes ("<=1024", ">100000").
 
     The first rule that fits a tensor decides; "*" fits all. Without a fitting rule, tensors of at most SMALL elements or
-    with fewer than two dimensions (biases, norms) are sent as `small`, the others as `default`. Where that is DEFAULT_SPEC,
-    gradients that come as rows take DEFAULT_ROWS_SPEC.
+    with fewer than two dimensions (biases, norms) are sent as `small`, the others as `default`. Gradients that
+    come as rows take `rows`.
 
     Args:
         default: The spec of tensors that no rule fits.
         rules: Specs by pattern or size.
         seed: Seed of the compressors.
         small: The spec of small tensors that no rule fits.
+        rows: The spec of gradients that come as rows and that no rule fits; None: DEFAULT_ROWS_SPEC where `default` is
+            DEFAULT_SPEC, and `default` elsewhere.
     """
 
     def __init__(
@@ -31,11 +33,13 @@ class Rules:
         rules: dict | None = None,
         seed: int = 0,
         small: str = "dense/raw",
+        rows: str | None = None,
     ):
         self.default = make_compressor(default, seed)
         self.small = make_compressor(small, seed)
-        is_default = self.default == make_compressor(DEFAULT_SPEC, seed)
-        self.rows = make_compressor(DEFAULT_ROWS_SPEC, seed) if is_default else self.default
+        if rows is None and self.default == make_compressor(DEFAULT_SPEC, seed):
+            rows = DEFAULT_ROWS_SPEC
+        self.rows = self.default if rows is None else make_compressor(rows, seed)
         self._rules = Patterns("rules", rules or {}, lambda spec: make_compressor(spec, seed))
 
     def choose(self, name: str, size: int, ndim: int, as_rows: bool = False) -> Compressor:

@@ -9,6 +9,7 @@ import grace_ext
 from grace_ext import ConfigError
 from grace_ext.adapters._common.options import CompressionOptions
 from grace_ext.exchange.buckets import Tensor
+from grace_ext.policy import DEFAULT_ROWS_SPEC
 from grace_ext.policy.defaults import ADAM, PLAIN
 from grace_ext.transport import InProcessGroup
 
@@ -66,6 +67,7 @@ def test_an_adam_gets_a_default_of_its_own_and_the_log_says_so(caplog):
     options.choose_defaults(True, (0, 4))
     assert (options.compression, options.memory, options.schedule) == (ADAM.compression, ADAM.memory, ADAM.schedule)
     assert options.make_rules().choose("norm", 10, 1) == grace_ext.compressor(ADAM.small)
+    assert options.make_rules().choose("table", 10**5, 2, as_rows=True) == grace_ext.compressor(DEFAULT_ROWS_SPEC)
     assert str(options.make_rules().choose("x.bias", 10, 1)).startswith("dense/raw")
     copied = dataclasses.replace(options)
     assert copied.make_rules().choose("norm", 10, 1) == grace_ext.compressor(ADAM.small), "adapters copy options"
