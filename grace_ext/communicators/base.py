@@ -278,8 +278,24 @@ def wait(pending: Pending) -> np.ndarray:
     Returns:
         The collective's result.
     """
+    handle = pending.handle
+    result = wait_for(pending, handle)
+    pending.last_waited = handle
+    return result
+
+
+def wait_for(pending: Pending, handle: CollectiveHandle) -> np.ndarray:
+    """Wait for a collective of an exchange, and count its time and padding.
+
+    Args:
+        pending: The exchange under way.
+        handle: The collective's handle.
+
+    Returns:
+        The collective's result.
+    """
     started = time.perf_counter()
-    result, pending.last_waited = pending.handle.wait(), pending.handle
-    pending.wire_bytes += pending.handle.padding
-    pending.add_seconds({"exchange": time.perf_counter() - started + pending.handle.waited_seconds})
+    result = handle.wait()
+    pending.wire_bytes += handle.padding
+    pending.add_seconds({"exchange": time.perf_counter() - started + handle.waited_seconds})
     return result

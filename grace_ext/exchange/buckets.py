@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._util.rng import Stream
-from ..communicators.base import Communicator, Pending, wait
+from ..communicators.base import Communicator, Pending, wait, wait_for
 from ..errors import ConfigError, ContainerError
 from ..memory.base import Memory
 from ..pipeline.compressor import Compressor
@@ -186,7 +186,7 @@ class Bucket:
             return True
         finite = self.communicator.finish(pending, transport, out, weight)
         if pending.sketch is not None:
-            sketch = self._sum_of_sketches(pending.sketch.wait())
+            sketch = self._sum_of_sketches(wait_for(pending, pending.sketch))
             pending.sketch = None  # which must not be polled any more
             self.memory.on_sketch(self.name, sketch * np.float32(weight))
         if finite:
