@@ -25,6 +25,7 @@ from ._common.options import CompressionOptions
 from ._torch.adam_step import MomentsInMemory, attach, leaves_moments, moments_in_memory
 from ._torch.ddp_buckets import DdpBuckets
 from ._torch.ddp_transport import GroupTransport
+from ._torch.gloo_exit import wait_at_exit
 from ._torch.gradients import named
 from ._torch.saved_state import to_numpy, to_torch
 
@@ -171,6 +172,7 @@ def _own_group(process_group: dist.ProcessGroup | None, backend: str | None, tim
         raise ConfigError("torch.distributed is not initialized: call torch.distributed.init_process_group() first")
     if dist.get_rank(process_group) < 0:
         raise ConfigError("this rank does not belong to process_group")
+    wait_at_exit()
     backend = backend or dist.get_backend(process_group)
     if process_group in (None, dist.group.WORLD):
         group = dist.new_group(backend=backend, timeout=timeout)
