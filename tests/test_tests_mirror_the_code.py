@@ -19,6 +19,7 @@ SHARED = {
     "index/test_conformance.py": "index/{base,bitmap,raw,varint}",
     "index/test_lossless.py": "index/{_gaps,rice} kernels/varint",
     "kernels/test_bounds.py": "kernels/{_helpers,_intrinsics}",
+    "kernels/test_second_moment.py": "kernels/_sums",
     "index/test_rle.py": "kernels/runs",
     "index/test_elias_fano.py": "kernels/elias_fano",
     "index/test_huffman.py": "kernels/{_huffman,byte_huffman,gap_huffman}",

@@ -101,7 +101,7 @@ class _MomentsInMemory:
         memory, tensor = reducer.memory_of(variable) or (None, None)
         if memory is not None and memory.needs_step:
             rate = learning_rate[0] if learning_rate else self.learning_rate
-            roots = _roots(memory, tensor, gradient, reducer.ends())
+            roots = _roots(memory, tensor, gradient, rate, reducer.ends())
             step = gradient / (roots + tf.cast(self.epsilon, gradient.dtype))
             variable.assign_sub(tf.cast(tf.cast(rate, step.dtype) * step, variable.dtype))
             return
@@ -116,14 +116,14 @@ class _MomentsInMemory:
             object.__setattr__(self, "beta_1", beta)
 
 
-def _roots(memory: Memory, tensor: Tensor, gradient, ends: list):
+def _roots(memory: Memory, tensor: Tensor, gradient, rate, ends: list):
     """The roots of a variable's second moments, in its shape, once the exchange of the step is over."""
 
-    def denominator(array):
-        return memory.denominator(tensor, lambda position: array.flat[position])
+    def denominator(array, rate):
+        return memory.denominator(tensor, lambda position: array.flat[position], float(rate))
 
     with tf.control_dependencies(ends):
-        rows, columns = tf.numpy_function(denominator, [gradient], [tf.float32, tf.float32])
+        rows, columns = tf.numpy_function(denominator, [gradient, rate], [tf.float32, tf.float32])
     shape = [*gradient.shape] or [1]
     roots = tf.reshape(rows, [shape[0], *[1] * (len(shape) - 1)]) * tf.reshape(columns, [1, *shape[1:]])
     return tf.cast(tf.reshape(roots, gradient.shape), gradient.dtype)

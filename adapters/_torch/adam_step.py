@@ -119,7 +119,7 @@ class MomentsInMemory:
         memory, tensor = self._kept[id(p)]
         scale = getattr(self._optimizer, "grad_scale", None)  # as found_inf
         gradient = p.grad if scale is None else p.grad / scale
-        roots = memory.denominator(tensor, functools.partial(_element, gradient))
+        roots = memory.denominator(tensor, functools.partial(_element, gradient), float(group["lr"]))
         gradient = -gradient if group["maximize"] else gradient
         rows, columns = (torch.from_numpy(root).to(p.device) for root in roots)
         denominator = (

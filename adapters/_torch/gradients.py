@@ -25,12 +25,14 @@ def pack(bucket: Bucket, gradients: list, factor: float, *out):
     """For Exchange.start: the bucket's gradients, times factor, in the way that it takes them. One that is None is zero.
 
     out: float32[size], numpy or torch, which they are copied to; but one gradient that is numpy's float32[size] as it is,
-    is returned. Buckets of rows take no out and get a RowGradient.
+    is returned, and a list of several if the bucket takes parts. Buckets of rows take no out and get a RowGradient.
     """
     if isinstance(bucket, RowBucket):
         return to_rows(gradients[0], bucket.tensors[0].shape, factor)
-    if len(gradients) == 1 and factor == 1.0 and isinstance(out[0], np.ndarray) and _is_flat(gradients[0]):
-        return gradients[0].view(-1).numpy()
+    if (len(gradients) == 1 or bucket.takes_parts) and factor == 1.0 and isinstance(out[0], np.ndarray):
+        if all(map(_is_flat, gradients)):
+            arrays = [gradient.view(-1).numpy() for gradient in gradients]
+            return arrays if bucket.takes_parts else arrays[0]
     flat = torch.from_numpy(out[0]) if isinstance(out[0], np.ndarray) else out[0]
     if flat.device.type == "cpu" and all(map(_is_flat, gradients)):
         torch.cat([gradient.view(-1) for gradient in gradients], out=flat)  # many small ones in half the time

@@ -67,7 +67,7 @@ class OneBitBuckets(TorchBuckets):
             )
         borrowed = super()._pack(bucket, factor, *out)
         if borrowed is not None:
-            np.copyto(out[0], borrowed)
+            np.concatenate(borrowed if isinstance(borrowed, list) else [borrowed], out=out[0])
         if self._compressed:
             groups = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
             for tensor, part in zip(bucket.tensors, torch.as_tensor(out[0]).split(bucket.sizes), strict=True):

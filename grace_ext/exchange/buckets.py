@@ -86,7 +86,7 @@ class Bucket:
     def start(
         self,
         transport: Transport,
-        pack: Callable[[np.ndarray], np.ndarray | None],
+        pack: Callable[[np.ndarray], Any],
         stream: Stream,
         on_gradient: Callable | None = None,
         on_compensated_gradient: Callable | None = None,
@@ -95,8 +95,9 @@ class Bucket:
 
         Args:
             transport: The transport of this bucket in this step.
-            pack: pack(out) writes the gradient to out, float32[size]; or it returns the gradient, float32[size], in an array
-                that stays as it is until `finish`, which spares a copy.
+            pack: pack(out) writes the gradient to out, float32[size]; or it returns the gradient, which spares a copy:
+                float32[size] in an array that stays as it is until `finish`, or, if the bucket `takes_parts`, a list with a
+                vector float32 for each tensor.
             stream: The random stream of the bucket in this step.
             on_gradient: on_gradient(gradient, residual or None), called before the memory changes the gradient; None for
                 nobody.
@@ -107,21 +108,39 @@ class Bucket:
         """
         state = self.memory.begin(self.name, self.size) if self.communicator.needs_memory else None
         gradient = self._gradient if state is None else state[1]
-        borrowed = pack(gradient)
-        if borrowed is not None and self.communicator.preserves_input and not self.memory.has_hooks:
-            gradient = borrowed
-        elif borrowed is not None:
-            np.copyto(gradient, borrowed)
-        if on_gradient:
-            on_gradient(gradient, state and state[0])
-        sketch = self.memory.sketch(self.name, gradient, self.sizes, stream) if self._sketch_size else None
-        self.memory.correct_gradient(self.name, gradient, self.sizes, transport.size)
+        borrowed, sketch = pack(gradient), None
+        if self.takes_parts:
+            parts = borrowed if isinstance(borrowed, list) else self._split(gradient if borrowed is None else borrowed)
+            if on_gradient:
+                on_gradient(np.concatenate(parts), state and state[0])
+            changed, sketch = self.memory.correct_gradient(self.name, parts, gradient, transport.size, stream)
+            gradient = self._own(changed, gradient)
+        else:
+            gradient = gradient if borrowed is None else self._own(borrowed, gradient)
+            if on_gradient:
+                on_gradient(gradient, state and state[0])
         if on_compensated_gradient:
             on_compensated_gradient(gradient, state and state[0])
         pending = self.communicator.start(transport, self.name, self.compressor, gradient, state, stream, self.sizes)
         self.memory.on_sent(self.name, pending)
         self._start_sketch(pending, transport, sketch)
         return pending
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether the memory reads the gradient before it is encoded, so that it need not lie in one array."""
+        return self.memory.has_hooks
+
+    def _split(self, gradient: np.ndarray) -> list[np.ndarray]:
+        """The parts of a vector, by tensor."""
+        return np.split(gradient, np.cumsum(self.sizes)[:-1])
+
+    def _own(self, borrowed: np.ndarray, buffer: np.ndarray) -> np.ndarray:
+        """An array that the communicator may have: the borrowed one if it leaves that as it is, or the buffer with a copy."""
+        if borrowed is buffer or self.communicator.preserves_input:
+            return borrowed
+        np.copyto(buffer, borrowed)
+        return buffer
 
     @functools.cached_property
     def _sketch_size(self) -> int:

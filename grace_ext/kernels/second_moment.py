@@ -7,77 +7,80 @@ import numpy as np
 
 from ._compile import kernel
 from ._helpers import random32
-from ._intrinsics import helper, mask16, trailing_zeros
+from ._intrinsics import bits_of, helper
+from ._sums import add_signed64, add_signed256
 
 LANES = 8  # numbers of a sketch
+_BLOCK = 256  # elements, in rows of 8: 32 signs
 
 
-@kernel("void(Array(float32, 1, 'C', readonly=True), uint32, uint32, float32[::1])")
-def sketch_norm(values, low, high, sketch):
-    """sketch[j] = sum of values[8 i + j] with random signs s_i, the same for the same key (low, high).
+@kernel(
+    "void(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32, float32, float32[::1],"
+    " uint32, uint32, float32[::1])"
+)
+def accumulate_and_sketch(velocity, values, momentum, share, following, low, high, sketch):
+    """following = momentum * velocity + share * values; sketch[j] = sum of values[8 i + j] with random signs s_i.
 
-    values: float32[d]; sketch: float32[8], overwritten. It is linear in the values, and the expectation of sum(sketch**2)
-    over the keys is sum(values**2) (Alon, Matias and Szegedy, The space complexity of approximating the frequency moments,
-    STOC 1996, section 2.2). 8 neighbors share a sign, since they go to different numbers.
+    velocity, values, following: float32[d]; sketch: float32[8], overwritten. The signs are the same for the same key
+    (low, high). The sketch is linear in the values, and the expectation of sum(sketch**2) over the keys is sum(values**2)
+    (Alon, Matias and Szegedy, The space complexity of approximating the frequency moments, STOC 1996, section 2.2).
+    8 neighbors share a sign, since they go to different numbers.
     """
-    a = b = c = d = e = f = g = h = np.float32(0)
-    rows = values.size // 8
-    word = np.uint32(0)
-    for i in range(rows):
-        if i & 31 == 0:
-            word = random32(np.uint32(i >> 5), low, high)
-        sign = np.float32(1) - np.float32(2) * np.float32(word & np.uint32(1))
-        word >>= np.uint32(1)
-        at = 8 * i
-        a += sign * values[at]
-        b += sign * values[at + 1]
-        c += sign * values[at + 2]
-        d += sign * values[at + 3]
-        e += sign * values[at + 4]
-        f += sign * values[at + 5]
-        g += sign * values[at + 6]
-        h += sign * values[at + 7]
-    sketch[0], sketch[1], sketch[2], sketch[3] = a, b, c, d
-    sketch[4], sketch[5], sketch[6], sketch[7] = e, f, g, h
-    for j in range(values.size - 8 * rows):
-        sketch[j] += values[8 * rows + j]
+    sketch[:] = 0
+    whole = values.size & ~(_BLOCK - 1)
+    for start in range(0, whole, _BLOCK):
+        for i in range(start, start + _BLOCK):
+            following[i] = momentum * velocity[i] + share * values[i]
+        add_signed256(values, start, random32(np.uint32(start // _BLOCK), low, high), sketch)
+    word = random32(np.uint32(whole // _BLOCK), low, high)
+    for i in range(whole, values.size):
+        following[i] = momentum * velocity[i] + share * values[i]
+        sign = np.float32(1) - np.float32(2) * np.float32(word >> np.uint32((i - whole) // LANES) & np.uint32(1))
+        sketch[i % LANES] += sign * values[i]
 
 
 @helper
-def _add_square(value, at, share, rows, columns):
-    row = at // np.uint64(columns.size)
-    square = share * (value * value)
-    rows[row] += square
-    columns[at - row * np.uint64(columns.size)] += square
-    return square
+def _sum(values, n, lanes):
+    """The sum of values[:n], float32, in the order of this code on every processor. lanes: float32[8], overwritten."""
+    lanes[:] = 0
+    whole = n & ~63
+    for at in range(0, whole, 64):
+        add_signed64(values, at, np.uint32(0), lanes)
+    for at in range(whole, n):
+        lanes[at % LANES] += values[at]
+    return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]))
 
 
 @kernel("int64(Array(float32, 1, 'C', readonly=True), float32, float32[::1], float32[::1])")
 def add_squares(values, decay, rows, columns):
     """rows = decay * rows + (1 - decay) * (sum of squares of each row), and the same for columns.
 
-    values: float32[r * c], a matrix row by row, mostly zeros; rows: float32[r]; columns: float32[c]. Returns the position of
-    the largest square, the first of several, or -1 if all are zero.
+    values: float32[r * c], a matrix row by row; rows: float32[r]; columns: float32[c]. Returns the position of the largest
+    square, the first of several, or -1 if all are zero.
     """
-    largest, position = np.float32(0), np.int64(-1)
-    share = np.float32(1) - decay
-    for i in range(rows.size):
-        rows[i] *= decay
-    for j in range(columns.size):
+    share, width = np.float32(1) - decay, columns.size
+    for j in range(width):
         columns[j] *= decay
-    for start in range(0, values.size & ~15, 16):
-        found = mask16(values, values, values, start, np.uint32(1))
-        while found:
-            at = np.uint64(start) + trailing_zeros(found)
-            found &= found - np.uint64(1)
-            square = _add_square(values[at], at, share, rows, columns)
-            if square > largest:
-                largest, position = square, np.int64(at)
-    for at in range(values.size & ~15, values.size):
-        square = _add_square(values[at], np.uint64(at), share, rows, columns)
-        if square > largest:
-            largest, position = square, np.int64(at)
-    return position
+    squares, lanes = np.empty(width, np.float32), np.empty(LANES, np.float32)
+    bits = squares.view(np.uint32)  # for numbers that are not negative, their order is that of the numbers
+    largest, where = np.uint32(0), np.int64(-1)
+    for i in range(rows.size):
+        row = values[i * width : (i + 1) * width]
+        top = np.uint32(0)
+        for j in range(width):
+            squares[j] = share * (row[j] * row[j])
+            columns[j] += squares[j]
+        for j in range(width):
+            top = max(top, bits[j])
+        rows[i] = decay * rows[i] + _sum(squares, width, lanes)
+        if top > largest:
+            largest, where = top, np.int64(i)
+    if where < 0:
+        return where
+    at = where * width
+    while bits_of(share * (values[at] * values[at])) != largest:
+        at += 1
+    return at
 
 
 @kernel(
@@ -87,22 +90,18 @@ def add_squares(values, decay, rows, columns):
 def sum_ratio_squares(values, rows, columns):
     """Return the sum of (values[i, j] / (rows[i] * columns[j]))**2.
 
-    values: float32[r * c], a matrix row by row, mostly zeros; rows: float32[r] and columns: float32[c], not zero.
+    values: float32[r * c], a matrix row by row; rows: float32[r] and columns: float32[c], not zero.
     """
+    width = columns.size
+    inverse, ratios, lanes = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(LANES, np.float32)
+    for j in range(width):
+        inverse[j] = np.float32(1) / (columns[j] * columns[j])
     total = np.float64(0)
-    for start in range(0, values.size & ~15, 16):
-        found = mask16(values, values, values, start, np.uint32(1))
-        while found:
-            at = np.uint64(start) + trailing_zeros(found)
-            found &= found - np.uint64(1)
-            row = at // np.uint64(columns.size)
-            ratio = np.float64(values[at]) / np.float64(rows[row] * columns[at - row * np.uint64(columns.size)])
-            total += ratio * ratio
-    for i in range(values.size & ~15, values.size):
-        at = np.uint64(i)
-        row = at // np.uint64(columns.size)
-        ratio = np.float64(values[at]) / np.float64(rows[row] * columns[at - row * np.uint64(columns.size)])
-        total += ratio * ratio
+    for i in range(rows.size):
+        row = values[i * width : (i + 1) * width]
+        for j in range(width):
+            ratios[j] = row[j] * row[j] * inverse[j]
+        total += np.float64(_sum(ratios, width, lanes)) / np.float64(rows[i] * rows[i])
     return total
 
 

@@ -10,7 +10,7 @@ from .._util.rng import Stream
 from .._util.shared_states import SharedStates
 from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
-from ..kernels.second_moment import LANES, add_squares, sketch_norm, spread_root, sum_ratio_squares
+from ..kernels.second_moment import LANES, accumulate_and_sketch, add_squares, spread_root, sum_ratio_squares
 from ..pipeline.compressor import Compressor
 from ..registry import register
 from .base import Memory
@@ -19,7 +19,9 @@ from .residual import Residual
 
 #: The field of its states that are the same on all ranks.
 SECOND_MOMENT = "second_moment"
-_MEAN, _WEIGHT, _SUMS = 0, 1, 2  # in a state: where its numbers are, and where the sums of rows and columns begin
+# In a state: where its numbers are, and where the sums of rows and columns begin.
+_MEAN, _WEIGHT, _RATE, _SUMS = 0, 1, 2, 3
+_LEAST_FALL, _LARGEST_FALL = 1.01, 10.0  # of the learning rate, that residuals follow at once
 
 
 @register
@@ -38,7 +40,9 @@ class Adam(Momentum):
     V comes from 8 numbers of each tensor, a random projection that ranks sum beside what they send. So a step in which the
     gradients of all ranks are large is a small one at once. The arrivals s cannot tell that: they lag behind, and in tensors
     whose residuals still grow there are too few. Where gradients are clipped between the exchange and the step, V is that of
-    what is left, as in Adam. Gradients whose squares are not finite make no step. Tensors whose elements are all sent in each
+    what is left, as in Adam. Where the learning rate falls, what waits in the residual would be worth less than when it was
+    computed, so that a training with a decaying rate ends with updates that never came: the residual grows by as much as the
+    rate falls, in steps of at least 1 %. Gradients whose squares are not finite make no step. Tensors whose elements are all sent in each
     step, in fewer bits, and tables whose gradients come as rows, have memory "residual" and Adam's own step.
 
     Args:
@@ -50,7 +54,8 @@ class Adam(Momentum):
         clip: The largest root mean square of a tensor's update before it is multiplied with the learning rate, above 0.
 
     Source:
-        The factored second moment and the clipping of updates: Shazeer and Stern, Adafactor, ICML 2018, sections 3 and 6. The
+        The factored second moment and the clipping of updates: Shazeer and Stern, Adafactor, ICML 2018, sections 3 and 6. A
+        residual in units of updates: Karimireddy et al., Error feedback fixes SignSGD, ICML 2019, algorithm 1. The
         sketch: Alon, Matias and Szegedy, The space complexity of approximating the frequency moments, STOC 1996, section 2.2.
         For the rest see "momentum".
     """
@@ -71,6 +76,7 @@ class Adam(Momentum):
         self._second = SharedStates()
         self.shared = {SECOND_MOMENT: self._second}
         self._tensors: dict[str, Sequence[ShapedTensor]] = {}  # by bucket
+        self._places: dict[str, tuple[str, slice]] = {}  # by tensor: its bucket, and where in it
         self._squares: dict[str, np.ndarray] = {}  # by bucket: mean squares of the mean gradient, float32[tensors]
         self._last: dict[str, _Arrived] = {}  # by tensor
         self._residual_only = Residual(decay)
@@ -90,6 +96,10 @@ class Adam(Momentum):
 
     def set_tensors(self, name: str, tensors: Sequence[ShapedTensor]) -> None:
         self._tensors[name] = tensors
+        start = 0
+        for tensor in tensors:
+            self._places[tensor.name] = name, slice(start, start + tensor.size)
+            start += tensor.size
 
     def shared_size(self, tensor: ShapedTensor) -> int:
         return _SUMS + sum(_matrix(tensor))
@@ -97,14 +107,19 @@ class Adam(Momentum):
     def sketch_size(self, tensors: int) -> int:
         return LANES * tensors
 
-    def sketch(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], stream: Stream) -> np.ndarray:
-        found = np.empty((len(sizes), LANES), np.float32)
+    def correct_gradient(
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream
+    ) -> tuple[np.ndarray, np.ndarray]:
+        velocity, following = self._first_moment.begin_step(name, out.size)
+        sketches = np.empty((len(parts), LANES), np.float32)
         low, high = map(np.uint32, stream.shared().key())
+        momentum, share = np.float32(self.momentum), np.float32(1 - self.momentum)
         start = 0
-        for size, row in zip(sizes, found, strict=True):
-            sketch_norm(gradient[start : start + size], low, high, row)
-            start += size
-        return found.reshape(-1)
+        for gradient, sketch in zip(parts, sketches, strict=True):
+            at = slice(start, start + gradient.size)
+            accumulate_and_sketch(velocity[at], gradient, momentum, share, following[at], low, high, sketch)
+            start += gradient.size
+        return following, sketches.reshape(-1)
 
     def on_sketch(self, name: str, mean: np.ndarray) -> None:
         sizes = np.array([max(tensor.size, 1) for tensor in self._tensors[name]], np.float32)
@@ -121,7 +136,7 @@ class Adam(Momentum):
             sums = state[_SUMS:]
             largest = add_squares(part, beta2, sums[:rows], sums[rows:])
             added = (np.float32(1) - beta2) * np.array([square, 1], np.float32)
-            state[:_SUMS] = beta2 * state[:_SUMS] + added
+            state[:_RATE] = beta2 * state[:_RATE] + added
             start += tensor.size
             if not np.isfinite(state).all():  # the squares do not fit float32
                 continue
@@ -137,7 +152,9 @@ class Adam(Momentum):
             spread_root(one, np.float32(self.smoothing), root)
         return roots
 
-    def denominator(self, tensor: ShapedTensor, element_at: Callable[[int], float]) -> tuple[np.ndarray, np.ndarray]:
+    def denominator(
+        self, tensor: ShapedTensor, element_at: Callable[[int], float], rate: float
+    ) -> tuple[np.ndarray, np.ndarray]:
         (rows, columns), arrived = _matrix(tensor), self._last.pop(tensor.name, None)
         state = self._second.get(tensor.name, self.shared_size(tensor))
         if state is None or arrived is None:  # nothing has arrived in this step
@@ -146,8 +163,21 @@ class Adam(Momentum):
         state[_MEAN] += (clipped * clipped - np.float32(1)) * arrived.added
         root = np.sqrt(state[_MEAN] / state[_WEIGHT])
         update = np.float32(abs(clipped) * math.sqrt(arrived.relative_square)) / root if root else np.float32(0)
+        self._follow_rate(tensor.name, state, rate)
         by_row, by_column = self._spread(state[_SUMS : _SUMS + rows], state[_SUMS + rows :])
         return by_row * (root * max(np.float32(1), update / np.float32(self.clip))), by_column
+
+    def _follow_rate(self, tensor: str, state: np.ndarray, rate: float) -> None:
+        """Let the tensor's residual grow by as much as the learning rate has fallen."""
+        before = float(state[_RATE])
+        if rate <= 0 or before / _LEAST_FALL < rate <= before:
+            return
+        state[_RATE] = rate
+        if rate < before:
+            bucket, part = self._places[tensor]
+            residual = self._residual.find(bucket, sum(one.size for one in self._tensors[bucket]))
+            if residual is not None:
+                residual[part] *= np.float32(min(before / rate, _LARGEST_FALL))
 
     def commit(self) -> None:
         super().commit()

@@ -187,20 +187,6 @@ class Memory(Stage):
         """
         return 0
 
-    def sketch(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], stream: Stream) -> np.ndarray:
-        """Compute these numbers, linear in the gradient, before `correct_gradient`. Only if `sketch_size` is not 0.
-
-        Args:
-            name: Name of the bucket.
-            gradient: float32[d].
-            sizes: Numbers of elements of the tensors that the gradient consists of.
-            stream: The random stream of the bucket in this step.
-
-        Returns:
-            float32[sketch_size].
-        """
-        raise NotImplementedError
-
     def on_sketch(self, name: str, mean: np.ndarray) -> None:
         """See the sketch of the result, before `on_received`.
 
@@ -209,28 +195,40 @@ class Memory(Stage):
             mean: float32[sketch_size], weighted as the result.
         """
 
-    def denominator(self, tensor: ShapedTensor, element_at: Callable[[int], float]) -> tuple[np.ndarray, np.ndarray]:
+    def denominator(
+        self, tensor: ShapedTensor, element_at: Callable[[int], float], rate: float
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the root of a tensor's second moment, the same bits on all ranks, in a step. Only if `needs_step`.
 
         Args:
             tensor: The tensor.
             element_at: element_at(position) returns an element of the gradient that the optimizer steps with, in the order of
                 the bucket's vector. It tells by how much gradients have been clipped since the exchange.
+            rate: The learning rate of the tensor in this step.
 
         Returns:
             float32[rows] and float32[columns], the first dimension and all others: the root is their outer product.
         """
         raise NotImplementedError
 
-    def correct_gradient(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], ranks: int) -> None:
-        """Change this rank's gradient in place before it is encoded.
+    def correct_gradient(
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Compute what is encoded in the place of this rank's gradient. Only if `has_hooks`.
 
         Args:
             name: Name of the bucket.
-            gradient: float32[d].
-            sizes: Numbers of elements of the tensors that the gradient consists of.
+            parts: The gradient, one vector float32 for each of the bucket's tensors. They are only read, unless they are those
+                of `out`.
+            out: float32[d], to write to. The parts may lie in it, where they are the parts of `out` itself.
             ranks: Number of ranks.
+            stream: The random stream of the bucket in this step.
+
+        Returns:
+            What is encoded, float32[d]: `out`, or an array of the memory that must stay as it is. And the sketch of the
+            gradient, linear in it, float32[sketch_size], or None if that is 0.
         """
+        raise NotImplementedError
 
     def on_sent(self, name: str, pending: Pending) -> None:
         """See what this rank sends, in the thread that has encoded it.

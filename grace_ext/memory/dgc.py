@@ -1,9 +1,11 @@
 """Memory `dgc`."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..communicators.base import Communicator, Pending
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
@@ -64,8 +66,10 @@ class DGC(Residual):
     def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
         raise ConfigError("memory 'dgc' needs to know what was sent: use it in an exchange, or memory 'residual'")
 
-    def correct_gradient(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], ranks: int) -> None:
-        self._velocity.correct_gradient(name, gradient, sizes, ranks)
+    def correct_gradient(
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        return self._velocity.correct_gradient(name, parts, out, ranks, stream)
 
     def on_sent(self, name: str, pending: Pending) -> None:
         if self.masking and pending.support is not None:

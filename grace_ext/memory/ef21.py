@@ -1,16 +1,19 @@
 """Memory `ef21`."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .._util.numerics import non_finite_allowed
+from .._util.rng import Stream
 from ..communicators.base import Communicator, Pending
 from ..errors import ConfigError
-from ..kernels.momentum import accumulate_momentum
 from ..pipeline.compressor import Compressor
 from ..pipeline.decoder import decode_add
 from ..registry import register
 from .base import Memory
 from .states import States
+from .velocity import Velocity
 
 
 @register
@@ -40,10 +43,11 @@ class EF21(Memory):
         if not 0 <= momentum < 1:
             raise ConfigError(f"ef21: momentum={momentum}; allowed: from 0 to below 1")
         self.momentum = momentum
-        self._estimate, self._aggregate, self._average = States("estimate"), States("aggregate"), States("average")
+        self._estimate, self._aggregate = States("estimate"), States("aggregate")
+        self._averaged = Velocity(momentum, 1 - momentum)
         self.states = {"estimate": self._estimate, "aggregate": self._aggregate}
         if momentum:
-            self.states["average"] = self._average
+            self.states["average"] = self._averaged.states["velocity"]
         self._containers: dict[str, np.ndarray] = {}  # sent in this step, by name
 
     def check(self, compressor: Compressor, communicator: Communicator) -> None:
@@ -54,12 +58,18 @@ class EF21(Memory):
                 f"use communicator allgather, or memory 'residual'"
             )
 
-    def correct_gradient(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], ranks: int) -> None:
+    def correct_gradient(
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream
+    ) -> tuple[np.ndarray, None]:
         if self.momentum:
-            average, following = self._average.begin(name, gradient.size)
-            accumulate_momentum(average, gradient, np.float32(self.momentum), np.float32(1 - self.momentum), following)
+            parts = [self._averaged.correct_gradient(name, parts, out, ranks, stream)[0]]
+        estimate, start = self._estimate.get(name, out.size), 0
         with non_finite_allowed():
-            gradient -= self._estimate.get(name, gradient.size)
+            for part in parts:
+                at = slice(start, start + part.size)
+                np.subtract(part, estimate[at], out=out[at])
+                start += part.size
+        return out, None
 
     def on_sent(self, name: str, pending: Pending) -> None:
         self._containers[name] = pending.container  # type: ignore[assignment]  # `check` lets only those in that have one

@@ -1,7 +1,10 @@
 """Memory `momentum`."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from .._util.rng import Stream
 from ..errors import ConfigError
 from ..registry import register
 from .residual import Residual
@@ -43,8 +46,10 @@ class Momentum(Residual):
     def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
         raise ConfigError("memory 'momentum' changes with each step: use it in an exchange, or memory 'residual'")
 
-    def correct_gradient(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], ranks: int) -> None:
-        self._first_moment.correct_gradient(name, gradient, sizes, ranks)
+    def correct_gradient(
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        return self._first_moment.correct_gradient(name, parts, out, ranks, stream)
 
     def commit(self) -> None:
         super().commit()

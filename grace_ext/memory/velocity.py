@@ -1,9 +1,11 @@
 """The momentum of a rank's own gradients, which memories apply before compression."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from .._util.rng import Stream
 from ..kernels.momentum import accumulate_momentum, accumulate_nesterov
 from .base import Memory
 from .states import States
@@ -31,17 +33,33 @@ class Velocity(Memory):
         self._velocity = States("velocity")
         self.states = {"velocity": self._velocity}
 
-    def correct_gradient(self, name: str, gradient: np.ndarray, sizes: tuple[int, ...], ranks: int) -> None:
-        velocity, following = self._velocity.begin(name, gradient.size)
+    def correct_gradient(
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream
+    ) -> tuple[np.ndarray, None]:
+        velocity, following = self._velocity.begin(name, out.size)
         start = 0
-        accumulate = accumulate_nesterov if self.nesterov else accumulate_momentum
-        parts = sizes if self.clip else (gradient.size,)
-        for size in parts:
-            part = slice(start, start + size)
-            kept = clipping(gradient[part], self.clip / math.sqrt(ranks)) if self.clip else 1.0
-            share = np.float32(self.share * kept)
-            accumulate(velocity[part], gradient[part], np.float32(self.momentum), share, following[part])
-            start += size
+        for gradient in parts:
+            part = slice(start, start + gradient.size)
+            kept = clipping(gradient, self.clip / math.sqrt(ranks)) if self.clip else 1.0
+            momentum, share = np.float32(self.momentum), np.float32(self.share * kept)
+            if self.nesterov:
+                accumulate_nesterov(velocity[part], gradient, momentum, share, following[part], out[part])
+            else:
+                accumulate_momentum(velocity[part], gradient, momentum, share, following[part])
+            start += gradient.size
+        return out if self.nesterov else following, None
+
+    def begin_step(self, name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Begin a step for what computes the next velocity itself.
+
+        Args:
+            name: Name of the bucket.
+            size: Number of its elements.
+
+        Returns:
+            The velocity and a buffer for the next one, both float32[size].
+        """
+        return self._velocity.begin(name, size)
 
     def restart(self, name: str, support: np.ndarray) -> None:
         """Let the next velocity start from zero at some positions.

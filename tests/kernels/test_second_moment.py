@@ -5,21 +5,22 @@ import pytest
 from support.arrays import gauss, same_bits
 from support.reference_kernels import random32
 
-from grace_ext.kernels.second_moment import LANES, add_squares, sketch_norm, spread_root, sum_ratio_squares
+from grace_ext.kernels.second_moment import LANES, accumulate_and_sketch, add_squares, spread_root, sum_ratio_squares
 
 
 def sketch_reference(values, low, high):
-    signs = [1 - 2 * (random32(i // 32, low, high) >> i % 32 & 1) for i in range(values.size // LANES)]
-    whole = values[: len(signs) * LANES].reshape(-1, LANES).astype(float)
-    found = np.sum(whole * np.array(signs, float)[:, None], axis=0) if signs else np.zeros(LANES)
-    rest = values[len(signs) * LANES :]
-    found[: rest.size] += rest
-    return found
+    rows = -(-values.size // LANES)
+    signs = np.array([1.0 - 2 * (random32(i // 32, low, high) >> i % 32 & 1) for i in range(rows)])
+    padded = np.zeros(rows * LANES)
+    padded[: values.size] = values
+    return (padded.reshape(rows, LANES) * signs[:, None]).sum(axis=0)
 
 
 def sketch(values, key):
-    found = np.full(LANES, np.nan, np.float32)
-    sketch_norm(values, np.uint32(key), np.uint32(77), found)
+    found, velocity, following = np.full(LANES, np.nan, np.float32), gauss(values.size, 9), np.empty_like(values)
+    share, momentum = np.float32(0.25), np.float32(0.5)
+    accumulate_and_sketch(velocity, values, momentum, share, following, np.uint32(key), np.uint32(77), found)
+    np.testing.assert_allclose(following, momentum * velocity + share * values, rtol=1e-6, atol=1e-7)
     return found
 
 
@@ -45,16 +46,16 @@ def sparse(rows, columns, density):
     return values
 
 
-@pytest.mark.parametrize("rows, columns", [(1, 1), (1, 40), (40, 1), (7, 5), (33, 48)])
+@pytest.mark.parametrize("rows, columns", [(1, 1), (1, 40), (40, 1), (7, 5), (33, 48), (9, 64), (5, 397)])
 def test_sums_of_squares_by_row_and_column(rows, columns):
     values = sparse(rows, columns, 0.1)
     before = np.abs(gauss(rows + columns, 5))
     found = before.copy()
-    at = add_squares(values, np.float32(0.9), found[:rows], found[rows:])
+    largest = add_squares(values, np.float32(0.9), found[:rows], found[rows:])
     square = np.square(values.astype(float)).reshape(rows, columns)
     expected = 0.9 * before + 0.1 * np.concatenate([square.sum(axis=1), square.sum(axis=0)])
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert at == (np.argmax(np.abs(values)) if values.any() else -1)
+    assert largest == (np.argmax(np.abs(values)) if values.any() else -1)
     ratios = values.reshape(rows, columns) / np.outer(before[:rows], before[rows:])
     assert sum_ratio_squares(values, before[:rows], before[rows:]) == pytest.approx(np.square(ratios).sum(), rel=1e-4)
 

@@ -38,7 +38,10 @@ def run(transport, steps, factor=1.0, spec="topk:0.1/rice/raw", memory="adam:cli
         outs.append([out[:3000], out[3000:]])
         kept = exchange.buckets[0].memory
         roots.append(
-            [np.outer(*kept.denominator(t, lambda at, s=s: factor * s[at])) for t, s in zip(TENSORS, outs[-1], strict=True)]
+            [
+                np.outer(*kept.denominator(t, lambda at, s=s: factor * s[at], 1e-3))
+                for t, s in zip(TENSORS, outs[-1], strict=True)
+            ]
         )
     return outs, roots, arrays_of(exchange)
 
@@ -101,7 +104,7 @@ def test_the_sum_over_ranks_and_a_weight_scale_the_root_as_the_result():
 def test_moments_of_all_ranks_are_the_same_and_follow_their_tensors():
     states = [arrays for _, _, arrays in on_all_ranks(lambda transport: run(transport, 3), RANKS)]
     shared = {key: array for key, array in states[0].items() if key.startswith("second_moment")}
-    assert {key: array.size for key, array in shared.items()} == {"second_moment:a": 132, "second_moment:b": 122}
+    assert {key: array.size for key, array in shared.items()} == {"second_moment:a": 133, "second_moment:b": 123}
     assert all(np.array_equal(array, state[key]) for state in states for key, array in shared.items())
 
 
@@ -121,8 +124,22 @@ def test_a_rank_that_has_joined_adds_nothing():
 
 def test_without_an_arrival_there_is_no_step():
     exchange = make(InProcessGroup(1).transport(0), "adam", tensors=TENSORS)
-    rows, columns = exchange.buckets[0].memory.denominator(TENSORS[0], lambda position: 0.0)
+    rows, columns = exchange.buckets[0].memory.denominator(TENSORS[0], lambda position: 0.0, 1e-3)
     assert np.isinf(rows).all() and columns.tolist() == [1.0] * 100
+
+
+def test_residuals_follow_a_falling_learning_rate():
+    exchange = make(InProcessGroup(1).transport(0), "adam", tensors=TENSORS)
+    # Falls of less than 1 % wait, a rate that rises or is 0 changes nothing, and no residual grows by more than 10 times.
+    rates = ((1.0, 1), (0.995, 1), (0.98, 1 / 0.98), (0.0, 1), (2.0, 1), (0.02, 10), (0.01, 2))
+    for i, (rate, factor) in enumerate(rates):
+        out, _ = step(exchange, gradient(0, i))
+        before = arrays_of(exchange)
+        exchange.buckets[0].memory.denominator(TENSORS[0], lambda at, s=out: s[at], rate)
+        after = arrays_of(exchange)
+        assert before["residual:a"].any()
+        np.testing.assert_allclose(after["residual:a"], before["residual:a"] * np.float32(factor), rtol=1e-6)
+        assert np.array_equal(after["residual:b"], before["residual:b"])
 
 
 def test_zeros_and_empty_tensors():
@@ -130,7 +147,9 @@ def test_zeros_and_empty_tensors():
     exchange = make(InProcessGroup(1).transport(0), "adam", tensors=tensors)
     for given in (np.zeros(3000, np.float32), gradient(0, 0)[:3000]):
         out, finite = step(exchange, given)
-        roots = [np.outer(*exchange.buckets[0].memory.denominator(tensor, lambda at, s=out: s[at])) for tensor in tensors]
+        roots = [
+            np.outer(*exchange.buckets[0].memory.denominator(tensor, lambda at, s=out: s[at], 1e-3)) for tensor in tensors
+        ]
         assert finite and np.isfinite(roots[0]).all() and roots[1].size == 0
     assert roots[0].min() > 0
 

@@ -183,7 +183,7 @@ def adams_step_is_made_with_both_moments_of_the_memory():
                 )
                 gradient, before = weight.grad.clone(), weight.detach().clone()
                 rows, columns = copy.deepcopy(bucket.memory).denominator(
-                    tensor, lambda at, g=gradient: g.flatten()[at].item()
+                    tensor, lambda at, g=gradient: g.flatten()[at].item(), 1e-3
                 )
                 optimizer.step()
             gradient = -gradient if maximize else gradient
