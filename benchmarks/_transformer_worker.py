@@ -14,17 +14,31 @@ from _transformer_tasks import TASKS, Task, learning_rate
 
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
 from grace_ext.adapters.onebit_adam import OneBitAdam
+from grace_ext.observe import Writer
 
 EVALUATIONS = 12
+LAG_EVERY = 50  # steps
 
 
-def wrap(optimizer, model, library: str, arguments: dict):
+class Lags(Writer):
+    """Keeps the lag of rank 0 by step, in the place of a file."""
+
+    def __init__(self):
+        super().__init__("lags", LAG_EVERY)
+        self.found: list[tuple[int, float]] = []
+
+    def write(self, record):
+        if record["lag"] is not None:
+            self.found.append((record["step"], record["lag"]))
+
+
+def wrap(optimizer, model, library: str, arguments: dict, lags: Lags):
     """Wrap an optimizer. library: "horovod", "grace_ext" or "onebit_adam", which take the arguments."""
     if library == "horovod":
         compression = getattr(hvd.Compression, arguments["compression"])
         return hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression)
     kind = {"grace_ext": DistributedOptimizer, "onebit_adam": OneBitAdam}[library]
-    return kind(optimizer, model.named_parameters(), **arguments)
+    return kind(optimizer, model.named_parameters(), observe=lags, **arguments)
 
 
 def evaluate(task: Task, data, model) -> dict[str, float]:
@@ -53,7 +67,8 @@ def main() -> None:
         model.load_state_dict(torch.load(options["starts_from"], weights_only=True))
     optimizer = task.optimizer(model, options["lr"], tuple(options["betas"]))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = wrap(optimizer, model, options["library"], options["arguments"])
+    lags = Lags()
+    optimizer = wrap(optimizer, model, options["library"], options["arguments"], lags)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, options["steps"]))
     generator = torch.Generator().manual_seed(1000 * options["seed"] + hvd.rank())
     evaluated = {round(options["steps"] * (i + 1) / EVALUATIONS) for i in range(EVALUATIONS)}
@@ -75,6 +90,7 @@ def main() -> None:
     sums = hvd.allgather(torch.stack(parameters).sum().reshape(1), name="identical")
     if hvd.rank() == 0:
         found = {"curve": curve, "parameters": sum(p.numel() for p in model.parameters())}
+        found["lags"] = lags.found
         found["identical"] = bool((sums == sums[0]).all())
         if options["model_out"]:
             torch.save(model.state_dict(), options["model_out"])

@@ -33,7 +33,7 @@ SHARED = {
     "policy/test_allocation.py": "kernels/curves",
     "lowrank/test_powersgd.py": "communicators/factors _util/shared_states",
     "memory/test_residual.py": "memory/base",
-    "observe/test_dispatch.py": "observe/{base,listener}",
+    "observe/test_dispatch.py": "observe/{base,listener,norms}",
     "pipeline/test_conformance.py": "pipeline/{encoded,encoder}",
     "simulate/test_command.py": "simulate/{plot,tasks}",
     "sparsifiers/test_topk.py": "kernels/chunks",

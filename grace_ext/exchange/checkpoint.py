@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..transport.base import Transport
 from .buckets import Bucket, Tensor
 from .engine import Exchange
-from .state import SHARED, WARM_STARTS
+from .state import DENSITY, SHARED, WARM_STARTS
 
 _LOG = logging.getLogger("grace_ext")
 KEY = "grace_ext"
@@ -138,7 +138,7 @@ def _loaded(state: dict, message: str, saved: dict, exchange: Exchange) -> Loade
         for bucket in exchange.buckets
         for tensor in bucket.tensors
     }
-    unknown = sorted(saved.keys() - {WARM_STARTS}.union(*kept.values()))
+    unknown = sorted(saved.keys() - {WARM_STARTS, DENSITY}.union(*kept.values()))
     names = sorted({name for by_name in saved.values() for name in by_name} - kept.keys())
     for kind, strangers in (("no memory here has", unknown), ("no tensor here is named", names)):
         if strangers:
@@ -286,7 +286,7 @@ def gather_and_redistribute(exchange: Exchange, own: dict | None, prefix: str) -
             for field, array in bucket.memory.redistribute(theirs, transport.size).items():
                 state.setdefault(field, {})[tensor.name] = array
         for tensor in bucket.tensors:
-            for field, size in _shared_sizes(bucket, tensor).items():
+            for field, size in _shared_sizes(exchange, bucket, tensor).items():
                 array = (own or {}).get(field, {}).get(tensor.name, np.empty(0, np.float32))
                 joined = transport.allgather(f"{prefix}.{tensor.name}.{field}", _bytes(array)).wait().view(np.float32)
                 if joined.size:  # the same on all that have one: the first of them
@@ -294,12 +294,14 @@ def gather_and_redistribute(exchange: Exchange, own: dict | None, prefix: str) -
     return state
 
 
-def _shared_sizes(bucket: Bucket, tensor: Tensor) -> dict[str, int]:
+def _shared_sizes(exchange: Exchange, bucket: Bucket, tensor: Tensor) -> dict[str, int]:
     """By field, the numbers of elements of what is the same on all ranks."""
     sizes = dict.fromkeys(bucket.memory.shared, bucket.memory.shared_size(tensor))
     if bucket.declared.lowrank is not None:
         _, columns, rank = bucket.declared.lowrank.factorization(tensor.shape)
         sizes[WARM_STARTS] = rank * columns
+    if exchange.schedules.keeps_densities and bucket.declared.has_density:
+        sizes[DENSITY] = 1
     return sizes
 
 

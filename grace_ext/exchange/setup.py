@@ -18,7 +18,7 @@ from ..transport.base import Transport
 from . import config_digest, stats
 from .buckets import Bucket, Tensor
 from .listeners import listeners_for
-from .state import ExchangeState
+from .state import DENSITY, ExchangeState
 
 
 class ExchangeSetup:
@@ -94,9 +94,11 @@ class ExchangeSetup:
             ConfigError: A step is under way, or a listener cannot work with these buckets; then all stays as it was.
         """
         self._listeners.notify("check_buckets", buckets)
+        densities = self.schedules.kept_densities(self.buckets)
         self.state.set_buckets(buckets)
         self.buckets = buckets
         self._listeners.notify("buckets_set", buckets)
+        self.schedules.restore_densities(buckets, densities)
 
     def replace_policies(self, memories: Memories, schedules: Schedules) -> None:
         """Use other memories and schedules for the buckets that are set next.
@@ -124,7 +126,8 @@ class ExchangeSetup:
         Returns:
             {"step": the number of the next step, field: {tensor name: float32[size]}}; see ExchangeState.
         """
-        return {"step": self.step, **self.state.state_dict()}
+        densities = self.schedules.kept_densities(self.buckets)
+        return {"step": self.step, **self.state.state_dict(), **({DENSITY: densities} if densities else {})}
 
     def load_state_dict(self, state: dict) -> None:
         """Load what `state_dict` returned.
@@ -136,6 +139,7 @@ class ExchangeSetup:
             ConfigError: An array has another size than its tensor.
         """
         self.state.load_state_dict(state)
+        self.schedules.restore_densities(self.buckets, state.get(DENSITY, {}))
         self.step = state.get("step", self.step)
 
     def skip_step(self) -> None:

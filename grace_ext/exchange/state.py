@@ -10,8 +10,9 @@ from ..policy.memories import Memories
 from .buckets import Bucket, Tensor
 
 WARM_STARTS = "lowrank"  # key in state dicts, beside the fields of the memories
+DENSITY = "density"  # of schedules that keep it
 #: The keys of what is the same on all ranks.
-SHARED = (WARM_STARTS, SECOND_MOMENT)
+SHARED = (WARM_STARTS, SECOND_MOMENT, DENSITY)
 
 
 class ExchangeState:

@@ -132,7 +132,8 @@ def report(exchanges: Sequence[Counted], earlier: Sequence[Statistics] = ()) -> 
       looked, or rank 0 after 8, 16, 32, ... steps; None where that is no number.
     - ways: With communicator "auto", the strategy of each tensor in the next step.
     - bandwidth: With schedule "kimad", the bytes per second that this rank's link gives; None before anything is known.
-    - densities: With that schedule, the density of each tensor in the next step.
+    - densities: With that schedule and "guarded", the density of each tensor in the next step.
+    - lag: With schedule "guarded", the energy of all ranks' residuals over that of their gradients when it was last measured.
 
     Args:
         exchanges: The exchanges, the current one last.
@@ -145,7 +146,7 @@ def report(exchanges: Sequence[Counted], earlier: Sequence[Statistics] = ()) -> 
     for statistics in (*earlier, *(exchange.statistics for exchange in exchanges)):
         total.merge(statistics.total)
         steps += statistics.steps
-    found: dict[str, Any] = {"residual_norm_ratio": {}, "ways": {}, "bandwidth": None, "densities": {}}
+    found: dict[str, Any] = {"residual_norm_ratio": {}, "ways": {}, "bandwidth": None, "densities": {}, "lag": None}
     for exchange in exchanges:
         found["ways"].update(
             (tensor.name, bucket.communicator.strategy)

@@ -73,8 +73,9 @@ class Writer(Observer):
 
     A record: {"step", "time": seconds since the epoch, "rank", "finite": whether all ranks' gradients were, "bytes_in",
     "bytes_out", "ratio", "compressed", "seconds", "late_seconds", "exposed_seconds", "index_codecs": as in Exchange.stats,
-    of this step; "residual_norm_ratio": {tensor name: ||residual|| / ||gradient||, L2, None where that is no number}}. The
-    residual is what the step began with, the gradient this rank's own.
+    of this step; "lag": the energy of this rank's residuals over that of its gradients, which is the number of steps that
+    wait where gradients are mostly noise, or None; "residual_norm_ratio": {tensor name: ||residual|| / ||gradient||, L2,
+    None where that is no number}}. The residual is what the step began with, the gradient this rank's own.
 
     Args:
         path: See Observer.

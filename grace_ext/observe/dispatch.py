@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..communicators.base import Pending
 from ..transport.base import Transport
 from ..transport.tracing import TracingTransport
@@ -15,6 +13,7 @@ from . import advice
 from .base import Writer
 from .capture import Capture
 from .listener import BucketView, StepListener
+from .norms import energy, lag
 from .parse import Observe, observers
 from .timeline import Timeline, encoding_phases, finishing_phases
 
@@ -96,6 +95,7 @@ class ObserverDispatcher(StepListener):
                 "rank": self._transport.rank,
                 "finite": finite,
                 **report(),
+                "lag": lag([(gradient**2, residual**2) for gradient, residual in seen.values()]),
                 "residual_norm_ratio": _norm_ratios(seen),
             }
             for writer in writers:
@@ -141,7 +141,7 @@ class ObserverDispatcher(StepListener):
                 at = 0
                 for tensor in bucket.tensors:
                     part = slice(at, at + tensor.size)
-                    seen[tensor.name] = _norm(gradient[part]), _norm(residual[part])
+                    seen[tensor.name] = math.sqrt(energy(gradient[part])), math.sqrt(energy(residual[part]))
                     at += tensor.size
 
         return keep
@@ -151,14 +151,6 @@ class ObserverDispatcher(StepListener):
             for timeline in self._timelines:
                 if phases and timeline.wants(step):
                     timeline.attempt(timeline.add, self._transport.rank, bucket.name, step, phases)
-
-
-def _norm(array: Any) -> float:
-    """L2 norm of float32[n] of numpy, or of a tensor with a norm of its own."""
-    if isinstance(array, np.ndarray):
-        with np.errstate(over="ignore", invalid="ignore"):
-            return math.sqrt(float(np.dot(array, array)))
-    return float(array.norm())
 
 
 def _norm_ratios(norms: dict[str, tuple[float, float]]) -> dict[str, float | None]:

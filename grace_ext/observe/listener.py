@@ -17,6 +17,7 @@ class BucketView(Protocol):
     compressor: Compressor
     declared: Compressor
     communicator: Communicator
+    memory: Any
 
     @property
     def tensors(self) -> Sequence[ShapedTensor]:

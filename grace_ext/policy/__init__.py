@@ -4,6 +4,7 @@ from .advisor import advise
 from .allocation import ErrorCurve, least_bytes, least_error
 from .bandwidth import BandwidthMonitor
 from .defaults import Default, default_for
+from .guarded import Guarded
 from .kimad import Kimad, KimadPlus
 from .memories import DEFAULT_MEMORY, Memories
 from .rules import DEFAULT_ROWS_SPEC, DEFAULT_SPEC, Rules
@@ -16,6 +17,7 @@ __all__ = [
     "DEFAULT_SPEC",
     "Default",
     "ErrorCurve",
+    "Guarded",
     "Kimad",
     "KimadPlus",
     "Memories",

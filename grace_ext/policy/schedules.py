@@ -6,9 +6,11 @@ Examples are a density that is warmed up, and a bit width that grows.
 from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
+import numpy as np
+
 from .. import registry
 from ..errors import ConfigError
-from ..observe.listener import StepListener
+from ..observe.listener import BucketView, StepListener
 from ..pipeline.compressor import Compressor
 from ..pipeline.spec import parse_stage
 from ..registry import Stage, register
@@ -24,6 +26,8 @@ class Schedule(Stage):
     kind = "schedule"
     #: Whether a listener decides on the value between steps, from what they showed.
     adaptive = False
+    #: Whether the densities that the listener decides on are the same on all ranks, and belong into checkpoints.
+    keeps_densities = False
 
     def at(self, step: int, final: float) -> float:
         """Compute the value in a step.
@@ -210,6 +214,39 @@ class Schedules:
             return density
         value = schedule(step) if option in self._functions else schedule.at(step, current)  # type: ignore[attr-defined]
         return round(value) if isinstance(current, int) else value
+
+    @property
+    def keeps_densities(self) -> bool:
+        """Whether `densities` belong into checkpoints."""
+        return any(self._is_adaptive(option) and schedule.keeps_densities for option, schedule in self._schedules.items())  # type: ignore[attr-defined]
+
+    def kept_densities(self, buckets: Sequence[BucketView]) -> dict[str, np.ndarray]:
+        """Copy the densities for a checkpoint.
+
+        Args:
+            buckets: The exchange's buckets.
+
+        Returns:
+            tensor name -> float32[1]; empty unless `keeps_densities`.
+        """
+        return {
+            tensor.name: np.array([self.densities[bucket.name]], np.float32)
+            for bucket in (buckets if self.keeps_densities else ())
+            if bucket.name in self.densities
+            for tensor in bucket.tensors
+        }
+
+    def restore_densities(self, buckets: Sequence[BucketView], kept: dict[str, np.ndarray]) -> None:
+        """Take over what `kept_densities` returned. Without an entry for its tensors, a bucket keeps the density it has.
+
+        Args:
+            buckets: The exchange's buckets.
+            kept: tensor name -> float32[1].
+        """
+        for bucket in buckets if self.keeps_densities else ():
+            for tensor in bucket.tensors:
+                if tensor.name in kept:
+                    self.densities[bucket.name] = float(f"{float(kept[tensor.name][0]):.3g}")
 
     def check(self, compressors: Sequence[Compressor]) -> None:
         """Check that each option is that of some compressor, if they are `required`.

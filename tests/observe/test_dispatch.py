@@ -26,6 +26,8 @@ def test_a_record_holds_what_the_statistics_and_the_memory_say(tmp_path):
         assert record["rank"] == 0 and record["finite"] is True and record["time"] > 1.7e9
         assert record["bytes_in"] == 20_000 and record["ratio"] == 20_000 / record["bytes_out"] > 20
         assert record["residual_norm_ratio"] == pytest.approx(ratios(states, i), rel=1e-5)
+        squares = [ratio**2 for ratio in record["residual_norm_ratio"].values()]
+        assert min(squares) <= record["lag"] <= max(squares)
     assert records[0]["residual_norm_ratio"] == {"a": 0, "b": 0} and records[-1]["residual_norm_ratio"]["a"] > 0.5
     assert {"select", "index", "value", "exchange", "decode"} <= records[-1]["seconds"].keys()
     last = {key: records[-1][key] for key in stats["last_step"]}
@@ -44,7 +46,7 @@ def test_observing_changes_no_result(tmp_path):
 
 def test_norms_are_computed_in_the_steps_of_a_writer_only(tmp_path, monkeypatch):
     counted = []
-    monkeypatch.setattr("grace_ext.observe.dispatch._norm", lambda array: counted.append(1) or 1.0)
+    monkeypatch.setattr("grace_ext.observe.dispatch.energy", lambda array: counted.append(1) or 1.0)
     results = run([JsonlWriter(tmp_path / "a.jsonl", every=4), CsvWriter(tmp_path / "b.csv", every=2)])
     assert [record["step"] for record in lines(tmp_path / "a.jsonl")] == [0, 4]
     assert [row["step"] for row in table(tmp_path / "b.csv")] == ["0", "2", "4"]

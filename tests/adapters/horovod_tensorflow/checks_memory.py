@@ -181,6 +181,18 @@ def kimad_sends_what_there_is_time_for():
 
 
 @check
+def guarded_lowers_the_density_while_little_waits():
+    of = weights()
+    ours = reducer("topk:0.04/rice/raw", schedule={"density": "guarded:2"})
+    reduce = reduce_in(ours, of, in_graph=True)
+    for step in range(34):
+        same_on_all_ranks(flat(reduce(own(step))))
+    stats = exchange_of(ours).stats()
+    (density,) = set(stats["densities"].values())
+    assert stats["lag"] >= 0 and 0.001 <= density < 0.2, (stats["lag"], density)
+
+
+@check
 def a_function_made_anew_at_every_step_is_the_same_schedule():
     high = 0.2
 

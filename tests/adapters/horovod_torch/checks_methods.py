@@ -46,6 +46,18 @@ def kimad_sends_what_there_is_time_for():
 
 
 @check
+def guarded_lowers_the_density_while_little_waits():
+    for selection in ("auto", "device"):
+        weights, optimizer, _ = train(
+            compressed("topk:0.04/rice/raw", schedule={"density": "guarded:2"}, selection=selection), steps=34
+        )
+        same_on_all_ranks(weights)
+        stats = optimizer.compression_stats()
+        (density,) = set(stats["densities"].values())
+        assert stats["lag"] >= 0 and 0.001 <= density < 0.2, (selection, stats["lag"], density)
+
+
+@check
 def random_positions_go_by_allreduce_and_by_allgather():
     results = {}
     for communicator in ("allgather", "allreduce"):

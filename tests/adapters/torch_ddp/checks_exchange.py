@@ -211,6 +211,15 @@ def a_memory_for_some_and_schedules():
 
 
 @check
+def guarded_lowers_the_density_while_little_waits():
+    weights, state = train("topk:0.04/rice/raw", steps=34, schedule={"density": "guarded:2"})
+    same_on_all_ranks(weights)
+    stats = state.compression_stats()
+    (density,) = set(stats["densities"].values())
+    assert stats["lag"] >= 0 and 0.001 <= density < 0.2, (stats["lag"], density)
+
+
+@check
 def powersgd_starts_when_told_to():
     late, _ = train("powersgd:2:start=3", memory="none", steps=3)
     plain, _ = train(steps=3)
