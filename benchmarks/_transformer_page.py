@@ -4,7 +4,8 @@ import os
 import statistics
 
 from _lib import ROOT, RunFailed, as_markdown
-from _transformer_results import DENSE, Row, difference, read, steps_to
+from _transformer_cost import section as cost_section
+from _transformer_results import DENSE, Row, difference, read, signal, spearman, steps_to
 from _transformer_tasks import TASKS, Task
 
 PAGE = os.path.join(ROOT, "docs", "transformers.md")
@@ -16,7 +17,8 @@ def write_page(results: str) -> str:
     if not tasks:
         raise RunFailed(f"{results} has no results of {DENSE}: run that first")
     runs = [run for rows in tasks.values() for row in rows.values() for run in row.runs.values()]
-    sections = [section(TASKS[name], rows) for name, rows in tasks.items()]
+    written = [write(TASKS[name], rows) for name, rows in tasks.items() for write in (section, guard_section)]
+    sections = [text for text in written if text]
     dates, machines = (sorted({run[what] for run in runs}) for what in ("date", "machine"))
     text = "\n\n".join(
         [
@@ -26,7 +28,8 @@ def write_page(results: str) -> str:
             "unless the row says otherwise. Fewer bytes: the float32 bytes of all gradients of the run over what one rank "
             "handed to collectives, denser first steps, headers and exact tensors included.",
             *sections,
-            f"Measured from {dates[0]} to {dates[-1]} on {'; '.join(machines)}; by `python benchmarks/transformer.py run "
+            *([cost] if (cost := cost_section(results)) else []),
+            f"The runs were measured from {dates[0]} to {dates[-1]} on {'; '.join(machines)}; by `python benchmarks/transformer.py run "
             "--data DIR` and `python benchmarks/transformer.py page`. Each result, with its commit, is in "
             "`benchmarks/results/transformers`.",
         ]
@@ -34,6 +37,28 @@ def write_page(results: str) -> str:
     with open(PAGE, "w", encoding="utf-8") as file:
         file.write(text + "\n")
     return PAGE
+
+
+def guard_section(task: Task, rows: dict[str, Row]) -> str | None:
+    """Say how well the guard's signal ranks the runs of a task; None for fewer than 5 runs that have it."""
+    runs = [run for row in rows.values() for run in row.runs.values()]
+    pairs = [(found, run["curve"][-1][task.measure]) for run in runs if (found := signal(run)) is not None]
+    if len(pairs) < 5 or task.measure != "loss":
+        return None
+    table = [
+        ["", "mean of lag / √step", "loss"],
+        *(
+            [f"{row.label}, seed {seed}", f"{signal(run):.2f}", f"{run['curve'][-1]['loss']:.3f}"]
+            for row in rows.values()
+            for seed, run in sorted(row.runs.items())
+            if signal(run) is not None
+        ),
+    ]
+    table[1:] = sorted(table[1:], key=lambda line: float(line[1]))
+    return (
+        f"### The guard's signal\n\nIts rank correlation (Spearman) with the loss, over {len(pairs)} runs, is "
+        f"{spearman(*map(list, zip(*pairs, strict=True))):.2f}.\n\n{as_markdown(table)}"
+    )
 
 
 def section(task: Task, rows: dict[str, Row]) -> str:

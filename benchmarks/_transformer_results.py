@@ -57,6 +57,23 @@ def difference(row: Row, dense: Row, measure: str) -> float:
     return 100 * (mine / theirs - 1) if measure == "loss" else 100 * (theirs - mine)
 
 
+def signal(run: dict) -> float | None:
+    """Return the guard's signal of a run: the mean of lag / sqrt(step); 0 where nothing waits, None where it was not recorded."""
+    if run["library"] == "horovod":
+        return 0.0
+    found = [lag / step**0.5 for step, lag in run.get("lags", []) if step]
+    return statistics.mean(found) if found else None
+
+
+def spearman(xs: list[float], ys: list[float]) -> float:
+    """Return the rank correlation; ties have their mean rank."""
+    ranks = [
+        [statistics.mean(i for i, other in enumerate(sorted(column)) if other == one) for one in column]
+        for column in (xs, ys)
+    ]
+    return statistics.correlation(*ranks)
+
+
 def steps_to(run: dict, accuracy: float) -> float | None:
     """Return after how many steps a run reached an accuracy, between two evaluations; None if it did not."""
     before = {"step": 0, "accuracy": 0.0}

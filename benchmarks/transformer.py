@@ -1,6 +1,7 @@
 """Transformers under AdamW: loss against bytes and seconds, method by method; writes docs/transformers.md.
 
     python benchmarks/transformer.py run --data DIR --tasks gpt vit --seeds 0 1 2
+    python benchmarks/transformer.py cost
     python benchmarks/transformer.py page
 
 Each run is a job of real ranks, and its result a file in benchmarks/results/transformers; a run whose result is there is not
@@ -18,6 +19,7 @@ import time
 from _accuracy_map import file_name, specs
 from _lib import ROOT, SHARED_CORES, RunFailed, launch, machine
 from _page import commit
+from _transformer_cost import measure
 from _transformer_page import write_page
 from _transformer_results import DENSE, RESULTS, path_of
 from _transformer_tasks import MAP, TASKS
@@ -129,11 +131,12 @@ def main():
     )
     trains.add_argument("--ranks", type=int, default=4)
     trains.add_argument("--timeout", type=float, default=3600, help="seconds of one run")
-    for command in (trains, commands.add_parser("page", help="write docs/transformers.md")):
+    others = {"page": "write docs/transformers.md", "cost": "measure what the codecs cost, on an idle machine"}
+    for command in (trains, *(commands.add_parser(name, help=text) for name, text in others.items())):
         command.add_argument("--results", default=RESULTS)
     args = parser.parse_args()
-    if args.command == "page":
-        print(write_page(args.results))
+    if args.command in others:
+        print({"page": write_page, "cost": measure}[args.command](args.results))
         return
     args.data, args.results = os.path.abspath(args.data), os.path.abspath(args.results)
     os.makedirs(args.results, exist_ok=True)

@@ -64,7 +64,7 @@ class Adam(Momentum):
     needs_step = True
 
     def __init__(
-        self, momentum: float = 0.5, decay: float = 1.0, beta2: float = 0.95, smoothing: float = 0.02, clip: float = 0.7
+        self, momentum: float = 0.5, decay: float = 1.0, beta2: float = 0.95, smoothing: float = 0.02, clip: float = 1.0
     ):
         super().__init__(momentum, decay)
         if not 0 < beta2 < 1:

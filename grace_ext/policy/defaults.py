@@ -32,10 +32,10 @@ PLAIN = Default(
 )
 #: docs/transformers.md has the measurements.
 ADAM = Default(
-    "topk:0.012/auto/lloyd:0.15",
+    "topk:0.012/auto/lloyd:0.05",
     "adam",
-    {"density": "hyperbolic:steps=300"},
-    "dense/qsgd:7:bucket=128",
+    {"density": "hyperbolic:steps=180"},
+    "dense/lloyd:0.1",
     DEFAULT_ROWS_SPEC,
     "Adam and AdamW, which lose accuracy with error feedback of gradients",
 )
