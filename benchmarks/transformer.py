@@ -64,7 +64,7 @@ def methods(name: str) -> dict[str, Method]:
         percent = f"{100 * density:g} %"
         plain = {"compression": f"topk:{density:g}/rice/qsgd:7"}
         found[f"plain-{density:g}"] = Method(f"top-k {percent}, qsgd, residual", "grace_ext", plain)
-        adam = {**exact, "memory": "adam", "schedule": {"density": "hyperbolic"}}
+        adam = {**exact, "memory": "adam", "schedule": {"density": f"hyperbolic:steps={max(1, round(2.1 / density))}"}}
         found[f"adam-{density:g}"] = Method(f"top-k {percent}, lloyd, adam", "grace_ext", adam)
         found[f"residual-{density:g}"] = Method(f"top-k {percent}, lloyd, residual", "grace_ext", exact)
         for lr in (1.0, 0.5):

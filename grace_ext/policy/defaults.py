@@ -32,7 +32,7 @@ PLAIN = Default(
 )
 #: docs/transformers.md has the measurements.
 ADAM = Default(
-    "topk:0.012/auto/lloyd:0.05",
+    "topk:0.012/rice_adaptive/lloyd:0.05",
     "adam",
     {"density": "hyperbolic:steps=180"},
     "dense/lloyd:0.1",
