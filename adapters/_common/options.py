@@ -33,9 +33,8 @@ class CompressionOptions:
     Attributes:
         compression: A spec ("topk:0.01/rice/qsgd:7", see `python -m grace_ext codecs`), its dict form, or a Compressor. With
             Horovod also hvd.Compression.none and .fp16, which mean dense gradients by allreduce without a memory. None: see
-            docs/training.md, "Defaults". Without memory, schedule and communicator "auto", an Adam or AdamW whose step the
-            adapter can change gets a default of its own, which the log "grace_ext" names; all others get
-            "topk:0.01/rice/qsgd:7".
+            docs/training.md, "Defaults". Without memory and schedule, an Adam or AdamW whose step the adapter can change gets a
+            default of its own, which the log "grace_ext" names; all others get "topk:0.01/rice/qsgd:7".
         memory: "residual" (error feedback), "none", "ef21", "dgc" or another (`python -m grace_ext codecs`), or specs by name
             pattern or size, as in rules: {"*embedding*": "none", "*": "residual:decay=0.9"}. None: "residual", or what the
             default of the optimizer has.
@@ -54,7 +53,8 @@ class CompressionOptions:
             compressed, so there is nothing to capture: a warning says so.
         schedule: Options of the spec that change from step to step: {"density": "warmup:steps=2000"}, or a function of the
             step that gives the same on all ranks; see grace_ext.policy.Schedules. {"density": "kimad:0.2"} chooses what fits
-            into steps of 0.2 s, on each rank by what its link gives; "kimad+:0.2" does so with a density for each bucket.
+            into steps of 0.2 s, on each rank by what its link gives; "kimad+:0.2" does so with a density for each bucket;
+            "guarded" raises the density while much of the gradients waits to be sent, and lowers it while little does.
         observe: Where rank 0 writes bytes, ratio, seconds and residual norms of every tenth step: a path that ends in .jsonl
             or .csv, a folder for TensorBoard, an object of grace_ext.observe (which can take other steps, and a Timeline), or
             a list of these.
@@ -128,7 +128,7 @@ class CompressionOptions:
             takes_over: Whether the optimizer is an Adam or AdamW that can leave its moments to a memory.
             members: This rank, and the number of ranks. Only rank 0 says something, and only if there are others.
         """
-        open_ = self.compression is None and self.memory is None and self.schedule is None and self.communicator != "auto"
+        open_ = self.compression is None and self.memory is None and self.schedule is None
         self.chosen = chosen = default_for(takes_over and open_)
         if chosen is not PLAIN:
             self.schedule = chosen.schedule

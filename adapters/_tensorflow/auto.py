@@ -23,22 +23,26 @@ class SwitchedNodes(BucketNodes):
     def __init__(self, graph, bucket, prescale):
         super().__init__(graph, bucket, prescale)
         self._levels = bucket.communicator.max_collectives(self._exchange.transport)
+        self._may_bypass = not bucket.memory.has_hooks
 
     def start(self, gradients, order):
-        sent = self._python_node(self._encode, self._inputs(gradients), order)
+        sent = self._python_node(self._encode, self._inputs(gradients), order, [tf.uint8] if self._has_sketch else [])
+        if not self._may_bypass:
+            return sent
         with tf.device("/cpu:0"):
             bypassed = [
                 self._bypassed(sent[0], number, gradients[tensor.name]) for number, tensor in enumerate(self._bucket.tensors)
             ]
         return [*sent, *bypassed]
 
-    def _python_node(self, function, inputs, order) -> list[tf.Tensor]:
-        """A node of Python: it gives the number of a collective's kind, and the collective's inputs."""
-        kind, payload, splits = self._graph.call(function, inputs, [tf.int32, tf.uint8, tf.int32], order)
+    def _python_node(self, function, inputs, order, further=()) -> list[tf.Tensor]:
+        """A node of Python: it gives the number of a collective's kind, the collective's inputs, and vectors of dtypes that
+        are further to it."""
+        kind, *vectors = self._graph.call(function, inputs, [tf.int32, tf.uint8, tf.int32, *further], order)
         kind.set_shape([])
-        payload.set_shape([None])
-        splits.set_shape([None])
-        return [kind, payload, splits]
+        for vector in vectors:
+            vector.set_shape([None])
+        return [kind, *vectors]
 
     def _bypassed(self, kind, number, gradient) -> tf.Tensor:
         """The reduced gradient, [its elements]; empty if it does not bypass."""
@@ -58,12 +62,14 @@ class SwitchedNodes(BucketNodes):
         return result
 
     def exchange(self, sent, order, process_set):
-        inputs, bypassed = sent[:3], sent[3:]
+        inputs, others = sent[:3], sent[3:]
+        if self._has_sketch:
+            others = [collective("allgather", others, f"{self._bucket.name}.sketch", process_set)]
         received = self._collective(0, *inputs, process_set)
         for level in range(1, self._levels):
             inputs = self._python_node(functools.partial(self._advance, level), [received], order)
             received = self._collective(level, *inputs, process_set)
-        return [received, *bypassed]
+        return [received, *others]
 
     def _collective(self, level, kind, payload, splits, process_set) -> tf.Tensor:
         branches = [
@@ -77,18 +83,20 @@ class SwitchedNodes(BucketNodes):
 
     def finish(self, received, order, gradients):
         flat, bypasses = self._graph.call(self._decode, received, [tf.float32, tf.bool], order)
+        if not self._may_bypass:
+            return self._of_exchange(flat, gradients)
         bypasses.set_shape([])
-        return tf.cond(
-            bypasses,
-            lambda: self._by_name(received[1:], gradients),
-            lambda: self._by_name(tf.split(tf.ensure_shape(flat, [self._bucket.size]), self._bucket.sizes), gradients),
-        )
+        return tf.cond(bypasses, lambda: self._by_name(received[1:], gradients), lambda: self._of_exchange(flat, gradients))
+
+    def _of_exchange(self, flat, gradients) -> dict[str, tf.Tensor]:
+        return self._by_name(tf.split(tf.ensure_shape(flat, [self._bucket.size]), self._bucket.sizes), gradients)
 
     def _encode(self, *arrays):
         dtype = self._exchange.bypass_dtype(self._bucket)
         if dtype is None:
             super()._encode(*arrays)
-            return self._outputs_for(self._exchange.pending(self._bucket).handle)
+            pending = self._exchange.pending(self._bucket)
+            return [*self._outputs_for(pending.handle), *(pending.sketch.sent if self._has_sketch else [])]
         if self._is_first:
             self._graph.check_idle()
         if on_gradient := self._exchange.gradient_callback(self._bucket):
@@ -122,8 +130,10 @@ class SwitchedNodes(BucketNodes):
             handle.receive(received.view(handle.sent[0].dtype) if handle.sent else received, self._graph.idle_since)
         return handle
 
-    def _decode(self, received, *_):
+    def _decode(self, received, *others):
         bypasses = self._receive(received).collective in _BYPASSES
+        if self._has_sketch:
+            self._exchange.pending(self._bucket).sketch.receive(*others, self._graph.idle_since)
         out = np.empty(0, np.float32) if bypasses else self._results.unused()
         self._finish(received, out)
         return [out, np.bool_(bypasses)]

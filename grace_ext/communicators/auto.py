@@ -40,10 +40,10 @@ class Auto(Communicator):
                 "communicator 'auto' has to measure the link between steps, and cannot do it here: use "
                 "allgather, sharded or allreduce"
             )
-        if memory.has_hooks:
+        if memory.has_hooks and not memory.hooks_work_dense:
             raise ConfigError(
                 f"communicator 'auto' sends some steps dense, of which memory {memory.name!r} knows nothing: "
-                f"use residual or none"
+                f"use residual, momentum, adam or none"
             )
         if factors:
             return SwitchingCommunicator({"factors": factors})

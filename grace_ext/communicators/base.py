@@ -86,6 +86,7 @@ class BucketMemory(Protocol):
 
     name: str
     has_hooks: bool
+    hooks_work_dense: bool
 
 
 class Communicator(Stage, Generic[PendingType]):

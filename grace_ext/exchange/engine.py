@@ -117,7 +117,7 @@ class Exchange(ExchangeSetup):
         Returns:
             "float32" or "fp16", the dtype to reduce, the same on all ranks; None if the bucket has to `start`.
         """
-        return bucket.communicator.bypass_dtype if bucket.may_bypass else None
+        return bucket.communicator.bypass_dtype if bucket.may_bypass and not bucket.memory.has_hooks else None
 
     def submit_bypass(self, bucket: Bucket, pending: BypassPending) -> None:
         """Take a bucket that bypasses the exchange, in the place of `start`. `finish` waits for it and writes nothing.

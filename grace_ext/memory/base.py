@@ -44,6 +44,8 @@ class Memory(Stage):
     #: Whether `correct_gradient`, `on_sent` or `on_received` do anything. Only if not, states can live on an accelerator
     #: and gradients can be encoded where they are.
     has_hooks = False
+    #: Whether the hooks also work in steps in which communicator "auto" sends what they give whole, without containers.
+    hooks_work_dense = False
 
     def check(self, compressor: Compressor, communicator: Communicator) -> None:
         """Check that this memory can be used with a compressor and a communicator.

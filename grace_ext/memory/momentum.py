@@ -33,6 +33,7 @@ class Momentum(Residual):
     name = "momentum"
     supports_rows = False
     has_hooks = True
+    hooks_work_dense = True
     applies_momentum = True
 
     def __init__(self, momentum: float = 0.9, decay: float = 1.0):

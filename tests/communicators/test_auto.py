@@ -53,6 +53,34 @@ def test_nothing_is_lost_by_switching():
         assert not of_a.any(), "float32 leaves nothing for later"
 
 
+@pytest.mark.parametrize("memory", ["momentum:0.5", "adam:0.5"])
+def test_momenta_are_kept_and_nothing_is_lost_by_switching(memory):
+    ways = [COMPRESSED, FLOAT32, FLOAT32, COMPRESSED, FLOAT32]
+
+    def work(transport):
+        exchange = make(transport, memory=memory)
+        received, given = np.zeros(5000), np.zeros(5000)
+        for i in range(3 * len(ways)):
+            take(exchange, ways[i // 3], ways[-1 - i // 3])
+            assert not any(exchange.bypass_dtype(bucket) for bucket in exchange.buckets)
+            own = gradient(100 * transport.rank + i)
+            received += step(exchange, own)[0]
+            given += own
+            end(exchange)
+        state = arrays_of(exchange)
+        joined = {field: np.concatenate([state[f"{field}:a"], state[f"{field}:b"]]) for field in ("residual", "velocity")}
+        shared = {key: array.tobytes() for key, array in state.items() if key.startswith("second_moment")}
+        return received, given, joined["residual"] + joined["velocity"], shared
+
+    results = on_all_ranks(work)
+    # With a momentum of a half, as much of the gradients is still to come as the first moment holds.
+    given, waiting = (np.mean([result[i] for result in results], axis=0) for i in (1, 2))
+    for received, _, _, shared in results:
+        np.testing.assert_array_equal(received, results[0][0])
+        np.testing.assert_allclose(received + waiting, given, atol=1e-4)
+        assert shared == results[0][3] and bool(shared) == memory.startswith("adam")
+
+
 def test_a_step_that_is_not_finite_flushes_nothing():
     def work(transport):
         exchange = make(transport)

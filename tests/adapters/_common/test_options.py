@@ -85,7 +85,6 @@ def test_an_adam_gets_a_default_of_its_own_and_the_log_says_so(caplog):
         (True, {"compression": "topk:0.1"}),
         (True, {"memory": "none"}),
         (True, {"schedule": {"density": "warmup"}}),
-        (True, {"communicator": "auto"}),
     ],
 )
 def test_whoever_names_a_part_gets_that_and_the_plain_default(takes_over, given, caplog):

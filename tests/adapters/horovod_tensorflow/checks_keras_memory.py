@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from checks_keras import BATCH, MODES, SGD, X, Y, _skip_a_step, alone, compiled, fit, flat, model, part, scaled, state
 from harness import exchange_of, of_all_ranks, same_on_all_ranks
+from support.auto_control import always
 from support.checking import check, covering, raises
 from support.exchanges import arrays_of
 
@@ -111,6 +112,25 @@ def adam_steps_with_the_moments_of_the_memory():
                 DistributedOptimizer(optimizer, memory="adam")
     with raises(ConfigError, "use DistributedOptimizer"):
         DistributedGradientTape(tf.GradientTape(), memory="adam")
+
+
+@check
+def adam_keeps_its_moments_whatever_auto_chooses():
+    adam = {kind: (api, api.optimizers.Adam) for kind, (api, _) in SGD.items() if kind != "tf_keras-legacy"}
+    options = {"memory": "adam", "rules": {"*kernel": "topk:0.1/rice/raw"}, "communicator": "auto"}
+    for kind, mode in covering(itertools.product(adam, MODES)):
+        api, make = adam[kind]
+        for way in ("allgather", "float32", "fp16"):
+            with always(way):
+                optimizer = DistributedOptimizer(make(0.01), **options)
+                net = compiled(api, optimizer, **MODES[mode])
+                before = flat(net)
+                fit(net, epochs=1)
+            same_on_all_ranks(flat(net))
+            assert 1e-3 < np.abs(flat(net) - before).max() < 1, (kind, mode, way)
+            assert any(name.startswith("second_moment") for name in memory_of(optimizer)), (kind, mode, way)
+            ways = exchange_of(optimizer._grace.reducer).stats()["ways"]
+            assert set(ways.values()) == {way}, (kind, mode, ways)
 
 
 @check

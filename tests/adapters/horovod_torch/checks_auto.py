@@ -11,6 +11,7 @@ from support.auto_control import always, hurried
 from support.checking import check, check_under_every_launcher
 from support.exchanges import arrays_of
 
+from grace_ext.adapters.horovod_torch import DistributedOptimizer
 from grace_ext.adapters.onebit_adam import OneBitAdam
 from grace_ext.observe.dispatch import ObserverDispatcher
 
@@ -102,6 +103,41 @@ def gradients_of_all_kinds_go_a_dense_way():
                 assert (got - mean).abs().max() < tolerance * mean.abs().max(), (way, step)
                 assert all(p.grad.stride() == p.stride() for p in net.parameters()), (way, step)
                 same_on_all_ranks(got)
+
+
+def _train_adam(spec=None, memory=None, **options):
+    net = small()
+    optimizer = DistributedOptimizer(
+        torch.optim.AdamW(net.parameters(), lr=1e-3), net.named_parameters(), spec, memory=memory, **options
+    )
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    for x, y in batches(5):
+        optimizer.zero_grad()
+        loss_of(net, x, y).backward()
+        optimizer.step()
+    same_on_all_ranks(flat(net))
+    return flat(net), optimizer
+
+
+@check
+def adam_keeps_its_moments_whatever_auto_chooses():
+    everything, _ = _train_adam("topk:1/rice/raw", "adam", rules={"*weight": "topk:1/rice/raw"})
+    for way, tolerance in (("allgather", None), ("float32", 1e-6), ("fp16", 1e-4)):
+        with always(way):
+            ours, optimizer = _train_adam(
+                "topk:0.1/rice/raw", "adam", rules={"*weight": "topk:0.1/rice/raw"}, communicator="auto"
+            )
+            _, default = _train_adam(communicator="auto")
+        stats = optimizer.compression_stats()
+        assert set(stats["ways"].values()) == {way}, stats["ways"]
+        assert any(name.startswith("second_moment") for name in arrays_of(optimizer._grace.exchange)), way
+        assert tolerance is None or torch.allclose(ours, everything, rtol=0, atol=tolerance), (
+            way,
+            (ours - everything).abs().max(),
+        )
+        assert all(
+            bucket.memory.name != "none" for bucket in default._grace.exchange.buckets if bucket.compressor.has_density
+        )
 
 
 @check
