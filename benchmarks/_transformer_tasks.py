@@ -53,12 +53,16 @@ class Task:
     momentum: float | None = None
     target: float | None = None
 
-    def optimizer(self, model: nn.Module, lr: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
-        """Make the optimizer. Weight decay is for matrices only."""
+    def optimizer(
+        self, model: nn.Module, lr: float, betas: tuple[float, float], plain: bool = False
+    ) -> torch.optim.Optimizer:
+        """Make the optimizer. Weight decay is for matrices only. plain: SGD without momentum."""
         groups = [
             {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": self.weight_decay},
             {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
         ]
+        if plain:
+            return torch.optim.SGD(groups, lr)
         if self.momentum is not None:
             return torch.optim.SGD(groups, lr, self.momentum, nesterov=True)
         return torch.optim.AdamW(groups, lr, betas)

@@ -65,7 +65,7 @@ def main() -> None:
     data, model = task.data(options["data"]), task.model()
     if options["starts_from"]:
         model.load_state_dict(torch.load(options["starts_from"], weights_only=True))
-    optimizer = task.optimizer(model, options["lr"], tuple(options["betas"]))
+    optimizer = task.optimizer(model, options["lr"], tuple(options["betas"]), options["plain"])
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     lags = Lags()
     optimizer = wrap(optimizer, model, options["library"], options["arguments"], lags)

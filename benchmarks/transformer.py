@@ -37,12 +37,14 @@ class Method:
         library: "horovod", "grace_ext" or "onebit_adam".
         arguments: Of the library's wrapper.
         lr: Factor of the task's learning rate, where the method's user would have to set it.
+        plain: Whether its optimizer is SGD without momentum, because the method makes the rest of the step.
     """
 
     label: str
     library: str
     arguments: dict
     lr: float = 1.0
+    plain: bool = False
 
 
 def methods(name: str) -> dict[str, Method]:
@@ -58,6 +60,8 @@ def methods(name: str) -> dict[str, Method]:
     }
     for rank in (1, 4):
         found[f"powersgd-{rank}"] = Method(f"PowerSGD rank {rank}", "grace_ext", {"compression": f"powersgd:{rank}"})
+    demo = {"compression": "dct:64/topk:0.008:per=chunk/auto/lloyd:0.05", "memory": "demo"}
+    found["demo"] = Method("DeMo, learning rate x 0.5", "grace_ext", demo, 0.5, plain=True)
     found["default"] = Method("grace_ext, default", "grace_ext", {})
     for density in DENSITIES:
         exact = {"compression": f"topk:{density:g}/auto/lloyd"}
@@ -94,6 +98,7 @@ def run(name: str, method_name: str, seed: int, args) -> None:
         "batch": task.batch,
         "lr": method.lr * task.lr,
         "betas": task.betas,
+        "plain": method.plain,
         "library": method.library,
         "arguments": method.arguments,
         "data": args.data,
@@ -105,7 +110,9 @@ def run(name: str, method_name: str, seed: int, args) -> None:
     launch(f"{name}, {method.label}, seed {seed}", WORKER, [json.dumps(options)], args.ranks, args.timeout, SHARED_CORES)
     with open(out) as file:
         found = json.load(file)
-    described = {key: options[key] for key in ("task", "seed", "steps", "batch", "lr", "betas", "library", "arguments")}
+    described = {
+        key: options[key] for key in ("task", "seed", "steps", "batch", "lr", "betas", "plain", "library", "arguments")
+    }
     found = {"label": method.label, **described, "ranks": args.ranks, **found, "minutes": (time.perf_counter() - began) / 60}
     found |= {"date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
     with open(out, "w") as file:

@@ -35,6 +35,7 @@ def test_decay_of_the_residual():
         ("momentum", "topk:0.1"),
         ("momentum", "powersgd:2"),
         ("adam", "topk:0.1"),
+        ("demo", "dct:16/topk:0.1"),
         ("residual:0.9", "topk:0.1"),
     ],
 )
@@ -78,6 +79,7 @@ def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(memory, spec):
         ("dgc", "dense/raw"),
         ("momentum:decay=0.9", "topk:0.1/rice/qsgd:7"),
         ("adam:decay=0.9", "topk:0.1/rice/qsgd:7"),
+        ("demo:0.9", "dct:16/topk:0.1:per=chunk/auto/lloyd:0.05"),
         ("residual:0.9", "randomk:0.1"),
     ],
 )
