@@ -7,7 +7,7 @@ import numpy as np
 
 from ._compile import kernel
 from ._helpers import random32
-from ._intrinsics import bits_of, helper
+from ._intrinsics import bits_of, helper, stream16
 from ._sums import add_signed64, add_signed256
 
 LANES = 8  # numbers of a sketch
@@ -16,25 +16,38 @@ _BLOCK = 256  # elements, in rows of 8: 32 signs
 
 @kernel(
     "void(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32, float32, float32[::1],"
-    " uint32, uint32, float32[::1])"
+    " uint32, uint32, float32[::1], boolean)"
 )
-def accumulate_and_sketch(velocity, values, momentum, share, following, low, high, sketch):
+def accumulate_and_sketch(velocity, values, momentum, share, following, low, high, sketch, streamed):
     """following = momentum * velocity + share * values; sketch[j] = sum of values[8 i + j] with random signs s_i.
 
     velocity, values, following: float32[d]; sketch: float32[8], overwritten. The signs are the same for the same key
     (low, high). The sketch is linear in the values, and the expectation of sum(sketch**2) over the keys is sum(values**2)
     (Alon, Matias and Szegedy, The space complexity of approximating the frequency moments, STOC 1996, section 2.2).
-    8 neighbors share a sign, since they go to different numbers.
+    8 neighbors share a sign, since they go to different numbers. streamed: whether `following` is written past the caches.
     """
     sketch[:] = 0
     whole = values.size & ~(_BLOCK - 1)
+    done = min((-(following.ctypes.data >> 2)) & 15, values.size) if streamed else 0  # up to a multiple of 64 bytes
+    for i in range(done):
+        following[i] = momentum * velocity[i] + share * values[i]
+    tile = np.empty(_BLOCK, np.float32)
     for start in range(0, whole, _BLOCK):
-        for i in range(start, start + _BLOCK):
-            following[i] = momentum * velocity[i] + share * values[i]
+        if done + _BLOCK <= values.size:
+            before, added = velocity[done : done + _BLOCK], values[done : done + _BLOCK]
+            after = following[done : done + _BLOCK]
+            target = tile if streamed else after
+            for i in range(_BLOCK):
+                target[i] = momentum * before[i] + share * added[i]
+            if streamed:
+                for i in range(0, _BLOCK, 16):
+                    stream16(tile, i, after, i)
+            done += _BLOCK
         add_signed256(values, start, random32(np.uint32(start // _BLOCK), low, high), sketch)
+    for i in range(done, values.size):
+        following[i] = momentum * velocity[i] + share * values[i]
     word = random32(np.uint32(whole // _BLOCK), low, high)
     for i in range(whole, values.size):
-        following[i] = momentum * velocity[i] + share * values[i]
         sign = np.float32(1) - np.float32(2) * np.float32(word >> np.uint32((i - whole) // LANES) & np.uint32(1))
         sketch[i % LANES] += sign * values[i]
 

@@ -10,6 +10,7 @@ from .._util.rng import Stream
 from .._util.shared_states import SharedStates
 from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
+from ..kernels.accumulate import STREAMED
 from ..kernels.second_moment import LANES, accumulate_and_sketch, add_squares, spread_root, sum_ratio_squares
 from ..pipeline.compressor import Compressor
 from ..registry import register
@@ -114,10 +115,10 @@ class Adam(Momentum):
         sketches = np.empty((len(parts), LANES), np.float32)
         low, high = map(np.uint32, stream.shared().key())
         momentum, share = np.float32(self.momentum), np.float32(1 - self.momentum)
-        start = 0
+        start, streamed = 0, out.size >= STREAMED
         for gradient, sketch in zip(parts, sketches, strict=True):
             at = slice(start, start + gradient.size)
-            accumulate_and_sketch(velocity[at], gradient, momentum, share, following[at], low, high, sketch)
+            accumulate_and_sketch(velocity[at], gradient, momentum, share, following[at], low, high, sketch, streamed)
             start += gradient.size
         return following, sketches.reshape(-1)
 

@@ -19,8 +19,14 @@ def sketch_reference(values, low, high):
 def sketch(values, key):
     found, velocity, following = np.full(LANES, np.nan, np.float32), gauss(values.size, 9), np.empty_like(values)
     share, momentum = np.float32(0.25), np.float32(0.5)
-    accumulate_and_sketch(velocity, values, momentum, share, following, np.uint32(key), np.uint32(77), found)
+    accumulate_and_sketch(velocity, values, momentum, share, following, np.uint32(key), np.uint32(77), found, False)
     np.testing.assert_allclose(following, momentum * velocity + share * values, rtol=1e-6, atol=1e-7)
+    for shift in (0, 5):  # past the caches, from and to any address
+        room, again = np.full(values.size + 40, np.nan, np.float32), np.empty_like(found)
+        part = room[shift : shift + values.size]
+        accumulate_and_sketch(velocity, values, momentum, share, part, np.uint32(key), np.uint32(77), again, True)
+        assert same_bits(part, following) and same_bits(again, found)
+        assert np.isnan(room[:shift]).all() and np.isnan(room[shift + values.size :]).all()
     return found
 
 
