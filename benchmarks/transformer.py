@@ -24,6 +24,8 @@ from _transformer_page import write_page
 from _transformer_results import DENSE, RESULTS, path_of
 from _transformer_tasks import MAP, TASKS
 
+from grace_ext.policy.defaults import ADAM
+
 WORKER = os.path.join(ROOT, "benchmarks", "_transformer_worker.py")
 DENSITIES = (0.003, 0.01, 0.03, 0.1)
 
@@ -63,6 +65,8 @@ def methods(name: str) -> dict[str, Method]:
     demo = {"compression": "dct:64/topk:0.008:per=chunk/auto/lloyd:0.05", "memory": "demo"}
     found["demo"] = Method("DeMo, learning rate x 0.5", "grace_ext", demo, 0.5, plain=True)
     found["default"] = Method("grace_ext, default", "grace_ext", {})
+    guarded = {"compression": ADAM.compression, "memory": ADAM.memory, "schedule": {"density": "guarded"}}
+    found["guarded"] = Method("grace_ext, guarded", "grace_ext", {**guarded, "rules": {"<=4096": ADAM.small}})
     for density in DENSITIES:
         exact = {"compression": f"topk:{density:g}/auto/lloyd"}
         percent = f"{100 * density:g} %"
