@@ -26,7 +26,8 @@ def write_page(results: str) -> str:
             "Written by `benchmarks/transformer.py page`; do not edit. Each run is a job of four real ranks under horovodrun. "
             "All methods have the same model, data, batches and seeds, and the learning rate that is best without compression, "
             "unless the row says otherwise. Fewer bytes: the float32 bytes of all gradients of the run over what one rank "
-            "handed to collectives, denser first steps, headers and exact tensors included.",
+            "handed to collectives, denser first steps, headers and exact tensors included. The milliseconds are of runs that shared "
+            "the machine with other work.",
             *sections,
             *([cost] if (cost := cost_section(results)) else []),
             f"The runs were measured from {dates[0]} to {dates[-1]} on {'; '.join(machines)}; by `python benchmarks/transformer.py run "
@@ -40,10 +41,10 @@ def write_page(results: str) -> str:
 
 
 def guard_section(task: Task, rows: dict[str, Row]) -> str | None:
-    """Say how well the guard's signal ranks the runs of a task; None for fewer than 5 runs that have it."""
+    """Say how well the guard's signal ranks the runs of a task; None for fewer than 8 runs that have it."""
     runs = [run for row in rows.values() for run in row.runs.values()]
     pairs = [(found, run["curve"][-1][task.measure]) for run in runs if (found := signal(run)) is not None]
-    if len(pairs) < 5 or task.measure != "loss":
+    if len(pairs) < 8 or task.measure != "loss":
         return None
     table = [
         ["", "mean of lag / √step", "loss"],
@@ -68,6 +69,9 @@ def section(task: Task, rows: dict[str, Row]) -> str:
     worse = "worse, %" if task.measure == "loss" else "worse, points"
     unit = 100 if task.measure == "accuracy" else 1
     table = [["", task.measure, "seeds", "from … to", worse, "fewer bytes", "ms a step"]]
+    says_words = task.measure == "loss"
+    if says_words:
+        table[0].append("right next tokens, points")
     if task.target:
         table[0].append(f"steps to {100 * task.target:g} %")
     for row in sorted(rows.values(), key=lambda row: (row is not dense, row.fewer_bytes)):
@@ -83,6 +87,8 @@ def section(task: Task, rows: dict[str, Row]) -> str:
                 f"{row.ms_per_step:.0f}",
             ]
         )
+        if says_words:
+            table[-1].append("" if row is dense else f"{-difference(row, dense, 'accuracy'):+.2f}")
         if task.target:
             reached = [steps_to(run, task.target) for run in row.runs.values()]
             table[-1].append("not reached" if None in reached else f"{statistics.mean(reached):.0f}")

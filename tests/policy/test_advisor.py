@@ -12,7 +12,7 @@ from grace_ext.policy import advisor, cost_model
 from grace_ext.policy.advisor import METHODS, advise
 
 #: Bytes an element of each way.
-RATES = {"dense/fp16": 2, "dense/qsgd:8": 1.01, METHODS[3].spec: 0.02, METHODS[4].spec: 0.002}
+RATES = {"dense/fp16": 2, "dense/qsgd:8": 1.01, METHODS[3].spec: 0.02, METHODS[4].spec: 0.017, METHODS[5].spec: 0.002}
 
 
 def codecs(nanoseconds):
@@ -106,18 +106,17 @@ def test_strict_says_what_it_leaves_out():
     assert "'default' would be" in advice.reason and "strict does not allow" in advice.reason
 
 
-@pytest.mark.parametrize("optimizer", ["adam", None])
-def test_speed_without_accuracy_is_not_recommended(optimizer):
+@pytest.mark.parametrize("optimizer, recommended", [("adam", "Adam's default"), (None, "fp16")])
+def test_speed_without_accuracy_is_not_recommended(optimizer, recommended):
     """On a link on which top-k is many times as fast, but was not shown to keep accuracy with this optimizer."""
     advice = advise(100_000_000, 0.1, 1e8, 4, optimizer=optimizer, codecs=FREE)
-    assert advice.recommended.method.label == "fp16", advisor.report(advice)
-    default, tenth = (
-        next(line for line in advice.reason.splitlines() if line.startswith(repr(label)))
-        for label in ("default", "top 0.1 %")
-    )
-    assert "it lost accuracy: -1.65 points with adam" in default
+    assert advice.recommended.method.label == recommended, advisor.report(advice)
+    lines = {line.split("'")[1]: line for line in advice.reason.splitlines() if line.startswith("'")}
+    tenth = lines["top 0.1 %"]
     assert "was not shown to keep accuracy with" in tenth and "adam" in tenth
-    assert ("it was with sgd" in default) == ("it was with sgd" in tenth) == (optimizer is None)
+    assert ("it was with sgd" in tenth) == (optimizer is None)
+    if optimizer is None:
+        assert "it lost accuracy: -3.08 points with adam" in lines["default"]
     assert "dense/qsgd:8" in advisor.report(advice) and "not shown" in advisor.report(advice)
 
 
@@ -149,9 +148,8 @@ def test_evidence_is_that_of_the_documentation(found):
         assert float(row["difference, in points"]) == found.points
         assert sum(column.startswith("seed ") for column in row) == found.seeds
     else:
-        table = table_of(found.page, "### Embedding and LSTM")
-        accuracy, plain = (float(table[label]["accuracy"].rstrip("%")) for label in (found.row, "Horovod fp16"))
-        assert accuracy - plain == pytest.approx(found.points)
+        row = table_of(found.page, "## Transformer, 1.3 M parameters")[found.row]
+        assert (float(row["right next tokens, points"]), int(row["seeds"])) == (found.points, found.seeds)
 
 
 def test_the_hosts_link_is_shared_in_an_alltoall():
