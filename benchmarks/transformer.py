@@ -65,8 +65,15 @@ def methods(name: str) -> dict[str, Method]:
     demo = {"compression": "dct:64/topk:0.008:per=chunk/auto/lloyd:0.05", "memory": "demo"}
     found["demo"] = Method("DeMo, learning rate x 0.5", "grace_ext", demo, 0.5, plain=True)
     found["default"] = Method("grace_ext, default", "grace_ext", {})
-    guarded = {"compression": ADAM.compression, "memory": ADAM.memory, "schedule": {"density": "guarded"}}
-    found["guarded"] = Method("grace_ext, guarded", "grace_ext", {**guarded, "rules": {"<=4096": ADAM.small}})
+    for method, density, schedule in (("guarded", 0.012, "guarded"), ("sparser", 0.0055, "hyperbolic:steps=382")):
+        arguments = {
+            "compression": f"topk:{density:g}/rice_adaptive/lloyd:0.05",
+            "memory": ADAM.memory,
+            "schedule": {"density": schedule},
+            "rules": {"<=4096": ADAM.small},
+        }
+        label = "grace_ext, guarded" if method == "guarded" else f"grace_ext, default with {100 * density:g} %"
+        found[method] = Method(label, "grace_ext", arguments)
     for density in DENSITIES:
         exact = {"compression": f"topk:{density:g}/auto/lloyd"}
         percent = f"{100 * density:g} %"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
 from ..communicators.base import Communicator, Pending, wait, wait_for
 from ..errors import ConfigError, ContainerError
@@ -162,7 +163,8 @@ class Bucket:
             raise ContainerError(
                 f"{self.name!r}: {received.size} bytes are no sketches of {4 * self._sketch_size} bytes each"
             )
-        return received.copy().view(np.float32).reshape(-1, self._sketch_size).sum(axis=0, dtype=np.float32)
+        with non_finite_allowed():
+            return received.copy().view(np.float32).reshape(-1, self._sketch_size).sum(axis=0, dtype=np.float32)
 
     def start_empty(self, transport: Transport, stream: Stream) -> Pending:
         """Take part with nothing. The memory keeps what it has.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
 from .._util.shared_states import SharedStates
 from ..communicators.factors import ShapedTensor
@@ -124,7 +125,8 @@ class Adam(Momentum):
 
     def on_sketch(self, name: str, mean: np.ndarray) -> None:
         sizes = np.array([max(tensor.size, 1) for tensor in self._tensors[name]], np.float32)
-        self._squares[name] = np.square(mean.reshape(-1, LANES)).cumsum(axis=1)[:, -1] / sizes
+        with non_finite_allowed():
+            self._squares[name] = np.square(mean.reshape(-1, LANES)).cumsum(axis=1)[:, -1] / sizes
 
     def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
         start = 0

@@ -142,6 +142,22 @@ def test_residuals_follow_a_falling_learning_rate():
         assert np.array_equal(after["residual:b"], before["residual:b"])
 
 
+@pytest.mark.filterwarnings("error")
+def test_squares_beyond_float32_end_no_rank_by_a_warning():
+    def work(transport):
+        exchange = make(transport, "adam", tensors=TENSORS)
+        for value in (1e30, np.float32(3e38), np.inf):
+            given = gradient(transport.rank, 0)
+            given[[5, 13, 4000]] = value
+            out, _ = step(exchange, given)
+            memory = exchange.buckets[0].memory
+            assert all(np.isfinite(array).all() for array in arrays_of(exchange).values())
+            for tensor, part in zip(TENSORS, (out[:3000], out[3000:]), strict=True):
+                memory.denominator(tensor, lambda at, s=part: s[at], 1e-3)
+
+    on_all_ranks(work, RANKS)
+
+
 def test_zeros_and_empty_tensors():
     tensors = [Tensor("a", 3000, 2, shape=(30, 100)), Tensor("none", 0, 2, shape=(0, 7))]
     exchange = make(InProcessGroup(1).transport(0), "adam", tensors=tensors)
