@@ -56,8 +56,11 @@ def guard_section(task: Task, rows: dict[str, Row]) -> str | None:
         ),
     ]
     table[1:] = sorted(table[1:], key=lambda line: float(line[1]))
+    compressed = [pair for pair in pairs if pair[0]]
     return (
-        f"### The guard's signal\n\nIts rank correlation (Spearman) with the loss, over {len(pairs)} runs, is "
+        f"### The guard's signal\n\nIts rank correlation (Spearman) with the loss is "
+        f"{spearman(*map(list, zip(*compressed, strict=True))):.2f} over the {len(compressed)} runs with compression. Over all "
+        f"{len(pairs)} runs, those without compression included, where it is 0 and the loss is not the smallest, it is "
         f"{spearman(*map(list, zip(*pairs, strict=True))):.2f}.\n\n{as_markdown(table)}"
     )
 
