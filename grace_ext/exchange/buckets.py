@@ -129,8 +129,8 @@ class Bucket:
 
     @property
     def takes_parts(self) -> bool:
-        """Whether the memory reads the gradient before it is encoded, so that it need not lie in one array."""
-        return self.memory.has_hooks
+        """Whether the memory makes what is encoded from the gradient, which then need not lie in one array."""
+        return self.memory.corrects_gradient
 
     def _split(self, gradient: np.ndarray) -> list[np.ndarray]:
         """The parts of a vector, by tensor."""

@@ -44,6 +44,8 @@ class Memory(Stage):
     #: Whether `correct_gradient`, `on_sent` or `on_received` do anything. Only if not, states can live on an accelerator
     #: and gradients can be encoded where they are.
     has_hooks = False
+    #: Whether `correct_gradient` is one of the hooks that do something. Then gradients need not lie in one array.
+    corrects_gradient = False
     #: Whether the hooks also work in steps in which communicator "auto" sends what they give whole, without containers.
     hooks_work_dense = False
 
@@ -216,7 +218,7 @@ class Memory(Stage):
     def correct_gradient(
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Compute what is encoded in the place of this rank's gradient. Only if `has_hooks`.
+        """Compute what is encoded in the place of this rank's gradient. Only if `corrects_gradient`.
 
         Args:
             name: Name of the bucket.

@@ -1,10 +1,7 @@
 """Memory `demo`."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from .._util.rng import Stream
 from ..pipeline.compressor import Compressor
 from ..registry import register
 from .base import Memory
@@ -32,7 +29,6 @@ class DeMo(Residual):
     name = "demo"
     supports_rows = False
     has_hooks = True
-    hooks_work_dense = True
     applies_momentum = True
 
     def __init__(self, decay: float = 0.999):
@@ -40,15 +36,6 @@ class DeMo(Residual):
 
     def for_compressor(self, compressor: Compressor) -> Memory:
         return self
-
-    def correct_gradient(
-        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream
-    ) -> tuple[np.ndarray, None]:
-        start = 0
-        for part in parts:
-            np.copyto(out[start : start + part.size], part)  # nothing happens to parts of `out` itself
-            start += part.size
-        return out, None
 
     def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
         np.sign(out, out=out)

@@ -37,6 +37,7 @@ class DGC(Residual):
     name = "dgc"
     supports_rows = False
     has_hooks = True
+    corrects_gradient = True
     applies_momentum = True
 
     def __init__(self, momentum: float = 0.9, clip: float = 0.0, masking: bool = True, nesterov: bool = False):

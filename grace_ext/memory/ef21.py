@@ -37,6 +37,7 @@ class EF21(Memory):
     name = "ef21"
     stateful = True
     has_hooks = True
+    corrects_gradient = True
     summed_fields: frozenset[str] = frozenset()
 
     def __init__(self, momentum: float = 0.0):

@@ -33,6 +33,7 @@ class Momentum(Residual):
     name = "momentum"
     supports_rows = False
     has_hooks = True
+    corrects_gradient = True
     hooks_work_dense = True
     applies_momentum = True
 

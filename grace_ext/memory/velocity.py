@@ -26,6 +26,7 @@ class Velocity(Memory):
     name = "velocity"
     stateful = True
     has_hooks = True
+    corrects_gradient = True
     applies_momentum = True
 
     def __init__(self, momentum: float, share: float = 1.0, nesterov: bool = False, clip: float = 0.0):

@@ -12,7 +12,7 @@ from ..observe.norms import energy, lag
 from ..registry import register
 from ..transport.base import Transport
 from ..transport.link_probe import agreed
-from .schedules import Schedule
+from .schedules import Schedule, refuse_switching
 
 EVERY = 16  # steps from one measurement to the next; in the beginning after 1, 2, 4 and 8 steps
 _GAIN, _LARGEST = 0.3, 4.0  # the density changes by the power 0.3 of what the lag is too large by, which counts up to 4
@@ -82,14 +82,15 @@ class LagGuard(StepListener):
         self.lag: float | None = None
 
     def check_buckets(self, buckets: Sequence[BucketView]) -> None:
-        """Check that there is something to guard; see StepListener.
+        """Check that there is something to guard, in all steps; see StepListener.
 
         Args:
             buckets: The buckets.
 
         Raises:
-            ConfigError: No bucket has both a density and a residual.
+            ConfigError: No bucket has both a density and a residual, or one has the communicator "auto".
         """
+        refuse_switching(self._schedule, buckets)
         if buckets and not any(map(_is_guarded, buckets)):
             raise ConfigError(
                 "schedule 'guarded' bounds what waits in residuals, and no tensor has both a density and a residual: use a "

@@ -23,7 +23,7 @@ from ..transport.base import Transport
 from ..transport.metered import MeteredTransport
 from .allocation import DENSITIES, ErrorCurve, least_error
 from .bandwidth import BandwidthMonitor
-from .schedules import Schedule
+from .schedules import Schedule, refuse_switching
 
 CURVES = 10  # steps from one measurement of the error curves to the next
 #: Least and most bits of an element in a container: from the least on, more elements always take more bytes; the most is an
@@ -118,12 +118,8 @@ class DensityController(StepListener):
         Raises:
             ConfigError: One cannot.
         """
+        refuse_switching(self._schedule, buckets)
         for bucket in buckets:
-            if bucket.communicator.switches:
-                raise ConfigError(
-                    f"schedule {self._schedule.name!r} adapts the density, communicator 'auto' the strategy of "
-                    f"each bucket: use one of them"
-                )
             if bucket.declared.has_density and bucket.declared.sparsifier.shared:
                 raise ConfigError(
                     f"schedule {self._schedule.name!r}: with {str(bucket.declared.sparsifier)!r} all ranks "

@@ -288,6 +288,23 @@ class Schedules:
         ]
 
 
+def refuse_switching(schedule: Schedule, buckets: Sequence[BucketView]) -> None:
+    """Check that no bucket switches between compressed and dense steps, of which a schedule of the density knows nothing.
+
+    Args:
+        schedule: The adaptive schedule.
+        buckets: The exchange's buckets.
+
+    Raises:
+        ConfigError: One does.
+    """
+    if any(bucket.communicator.switches for bucket in buckets):
+        raise ConfigError(
+            f"schedule {schedule.name!r} adapts the density, communicator 'auto' the strategy of "
+            f"each bucket: use one of them"
+        )
+
+
 def with_density(compressor: Compressor, density: float) -> Compressor:
     """Return a compressor with another density.
 

@@ -122,7 +122,7 @@ def test_a_loaded_memory_is_sent_by_a_dense_strategy_too():
 
 def test_what_auto_cannot_do_is_refused(monkeypatch):
     on_all_ranks(lambda transport: make(transport, memory="none"), ranks=1)
-    for memory in ("ef21", "dgc"):
+    for memory in ("ef21", "dgc", "demo"):
         with pytest.raises(ConfigError, match=f"auto.*{memory}"):
             on_all_ranks(lambda transport, memory=memory: make(transport, memory=memory), ranks=1)
     monkeypatch.setattr(InProcessTransport, "probe_transport", lambda self: None)

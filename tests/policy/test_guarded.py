@@ -131,6 +131,8 @@ def test_what_cannot_be_guarded_is_refused(monkeypatch):
     for memory, spec in (("none", "topk:0.1"), ("residual", "dense/qsgd:7"), ("ef21", "topk:0.1")):
         with pytest.raises(ConfigError, match="no tensor has both a density and a residual"):
             make(transport, memory, spec, schedule=SCHEDULE)
+    with pytest.raises(ConfigError, match="'guarded' adapts the density, communicator 'auto' the strategy"):
+        make(transport, "residual", schedule=SCHEDULE, communicator="auto")
     with pytest.raises(ConfigError, match="for the density, not for levels"):
         make(transport, "residual", schedule={"levels": "guarded"})
     for wrong in ("share=0", "share=nan", "start=1.5", "least=0", "start=0.01:least=0.1"):
