@@ -93,7 +93,7 @@ class SwitchingCommunicator(Communicator):
         return cls(found)
 
     @property
-    def is_dense(self) -> bool:
+    def sends_whole(self) -> bool:  # type: ignore[override]
         """Whether the strategy is a dense one."""
         return self.strategy in DENSE
 
@@ -141,7 +141,7 @@ class SwitchingCommunicator(Communicator):
 
     @property
     def _inner(self) -> Communicator:
-        return self._allreduce if self.is_dense else self._compressed[self.strategy]
+        return self._allreduce if self.sends_whole else self._compressed[self.strategy]
 
     @property
     def sends_containers(self) -> bool:  # type: ignore[override]
@@ -215,7 +215,7 @@ class SwitchingCommunicator(Communicator):
         Args:
             finite: Whether every rank's gradient was finite, so that the step counts.
         """
-        self.flushed = self.is_dense and (self.flushed or finite)
+        self.flushed = self.sends_whole and (self.flushed or finite)
 
 
 def can_carry(communicator: Communicator, compressor: Compressor) -> bool:

@@ -108,6 +108,8 @@ class Communicator(Stage, Generic[PendingType]):
     preserves_input = False
     #: Whether it switches to another strategy where compression does not pay off; `strategy` tells which one is in use.
     switches = False
+    #: Whether it sends what it is given as it is, for now, and not what the bucket's compressor makes of it.
+    sends_whole = False
     #: The strategy in use, only where it switches.
     strategy: str
     #: "float32" or "fp16" while gradients may bypass the exchange: see Exchange.bypass_dtype.

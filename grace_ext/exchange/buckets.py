@@ -114,7 +114,9 @@ class Bucket:
             parts = borrowed if isinstance(borrowed, list) else self._split(gradient if borrowed is None else borrowed)
             if on_gradient:
                 on_gradient(np.concatenate(parts), state and state[0])
-            changed, sketch = self.memory.correct_gradient(self.name, parts, gradient, transport.size, stream)
+            changed, sketch = self.memory.correct_gradient(
+                self.name, parts, gradient, transport.size, stream, self.communicator.sends_whole
+            )
             gradient = self._own(changed, gradient)
         else:
             gradient = gradient if borrowed is None else self._own(borrowed, gradient)

@@ -12,44 +12,49 @@ from .._util.shared_states import SharedStates
 from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
 from ..kernels.accumulate import STREAMED
-from ..kernels.second_moment import LANES, accumulate_and_sketch, add_squares, spread_root, sum_ratio_squares
+from ..kernels.momentum import accumulate_momentum
+from ..kernels.second_moment import LANES, copy_and_sketch, spread_root, square_sums, sum_over_squares
 from ..pipeline.compressor import Compressor
 from ..registry import register
+from ..sparsifiers.base import NO_VALUES
 from .base import Memory
-from .momentum import Momentum
 from .residual import Residual
+from .states import States
 
 #: The field of its states that are the same on all ranks.
 SECOND_MOMENT = "second_moment"
 # In a state: where its numbers are, and where the sums of rows and columns begin.
 _MEAN, _WEIGHT, _RATE, _SUMS = 0, 1, 2, 3
+_BETA1 = np.float32(0.9)  # where everything is sent
 _LEAST_FALL, _LARGEST_FALL = 1.01, 10.0  # of the learning rate, that residuals follow at once
 
 
 @register
-class Adam(Momentum):
-    """Compressed momentum for Adam and AdamW, with a second moment that sees the whole gradient of the step.
+class Adam(Residual):
+    """Error feedback for Adam and AdamW, with a second moment that sees the whole gradient of the step.
 
-    What is compressed, with error feedback, is each rank's first moment, as with memory "momentum". What differs is the
-    optimizer's step. With s the mean of what the ranks sent, a matrix (a tensor's first dimension and all others), it is
+    What is compressed is each rank's gradient and its residual. What differs is the optimizer's step. With s the mean of what
+    the ranks sent, a matrix (a tensor's first dimension and all others), it is
 
         p = p - lr * s / (sqrt(v) + eps)
         v[i, j] = V * share(R[i] / mean(R)) * share(C[j] / mean(C)),   share(x) = (x + smoothing) / (1 + smoothing)
 
     with V the moving average of the mean square of the mean gradient, R and C those of the sums of s**2 in each row and
-    column. Where the root mean square of s / sqrt(v) is above `clip`, s is cut down to that.
+    column. Where the root mean square of s / sqrt(v) is above `clip`, s is cut down to that; what it is comes from the sums of
+    rows and columns, as v does. There is no first moment: an element is sent as the sum of the gradients since it was last
+    sent, which averages as a momentum does, and a momentum before or after would add its own delay to that of the residual.
+    Only in steps in which communicator "auto" sends everything is there nothing to average: then a first moment with Adam's
+    usual factor of 0.9 is sent, and what it still holds is added to the first gradient that is compressed again.
 
     V comes from 8 numbers of each tensor, a random projection that ranks sum beside what they send. So a step in which the
     gradients of all ranks are large is a small one at once. The arrivals s cannot tell that: they lag behind, and in tensors
     whose residuals still grow there are too few. Where gradients are clipped between the exchange and the step, V is that of
     what is left, as in Adam. Where the learning rate falls, what waits in the residual would be worth less than when it was
     computed, so that a training with a decaying rate ends with updates that never came: the residual grows by as much as the
-    rate falls, in steps of at least 1 %. Gradients whose squares are not finite make no step. Tensors whose elements are all sent in each
-    step, in fewer bits, and tables whose gradients come as rows, have memory "residual" and Adam's own step.
+    rate falls, in steps of at least 1 %. Gradients whose squares are not finite make no step. Tensors whose elements are all
+    sent in each step, in fewer bits, and tables whose gradients come as rows, have memory "residual" and Adam's own step.
 
     Args:
-        momentum: Factor of the first moment, from 0 to below 1. Less than Adam's usual 0.9, because the residual delays what
-            it holds, and both delays add up.
         decay: Factor of the residual after each step, above 0 and at most 1.
         beta2: Factor of the moving averages of the second moment, above 0 and below 1.
         smoothing: How much of the mean is mixed into the shares of rows and columns, above 0.
@@ -59,22 +64,28 @@ class Adam(Momentum):
         The factored second moment and the clipping of updates: Shazeer and Stern, Adafactor, ICML 2018, sections 3 and 6. A
         residual in units of updates: Karimireddy et al., Error feedback fixes SignSGD, ICML 2019, algorithm 1. The
         sketch: Alon, Matias and Szegedy, The space complexity of approximating the frequency moments, STOC 1996, section 2.2.
-        For the rest see "momentum".
     """
 
     name = "adam"
+    supports_rows = False
+    has_hooks = True
+    corrects_gradient = True
+    hooks_work_dense = True
+    applies_momentum = True
     needs_step = True
 
-    def __init__(
-        self, momentum: float = 0.5, decay: float = 1.0, beta2: float = 0.95, smoothing: float = 0.02, clip: float = 1.0
-    ):
-        super().__init__(momentum, decay)
+    def __init__(self, decay: float = 1.0, beta2: float = 0.95, smoothing: float = 0.02, clip: float = 1.0):
+        super().__init__(decay)
         if not 0 < beta2 < 1:
             raise ConfigError(f"adam: beta2={beta2}; allowed: above 0 and below 1")
         for option, value in (("smoothing", smoothing), ("clip", clip)):
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"adam: {option}={value}; allowed: finite and above 0")
         self.beta2, self.smoothing, self.clip = beta2, smoothing, clip
+        #: What is left in force of the first moment of steps in which everything was sent.
+        self._moment = States("first moment")
+        self._sent_moments: list[str] = []  # names that end with the step
+        self.states = {**self.states, "first_moment": self._moment}
         self._second = SharedStates()
         self.shared = {SECOND_MOMENT: self._second}
         self._tensors: dict[str, Sequence[ShapedTensor]] = {}  # by bucket
@@ -109,19 +120,31 @@ class Adam(Momentum):
     def sketch_size(self, tensors: int) -> int:
         return LANES * tensors
 
+    def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
+        raise ConfigError("memory 'adam' is a part of the optimizer's step: use it in an exchange, or memory 'residual'")
+
     def correct_gradient(
-        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, whole: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        velocity, following = self._first_moment.begin_step(name, out.size)
         sketches = np.empty((len(parts), LANES), np.float32)
         low, high = map(np.uint32, stream.shared().key())
-        momentum, share = np.float32(self.momentum), np.float32(1 - self.momentum)
         start, streamed = 0, out.size >= STREAMED
         for gradient, sketch in zip(parts, sketches, strict=True):
-            at = slice(start, start + gradient.size)
-            accumulate_and_sketch(velocity[at], gradient, momentum, share, following[at], low, high, sketch, streamed)
+            copy = out[start : start + gradient.size]
+            if len(parts) == 1 or np.may_share_memory(gradient, out):
+                copy = NO_VALUES
+            copy_and_sketch(gradient, copy, low, high, sketch, streamed)
             start += gradient.size
-        return following, sketches.reshape(-1)
+        gradient = parts[0] if len(parts) == 1 else out
+        if whole:
+            moment, following = self._moment.begin(name, out.size)
+            accumulate_momentum(moment, gradient, _BETA1, 1 - _BETA1, following)
+            gradient = following
+        elif (moment := self._moment.find(name, out.size)) is not None:
+            accumulate_momentum(moment, gradient, _BETA1 / (1 - _BETA1), np.float32(1), out)
+            self._sent_moments.append(name)
+            gradient = out
+        return gradient, sketches.reshape(-1)
 
     def on_sketch(self, name: str, mean: np.ndarray) -> None:
         sizes = np.array([max(tensor.size, 1) for tensor in self._tensors[name]], np.float32)
@@ -130,23 +153,36 @@ class Adam(Momentum):
 
     def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
         start = 0
-        beta2 = np.float32(self.beta2)
+        beta2, share = np.float32(self.beta2), np.float32(1) - np.float32(self.beta2)
         for tensor, square in zip(self._tensors[name], self._squares.pop(name), strict=True):
             part = out[start : start + tensor.size]
-            rows, _ = _matrix(tensor)
-            found = self._second.get(tensor.name, self.shared_size(tensor))
-            state = np.zeros(self.shared_size(tensor), np.float32) if found is None else found.copy()
-            sums = state[_SUMS:]
-            largest = add_squares(part, beta2, sums[:rows], sums[rows:])
-            added = (np.float32(1) - beta2) * np.array([square, 1], np.float32)
-            state[:_RATE] = beta2 * state[:_RATE] + added
             start += tensor.size
+            rows, columns = _matrix(tensor)
+            before = self._second.get(tensor.name, self.shared_size(tensor))
+            arrived = np.empty(rows + columns, np.float32)
+            square_sums(part, arrived[:rows], arrived[rows:])
+            state = np.zeros(self.shared_size(tensor), np.float32) if before is None else before.copy()
+            added = share * np.array([square, 1], np.float32)
+            with non_finite_allowed():
+                state[:_RATE] = beta2 * state[:_RATE] + added
+                state[_SUMS:] = beta2 * state[_SUMS:] + share * arrived
             if not np.isfinite(state).all():  # the squares do not fit float32
                 continue
             self._second.put(tensor.name, state)
-            squares = sum_ratio_squares(part, *self._spread(sums[:rows], sums[rows:]))
-            value = part[largest] if largest >= 0 else np.float32(0)
-            self._last[tensor.name] = _Arrived(largest, value, added[_MEAN], squares / max(tensor.size, 1))
+            self._last[tensor.name] = self._describe(part, arrived[:rows], arrived[rows:], state, added[_MEAN])
+
+    def _describe(
+        self, part: np.ndarray, rows: np.ndarray, columns: np.ndarray, state: np.ndarray, added: np.float32
+    ) -> "_Arrived":
+        """part: float32[rows * columns]; rows, columns: the sums of its squares. For the rest see _Arrived."""
+        by_row, by_column = self._spread(state[_SUMS : _SUMS + rows.size], state[_SUMS + rows.size :])
+        total = sum_over_squares(rows, np.ones_like(rows))
+        if not total:
+            return _Arrived(0, np.float32(0), added, 0.0)
+        squares = sum_over_squares(rows, by_row) * (sum_over_squares(columns, by_column) / total)
+        start = int(rows.argmax()) * columns.size
+        at = start + int(np.abs(part[start : start + columns.size]).argmax())
+        return _Arrived(at, part[at], added, squares / part.size)
 
     def _spread(self, *sums: np.ndarray) -> list[np.ndarray]:
         """The roots of the shares of rows and columns, around 1."""
@@ -184,10 +220,15 @@ class Adam(Momentum):
 
     def commit(self) -> None:
         super().commit()
+        self._moment.commit()
+        for name in self._sent_moments:
+            self._moment.drop(name)
+        self._sent_moments.clear()
         self._second.commit()
 
     def rollback(self) -> None:
         super().rollback()
+        self._sent_moments.clear()
         self._second.rollback()
         self._squares.clear()
         self._last.clear()
@@ -197,8 +238,8 @@ class Adam(Momentum):
 class _Arrived:
     """What there is to know of a tensor's part of a result.
 
-    position and value: of the largest magnitude. added: what the step added to V. relative_square: the mean square of s over
-    the roots of the shares of rows and columns.
+    position and value: of an element that is large. added: what the step added to V. relative_square: the mean square of s over
+    the roots of the shares of rows and columns, where its squares are products of a factor for each row and one for each column.
     """
 
     position: int

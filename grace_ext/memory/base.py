@@ -216,7 +216,7 @@ class Memory(Stage):
         raise NotImplementedError
 
     def correct_gradient(
-        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, whole: bool
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Compute what is encoded in the place of this rank's gradient. Only if `corrects_gradient`.
 
@@ -227,10 +227,11 @@ class Memory(Stage):
             out: float32[d], to write to. The parts may lie in it, where they are the parts of `out` itself.
             ranks: Number of ranks.
             stream: The random stream of the bucket in this step.
+            whole: Whether all that this gives is sent in this step, as communicator "auto" does where that is faster.
 
         Returns:
-            What is encoded, float32[d]: `out`, or an array of the memory that must stay as it is. And the sketch of the
-            gradient, linear in it, float32[sketch_size], or None if that is 0.
+            What is encoded, float32[d]: `out`, or an array that must stay as it is. And the sketch of the gradient, linear in
+            it, float32[sketch_size], or None if that is 0.
         """
         raise NotImplementedError
 

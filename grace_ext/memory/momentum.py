@@ -49,9 +49,9 @@ class Momentum(Residual):
         raise ConfigError("memory 'momentum' changes with each step: use it in an exchange, or memory 'residual'")
 
     def correct_gradient(
-        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, whole: bool
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        return self._first_moment.correct_gradient(name, parts, out, ranks, stream)
+        return self._first_moment.correct_gradient(name, parts, out, ranks, stream, whole)
 
     def commit(self) -> None:
         super().commit()

@@ -142,6 +142,15 @@ class States:
         """
         self._state[name] = state
 
+    def drop(self, name: str) -> None:
+        """Forget the state in force. The next one begins as zeros.
+
+        Args:
+            name: Name of the state, which is not begun.
+        """
+        self._state.pop(name, None)
+        self._next.pop(name, None)
+
     def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> tuple[Any, Any]:
         """Begin a transaction for one name.
 

@@ -5,7 +5,7 @@ import pytest
 from support.arrays import gauss, same_bits
 from support.reference_kernels import random32
 
-from grace_ext.kernels.second_moment import LANES, accumulate_and_sketch, add_squares, spread_root, sum_ratio_squares
+from grace_ext.kernels.second_moment import LANES, copy_and_sketch, spread_root, square_sums, sum_over_squares
 
 
 def sketch_reference(values, low, high):
@@ -17,15 +17,18 @@ def sketch_reference(values, low, high):
 
 
 def sketch(values, key):
-    found, velocity, following = np.full(LANES, np.nan, np.float32), gauss(values.size, 9), np.empty_like(values)
-    share, momentum = np.float32(0.25), np.float32(0.5)
-    accumulate_and_sketch(velocity, values, momentum, share, following, np.uint32(key), np.uint32(77), found, False)
-    np.testing.assert_allclose(following, momentum * velocity + share * values, rtol=1e-6, atol=1e-7)
+    found, copy = np.full(LANES, np.nan, np.float32), np.empty_like(values)
+    key = np.uint32(key), np.uint32(77)
+    copy_and_sketch(values, copy, *key, found, False)
+    assert same_bits(copy, values)
+    again = np.full_like(found, np.nan)
+    copy_and_sketch(values, np.empty(0, np.float32), *key, again, True)
+    assert same_bits(again, found)
     for shift in (0, 5):  # past the caches, from and to any address
-        room, again = np.full(values.size + 40, np.nan, np.float32), np.empty_like(found)
+        room = np.full(values.size + 40, np.nan, np.float32)
         part = room[shift : shift + values.size]
-        accumulate_and_sketch(velocity, values, momentum, share, part, np.uint32(key), np.uint32(77), again, True)
-        assert same_bits(part, following) and same_bits(again, found)
+        copy_and_sketch(values, part, *key, again, True)
+        assert same_bits(part, values) and same_bits(again, found)
         assert np.isnan(room[:shift]).all() and np.isnan(room[shift + values.size :]).all()
     return found
 
@@ -46,30 +49,18 @@ def test_sketches_of_parts_add_up_and_tell_the_norm_of_the_sum():
     assert abs(estimates.mean() - 1) < 0.125
 
 
-def sparse(rows, columns, density):
-    values = gauss(rows * columns, 3)
-    values[gauss(values.size, 4) > 3 * (0.5 - density)] = 0
-    return values
-
-
-@pytest.mark.parametrize("rows, columns", [(1, 1), (1, 40), (40, 1), (7, 5), (33, 48), (9, 64), (5, 397)])
+@pytest.mark.parametrize("rows, columns", [(1, 1), (1, 40), (40, 1), (7, 5), (33, 48), (9, 64), (5, 397), (3, 0), (0, 0)])
 def test_sums_of_squares_by_row_and_column(rows, columns):
-    values = sparse(rows, columns, 0.1)
-    before = np.abs(gauss(rows + columns, 5))
-    found = before.copy()
-    largest = add_squares(values, np.float32(0.9), found[:rows], found[rows:])
+    values = gauss(rows * columns, 3)
+    found = np.full(rows + columns, np.nan, np.float32)
+    square_sums(values, found[:rows], found[rows:])
     square = np.square(values.astype(float)).reshape(rows, columns)
-    expected = 0.9 * before + 0.1 * np.concatenate([square.sum(axis=1), square.sum(axis=0)])
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert largest == (np.argmax(np.abs(values)) if values.any() else -1)
-    ratios = values.reshape(rows, columns) / np.outer(before[:rows], before[rows:])
-    assert sum_ratio_squares(values, before[:rows], before[rows:]) == pytest.approx(np.square(ratios).sum(), rel=1e-4)
+    np.testing.assert_allclose(found, np.concatenate([square.sum(axis=1), square.sum(axis=0)]), rtol=1e-5)
 
 
-def test_nothing_has_no_largest_square():
-    rows, columns = np.ones(3, np.float32), np.ones(0, np.float32)
-    assert add_squares(np.zeros(0, np.float32), np.float32(0.5), rows, columns) == -1
-    assert rows.tolist() == [0.5] * 3
+def test_sum_over_squares():
+    values, roots = np.abs(gauss(100)), np.abs(gauss(100, 1)) + np.float32(0.1)
+    assert sum_over_squares(values, roots) == pytest.approx((values / np.square(roots.astype(float))).sum())
 
 
 def test_roots_of_shares():
