@@ -5,10 +5,12 @@ import statistics
 
 from _lib import ROOT, RunFailed, as_markdown
 from _transformer_cost import section as cost_section
+from _transformer_plot import draw
 from _transformer_results import DENSE, Row, difference, read, signal, spearman, steps_to
-from _transformer_tasks import TASKS, Task
+from _transformer_tasks import MAP, TASKS, Task
 
 PAGE = os.path.join(ROOT, "docs", "transformers.md")
+PLOT = "transformers.png"
 
 
 def write_page(results: str) -> str:
@@ -28,6 +30,7 @@ def write_page(results: str) -> str:
             "unless the row says otherwise. Fewer bytes: the float32 bytes of all gradients of the run over what one rank "
             "handed to collectives, denser first steps, headers and exact tensors included. The milliseconds are of runs that shared "
             "the machine with other work.",
+            f"![loss and accuracy against bytes and seconds]({PLOT})",
             *sections,
             *([cost] if (cost := cost_section(results)) else []),
             f"The runs were measured from {dates[0]} to {dates[-1]} on {'; '.join(machines)}; by `python benchmarks/transformer.py run "
@@ -35,6 +38,7 @@ def write_page(results: str) -> str:
             "`benchmarks/results/transformers`.",
         ]
     )
+    draw([(TASKS[name], rows) for name, rows in tasks.items() if name != MAP], os.path.join(os.path.dirname(PAGE), PLOT))
     with open(PAGE, "w", encoding="utf-8") as file:
         file.write(text + "\n")
     return PAGE

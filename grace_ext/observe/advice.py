@@ -1,6 +1,7 @@
-"""Two warnings, each once in a process, on rank 0: the residual keeps growing; the codecs cost more time than they save.
+"""Warnings, each once in a process, on rank 0: the residual keeps growing; under Adam, too much of the gradients waits; the
+codecs cost more time than they save.
 
-GRACE_EXT_WARN=0 in the environment, on all ranks, silences both.
+GRACE_EXT_WARN=0 in the environment, on all ranks, silences all of them.
 """
 
 import math
@@ -12,6 +13,7 @@ from ..transport.base import Transport
 from ..transport.link_probe import time_collectives
 from .base import warn
 from .listener import BucketView
+from .norms import lag
 
 _VARIABLE = "GRACE_EXT_WARN"
 _given: set[str] = set()
@@ -46,7 +48,8 @@ class ResidualGrowthCheck:
     _PATIENCE, _BOUND, _LONGEST = 4, 20.0, 4096
 
     def __init__(self) -> None:
-        self._steps = 0  # with finite gradients
+        #: Number of steps with finite gradients.
+        self.steps = 0
         self._largest = 0.0  # largest norm of the gradient so far
         self._before: tuple[float, float] | None = None
         self._streak = 0
@@ -57,7 +60,7 @@ class ResidualGrowthCheck:
         Returns:
             Whether `end_step` needs the norms of this step.
         """
-        following = self._steps + 1
+        following = self.steps + 1
         return following >= self.FIRST and following & (following - 1) == 0
 
     def end_step(self, finite: bool, norms: dict[str, tuple[float, float]] | None, ratio: float) -> None:
@@ -70,7 +73,7 @@ class ResidualGrowthCheck:
         """
         if not finite:
             return
-        self._steps += 1
+        self.steps += 1
         if norms is None or "growth" in _given:
             return
         gradient = math.hypot(*(gradient for gradient, _ in norms.values()))
@@ -83,20 +86,50 @@ class ResidualGrowthCheck:
         grew = before is not None and all(
             now >= self.FACTOR * then > 0 for now, then in zip(self._before, before, strict=True)
         )
-        self._streak = self._streak + 1 if grew and self._steps >= 2 * self._PATIENCE * waits else 0
+        self._streak = self._streak + 1 if grew and self.steps >= 2 * self._PATIENCE * waits else 0
         if residual > self._BOUND * waits * self._largest or self._streak >= self.STREAK:
             self._tell(norms, residual / gradient, before)
 
     def _tell(self, norms: dict[str, tuple[float, float]], ratio: float, before: tuple[float, float] | None) -> None:
-        then = "" if before is None else f", {before[1]:.3g} times at step {self._steps // 2}"
+        then = "" if before is None else f", {before[1]:.3g} times at step {self.steps // 2}"
         largest = sorted(norms, key=lambda name: -norms[name][1])[:3]
         _warn(
             "growth",
             f"the residual (what error feedback keeps for later) keeps growing: its norm is {ratio:.3g} times "
-            f"the gradient's at step {self._steps}{then}; most of it in {', '.join(largest)}. Errors of the compression "
+            f"the gradient's at step {self.steps}{then}; most of it in {', '.join(largest)}. Errors of the compression "
             f"are not made up for, and training may diverge. Send more of these tensors (a larger density, more levels, "
             f"or rules={{{largest[0]!r}: 'dense/raw'}}), take a codec whose error is smaller than its input, let the "
             f"residual fade (memory='residual:decay=0.9'), or use memory='none' if the codec is unbiased.",
+        )
+
+
+class LagCheck:
+    """Looks at the lag of what memory `adam` compresses, after 64, 128, 256, ... steps.
+
+    The lag is the energy of the residual over that of the gradient (grace_ext.observe.norms.lag). In docs/transformers.md the
+    loss rises with lag / sqrt(steps), and is near that without compression where it is below LARGEST.
+    """
+
+    FIRST, LARGEST = 64, 1.0
+
+    def end_step(self, steps: int, norms: dict[str, tuple[float, float]]) -> None:
+        """Warn if too much waits.
+
+        Args:
+            steps: Number of steps so far, a power of two.
+            norms: By tensor, the L2 norms of the gradient and of the residual.
+        """
+        found = lag([(gradient**2, residual**2) for gradient, residual in norms.values()])
+        if steps < self.FIRST or found is None or found <= self.LARGEST * math.sqrt(steps):
+            return
+        largest = sorted(norms, key=lambda name: -norms[name][1])[:3]
+        _warn(
+            "lag",
+            f"after {steps} steps the residuals hold {found:.3g} times the energy of a gradient, most of it in "
+            f"{', '.join(largest)}. Trainings under Adam in which that was above {self.LARGEST:g} times the root of the number of "
+            f"steps ended with a higher loss than without compression (docs/transformers.md). Send more: a larger density; a "
+            f"density that follows what waits, schedule={{'density': 'guarded'}}; or more in the first steps, as "
+            f"'hyperbolic:steps=N' with N of at least 2.1 / density.",
         )
 
 

@@ -34,6 +34,7 @@ class ObserverDispatcher(StepListener):
         self._writers = [one for one in here if isinstance(one, Writer)]
         self._timelines = [one for one in here if isinstance(one, Timeline)]
         self._growth = advice.ResidualGrowthCheck() if transport.rank == 0 and advice.warnings_wanted() else None
+        self._lag = advice.LagCheck() if self._growth else None
         can_probe = transport.size > 1 and transport.probe_transport() is not None
         self._cost = advice.CodecCostCheck(transport) if can_probe and advice.warnings_wanted() else None
         self._norms: dict[str, tuple[float, float]] = {}  # last seen, by tensor: those of the gradient and of the residual
@@ -41,6 +42,7 @@ class ObserverDispatcher(StepListener):
         self._traces: dict[str, TracingTransport] = {}
         self._before: dict[str, dict[str, float]] = {}  # by bucket that is being received, its seconds by stage
         self._buckets: Sequence[BucketView] = []
+        self._stepped: list[str] = []  # names of tensors whose memory makes the optimizer's step
         self._drawing = threading.Lock()  # the worker may receive a bucket while the caller does
 
     def signature(self) -> tuple:
@@ -51,6 +53,7 @@ class ObserverDispatcher(StepListener):
 
     def buckets_set(self, buckets: Sequence[BucketView]) -> None:
         self._buckets = buckets
+        self._stepped = [tensor.name for bucket in buckets if bucket.memory.needs_step for tensor in bucket.tensors]
 
     def gradient_callback(self, step: int, bucket: BucketView) -> Callable | None:
         callbacks = [self._norms_of(bucket)] if self._wants_norms(step) else []
@@ -101,9 +104,10 @@ class ObserverDispatcher(StepListener):
             for writer in writers:
                 writer.attempt(writer.write, record)
         if self._growth:
-            self._growth.end_step(
-                finite, seen if seen and self._growth.wants() else None, report()["compressed"]["ratio"] if seen else 1.0
-            )
+            wanted = seen if seen and self._growth.wants() else None
+            self._growth.end_step(finite, wanted, report()["compressed"]["ratio"] if seen else 1.0)
+            if self._lag and wanted:
+                self._lag.end_step(self._growth.steps, {name: wanted[name] for name in self._stepped if name in wanted})
         if self._capture:
             self._capture.end_step(step, finite)
         self._forget_step()

@@ -1,4 +1,4 @@
-"""Warned of, once and not without need: a residual that keeps growing, and codecs that take longer than they save."""
+"""Warned of, once and not without need: a residual that keeps growing, too much that waits under Adam, slow codecs."""
 
 import threading
 import types
@@ -72,6 +72,14 @@ def warned(spec, gradients, steps, **options) -> list[str]:
         warnings.simplefilter("always")
         on_all_ranks(work, ranks=2)
     return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize(
+    "memory, spec, expected", [("adam", "topk:0.001", 1), ("adam", "topk:0.1", 0), ("residual", "topk:0.001", 0)]
+)
+def test_under_adam_too_much_that_waits_is_warned_of(memory, spec, expected):
+    found = [text for text in warned(spec, noise, 130, memory=memory) if "waits" in text]
+    assert len(found) == expected and all("after 64 steps" in text and "layer.weight" in text for text in found)
 
 
 @pytest.mark.parametrize("gradients", [steady, fading, rising])

@@ -121,23 +121,22 @@ def _train_adam(spec=None, memory=None, **options):
 
 @check
 def adam_keeps_its_moments_whatever_auto_chooses():
-    everything, _ = _train_adam("topk:1/rice/raw", "adam", rules={"*weight": "topk:1/rice/raw"})
-    for way, tolerance in (("allgather", None), ("float32", 1e-6), ("fp16", 1e-4)):
+    found = {}
+    for way in ("allgather", "float32", "fp16"):
         with always(way):
-            ours, optimizer = _train_adam(
+            found[way], optimizer = _train_adam(
                 "topk:0.1/rice/raw", "adam", rules={"*weight": "topk:0.1/rice/raw"}, communicator="auto"
             )
             _, default = _train_adam(communicator="auto")
         stats = optimizer.compression_stats()
         assert set(stats["ways"].values()) == {way}, stats["ways"]
-        assert any(name.startswith("second_moment") for name in arrays_of(optimizer._grace.exchange)), way
-        assert tolerance is None or torch.allclose(ours, everything, rtol=0, atol=tolerance), (
-            way,
-            (ours - everything).abs().max(),
-        )
+        fields = {name.split(":")[0] for name in arrays_of(optimizer._grace.exchange)}
+        assert fields == {"residual", "second_moment"} | ({"first_moment"} if way != "allgather" else set()), (way, fields)
         assert all(
             bucket.memory.name != "none" for bucket in default._grace.exchange.buckets if bucket.compressor.has_density
         )
+    difference = (found["float32"] - found["fp16"]).abs().max()
+    assert difference < 1e-4 < (found["float32"] - found["allgather"]).abs().max(), difference
 
 
 @check

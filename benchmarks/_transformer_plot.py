@@ -1,0 +1,44 @@
+"""The plot of docs/transformers.md: the loss, or the accuracy, against bytes and against seconds."""
+
+import statistics
+
+from _transformer_results import DENSE, Row
+from _transformer_tasks import Task
+
+#: The methods that are drawn, of those that a task has results of.
+SHOWN = (DENSE, "horovod-fp16", "powersgd-4", "onebit-adam", "demo", "plain-0.01", "default", "guarded", "sparser")
+
+
+def draw(tasks: list[tuple[Task, dict[str, Row]]], path: str) -> None:
+    """Draw a row of two panels for each task: means over seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(len(tasks), 2, figsize=(11, 3.4 * len(tasks)), layout="constrained", squeeze=False)
+    for (task, rows), (by_bytes, by_seconds) in zip(tasks, axes, strict=True):
+        for number, method in enumerate(SHOWN):
+            if method not in rows:
+                continue
+            look = {"color": f"C{number}", "label": rows[method].label, "marker": ".", "linewidth": 1}
+            scores = _means(rows[method], task.measure)
+            by_bytes.plot([sent / 1e6 for sent in _means(rows[method], "bytes_sent")], scores, **look)
+            by_seconds.plot(_means(rows[method], "seconds"), scores, **look)
+        by_bytes.set(xscale="log", xlabel="MB that a rank has sent", ylabel=f"{task.measure}, held-out", title=task.label)
+        by_seconds.set(xlabel="seconds, evaluations left out; four ranks on one host that was not idle")
+        if task.measure == "loss":
+            for ax in (by_bytes, by_seconds):
+                ax.set_yscale("log")
+                ax.yaxis.set_minor_formatter("{x:.1f}")
+        for ax in (by_bytes, by_seconds):
+            ax.grid(alpha=0.3)
+        by_seconds.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _means(row: Row, what: str) -> list[float]:
+    """Return a figure of each evaluation, the mean over seeds."""
+    curves = [[point[what] for point in run["curve"]] for run in row.runs.values()]
+    return [statistics.mean(column) for column in zip(*curves, strict=True)]
