@@ -106,7 +106,7 @@ class Communicator(Stage, Generic[PendingType]):
     needs_memory = True
     #: Whether `start` leaves the gradient as it is.
     preserves_input = False
-    #: Whether it switches to another strategy where compression does not pay off; `strategy` tells which one is in use.
+    #: Whether it changes between compressed and dense steps; `strategy` tells which one is in use.
     switches = False
     #: The strategy in use, only where it switches.
     strategy: str
