@@ -92,12 +92,13 @@ class MomentsInMemory:
         """Make the steps that were left out, and give the optimizer its groups."""
         self.give_back()
         found_inf = getattr(self._optimizer, "found_inf", None)  # a GradScaler sets it for a fused Adam
-        if found_inf is not None and found_inf.item():
-            return
-        with torch.no_grad():
-            for group in self._steps:
-                for p in group["params"]:
-                    self._step(p, group)
+        if found_inf is None or not found_inf.item():
+            with torch.no_grad():
+                for group in self._steps:
+                    for p in group["params"]:
+                        self._step(p, group)
+        for memory in {memory for memory, _ in self._kept.values()}:
+            memory.forget_arrivals()
 
     def _split(self, group: dict) -> list[dict]:
         """The group, or its two parts, of parameters whose memory keeps the first moment and of others."""

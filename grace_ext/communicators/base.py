@@ -108,6 +108,8 @@ class Communicator(Stage, Generic[PendingType]):
     preserves_input = False
     #: Whether it changes between compressed and dense steps; `strategy` tells which one is in use.
     switches = False
+    #: Whether it switches when it is told to, because of what was measured.
+    is_tuned = False
     #: The strategy in use, only where it switches.
     strategy: str
     #: "float32" or "fp16" while gradients may bypass the exchange: see Exchange.bypass_dtype.

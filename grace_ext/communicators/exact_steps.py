@@ -25,6 +25,9 @@ class ExactStepsMemory(Protocol):
         """
         raise NotImplementedError
 
+    def forget_arrivals(self) -> None:
+        """See grace_ext.memory.base.Memory."""
+
 
 class ExactSteps(Communicator[Any]):
     """Exchanges one bucket by a communicator, or in float32 by the library's own allreduce where the memory wants it exact.
@@ -120,4 +123,5 @@ class ExactSteps(Communicator[Any]):
         return self._inner.finish(pending, transport, out, weight)
 
     def memory_replaced(self) -> None:
+        self._memory.forget_arrivals()
         self._compressed.memory_replaced()

@@ -209,8 +209,9 @@ class Memory(Stage):
     def denominator(
         self, tensor: ShapedTensor, element_at: Callable[[int], float], rate: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the root of a tensor's second moment, the same bits on all ranks, in a step. Only if `needs_step` and
-        not `keeps_moments`.
+        """Return the root of a tensor's second moment in a step. Only if `needs_step`, and not with `keeps_moments`.
+
+        All ranks get the same bits.
 
         Args:
             tensor: The tensor.
@@ -254,6 +255,9 @@ class Memory(Stage):
             Whether it is.
         """
         return False
+
+    def forget_arrivals(self) -> None:
+        """Note that no step will be made with what has arrived, since the optimizer's step is over or states were loaded."""
 
     def correct_gradient(
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream

@@ -10,7 +10,7 @@ from .._util.rng import Stream
 from .._util.shared_states import SharedStates
 from ..communicators.base import Communicator
 from ..communicators.factors import ShapedTensor
-from ..errors import ConfigError
+from ..errors import ConfigError, ExchangeError
 from ..kernels.momentum import accumulate_momentum
 from ..pipeline.compressor import Compressor
 from ..registry import register
@@ -31,6 +31,8 @@ class CompressedAdam(Residual):
 
         m_i = beta1 * m + (1 - beta1) * g_i;   e + m_i is compressed and sent, and e keeps what was not;
         m = the mean over ranks of what they sent;   v stays as it is.
+
+    Every exchange needs a step of the optimizer on all ranks, since what it gives is either a gradient or the new m.
 
     The step is p = p - lr * m / (1 - beta1**t) / (sqrt(v / (1 - beta2**T)) + eps), so in exact steps torch.optim.Adam's.
 
@@ -120,6 +122,14 @@ class CompressedAdam(Residual):
     def correct_gradient(
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream
     ) -> tuple[np.ndarray, None]:
+        # One that was frozen, and so has lost its moments, waits for nothing.
+        waiting = [one.name for one in self._tensors[name] if one.name in self._arrived and self._state(one) is not None]
+        if waiting:
+            raise ExchangeError(
+                f"memory {self.name!r}: the optimizer made no step with what the last exchange gave for {waiting[0]!r}. It has to "
+                f"make one after each exchange, on all ranks: with DDP accumulate gradients in no_sync(), and give all ranks "
+                f"as many batches"
+            )
         exact, start = self.sends_exactly(name), 0
         for tensor, gradient in zip(self._tensors[name], parts, strict=True):
             own = out[start : start + tensor.size]
@@ -169,6 +179,9 @@ class CompressedAdam(Residual):
         np.sqrt(root, out=root)
         root *= np.float32(scale / math.sqrt(1 - self.beta2 ** int(state[_UPDATES])))
         return first * np.float32(scale / (1 - self.beta1 ** int(state[_STEPS]))), root
+
+    def forget_arrivals(self) -> None:
+        self._arrived.clear()
 
     def commit(self) -> None:
         super().commit()

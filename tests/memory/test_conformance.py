@@ -35,7 +35,6 @@ def test_decay_of_the_residual():
         ("momentum", "topk:0.1"),
         ("momentum", "powersgd:2"),
         ("adam", "topk:0.1"),
-        ("onebit_adam:1", "dense/onebit"),
         ("demo", "dct:16/topk:0.1"),
         ("residual:0.9", "topk:0.1"),
     ],

@@ -2,6 +2,7 @@
 
 import copy
 import io
+from contextlib import nullcontext
 
 import horovod.torch as hvd
 import numpy as np
@@ -12,7 +13,7 @@ from support.exchanges import arrays_of
 from support.reference_kernels.compressed_adam import CompressedAdam
 
 import grace_ext
-from grace_ext import ConfigError
+from grace_ext import ConfigError, ExchangeError
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
 
 ALL = {"rules": {"*": "dense/onebit"}}  # biases as well
@@ -171,6 +172,36 @@ def layouts_and_dtypes_of_parameters_are_followed():
     after = trained(optimizer, half, 3)
     same_on_all_ranks(after)
     assert torch.isfinite(after).all() and not torch.equal(after, expected)
+
+
+@check
+def tensors_that_were_frozen_begin_anew():
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 20), torch.nn.Linear(20, 10))
+    optimizer, data = wrapped(net, "onebit_adam:2"), batches(12)
+    for frozen, steps in ((False, 3), (True, 3), (False, 6)):
+        net[2].weight.requires_grad_(not frozen)
+        optimizer.zero_grad()
+        run(optimizer, net, data, steps)
+        same_on_all_ranks(flat(net))
+    moments = optimizer._grace.exchange.state_dict()["moments"]
+    # The step that finds it frozen is one of the first four, and the one that finds it back sums it by itself.
+    assert moments["1.weight"][:2].tolist() == [12, 2], moments["1.weight"][:2]
+    assert moments["2.weight"][:2].tolist() == [5, 2], moments["2.weight"][:2]
+
+
+@check
+def each_exchange_needs_a_step():
+    net, data = linear(), batches(3)
+    optimizer = wrapped(net, "onebit_adam:2")
+    run(optimizer, net, data, 1)
+    for number in range(2):
+        x, y = next(data)
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        with (
+            raises(ExchangeError, "the optimizer made no step with what the last exchange gave") if number else nullcontext()
+        ):
+            optimizer.synchronize()
 
 
 @check

@@ -1,6 +1,7 @@
 """What is checked inside the ranks of one job: the memories of 1-bit Adam and 0/1 Adam."""
 
 import copy
+from contextlib import nullcontext
 
 import torch
 from harness import batches, close, flat, loss_of, module, same_on_all_ranks, wrap
@@ -68,6 +69,48 @@ def a_checkpoint_goes_on_bit_by_bit():
             for one, kept in zip((net, optimizer, state), saved, strict=True):
                 one.load_state_dict(kept)
             assert torch.equal(run(model, net, optimizer, 9 - stop, stop), expected), (memory, stop)
+
+
+class Branches(torch.nn.Module):
+    """With a layer that is not used in some steps, on no rank."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = torch.nn.Linear(100, 10), torch.nn.Linear(100, 10)
+
+    def forward(self, x, both):
+        return self.first(x) + self.second(x) if both else self.first(x)
+
+
+@check
+def tensors_without_a_gradient_make_no_step():
+    results = []
+    for memory in (None, "onebit_adam:6", "onebit_adam:1"):
+        net = Branches()
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, eps=1e-5)
+        ddp = {"find_unused_parameters": True}
+        spec = "dense/onebit" if memory else None
+        model, _ = wrap(net, spec, ddp, memory=memory, optimizer=optimizer, **ALL)
+        for step, (x, y) in enumerate(batches(6)):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x, step % 3 == 0), y).backward()
+            before = net.second.weight.detach().clone()
+            assert (net.second.weight.grad is None) == (step % 3 != 0)
+            optimizer.step()
+            assert torch.equal(before, net.second.weight) == (step % 3 != 0), (memory, step)
+        results.append(flat(net))
+        same_on_all_ranks(results[-1])
+    close(results[1], results[0])
+
+
+@check
+def ranks_have_to_make_the_same_number_of_steps():
+    model, net, optimizer, _ = start("onebit_adam:1")
+    run(model, net, optimizer, 2)
+    for number, (x, y) in enumerate(batches(2)):
+        with raises(RuntimeError, "accumulate gradients in no_sync()") if number else nullcontext():
+            loss_of(model, x, y).backward()
 
 
 @check
