@@ -83,10 +83,18 @@ def test_it_is_its_algorithm_step_by_step(memory, spec):
     assert results[0][1]["moments:a"].size == 3 + 2 * SIZE
 
 
-@pytest.mark.parametrize("communicator", ["allgather", "sharded", "hierarchical"])
-def test_without_loss_it_is_adam_with_a_variance_that_freezes(communicator):
+@pytest.mark.parametrize(
+    "spec, communicator",
+    [
+        ("dense/deflate", "allgather"),
+        ("dense/deflate", "sharded"),
+        ("dense/deflate", "hierarchical"),
+        ("randomk:1", "allreduce"),
+    ],
+)
+def test_without_loss_it_is_adam_with_a_variance_that_freezes(spec, communicator):
     def work(transport):
-        exchange = make(transport, "onebit_adam:3:variance_floor=0", "dense/deflate", communicator=communicator)
+        exchange = make(transport, "onebit_adam:3:variance_floor=0", spec, communicator=communicator)
         return [found for _, found in steps_of(exchange, transport.rank, range(8))]
 
     m = v = np.zeros(SIZE)
