@@ -10,6 +10,7 @@ from support.reference_kernels.compressed_adam import CompressedAdam
 
 import grace_ext
 from grace_ext import ConfigError, ExchangeError
+from grace_ext.exchange import checkpoint
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.row_buckets import row_bucket
 from grace_ext.exchange.shadow import shadow_step
@@ -147,6 +148,34 @@ def test_a_training_goes_on_from_its_state_bit_by_bit(memory, number):
         assert mine.keys() == others.keys() and all(same_bits(mine[key], others[key]) for key in mine)
 
     on_all_ranks(work, RANKS)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_another_number_of_ranks_takes_over(number):
+    """The moments are the same, and the residuals are shared out."""
+
+    def begin(transport):
+        exchange = make(transport, "onebit_adam:2", "dense/onebit")
+        list(steps_of(exchange, transport.rank, range(number)))
+        return exchange.state_dict()
+
+    states = on_all_ranks(begin, RANKS)
+
+    def go_on(transport):
+        exchange = make(transport, "onebit_adam:2", "dense/onebit")
+        exchange.load_state_dict({"step": number, **checkpoint.redistribute(exchange, states, transport.size)})
+        kept = exchange.state_dict()
+        for name in "ab":
+            assert same_bits(kept["moments"][name], states[0]["moments"][name])
+            total = np.sum([state["residual"][name] for state in states], axis=0) if number > 2 else np.zeros(1)
+            np.testing.assert_allclose(kept.get("residual", {}).get(name, 0), total / transport.size, rtol=0, atol=1e-6)
+        return [found for _, found in steps_of(exchange, transport.rank, range(number, number + 3))]
+
+    one, other = on_all_ranks(go_on, 2)
+    for found, theirs in zip(one, other, strict=True):
+        assert all(
+            same_bits(x, y) for ours, pair in zip(found, theirs, strict=True) for x, y in zip(ours, pair, strict=True)
+        )
 
 
 @pytest.mark.filterwarnings("error")
