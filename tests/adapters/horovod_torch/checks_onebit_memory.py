@@ -141,6 +141,35 @@ def a_step_with_a_nan_on_one_rank_leaves_the_moments():
 
 
 @check
+def a_grad_scaler_changes_nothing_but_skips_on_all_ranks():
+    """Its scale is a power of two. A rank's infinite gradient makes all ranks leave out the step, before and after the warm-up."""
+    results = []
+    for scale in (1.0, 2.0**12):
+        net = linear()
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
+        optimizer = wrapped(net, "onebit_adam:3", grad_scaler=scaler)
+        for step, (x, y) in enumerate(batches(9)):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(net(x), y)
+            if step in (1, 6) and hvd.rank() == 1:
+                loss = loss + (net[1].weight * 0).sum() * float("inf")
+            before = flat(net), arrays_of(optimizer._grace.exchange)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            after = arrays_of(optimizer._grace.exchange)
+            if step in (1, 6):
+                assert torch.equal(flat(net), before[0])
+                assert all(np.array_equal(array, after[key]) for key, array in before[1].items()), step
+            else:
+                assert not torch.equal(flat(net), before[0]), step
+        assert after["moments:1.weight"][:2].tolist() == [7, 3]
+        same_on_all_ranks(flat(net))
+        results.append(flat(net))
+    assert torch.equal(*results)
+
+
+@check
 def layouts_and_dtypes_of_parameters_are_followed():
     """channels_last, for which the averages go to torch's Adam by hand; and bfloat16."""
     torch.manual_seed(1)
