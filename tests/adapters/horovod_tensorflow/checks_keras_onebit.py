@@ -61,20 +61,18 @@ def steps_change_in_a_graph_that_stays_the_same():
 @check
 def a_state_goes_on_bit_by_bit_in_either_stage():
     api, make = ADAM["keras"]
-    for memory, epochs in (("onebit_adam:6", 1), ("onebit_adam:3", 1), ("zeroone_adam:1", 1)):
-        nets = []
-        for _ in range(2):
-            net = compiled(api, DistributedOptimizer(make(**GIVEN), memory=memory, **ALL))
-            fit(net, epochs=epochs)
-            nets.append(net)
-        first, second = nets
-        state = first.optimizer.compression_state()
-        again = compiled(api, DistributedOptimizer(make(**GIVEN), memory=memory, **ALL))
+    for memory in ("onebit_adam:6", "zeroone_adam:1"):
+
+        def start(memory=memory):
+            return compiled(api, DistributedOptimizer(make(**GIVEN), memory=memory, **ALL))
+
+        first, again = start(), start()
+        fit(first)
         again.set_weights(first.get_weights())
-        again.optimizer.load_compression_state(state)
-        for net in (first, second, again):
+        again.optimizer.load_compression_state(first.optimizer.compression_state())
+        for net in (first, again):
             fit(net)
-        assert np.array_equal(flat(first), flat(second)) and np.array_equal(flat(first), flat(again)), memory
+        assert np.array_equal(flat(first), flat(again)), memory
         mine, theirs = memory_of(first.optimizer), memory_of(again.optimizer)
         assert mine.keys() == theirs.keys() and all(np.array_equal(mine[key], theirs[key]) for key in mine), memory
         same_on_all_ranks(mine["moments:hidden/kernel"])
