@@ -101,8 +101,11 @@ class _MomentsInMemory:
         memory, tensor = reducer.memory_of(variable) or (None, None)
         if memory is not None and memory.needs_step:
             rate = learning_rate[0] if learning_rate else self.learning_rate
-            roots = _roots(memory, tensor, gradient, rate, reducer.ends())
-            step = gradient / (roots + tf.cast(self.epsilon, gradient.dtype))
+            if memory.keeps_moments:
+                direction, roots = _moments(memory, tensor, gradient, reducer.ends())
+            else:
+                direction, roots = gradient, _roots(memory, tensor, gradient, rate, reducer.ends())
+            step = direction / (roots + tf.cast(self.epsilon, gradient.dtype))
             variable.assign_sub(tf.cast(tf.cast(rate, step.dtype) * step, variable.dtype))
             return
         if memory is None or memory.first_moment is None or not getattr(self, "beta_1", 0.0):
@@ -127,6 +130,17 @@ def _roots(memory: Memory, tensor: Tensor, gradient, rate, ends: list):
     shape = [*gradient.shape] or [1]
     roots = tf.reshape(rows, [shape[0], *[1] * (len(shape) - 1)]) * tf.reshape(columns, [1, *shape[1:]])
     return tf.cast(tf.reshape(roots, gradient.shape), gradient.dtype)
+
+
+def _moments(memory: Memory, tensor: Tensor, gradient, ends: list):
+    """Both moments of a variable, in its shape, once the exchange of the step is over."""
+
+    def moments(array):
+        return memory.moments(tensor, array.reshape(-1))
+
+    with tf.control_dependencies(ends):
+        found = tf.numpy_function(moments, [tf.cast(gradient, tf.float32)], [tf.float32, tf.float32])
+    return [tf.cast(tf.reshape(one, gradient.shape), gradient.dtype) for one in found]
 
 
 class _Keras3:

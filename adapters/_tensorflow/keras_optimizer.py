@@ -126,7 +126,7 @@ def _check_momentum(optimizer: Any, memory: str | dict | Memory | None, takes_ov
     leave its first moment to the memory."""
     momenta = [*map(_momentum_of, (optimizer, *getattr(optimizer, "optimizers", ())))]
     for one in Memories(memory or DEFAULT_MEMORY).all():
-        one.check_optimizer(type(optimizer).__name__, max(momenta), takes_over)
+        one.check_optimizer(type(optimizer).__name__, max(momenta), takes_over, _number(getattr(optimizer, "beta_2", 0.0)))
         if one.needs_step and _has_own_step(optimizer):
             raise ConfigError(f"memory {str(one)!r}: amsgrad and jit_compile of the optimizer are not supported")
 
@@ -139,7 +139,12 @@ def _has_own_step(optimizer: Any) -> bool:
 def _momentum_of(optimizer: Any) -> float:
     """The optimizer's momentum, or Adam's beta_1; NaN for one that changes, 0 for none."""
     found = [getattr(optimizer, name, None) for name in ("momentum", "beta_1")]
-    return max((math.nan if callable(one) else float(np.asarray(one)) for one in found if one is not None), default=0.0)
+    return max((_number(one) for one in found if one is not None), default=0.0)
+
+
+def _number(option: Any) -> float:
+    """An option of an optimizer; NaN for one that changes."""
+    return math.nan if callable(option) else float(np.asarray(option))
 
 
 def load_model(

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from grace_ext import ConfigError
@@ -62,7 +63,8 @@ class MomentsInMemory:
         for group in optimizer.param_groups:
             momentum = group.get("momentum") or group.get("betas", (0,))[0]
             for memory in {self._kept[id(p)][0] for p in group["params"] if id(p) in self._kept}:
-                memory.check_optimizer(type(optimizer).__name__, momentum, takes_over)
+                beta2 = group.get("betas", (0, 0))[1]
+                memory.check_optimizer(type(optimizer).__name__, momentum, takes_over, beta2)
                 if memory.needs_step and _has_own_step(group):
                     raise ConfigError(f"memory {str(memory)!r}: amsgrad and differentiable are not supported")
 
@@ -90,12 +92,13 @@ class MomentsInMemory:
         """Make the steps that were left out, and give the optimizer its groups."""
         self.give_back()
         found_inf = getattr(self._optimizer, "found_inf", None)  # a GradScaler sets it for a fused Adam
-        if found_inf is not None and found_inf.item():
-            return
-        with torch.no_grad():
-            for group in self._steps:
-                for p in group["params"]:
-                    self._step(p, group)
+        if found_inf is None or not found_inf.item():
+            with torch.no_grad():
+                for group in self._steps:
+                    for p in group["params"]:
+                        self._step(p, group)
+        for memory in {memory for memory, _ in self._kept.values()}:
+            memory.forget_arrivals()
 
     def _split(self, group: dict) -> list[dict]:
         """The group, or its two parts, of parameters whose memory keeps the first moment and of others."""
@@ -112,25 +115,26 @@ class MomentsInMemory:
         return [part for part in (without, {**group, "params": others}) if part["params"]] or [{**group, "params": []}]
 
     def _step(self, p: torch.nn.Parameter, group: dict) -> None:
-        """The step that grace_ext.memory.adam describes."""
+        """The step that grace_ext.memory.adam or grace_ext.memory.onebit_adam describes."""
         if p.grad is None:
             return
         self._note_as_new(p)
         memory, tensor = self._kept[id(p)]
         scale = getattr(self._optimizer, "grad_scale", None)  # as found_inf
         gradient = p.grad if scale is None else p.grad / scale
-        roots = memory.denominator(tensor, functools.partial(_element, gradient), float(group["lr"]))
-        gradient = -gradient if group["maximize"] else gradient
-        rows, columns = (torch.from_numpy(root).to(p.device) for root in roots)
-        denominator = (
-            rows.view(-1, *[1] * (p.ndim - 1)) * columns.view(1, *p.shape[1:]) if p.ndim else rows.view(()) * columns[0]
-        )
+        sign = -1 if group["maximize"] else 1
+        decay = 0.0
         if group.get("decoupled_weight_decay", isinstance(self._optimizer, torch.optim.AdamW)):
             p.mul_(1 - group["lr"] * group["weight_decay"])
         elif group["weight_decay"]:
-            gradient = gradient.add(p, alpha=group["weight_decay"])
+            decay = sign * float(group["weight_decay"])
+        if memory.keeps_moments:
+            direction, denominator = _moments(memory, tensor, gradient, _flat(p) * np.float32(decay) if decay else None)
+        else:
+            direction = gradient.add(p, alpha=decay) if decay else gradient
+            denominator = _denominator(memory, tensor, gradient, float(group["lr"]))
         denominator = denominator.add_(group["eps"]).to(p.dtype)
-        p.addcdiv_(gradient.to(p.dtype), denominator, value=-float(group["lr"]))
+        p.addcdiv_(direction.to(p.dtype), denominator, value=-sign * float(group["lr"]))
 
     def _note_as_new(self, p: torch.nn.Parameter) -> None:
         """Give a parameter the state of one that Adam has not stepped yet: Horovod's broadcast of optimizer states needs the
@@ -186,6 +190,29 @@ def attach(optimizer: torch.optim.Optimizer, moments: Callable[[], MomentsInMemo
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
+
+
+def _denominator(memory: Memory, tensor: Tensor, gradient: torch.Tensor, rate: float) -> torch.Tensor:
+    """The root of the second moment, in the gradient's shape."""
+    roots = memory.denominator(tensor, functools.partial(_element, gradient), rate)
+    rows, columns = (torch.from_numpy(root).to(gradient.device) for root in roots)
+    if not gradient.ndim:
+        return rows.view(()) * columns[0]
+    return rows.view(-1, *[1] * (gradient.ndim - 1)) * columns.view(1, *gradient.shape[1:])
+
+
+def _moments(
+    memory: Memory, tensor: Tensor, gradient: torch.Tensor, penalty: np.ndarray | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both moments, in the gradient's shape."""
+    found = memory.moments(tensor, _flat(gradient), penalty)
+    first, root = (torch.from_numpy(one).view(gradient.shape).to(gradient.device) for one in found)
+    return first, root
+
+
+def _flat(array: torch.Tensor) -> np.ndarray:
+    """Its elements in row-major order, float32 on the host."""
+    return array.detach().to("cpu", torch.float32).reshape(-1).numpy()
 
 
 def _element(gradient: torch.Tensor, position: int) -> float:

@@ -64,7 +64,7 @@ class SwitchingCommunicator(Communicator):
     """
 
     name = "auto"
-    switches = True
+    switches = is_tuned = True
 
     def __init__(self, compressed: dict[str, Communicator]):
         self._compressed, self._allreduce = compressed, Allreduce()

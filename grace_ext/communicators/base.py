@@ -106,10 +106,12 @@ class Communicator(Stage, Generic[PendingType]):
     needs_memory = True
     #: Whether `start` leaves the gradient as it is.
     preserves_input = False
-    #: Whether it switches to another strategy where compression does not pay off; `strategy` tells which one is in use.
+    #: Whether it changes between compressed and dense steps; `strategy` tells which one is in use.
     switches = False
     #: Whether it sends what it is given as it is, for now, and not what the bucket's compressor makes of it.
     sends_whole = False
+    #: Whether it switches when it is told to, because of what was measured.
+    is_tuned = False
     #: The strategy in use, only where it switches.
     strategy: str
     #: "float32" or "fp16" while gradients may bypass the exchange: see Exchange.bypass_dtype.

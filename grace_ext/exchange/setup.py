@@ -6,6 +6,7 @@ import numpy as np
 
 from ..communicators.allreduce import Allreduce
 from ..communicators.base import Communicator
+from ..communicators.exact_steps import ExactSteps
 from ..communicators.factors import FactorAllreduce
 from ..memory.base import Memory
 from ..observe.capture import Capture
@@ -82,6 +83,8 @@ class ExchangeSetup:
             return Bucket(name, tensors, compressor, Allreduce(), memory)
         factors = FactorAllreduce(tensors, compressor, self.state.warm_starts) if compressor.lowrank is not None else None
         own = communicator.for_bucket(compressor, memory, self.transport, factors)
+        if memory.has_exact_steps:
+            own = ExactSteps(own, memory, name)
         return Bucket(name, tensors, compressor, own, memory)
 
     def set_buckets(self, buckets: list[Bucket]) -> None:

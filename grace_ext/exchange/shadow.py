@@ -5,6 +5,7 @@ As a rank within torch's Join context manager does, it shadows the collectives o
 
 from collections.abc import Callable
 
+from ..errors import ConfigError
 from ..transport.base import CollectiveHandle
 from .engine import Exchange
 
@@ -19,9 +20,18 @@ def shadow_step(exchange: Exchange, output_of: Callable, bypass_of: Callable | N
 
     Returns:
         False, without a step, when no rank has gradients.
+
+    Raises:
+        ConfigError: A memory needs the gradients of all ranks.
     """
     if not exchange.buckets:
         return False
+    for bucket in exchange.buckets:
+        if bucket.memory.needs_all_ranks:
+            raise ConfigError(
+                f"memory {bucket.memory.name!r}: join() is not supported, since a rank without data would have to know the "
+                f"first moment of each step: give all ranks as many batches"
+            )
     exchange.begin_step(gradients=False)
     if not _others_have_gradients(exchange):
         exchange.forget_step()

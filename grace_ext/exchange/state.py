@@ -6,13 +6,14 @@ from .._util.shared_states import SharedStates
 from ..errors import ConfigError
 from ..memory.adam import SECOND_MOMENT
 from ..memory.base import Memory
+from ..memory.onebit_adam import MOMENTS
 from ..policy.memories import Memories
 from .buckets import Bucket, Tensor
 
 WARM_STARTS = "lowrank"  # key in state dicts, beside the fields of the memories
 DENSITY = "density"  # of schedules that keep it
 #: The keys of what is the same on all ranks.
-SHARED = (WARM_STARTS, SECOND_MOMENT, DENSITY)
+SHARED = (WARM_STARTS, SECOND_MOMENT, MOMENTS, DENSITY)
 
 
 class ExchangeState:

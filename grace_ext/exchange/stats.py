@@ -130,7 +130,7 @@ def report(exchanges: Sequence[Counted], earlier: Sequence[Statistics] = ()) -> 
     - index_codecs: How many containers each index codec wrote, the ones that `auto` chose under their own names.
     - residual_norm_ratio: By tensor, the L2 norm of its residual over that of this rank's gradient, when an observer last
       looked, or rank 0 after 8, 16, 32, ... steps; None where that is no number.
-    - ways: With communicator "auto", the strategy of each tensor in the next step.
+    - ways: With communicator "auto", and memories that have exact steps, the strategy of each tensor in the next step.
     - bandwidth: With schedule "kimad", the bytes per second that this rank's link gives; None before anything is known.
     - densities: With that schedule and "guarded", the density of each tensor in the next step.
     - lag: With schedule "guarded", the energy of all ranks' residuals over that of their gradients when it was last measured.

@@ -94,7 +94,7 @@ class Adam(Residual):
         self._last: dict[str, _Arrived] = {}  # by tensor
         self._residual_only = Residual(decay)
 
-    def check_optimizer(self, optimizer: str, momentum: float, takes_over: bool) -> None:
+    def check_optimizer(self, optimizer: str, momentum: float, takes_over: bool, beta2: float = 0.0) -> None:
         if not takes_over:
             raise ConfigError(
                 f"memory {str(self)!r} needs an optimizer whose step it can change: Adam or AdamW, not inside of another "

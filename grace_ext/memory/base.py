@@ -35,8 +35,10 @@ class Memory(Stage):
     applies_momentum = False
     #: Where it keeps Adam's first moment, the factor beta1 of this.
     first_moment: float | None = None
-    #: Whether the optimizer has to divide by `denominator` in its step, in the place of its own second moment.
+    #: Whether the optimizer's step has to be made with what the memory keeps of its moments.
     needs_step = False
+    #: Whether this is `moments`, both of them element by element. If not, it is `denominator`. Only if `needs_step`.
+    keeps_moments = False
     #: States by tensor that are the same on all ranks, by field; set in __init__ by memories that keep some.
     shared: dict[str, SharedStates] = {}
     #: Whether it can keep states for the rows of a table.
@@ -48,6 +50,10 @@ class Memory(Stage):
     corrects_gradient = False
     #: Whether the hooks also work in steps in which communicator "auto" sends what they give whole, without containers.
     hooks_work_dense = False
+    #: Whether buckets are sent exactly in the steps for which `sends_exactly` says so.
+    has_exact_steps = False
+    #: Whether a step needs the gradients of all ranks, so that none may leave the training loop before the others.
+    needs_all_ranks = False
 
     def check(self, compressor: Compressor, communicator: Communicator) -> None:
         """Check that this memory can be used with a compressor and a communicator.
@@ -65,16 +71,17 @@ class Memory(Stage):
                 f"would correct it once more: use memory 'none', or unbiased=false"
             )
 
-    def check_optimizer(self, optimizer: str, momentum: float, takes_over: bool) -> None:
+    def check_optimizer(self, optimizer: str, momentum: float, takes_over: bool, beta2: float = 0.0) -> None:
         """Check that this memory and an optimizer fit together.
 
         Args:
             optimizer: Name of the optimizer's class.
             momentum: Its momentum, Adam's beta1; 0 for none.
             takes_over: Whether the optimizer is one that can leave its first moment to a memory.
+            beta2: Adam's beta2; 0 for other optimizers.
 
         Raises:
-            ConfigError: Both would apply a momentum, or the memory needs an optimizer of another kind.
+            ConfigError: Both would apply a momentum, or the memory needs an optimizer of another kind or with other options.
         """
         if not self.applies_momentum or not momentum:
             return
@@ -202,7 +209,9 @@ class Memory(Stage):
     def denominator(
         self, tensor: ShapedTensor, element_at: Callable[[int], float], rate: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the root of a tensor's second moment, the same bits on all ranks, in a step. Only if `needs_step`.
+        """Return the root of a tensor's second moment in a step. Only if `needs_step`, and not with `keeps_moments`.
+
+        All ranks get the same bits.
 
         Args:
             tensor: The tensor.
@@ -214,6 +223,41 @@ class Memory(Stage):
             float32[rows] and float32[columns], the first dimension and all others: the root is their outer product.
         """
         raise NotImplementedError
+
+    def moments(
+        self, tensor: ShapedTensor, gradient: np.ndarray, penalty: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return both of a tensor's moments in a step, the same bits on all ranks. Only if `keeps_moments`.
+
+        Args:
+            tensor: The tensor.
+            gradient: The gradient that the optimizer steps with, float32[d], in the order of the bucket's vector. It is what
+                the exchange gave, or what is left of that after clipping.
+            penalty: What a weight decay that is part of the gradient adds to it, float32[d], the same on all ranks; None for
+                nothing.
+
+        Returns:
+            The first moment and the root of the second one, both corrected for their bias, float32[d]. The root is Inf where
+            there is nothing to step with.
+        """
+        raise NotImplementedError
+
+    def sends_exactly(self, name: str) -> bool:
+        """Say whether a bucket is sent exactly in the step that begins, the same on all ranks. Only if `has_exact_steps`.
+
+        What is exchanged then is what `correct_gradient` returns, in float32 and without the residual. The answer changes with
+        the optimizer's step, or where states are loaded, and stays the same during an exchange.
+
+        Args:
+            name: Name of the bucket.
+
+        Returns:
+            Whether it is.
+        """
+        return False
+
+    def forget_arrivals(self) -> None:
+        """Note that no step will be made with what has arrived, since the optimizer's step is over or states were loaded."""
 
     def correct_gradient(
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, whole: bool

@@ -113,7 +113,7 @@ class AutoTuner(StepListener):
     def buckets_set(self, buckets: Sequence[BucketView]) -> None:
         #: Buckets whose communicators are SwitchingCommunicators.
         self._buckets: list = (
-            [bucket for bucket in buckets if bucket.communicator.switches] if self._transport.size > 1 else []
+            [bucket for bucket in buckets if bucket.communicator.is_tuned] if self._transport.size > 1 else []
         )
         self._ended_at: float | None = None
         self._seconds: list[float] = []  # of each step since the plan in force began

@@ -298,11 +298,17 @@ def refuse_switching(schedule: Schedule, buckets: Sequence[BucketView]) -> None:
     Raises:
         ConfigError: One does.
     """
-    if any(bucket.communicator.switches for bucket in buckets):
-        raise ConfigError(
-            f"schedule {schedule.name!r} adapts the density, communicator 'auto' the strategy of "
-            f"each bucket: use one of them"
-        )
+    for bucket in buckets:
+        if bucket.memory.has_exact_steps:
+            raise ConfigError(
+                f"schedule {schedule.name!r} adapts the density, and memory {bucket.memory.name!r} has steps without one: use "
+                f"one of them"
+            )
+        if bucket.communicator.switches:
+            raise ConfigError(
+                f"schedule {schedule.name!r} adapts the density, communicator 'auto' the strategy of "
+                f"each bucket: use one of them"
+            )
 
 
 def with_density(compressor: Compressor, density: float) -> Compressor:

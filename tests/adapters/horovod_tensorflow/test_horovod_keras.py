@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.mpi
 skip_without("tensorflow", "horovod", "tf_keras")
 
-CHECKS = checks_in(HERE / "checks_keras.py", HERE / "checks_keras_memory.py")
+CHECKS = checks_in(*sorted(HERE.glob("checks_keras*.py")))
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import sys
 
 import checks_keras  # noqa: F401  (importing registers its checks)
 import checks_keras_memory  # noqa: F401
+import checks_keras_onebit  # noqa: F401
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from support.checking import run_checks

@@ -10,6 +10,7 @@ import checks_loop_features  # noqa: F401  (importing registers its checks)
 import checks_methods  # noqa: F401
 import checks_observe  # noqa: F401
 import checks_onebit  # noqa: F401
+import checks_onebit_memory  # noqa: F401
 import checks_rows  # noqa: F401
 import checks_state  # noqa: F401
 import checks_summing  # noqa: F401
