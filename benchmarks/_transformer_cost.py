@@ -16,9 +16,11 @@ from grace_ext.adapters._torch.adam_step import moments_in_memory
 from grace_ext.adapters._torch.gradients import pack
 from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.exchange.engine import Exchange
+from grace_ext.observe.norms import energy
 from grace_ext.pipeline.compressor import make_compressor
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy.defaults import ADAM, PLAIN, Default
+from grace_ext.policy.guarded import EVERY
 from grace_ext.rng import Stream
 from grace_ext.transport import InProcessGroup
 
@@ -95,11 +97,14 @@ def measure(folder: str) -> str:
     subjects = {name: Subject(default) for name, default in DEFAULTS.items()}
     out, copy = np.empty(size, np.float32), np.empty(size, np.float32)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in subjects}
-    memcpys = []
+    memcpys, norms = [], []
     for number in range(WARM_UP + ROUNDS):
         started = time.perf_counter()
         np.copyto(copy, given[0])
         memcpys.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        energy(given[0]), energy(copy)
+        norms.append(time.perf_counter() - started)
         for name, subject in subjects.items():
             found[name].append(subject.step(number, gradients, out))
     memcpy = statistics.median(memcpys[WARM_UP:])
@@ -108,6 +113,7 @@ def measure(folder: str) -> str:
         for name, steps in found.items()
     }
     result = {"elements": size, "ranks": RANKS, "memcpy_ms": 1000 * memcpy, "rows": rows}
+    result["guard"] = statistics.median(norms[WARM_UP:]) / memcpy
     result |= {"date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
     path = os.path.join(folder, FILE)
     with open(path, "w") as file:
@@ -150,6 +156,8 @@ def section(folder: str) -> str | None:
         f"({found['elements'] / 1e6:.1f} M elements), packing, memory and second moments included; both defaults in turn. A "
         f"memcpy took {found['memcpy_ms']:.2f} ms.\n\n{as_markdown(table)}\n\nThe codecs of Adam's default cost "
         f"{adam / plain:.2f} times those of SGD's. They do a part of AdamW's work, so that codecs and step together cost "
-        f"{(adam + steps[1]) / (plain + steps[0]):.2f} times as much. Measured on {found['date']} on {found['machine']}, by "
-        f"`python benchmarks/transformer.py cost`."
+        f"{(adam + steps[1]) / (plain + steps[0]):.2f} times as much. The schedule `guarded` measures its signal in one step of "
+        f"{EVERY}, in {found['guard']:.1f} memcpys: {found['guard'] / EVERY:.2f} in each step, "
+        f"{100 * found['guard'] / EVERY / (adam + steps[1]):.1f} % of codecs and optimizer alone. Measured on "
+        f"{found['date']} on {found['machine']}, by `python benchmarks/transformer.py cost`."
     )

@@ -65,7 +65,7 @@ def methods(name: str) -> dict[str, Method]:
     demo = {"compression": "dct:64/topk:0.008:per=chunk/auto/lloyd:0.05", "memory": "demo"}
     found["demo"] = Method("DeMo, learning rate x 0.5", "grace_ext", demo, 0.5, plain=True)
     found["default"] = Method("grace_ext, default", "grace_ext", {})
-    for method, density, schedule in (("guarded", 0.012, "guarded"), ("sparser", 0.0055, "hyperbolic:steps=382")):
+    for method, density, schedule in (("guarded", 0.012, "guarded"), ("sparser", 0.0054, "hyperbolic:steps=296")):
         arguments = {
             "compression": f"topk:{density:g}/rice_adaptive/lloyd:0.05",
             "memory": ADAM.memory,
