@@ -22,7 +22,7 @@ from grace_ext.exchange.stalls import watch_ranks
 from grace_ext.pipeline.compressor import Compressor
 
 from ._common.options import CompressionOptions
-from ._torch.adam_step import MomentsInMemory, attach, leaves_moments, moments_in_memory
+from ._torch.adam_step import MomentsInMemory, attach, moments_in_memory, own_memory
 from ._torch.ddp_buckets import DdpBuckets
 from ._torch.ddp_transport import GroupTransport
 from ._torch.gloo_exit import wait_at_exit
@@ -80,7 +80,7 @@ class CompressionState:
         group, device = _own_group(process_group, backend, timeout)
         transport = GroupTransport(group, device)
         self.rank, self.ranks = transport.rank, transport.size
-        shared.choose_defaults(optimizer is not None and leaves_moments(optimizer), (self.rank, self.ranks))
+        shared.choose_defaults(None if optimizer is None else own_memory(optimizer), (self.rank, self.ranks))
         if optimizer is None:
             shared.refuse_steps_in_memory("pass the optimizer, CompressionState(..., optimizer=optimizer)")
         if self.ranks == 1:

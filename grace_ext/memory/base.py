@@ -1,6 +1,6 @@
 """The interface of memories."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ class Memory(Stage):
     applies_momentum = False
     #: Where it keeps Adam's first moment, the factor beta1 of this.
     first_moment: float | None = None
-    #: Whether the optimizer has to divide by `denominator` in its step, in the place of its own second moment.
+    #: Whether the optimizer's step is another one with this memory: what was received over `denominator`.
     needs_step = False
     #: States by tensor that are the same on all ranks, by field; set in __init__ by memories that keep some.
     shared: dict[str, SharedStates] = {}
@@ -65,20 +65,23 @@ class Memory(Stage):
                 f"would correct it once more: use memory 'none', or unbiased=false"
             )
 
-    def check_optimizer(self, optimizer: str, momentum: float, takes_over: bool) -> None:
+    def check_optimizer(
+        self, optimizer: str, momentum: float, kind: str | None, options: Mapping[str, Any] | None = None
+    ) -> None:
         """Check that this memory and an optimizer fit together.
 
         Args:
             optimizer: Name of the optimizer's class.
             momentum: Its momentum, Adam's beta1; 0 for none.
-            takes_over: Whether the optimizer is one that can leave its first moment to a memory.
+            kind: "adam" or "muon" for those that can leave a part of their step to a memory; None for all others.
+            options: Its other options, by the names of torch's param_groups; None where they are not known.
 
         Raises:
             ConfigError: Both would apply a momentum, or the memory needs an optimizer of another kind.
         """
         if not self.applies_momentum or not momentum:
             return
-        if self.first_moment is None or not takes_over:
+        if self.first_moment is None or kind != "adam":
             others = "" if self.first_moment is None else ", or Adam or AdamW, not inside of another optimizer"
             raise ConfigError(
                 f"memory {str(self)!r} applies the momentum before gradients are compressed, and that of {optimizer}, "
@@ -202,7 +205,7 @@ class Memory(Stage):
     def denominator(
         self, tensor: ShapedTensor, element_at: Callable[[int], float], rate: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the root of a tensor's second moment, the same bits on all ranks, in a step. Only if `needs_step`.
+        """Return what a tensor's step is divided by, the same bits on all ranks. Only if `needs_step`.
 
         Args:
             tensor: The tensor.
@@ -211,7 +214,11 @@ class Memory(Stage):
             rate: The learning rate of the tensor in this step.
 
         Returns:
-            float32[rows] and float32[columns], the first dimension and all others: the root is their outer product.
+            float32[rows] and float32[columns], the first dimension and all others: what the step is divided by is their
+            outer product, for Adam the root of the second moment.
+
+        Raises:
+            ConfigError: The memory has to have its updates as they were received, and one was changed.
         """
         raise NotImplementedError
 

@@ -39,15 +39,22 @@ ADAM = Default(
     DEFAULT_ROWS_SPEC,
     "Adam and AdamW, which lose accuracy with error feedback of gradients",
 )
+#: The spec and the schedule are Adam's, so that the two can be in one exchange; docs/training.md has the measurements.
+MUON = dataclasses.replace(
+    ADAM, memory="muon", why="Muon, which loses accuracy with error feedback of gradients: ranks exchange its updates"
+)
 
 
-def default_for(takes_over: bool) -> Default:
+def default_for(memory: str | None) -> Default:
     """Choose a default.
 
     Args:
-        takes_over: Whether the optimizer is an Adam or AdamW that can leave its moments to a memory.
+        memory: The spec of the memory that makes the optimizer's step: "adam", or "muon" with its options. None where the
+            optimizer makes its step itself.
 
     Returns:
-        The default.
+        The default, with that memory.
     """
-    return ADAM if takes_over else PLAIN
+    if memory is None:
+        return PLAIN
+    return dataclasses.replace({"adam": ADAM, "muon": MUON}[memory.partition(":")[0]], memory=memory)
