@@ -121,7 +121,7 @@ class CompressionOptions:
             raise TypeError(f"unknown option {', '.join(map(repr, unknown))}; allowed: {', '.join(allowed)}")
         return cls(**named, **keywords)
 
-    def choose_defaults(self, memory: str | None, members: tuple[int, int]) -> None:
+    def choose_defaults(self, memory: str | dict[str, str] | None, members: tuple[int, int]) -> None:
         """Fill in what the user has left open, and say in the log what an Adam or a Muon gets.
 
         Args:
@@ -136,7 +136,7 @@ class CompressionOptions:
                 _LOG.info(
                     "compression=%r, memory=%r, schedule=%r, small tensors %r: the default for %s",
                     chosen.compression,
-                    chosen.memory,
+                    chosen.memory if isinstance(chosen.memory, str) else sorted(set(chosen.memory.values())),
                     chosen.schedule,
                     chosen.small,
                     chosen.why,
