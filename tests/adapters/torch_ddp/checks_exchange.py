@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from harness import EACH, batches, close, flat, loss_of, module, same_on_all_ranks, sgd, train, wrap
 from support.checking import check, check_under_every_launcher, raises
+from torch.nn.parallel import DistributedDataParallel
 
 import grace_ext
 from grace_ext import ConfigError
