@@ -140,6 +140,28 @@ def _train_halves(steps=4, spec=None, rank=None, batch=8, given=lambda both: bot
     return flat(net), {tensor.name: bucket.memory.name for bucket in buckets for tensor in bucket.tensors}
 
 
+def _resumed_halves(stop):
+    """The flat parameters after 5 steps; at one of them, all goes on from a checkpoint."""
+    net, parts = None, []
+    for step, (x, y) in enumerate(batches(5)):
+        if step in (0, stop):
+            saved = copy.deepcopy([one.state_dict() for one in parts])
+            net = module(seed=1 + step)
+            model, both = DistributedDataParallel(net), _halves(net)
+            state = CompressionState(net.named_parameters(), EACH, optimizer=both, memory={"*.weight": "muon:0.9"})
+            model.register_comm_hook(state, comm_hook)
+            parts = [net, *both, state]
+            for one, kept in zip(parts, saved, strict=bool(saved)):
+                one.load_state_dict(kept)
+        net.zero_grad()
+        loss_of(model, x, y).backward()
+        for one in both:
+            for group in one.param_groups:
+                group["lr"] *= 0.8
+            one.step()
+    return flat(net)
+
+
 @check
 def a_muon_and_an_adamw_share_an_exchange():
     """Each parameter has the memory of its optimizer. With the same data on all ranks and no loss, Muon is as without us."""
@@ -151,6 +173,7 @@ def a_muon_and_an_adamw_share_an_exchange():
     start = flat(module())
     different = ((weights - alone).norm() / (alone - start).norm()).item()
     assert 0 < different < 0.05, different
+    assert torch.equal(_resumed_halves(None), _resumed_halves(2))
     # A memory that changes steps has to know the optimizer of each of its parameters.
     for number, memory in ((1, "adam"), (0, {"*.weight": "muon:0.9", "*": "momentum"})):
         with raises(ConfigError, "is not among the parameters of the optimizer: pass all optimizers"):
