@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from grace_ext import ConfigError
@@ -103,10 +104,11 @@ class MomentsInMemory:
         found_inf = getattr(self._optimizer, "found_inf", None)  # a GradScaler sets it for a fused Adam
         if found_inf is not None and found_inf.item():
             return
+        stepped = [(p, group) for group in self._steps for p in group["params"] if p.grad is not None]
+        roots = [self._roots(p, group) for p, group in stepped]  # all of them first, since one may raise
         with torch.no_grad():
-            for group in self._steps:
-                for p in group["params"]:
-                    self._step(p, group)
+            for (p, group), root in zip(stepped, roots, strict=True):
+                self._step(p, group, root)
 
     def _split(self, group: dict) -> list[dict]:
         """The group, or its two parts, of parameters whose memory keeps the first moment and of others."""
@@ -124,15 +126,19 @@ class MomentsInMemory:
             parts.insert(0, {**group, "params": kept, "betas": (0.0, *group["betas"][1:])})
         return [part for part in parts if part["params"]] or [{**group, "params": []}]
 
-    def _step(self, p: torch.nn.Parameter, group: dict) -> None:
-        """The step that grace_ext.memory.adam or grace_ext.memory.muon describes."""
-        if p.grad is None:
-            return
-        self._note_as_new(p)
-        memory, tensor = self._kept[id(p)]
+    def _gradient(self, p: torch.nn.Parameter) -> torch.Tensor:
         scale = getattr(self._optimizer, "grad_scale", None)  # as found_inf
-        gradient = p.grad if scale is None else p.grad / scale
-        roots = memory.denominator(tensor, functools.partial(_element, gradient), float(group["lr"]))
+        return p.grad if scale is None else p.grad / scale
+
+    def _roots(self, p: torch.nn.Parameter, group: dict) -> tuple[np.ndarray, np.ndarray]:
+        """See Memory.denominator."""
+        memory, tensor = self._kept[id(p)]
+        return memory.denominator(tensor, functools.partial(_element, self._gradient(p)), float(group["lr"]))
+
+    def _step(self, p: torch.nn.Parameter, group: dict, roots: tuple[np.ndarray, np.ndarray]) -> None:
+        """The step that grace_ext.memory.adam or grace_ext.memory.muon describes."""
+        self._note_as_new(p)
+        gradient = self._gradient(p)
         gradient = -gradient if group.get("maximize") else gradient
         rows, columns = (torch.from_numpy(root).to(p.device) for root in roots)
         denominator = (

@@ -2,6 +2,8 @@
 
 import copy
 import tempfile
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import horovod.torch as hvd
@@ -325,6 +327,27 @@ def a_muon_and_an_adamw_have_a_default_each():
 
 
 @check
+def a_scaled_loss_makes_the_same_step_of_a_muon_whose_wrapper_knows_it():
+    nets = []
+    for scaled, told in ((False, False), (True, True), (True, False)):
+        net = model()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        given = {"grad_scaler": scaler} if told else {}
+        optimizer = compressed("topk:0.05/rice/raw", memory="muon:0.9", **given)(_halves(net)[0], net.named_parameters())
+        refused = scaled and not told
+        with warnings.catch_warnings(), raises(ConfigError, "tell the wrapper") if refused else nullcontext():
+            warnings.simplefilter("ignore")
+            for x, y in batches(2):
+                optimizer.zero_grad()
+                scaler.scale(torch.nn.functional.cross_entropy(net(x), y)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        nets.append(net[5].weight.detach())
+    torch.testing.assert_close(nets[0], nets[1], rtol=1e-4, atol=1e-6)
+    assert torch.equal(nets[2], model()[5].weight)
+
+
+@check
 def what_a_muon_cannot_have_is_refused():
     for options, given, message in (
         ({}, {"memory": "muon"}, "differ: use 'muon:0.9:nesterov=true:steps=5:adjust=original'"),
@@ -350,8 +373,7 @@ def what_a_muon_cannot_have_is_refused():
     for x, y in batches(1):
         torch.nn.functional.cross_entropy(net(x), y).backward()
         optimizer.synchronize()
-        for p in optimizer.param_groups[0]["params"]:
-            p.grad *= 0.5
+        optimizer.param_groups[0]["params"][-1].grad *= 0.5
         before = flat(net)
         with raises(ConfigError, "was changed between the exchange and the step"), optimizer.skip_synchronize():
             optimizer.step()
