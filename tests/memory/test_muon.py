@@ -73,6 +73,22 @@ def test_ranks_send_what_is_largest_of_their_updates_and_keep_the_rest(nesterov,
         )
 
 
+@pytest.mark.parametrize("communicator", ["allgather", "sharded", "hierarchical", "tree"])
+def test_no_update_is_lost_on_the_way(communicator):
+    def work(transport):
+        exchange = make(transport, "muon:0.9", tensors=TENSORS, communicator=communicator)
+        received = np.sum([step(exchange, gradient(transport.rank, i))[0] for i in range(4)], axis=0)
+        state = arrays_of(exchange)
+        return received, np.concatenate([state["residual:tall"], state["residual:wide"]])
+
+    results = on_all_ranks(work, RANKS)
+    given = updates(True, "original", 4).mean(axis=0).sum(axis=0)
+    waiting = np.mean([waiting for _, waiting in results], axis=0)
+    for received, _ in results:
+        assert np.array_equal(received, results[0][0])
+        np.testing.assert_allclose(received + waiting, given, atol=1e-3)
+
+
 def test_singular_values_become_about_one():
     for shape in ((50, 20), (20, 50), (1, 30), (30, 1)):
         matrix = gauss(shape[0] * shape[1], 1).reshape(shape)
