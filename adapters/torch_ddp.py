@@ -7,8 +7,9 @@ model.register_comm_hook(CompressionState(module.named_parameters()), comm_hook)
 import concurrent.futures
 import datetime
 import functools
+import glob
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -22,7 +23,7 @@ from grace_ext.exchange.stalls import watch_ranks
 from grace_ext.pipeline.compressor import Compressor
 
 from ._common.options import CompressionOptions
-from ._torch.adam_step import MomentsInMemory, attach, leaves_moments, moments_in_memory
+from ._torch.adam_step import MomentsInMemory, attach, moments_in_memory, own_memory
 from ._torch.ddp_buckets import DdpBuckets
 from ._torch.ddp_transport import GroupTransport
 from ._torch.gloo_exit import wait_at_exit
@@ -50,8 +51,10 @@ class CompressionState:
             without them, parameters are numbered.
         compression: See CompressionOptions.
         optimizer: The optimizer of the parameters, for memories "momentum" and "adam", which take over moments of
-            torch.optim.Adam and AdamW. Without it the hook cannot know what the optimizer does: "adam" is refused then, and with
-            "momentum" beta1 has to be 0.
+            torch.optim.Adam and AdamW, and "muon", which makes the updates of torch.optim.Muon. Or several that share the
+            parameters among them, for example a Muon and an AdamW; each gets the default of its kind if all of them have one.
+            Without it the hook cannot know what the optimizer does: "adam" and "muon" are refused then, and with "momentum"
+            beta1 has to be 0.
         process_group: The one that DDP was given; None for all ranks.
         backend: The backend of the group that carries what is sent; None for that of process_group. Whatever the backend,
             containers are made on the host: with "nccl" they travel by way of this rank's accelerator, with "gloo" directly.
@@ -69,7 +72,7 @@ class CompressionState:
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         compression: str | dict | Compressor | None = None,
         *,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         process_group: dist.ProcessGroup | None = None,
         backend: str | None = None,
         timeout: datetime.timedelta | None = None,
@@ -80,8 +83,9 @@ class CompressionState:
         group, device = _own_group(process_group, backend, timeout)
         transport = GroupTransport(group, device)
         self.rank, self.ranks = transport.rank, transport.size
-        shared.choose_defaults(optimizer is not None and leaves_moments(optimizer), (self.rank, self.ranks))
-        if optimizer is None:
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
+        shared.choose_defaults(_own_memories(optimizers, parameters), (self.rank, self.ranks))
+        if not optimizers:
             shared.refuse_steps_in_memory("pass the optimizer, CompressionState(..., optimizer=optimizer)")
         if self.ranks == 1:
             shared.warn_of_one_rank(stacklevel=2)
@@ -90,8 +94,8 @@ class CompressionState:
         if transport.size > 1:
             watch_ranks(exchange, lambda message: transport.allgather_equal(message).wait(), np.empty(0, np.uint8))
         self._buckets = DdpBuckets(parameters, exchange, worker, shared, f"grace_ext.{group.group_name}")
-        if optimizer is not None:
-            attach(optimizer, functools.partial(_moments_in_memory, optimizer, self._buckets))
+        for one in optimizers:
+            attach(one, functools.partial(_moments_in_memory, one, optimizers, self._buckets))
 
     def state_dict(self) -> dict:
         """This rank's memory, the number of the next step and the order of the buckets. No collective.
@@ -137,7 +141,40 @@ class CompressionState:
         return self._buckets.exchange.stats()
 
 
-def _moments_in_memory(optimizer: torch.optim.Optimizer, buckets: DdpBuckets) -> MomentsInMemory | None:
+def _own_memories(
+    optimizers: Sequence[torch.optim.Optimizer], parameters: dict[str, torch.nn.Parameter]
+) -> str | dict[str, str] | None:
+    """The memory that makes the optimizers' steps, by names of parameters if it is not the same for all; None if one has none.
+
+    Raises ConfigError where names are missing.
+    """
+    specs = [own_memory(optimizer) for optimizer in optimizers]
+    if None in specs or not specs:
+        return None
+    if len(set(specs)) == 1:
+        return specs[0]
+    names = {id(p): name for name, p in parameters.items()}
+    found = {}
+    for optimizer, spec in zip(optimizers, specs, strict=True):
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            if id(p) not in names:
+                raise ConfigError("several optimizers need named_parameters, with all of their parameters")
+            found[glob.escape(names[id(p)])] = spec
+    return found  # type: ignore[return-value]  # none of the specs is None
+
+
+def _moments_in_memory(
+    optimizer: torch.optim.Optimizer, optimizers: Sequence[torch.optim.Optimizer], buckets: DdpBuckets
+) -> MomentsInMemory | None:
+    """Raises ConfigError where a memory has to take over a part of the step of a parameter that no optimizer has."""
+    known = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    for bucket in buckets.exchange.buckets:
+        for tensor in bucket.tensors if bucket.memory.applies_momentum else ():
+            if id(buckets.parameters[tensor.name]) not in known:
+                raise ConfigError(
+                    f"memory {str(bucket.memory)!r} changes the steps of {tensor.name!r}, which is not among the parameters "
+                    f"of the optimizer: pass all optimizers, CompressionState(..., optimizer=[…])"
+                )
     return moments_in_memory(optimizer, buckets.exchange.buckets, buckets.parameters)
 
 

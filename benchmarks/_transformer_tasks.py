@@ -38,6 +38,7 @@ class Task:
         starts_from: The task whose trained model this one starts from.
         momentum: Of SGD, which takes AdamW's place; None for AdamW.
         target: The accuracy that the page says the steps to.
+        muon_lr: The best learning rate of Muon for the matrices of blocks without compression; None: AdamW has them as well.
     """
 
     label: str
@@ -52,20 +53,26 @@ class Task:
     starts_from: str | None = None
     momentum: float | None = None
     target: float | None = None
+    muon_lr: float | None = None
 
-    def optimizer(
+    def optimizers(
         self, model: nn.Module, lr: float, betas: tuple[float, float], plain: bool = False
-    ) -> torch.optim.Optimizer:
-        """Make the optimizer. Weight decay is for matrices only. plain: SGD without momentum."""
+    ) -> list[torch.optim.Optimizer]:
+        """Make the optimizers. Weight decay is for matrices only. plain: SGD without momentum. Muon's rate follows lr."""
+        matrices = [(name, p) for name, p in model.named_parameters() if p.ndim >= 2]
+        hidden = [p for name, p in matrices if self.muon_lr is not None and name.startswith("blocks.")]
         groups = [
-            {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": self.weight_decay},
+            {"params": [p for _, p in matrices if all(p is not one for one in hidden)], "weight_decay": self.weight_decay},
             {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
         ]
         if plain:
-            return torch.optim.SGD(groups, lr)
+            return [torch.optim.SGD(groups, lr)]
         if self.momentum is not None:
-            return torch.optim.SGD(groups, lr, self.momentum, nesterov=True)
-        return torch.optim.AdamW(groups, lr, betas)
+            return [torch.optim.SGD(groups, lr, self.momentum, nesterov=True)]
+        adamw = torch.optim.AdamW(groups, lr, betas)
+        if self.muon_lr is None:
+            return [adamw]
+        return [torch.optim.Muon(hidden, self.muon_lr * lr / self.lr, self.weight_decay), adamw]
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -287,6 +294,14 @@ def _cnn() -> nn.Module:
 MAP = "fashion"
 TASKS = {
     "gpt": Task("Transformer, 1.3 M parameters", lambda f: Tokens(f, "python"), Transformer, lr=2e-3, steps=3000),
+    "gpt-muon": Task(
+        "Transformer, 1.3 M parameters, under Muon and AdamW",
+        lambda f: Tokens(f, "python"),
+        Transformer,
+        lr=2e-3,
+        steps=3000,
+        muon_lr=0.02,
+    ),
     "gpt-tied": Task(
         "Transformer, tied embedding, 1.1 M parameters",
         lambda f: Tokens(f, "python"),

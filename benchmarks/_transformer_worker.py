@@ -48,12 +48,12 @@ def evaluate(task: Task, data, model) -> dict[str, float]:
     return {"loss": loss / count, "accuracy": right / count}
 
 
-def bytes_sent(optimizer, library: str, arguments: dict, model, steps: int) -> int:
+def bytes_sent(optimizers, library: str, arguments: dict, model, steps: int) -> int:
     """Return the bytes that this rank has handed to collectives: gradients, headers and padding."""
     if library == "horovod":
         width = {"none": 4, "fp16": 2}[arguments["compression"]]
         return width * steps * sum(p.numel() for p in model.parameters())
-    return optimizer.compression_stats()["bytes_out"]
+    return sum(optimizer.compression_stats()["bytes_out"] for optimizer in optimizers)
 
 
 def main() -> None:
@@ -65,23 +65,30 @@ def main() -> None:
     data, model = task.data(options["data"]), task.model()
     if options["starts_from"]:
         model.load_state_dict(torch.load(options["starts_from"], weights_only=True))
-    optimizer = task.optimizer(model, options["lr"], tuple(options["betas"]), options["plain"])
+    optimizers = task.optimizers(model, options["lr"], tuple(options["betas"]), options["plain"])
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    lags = Lags()
-    optimizer = wrap(optimizer, model, options["library"], options["arguments"], lags)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, options["steps"]))
+    lags = [Lags() for _ in optimizers]
+    optimizers = [
+        wrap(optimizer, model, options["library"], options["arguments"], found)
+        for optimizer, found in zip(optimizers, lags, strict=True)
+    ]
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, options["steps"]))
+        for optimizer in optimizers
+    ]
     generator = torch.Generator().manual_seed(1000 * options["seed"] + hvd.rank())
     evaluated = {round(options["steps"] * (i + 1) / EVALUATIONS) for i in range(EVALUATIONS)}
     curve, seconds, started = [], 0.0, time.perf_counter()
     for step in range(1, options["steps"] + 1):
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         data.loss(model, data.batch(generator, options["batch"])).backward()
-        optimizer.step()
-        schedule.step()
+        for stepped in (*optimizers, *schedules):
+            stepped.step()
         if step in evaluated:
             seconds += time.perf_counter() - started
             found = evaluate(task, data, model)
-            sent = bytes_sent(optimizer, options["library"], options["arguments"], model, step)
+            sent = bytes_sent(optimizers, options["library"], options["arguments"], model, step)
             curve.append({"step": step, "seconds": seconds, "bytes_sent": sent, **found})
             if hvd.rank() == 0:
                 print(f"[transformer] step {step}/{options['steps']}: loss {found['loss']:.4f}", flush=True)
@@ -90,7 +97,7 @@ def main() -> None:
     sums = hvd.allgather(torch.stack(parameters).sum().reshape(1), name="identical")
     if hvd.rank() == 0:
         found = {"curve": curve, "parameters": sum(p.numel() for p in model.parameters())}
-        found["lags"] = lags.found
+        found["lags"] = lags[0].found
         found["identical"] = bool((sums == sums[0]).all())
         if options["model_out"]:
             torch.save(model.state_dict(), options["model_out"])

@@ -55,6 +55,13 @@ def methods(name: str) -> dict[str, Method]:
     if name == MAP:
         mapped = {file_name(label): Method(label, "grace_ext", {"compression": spec}) for label, spec in specs().items()}
         return {DENSE: dense, **mapped}
+    if task.muon_lr is not None:
+        feedback = {"compression": ADAM.compression, "memory": "residual", "schedule": ADAM.schedule}
+        return {
+            DENSE: dense,
+            "default": Method("grace_ext, default", "grace_ext", {}),
+            "residual": Method("grace_ext, the default's spec, residual", "grace_ext", feedback),
+        }
     found = {
         DENSE: dense,
         "horovod-fp16": Method("Horovod fp16", "horovod", {"compression": "fp16"}),

@@ -139,6 +139,19 @@ def test_transformers_are_compared_over_the_seeds_that_both_have(transformers):
     assert new.ms_per_step == pytest.approx(50)
 
 
+def test_muon_and_adamw_share_a_models_parameters():
+    task = TASKS["gpt-muon"]
+    model = task.model()
+    muon, adamw = task.optimizers(model, task.lr / 2, task.betas)
+    found = [[p for group in one.param_groups for p in group["params"]] for one in (muon, adamw)]
+    assert sorted(map(id, found[0] + found[1])) == sorted(map(id, model.parameters()))
+    assert [name for name, p in model.named_parameters() if any(p is one for one in found[0])] == [
+        f"blocks.{i}.{layer}.weight" for i in range(4) for layer in ("qkv", "out", "up", "down")
+    ]
+    assert muon.param_groups[0]["lr"] == task.muon_lr / 2, "it follows the other rate"
+    assert len(TASKS["gpt"].optimizers(model, 1e-3, task.betas)) == 1
+
+
 def test_the_table_of_transformers_begins_with_what_is_not_compressed(transformers):
     lines = section(TASKS["gpt"], transformers).splitlines()
     assert lines[2] == "10 steps." and lines[6].startswith(f"| {DENSE} | 4.100 | 2 | 4.000 … 4.200 |  | 1×")

@@ -33,7 +33,7 @@ class CompressionOptions:
     Attributes:
         compression: A spec ("topk:0.01/rice/qsgd:7", see `python -m grace_ext codecs`), its dict form, or a Compressor. With
             Horovod also hvd.Compression.none and .fp16, which mean dense gradients by allreduce without a memory. None: see
-            docs/training.md, "Defaults". Without memory and schedule, an Adam or AdamW whose step the adapter can change gets a
+            docs/training.md, "Defaults". Without memory and schedule, an Adam, AdamW or Muon whose step the adapter can change gets a
             default of its own, which the log "grace_ext" names; all others get "topk:0.01/rice/qsgd:7".
         memory: "residual" (error feedback), "none", "ef21", "dgc" or another (`python -m grace_ext codecs`), or specs by name
             pattern or size, as in rules: {"*embedding*": "none", "*": "residual:decay=0.9"}. None: "residual", or what the
@@ -121,22 +121,22 @@ class CompressionOptions:
             raise TypeError(f"unknown option {', '.join(map(repr, unknown))}; allowed: {', '.join(allowed)}")
         return cls(**named, **keywords)
 
-    def choose_defaults(self, takes_over: bool, members: tuple[int, int]) -> None:
-        """Fill in what the user has left open, and say in the log what an Adam gets.
+    def choose_defaults(self, memory: str | dict[str, str] | None, members: tuple[int, int]) -> None:
+        """Fill in what the user has left open, and say in the log what an Adam or a Muon gets.
 
         Args:
-            takes_over: Whether the optimizer is an Adam or AdamW that can leave its moments to a memory.
+            memory: See `default_for`.
             members: This rank, and the number of ranks. Only rank 0 says something, and only if there are others.
         """
         open_ = self.compression is None and self.memory is None and self.schedule is None
-        self.chosen = chosen = default_for(takes_over and open_)
+        self.chosen = chosen = default_for(memory if open_ else None)
         if chosen is not PLAIN:
             self.schedule = chosen.schedule
             if members[0] == 0 and members[1] > 1:
                 _LOG.info(
                     "compression=%r, memory=%r, schedule=%r, small tensors %r: the default for %s",
                     chosen.compression,
-                    chosen.memory,
+                    chosen.memory if isinstance(chosen.memory, str) else sorted(set(chosen.memory.values())),
                     chosen.schedule,
                     chosen.small,
                     chosen.why,

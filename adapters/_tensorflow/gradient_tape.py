@@ -74,7 +74,7 @@ def DistributedGradientTape(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    shared.choose_defaults(False, (process_set.rank(), process_set.size()))
+    shared.choose_defaults(None, (process_set.rank(), process_set.size()))
     shared.refuse_steps_in_memory("use DistributedOptimizer")
     if not isinstance(gradtape, tf.GradientTape) or hasattr(type(gradtape), "_plain"):
         raise ConfigError(f"a tf.GradientTape that is not wrapped yet was expected, not {gradtape!r}")

@@ -106,7 +106,7 @@ def DistributedOptimizer(
         raise ConfigError("an optimizer with a DTensor mesh exchanges its gradients itself")
     takes_over = mixins is not TF_KERAS_LEGACY and inner is optimizer and type(inner).__name__ in ("Adam", "AdamW")
     members = (process_set.rank(), process_set.size())
-    shared.choose_defaults(takes_over and not _has_own_step(inner), members)
+    shared.choose_defaults("adam" if takes_over and not _has_own_step(inner) else None, members)
     _check_momentum(inner, shared.memory, takes_over)
     if name:
         setattr(inner, "_name" if mixins is TF_KERAS_LEGACY else "name", name)
@@ -126,7 +126,8 @@ def _check_momentum(optimizer: Any, memory: str | dict | Memory | None, takes_ov
     leave its first moment to the memory."""
     momenta = [*map(_momentum_of, (optimizer, *getattr(optimizer, "optimizers", ())))]
     for one in Memories(memory or DEFAULT_MEMORY).all():
-        one.check_optimizer(type(optimizer).__name__, max(momenta), takes_over, _number(getattr(optimizer, "beta_2", 0.0)))
+        betas = {"betas": (_number(getattr(optimizer, "beta_1", 0.0)), _number(getattr(optimizer, "beta_2", 0.0)))}
+        one.check_optimizer(type(optimizer).__name__, max(momenta), "adam" if takes_over else None, betas)
         if one.needs_step and _has_own_step(optimizer):
             raise ConfigError(f"memory {str(one)!r}: amsgrad and jit_compile of the optimizer are not supported")
 

@@ -1,4 +1,4 @@
-"""Adam's step where the memory keeps one of its moments, or both."""
+"""The step of an Adam where the memory keeps one of its moments or both, and of a Muon whose updates the memory makes."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -10,35 +10,46 @@ import torch
 from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.memory import Memory
+from grace_ext.memory.muon import spec_of
 
 #: Optimizers that keep nothing in their param_groups from step to step, and whose first moment may be left out by beta1 = 0.
 TAKES_OVER = (torch.optim.Adam, torch.optim.AdamW)
 
 
-def leaves_moments(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether an optimizer can leave both its moments to a memory.
+def own_memory(optimizer: torch.optim.Optimizer) -> str | None:
+    """Say which memory can make the steps of an optimizer.
 
     Args:
         optimizer: The optimizer.
 
     Returns:
-        Whether it is a plain Adam or AdamW.
+        The memory's spec: "adam" for a plain Adam or AdamW, "muon" with its options for a Muon whose groups agree on them; None
+        for all others.
     """
-    return isinstance(optimizer, TAKES_OVER) and not any(_has_own_step(group) for group in optimizer.param_groups)
+    kind, groups = _kind(optimizer), optimizer.param_groups
+    if kind == "muon":
+        specs = {spec_of(group) for group in groups}
+        return specs.pop() if len(specs) == 1 else None
+    return None if any(_has_own_step(group) for group in groups) else kind
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str | None:
+    """What Memory.check_optimizer calls kind."""
+    return "adam" if isinstance(optimizer, TAKES_OVER) else "muon" if isinstance(optimizer, torch.optim.Muon) else None
 
 
 def _has_own_step(group: dict) -> bool:
     """Whether the step is another one than Adam's, or one that autograd differentiates."""
-    return bool(group["amsgrad"] or group["differentiable"])
+    return bool(group.get("amsgrad") or group.get("differentiable"))
 
 
 class MomentsInMemory:
     """What a step of an optimizer leaves to the memories of its parameters.
 
     Between `begin` and `finish`, or inside `left_to_memory`, the optimizer has beta1 = 0 for parameters whose memory keeps
-    the first moment, and does not see those whose memory keeps both moments: `finish` makes their step. Outside, its
-    param_groups are what the user set. So learning-rate schedulers, checkpoints and a later training without compression find
-    Adam as it was.
+    the first moment, and does not see those whose memory keeps both moments or makes Muon's updates: `finish` makes their
+    step. Outside, its param_groups are what the user set. So learning-rate schedulers, checkpoints and a later training
+    without compression find the optimizer as it was.
 
     Args:
         optimizer: The optimizer.
@@ -59,12 +70,11 @@ class MomentsInMemory:
         }
         self._optimizer = optimizer
         self._steps: list[dict] = []  # groups of parameters whose step `finish` makes
-        takes_over = isinstance(optimizer, TAKES_OVER)
+        kind = _kind(optimizer)
         for group in optimizer.param_groups:
             momentum = group.get("momentum") or group.get("betas", (0,))[0]
             for memory in {self._kept[id(p)][0] for p in group["params"] if id(p) in self._kept}:
-                beta2 = group.get("betas", (0, 0))[1]
-                memory.check_optimizer(type(optimizer).__name__, momentum, takes_over, beta2)
+                memory.check_optimizer(type(optimizer).__name__, momentum, kind, group)
                 if memory.needs_step and _has_own_step(group):
                     raise ConfigError(f"memory {str(memory)!r}: amsgrad and differentiable are not supported")
 
@@ -93,10 +103,11 @@ class MomentsInMemory:
         self.give_back()
         found_inf = getattr(self._optimizer, "found_inf", None)  # a GradScaler sets it for a fused Adam
         if found_inf is None or not found_inf.item():
+            stepped = [(p, group) for group in self._steps for p in group["params"] if p.grad is not None]
+            roots = [self._roots(p, group) for p, group in stepped]  # all of them first, since one may raise
             with torch.no_grad():
-                for group in self._steps:
-                    for p in group["params"]:
-                        self._step(p, group)
+                for (p, group), root in zip(stepped, roots, strict=True):
+                    self._step(p, group, root)
         for memory in {memory for memory, _ in self._kept.values()}:
             memory.forget_arrivals()
 
@@ -111,36 +122,49 @@ class MomentsInMemory:
         if not gone:
             return [group]
         others = [p for p in group["params"] if id(p) not in gone]
-        without = {**group, "params": kept, "betas": (0.0, *group["betas"][1:])}
-        return [part for part in (without, {**group, "params": others}) if part["params"]] or [{**group, "params": []}]
+        parts = [{**group, "params": others}]
+        if kept:
+            parts.insert(0, {**group, "params": kept, "betas": (0.0, *group["betas"][1:])})
+        return [part for part in parts if part["params"]] or [{**group, "params": []}]
 
-    def _step(self, p: torch.nn.Parameter, group: dict) -> None:
-        """The step that grace_ext.memory.adam or grace_ext.memory.onebit_adam describes."""
-        if p.grad is None:
-            return
+    def _gradient(self, p: torch.nn.Parameter) -> torch.Tensor:
+        scale = getattr(self._optimizer, "grad_scale", None)  # as found_inf
+        return p.grad if scale is None else p.grad / scale
+
+    def _roots(self, p: torch.nn.Parameter, group: dict) -> tuple[np.ndarray, np.ndarray] | None:
+        """What Memory.denominator gives; None with Memory.moments."""
+        memory, tensor = self._kept[id(p)]
+        if memory.keeps_moments:
+            return None
+        return memory.denominator(tensor, functools.partial(_element, self._gradient(p)), float(group["lr"]))
+
+    def _step(self, p: torch.nn.Parameter, group: dict, roots: tuple[np.ndarray, np.ndarray] | None) -> None:
+        """The step that grace_ext.memory.adam, .onebit_adam or .muon describes. roots: see _roots."""
         self._note_as_new(p)
         memory, tensor = self._kept[id(p)]
-        scale = getattr(self._optimizer, "grad_scale", None)  # as found_inf
-        gradient = p.grad if scale is None else p.grad / scale
-        sign = -1 if group["maximize"] else 1
-        decay = 0.0
-        if group.get("decoupled_weight_decay", isinstance(self._optimizer, torch.optim.AdamW)):
+        gradient, sign, decay = self._gradient(p), -1 if group.get("maximize") else 1, 0.0
+        decoupled = isinstance(self._optimizer, (torch.optim.AdamW, torch.optim.Muon))
+        if group.get("decoupled_weight_decay", decoupled):
             p.mul_(1 - group["lr"] * group["weight_decay"])
         elif group["weight_decay"]:
             decay = sign * float(group["weight_decay"])
-        if memory.keeps_moments:
+        if roots is None:
             direction, denominator = _moments(memory, tensor, gradient, _flat(p) * np.float32(decay) if decay else None)
         else:
             direction = gradient.add(p, alpha=decay) if decay else gradient
-            denominator = _denominator(memory, tensor, gradient, float(group["lr"]))
-        denominator = denominator.add_(group["eps"]).to(p.dtype)
-        p.addcdiv_(direction.to(p.dtype), denominator, value=-sign * float(group["lr"]))
+            rows, columns = (torch.from_numpy(root).to(p.device) for root in roots)
+            denominator = _outer(rows, columns, p.shape)
+        if _kind(self._optimizer) == "adam":
+            denominator = denominator.add_(group["eps"])
+        p.addcdiv_(direction.to(p.dtype), denominator.to(p.dtype), value=-sign * float(group["lr"]))
 
     def _note_as_new(self, p: torch.nn.Parameter) -> None:
-        """Give a parameter the state of one that Adam has not stepped yet: Horovod's broadcast of optimizer states needs the
-        same fields on all ranks, and a training that goes on without compression starts from it."""
+        """Give a parameter the state of one that was not stepped yet: Horovod's broadcast of optimizer states needs the same
+        fields on all ranks, and a training that goes on without compression starts from it."""
         state = self._optimizer.state[p]
-        if not state:
+        if not state and _kind(self._optimizer) == "muon":
+            state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        elif not state:
             state["step"] = torch.tensor(0.0)
             state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
             state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
@@ -192,13 +216,11 @@ def attach(optimizer: torch.optim.Optimizer, moments: Callable[[], MomentsInMemo
     optimizer.register_step_post_hook(after)
 
 
-def _denominator(memory: Memory, tensor: Tensor, gradient: torch.Tensor, rate: float) -> torch.Tensor:
-    """The root of the second moment, in the gradient's shape."""
-    roots = memory.denominator(tensor, functools.partial(_element, gradient), rate)
-    rows, columns = (torch.from_numpy(root).to(gradient.device) for root in roots)
-    if not gradient.ndim:
+def _outer(rows: torch.Tensor, columns: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The outer product of a vector for the first dimension and one for all others, in the tensor's shape."""
+    if not shape:
         return rows.view(()) * columns[0]
-    return rows.view(-1, *[1] * (gradient.ndim - 1)) * columns.view(1, *gradient.shape[1:])
+    return rows.view(-1, *[1] * (len(shape) - 1)) * columns.view(1, *shape[1:])
 
 
 def _moments(

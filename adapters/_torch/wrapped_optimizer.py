@@ -19,7 +19,7 @@ from grace_ext.exchange import checkpoint
 from .._common.subclassing import instance_like, subclass
 from .._horovod.exits import guard_exit
 from .._horovod.options import HorovodOptions, prefix_of
-from .adam_step import MomentsInMemory, leaves_moments, moments_in_memory
+from .adam_step import MomentsInMemory, moments_in_memory, own_memory
 from .buckets import JOIN_AND_CLOSURE, TorchBuckets
 from .elastic import CompressedOptimizer
 from .gradients import named
@@ -49,7 +49,7 @@ def wrap(
     if hasattr(optimizer, "_allreduce_grad_async"):
         raise ConfigError("hvd.DistributedOptimizer has wrapped this optimizer: wrap the plain one instead")
     members = options.process_set.included() and (options.process_set.rank(), options.process_set.size())
-    options.choose_defaults(plain is None and leaves_moments(optimizer), members or (0, 1))
+    options.choose_defaults(own_memory(optimizer) if plain is None else None, members or (0, 1))
     named_parameters = named_parameters if named_parameters is None else list(named_parameters)
     parameters = _named(optimizer, named_parameters)
     below = getattr(optimizer, "_plain", type(optimizer)) if plain is None else plain

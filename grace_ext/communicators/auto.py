@@ -43,7 +43,7 @@ class Auto(Communicator):
         if memory.has_hooks and not memory.hooks_work_dense:
             raise ConfigError(
                 f"communicator 'auto' sends some steps dense, of which memory {memory.name!r} knows nothing: "
-                f"use residual, momentum, adam or none"
+                f"use residual, momentum, adam, muon or none"
             )
         if factors:
             return SwitchingCommunicator({"factors": factors})

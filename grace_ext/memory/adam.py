@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -94,8 +95,10 @@ class Adam(Residual):
         self._last: dict[str, _Arrived] = {}  # by tensor
         self._residual_only = Residual(decay)
 
-    def check_optimizer(self, optimizer: str, momentum: float, takes_over: bool, beta2: float = 0.0) -> None:
-        if not takes_over:
+    def check_optimizer(
+        self, optimizer: str, momentum: float, kind: str | None, options: Mapping[str, Any] | None = None
+    ) -> None:
+        if kind != self.name:
             raise ConfigError(
                 f"memory {str(self)!r} needs an optimizer whose step it can change: Adam or AdamW, not inside of another "
                 f"optimizer, and not {optimizer}"

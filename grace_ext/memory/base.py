@@ -1,6 +1,6 @@
 """The interface of memories."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ class Memory(Stage):
     applies_momentum = False
     #: Where it keeps Adam's first moment, the factor beta1 of this.
     first_moment: float | None = None
-    #: Whether the optimizer's step has to be made with what the memory keeps of its moments.
+    #: Whether the optimizer's step is another one with this memory, made with what that keeps.
     needs_step = False
     #: Whether this is `moments`, both of them element by element. If not, it is `denominator`. Only if `needs_step`.
     keeps_moments = False
@@ -71,21 +71,23 @@ class Memory(Stage):
                 f"would correct it once more: use memory 'none', or unbiased=false"
             )
 
-    def check_optimizer(self, optimizer: str, momentum: float, takes_over: bool, beta2: float = 0.0) -> None:
+    def check_optimizer(
+        self, optimizer: str, momentum: float, kind: str | None, options: Mapping[str, Any] | None = None
+    ) -> None:
         """Check that this memory and an optimizer fit together.
 
         Args:
             optimizer: Name of the optimizer's class.
             momentum: Its momentum, Adam's beta1; 0 for none.
-            takes_over: Whether the optimizer is one that can leave its first moment to a memory.
-            beta2: Adam's beta2; 0 for other optimizers.
+            kind: "adam" or "muon" for those that can leave a part of their step to a memory; None for all others.
+            options: Its other options, by the names of torch's param_groups; None where they are not known.
 
         Raises:
             ConfigError: Both would apply a momentum, or the memory needs an optimizer of another kind or with other options.
         """
         if not self.applies_momentum or not momentum:
             return
-        if self.first_moment is None or not takes_over:
+        if self.first_moment is None or kind != "adam":
             others = "" if self.first_moment is None else ", or Adam or AdamW, not inside of another optimizer"
             raise ConfigError(
                 f"memory {str(self)!r} applies the momentum before gradients are compressed, and that of {optimizer}, "
@@ -209,9 +211,7 @@ class Memory(Stage):
     def denominator(
         self, tensor: ShapedTensor, element_at: Callable[[int], float], rate: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the root of a tensor's second moment in a step. Only if `needs_step`, and not with `keeps_moments`.
-
-        All ranks get the same bits.
+        """Return what a step is divided by, the same bits on all ranks. Only if `needs_step`, and not with `keeps_moments`.
 
         Args:
             tensor: The tensor.
@@ -220,7 +220,11 @@ class Memory(Stage):
             rate: The learning rate of the tensor in this step.
 
         Returns:
-            float32[rows] and float32[columns], the first dimension and all others: the root is their outer product.
+            float32[rows] and float32[columns], the first dimension and all others: what the step is divided by is their
+            outer product, for Adam the root of the second moment.
+
+        Raises:
+            ConfigError: The memory has to have its updates as they were received, and one was changed.
         """
         raise NotImplementedError
 
@@ -231,10 +235,8 @@ class Memory(Stage):
 
         Args:
             tensor: The tensor.
-            gradient: The gradient that the optimizer steps with, float32[d], in the order of the bucket's vector. It is what
-                the exchange gave, or what is left of that after clipping.
-            penalty: What a weight decay that is part of the gradient adds to it, float32[d], the same on all ranks; None for
-                nothing.
+            gradient: The gradient that the optimizer steps with, float32[d], in the order of the bucket's vector.
+            penalty: What a weight decay that is part of the gradient adds to it, float32[d]; None for nothing.
 
         Returns:
             The first moment and the root of the second one, both corrected for their bias, float32[d]. The root is Inf where
@@ -252,7 +254,7 @@ class Memory(Stage):
             name: Name of the bucket.
 
         Returns:
-            Whether it is.
+            The answer.
         """
         return False
 

@@ -1,7 +1,8 @@
 """Memories `onebit_adam` and `zeroone_adam`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -88,12 +89,15 @@ class CompressedAdam(Residual):
                 f"sharded or hierarchical"
             )
 
-    def check_optimizer(self, optimizer: str, momentum: float, takes_over: bool, beta2: float = 0.0) -> None:
-        if not takes_over:
+    def check_optimizer(
+        self, optimizer: str, momentum: float, kind: str | None, options: Mapping[str, Any] | None = None
+    ) -> None:
+        if kind != "adam":
             raise ConfigError(
                 f"memory {str(self)!r} needs an optimizer whose step it can change: Adam or AdamW, not inside of another "
                 f"optimizer, and not {optimizer}"
             )
+        beta2 = (options or {}).get("betas", (0.0, 0.0))[1]
         if (self.beta1, self.beta2) != (momentum, beta2):
             raise ConfigError(
                 f"memory {str(self)!r} has beta1={self.beta1:g} and beta2={self.beta2:g}, the optimizer {momentum:g} and "

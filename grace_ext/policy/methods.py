@@ -102,7 +102,7 @@ METHODS = (
     Method(
         "Adam's default",
         ADAM.compression,
-        ADAM.memory,
+        str(ADAM.memory),
         note="Adam or AdamW; it is what they get without compression, memory and schedule",
         evidence=(Evidence("adam", -0.12, 3, _TRANSFORMER, "transformers.md", "grace_ext, default"),),
     ),

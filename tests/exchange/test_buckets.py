@@ -28,7 +28,7 @@ def pack_in(form, given):
 
 @pytest.mark.parametrize("communicator", ["allgather", "sharded", "hierarchical"])
 @pytest.mark.parametrize(
-    "memory", ["residual", "none", "momentum:0.5", "dgc:masking=false", "dgc:masking=false:nesterov=true"]
+    "memory", ["residual", "none", "momentum:0.5", "muon", "dgc:masking=false", "dgc:masking=false:nesterov=true"]
 )
 def test_a_gradient_that_stays_where_it_is_gives_the_same_and_is_left_alone(memory, communicator):
     def run(form):
@@ -54,7 +54,7 @@ def test_a_gradient_that_stays_where_it_is_gives_the_same_and_is_left_alone(memo
         assert state.keys() == kept.keys() and all(np.array_equal(state[key], kept[key]) for key in state)
 
 
-@pytest.mark.parametrize("memory", ["ef21:0.5", "adam", "dgc"])
+@pytest.mark.parametrize("memory", ["ef21:0.5", "adam", "muon", "dgc"])
 def test_parts_give_what_a_whole_gradient_does(memory):
     def run(form):
         exchange = make(InProcessGroup(1).transport(0), memory=memory)

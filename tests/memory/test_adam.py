@@ -205,5 +205,5 @@ def test_its_options():
         with pytest.raises(ConfigError, match=message):
             grace_ext.memory(spec)
     with pytest.raises(ConfigError, match="needs an optimizer whose step it can change.*not SGD"):
-        grace_ext.memory("adam").check_optimizer("SGD", 0.0, False)
-    grace_ext.memory("adam").check_optimizer("Adam", 0.9, True)
+        grace_ext.memory("adam").check_optimizer("SGD", 0.0, None)
+    grace_ext.memory("adam").check_optimizer("Adam", 0.9, "adam")

@@ -52,10 +52,10 @@ def test_the_step_is_a_sign_times_the_factor_of_the_mean(spec, weight):
 
 def test_an_optimizer_with_a_momentum_is_refused():
     memory = grace_ext.memory("demo")
-    memory.check_optimizer("SGD", 0.0, False)
-    for name, momentum, takes_over in (("SGD", 0.9, False), ("AdamW", 0.9, True)):
+    memory.check_optimizer("SGD", 0.0, None)
+    for name, momentum, kind in (("SGD", 0.9, None), ("AdamW", 0.9, "adam")):
         with pytest.raises(ConfigError, match=f"momentum before gradients are compressed, and that of {name}"):
-            memory.check_optimizer(name, momentum, takes_over)
+            memory.check_optimizer(name, momentum, kind)
     with pytest.raises(ConfigError, match="decay=0"):
         grace_ext.memory("demo:0")
     assert make(InProcessGroup(1).transport(0), "demo", "dense/raw").buckets[0].memory is not None

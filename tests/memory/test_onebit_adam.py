@@ -280,14 +280,14 @@ def test_what_is_refused():
             grace_ext.memory(spec)
     memory = grace_ext.memory("onebit_adam:5:beta1=0.8")
     assert str(memory) == "onebit_adam:5:beta1=0.8" and memory == grace_ext.memory("onebit_adam:warmup_steps=5:beta1=0.8")
-    memory.check_optimizer("Adam", 0.8, True, 0.999)
+    memory.check_optimizer("Adam", 0.8, "adam", {"betas": (0.8, 0.999)})
     with pytest.raises(ConfigError, match="needs an optimizer whose step it can change.*not SGD"):
-        memory.check_optimizer("SGD", 0.0, False)
+        memory.check_optimizer("SGD", 0.0, None)
     for beta1, beta2 in ((0.9, 0.999), (0.8, 0.95), (np.nan, 0.999)):
         with pytest.raises(
             ConfigError, match=f"has beta1=0.8 and beta2=0.999, the optimizer {beta1} and {beta2}: give both"
         ):
-            memory.check_optimizer("Adam", beta1, True, beta2)
+            memory.check_optimizer("Adam", beta1, "adam", {"betas": (beta1, beta2)})
     with pytest.raises(ConfigError, match="use it in an exchange"):
         memory.compensate("w", np.zeros(3, np.float32))
     with pytest.raises(ConfigError, match="keeps no state by rows"):

@@ -1,19 +1,28 @@
 """Defaults by optimizer: what they are made of can be made."""
 
+import dataclasses
+
 import pytest
 from support.in_process_ranks import on_all_ranks
 from support.memory_exchanges import gradient, make, step
 
 import grace_ext
 from grace_ext.policy import Rules, default_for
-from grace_ext.policy.defaults import ADAM, PLAIN
+from grace_ext.policy.defaults import ADAM, MUON, PLAIN
 
 
-def test_an_adam_that_leaves_its_moments_has_a_default_of_its_own():
-    assert default_for(True) is ADAM and default_for(False) is PLAIN
+def test_optimizers_whose_steps_a_memory_makes_have_defaults_of_their_own():
+    assert default_for("adam") == ADAM and default_for("muon") == MUON and default_for(None) is PLAIN
+    memory = "muon:0.9:nesterov=false"
+    assert default_for(memory) == dataclasses.replace(MUON, memory=memory)
 
 
-@pytest.mark.parametrize("default", [PLAIN, ADAM])
+def test_several_optimizers_have_a_memory_each_and_all_else_in_common():
+    shared = default_for({"a": "muon", "b": "adam"})
+    assert shared == dataclasses.replace(ADAM, memory={"a": "muon", "b": "adam"}, why=f"{ADAM.why}; {MUON.why}")
+
+
+@pytest.mark.parametrize("default", [PLAIN, ADAM, MUON])
 def test_a_default_works(default):
     rules = Rules(default.compression, small=default.small)
     assert rules.choose("bias", 10**5, 1) == grace_ext.compressor(default.small)

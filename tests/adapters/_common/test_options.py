@@ -64,7 +64,7 @@ def test_one_rank_has_nothing_to_observe(tmp_path):
 def test_an_adam_gets_a_default_of_its_own_and_the_log_says_so(caplog):
     caplog.set_level("INFO", "grace_ext")
     options = CompressionOptions(rules={"*.bias": "dense/raw"})
-    options.choose_defaults(True, (0, 4))
+    options.choose_defaults("adam", (0, 4))
     assert (options.compression, options.memory, options.schedule) == (ADAM.compression, ADAM.memory, ADAM.schedule)
     assert options.make_rules().choose("norm", 10, 1) == grace_ext.compressor(ADAM.small)
     assert options.make_rules().choose("table", 10**5, 2, as_rows=True) == grace_ext.compressor(DEFAULT_ROWS_SPEC)
@@ -74,23 +74,23 @@ def test_an_adam_gets_a_default_of_its_own_and_the_log_says_so(caplog):
     (line,) = caplog.messages
     assert all(str(part) in line for part in (ADAM.compression, ADAM.memory, ADAM.schedule, ADAM.small, "Adam"))
     for members in ((1, 4), (0, 1)):
-        CompressionOptions().choose_defaults(True, members)
+        CompressionOptions().choose_defaults("adam", members)
     assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize(
-    "takes_over, given",
+    "memory, given",
     [
-        (False, {}),
-        (True, {"compression": "topk:0.1"}),
-        (True, {"memory": "none"}),
-        (True, {"schedule": {"density": "warmup"}}),
+        (None, {}),
+        ("adam", {"compression": "topk:0.1"}),
+        ("adam", {"memory": "none"}),
+        ("muon", {"schedule": {"density": "warmup"}}),
     ],
 )
-def test_whoever_names_a_part_gets_that_and_the_plain_default(takes_over, given, caplog):
+def test_whoever_names_a_part_gets_that_and_the_plain_default(memory, given, caplog):
     caplog.set_level("INFO", "grace_ext")
     options = CompressionOptions(**given)
-    options.choose_defaults(takes_over, (0, 4))
+    options.choose_defaults(memory, (0, 4))
     expected = {
         "compression": PLAIN.compression,
         "memory": PLAIN.memory,
@@ -102,10 +102,20 @@ def test_whoever_names_a_part_gets_that_and_the_plain_default(takes_over, given,
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize("memory", ["muon:0.9", {"a": "muon:0.9", "b": "adam", "c": "adam"}])
+def test_the_log_says_what_a_muon_gets(memory, caplog):
+    caplog.set_level("INFO", "grace_ext")
+    options = CompressionOptions()
+    options.choose_defaults(memory, (0, 4))
+    assert options.memory == memory
+    (line,) = caplog.messages
+    assert ("memory='muon:0.9'" if isinstance(memory, str) else "memory=['adam', 'muon:0.9']") in line and "Muon" in line
+
+
 def test_a_model_of_small_tensors_only_needs_no_density():
     for given, required in (({}, False), ({"compression": "dense/raw", "schedule": {"density": "warmup"}}, True)):
         options = CompressionOptions(**given)
-        options.choose_defaults(True, (1, 4))
+        options.choose_defaults("adam", (1, 4))
         exchange = options.make_exchange(InProcessGroup(1).transport(0), 1.0)
         rules = options.make_rules()
         tensor = Tensor("bias", 10, 1)

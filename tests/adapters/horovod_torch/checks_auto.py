@@ -1,5 +1,6 @@
 """What is checked inside the ranks of one job: communicator="auto"."""
 
+from contextlib import nullcontext
 from unittest import mock
 
 import horovod.torch as hvd
@@ -137,6 +138,30 @@ def adam_keeps_its_moments_whatever_auto_chooses():
         )
     difference = (found["float32"] - found["fp16"]).abs().max()
     assert difference < 1e-4 < (found["float32"] - found["allgather"]).abs().max(), difference
+
+
+@check
+def muon_makes_its_updates_whatever_auto_chooses():
+    """A dense step sends this rank's update and what waited, so that it is what a density of 1 gives."""
+    found = {}
+    for way in ("float32", "fp16", "allgather", None):
+        net = small()
+        muon = torch.optim.Muon([p for p in net.parameters() if p.ndim == 2], lr=0.02)
+        spec = "topk:1/rice/raw" if way is None else "topk:0.1/rice/raw"
+        options = {} if way is None else {"communicator": "auto"}
+        with always(way) if way else nullcontext():
+            optimizer = DistributedOptimizer(
+                muon, net.named_parameters(), spec, memory="muon", rules={"*weight": spec}, **options
+            )
+            for x, y in batches(3):
+                optimizer.zero_grad()
+                loss_of(net, x, y).backward()
+                optimizer.step()
+        same_on_all_ranks(flat(net))
+        found[way] = flat(net)
+    for way, tolerance in (("float32", 1e-5), ("fp16", 1e-3)):
+        assert torch.allclose(found[way], found[None], rtol=0, atol=tolerance), (way, (found[way] - found[None]).abs().max())
+    assert not torch.allclose(found["allgather"], found[None], rtol=0, atol=1e-3)
 
 
 @check

@@ -2,6 +2,8 @@
 
 import copy
 import tempfile
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import horovod.torch as hvd
@@ -241,6 +243,141 @@ def an_adam_without_further_words_has_its_own_default():
         assert (optimizer._grace.exchange.buckets[0].communicator.name != "auto") and bool(
             optimizer._grace.exchange.schedules
         ) == (memory == "adam")
+
+
+def _halves(net):
+    """A Muon for the matrices of a model, and an AdamW for the rest."""
+    matrices = [p for p in net.parameters() if p.ndim == 2]
+    muon = torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1, momentum=0.9)
+    return muon, torch.optim.AdamW([p for p in net.parameters() if p.ndim != 2], lr=1e-3)
+
+
+def _train_halves(wrap, rank=None, steps=4, batch=8):
+    net = model()
+    optimizers = [wrap(one, net.named_parameters()) for one in _halves(net)]
+    for x, y in batches(steps, batch, rank):
+        for one in optimizers:
+            one.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        for one in optimizers:
+            one.step()
+    return flat(net), optimizers, net
+
+
+def _memories(optimizer):
+    """By name of a parameter."""
+    return {tensor.name: bucket.memory.name for bucket in optimizer._grace.exchange.buckets for tensor in bucket.tensors}
+
+
+@check
+def a_muon_makes_its_own_step_where_nothing_is_lost():
+    """With the same data on all ranks, what the memory sends is Muon's update, which torch computes in bfloat16. So many samples,
+    because rounding decides on directions that no sample has."""
+    alone, plain, _ = _train_halves(lambda one, named: one, 0, 2, 512)
+    results = []
+    for memory in ("muon:0.9", "none"):
+        memories = {"*.weight": memory, "*": "none"}
+
+        def wrap(one, named, memories=memories):
+            kept = memories if isinstance(one, torch.optim.Muon) else "none"
+            return DistributedOptimizer(one, named, "dense/deflate", memory=kept)
+
+        weights, (muon, _), _ = _train_halves(wrap, 0, 2, 512)
+        same_on_all_ranks(weights)
+        results.append(weights)
+        if memory != "none":
+            assert _memories(muon) == {"5.weight": "muon", "7.weight": "none"}, "small tensors are sent exactly"
+    start = flat(model())
+    found = [((weights - alone).norm() / (alone - start).norm()).item() for weights in results]
+    assert max(found) < 0.1, found
+    assert not torch.equal(*results)
+
+
+@check
+def a_muon_and_an_adamw_have_a_default_each():
+    weights, optimizers, net = _train_halves(DistributedOptimizer)
+    same_on_all_ranks(weights)
+    assert (weights - flat(model())).abs().max() > 1e-3
+    muon, adamw = map(_memories, optimizers)
+    assert muon == {"5.weight": "muon", "7.weight": "muon"}, muon
+    assert set(adamw.values()) == {"residual"}, "small tensors are sent in fewer bits"
+    assert muon.keys() | adamw.keys() == {name for name, _ in net.named_parameters()}
+    assert all(one._grace.exchange.schedules for one in optimizers)
+    # A training without compression goes on from Muon's state, and a scheduler finds its groups.
+    muon = optimizers[0]
+    (group,) = muon.param_groups
+    assert group["momentum"] == 0.9 and len(group["params"]) == 2
+    hvd.broadcast_optimizer_state(muon, root_rank=0)
+    state = muon.state_dict()
+    alone, _ = _halves(net)
+    alone.load_state_dict({key: state[key] for key in ("state", "param_groups")})
+    # The sum and the mean are the same step.
+    nets = []
+    for op in (hvd.Average, hvd.Sum):
+        net = model()
+        muon, _ = _halves(net)
+        wrapped = DistributedOptimizer(muon, net.named_parameters(), "topk:0.05/rice/raw", op=op, memory="muon:0.9")
+        for x, y in batches(2):
+            wrapped.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            wrapped.step()
+        nets.append(flat(net))
+        same_on_all_ranks(nets[-1])
+    torch.testing.assert_close(*nets, rtol=1e-4, atol=1e-6)
+
+
+@check
+def a_scaled_loss_makes_the_same_step_of_a_muon_whose_wrapper_knows_it():
+    nets = []
+    for scaled, told in ((False, False), (True, True), (True, False)):
+        net = model()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        given = {"grad_scaler": scaler} if told else {}
+        optimizer = compressed("topk:0.05/rice/raw", memory="muon:0.9", **given)(_halves(net)[0], net.named_parameters())
+        refused = scaled and not told
+        with warnings.catch_warnings(), raises(ConfigError, "tell the wrapper") if refused else nullcontext():
+            warnings.simplefilter("ignore")
+            for x, y in batches(2):
+                optimizer.zero_grad()
+                scaler.scale(torch.nn.functional.cross_entropy(net(x), y)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        nets.append(net[5].weight.detach())
+    torch.testing.assert_close(nets[0], nets[1], rtol=1e-4, atol=1e-6)
+    assert torch.equal(nets[2], model()[5].weight)
+
+
+@check
+def what_a_muon_cannot_have_is_refused():
+    for options, given, message in (
+        ({}, {"memory": "muon"}, "differ: use 'muon:0.9:nesterov=true:steps=5:adjust=original'"),
+        ({"eps": 1e-5}, {"memory": "muon:0.9"}, "has to have ns_coefficients="),
+        ({}, {"memory": "adam"}, "and not Muon"),
+        ({}, {"memory": "momentum:0.9"}, "that of Muon, 0.9, would be applied once more"),
+    ):
+        net = model()
+        muon = torch.optim.Muon([p for p in net.parameters() if p.ndim == 2], momentum=0.9, **options)
+        with raises(ConfigError, message):
+            compressed(**given)(muon, net.named_parameters())
+    net = model()
+    with raises(ConfigError, "not those of SGD"):
+        compressed(memory="muon")(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    # One that the memory has no options for keeps the default of all others.
+    net = model()
+    muon = torch.optim.Muon([p for p in net.parameters() if p.ndim == 2], eps=1e-5)
+    optimizer = DistributedOptimizer(muon, net.named_parameters())
+    assert {bucket.memory.name for bucket in optimizer._grace.exchange.buckets} <= {"residual", "none"}
+    # Between the exchange and the step, gradients are updates.
+    net = model()
+    optimizer = DistributedOptimizer(_halves(net)[0], net.named_parameters())
+    for x, y in batches(1):
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.synchronize()
+        optimizer.param_groups[0]["params"][-1].grad *= 0.5
+        before = flat(net)
+        with raises(ConfigError, "was changed between the exchange and the step"), optimizer.skip_synchronize():
+            optimizer.step()
+        assert torch.equal(before, flat(net)) and len(optimizer.param_groups) == 1
 
 
 @check

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import operator
 import tempfile
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from harness import EACH, batches, close, flat, loss_of, module, same_on_all_ranks, sgd, train, wrap
 from support.checking import check, check_under_every_launcher, raises
+from torch.nn.parallel import DistributedDataParallel
 
 import grace_ext
 from grace_ext import ConfigError
@@ -112,6 +114,75 @@ def an_optimizer_steps_with_the_moments_of_the_memory():
         same_on_all_ranks(flat(net))
         found = {bucket.memory.name for bucket in state._buckets.exchange.buckets if bucket.compressor.has_density}
         assert found == {memory}, (kind, given, found)
+
+
+def _halves(net):
+    """A Muon for the matrices of a model, and an AdamW for the rest."""
+    matrices, others = ([p for p in net.parameters() if (p.ndim == 2) is wanted] for wanted in (True, False))
+    return torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1, momentum=0.9), torch.optim.AdamW(others, lr=1e-3)
+
+
+def _train_halves(steps=4, spec=None, rank=None, batch=8, given=lambda both: both, **options):
+    """Returns the flat parameters and the memory of each parameter, {} for plain DDP."""
+    net = module()
+    both, model = _halves(net), DistributedDataParallel(net)
+    state = None
+    if options.pop("compressed", True):
+        state = CompressionState(net.named_parameters(), spec, optimizer=given(both), **options)
+        model.register_comm_hook(state, comm_hook)
+    for x, y in batches(steps, rank=rank, batch=batch):
+        net.zero_grad()
+        loss_of(model, x, y).backward()
+        for one in both:
+            one.step()
+    same_on_all_ranks(flat(net))
+    buckets = state._buckets.exchange.buckets if state else []
+    return flat(net), {tensor.name: bucket.memory.name for bucket in buckets for tensor in bucket.tensors}
+
+
+def _resumed_halves(stop):
+    """The flat parameters after 5 steps; at one of them, all goes on from a checkpoint."""
+    net, parts = None, []
+    for step, (x, y) in enumerate(batches(5)):
+        if step in (0, stop):
+            saved = copy.deepcopy([one.state_dict() for one in parts])
+            net = module(seed=1 + step)
+            model, both = DistributedDataParallel(net), _halves(net)
+            state = CompressionState(net.named_parameters(), EACH, optimizer=both, memory={"*.weight": "muon:0.9"})
+            model.register_comm_hook(state, comm_hook)
+            parts = [net, *both, state]
+            for one, kept in zip(parts, saved, strict=bool(saved)):
+                one.load_state_dict(kept)
+        net.zero_grad()
+        loss_of(model, x, y).backward()
+        for one in both:
+            for group in one.param_groups:
+                group["lr"] *= 0.8
+            one.step()
+    return flat(net)
+
+
+@check
+def a_muon_and_an_adamw_share_an_exchange():
+    """Each parameter has the memory of its optimizer. With the same data on all ranks and no loss, Muon is as without us."""
+    _, found = _train_halves()
+    assert found == {name: "muon" if name.endswith("weight") else "residual" for name in found} and len(found) == 6, found
+    alone, _ = _train_halves(2, rank=0, batch=1024, compressed=False)
+    memory = {"*.weight": "muon:0.9", "*": "residual"}
+    weights, _ = _train_halves(2, "dense/deflate", 0, 1024, memory=memory)
+    start = flat(module())
+    different = ((weights - alone).norm() / (alone - start).norm()).item()
+    assert 0 < different < 0.05, different
+    assert torch.equal(_resumed_halves(None), _resumed_halves(2))
+    # A memory that changes steps has to know the optimizer of each of its parameters.
+    for number, memory in ((1, "adam"), (0, {"*.weight": "muon:0.9", "*": "momentum"})):
+        with raises(ConfigError, "is not among the parameters of the optimizer: pass all optimizers"):
+            given = operator.itemgetter(number)
+            _train_halves(1, EACH, given=given, memory=memory, rules={"*": EACH})
+    with raises(ConfigError, "several optimizers need named_parameters"):
+        CompressionState(optimizer=_halves(module()))
+    with raises(ConfigError, "pass the optimizer"):
+        wrap(module(), EACH, memory="muon")
 
 
 @check
