@@ -168,9 +168,10 @@ def test_every_part_round_trips_on_its_own():
     for kind in ("sparsifier", "index", "value", "memory", "communicator"):
         assert registry.names(kind)
         for name in registry.names(kind):
-            stage = registry.build(kind, name)
+            needed = {"warmup_steps": 500} if name == "onebit_adam" else {}
+            stage = registry.build(kind, name, needed)
             assert spec.parse_stage(kind, str(stage)) == stage
-            assert str(stage) == name, "defaults are left out"
+            assert str(stage) == ":".join([name, *map(str, needed.values())]), "defaults are left out"
 
 
 def test_what_a_compressor_says_of_itself():
