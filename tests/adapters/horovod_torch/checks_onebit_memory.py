@@ -244,7 +244,7 @@ def what_cannot_be_honoured_is_refused():
     ):
         with raises(ConfigError, message):
             wrapped(linear(), memory, kind, given)
-    with raises(ConfigError, "use residual, momentum, adam or none"):
+    with raises(ConfigError, "use residual, momentum, adam, muon or none"):
         wrapped(linear(), "onebit_adam:5", communicator="auto")
     with raises(ConfigError, "warmup_steps=None"):
         wrapped(linear(), "onebit_adam")
