@@ -15,6 +15,7 @@ import horovod.torch as hvd
 import torch
 
 from grace_ext import ConfigError
+from grace_ext._util.numerics import power_of_two
 from grace_ext.memory import Memory
 from grace_ext.pipeline.compressor import Compressor
 
@@ -192,7 +193,7 @@ class _OneBitStep(_Adam):
             for p in group["params"]:
                 if self.state.get(p) and self._variance_floor:
                     variance = self._variance(group, self.state[p])
-                    variance.clamp_(min=_power_of_two(self._variance_floor * variance.double().mean().item()))
+                    variance.clamp_(min=power_of_two(self._variance_floor * variance.double().mean().item()))
 
     def _count(self) -> None:
         """Set the counters where there are none: the optimizer, or a checkpoint, is plain Adam's."""
@@ -220,11 +221,6 @@ class _OneBitStep(_Adam):
         if self.is_frozen:
             raise ConfigError("OneBitAdam: add_param_group after the warm-up; new parameters would have no variance")
         super().add_param_group({**param_group, "warmup_left": self.param_groups[0]["warmup_left"]})
-
-
-def _power_of_two(value: float) -> float:
-    """The largest power of two that is not above value, so that ranks that add up in another order agree; 1 for zero."""
-    return 2.0 ** math.floor(math.log2(value)) if 0 < value < math.inf else 1.0
 
 
 def _flat(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ SHARED = {
     "bench/test_bench.py": "bench/{codecs,command,end_to_end,inputs,parts,peers,plot,report,run,subject,variants}",
     "test_cli.py": "{catalogue,inspection,errors}",
     "communicators/test_summing.py": "communicators/{slices,_compressed_sums,sharded,tree}",
+    "communicators/test_exact_steps.py": "communicators/_alternating",
     "exchange/test_engine.py": "exchange/{listeners,setup}",
     "federated/test_server.py": "federated/{compression,report,server_state}",
     "index/test_conformance.py": "index/{base,bitmap,raw,varint}",
@@ -32,6 +33,7 @@ SHARED = {
     "transforms/test_dct.py": "kernels/dct transforms/base",
     "policy/test_allocation.py": "kernels/curves",
     "lowrank/test_powersgd.py": "communicators/factors _util/shared_states",
+    "memory/test_muon.py": "memory/_by_tensor",
     "memory/test_residual.py": "memory/base",
     "observe/test_dispatch.py": "observe/{base,listener,norms}",
     "pipeline/test_conformance.py": "pipeline/{encoded,encoder}",
@@ -48,7 +50,7 @@ SHARED = {
     "adapters/horovod_tensorflow/test_horovod_tensorflow.py": "adapters/_horovod/splits"
     " adapters/_tensorflow/{auto,eager,exchange_graph,reduce,saved_state,transport}",
     "adapters/horovod_torch/test_horovod_torch.py": "adapters/onebit_adam adapters/_horovod/waiting adapters/_torch/"
-    "{adam_step,buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,wrapped_optimizer}",
+    "{buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,wrapped_optimizer}",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
     "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_transport}",
 }

@@ -14,6 +14,7 @@ from grace_ext.memory.muon import spec_of
 
 #: Optimizers that keep nothing in their param_groups from step to step, and whose first moment may be left out by beta1 = 0.
 TAKES_OVER = (torch.optim.Adam, torch.optim.AdamW)
+_MUON: tuple[type, ...] = (torch.optim.Muon,) if hasattr(torch.optim, "Muon") else ()  # since torch 2.9
 
 
 def own_memory(optimizer: torch.optim.Optimizer) -> str | None:
@@ -35,7 +36,7 @@ def own_memory(optimizer: torch.optim.Optimizer) -> str | None:
 
 def _kind(optimizer: torch.optim.Optimizer) -> str | None:
     """What Memory.check_optimizer calls kind."""
-    return "adam" if isinstance(optimizer, TAKES_OVER) else "muon" if isinstance(optimizer, torch.optim.Muon) else None
+    return "adam" if isinstance(optimizer, TAKES_OVER) else "muon" if isinstance(optimizer, _MUON) else None
 
 
 def _has_own_step(group: dict) -> bool:
@@ -143,7 +144,7 @@ class MomentsInMemory:
         self._note_as_new(p)
         memory, tensor = self._kept[id(p)]
         gradient, sign, decay = self._gradient(p), -1 if group.get("maximize") else 1, 0.0
-        decoupled = isinstance(self._optimizer, (torch.optim.AdamW, torch.optim.Muon))
+        decoupled = isinstance(self._optimizer, (torch.optim.AdamW, *_MUON))
         if group.get("decoupled_weight_decay", decoupled):
             p.mul_(1 - group["lr"] * group["weight_decay"])
         elif group["weight_decay"]:

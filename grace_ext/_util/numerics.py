@@ -1,4 +1,6 @@
-"""What numpy may do without a warning."""
+"""What numpy may do without a warning, and rounding."""
+
+import math
 
 import numpy as np
 
@@ -13,3 +15,15 @@ def non_finite_allowed() -> np.errstate:
         A context manager, to be used once.
     """
     return np.errstate(over="ignore", invalid="ignore")
+
+
+def power_of_two(value: float) -> float:
+    """Round down to a power of two, so that ranks that add up in another order agree.
+
+    Args:
+        value: A number that is not negative.
+
+    Returns:
+        The largest power of two that is not above it; 1 for zero and what is not finite.
+    """
+    return 2.0 ** math.floor(math.log2(value)) if 0 < value < math.inf else 1.0

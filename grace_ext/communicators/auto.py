@@ -4,14 +4,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .._util.rng import Stream
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor, make_compressor
 from ..registry import register
 from ..transport.base import Transport
+from ._alternating import Alternating
 from .allgather import Allgather
 from .allreduce import Allreduce
-from .base import BucketMemory, Communicator, Pending
+from .base import BucketMemory, Communicator
 from .hierarchical import Hierarchical
 from .sharded import Sharded
 
@@ -56,7 +56,7 @@ class Auto(Communicator):
         )
 
 
-class SwitchingCommunicator(Communicator):
+class SwitchingCommunicator(Alternating):
     """Exchanges one bucket by one of several strategies. The strategy changes only between steps, on all ranks.
 
     Args:
@@ -64,7 +64,7 @@ class SwitchingCommunicator(Communicator):
     """
 
     name = "auto"
-    switches = is_tuned = True
+    is_tuned = True
 
     def __init__(self, compressed: dict[str, Communicator]):
         self._compressed, self._allreduce = compressed, Allreduce()
@@ -143,68 +143,16 @@ class SwitchingCommunicator(Communicator):
     def _inner(self) -> Communicator:
         return self._allreduce if self.sends_whole else self._compressed[self.strategy]
 
-    @property
-    def sends_containers(self) -> bool:  # type: ignore[override]
-        """As of the strategy."""
-        return self._inner.sends_containers
+    def _all(self) -> list[Communicator]:
+        return [*self._compressed.values(), self._allreduce]
 
-    @property
-    def reports_support(self) -> bool:  # type: ignore[override]
-        """As of the strategy."""
-        return self._inner.reports_support
-
-    @property
-    def preserves_input(self) -> bool:  # type: ignore[override]
-        """As of the strategy."""
-        return self._inner.preserves_input
+    def _compressor(self, compressor: Compressor) -> Compressor:
+        return self._dense.get(self.strategy, compressor)
 
     @property
     def needs_memory(self) -> bool:  # type: ignore[override]
         """Whether a residual may be left that has not been sent."""
         return not self.flushed
-
-    def collectives_of(self, transport: Transport) -> tuple[str, ...]:
-        return self._inner.collectives_of(transport)
-
-    def max_collectives(self, transport: Transport) -> int:
-        """Return the largest number of collectives that a strategy takes.
-
-        Args:
-            transport: The transport of the exchange.
-
-        Returns:
-            The number.
-        """
-        return max(len(one.collectives_of(transport)) for one in (*self._compressed.values(), self._allreduce))
-
-    def start(
-        self,
-        transport: Transport,
-        name: str,
-        compressor: Compressor,
-        gradient: np.ndarray,
-        state: tuple[np.ndarray, np.ndarray] | None,
-        stream: Stream,
-        sizes: tuple[int, ...] | None = None,
-    ) -> Pending:
-        return self._inner.start(transport, name, self._dense.get(self.strategy, compressor), gradient, state, stream, sizes)
-
-    def start_empty(
-        self,
-        transport: Transport,
-        name: str,
-        compressor: Compressor,
-        size: int,
-        stream: Stream,
-        sizes: tuple[int, ...] | None = None,
-    ) -> Pending:
-        return self._inner.start_empty(transport, name, self._dense.get(self.strategy, compressor), size, stream, sizes)
-
-    def advance(self, pending: Pending, transport: Transport) -> None:
-        self._inner.advance(pending, transport)
-
-    def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
-        return self._inner.finish(pending, transport, out, weight)
 
     def memory_replaced(self) -> None:
         self.flushed = False

@@ -1,14 +1,11 @@
 """Steps in which a memory needs exact sums, between those that are compressed."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
-from .._util.rng import Stream
 from ..pipeline.compressor import Compressor, make_compressor
-from ..transport.base import Transport
+from ._alternating import Alternating
 from .allreduce import Allreduce
-from .base import Communicator, Pending
+from .base import Communicator
 
 
 class ExactStepsMemory(Protocol):
@@ -29,7 +26,7 @@ class ExactStepsMemory(Protocol):
         """See grace_ext.memory.base.Memory."""
 
 
-class ExactSteps(Communicator[Any]):
+class ExactSteps(Alternating):
     """Exchanges one bucket by a communicator, or in float32 by the library's own allreduce where the memory wants it exact.
 
     In exact steps the memory's residual takes no part, and stays as it is.
@@ -39,8 +36,6 @@ class ExactSteps(Communicator[Any]):
         memory: The bucket's memory.
         bucket: Name of the bucket.
     """
-
-    switches = True
 
     def __init__(self, compressed: Communicator, memory: ExactStepsMemory, bucket: str):
         self._compressed, self._memory, self._bucket = compressed, memory, bucket
@@ -62,20 +57,16 @@ class ExactSteps(Communicator[Any]):
     def _inner(self) -> Communicator:
         return self._allreduce if self.is_exact else self._compressed
 
-    @property
-    def sends_containers(self) -> bool:  # type: ignore[override]
-        """As in this step."""
-        return self._inner.sends_containers
+    def _all(self) -> list[Communicator]:
+        return [self._compressed, self._allreduce]
+
+    def _compressor(self, compressor: Compressor) -> Compressor:
+        return self._exact if self.is_exact else compressor
 
     @property
     def reports_support(self) -> bool:  # type: ignore[override]
         """As in compressed steps."""
         return self._compressed.reports_support
-
-    @property
-    def preserves_input(self) -> bool:  # type: ignore[override]
-        """As in this step."""
-        return self._inner.preserves_input
 
     @property
     def needs_memory(self) -> bool:  # type: ignore[override]
@@ -84,43 +75,6 @@ class ExactSteps(Communicator[Any]):
 
     def check(self, compressor: Compressor) -> None:
         self._compressed.check(compressor)
-
-    def collectives_of(self, transport: Transport) -> tuple[str, ...]:
-        return self._inner.collectives_of(transport)
-
-    def max_collectives(self, transport: Transport) -> int:
-        """Return the largest number of collectives that a step takes.
-
-        Args:
-            transport: The transport of the exchange.
-
-        Returns:
-            The number.
-        """
-        return max(len(one.collectives_of(transport)) for one in (self._compressed, self._allreduce))
-
-    def wire_copies(self, transport: Transport) -> float:
-        return self._inner.wire_copies(transport)
-
-    def start(
-        self,
-        transport: Transport,
-        name: str,
-        compressor: Compressor,
-        gradient: np.ndarray,
-        state: tuple[np.ndarray, np.ndarray] | None,
-        stream: Stream,
-        sizes: tuple[int, ...] | None = None,
-    ) -> Pending:
-        if self.is_exact:
-            return self._allreduce.start(transport, name, self._exact, gradient, state, stream, sizes)
-        return self._compressed.start(transport, name, compressor, gradient, state, stream, sizes)
-
-    def advance(self, pending: Pending, transport: Transport) -> None:
-        self._inner.advance(pending, transport)
-
-    def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
-        return self._inner.finish(pending, transport, out, weight)
 
     def memory_replaced(self) -> None:
         self._memory.forget_arrivals()

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..transport.base import Transport
 from .buckets import Bucket, Tensor
 from .engine import Exchange
-from .state import DENSITY, SHARED, WARM_STARTS
+from .state import DENSITY, WARM_STARTS
 
 _LOG = logging.getLogger("grace_ext")
 KEY = "grace_ext"
@@ -165,7 +165,7 @@ def settle(exchange: Exchange, whole: np.ndarray, steps: np.ndarray) -> str:
     warning = ""
     if 0 < np.count_nonzero(whole) < whole.size:
         state = exchange.state_dict() if states_are_additive(exchange) else {}
-        for field in SHARED:
+        for field in exchange.state.shared_fields:
             state.pop(field, None)
         exchange.load_state_dict(state)
         others = (
@@ -236,7 +236,8 @@ def redistribute(exchange: Exchange, memories: list[dict], ranks: int) -> dict:
     Returns:
         The state for Exchange.load_state_dict, without the step.
     """
-    state = {field: memory[field] for memory in reversed(memories) for field in SHARED if field in memory}
+    shared = exchange.state.shared_fields
+    state = {field: memory[field] for memory in reversed(memories) for field in shared if field in memory}
     for bucket in exchange.buckets:
         for tensor in bucket.tensors:
             theirs = [

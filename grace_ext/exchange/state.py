@@ -4,16 +4,12 @@ import numpy as np
 
 from .._util.shared_states import SharedStates
 from ..errors import ConfigError
-from ..memory.adam import SECOND_MOMENT
 from ..memory.base import Memory
-from ..memory.onebit_adam import MOMENTS
 from ..policy.memories import Memories
 from .buckets import Bucket, Tensor
 
 WARM_STARTS = "lowrank"  # key in state dicts, beside the fields of the memories
 DENSITY = "density"  # of schedules that keep it
-#: The keys of what is the same on all ranks.
-SHARED = (WARM_STARTS, SECOND_MOMENT, MOMENTS, DENSITY)
 
 
 class ExchangeState:
@@ -44,6 +40,11 @@ class ExchangeState:
         self._memories = list({id(bucket.memory): bucket.memory for bucket in buckets}.values())
         self.load_state_dict(state)
 
+    @property
+    def shared_fields(self) -> list[str]:
+        """The keys in state dicts of what is the same on all ranks."""
+        return sorted({WARM_STARTS, DENSITY}.union(*(memory.shared for memory in self._memories)))
+
     def commit(self) -> None:
         """Put the states of the next step in force."""
         for memory in self._memories:
@@ -60,7 +61,7 @@ class ExchangeState:
         """Copy the states.
 
         Returns:
-            {field: {tensor name: float32[size]}}. Fields are those of the memories ("residual", …) and those in SHARED.
+            {field: {tensor name: float32[size]}}. Fields are those of the memories ("residual", …) and shared ones.
         """
         state = {}
         if factors := self.warm_starts.state_dict():

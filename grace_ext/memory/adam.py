@@ -18,20 +18,19 @@ from ..kernels.second_moment import LANES, copy_and_sketch, spread_root, square_
 from ..pipeline.compressor import Compressor
 from ..registry import register
 from ..sparsifiers.base import NO_VALUES
+from ._by_tensor import ResidualByTensor
 from .base import Memory
 from .residual import Residual
 from .states import States
 
-#: The field of its states that are the same on all ranks.
-SECOND_MOMENT = "second_moment"
 # In a state: where its numbers are, and where the sums of rows and columns begin.
 _MEAN, _WEIGHT, _RATE, _SUMS = 0, 1, 2, 3
 _BETA1 = np.float32(0.9)  # where everything is sent
-_LEAST_FALL, _LARGEST_FALL = 1.01, 10.0  # of the learning rate, that residuals follow at once
+_LEAST_FALL = 1.01  # of the learning rate, that residuals follow
 
 
 @register
-class Adam(Residual):
+class Adam(ResidualByTensor):
     """Error feedback for Adam and AdamW, with a second moment that sees the whole gradient of the step.
 
     What is compressed is each rank's gradient and its residual. What differs is the optimizer's step. With s the mean of what
@@ -88,9 +87,7 @@ class Adam(Residual):
         self._sent_moments: list[str] = []  # names that end with the step
         self.states = {**self.states, "first_moment": self._moment}
         self._second = SharedStates()
-        self.shared = {SECOND_MOMENT: self._second}
-        self._tensors: dict[str, Sequence[ShapedTensor]] = {}  # by bucket
-        self._places: dict[str, tuple[str, slice]] = {}  # by tensor: its bucket, and where in it
+        self.shared = {"second_moment": self._second}
         self._squares: dict[str, np.ndarray] = {}  # by bucket: mean squares of the mean gradient, float32[tensors]
         self._last: dict[str, _Arrived] = {}  # by tensor
         self._residual_only = Residual(decay)
@@ -109,13 +106,6 @@ class Adam(Residual):
 
     def for_rows(self) -> Memory:
         return self._residual_only
-
-    def set_tensors(self, name: str, tensors: Sequence[ShapedTensor]) -> None:
-        self._tensors[name] = tensors
-        start = 0
-        for tensor in tensors:
-            self._places[tensor.name] = name, slice(start, start + tensor.size)
-            start += tensor.size
 
     def shared_size(self, tensor: ShapedTensor) -> int:
         return _SUMS + sum(_matrix(tensor))
@@ -216,10 +206,7 @@ class Adam(Residual):
             return
         state[_RATE] = rate
         if rate < before:
-            bucket, part = self._places[tensor]
-            residual = self._residual.find(bucket, sum(one.size for one in self._tensors[bucket]))
-            if residual is not None:
-                residual[part] *= np.float32(min(before / rate, _LARGEST_FALL))
+            self._rescale(tensor, before, rate)
 
     def commit(self) -> None:
         super().commit()

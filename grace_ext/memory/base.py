@@ -41,6 +41,8 @@ class Memory(Stage):
     keeps_moments = False
     #: States by tensor that are the same on all ranks, by field; set in __init__ by memories that keep some.
     shared: dict[str, SharedStates] = {}
+    #: Whether a residual is of gradients, so that the energies of both tell how much waits.
+    residual_is_of_gradients = True
     #: Whether it can keep states for the rows of a table.
     supports_rows = False
     #: Whether `correct_gradient`, `on_sent` or `on_received` do anything. Only if not, states can live on an accelerator
@@ -220,8 +222,7 @@ class Memory(Stage):
             rate: The learning rate of the tensor in this step.
 
         Returns:
-            float32[rows] and float32[columns], the first dimension and all others: what the step is divided by is their
-            outer product, for Adam the root of the second moment.
+            float32[rows] and float32[columns], the first dimension and all others: the step is divided by their outer product.
 
         Raises:
             ConfigError: The memory has to have its updates as they were received, and one was changed.
@@ -247,8 +248,8 @@ class Memory(Stage):
     def sends_exactly(self, name: str) -> bool:
         """Say whether a bucket is sent exactly in the step that begins, the same on all ranks. Only if `has_exact_steps`.
 
-        What is exchanged then is what `correct_gradient` returns, in float32 and without the residual. The answer changes with
-        the optimizer's step, or where states are loaded, and stays the same during an exchange.
+        What is exchanged then is what `correct_gradient` returns, in float32 and without the residual. The answer stays the
+        same during an exchange.
 
         Args:
             name: Name of the bucket.

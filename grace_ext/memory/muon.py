@@ -13,8 +13,8 @@ from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
 from ..kernels.momentum import accumulate_momentum
 from ..registry import register
+from ._by_tensor import ResidualByTensor
 from .base import Memory
-from .residual import Residual
 from .velocity import Velocity
 
 #: What torch.optim.Muon has by default; the memory has no options for them.
@@ -24,12 +24,11 @@ ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
     "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
 }
-_LARGEST_FALL = 10.0  # of the learning rate, that residuals follow at once
 _CHANGED = 1e-3  # the relative difference from which an update has been changed on its way to the step
 
 
 @register
-class Muon(Residual):
+class Muon(ResidualByTensor):
     """Muon's updates instead of gradients: each rank orthogonalizes its own momentum, and error feedback is in parameters.
 
     With m the momentum of a rank, m = momentum · m + (1 - momentum) · g, O the orthogonalized matrix of m (with Nesterov, of
@@ -67,6 +66,7 @@ class Muon(Residual):
     hooks_work_dense = True
     applies_momentum = True
     needs_step = True
+    residual_is_of_gradients = False
 
     def __init__(
         self, momentum: float = 0.95, nesterov: bool = True, steps: int = 5, adjust: str = "original", decay: float = 1.0
@@ -83,8 +83,6 @@ class Muon(Residual):
         self.states = {**self.states, **self._average.states}
         self._rates = SharedStates()  # the learning rate that a tensor's residual is in units of
         self.shared = {"rate": self._rates}
-        self._tensors: dict[str, Sequence[ShapedTensor]] = {}  # by bucket
-        self._places: dict[str, tuple[str, slice]] = {}  # by tensor: its bucket, and where in it
         self._last: dict[str, tuple[int, np.float32]] = {}  # by tensor: the largest magnitude that has arrived, and where
 
     def check_optimizer(
@@ -107,13 +105,6 @@ class Muon(Residual):
 
     def for_rows(self) -> Memory:
         raise ConfigError("memory 'muon' is for matrices, not for gradients that come as rows: use sparse_as_dense=True")
-
-    def set_tensors(self, name: str, tensors: Sequence[ShapedTensor]) -> None:
-        self._tensors[name] = tensors
-        start = 0
-        for tensor in tensors:
-            self._places[tensor.name] = name, slice(start, start + tensor.size)
-            start += tensor.size
 
     def shared_size(self, tensor: ShapedTensor) -> int:
         return 1
@@ -164,10 +155,8 @@ class Muon(Residual):
             return
         self._rates.put(tensor, np.array([rate], np.float32))
         self._rates.commit()
-        bucket, part = self._places[tensor]
-        residual = self._residual.find(bucket, sum(one.size for one in self._tensors[bucket]))
-        if before and residual is not None:
-            residual[part] *= np.float32(min(before / rate, _LARGEST_FALL))
+        if before:
+            self._rescale(tensor, before, rate)
 
     def commit(self) -> None:
         super().commit()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._util.numerics import non_finite_allowed
+from .._util.numerics import non_finite_allowed, power_of_two
 from .._util.rng import Stream
 from .._util.shared_states import SharedStates
 from ..communicators.base import Communicator
@@ -15,16 +15,14 @@ from ..errors import ConfigError, ExchangeError
 from ..kernels.momentum import accumulate_momentum
 from ..pipeline.compressor import Compressor
 from ..registry import register
-from .residual import Residual
+from ._by_tensor import ResidualByTensor
 
-#: The field of its states that are the same on all ranks.
-MOMENTS = "moments"
 # In a state: how many steps there were, in how many of them the variance was updated, the least variance that a step divides
 # by, and where the first moment begins. The second moment follows it.
 _STEPS, _UPDATES, _FLOOR, _FIRST = 0, 1, 2, 3
 
 
-class CompressedAdam(Residual):
+class CompressedAdam(ResidualByTensor):
     """Adam with one first moment that all ranks share, and a second moment that is updated in exact steps only.
 
     With m and v the moments, t the number of the step, and T that of the updates of v: in an exact step all ranks' gradients
@@ -64,8 +62,7 @@ class CompressedAdam(Residual):
         self.beta1 = self.first_moment = beta1
         self.beta2, self.variance_floor = beta2, variance_floor
         self._moments = SharedStates()
-        self.shared = {MOMENTS: self._moments}
-        self._tensors: dict[str, Sequence[ShapedTensor]] = {}  # by bucket
+        self.shared = {"moments": self._moments}
         #: By tensor: whether what has arrived is a gradient and no first moment, and its scale.
         self._arrived: dict[str, tuple[bool, float]] = {}
 
@@ -106,9 +103,6 @@ class CompressedAdam(Residual):
 
     def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
         raise ConfigError(f"memory {self.name!r} changes with each step: use it in an exchange, or memory 'residual'")
-
-    def set_tensors(self, name: str, tensors: Sequence[ShapedTensor]) -> None:
-        self._tensors[name] = tensors
 
     def shared_size(self, tensor: ShapedTensor) -> int:
         return _FIRST + 2 * tensor.size
@@ -179,7 +173,7 @@ class CompressedAdam(Residual):
         state[_UPDATES] += updates
         root = np.maximum(second, state[_FLOOR]) if state[_FLOOR] else second.copy()
         if updates and self.variance_floor and not self._updates(state):
-            state[_FLOOR] = _power_of_two(self.variance_floor * float(second.sum(dtype=np.float64)) / max(tensor.size, 1))
+            state[_FLOOR] = power_of_two(self.variance_floor * float(second.sum(dtype=np.float64)) / max(tensor.size, 1))
         np.sqrt(root, out=root)
         root *= np.float32(scale / math.sqrt(1 - self.beta2 ** int(state[_UPDATES])))
         return first * np.float32(scale / (1 - self.beta1 ** int(state[_STEPS]))), root
@@ -273,8 +267,3 @@ class ZeroOneAdam(CompressedAdam):
     def updates_variance(self, steps: int, updates: int) -> bool:
         doublings, rest = divmod(updates, self.period)
         return steps >= self.period * (2**doublings - 1) + rest * 2**doublings
-
-
-def _power_of_two(value: float) -> float:
-    """The largest power of two that is not above value, so that ranks that add up in another order agree; 1 for zero."""
-    return 2.0 ** math.floor(math.log2(value)) if 0 < value < math.inf else 1.0

@@ -42,7 +42,7 @@ class ObserverDispatcher(StepListener):
         self._traces: dict[str, TracingTransport] = {}
         self._before: dict[str, dict[str, float]] = {}  # by bucket that is being received, its seconds by stage
         self._buckets: Sequence[BucketView] = []
-        self._stepped: list[str] = []  # names of tensors whose memory makes the optimizer's step
+        self._stepped: list[str] = []  # names of the tensors whose lag is looked at
         self._drawing = threading.Lock()  # the worker may receive a bucket while the caller does
 
     def signature(self) -> tuple:
@@ -53,7 +53,12 @@ class ObserverDispatcher(StepListener):
 
     def buckets_set(self, buckets: Sequence[BucketView]) -> None:
         self._buckets = buckets
-        self._stepped = [tensor.name for bucket in buckets if bucket.memory.needs_step for tensor in bucket.tensors]
+        self._stepped = [
+            tensor.name
+            for bucket in buckets
+            if bucket.memory.needs_step and bucket.memory.residual_is_of_gradients
+            for tensor in bucket.tensors
+        ]
 
     def gradient_callback(self, step: int, bucket: BucketView) -> Callable | None:
         callbacks = [self._norms_of(bucket)] if self._wants_norms(step) else []

@@ -93,7 +93,7 @@ class LagGuard(StepListener):
         refuse_switching(self._schedule, buckets)
         if buckets and not any(map(_is_guarded, buckets)):
             raise ConfigError(
-                "schedule 'guarded' bounds what waits in residuals, and no tensor has both a density and a residual: use a "
+                "schedule 'guarded' bounds what waits in residuals, and no tensor has both a density and a residual of gradients: use a "
                 "spec with a density, as topk, and a memory with a residual, as 'residual' or 'adam'"
             )
 
@@ -146,7 +146,8 @@ class LagGuard(StepListener):
 
 
 def _is_guarded(bucket: BucketView) -> bool:
-    return bucket.declared.has_density and "residual" in bucket.memory.states
+    memory = bucket.memory
+    return bucket.declared.has_density and "residual" in memory.states and memory.residual_is_of_gradients
 
 
 def _is_measured(step: int) -> bool:

@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from support import memory_exchanges
 from support.arrays import gauss
 from support.exchanges import TENSORS, arrays_of, make, step
 from support.in_process_ranks import RANKS, gradient, on_all_ranks
 
 from grace_ext import ConfigError
 from grace_ext.exchange import checkpoint
+from grace_ext.exchange.buckets import Tensor
 from grace_ext.transport import InProcessGroup
 
 ORDER = [tensor.name for tensor in TENSORS]
@@ -131,3 +133,13 @@ def test_gathering_gives_what_redistributing_gives():
         assert state.keys() == expected.keys() == {"residual"}
         for tensor in TENSORS:
             assert np.array_equal(state["residual"][tensor.name], expected["residual"][tensor.name])
+
+
+def test_fewer_ranks_take_over_what_all_share_whatever_the_memory():
+    """The learning rate that memory muon's residuals are in units of."""
+    tensor = Tensor("w", 1600, 2, shape=(40, 40))
+    exchange = memory_exchanges.make(InProcessGroup(1).transport(0), "muon", tensors=[tensor])
+    out, _ = memory_exchanges.step(exchange, gauss(1600))
+    exchange.buckets[0].memory.denominator(tensor, out.__getitem__, 0.25)
+    kept = exchange.state_dict()
+    assert checkpoint.redistribute(exchange, [kept, kept], 1)["rate"]["w"].tolist() == [0.25]

@@ -75,7 +75,8 @@ def warned(spec, gradients, steps, **options) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "memory, spec, expected", [("adam", "topk:0.001", 1), ("adam", "topk:0.1", 0), ("residual", "topk:0.001", 0)]
+    "memory, spec, expected",
+    [("adam", "topk:0.001", 1), ("adam", "topk:0.1", 0), ("residual", "topk:0.001", 0), ("muon", "topk:0.001", 0)],
 )
 def test_under_adam_too_much_that_waits_is_warned_of(memory, spec, expected):
     found = [text for text in warned(spec, noise, 130, memory=memory) if "waits" in text]

@@ -128,8 +128,8 @@ def test_tensors_without_a_residual_keep_their_density():
 
 def test_what_cannot_be_guarded_is_refused(monkeypatch):
     transport = InProcessGroup(1).transport(0)
-    for memory, spec in (("none", "topk:0.1"), ("residual", "dense/qsgd:7"), ("ef21", "topk:0.1")):
-        with pytest.raises(ConfigError, match="no tensor has both a density and a residual"):
+    for memory, spec in (("none", "topk:0.1"), ("residual", "dense/qsgd:7"), ("ef21", "topk:0.1"), ("muon", "topk:0.1")):
+        with pytest.raises(ConfigError, match="no tensor has both a density and a residual of gradients"):
             make(transport, memory, spec, schedule=SCHEDULE)
     with pytest.raises(ConfigError, match="'guarded' adapts the density, communicator 'auto' the strategy"):
         make(transport, "residual", schedule=SCHEDULE, communicator="auto")
