@@ -58,7 +58,8 @@ class Adam(ResidualByTensor):
         decay: Factor of the residual after each step, above 0 and at most 1.
         beta2: Factor of the moving averages of the second moment, above 0 and below 1.
         smoothing: How much of the mean is mixed into the shares of rows and columns, above 0.
-        clip: The largest root mean square of a tensor's update before it is multiplied with the learning rate, above 0.
+        clip: The largest root mean square of a tensor's update before it is multiplied with the learning rate, above 0. Adafactor's
+            is 1; an element that is sent is the sum of several steps' gradients, and 1 cut down what was no outlier.
 
     Source:
         The factored second moment and the clipping of updates: Shazeer and Stern, Adafactor, ICML 2018, sections 3 and 6. A
@@ -74,7 +75,7 @@ class Adam(ResidualByTensor):
     applies_momentum = True
     needs_step = True
 
-    def __init__(self, decay: float = 1.0, beta2: float = 0.95, smoothing: float = 0.02, clip: float = 1.0):
+    def __init__(self, decay: float = 1.0, beta2: float = 0.95, smoothing: float = 0.02, clip: float = 2.0):
         super().__init__(decay)
         if not 0 < beta2 < 1:
             raise ConfigError(f"adam: beta2={beta2}; allowed: above 0 and below 1")
