@@ -104,7 +104,7 @@ METHODS = (
         ADAM.compression,
         str(ADAM.memory),
         note="Adam or AdamW; it is what they get without compression, memory and schedule",
-        evidence=(Evidence("adam", 0.06, 3, _TRANSFORMER, "transformers.md", "grace_ext, default"),),
+        evidence=(Evidence("adam", 0.14, 3, _TRANSFORMER, "transformers.md", "grace_ext, default"),),
     ),
     Method(
         "top 0.1 %",
