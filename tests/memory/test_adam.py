@@ -86,6 +86,24 @@ def test_large_updates_are_cut_down():
             assert update > clip
 
 
+def test_sums_of_some_steps_are_not_cut_down():
+    """Where all elements wait for two or three steps, the update's root mean square is that number's root."""
+
+    def last(transport, memory):
+        exchange = make(transport, memory, "topk:0.4/rice/raw", tensors=TENSORS)
+        steady = np.random.default_rng(1).uniform(0.9, 1.1, 5000).astype(np.float32)
+        for _ in range(30):
+            out, _ = step(exchange, steady)
+        kept = exchange.buckets[0].memory
+        return out[:3000], np.outer(*kept.denominator(TENSORS[0], lambda at: out[at], 1e-3))
+
+    (s, free), (_, root) = (
+        on_all_ranks(lambda transport, m=memory: last(transport, m), RANKS)[0] for memory in ("adam:clip=1e9", "adam")
+    )
+    assert 1.2 < update_size(s, free) < 2
+    np.testing.assert_array_equal(root, free)
+
+
 def test_clipped_gradients_count_as_clipped():
     """Whoever halves every gradient before the step gets the same step."""
     (outs, whole, _), (_, halved, _) = (
