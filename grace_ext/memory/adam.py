@@ -58,8 +58,8 @@ class Adam(ResidualByTensor):
         decay: Factor of the residual after each step, above 0 and at most 1.
         beta2: Factor of the moving averages of the second moment, above 0 and below 1.
         smoothing: How much of the mean is mixed into the shares of rows and columns, above 0.
-        clip: The largest root mean square of a tensor's update before it is multiplied with the learning rate, above 0. Adafactor's
-            is 1; an element that is sent is the sum of several steps' gradients, and 1 cut down what was no outlier.
+        clip: The largest root mean square of a tensor's update before it is multiplied with the learning rate, above 0. Adafactor
+            has 1. Here an element is sent as the sum of several steps' gradients, which is larger without being an outlier.
 
     Source:
         The factored second moment and the clipping of updates: Shazeer and Stern, Adafactor, ICML 2018, sections 3 and 6. A

@@ -106,8 +106,9 @@ class ResidualGrowthCheck:
 class LagCheck:
     """Looks at the lag of what memory `adam` compresses, after 64, 128, 256, ... steps.
 
-    The lag is the energy of the residual over that of the gradient (grace_ext.observe.norms.lag). In docs/transformers.md the
-    loss rises with lag / sqrt(steps); it is near that without compression where this is at most about 1 at all times.
+    The lag is the energy of the residual over that of the gradient (grace_ext.observe.norms.lag). In docs/transformers.md, among
+    runs that send 1.2 % or less, the loss rises with lag / sqrt(steps); it is near that without compression where this is at
+    most about 1 at all times.
     """
 
     FIRST, LARGEST = 64, 2.0
