@@ -114,9 +114,7 @@ class Bucket:
             parts = borrowed if isinstance(borrowed, list) else self._split(gradient if borrowed is None else borrowed)
             if on_gradient:
                 on_gradient(np.concatenate(parts), state and state[0])
-            changed, sketch = self.memory.correct_gradient(
-                self.name, parts, gradient, transport.size, stream, self.communicator.sends_whole
-            )
+            changed, sketch = self.memory.correct_gradient(self.name, parts, gradient, transport.size, stream, self._density)
             gradient = self._own(changed, gradient)
         else:
             gradient = gradient if borrowed is None else self._own(borrowed, gradient)
@@ -133,6 +131,11 @@ class Bucket:
     def takes_parts(self) -> bool:
         """Whether the memory makes what is encoded from the gradient, which then need not lie in one array."""
         return self.memory.corrects_gradient
+
+    @property
+    def _density(self) -> float:
+        """See Memory.correct_gradient."""
+        return 1.0 if self.communicator.sends_whole else self.declared.density
 
     def _split(self, gradient: np.ndarray) -> list[np.ndarray]:
         """The parts of a vector, by tensor."""

@@ -104,6 +104,6 @@ class Fitted:
         Args:
             nbytes: Bytes of the message.
         """
-        message = nbytes, self._made.sparsifier.density, self._size  # type: ignore[attr-defined]
+        message = nbytes, self._made.density, self._size
         if fills_density(*message):
             self._sizes = predict_sizes(*message)  # type: ignore[assignment]

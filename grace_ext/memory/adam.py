@@ -13,7 +13,7 @@ from .._util.shared_states import SharedStates
 from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
 from ..kernels.accumulate import STREAMED
-from ..kernels.momentum import accumulate_momentum
+from ..kernels.momentum import hold_back
 from ..kernels.second_moment import LANES, copy_and_sketch, spread_root, square_sums, sum_over_squares
 from ..pipeline.compressor import Compressor
 from ..registry import register
@@ -25,7 +25,8 @@ from .states import States
 
 # In a state: where its numbers are, and where the sums of rows and columns begin.
 _MEAN, _WEIGHT, _RATE, _SUMS = 0, 1, 2, 3
-_BETA1 = np.float32(0.9)  # where everything is sent
+_DELAY = 9.0  # of the first moment where everything is sent, in steps
+_SPARSE = 0.05  # there is no first moment at densities below it
 _LEAST_FALL = 1.01  # of the learning rate, that residuals follow
 
 
@@ -41,10 +42,12 @@ class Adam(ResidualByTensor):
 
     with V the moving average of the mean square of the mean gradient, R and C those of the sums of s**2 in each row and
     column. Where the root mean square of s / sqrt(v) is above `clip`, s is cut down to that; what it is comes from the sums of
-    rows and columns, as v does. There is no first moment: an element is sent as the sum of the gradients since it was last
-    sent, which averages as a momentum does, and a momentum before or after would add its own delay to that of the residual.
-    Only in steps in which communicator "auto" sends everything is there nothing to average: then a first moment with Adam's
-    usual factor of 0.9 is sent, and what it still holds is added to the first gradient that is compressed again.
+    rows and columns, as v does. At low densities there is no first moment: an element is sent as the sum of the gradients since
+    it was last sent, which averages as a momentum does, and a momentum before or after would add its own delay to that of the
+    residual. The more of the elements is sent in a step, the less there is to average. So from a density of 5 % on, that of
+    the spec whatever a schedule makes of it, what goes to the residual is a first moment with a mean delay of 9 times the
+    density, in steps. In steps in which communicator "auto" sends everything that is 9, as with Adam's usual factor of 0.9;
+    the factor is delay / (1 + delay). What the first moment still holds when such steps end goes to the residual then.
 
     V comes from 8 numbers of each tensor, a random projection that ranks sum beside what they send. So a step in which the
     gradients of all ranks are large is a small one at once. The arrivals s cannot tell that: they lag behind, and in tensors
@@ -69,6 +72,7 @@ class Adam(ResidualByTensor):
 
     name = "adam"
     supports_rows = False
+    summed_fields = frozenset({"residual", "held"})
     has_hooks = True
     corrects_gradient = True
     hooks_work_dense = True
@@ -83,10 +87,10 @@ class Adam(ResidualByTensor):
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"adam: {option}={value}; allowed: finite and above 0")
         self.beta2, self.smoothing, self.clip = beta2, smoothing, clip
-        #: What is left in force of the first moment of steps in which everything was sent.
-        self._moment = States("first moment")
-        self._sent_moments: list[str] = []  # names that end with the step
-        self.states = {**self.states, "first_moment": self._moment}
+        #: What the first moment has taken up of the gradients and not yet given to the residual.
+        self._held = States("what the first moment holds")
+        self._given_up: list[str] = []  # names whose states end with the step
+        self.states = {**self.states, "held": self._held}
         self._second = SharedStates()
         self.shared = {"second_moment": self._second}
         self._squares: dict[str, np.ndarray] = {}  # by bucket: mean squares of the mean gradient, float32[tensors]
@@ -118,7 +122,7 @@ class Adam(ResidualByTensor):
         raise ConfigError("memory 'adam' is a part of the optimizer's step: use it in an exchange, or memory 'residual'")
 
     def correct_gradient(
-        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, whole: bool
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
     ) -> tuple[np.ndarray, np.ndarray]:
         sketches = np.empty((len(parts), LANES), np.float32)
         low, high = map(np.uint32, stream.shared().key())
@@ -130,13 +134,15 @@ class Adam(ResidualByTensor):
             copy_and_sketch(gradient, copy, low, high, sketch, streamed)
             start += gradient.size
         gradient = parts[0] if len(parts) == 1 else out
-        if whole:
-            moment, following = self._moment.begin(name, out.size)
-            accumulate_momentum(moment, gradient, _BETA1, 1 - _BETA1, following)
-            gradient = following
-        elif (moment := self._moment.find(name, out.size)) is not None:
-            accumulate_momentum(moment, gradient, _BETA1 / (1 - _BETA1), np.float32(1), out)
-            self._sent_moments.append(name)
+        if density >= _SPARSE:
+            held, following = self._held.begin(name, out.size)
+            delay = _DELAY * density
+            hold_back(held, gradient, np.float32(delay / (1 + delay)), following, out)
+            gradient = out
+        elif (held := self._held.find(name, out.size)) is not None:
+            with non_finite_allowed():
+                np.add(gradient, held, out=out)
+            self._given_up.append(name)
             gradient = out
         return gradient, sketches.reshape(-1)
 
@@ -211,15 +217,15 @@ class Adam(ResidualByTensor):
 
     def commit(self) -> None:
         super().commit()
-        self._moment.commit()
-        for name in self._sent_moments:
-            self._moment.drop(name)
-        self._sent_moments.clear()
+        self._held.commit()
+        for name in self._given_up:
+            self._held.drop(name)
+        self._given_up.clear()
         self._second.commit()
 
     def rollback(self) -> None:
         super().rollback()
-        self._sent_moments.clear()
+        self._given_up.clear()
         self._second.rollback()
         self._squares.clear()
         self._last.clear()

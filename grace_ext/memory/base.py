@@ -263,7 +263,7 @@ class Memory(Stage):
         """Note that no step will be made with what has arrived, since the optimizer's step is over or states were loaded."""
 
     def correct_gradient(
-        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, whole: bool
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Compute what is encoded in the place of this rank's gradient. Only if `corrects_gradient`.
 
@@ -274,7 +274,8 @@ class Memory(Stage):
             out: float32[d], to write to. The parts may lie in it, where they are the parts of `out` itself.
             ranks: Number of ranks.
             stream: The random stream of the bucket in this step.
-            whole: Whether all that this gives is sent in this step, as communicator "auto" does where that is faster.
+            density: The share of the elements that the spec sends in a step, before a schedule changes it; 0 where no option
+                tells it. 1 in steps in which communicator "auto" sends all that this gives.
 
         Returns:
             What is encoded, float32[d]: `out`, or an array that must stay as it is. And the sketch of the gradient, linear in

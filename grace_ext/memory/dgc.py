@@ -68,9 +68,9 @@ class DGC(Residual):
         raise ConfigError("memory 'dgc' needs to know what was sent: use it in an exchange, or memory 'residual'")
 
     def correct_gradient(
-        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, whole: bool
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        return self._velocity.correct_gradient(name, parts, out, ranks, stream, whole)
+        return self._velocity.correct_gradient(name, parts, out, ranks, stream, density)
 
     def on_sent(self, name: str, pending: Pending) -> None:
         if self.masking and pending.support is not None:

@@ -60,10 +60,10 @@ class EF21(Memory):
             )
 
     def correct_gradient(
-        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, whole: bool
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
     ) -> tuple[np.ndarray, None]:
         if self.momentum:
-            parts = [self._averaged.correct_gradient(name, parts, out, ranks, stream, whole)[0]]
+            parts = [self._averaged.correct_gradient(name, parts, out, ranks, stream, density)[0]]
         estimate, start = self._estimate.get(name, out.size), 0
         with non_finite_allowed():
             for part in parts:

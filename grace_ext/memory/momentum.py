@@ -49,9 +49,9 @@ class Momentum(Residual):
         raise ConfigError("memory 'momentum' changes with each step: use it in an exchange, or memory 'residual'")
 
     def correct_gradient(
-        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, whole: bool
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        return self._first_moment.correct_gradient(name, parts, out, ranks, stream, whole)
+        return self._first_moment.correct_gradient(name, parts, out, ranks, stream, density)
 
     def commit(self) -> None:
         super().commit()

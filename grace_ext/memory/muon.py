@@ -110,7 +110,7 @@ class Muon(ResidualByTensor):
         return 1
 
     def correct_gradient(
-        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, whole: bool
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
     ) -> tuple[np.ndarray, None]:
         velocity, following = self._average.begin_step(name, out.size)
         momentum, share = np.float32(self.momentum), np.float32(1 - self.momentum)

@@ -118,7 +118,7 @@ class CompressedAdam(ResidualByTensor):
         return any(self._updates(self._state(tensor)) for tensor in self._tensors[name])
 
     def correct_gradient(
-        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, whole: bool
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
     ) -> tuple[np.ndarray, None]:
         # One that was frozen, and so has lost its moments, waits for nothing.
         waiting = [one.name for one in self._tensors[name] if one.name in self._arrived and self._state(one) is not None]

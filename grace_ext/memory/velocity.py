@@ -35,7 +35,7 @@ class Velocity(Memory):
         self.states = {"velocity": self._velocity}
 
     def correct_gradient(
-        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, whole: bool
+        self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
     ) -> tuple[np.ndarray, None]:
         velocity, following = self._velocity.begin(name, out.size)
         start = 0

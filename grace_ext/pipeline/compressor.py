@@ -63,6 +63,11 @@ class Compressor(Encoder):
         return "density" in self.sparsifier.options()
 
     @property
+    def density(self) -> float:
+        """The share of the elements that is selected; 0 where the spec has no such option."""
+        return getattr(self.sparsifier, "density", 0.0) if self.has_density else 0.0
+
+    @property
     def unbiased(self) -> bool:
         """Whether the values are scaled up to make up for those that are not sent."""
         return self.sparsifier.unbiased
@@ -119,6 +124,7 @@ class LowRankCompressor(Compressor):
     """
 
     lossless, dense, unbiased, has_density, reducible_dtype, transform = False, False, False, False, None, None
+    density = 0.0
 
     def __init__(self, stages: Mapping[str, Any], seed: int = 0):
         self.lowrank = stages["lowrank"]

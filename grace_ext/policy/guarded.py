@@ -103,7 +103,7 @@ class LagGuard(StepListener):
         self._densities.clear()
         for bucket in buckets:
             if bucket.declared.has_density and not _is_guarded(bucket):
-                self._densities[bucket.name] = bucket.declared.sparsifier.density  # type: ignore[attr-defined]
+                self._densities[bucket.name] = bucket.declared.density
 
     def gradient_callback(self, step: int, bucket: BucketView) -> Callable | None:
         if not (_is_measured(step) and _is_guarded(bucket)):

@@ -146,7 +146,7 @@ class DensityController(StepListener):
         if not bucket.declared.has_density:
             self._fixed[bucket.name] = sent
         elif sent:
-            self._sent[bucket.name] = sent, bucket.compressor.sparsifier.density  # type: ignore[attr-defined]  # see has_density
+            self._sent[bucket.name] = sent, bucket.compressor.density
 
     def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
         now = time.perf_counter()

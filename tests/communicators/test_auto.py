@@ -70,14 +70,13 @@ def test_momenta_are_kept_and_nothing_is_lost_by_switching(memory):
         state = arrays_of(exchange)
         joined = {
             field: np.concatenate([state.get(f"{field}:{t.name}", np.zeros(t.size, np.float32)) for t in TENSORS])
-            for field in ("residual", "velocity", "first_moment")
+            for field in ("residual", "velocity", "held")
         }
         shared = {key: array.tobytes() for key, array in state.items() if key.startswith("second_moment")}
-        moment = joined["velocity"] if memory.startswith("momentum") else 9 * joined["first_moment"]
-        return received, given, joined["residual"] + moment, shared
+        return received, given, sum(joined.values()), shared
 
     results = on_all_ranks(work)
-    # With a momentum of a half, as much of the gradients is still to come as the first moment holds; 9 times as much with 0.9.
+    # With a momentum of a half, as much of the gradients is still to come as the first moment is.
     given, waiting = (np.mean([result[i] for result in results], axis=0) for i in (1, 2))
     for received, _, _, shared in results:
         np.testing.assert_array_equal(received, results[0][0])

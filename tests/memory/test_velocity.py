@@ -18,7 +18,7 @@ def test_a_share_makes_a_moving_average():
     memory = Velocity(0.9, 0.1)
     for expected in (0.2, 0.38):
         gradient = np.full(3, 2, np.float32)
-        found, _ = memory.correct_gradient("w", [gradient], np.empty(3, np.float32), 4, Stream(), False)
+        found, _ = memory.correct_gradient("w", [gradient], np.empty(3, np.float32), 4, Stream(), 0.0)
         np.testing.assert_allclose(found, expected, rtol=1e-6)
         memory.commit()
         assert (gradient == 2).all()
