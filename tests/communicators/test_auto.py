@@ -58,7 +58,7 @@ def test_momenta_are_kept_and_nothing_is_lost_by_switching(memory):
     ways = [COMPRESSED, FLOAT32, FLOAT32, COMPRESSED, FLOAT32]
 
     def work(transport):
-        exchange = make(transport, memory=memory)
+        exchange = make(transport, "topk:0.04/rice/raw", memory)
         received, given = np.zeros(5000), np.zeros(5000)
         for i in range(3 * len(ways)):
             take(exchange, ways[i // 3], ways[-1 - i // 3])
