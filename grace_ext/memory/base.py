@@ -274,8 +274,7 @@ class Memory(Stage):
             out: float32[d], to write to. The parts may lie in it, where they are the parts of `out` itself.
             ranks: Number of ranks.
             stream: The random stream of the bucket in this step.
-            density: The share of the elements that the spec sends in a step, before a schedule changes it; 0 where no option
-                tells it. 1 in steps in which communicator "auto" sends all that this gives.
+            density: That of the spec, before a schedule changes it; 0 if it has none, 1 where communicator "auto" sends all.
 
         Returns:
             What is encoded, float32[d]: `out`, or an array that must stay as it is. And the sketch of the gradient, linear in
