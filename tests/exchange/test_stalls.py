@@ -244,17 +244,21 @@ def make_threads():
 
 over = []
 watcher = stalls.Watcher(0, 0, None, None, stalls._shuts_down)
-threading.Thread(target=make_threads, daemon=True).start()
+maker = threading.Thread(target=make_threads)
+maker.start()
 gc.set_threshold(1)
-for _ in range(3000):
-    garbage = Garbage()
-    watcher.check()
-over.append(True)
+try:
+    for _ in range(3000):
+        garbage = Garbage()
+        watcher.check()
+finally:
+    over.append(True)
+    maker.join()  # a thread that begins others while the interpreter ends may crash it
 """
 
 
 def test_looks_never_hang():
-    subprocess.run([sys.executable, "-c", LOOKS], check=True, timeout=600)
+    subprocess.run([sys.executable, "-X", "faulthandler", "-c", LOOKS], check=True, timeout=600)
 
 
 def test_a_rank_that_fails_names_those_that_left_or_are_stopped(ranks, monkeypatch):
