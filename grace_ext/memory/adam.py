@@ -126,20 +126,18 @@ class Adam(ResidualByTensor):
     ) -> tuple[np.ndarray, np.ndarray]:
         sketches = np.empty((len(parts), LANES), np.float32)
         low, high = map(np.uint32, stream.shared().key())
-        start, streamed = 0, out.size >= STREAMED
+        start, streamed, holds = 0, out.size >= STREAMED, density >= _SPARSE
+        held, following = self._held.begin(name, out.size) if holds else (self._held.find(name, out.size), NO_VALUES)
+        share = np.float32(_DELAY * density / (1 + _DELAY * density))
         for gradient, sketch in zip(parts, sketches, strict=True):
-            copy = out[start : start + gradient.size]
-            if len(parts) == 1 or np.may_share_memory(gradient, out):
-                copy = NO_VALUES
-            copy_and_sketch(gradient, copy, low, high, sketch, streamed)
-            start += gradient.size
-        gradient = parts[0] if len(parts) == 1 else out
-        if density >= _SPARSE:
-            held, following = self._held.begin(name, out.size)
-            delay = _DELAY * density
-            hold_back(held, gradient, np.float32(delay / (1 + delay)), following, out)
-            gradient = out
-        elif (held := self._held.find(name, out.size)) is not None:
+            at = slice(start, start + gradient.size)
+            start = at.stop
+            copied = not (holds or len(parts) == 1 or np.may_share_memory(gradient, out))
+            copy_and_sketch(gradient, out[at] if copied else NO_VALUES, low, high, sketch, streamed)
+            if holds:
+                hold_back(held[at], gradient, share, following[at], out[at])
+        gradient = out if holds or len(parts) > 1 else parts[0]
+        if held is not None and not holds:
             with non_finite_allowed():
                 np.add(gradient, held, out=out)
             self._given_up.append(name)

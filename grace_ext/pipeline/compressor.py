@@ -65,7 +65,7 @@ class Compressor(Encoder):
     @property
     def density(self) -> float:
         """The share of the elements that is selected; 0 where the spec has no such option."""
-        return getattr(self.sparsifier, "density", 0.0) if self.has_density else 0.0
+        return getattr(self.sparsifier, "density", 0.0)
 
     @property
     def unbiased(self) -> bool:
