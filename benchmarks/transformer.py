@@ -72,6 +72,8 @@ def methods(name: str) -> dict[str, Method]:
     demo = {"compression": "dct:64/topk:0.008:per=chunk/auto/lloyd:0.05", "memory": "demo"}
     found["demo"] = Method("DeMo, learning rate x 0.5", "grace_ext", demo, 0.5, plain=True)
     found["default"] = Method("grace_ext, default", "grace_ext", {})
+    packed = {"memory": f"{ADAM.memory}:bits=8"}
+    found["default-8-bit"] = Method("grace_ext, default, residual in 8 bits", "grace_ext", packed)
     for method, density, schedule in (("guarded", 0.012, "guarded"), ("sparser", 0.0054, "hyperbolic:steps=296")):
         arguments = {
             "compression": f"topk:{density:g}/rice_adaptive/lloyd:0.05",

@@ -12,6 +12,7 @@ from grace_ext.exchange import checkpoint
 from grace_ext.exchange.engine import Exchange
 from grace_ext.memory import Memory
 from grace_ext.observe import Capture, parse_observers, warn_of_one_rank
+from grace_ext.observe.advice import warn_of_residual
 from grace_ext.observe.parse import Observe
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.pipeline.spec import parse_stage
@@ -20,6 +21,7 @@ from grace_ext.policy.defaults import PLAIN, Default
 from grace_ext.transport.base import Transport
 
 _LOG = logging.getLogger("grace_ext")
+_DISTURBS_ADAM = 0.03  # the largest density at which error feedback of gradients is known to cost an Adam accuracy
 OptionsType = TypeVar("OptionsType", bound="CompressionOptions")
 
 
@@ -33,7 +35,7 @@ class CompressionOptions:
     Attributes:
         compression: A spec ("topk:0.01/rice/qsgd:7", see `python -m grace_ext codecs`), its dict form, or a Compressor. With
             Horovod also hvd.Compression.none and .fp16, which mean dense gradients by allreduce without a memory. None: see
-            docs/training.md, "Defaults". Without memory and schedule, an Adam, AdamW or Muon whose step the adapter can change gets a
+            docs/training.md, "Defaults". Without another memory, an Adam, AdamW or Muon whose step the adapter can change gets a
             default of its own, which the log "grace_ext" names; all others get "topk:0.01/rice/qsgd:7".
         memory: "residual" (error feedback), "none", "ef21", "dgc" or another (`python -m grace_ext codecs`), or specs by name
             pattern or size, as in rules: {"*embedding*": "none", "*": "residual:decay=0.9"}. None: "residual", or what the
@@ -122,27 +124,31 @@ class CompressionOptions:
         return cls(**named, **keywords)
 
     def choose_defaults(self, memory: str | dict[str, str] | None, members: tuple[int, int]) -> None:
-        """Fill in what the user has left open, and say in the log what an Adam or a Muon gets.
+        """Fill in what the user has left open, say in the log what an Adam or a Muon gets, and warn if that is `residual`.
 
         Args:
             memory: See `default_for`.
             members: This rank, and the number of ranks. Only rank 0 says something, and only if there are others.
         """
-        open_ = self.compression is None and self.memory is None and self.schedule is None
-        self.chosen = chosen = default_for(memory if open_ else None)
-        if chosen is not PLAIN:
-            self.schedule = chosen.schedule
-            if members[0] == 0 and members[1] > 1:
-                _LOG.info(
-                    "compression=%r, memory=%r, schedule=%r, small tensors %r: the default for %s",
-                    chosen.compression,
-                    chosen.memory if isinstance(chosen.memory, str) else sorted(set(chosen.memory.values())),
-                    chosen.schedule,
-                    chosen.small,
-                    chosen.why,
-                )
+        own = self.memory is None or isinstance(memory, str) and _kind(self.memory) == _kind(memory)
+        self.chosen = chosen = default_for(memory if self.compression is None and own else None)
+        speaks = members[0] == 0 and members[1] > 1
+        if chosen is PLAIN and memory is not None and self.memory is None and speaks:
+            density = self.make_rules().default.density
+            if 0 < density <= _DISTURBS_ADAM:
+                warn_of_residual(memory, density)
         self.compression = chosen.compression if self.compression is None else self.compression
         self.memory = chosen.memory if self.memory is None else self.memory
+        self.schedule = chosen.schedule if self.schedule is None else self.schedule
+        if chosen is not PLAIN and speaks:
+            _LOG.info(
+                "compression=%r, memory=%r, schedule=%r, small tensors %r: the default for %s",
+                chosen.compression,
+                sorted(set(self.memory.values())) if isinstance(self.memory, dict) else str(self.memory),
+                self.schedule,
+                chosen.small,
+                chosen.why,
+            )
 
     def warn_of_one_rank(self, stacklevel: int) -> None:
         """Warn that with one rank there is nothing to capture or observe.
@@ -176,7 +182,7 @@ class CompressionOptions:
         """
         capture, observe = self.observers
         exchange = Exchange(transport, self._memory, weight, self.seed, capture, executor, self.schedule, joinable, observe)
-        exchange.schedules.required = self.chosen is PLAIN
+        exchange.schedules.required = self.schedule is not self.chosen.schedule
         return exchange
 
     def refuse_steps_in_memory(self, why: str) -> None:
@@ -208,3 +214,7 @@ class CompressionOptions:
             The communicator.
         """
         return parse_stage("communicator", self.communicator)  # type: ignore[return-value]
+
+
+def _kind(memory: object) -> str:
+    return str(memory).partition(":")[0]

@@ -24,6 +24,7 @@ NO_BYTES = np.empty(0, np.uint8)
 class InFlightSum(Pending):
     """An exchange under way. unreadable: what was wrong with the containers that this rank got."""
 
+    keeps_state = True
     name: str
     compressor: Compressor
     stream: Stream

@@ -49,6 +49,7 @@ class _PendingFactors(Pending):
     this rank's part of the second sum.
     """
 
+    keeps_state = True
     name: str
     parts: list[_Part]
     gradient: np.ndarray

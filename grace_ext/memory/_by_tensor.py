@@ -15,10 +15,11 @@ class ResidualByTensor(Residual):
 
     Args:
         decay: See Residual.
+        bits: See Residual.
     """
 
-    def __init__(self, decay: float = 1.0):
-        super().__init__(decay)
+    def __init__(self, decay: float = 1.0, bits: int = 32):
+        super().__init__(decay, bits)
         self._tensors: dict[str, Sequence[ShapedTensor]] = {}  # by bucket
         self._places: dict[str, tuple[str, slice]] = {}  # by tensor: its bucket, and where in it
 
@@ -32,6 +33,4 @@ class ResidualByTensor(Residual):
     def _rescale(self, tensor: str, before: float, rate: float) -> None:
         """Let a tensor's residual, which is in units of a learning rate, stay the same step when the rate changes."""
         bucket, part = self._places[tensor]
-        residual = self._residual.find(bucket, sum(one.size for one in self._tensors[bucket]))
-        if residual is not None:
-            residual[part] *= np.float32(min(before / rate, _LARGEST_FALL))
+        self._residual.scale(bucket, part, np.float32(min(before / rate, _LARGEST_FALL)))

@@ -63,6 +63,7 @@ class Adam(ResidualByTensor):
         smoothing: How much of the mean is mixed into the shares of rows and columns, above 0.
         clip: The largest root mean square of a tensor's update before it is multiplied with the learning rate, above 0. Adafactor
             has 1. Here an element is sent as the sum of several steps' gradients, which is larger without being an outlier.
+        bits: Bits in which an element of the residual is kept; see Residual. What a first moment holds has 32.
 
     Source:
         The factored second moment and the clipping of updates: Shazeer and Stern, Adafactor, ICML 2018, sections 3 and 6. A
@@ -79,8 +80,8 @@ class Adam(ResidualByTensor):
     applies_momentum = True
     needs_step = True
 
-    def __init__(self, decay: float = 1.0, beta2: float = 0.95, smoothing: float = 0.02, clip: float = 2.0):
-        super().__init__(decay)
+    def __init__(self, decay: float = 1.0, beta2: float = 0.95, smoothing: float = 0.02, clip: float = 2.0, bits: int = 32):
+        super().__init__(decay, bits)
         if not 0 < beta2 < 1:
             raise ConfigError(f"adam: beta2={beta2}; allowed: above 0 and below 1")
         for option, value in (("smoothing", smoothing), ("clip", clip)):
@@ -95,7 +96,7 @@ class Adam(ResidualByTensor):
         self.shared = {"second_moment": self._second}
         self._squares: dict[str, np.ndarray] = {}  # by bucket: mean squares of the mean gradient, float32[tensors]
         self._last: dict[str, _Arrived] = {}  # by tensor
-        self._residual_only = Residual(decay)
+        self._residual_only = Residual(decay, bits)
 
     def check_optimizer(
         self, optimizer: str, momentum: float, kind: str | None, options: Mapping[str, Any] | None = None
@@ -110,7 +111,7 @@ class Adam(ResidualByTensor):
         return self._residual_only if compressor.dense and not compressor.exact else super().for_compressor(compressor)
 
     def for_rows(self) -> Memory:
-        return self._residual_only
+        return self._residual_only.for_rows()
 
     def shared_size(self, tensor: ShapedTensor) -> int:
         return _SUMS + sum(_matrix(tensor))

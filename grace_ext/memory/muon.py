@@ -51,6 +51,7 @@ class Muon(ResidualByTensor):
         steps: Number of Newton-Schulz iterations, Muon's ns_steps, 1 to 99.
         adjust: "original" or "match_rms_adamw", Muon's adjust_lr_fn.
         decay: Factor of the residual after each step, above 0 and at most 1.
+        bits: Bits in which an element of the residual is kept; see Residual.
 
     Source:
         Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024. Error feedback of Muon's updates of
@@ -69,9 +70,15 @@ class Muon(ResidualByTensor):
     residual_is_of_gradients = False
 
     def __init__(
-        self, momentum: float = 0.95, nesterov: bool = True, steps: int = 5, adjust: str = "original", decay: float = 1.0
+        self,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        steps: int = 5,
+        adjust: str = "original",
+        decay: float = 1.0,
+        bits: int = 32,
     ):
-        super().__init__(decay)
+        super().__init__(decay, bits)
         if not 0 <= momentum < 1:
             raise ConfigError(f"muon: momentum={momentum}; allowed: from 0 to below 1")
         if not 1 <= steps <= 99:

@@ -4,10 +4,12 @@ from typing import Any
 
 import numpy as np
 
+from ..communicators.base import Pending
 from ..errors import ConfigError
 from ..registry import register
 from .base import Memory
-from .states import Arrays, NumpyArrays, States
+from .packed_states import PackedStates, make_states
+from .states import Arrays, NumpyArrays
 
 
 @register
@@ -18,6 +20,8 @@ class Residual(Memory):
 
     Args:
         decay: Factor of a residual after each step, above 0 and at most 1. Rows of a table decay when they are touched.
+        bits: Bits in which an element is kept between steps: 32, 16 (bfloat16) or 8 (with a scale for 128 elements), both
+            rounded at random. Tables whose gradients come as rows keep 32. Checkpoints hold float32.
 
     Source:
         Seide et al., 1-bit stochastic gradient descent, Interspeech 2014; Karimireddy et al., Error feedback fixes SignSGD
@@ -28,14 +32,23 @@ class Residual(Memory):
     stateful = True
     supports_rows = True
 
-    def __init__(self, decay: float = 1.0):
+    def __init__(self, decay: float = 1.0, bits: int = 32):
         if not 0 < decay <= 1:
             raise ConfigError(f"residual: decay={decay}; allowed: above 0 and at most 1")
-        self.decay = decay
-        self._residual = States("residual")
+        self.decay, self.bits = decay, bits
+        self._residual = make_states("residual", bits)
+        if bits != 32:  # they are packed on the host, once something has been sent
+            self.has_hooks = self.hooks_work_dense = True
+        self._of_rows: Residual | None = None
         self.states = {"residual": self._residual}
         #: name -> (the table, float32[n, width]; the rows, int64[r]; their next state, float32[r, width])
         self._begun_rows: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+
+    def for_rows(self) -> Memory:
+        if self.bits == 32:
+            return self
+        self._of_rows = self._of_rows or Residual(self.decay)
+        return self._of_rows
 
     def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
         state = self._residual.find(name, gradient.size)
@@ -46,6 +59,10 @@ class Residual(Memory):
         error = compensated - transmitted
         if np.isfinite(error).all():
             self._residual.put(name, self._decayed(error))
+
+    def on_sent(self, name: str, pending: Pending) -> None:
+        if isinstance(self._residual, PackedStates) and not pending.keeps_state:
+            self._residual.seal(name)
 
     def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> tuple[Any, Any]:
         return self._residual.begin(name, size, arrays)
@@ -63,8 +80,9 @@ class Residual(Memory):
         return state
 
     def commit(self) -> None:
-        for state in self._residual.commit():
-            self._decayed(state)
+        for name in self._residual.commit():
+            if self.decay != 1:
+                self._residual.scale(name, slice(None), np.float32(self.decay))
         for table, rows, following in self._begun_rows.values():
             table[rows] = self._decayed(following)
         self._begun_rows.clear()

@@ -171,17 +171,28 @@ class States:
         self._begun.add(name)
         return state, self._next[name]
 
-    def commit(self) -> list:
+    def scale(self, name: str, part: slice, factor: np.float32) -> None:
+        """Multiply a part of the state in force, if there is one.
+
+        Args:
+            name: Name of the state.
+            part: Which elements.
+            factor: The factor.
+        """
+        if name in self._state:
+            self._state[name][part] *= factor
+
+    def commit(self) -> list[str]:
         """Put the next states of all begun names in force.
 
         Returns:
-            The new states of all names begun since the last commit or rollback.
+            All names begun since the last commit or rollback.
         """
         names = list(self._begun)
         for name in names:
             self._state[name], self._next[name] = self._next[name], self._state[name]
         self._begun.clear()
-        return [self._state[name] for name in names]
+        return names
 
     def rollback(self) -> None:
         """Keep the states in force, and discard the next ones."""

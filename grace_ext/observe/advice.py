@@ -1,5 +1,5 @@
-"""Warnings, each once in a process, on rank 0: the residual keeps growing; under Adam, too much of the gradients waits; the
-codecs cost more time than they save.
+"""Warnings, each once in a process, on rank 0: error feedback in front of Adam; the residual keeps growing; under Adam, too
+much of the gradients waits; the codecs cost more time than they save.
 
 GRACE_EXT_WARN=0 in the environment, on all ranks, silences all of them.
 """
@@ -32,6 +32,27 @@ def _warn(kind: str, text: str) -> None:
     if kind not in _given:
         _given.add(kind)
         warn(f"{text} ({_VARIABLE}=0 silences this.)")
+
+
+def warn_of_residual(optimizer_memory: str | dict[str, str], density: float) -> None:
+    """Warn, if warnings are wanted, that an Adam or a Muon gets error feedback of gradients because only the spec was chosen.
+
+    Args:
+        optimizer_memory: The memory that the optimizer has by default; see grace_ext.policy.default_for.
+        density: The density of the spec, above 0.
+    """
+    if not warnings_wanted():
+        return
+    remedy = "leave out compression"
+    if isinstance(optimizer_memory, str):
+        steps = math.ceil(2.1 / density)
+        remedy += f", or add memory={optimizer_memory!r} and schedule={{'density': 'hyperbolic:steps={steps}'}}"
+    _warn(
+        "residual",
+        f"compression without memory means memory='residual', and Adam and Muon lose accuracy with error feedback of "
+        f"gradients: the loss of a transformer rises by several percent at a density of 1 % (docs/transformers.md). To keep "
+        f"it, {remedy}. To have it so, give memory='residual'.",
+    )
 
 
 class ResidualGrowthCheck:

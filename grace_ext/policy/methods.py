@@ -103,7 +103,7 @@ METHODS = (
         "Adam's default",
         ADAM.compression,
         str(ADAM.memory),
-        note="Adam or AdamW; it is what they get without compression, memory and schedule",
+        note="Adam or AdamW; it is what they get without compression and memory",
         evidence=(Evidence("adam", 0.14, 3, _TRANSFORMER, "transformers.md", "grace_ext, default"),),
     ),
     Method(

@@ -38,6 +38,8 @@ def test_decay_of_the_residual():
         ("muon", "topk:0.1"),
         ("demo", "dct:16/topk:0.1"),
         ("residual:0.9", "topk:0.1"),
+        ("residual:bits=8", "topk:0.1"),
+        ("adam:bits=16", "topk:0.1"),
     ],
 )
 def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(memory, spec):
@@ -83,6 +85,9 @@ def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(memory, spec):
         ("muon:decay=0.9", "topk:0.1/rice/qsgd:7"),
         ("demo:0.9", "dct:16/topk:0.1:per=chunk/auto/lloyd:0.05"),
         ("residual:0.9", "randomk:0.1"),
+        ("residual:bits=8", "topk:0.1/rice/qsgd:7"),
+        ("adam:bits=8", "topk:0.1/rice/qsgd:7"),
+        ("muon:bits=16", "topk:0.1/rice/qsgd:7"),
     ],
 )
 def test_a_state_goes_on_where_it_was_saved(memory, spec):

@@ -33,9 +33,18 @@ def test_a_rollback_keeps_the_state():
 def test_a_commit_covers_the_names_that_were_begun():
     states = States("residual")
     begun(states, 1, "a"), begun(states, 2, "b")
-    assert sorted(array[0] for array in states.commit()) == [1, 2]
+    assert sorted(states.commit()) == ["a", "b"] and (states.current("a")[0], states.current("b")[0]) == (1, 2)
     begun(states, 3, "a")
-    assert [array[0] for array in states.commit()] == [3] and states.current("b")[0] == 2
+    assert states.commit() == ["a"] and (states.current("a")[0], states.current("b")[0]) == (3, 2)
+
+
+def test_a_part_can_be_scaled():
+    states = States("residual")
+    begun(states, 2)
+    states.commit()
+    for name in ("w", "of nobody"):
+        states.scale(name, slice(1, None), np.float32(3))
+    assert states.current("w").tolist() == [2, 6, 6]
 
 
 def test_copies_are_copies_and_can_be_loaded():

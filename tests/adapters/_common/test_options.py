@@ -1,6 +1,7 @@
 """The options that all adapters share: their names, what is refused, and what they make."""
 
 import dataclasses
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -9,6 +10,8 @@ import grace_ext
 from grace_ext import ConfigError
 from grace_ext.adapters._common.options import CompressionOptions
 from grace_ext.exchange.buckets import Tensor
+from grace_ext.memory.adam import Adam
+from grace_ext.observe import advice
 from grace_ext.policy import DEFAULT_ROWS_SPEC
 from grace_ext.policy.defaults import ADAM, PLAIN
 from grace_ext.transport import InProcessGroup
@@ -84,7 +87,9 @@ def test_an_adam_gets_a_default_of_its_own_and_the_log_says_so(caplog):
         (None, {}),
         ("adam", {"compression": "topk:0.1"}),
         ("adam", {"memory": "none"}),
-        ("muon", {"schedule": {"density": "warmup"}}),
+        ("adam", {"compression": "topk:0.1", "memory": "adam"}),
+        ("muon", {"memory": "adam"}),
+        (None, {"schedule": {"density": "warmup"}}),
     ],
 )
 def test_whoever_names_a_part_gets_that_and_the_plain_default(memory, given, caplog):
@@ -100,6 +105,54 @@ def test_whoever_names_a_part_gets_that_and_the_plain_default(memory, given, cap
     assert {name: getattr(options, name) for name in expected} == expected
     assert str(options.make_rules().choose("norm", 10, 1)).startswith("dense/raw")
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"schedule": {"density": "guarded"}}, {"memory": "adam"}, {"memory": "adam:decay=0.9"}, {"memory": Adam(decay=0.9)}],
+)
+def test_a_schedule_or_options_of_the_memory_take_their_part_of_the_default(given, caplog):
+    caplog.set_level("INFO", "grace_ext")
+    options = CompressionOptions(**given)
+    options.choose_defaults("adam", (0, 4))
+    expected = {"compression": ADAM.compression, "memory": ADAM.memory, "schedule": ADAM.schedule} | given
+    assert {name: getattr(options, name) for name in expected} == expected
+    assert options.make_rules().choose("norm", 10, 1) == grace_ext.compressor(ADAM.small)
+    (line,) = caplog.messages
+    assert f"memory={str(options.memory)!r}, schedule={options.schedule!r}" in line
+    exchange = options.make_exchange(InProcessGroup(1).transport(0), 1.0)
+    assert exchange.schedules.required == ("schedule" in given), "what the user gave has to count somewhere"
+
+
+@pytest.mark.parametrize(
+    "optimizers, given, remedy",
+    [
+        ("adam", {"compression": "topk:0.01"}, "memory='adam' and schedule={'density': 'hyperbolic:steps=210'}"),
+        (
+            "muon:0.9",
+            {"compression": "topk:0.003/auto"},
+            "memory='muon:0.9' and schedule={'density': 'hyperbolic:steps=700'}",
+        ),
+        ({"a": "muon", "b": "adam"}, {"compression": "topk:0.01"}, "leave out compression. "),
+        ("adam", {"compression": "topk:0.01", "memory": "residual"}, None),
+        ("adam", {"compression": "topk:0.1"}, None),
+        ("adam", {"compression": "dense/qsgd:8"}, None),
+        ("adam", {}, None),
+        (None, {"compression": "topk:0.01"}, None),
+    ],
+)
+def test_error_feedback_in_front_of_an_adam_is_warned_of(optimizers, given, remedy, monkeypatch):
+    monkeypatch.setattr(advice, "_given", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for members in ((0, 1), (1, 4), (0, 4), (0, 4)):
+            CompressionOptions(**given).choose_defaults(optimizers, members)
+    texts = [str(one.message) for one in caught]
+    assert [remedy in text and "GRACE_EXT_WARN=0" in text for text in texts] == ([] if remedy is None else [True])
+    monkeypatch.setattr(advice, "_given", set())
+    monkeypatch.setenv("GRACE_EXT_WARN", "0")
+    CompressionOptions(**given).choose_defaults(optimizers, (0, 4))
+    assert not advice._given
 
 
 @pytest.mark.parametrize("memory", ["muon:0.9", {"a": "muon:0.9", "b": "adam", "c": "adam"}])
