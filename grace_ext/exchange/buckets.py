@@ -13,6 +13,7 @@ from .._util.rng import Stream
 from ..communicators.base import Communicator, Pending, wait, wait_for
 from ..errors import ConfigError, ContainerError
 from ..memory.base import Memory
+from ..pipeline import container
 from ..pipeline.compressor import Compressor
 from ..transport.base import Transport
 
@@ -60,7 +61,7 @@ class Bucket:
         may_bypass: Whether the adapter could reduce the tensors as they are; see Exchange.bypass_dtype.
 
     Raises:
-        ConfigError: Compressor, memory and communicator do not fit together.
+        ConfigError: Compressor, memory and communicator do not fit together, or no container holds so many elements.
     """
 
     name: str
@@ -76,6 +77,10 @@ class Bucket:
         self.device = self.tensors[0].device
         #: The compressor before schedules change its options; `compressor` is the one of the step.
         self.declared = self.compressor
+        if self.communicator.sends_containers:
+            container.check_elements(self.size)
+            most = self.size if self.compressor.dense else round(self.compressor.density * self.size)
+            container.check_section(4 * most, f"bucket {self.name!r} ({self.tensors[0].name!r}): a section")
         self.communicator.check(self.compressor)
         self.memory.check(self.compressor, self.communicator)
 

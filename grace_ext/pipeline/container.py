@@ -14,6 +14,7 @@ from .byte_buffers import ByteBuffer, HeaderReader, as_bytes, varint
 
 MAGIC, VERSION = 0x47, 1
 MAX_ELEMENTS = 2**31 - 1
+MAX_SECTION = 2**32  # bytes of a section are fewer
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 _TRANSFORM, _NON_FINITE, _ORDER, _SHAPE = 0x80, 0x40, 0x20, 0x10
 _MAX_NDIM, _MAX_PARAMETERS = 32, 16
@@ -104,6 +105,20 @@ def check_elements(d: int) -> None:
         raise ConfigError(f"a tensor of {d} elements is too large for one container ({MAX_ELEMENTS} at most): split it")
 
 
+def check_section(size: int, what: str = "a section") -> None:
+    """Check that a container can hold a section of so many bytes.
+
+    Args:
+        size: Number of bytes.
+        what: What it is, for the message.
+
+    Raises:
+        ConfigError: There are MAX_SECTION bytes or more.
+    """
+    if size >= MAX_SECTION:
+        raise ConfigError(f"{what} of {size} bytes is too large for one container (below {MAX_SECTION}): split the tensor")
+
+
 def pack(
     d: int,
     k: int,
@@ -135,9 +150,11 @@ def pack(
         The container, uint8[m].
 
     Raises:
-        ConfigError: There are too many elements, or the shape does not fit d or has too large a size.
+        ConfigError: There are too many elements or bytes, or the shape does not fit d or has too large a size.
     """
     check_elements(d)
+    for section in (index_section, value_section):
+        check_section(section.size)
     flags = (_ORDER if order is not None else 0) | (_SHAPE if shape is not None else 0)
     flags |= _TRANSFORM if transform is not None else 0
     head = bytearray((MAGIC, 0xE0 | VERSION, flags | DTYPES.index(dtype), index_id, value_id))

@@ -7,7 +7,7 @@ from support.memory_exchanges import gradient
 
 import grace_ext
 from grace_ext import ConfigError
-from grace_ext.exchange.buckets import Bucket
+from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.memory.none import NoMemory
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.transport import InProcessGroup
@@ -16,6 +16,30 @@ from grace_ext.transport import InProcessGroup
 def test_a_bucket_refuses_an_impossible_communicator():
     with pytest.raises(ConfigError, match="allgather"):
         Bucket("b", TENSORS, grace_ext.compressor("topk:0.1"), parse_stage("communicator", "allreduce"), NoMemory())
+
+
+@pytest.mark.parametrize(
+    "size, spec, communicator, text",
+    [
+        (2**31, "topk:0.01/rice", "allgather", "2147483648 elements is too large for one container"),
+        (2**30, "dense/raw", "allgather", "'huge'.*: a section of 4294967296 bytes is too large"),
+        (2**30, "topk:1.0", "allgather", "split the tensor"),
+        (2**30 - 1, "dense/raw", "allgather", None),
+        (2**31 - 1, "topk:0.01/rice", "allgather", None),
+        (2**31, "dense/raw", "allreduce", None),
+    ],
+)
+def test_a_tensor_that_no_container_holds_is_refused_when_the_bucket_is_built(size, spec, communicator, text):
+    def build():
+        return Bucket(
+            "b", [Tensor("huge", size, 1)], grace_ext.compressor(spec), parse_stage("communicator", communicator), NoMemory()
+        )
+
+    if text is None:
+        assert build().size == size
+        return
+    with pytest.raises(ConfigError, match=text):
+        build()
 
 
 def pack_in(form, given):

@@ -320,3 +320,11 @@ def test_a_tensor_too_large_for_a_container():
     huge = np.broadcast_to(np.float32(1), 2**31)
     with pytest.raises(ConfigError, match="split it"):
         grace_ext.compressor("dense").compress(huge)
+
+
+def test_a_section_too_large_for_a_container():
+    """Its length would be written, and no reader would take it."""
+    few, many = np.empty(0, np.uint8), np.broadcast_to(np.uint8(0), 2**32)
+    for index, value in ((few, many), (many, few)):
+        with pytest.raises(ConfigError, match="a section of 4294967296 bytes is too large for one container"):
+            container.pack(8, 4, 1, index, 0, value)
