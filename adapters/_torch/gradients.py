@@ -1,5 +1,7 @@
 """What users give to the PyTorch adapters, and how gradients get into buckets."""
 
+import collections
+
 import numpy as np
 import torch
 
@@ -14,8 +16,8 @@ def named(named_parameters: list) -> dict[str, torch.nn.Parameter]:
     """Parameters by name. Raises ConfigError for what are no (name, parameter) tuples, and for names that are not unique."""
     if any(not (isinstance(item, tuple) and len(item) == 2) for item in named_parameters):
         raise ConfigError("named_parameters should be (name, parameter) tuples, usually model.named_parameters()")
-    names = [name for name, _ in named_parameters]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    counts = collections.Counter(name for name, _ in named_parameters)
+    twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
         raise ConfigError(f"named_parameters: names must be unique; found twice: {', '.join(twice)}")
     return dict(named_parameters)

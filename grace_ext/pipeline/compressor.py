@@ -1,5 +1,6 @@
 """Compressors: what a spec describes. Encoding is in encoder.py, decoding in decoder.py."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -72,8 +73,12 @@ class Compressor(Encoder):
         """Whether the values are scaled up to make up for those that are not sent."""
         return self.sparsifier.unbiased
 
-    def __str__(self) -> str:
+    @functools.cached_property
+    def _spec(self) -> str:
         return spec.to_string(self.stages)
+
+    def __str__(self) -> str:
+        return self._spec
 
     def __repr__(self) -> str:
         return f"grace_ext.compressor({str(self)!r}, seed={self.seed})"
