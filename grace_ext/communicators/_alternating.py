@@ -57,6 +57,9 @@ class Alternating(Communicator[Any]):
         """
         return max(len(one.collectives_of(transport)) for one in self._all())
 
+    def takes_parts(self, compressor: Compressor) -> bool:
+        return self._inner.takes_parts(self._compressor(compressor))
+
     def wire_copies(self, transport: Transport) -> float:
         return self._inner.wire_copies(transport)
 
@@ -65,7 +68,7 @@ class Alternating(Communicator[Any]):
         transport: Transport,
         name: str,
         compressor: Compressor,
-        gradient: np.ndarray,
+        gradient: Any,
         state: tuple[np.ndarray, np.ndarray] | None,
         stream: Stream,
         sizes: tuple[int, ...] | None = None,

@@ -1,6 +1,7 @@
 """Communicator `allgather`."""
 
 import time
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +25,15 @@ class Allgather(Communicator[Pending]):
     sends_containers = True
     preserves_input = True
 
+    def takes_parts(self, compressor: Compressor) -> bool:
+        return compressor.takes_parts
+
     def start(
         self,
         transport: Transport,
         name: str,
         compressor: Compressor,
-        gradient: np.ndarray,
+        gradient: Any,
         state: tuple[np.ndarray, np.ndarray] | None,
         stream: Stream,
         sizes: tuple[int, ...] | None = None,

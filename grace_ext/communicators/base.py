@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -184,6 +184,17 @@ class Communicator(Stage, Generic[PendingType]):
         ranks = transport.size
         return ranks - 1 if self.collectives_of(transport) == ("allgather",) else 2 * (ranks - 1) / ranks
 
+    def takes_parts(self, compressor: Compressor) -> bool:
+        """Say whether `start` with a state takes the gradient as vectors float32 that together have d elements, too.
+
+        Args:
+            compressor: The bucket's compressor.
+
+        Returns:
+            Whether it does, in the step that begins.
+        """
+        return False
+
     def allreduce_dtype(self, compressor: Compressor) -> str:
         """Return the dtype of what goes into the allreduces of a bucket.
 
@@ -200,7 +211,7 @@ class Communicator(Stage, Generic[PendingType]):
         transport: Transport,
         name: str,
         compressor: Compressor,
-        gradient: np.ndarray,
+        gradient: Any,
         state: tuple[np.ndarray, np.ndarray] | None,
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
@@ -211,8 +222,8 @@ class Communicator(Stage, Generic[PendingType]):
             transport: The transport of the exchange.
             name: Name of the bucket, the same on all ranks; names of collectives begin with it.
             compressor: The bucket's compressor.
-            gradient: float32[d]. It may be the memory's buffer for the next residual, and may be overwritten unless the
-                communicator has `preserves_input`.
+            gradient: float32[d], or parts of it if it `takes_parts`. It may be the memory's buffer for the next residual, and
+                may be overwritten unless the communicator has `preserves_input`.
             state: What `Memory.begin` returned: (residual, buffer for the next one), both float32[d], or None.
             stream: The random numbers of this gradient on this rank.
             sizes: Numbers of elements of the tensors that the gradient consists of; None for a single tensor.

@@ -77,7 +77,7 @@ class Bucket:
         self.device = self.tensors[0].device
         #: The compressor before schedules change its options; `compressor` is the one of the step.
         self.declared = self.compressor
-        if self.communicator.sends_containers:
+        if self.communicator.name != "allreduce" and self.compressor.lowrank is None:  # it sends containers
             container.check_elements(self.size)
             most = self.size if self.compressor.dense else round(self.compressor.density * self.size)
             container.check_section(4 * most, f"bucket {self.name!r} ({self.tensors[0].name!r}): a section")
@@ -114,28 +114,32 @@ class Bucket:
         """
         state = self.memory.begin(self.name, self.size) if self.communicator.needs_memory else None
         gradient = self._gradient if state is None else state[1]
-        borrowed, sketch = pack(gradient), None
-        if self.takes_parts:
-            parts = borrowed if isinstance(borrowed, list) else self._split(gradient if borrowed is None else borrowed)
-            if on_gradient:
-                on_gradient(np.concatenate(parts), state and state[0])
-            changed, sketch = self.memory.correct_gradient(self.name, parts, gradient, transport.size, stream, self._density)
-            gradient = self._own(changed, gradient)
-        else:
-            gradient = gradient if borrowed is None else self._own(borrowed, gradient)
-            if on_gradient:
-                on_gradient(gradient, state and state[0])
+        packed, sketch = pack(gradient), None
+        packed = gradient if packed is None else packed
+        if on_gradient:
+            on_gradient(_joined(packed), state and state[0])
+        if self.memory.corrects_gradient:
+            parts = packed if isinstance(packed, list) else self._split(packed)
+            packed, sketch = self.memory.correct_gradient(self.name, parts, gradient, transport.size, stream, self._density)
+        given = self._own(packed, gradient, keeps=state is not None)
         if on_compensated_gradient:
-            on_compensated_gradient(gradient, state and state[0])
-        pending = self.communicator.start(transport, self.name, self.compressor, gradient, state, stream, self.sizes)
+            on_compensated_gradient(_joined(given), state and state[0])
+        pending = self.communicator.start(transport, self.name, self.compressor, given, state, stream, self.sizes)
         self.memory.on_sent(self.name, pending)
         self._start_sketch(pending, transport, sketch)
         return pending
 
     @property
     def takes_parts(self) -> bool:
-        """Whether the memory makes what is encoded from the gradient, which then need not lie in one array."""
-        return self.memory.corrects_gradient
+        """Whether the gradient need not lie in one array in this step.
+
+        The memory makes something else of it, or it is added to the residual while elements are selected.
+        """
+        return self.memory.corrects_gradient or self.memory.stateful and self._encodes_parts
+
+    @property
+    def _encodes_parts(self) -> bool:
+        return self.communicator.needs_memory and self.communicator.takes_parts(self.compressor)
 
     @property
     def _density(self) -> float:
@@ -146,8 +150,15 @@ class Bucket:
         """The parts of a vector, by tensor."""
         return np.split(gradient, np.cumsum(self.sizes)[:-1])
 
-    def _own(self, borrowed: np.ndarray, buffer: np.ndarray) -> np.ndarray:
-        """An array that the communicator may have: the borrowed one if it leaves that as it is, or the buffer with a copy."""
+    def _own(self, borrowed: Any, buffer: np.ndarray, keeps: bool) -> Any:
+        """What the communicator may have: what is borrowed, an array or a list of parts, if it takes that and leaves it as it is;
+        or the buffer with a copy. keeps: whether there is a residual."""
+        if isinstance(borrowed, list) and len(borrowed) == 1:
+            borrowed = borrowed[0]
+        if isinstance(borrowed, list) and not (keeps and self._encodes_parts):
+            if not (borrowed and np.may_share_memory(borrowed[0], buffer)):  # else they are its own parts
+                np.concatenate(borrowed, out=buffer)
+            return buffer
         if borrowed is buffer or self.communicator.preserves_input:
             return borrowed
         np.copyto(buffer, borrowed)
@@ -223,3 +234,7 @@ class Bucket:
         if finite:
             self.memory.on_received(self.name, out, weight * transport.size)
         return finite
+
+
+def _joined(gradient: np.ndarray | list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(gradient) if isinstance(gradient, list) else gradient

@@ -7,38 +7,26 @@ import numpy as np
 
 from ._compile import kernel
 from ._helpers import random32
-from ._intrinsics import helper, stream16
+from ._intrinsics import helper
 from ._sums import add_signed64, add_signed256
 
 LANES = 8  # numbers of a sketch
 _BLOCK = 256  # elements, in rows of 8: 32 signs
 
 
-@kernel("void(Array(float32, 1, 'C', readonly=True), float32[::1], uint32, uint32, float32[::1], boolean)")
-def copy_and_sketch(values, out, low, high, sketch, streamed):
-    """out = values; sketch[j] = sum of values[8 i + j] with random signs s_i.
+@kernel("void(Array(float32, 1, 'C', readonly=True), uint32, uint32, float32[::1])")
+def random_sketch(values, low, high, sketch):
+    """sketch[j] = sum of values[8 i + j] with random signs s_i.
 
-    values, out: float32[d], or out: float32[0] for no copy; sketch: float32[8], overwritten. The signs are the same for the
-    same key (low, high). The sketch is linear in the values, and the expectation of sum(sketch**2) over the keys is
-    sum(values**2) (Alon, Matias and Szegedy, The space complexity of approximating the frequency moments, STOC 1996, section
-    2.2). 8 neighbors share a sign, since they go to different numbers. streamed: whether `out` is written past the caches.
+    values: float32[d]; sketch: float32[8], overwritten. The signs are the same for the same key (low, high). The sketch is
+    linear in the values, and the expectation of sum(sketch**2) over the keys is sum(values**2) (Alon, Matias and Szegedy, The
+    space complexity of approximating the frequency moments, STOC 1996, section 2.2). 8 neighbors share a sign, since they go
+    to different numbers.
     """
     sketch[:] = 0
     whole = values.size & ~(_BLOCK - 1)
-    done = min((-(out.ctypes.data >> 2)) & 15, out.size) if streamed else 0  # up to a multiple of 64 bytes
-    out[:done] = values[:done]
     for start in range(0, whole, _BLOCK):
-        if done + _BLOCK <= out.size:
-            if streamed:
-                for i in range(0, _BLOCK, 16):
-                    stream16(values, done + i, out, done + i)
-            else:
-                for i in range(done, done + _BLOCK):
-                    out[i] = values[i]
-            done += _BLOCK
         add_signed256(values, start, random32(np.uint32(start // _BLOCK), low, high), sketch)
-    for i in range(done, out.size):
-        out[i] = values[i]
     word = random32(np.uint32(whole // _BLOCK), low, high)
     for i in range(whole, values.size):
         sign = np.float32(1) - np.float32(2) * np.float32(word >> np.uint32((i - whole) // LANES) & np.uint32(1))

@@ -100,6 +100,8 @@ def _refine(sample, n, bin_, rank, histogram):
 @helper
 def _bounds(sample, n, k, d, histogram):
     """Return magnitudes that bracket the k-th largest of the tensor with 4 sigma; the lower one is at least 1 (no zeros)."""
+    if n == 0:
+        return np.uint32(1), MAGNITUDE
     rank = k / d * n
     margin = 4.0 * math.sqrt(2.0 * rank) + 8.0
     deep, high = np.int64(rank + margin), np.int64(rank - margin)
@@ -205,24 +207,9 @@ def _from_histograms(bits, k, positions, found, histogram):
     return j
 
 
-@kernel(
-    "int64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32[::1], boolean,"
-    " int64, uint32[::1], uint32[::1], uint32[::1], uint32[::1], int64[::1])"
-)
-def select_topk(gradient, residual, out, fused, k, positions, found, band, sample, histogram):
-    """Select the k largest magnitudes of `gradient + residual` (written to `out`) or, if not fused, of `gradient`.
-
-    gradient, residual, out: float32[d]; 1 <= k <= d. If not fused, residual and out are ignored. positions, found:
-    uint32[candidate_room(d, k)]; band: as long. sample: uint32[sample_room(d)]; histogram: int64[BINS]. Returns the number n
-    of selected elements, at most k: exact zeros are never selected; ties go to the lowest index. positions[:n] is ascending,
-    found[:n] holds the bits of the floats. If any element is not finite, found[:n] holds such a one.
-    """
-    d = gradient.size
-    n = _sample(gradient, residual, fused, sample)
-    lower, upper = np.uint32(1), MAGNITUDE
-    if n > 0:
-        lower, upper = _bounds(sample, n, k, d, histogram)
-    count = _scan(gradient, residual, out, fused, lower, positions, found)
+@helper
+def _choose(bits, k, lower, upper, positions, found, count, band, histogram):
+    """Select among candidates; see `choose_topk`."""
     if 0 <= count <= k and (count == k or lower == 1):
         return count
     # Select only among the candidates in the band [lower, upper); those from upper on are all selected, if fewer than k.
@@ -236,9 +223,72 @@ def select_topk(gradient, residual, out, fused, k, positions, found, band, sampl
         if count >= k:  # the sample's upper bound was too low, but the candidates are complete
             bound, larger = kth_largest(found, count, k, histogram)
             return _keep_exact(positions, found, count, bound, k - larger)
-        return _from_histograms((out if fused else gradient).view(np.uint32), k, positions, found, histogram)
+        return _from_histograms(bits, k, positions, found, histogram)
     bound, larger = kth_largest(band, in_band, k - certain, histogram)
     return _keep_exact(positions, found, count, bound, k - certain - larger)
+
+
+@kernel(
+    "int64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32[::1], boolean,"
+    " int64, uint32[::1], uint32[::1], uint32[::1], uint32[::1], int64[::1])"
+)
+def select_topk(gradient, residual, out, fused, k, positions, found, band, sample, histogram):
+    """Select the k largest magnitudes of `gradient + residual` (written to `out`) or, if not fused, of `gradient`.
+
+    gradient, residual, out: float32[d]; 1 <= k <= d. If not fused, residual and out are ignored. positions, found:
+    uint32[candidate_room(d, k)]; band: as long. sample: uint32[sample_room(d)]; histogram: int64[BINS]. Returns the number n
+    of selected elements, at most k: exact zeros are never selected; ties go to the lowest index. positions[:n] is ascending,
+    found[:n] holds the bits of the floats. If any element is not finite, found[:n] holds such a one.
+    """
+    n = _sample(gradient, residual, fused, sample)
+    lower, upper = _bounds(sample, n, k, gradient.size, histogram)
+    count = _scan(gradient, residual, out, fused, lower, positions, found)
+    bits = (out if fused else gradient).view(np.uint32)
+    return _choose(bits, k, lower, upper, positions, found, count, band, histogram)
+
+
+@kernel("int64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), uint32[::1])")
+def sample_sum(gradient, residual, sample):
+    """Write the bits of some elements of gradient + residual to `sample`, uint32[16 n]; returns how many. Both float32[d]."""
+    return _sample(gradient, residual, True, sample)
+
+
+@kernel("UniTuple(uint32, 2)(uint32[::1], int64, int64, int64, int64[::1])")
+def topk_bounds(sample, n, k, d, histogram):
+    """Return magnitudes that bracket the k-th largest of d elements, of which the bits of n are in `sample`.
+
+    sample: uint32[m], n <= m; 1 <= k <= d; histogram: int64[BINS].
+    """
+    return _bounds(sample, n, k, d, histogram)
+
+
+@kernel(
+    "int64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32[::1], int64, uint32,"
+    " uint32[::1], uint32[::1])"
+)
+def add_and_collect(gradient, residual, out, start, bound, positions, found):
+    """Set out = gradient + residual, and collect the positions from `start` on, and bits, of magnitudes from `bound` on.
+
+    gradient, residual, out: float32[d], start + d < 2**32. positions, found: uint32[n], n >= SLACK. Returns how many were
+    collected; -1 if there are more than n - SLACK, and out is complete all the same.
+    """
+    n = _scan(gradient, residual, out, True, bound, positions, found)
+    for i in range(n):
+        positions[i] += np.uint32(start)
+    return n
+
+
+@kernel(
+    "int64(Array(uint32, 1, 'C', readonly=True), int64, uint32, uint32, uint32[::1], uint32[::1], int64, uint32[::1],"
+    " int64[::1])"
+)
+def choose_topk(bits, k, lower, upper, positions, found, count, band, histogram):
+    """Select the k largest magnitudes of uint32[d], as `select_topk` does, after the candidates have been collected.
+
+    lower, upper: what `topk_bounds` returned. positions[:count], found[:count]: all magnitudes from `lower` on, by ascending
+    position; count = -1 if there was no room for them. For the rest see `select_topk`.
+    """
+    return _choose(bits, k, lower, upper, positions, found, count, band, histogram)
 
 
 @kernel(

@@ -12,9 +12,8 @@ from .._util.rng import Stream
 from .._util.shared_states import SharedStates
 from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
-from ..kernels.accumulate import STREAMED
 from ..kernels.momentum import hold_back
-from ..kernels.second_moment import LANES, copy_and_sketch, spread_root, square_sums, sum_over_squares
+from ..kernels.second_moment import LANES, random_sketch, spread_root, square_sums, sum_over_squares
 from ..pipeline.compressor import Compressor
 from ..registry import register
 from ..sparsifiers.base import NO_VALUES
@@ -124,26 +123,24 @@ class Adam(ResidualByTensor):
 
     def correct_gradient(
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray | list[np.ndarray], np.ndarray]:
         sketches = np.empty((len(parts), LANES), np.float32)
         low, high = map(np.uint32, stream.shared().key())
-        start, streamed, holds = 0, out.size >= STREAMED, density >= _SPARSE
+        start, holds = 0, density >= _SPARSE
         held, following = self._held.begin(name, out.size) if holds else (self._held.find(name, out.size), NO_VALUES)
         share = np.float32(_DELAY * density / (1 + _DELAY * density))
         for gradient, sketch in zip(parts, sketches, strict=True):
             at = slice(start, start + gradient.size)
             start = at.stop
-            copied = not (holds or len(parts) == 1 or np.may_share_memory(gradient, out))
-            copy_and_sketch(gradient, out[at] if copied else NO_VALUES, low, high, sketch, streamed)
+            random_sketch(gradient, low, high, sketch)
             if holds:
                 hold_back(held[at], gradient, share, following[at], out[at])
-        gradient = out if holds or len(parts) > 1 else parts[0]
+            elif held is not None:
+                with non_finite_allowed():
+                    np.add(gradient, held[at], out=out[at])
         if held is not None and not holds:
-            with non_finite_allowed():
-                np.add(gradient, held, out=out)
             self._given_up.append(name)
-            gradient = out
-        return gradient, sketches.reshape(-1)
+        return list(parts) if held is None else out, sketches.reshape(-1)
 
     def on_sketch(self, name: str, mean: np.ndarray) -> None:
         sizes = np.array([max(tensor.size, 1) for tensor in self._tensors[name]], np.float32)

@@ -264,7 +264,7 @@ class Memory(Stage):
 
     def correct_gradient(
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
-    ) -> tuple[np.ndarray, np.ndarray | None]:
+    ) -> tuple[np.ndarray | list[np.ndarray], np.ndarray | None]:
         """Compute what is encoded in the place of this rank's gradient. Only if `corrects_gradient`.
 
         Args:
@@ -277,8 +277,8 @@ class Memory(Stage):
             density: That of the spec, before a schedule changes it; 0 if it has none, 1 where communicator "auto" sends all.
 
         Returns:
-            What is encoded, float32[d]: `out`, or an array that must stay as it is. And the sketch of the gradient, linear in
-            it, float32[sketch_size], or None if that is 0.
+            What is encoded, float32[d]: `out`, or an array or parts that must stay as they are. And the sketch of the
+            gradient, linear in it, float32[sketch_size], or None if that is 0.
         """
         raise NotImplementedError
 

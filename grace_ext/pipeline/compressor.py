@@ -69,6 +69,11 @@ class Compressor(Encoder):
         return getattr(self.sparsifier, "density", 0.0)
 
     @property
+    def takes_parts(self) -> bool:
+        """Whether a gradient with a residual can be encoded from several arrays, without a copy of it in one."""
+        return self.transform is None and self.sparsifier.takes_parts
+
+    @property
     def unbiased(self) -> bool:
         """Whether the values are scaled up to make up for those that are not sent."""
         return self.sparsifier.unbiased
@@ -129,7 +134,7 @@ class LowRankCompressor(Compressor):
     """
 
     lossless, dense, unbiased, has_density, reducible_dtype, transform = False, False, False, False, None, None
-    density = 0.0
+    takes_parts, density = False, 0.0
 
     def __init__(self, stages: Mapping[str, Any], seed: int = 0):
         self.lowrank = stages["lowrank"]

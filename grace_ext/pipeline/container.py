@@ -153,7 +153,7 @@ def pack(
         ConfigError: There are too many elements or bytes, or the shape does not fit d or has too large a size.
     """
     check_elements(d)
-    for section in (index_section, value_section):
+    for section in (index_section, value_section) if index_id else (value_section,):
         check_section(section.size)
     flags = (_ORDER if order is not None else 0) | (_SHAPE if shape is not None else 0)
     flags |= _TRANSFORM if transform is not None else 0

@@ -63,7 +63,7 @@ class Encoder:
 
     def encode(
         self,
-        dense: np.ndarray,
+        dense: Any,
         stream: Stream,
         *,
         state: tuple[np.ndarray, np.ndarray] | None = None,
@@ -74,7 +74,7 @@ class Encoder:
         """Encode a gradient. Like `Compressor.compress`, but it returns all that the sender knows about the container.
 
         Args:
-            dense: The gradient, float32[d].
+            dense: The gradient, float32[d]. With a state, if the compressor `takes_parts`, vectors that together are it, too.
             stream: The random numbers of this gradient on this rank.
             state: (residual, pending) for error feedback, as in `encode_compensated`; or None.
             sizes: Numbers of elements of the tensors that the gradient consists of, in order; None for a single tensor.
@@ -99,7 +99,7 @@ class Encoder:
 
     def encode_compensated(
         self,
-        gradient: np.ndarray,
+        gradient: Any,
         residual: np.ndarray,
         pending: np.ndarray,
         stream: Stream,
@@ -113,7 +113,7 @@ class Encoder:
         Bytes and remainder are those of adding, encoding and subtracting the decoded container, with one pass less.
 
         Args:
-            gradient: float32[d].
+            gradient: float32[d], or parts of it; see `encode`.
             residual: What earlier containers have not carried, float32[d].
             pending: Output, float32[d]; undefined if gradient + residual is not finite.
             stream: The random numbers of this gradient on this rank.
@@ -133,11 +133,11 @@ class Encoder:
                 np.add(gradient, residual, out=pending)
             return self._encode_transformed(pending, pending, stream, dtype, shape, started)
         indices, values = self.sparsifier.select_compensated(
-            gradient, residual, pending, Scope.of_gradient(stream, sizes, gradient.size)
+            gradient, residual, pending, Scope.of_gradient(stream, sizes, pending.size)
         )
         values = pending if indices is None else values
         encoded = self.pack(
-            gradient.size,
+            pending.size,
             indices,
             values,
             lambda support: pending[support],

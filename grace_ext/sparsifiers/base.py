@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +63,8 @@ class Sparsifier(Stage):
     needs_chunks = False
     #: Whether the values are to be multiplied by d / k before they are sent.
     unbiased = False
+    #: Whether `select_compensated` takes a gradient that does not lie in one array.
+    takes_parts = False
 
     def select(self, dense: np.ndarray, scope: Scope) -> tuple[np.ndarray | None, np.ndarray]:
         """Select elements of a gradient.
@@ -80,12 +83,13 @@ class Sparsifier(Stage):
         raise NotImplementedError
 
     def select_compensated(
-        self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, scope: Scope
+        self, gradient: Any, residual: np.ndarray, out: np.ndarray, scope: Scope
     ) -> tuple[np.ndarray | None, np.ndarray]:
         """Select elements of gradient + residual.
 
         Args:
-            gradient: float32[d].
+            gradient: float32[d]; or, if this `takes_parts`, a list of vectors float32 that together have d elements. They may
+                lie in `out`, each at its place.
             residual: float32[d].
             out: Output, float32[d]: gradient + residual.
             scope: Random numbers, sizes of the tensors, and the transform's chunk.

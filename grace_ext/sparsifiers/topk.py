@@ -1,13 +1,17 @@
 """Sparsifier `topk`."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
+from .._util.numerics import non_finite_allowed
 from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..kernels import select_topk
 from ..kernels.chunks import BINS as CHUNK_BINS
 from ..kernels.chunks import select_chunks
-from ..kernels.topk import BINS, candidate_room, sample_room
+from ..kernels.topk import BINS, add_and_collect, candidate_room, choose_topk, sample_room, sample_sum, topk_bounds
 from ..registry import register
 from .base import NO_VALUES, Scope, Sparsifier
 
@@ -57,9 +61,16 @@ class TopK(Sparsifier):
             return select_largest_per_chunk(dense, scope.chunk, self.count(scope.chunk))
         return self._run(dense, dense, NO_VALUES, False, scope.sizes)  # dense itself may be read-only
 
+    @property
+    def takes_parts(self) -> bool:  # type: ignore[override]
+        """Whether the share is taken of all tensors together."""
+        return self.per == "bucket"
+
     def select_compensated(
-        self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, scope: Scope
+        self, gradient: Any, residual: np.ndarray, out: np.ndarray, scope: Scope
     ) -> tuple[np.ndarray, np.ndarray]:
+        if isinstance(gradient, list):
+            return select_largest_of_parts(gradient, residual, out, self.count(out.size))
         return self._run(gradient, residual, out, True, scope.sizes)
 
     def _run(
@@ -122,10 +133,53 @@ def select_largest(
     d = gradient.size
     if d == 0:
         return np.empty(0, np.uint32), np.empty(0, np.float32)
-    room = candidate_room(d, k)
-    positions, found, band = (scratch(f"topk {name}", np.uint32, room) for name in ("positions", "found", "band"))
-    sample = scratch("topk sample", np.uint32, sample_room(d))
-    n = select_topk(
-        gradient, residual, out, fused, k, positions, found, band, sample, scratch("topk histogram", np.int64, BINS)
-    )
+    positions, found, band, sample, histogram = _work_arrays(d, k)
+    n = select_topk(gradient, residual, out, fused, k, positions, found, band, sample, histogram)
     return positions[:n], found[:n].view(np.float32)
+
+
+def select_largest_of_parts(
+    parts: Sequence[np.ndarray], residual: np.ndarray, out: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Select the k largest magnitudes of gradient + residual, where the gradient does not lie in one array.
+
+    Args:
+        parts: The gradient, vectors float32 that together have d elements. They may lie in `out`, in order.
+        residual: float32[d].
+        out: Output, float32[d]: gradient + residual.
+        k: Number of elements to select, 1 to d; fewer are selected where others are zero.
+
+    Returns:
+        As `select_largest`.
+    """
+    d = out.size
+    if d == 0:
+        return np.empty(0, np.uint32), np.empty(0, np.float32)
+    positions, found, band, sample, histogram = _work_arrays(d, k)
+    ends = np.cumsum([part.size for part in parts]).tolist()
+    places = [slice(end - part.size, end) for part, end in zip(parts, ends, strict=True)]
+    lines, n = sample.size // 16, 0
+    for part, at in zip(parts, places, strict=True):
+        share = 16 * (lines * at.stop // d - lines * at.start // d)
+        n += sample_sum(part, residual[at], sample[n : n + share])
+    lower, upper = topk_bounds(sample, n, k, d, histogram)
+    count = 0
+    for part, at in zip(parts, places, strict=True):
+        if count < 0:
+            with non_finite_allowed():
+                np.add(part, residual[at], out=out[at])
+            continue
+        more = add_and_collect(part, residual[at], out[at], at.start, lower, positions[count:], found[count:])
+        count = count + more if more >= 0 else -1
+    n = choose_topk(out.view(np.uint32), k, lower, upper, positions, found, count, band, histogram)
+    return positions[:n], found[:n].view(np.float32)
+
+
+def _work_arrays(d: int, k: int) -> tuple[np.ndarray, ...]:
+    """Those of select_topk: positions, found, band, sample and histogram."""
+    room = candidate_room(d, k)
+    return (
+        *(scratch(f"topk {name}", np.uint32, room) for name in ("positions", "found", "band")),
+        scratch("topk sample", np.uint32, sample_room(d)),
+        scratch("topk histogram", np.int64, BINS),
+    )

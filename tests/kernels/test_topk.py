@@ -6,6 +6,7 @@ from support import reference_kernels
 
 from grace_ext.kernels import select_topk
 from grace_ext.kernels.topk import BINS, SLACK, candidate_room, sample_room
+from grace_ext.sparsifiers import topk as sparsifier
 
 
 def run(values, k, residual=None, out=None, candidates=None):
@@ -199,3 +200,47 @@ def test_sorted_and_clustered():
     cluster[70_000:72_000] = 1 + abs(gauss(2000))
     for k in (100, 1999, 2000, 2001, 5000):
         check(cluster, k)
+
+
+SPLITS = [[50_000], [1, 0, 15, 16, 17, 49_951], [25_000, 25_000], [3] * 10_000 + [20_000], [49_999, 1]]
+
+
+@pytest.mark.parametrize("sizes", SPLITS, ids=range(len(SPLITS)))
+@pytest.mark.parametrize("k", [1, 500, 20_000, 50_000])
+@pytest.mark.parametrize("kind", ["gauss", "sorted", "rare", "zeros", "nan"])
+def test_parts_give_what_one_array_does(sizes, k, kind):
+    gradient, residual = gauss(50_000, 1), gauss(50_000, 2)
+    if kind == "sorted":  # the last parts have all of the largest
+        gradient = np.sort(gradient)
+    elif kind == "rare":
+        gradient[:-70] *= np.float32(1e-3)
+        residual[:] = 0
+    elif kind == "zeros":
+        gradient[100:], residual[100:] = 0, 0
+    elif kind == "nan":
+        gradient[[5, 40_000]] = np.nan, -np.inf
+    expected = np.empty_like(gradient)
+    positions, found = (array.copy() for array in sparsifier.select_largest(gradient, residual, expected, True, k))
+    inside = gradient.copy()
+    for given, out in ((gradient, np.full_like(gradient, 9)), (inside, inside)):  # the last one is in place
+        parts = np.split(given, np.cumsum(sizes)[:-1])
+        again, values = sparsifier.select_largest_of_parts(parts, residual, out, k)
+        assert out.tobytes() == expected.tobytes()
+        if kind == "nan":
+            assert not np.isfinite(values).all()
+        else:
+            assert np.array_equal(again, positions) and values.tobytes() == found.tobytes()
+
+
+def test_parts_without_room_for_their_candidates(monkeypatch):
+    """The sample has seen none of the large ones, so there are more candidates than room; what follows is added all the same."""
+    gradient = gauss(50_000, 1)
+    monkeypatch.setattr(sparsifier, "candidate_room", lambda d, k: 6000 + SLACK)
+    for sizes in ([50_000], [20_000, 10_000, 20_000]):
+        out = np.empty_like(gradient)
+        parts = np.split(gradient, np.cumsum(sizes)[:-1])
+        positions, values = sparsifier.select_largest_of_parts(parts, np.ones_like(gradient), out, 10_000)
+        total = gradient + np.float32(1)
+        expected = reference_kernels.topk(total, 10_000)
+        assert np.array_equal(positions, expected) and values.tobytes() == total[expected].tobytes()
+        assert out.tobytes() == total.tobytes()
