@@ -9,12 +9,15 @@ import torch
 
 from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Bucket, Tensor
+from grace_ext.kernels.second_moment import factored_step
 from grace_ext.memory import Memory
 from grace_ext.memory.muon import spec_of
 
 #: Optimizers that keep nothing in their param_groups from step to step, and whose first moment may be left out by beta1 = 0.
 TAKES_OVER = (torch.optim.Adam, torch.optim.AdamW)
 _MUON: tuple[type, ...] = (torch.optim.Muon,) if hasattr(torch.optim, "Muon") else ()  # since torch 2.9
+
+_THREADS = 2  # of torch, up to which a kernel of one thread is not slower
 
 
 def own_memory(optimizer: torch.optim.Optimizer) -> str | None:
@@ -143,12 +146,19 @@ class MomentsInMemory:
         """The step that grace_ext.memory.adam, .onebit_adam or .muon describes. roots: see _roots."""
         self._note_as_new(p)
         memory, tensor = self._kept[id(p)]
-        gradient, sign, decay = self._gradient(p), -1 if group.get("maximize") else 1, 0.0
+        gradient, sign, decay, shrink = self._gradient(p), -1 if group.get("maximize") else 1, 0.0, 1.0
         decoupled = isinstance(self._optimizer, (torch.optim.AdamW, *_MUON))
         if group.get("decoupled_weight_decay", decoupled):
-            p.mul_(1 - group["lr"] * group["weight_decay"])
+            shrink = float(1 - group["lr"] * group["weight_decay"])
         elif group["weight_decay"]:
             decay = sign * float(group["weight_decay"])
+        value = -sign * float(group["lr"])
+        if roots is not None and _kind(self._optimizer) == "adam" and _fits_kernel(p, gradient):
+            factored_step(_flat(p), _flat(gradient), *roots, *map(np.float32, (group["eps"], value, shrink, decay)))
+            torch.autograd.graph.increment_version(p)
+            return
+        if shrink != 1:
+            p.mul_(shrink)
         if roots is None:
             direction, denominator = _moments(memory, tensor, gradient, _flat(p) * np.float32(decay) if decay else None)
         else:
@@ -157,7 +167,7 @@ class MomentsInMemory:
             denominator = _outer(rows, columns, p.shape)
         if _kind(self._optimizer) == "adam":
             denominator = denominator.add_(group["eps"])
-        p.addcdiv_(direction.to(p.dtype), denominator.to(p.dtype), value=-sign * float(group["lr"]))
+        p.addcdiv_(direction.to(p.dtype), denominator.to(p.dtype), value=value)
 
     def _note_as_new(self, p: torch.nn.Parameter) -> None:
         """Give a parameter the state of one that was not stepped yet: Horovod's broadcast of optimizer states needs the same
@@ -222,6 +232,13 @@ def _outer(rows: torch.Tensor, columns: torch.Tensor, shape: torch.Size) -> torc
     if not shape:
         return rows.view(()) * columns[0]
     return rows.view(-1, *[1] * (len(shape) - 1)) * columns.view(1, *shape[1:])
+
+
+def _fits_kernel(*tensors: torch.Tensor) -> bool:
+    """Whether a kernel of one thread, which takes half as long as one thread of torch, can and should work on these."""
+    return torch.get_num_threads() <= _THREADS and all(
+        one.device.type == "cpu" and one.dtype == torch.float32 and one.is_contiguous() for one in tensors
+    )
 
 
 def _moments(

@@ -181,6 +181,12 @@ def bits_of(typingctx, value):
     return types.uint32(types.float32), lambda context, builder, signature, args: builder.bitcast(args[0], _I32)
 
 
+@intrinsic
+def quotient(typingctx, x, y):
+    """Return x / y, float32, without Python's error for y = 0, so that loops vectorise."""
+    return types.float32(types.float32, types.float32), lambda context, builder, signature, args: builder.fdiv(*args)
+
+
 helper = numba.njit(nogil=True)  # compiled as part of each kernel that calls it
 
 

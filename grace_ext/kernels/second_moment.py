@@ -1,4 +1,4 @@
-"""Kernels of memory `adam`: a sketch of squared norms, and the factored second moment of what arrived.
+"""Kernels of memory `adam`: a sketch of squared norms, the factored second moment of what arrived, and the step with it.
 
 All sums are in a fixed order, so that ranks with other processors get the same bits.
 """
@@ -7,7 +7,7 @@ import numpy as np
 
 from ._compile import kernel
 from ._helpers import random32
-from ._intrinsics import helper
+from ._intrinsics import helper, quotient
 from ._sums import add_signed64, add_signed256
 
 LANES = 8  # numbers of a sketch
@@ -84,3 +84,22 @@ def spread_root(moments, smoothing, roots):
     for i in range(moments.size):
         relative = moments[i] / mean if mean > 0 else np.float32(1)
         roots[i] = np.sqrt((relative + smoothing) / (np.float32(1) + smoothing))
+
+
+@kernel(
+    "void(float32[::1], Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True),"
+    " Array(float32, 1, 'C', readonly=True), float32, float32, float32, float32)"
+)
+def factored_step(parameters, gradient, by_row, by_column, eps, value, shrink, decay):
+    """p = shrink * p; p = p + value * (g + decay * p) / (by_row[i] * by_column[j] + eps), for p[i, j] in row-major order.
+
+    parameters, gradient: float32[rows * columns]; by_row: float32[rows]; by_column: float32[columns].
+    """
+    columns = by_column.size
+    for row in range(by_row.size):
+        scale = by_row[row]
+        p = parameters[row * columns : (row + 1) * columns]
+        g = gradient[row * columns : (row + 1) * columns]
+        for j in range(columns):
+            kept = shrink * p[j]
+            p[j] = kept + quotient(value * (g[j] + decay * kept), scale * by_column[j] + eps)

@@ -5,7 +5,7 @@ import pytest
 from support.arrays import gauss, same_bits
 from support.reference_kernels import random32
 
-from grace_ext.kernels.second_moment import LANES, random_sketch, spread_root, square_sums, sum_over_squares
+from grace_ext.kernels.second_moment import LANES, factored_step, random_sketch, spread_root, square_sums, sum_over_squares
 
 
 def sketch_reference(values, low, high):
@@ -59,3 +59,27 @@ def test_roots_of_shares():
     np.testing.assert_allclose(np.square(roots) * 1.5, [0.5, 1.25, 2.75], rtol=1e-6)
     spread_root(np.zeros(3, np.float32), np.float32(0.5), roots)
     assert same_bits(roots, np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 1), (1, 40), (40, 1), (7, 5), (33, 48), (3, 0), (0, 0)])
+@pytest.mark.parametrize("decay", [0, -0.25])
+def test_a_step(rows, columns, decay):
+    parameters, gradient = gauss(rows * columns, 1), gauss(rows * columns, 2)
+    by_row, by_column = np.abs(gauss(rows, 3)), np.abs(gauss(columns, 4))
+    by_row[:1] = np.inf  # nothing has arrived
+    numbers = [np.float32(number) for number in (1e-3, -0.125, 0.75, decay)]
+    eps, value, shrink, decay = numbers
+    kept = shrink * parameters
+    denominator = (by_row[:, None] * by_column + eps).reshape(-1)
+    expected = kept + value * (gradient + decay * kept) / denominator
+    factored_step(parameters, gradient, by_row, by_column, *numbers)
+    assert same_bits(parameters, expected)
+
+
+def test_a_step_over_zero():
+    parameters = np.ones(3, np.float32)
+    zero, one = np.float32(0), np.float32(1)
+    factored_step(
+        parameters, np.array([1, -1, 0], np.float32), np.zeros(1, np.float32), np.ones(3, np.float32), zero, one, one, zero
+    )
+    assert parameters[:2].tolist() == [np.inf, -np.inf] and np.isnan(parameters[2]), "as in torch, without an error"
