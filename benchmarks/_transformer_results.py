@@ -8,8 +8,13 @@ import statistics
 
 from _lib import ROOT
 
+from grace_ext.policy.defaults import ADAM
+from grace_ext.policy.guarded import Guarded
+
 RESULTS = os.path.join(ROOT, "benchmarks", "results", "transformers")
 DENSE = "horovod-fp32"
+#: Memories with which Adam makes its own step, and how much more a lag weighs then.
+FED_BACK, OWN_MOMENT = ("residual", "momentum"), 10
 
 
 def path_of(task: str, method: str, seed: int, folder: str = RESULTS) -> str:
@@ -57,12 +62,28 @@ def difference(row: Row, dense: Row, measure: str) -> float:
     return 100 * (mine / theirs - 1) if measure == "loss" else 100 * (theirs - mine)
 
 
+def lags(run: dict) -> list[tuple[int, float]] | None:
+    """Return the lag by step; nothing where nothing waits, None where it was not recorded."""
+    return [] if run["library"] == "horovod" else [(step, lag) for step, lag in run.get("lags", []) if step] or None
+
+
+def lag_signal(run: dict) -> float | None:
+    """Return the mean of lag / sqrt(step); None where it was not recorded."""
+    found = lags(run)
+    return None if found is None else statistics.mean([lag / step**0.5 for step, lag in found] or [0.0])
+
+
 def signal(run: dict) -> float | None:
-    """Return the guard's signal of a run: the mean of lag / sqrt(step); 0 where nothing waits, None where it was not recorded."""
-    if run["library"] == "horovod":
-        return 0.0
-    found = [lag / step**0.5 for step, lag in run.get("lags", []) if step]
-    return statistics.mean(found) if found else None
+    """Return the guard's signal: the lag over what `guarded` allows, but at least 1, mean over the run; None without records.
+
+    Where Adam's own second moment is made of what arrives, a tenth is allowed.
+    """
+    found, arguments = lags(run), run["arguments"]
+    memory = arguments.get("memory", "residual" if "compression" in arguments else ADAM.memory)
+    allowed = Guarded().share / (OWN_MOMENT if run["library"] == "grace_ext" and memory.partition(":")[0] in FED_BACK else 1)
+    return (
+        None if found is None else statistics.mean([max(lag / (allowed * step**0.5), 1.0) for step, lag in found] or [1.0])
+    )
 
 
 def spearman(xs: list[float], ys: list[float]) -> float:
