@@ -15,6 +15,7 @@ OUT ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+PROFILE_ARGS ?=
 FUZZ_ARGS ?=
 # How long `make fuzz` goes on.
 MINUTES ?= 60
@@ -30,7 +31,7 @@ HAS_PYTHON := { command -v python3 >/dev/null || { echo "[setup] error: there is
 	python3.11 python3.11-venv python3.11-dev"; exit 1; }; }
 
 .PHONY: help setup setup-demo setup-ddp setup-docs setup-lint demo demo-ddp demo-tensorflow lint format docs dist test-quick test \
-	test-all fuzz bench gradients clean
+	test-all fuzz bench profile gradients clean
 
 help:
 	@echo "make demo-ddp  train on Fashion-MNIST with 2 workers: PyTorch DDP, its hooks, grace_ext's; compare; no Horovod"
@@ -44,6 +45,7 @@ help:
 	@echo "make test-all  everything under everything, before a release; keeps its result in docs/reliability.md"
 	@echo "make fuzz    look for faults at random, with other seeds each time (MINUTES=60); its table is in docs/reliability.md"
 	@echo "make bench   measure every stage against one memcpy (BENCH_ARGS=--quick for a short run)"
+	@echo "make profile where the time of a step goes, under both launchers; a section of docs/benchmarks.md (PROFILE_ARGS='--models text')"
 	@echo "make gradients  train two examples for a moment and save gradients for bench --input in the cache folder"
 	@echo "make setup   only make the environment, .venv, whole; setup-lint, -docs, -ddp, -demo: what these need of it"
 	@echo "make clean   remove .venv and what was built here (the cache outside stays, see mpirun/README.md)"
@@ -109,6 +111,9 @@ fuzz: setup
 bench: setup
 	@mkdir -p build
 	@$(WITH_ENV) python -m grace_ext bench --json build/bench.json --plot build/bench.png $(BENCH_ARGS)
+
+profile: setup
+	@$(WITH_ENV) data=$$(python mpirun/fetch_fashion_mnist.py) && python benchmarks/profile_step.py --data "$$data" $(PROFILE_ARGS)
 
 gradients: setup
 	@$(WITH_ENV) python benchmarks/capture.py $(if $(GRADIENTS),--out "$(GRADIENTS)")

@@ -25,6 +25,8 @@ WAYS = {
     "Horovod float32": "none",
     "Horovod fp16": "fp16",
     "grace_ext": {},
+    "grace_ext, buckets of 8 MiB": {"bucket_bytes": 8 * 2**20},
+    "grace_ext, buckets of 4 MiB": {"bucket_bytes": 4 * 2**20},
     "grace_ext, auto": {"communicator": "auto"},
 }
 MODELS = ("mlp", "cnn", "text")

@@ -176,7 +176,7 @@ class Bucket:
         """
         if self._sketch_size:
             payload = np.empty(0, np.uint8) if sketch is None else sketch.view(np.uint8)
-            pending.sketch = transport.allgather(f"{self.name}.sketch", payload)
+            pending.sketch = transport.allgather(sketch_name(self.name), payload)
             pending.wire_bytes += payload.nbytes
 
     def _sum_of_sketches(self, received: np.ndarray) -> np.ndarray:
@@ -238,3 +238,15 @@ class Bucket:
 
 def _joined(gradient: np.ndarray | list[np.ndarray]) -> np.ndarray:
     return np.concatenate(gradient) if isinstance(gradient, list) else gradient
+
+
+def sketch_name(bucket: str) -> str:
+    """Name the collective of a bucket's sketches.
+
+    Args:
+        bucket: Name of the bucket.
+
+    Returns:
+        The name.
+    """
+    return f"{bucket}.sketch"

@@ -1,4 +1,6 @@
-"""Several small buckets' containers in one allgather, where a collective costs more than their bytes.
+"""Several small buckets' containers in one allgather, and memories' sketches with the containers of their buckets.
+
+A collective costs more than such bytes do.
 
 As Horovod's tensor fusion (Sergeev and Del Balso, Horovod: fast and easy distributed deep learning in TensorFlow, 2018,
 section 4), but which buckets go together does not depend on when they are ready.
@@ -13,6 +15,7 @@ from ..communicators.base import Pending
 from ..errors import ContainerError, ExchangeError
 from ..observe.listener import BucketView, StepListener
 from ..transport.base import CollectiveHandle, Transport, TransportWrapper
+from .buckets import sketch_name
 
 MOST_BYTES = 32 * 1024  # of a rank's containers in one collective
 _AGAIN = 100  # steps after which the groups are formed anew
@@ -32,7 +35,8 @@ class Fusion(StepListener):
         self.buckets_set([])
 
     def buckets_set(self, buckets: Sequence[BucketView]) -> None:
-        self._buckets = buckets if self._transport.can_fuse and len(buckets) > 1 else []
+        self._buckets = buckets if self._transport.can_fuse else []
+        self._sketches = {bucket.name for bucket in self._buckets if bucket.memory.sketch_size(len(bucket.tensors))}
         self._received: dict[str, int] = {}  # the most bytes of a step by bucket, since groups were formed
         self._received_in_step: dict[str, int] = {}
         self._groups: list[list] = []
@@ -41,14 +45,18 @@ class Fusion(StepListener):
 
     def step_started(self) -> None:
         # Buckets that do not send containers in this step are left out of their group.
-        for buckets in self._groups:
+        grouped = {bucket.name for buckets in self._groups for bucket in buckets}
+        for buckets in [*self._groups, *([bucket] for bucket in self._buckets if bucket.name not in grouped)]:
             names = [bucket.name for bucket in buckets if bucket.communicator.sends_containers]
-            if len(names) > 1:
-                self._open.update(dict.fromkeys(names, _Group(self._transport.size, names)))
+            payloads = [
+                part for name in names for part in ((name, sketch_name(name)) if name in self._sketches else (name,))
+            ]
+            if len(payloads) > 1:
+                self._open.update(dict.fromkeys(names, _Group(self._transport.size, payloads)))
 
     def started_together(self, bucket: BucketView) -> list[str]:
         group = self._open.get(bucket.name)
-        return group.names if group else []
+        return [name for name, other in self._open.items() if other is group] if group else []
 
     def bucket_transport(self, step: int, bucket: BucketView, transport: Transport) -> Transport:
         group = self._open.get(bucket.name)
@@ -106,13 +114,15 @@ class FusedTransport(TransportWrapper):
         self._group = group
 
     def allgather(self, name: str, payload: np.ndarray) -> CollectiveHandle:
-        if name not in self._group.names:  # what goes beside the containers
+        if name not in self._group.names:
             return self._transport.allgather(name, payload)
         self._group.add(self._transport, name, payload)
         return self._group.handle_of(name)
 
 
 class _Group:
+    """Payloads that go in one allgather: containers by the names of their buckets, and sketches."""
+
     def __init__(self, ranks: int, names: list[str]):
         self.names = names
         self._ranks = ranks

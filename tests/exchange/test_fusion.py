@@ -60,6 +60,16 @@ def make(transport, specs=ALL_TOPK, communicator="allgather", **options):
     return exchange
 
 
+def view(name, sketch=0):
+    """What Fusion sees of a bucket that sends containers."""
+    return SimpleNamespace(
+        name=name,
+        communicator=SimpleNamespace(sends_containers=True),
+        memory=SimpleNamespace(sketch_size=lambda tensors: sketch),
+        tensors=(),
+    )
+
+
 def parts_of(seed):
     return np.split(gradient(seed, sum(SIZES)), np.cumsum(SIZES)[:-1])
 
@@ -208,7 +218,7 @@ def test_a_step_that_is_given_up_leaves_nobody_waiting():
 def test_groups_follow_the_sizes_of_containers(monkeypatch):
     monkeypatch.setattr(fusion, "_AGAIN", 2)
     fused = Fusion(SimpleNamespace(size=1, can_fuse=True))
-    buckets = [SimpleNamespace(name=name) for name in "abcd"]
+    buckets = [view(name) for name in "abcd"]
     fused.buckets_set(buckets)
     for sizes, groups in (
         ((1000, 1000, 40_000, 10), ["ab", "c", "d"]),
@@ -225,7 +235,7 @@ def test_groups_follow_the_sizes_of_containers(monkeypatch):
 def test_a_bucket_that_sends_no_containers_in_a_step_is_left_out_of_its_group():
     """As with communicator "auto", which may send it dense: the others must not wait for it."""
     fused = Fusion(SimpleNamespace(size=1, can_fuse=True))
-    buckets = [SimpleNamespace(name=name, communicator=SimpleNamespace(sends_containers=True)) for name in "abc"]
+    buckets = [view(name) for name in "abc"]
     fused.buckets_set(buckets)
     for bucket in buckets:
         fused.bucket_finished(0, bucket, Pending(None, 0, {}, received=1000))
@@ -235,10 +245,50 @@ def test_a_bucket_that_sends_no_containers_in_a_step_is_left_out_of_its_group():
     assert [fused.started_together(bucket) for bucket in buckets] == [["a", "c"], [], ["a", "c"]]
 
 
+def test_sketches_go_with_the_containers_of_their_buckets():
+    fused = Fusion(SimpleNamespace(size=1, can_fuse=True))
+    buckets = [view("a"), view("b", 8), view("c", 8)]
+    fused.buckets_set(buckets)
+
+    def payloads():
+        fused.step_started()
+        groups = [fused._open.get(bucket.name) for bucket in buckets]
+        return [group and group.names for group in groups], [fused.started_together(bucket) for bucket in buckets]
+
+    assert payloads() == ([None, ["b", "b.sketch"], ["c", "c.sketch"]], [[], ["b"], ["c"]])
+    for bucket, received in zip(buckets, (1000, 1000, 40_000), strict=True):
+        fused.bucket_finished(0, bucket, Pending(None, 0, {}, received=received))
+    fused.end_step(0, True, None)
+    together = ["a", "b", "b.sketch"]
+    assert payloads() == ([together, together, ["c", "c.sketch"]], [["a", "b"], ["a", "b"], ["c"]])
+    fused.end_step(0, True, None)
+    buckets[1].communicator.sends_containers = False  # a sketch may go by itself, too
+    assert payloads() == ([None, None, ["c", "c.sketch"]], [[], [], ["c"]])
+
+
+def test_a_step_of_memory_adam_is_one_collective():
+    def work(transport):
+        counting = Counting(transport)
+        exchange = Exchange(counting, "adam", 1 / transport.size)
+        tensors = [Tensor(f"t{i}", size, 2, shape=(10, size // 10)) for i, size in enumerate(SIZES)]
+        exchange.set_buckets(
+            [exchange.bucket("b", tensors, grace_ext.compressor(TOPK), parse_stage("communicator", "allgather"))]
+        )
+        out = np.empty(sum(SIZES), np.float32)
+        for seed in range(2):
+            exchange.start(exchange.buckets[0], lambda to, seed=seed: np.copyto(to, gradient(seed, to.size)))
+            exchange.finish(exchange.buckets[0], out)
+            exchange.end_step()
+        return [name for name in counting.names if "probe" not in name], out
+
+    results = on_all_ranks(work)
+    assert all(names == ["b.fused"] * 2 and np.array_equal(out, results[0][1]) for names, out in results)
+
+
 def test_groups_do_not_depend_on_a_step_that_was_given_up():
     """In which ranks may have finished different buckets."""
     fused = Fusion(SimpleNamespace(size=1, can_fuse=True))
-    buckets = [SimpleNamespace(name=name) for name in "ab"]
+    buckets = [view(name) for name in "ab"]
     fused.buckets_set(buckets)
     fused.bucket_finished(0, buckets[0], Pending(None, 0, {}, received=40_000))
     fused.abort()
