@@ -50,7 +50,7 @@ def warn_of_residual(optimizer_memory: str | dict[str, str], density: float) -> 
     _warn(
         "residual",
         f"compression without memory means memory='residual', and Adam and Muon lose accuracy with error feedback of "
-        f"gradients: the loss of a transformer rises by several percent at a density of 1 % (docs/transformers.md). To keep "
+        f"gradients: the loss of a transformer rises by 5 % at a density of 1 % (docs/transformers.md). To keep "
         f"it, {remedy}. To have it so, give memory='residual'.",
     )
 
@@ -127,9 +127,9 @@ class ResidualGrowthCheck:
 class LagCheck:
     """Looks at the lag of what memory `adam` compresses, after 64, 128, 256, ... steps.
 
-    The lag is the energy of the residual over that of the gradient (grace_ext.observe.norms.lag). In docs/transformers.md, among
-    runs that send 1.2 % or less, the loss rises with lag / sqrt(steps); it is near that without compression where this is at
-    most about 1 at all times.
+    The lag is the energy of the residual over that of the gradient (grace_ext.observe.norms.lag). In docs/transformers.md, the
+    loss rises with what lag / sqrt(steps) exceeds 0.15 by; it is near that without compression where this is at most about 1 at
+    all times.
     """
 
     FIRST, LARGEST = 64, 2.0

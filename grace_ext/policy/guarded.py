@@ -37,8 +37,8 @@ class Guarded(Schedule):
         ConfigError: An argument is outside its range.
 
     Source:
-        docs/transformers.md: among runs that send 1.2 % or less the loss rises with the mean of lag / sqrt(t). That errors of
-        error feedback may grow with the length of the training: Karimireddy et al., ICML 2019, theorem II.
+        docs/transformers.md: the loss rises with the mean of what the lag exceeds 0.15 sqrt(t) by. That errors of error
+        feedback may grow with the length of the training: Karimireddy et al., ICML 2019, theorem II.
     """
 
     name = "guarded"
