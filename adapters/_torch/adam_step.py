@@ -153,8 +153,14 @@ class MomentsInMemory:
         elif group["weight_decay"]:
             decay = sign * float(group["weight_decay"])
         value = -sign * float(group["lr"])
-        if roots is not None and _kind(self._optimizer) == "adam" and _fits_kernel(p, gradient):
-            factored_step(_flat(p), _flat(gradient), *roots, *map(np.float32, (group["eps"], value, shrink, decay)))
+        if (
+            roots is not None
+            and _kind(self._optimizer) == "adam"
+            and not decay
+            and group["eps"]
+            and _fits_kernel(p, gradient)
+        ):
+            factored_step(_flat(p), _flat(gradient), *roots, *map(np.float32, (group["eps"], value, shrink)))
             torch.autograd.graph.increment_version(p)
             return
         if shrink != 1:

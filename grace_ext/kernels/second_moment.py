@@ -6,12 +6,13 @@ All sums are in a fixed order, so that ranks with other processors get the same 
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import random32
-from ._intrinsics import helper, quotient
+from ._helpers import MAGNITUDE, random32
+from ._intrinsics import bits_of, helper, quotient
 from ._sums import add_signed64, add_signed256
 
 LANES = 8  # numbers of a sketch
 _BLOCK = 256  # elements, in rows of 8: 32 signs
+_SKIPPED = 64  # elements that a step leaves alone together
 
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), uint32, uint32, float32[::1])")
@@ -86,20 +87,36 @@ def spread_root(moments, smoothing, roots):
         roots[i] = np.sqrt((relative + smoothing) / (np.float32(1) + smoothing))
 
 
+@helper
+def _are_zeros(values):
+    """Whether all values are zeros, of either sign."""
+    bits = np.uint32(0)
+    for i in range(values.size):
+        bits |= np.uint32(bits_of(values[i]) & MAGNITUDE)
+    return bits == 0
+
+
+@helper
+def _step_row(p, g, scale, by_column, eps, value, shrink):
+    for j in range(p.size):
+        p[j] = shrink * p[j] + quotient(value * g[j], scale * by_column[j] + eps)
+
+
 @kernel(
     "void(float32[::1], Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True),"
-    " Array(float32, 1, 'C', readonly=True), float32, float32, float32, float32)"
+    " Array(float32, 1, 'C', readonly=True), float32, float32, float32)"
 )
-def factored_step(parameters, gradient, by_row, by_column, eps, value, shrink, decay):
-    """p = shrink * p; p = p + value * (g + decay * p) / (by_row[i] * by_column[j] + eps), for p[i, j] in row-major order.
+def factored_step(parameters, gradient, by_row, by_column, eps, value, shrink):
+    """p = shrink * p + value * g / (by_row[i] * by_column[j] + eps), for p[i, j] in row-major order.
 
-    parameters, gradient: float32[rows * columns]; by_row: float32[rows]; by_column: float32[columns].
+    parameters, gradient: float32[rows * columns]; by_row: float32[rows]; by_column: float32[columns]; eps > 0, all others at
+    least 0 where they are not `value`. Where there is nothing to do, parameters are not touched.
     """
     columns = by_column.size
+    width = _SKIPPED if shrink == 1 else max(columns, 1)
     for row in range(by_row.size):
-        scale = by_row[row]
-        p = parameters[row * columns : (row + 1) * columns]
-        g = gradient[row * columns : (row + 1) * columns]
-        for j in range(columns):
-            kept = shrink * p[j]
-            p[j] = kept + quotient(value * (g[j] + decay * kept), scale * by_column[j] + eps)
+        for start in range(0, columns, width):
+            first, last = row * columns + start, row * columns + min(start + width, columns)
+            if shrink != 1 or not _are_zeros(gradient[first:last]):
+                part = by_column[start : start + last - first]
+                _step_row(parameters[first:last], gradient[first:last], by_row[row], part, eps, value, shrink)

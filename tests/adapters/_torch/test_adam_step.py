@@ -62,6 +62,4 @@ def test_the_kernel_makes_the_step_of_torch(make, monkeypatch):
                 moments._step(p, optimizer.param_groups[0], roots)
             assert p._version > version, "autograd knows that it has changed"
         steps.append([p.detach().clone() for p in parameters])
-    for one, other in zip(*steps, strict=True):  # torch rounds gradient + decay * p once
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-        assert torch.equal(one, other) or type(optimizer) is torch.optim.Adam and optimizer.defaults["weight_decay"]
+    assert all(map(torch.equal, *steps)), "a rank may have another number of threads"
