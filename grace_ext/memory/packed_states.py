@@ -37,8 +37,8 @@ class PackedStates(States):
 
     With 16 bits they are bfloat16; with 8, integers with a power of two for each block of 128 elements. Both are rounded at
     random to one of both neighbors, so that what is too small to be kept is kept on average, and both stay the same when they
-    are unpacked and packed again. The next state is packed as soon as `seal` is called, at the latest by `commit`; the float32
-    arrays then go to the next name that is begun. In steps whose `commit` follows, what is packed counts, not the arrays.
+    are unpacked and packed again. The next state is packed as soon as `seal` is called, at the latest by `commit`. The float32
+    arrays of `begin` then go to the next name that is begun, so they must not be used any more.
 
     Args:
         what: What the states are, for messages.
