@@ -11,6 +11,7 @@ from grace_ext import ConfigError
 from grace_ext.adapters._common.options import CompressionOptions
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.memory.adam import Adam
+from grace_ext.memory.momentum import Momentum
 from grace_ext.observe import advice
 from grace_ext.policy import DEFAULT_ROWS_SPEC
 from grace_ext.policy.defaults import ADAM, PLAIN
@@ -139,9 +140,13 @@ def test_a_schedule_or_options_of_the_memory_take_their_part_of_the_default(give
         ("adam", {"compression": "dense/qsgd:8"}, None),
         ("adam", {}, None),
         (None, {"compression": "topk:0.01"}, None),
+        ("adam", {"memory": "momentum:0.9"}, "up to 4.4 times as large"),
+        ("adam", {"memory": {"*.weight": "momentum:0.8", "*": "residual"}}, "up to 3.0 times as large"),
+        ("adam", {"memory": Momentum(0.0)}, None),
+        (None, {"memory": "momentum:0.9"}, None),
     ],
 )
-def test_error_feedback_in_front_of_an_adam_is_warned_of(optimizers, given, remedy, monkeypatch):
+def test_a_memory_that_disturbs_an_adam_is_warned_of(optimizers, given, remedy, monkeypatch):
     monkeypatch.setattr(advice, "_given", set())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
