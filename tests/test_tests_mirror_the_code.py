@@ -34,7 +34,7 @@ SHARED = {
     "policy/test_allocation.py": "kernels/curves",
     "lowrank/test_powersgd.py": "communicators/factors _util/shared_states",
     "memory/test_muon.py": "memory/_by_tensor",
-    "memory/test_residual.py": "memory/base",
+    "memory/test_residual.py": "memory/{base,optimizer_part}",
     "observe/test_dispatch.py": "observe/{base,listener,norms}",
     "pipeline/test_conformance.py": "pipeline/{encoded,encoder}",
     "simulate/test_command.py": "simulate/{plot,tasks}",
@@ -50,7 +50,7 @@ SHARED = {
     "adapters/horovod_tensorflow/test_horovod_tensorflow.py": "adapters/_horovod/splits"
     " adapters/_tensorflow/{auto,eager,exchange_graph,reduce,saved_state,transport}",
     "adapters/horovod_torch/test_horovod_torch.py": "adapters/onebit_adam adapters/_horovod/waiting adapters/_torch/"
-    "{buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,wrapped_optimizer}",
+    "{buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,taken,torch_options,wrapped_optimizer}",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
     "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_transport}",
 }
