@@ -253,26 +253,30 @@ class Memory(Stage, OptimizerPart):
         for states in self.states.values():
             states.rollback()
 
-    def state_dict(self) -> dict[str, dict[str, np.ndarray]]:
+    def state_dict(self, take: bool = False) -> dict[str, dict[str, np.ndarray]]:
         """Copy the states.
+
+        Args:
+            take: Whether to remove them, which needs no copies.
 
         Returns:
             name -> field -> float32[size], a numpy array.
         """
         found: dict[str, dict[str, np.ndarray]] = {}
         for field, states in self.states.items():
-            for name, array in states.copies().items():
+            for name, array in (states.take() if take else states.copies()).items():
                 found.setdefault(name, {})[field] = array
         return found
 
-    def load_state_dict(self, state: dict[str, dict[str, np.ndarray]]) -> None:
+    def load_state_dict(self, state: dict[str, dict[str, np.ndarray]], copy: bool = True) -> None:
         """Replace the states. Fields that this memory does not have are left out.
 
         Args:
             state: name -> field -> float32[size].
+            copy: Whether the arrays stay the caller's.
         """
         for field, states in self.states.items():
-            states.load({name: fields[field] for name, fields in state.items() if field in fields})
+            states.load({name: fields[field] for name, fields in state.items() if field in fields}, copy)
 
     def redistribute(self, states: list[dict[str, np.ndarray]], ranks: int) -> dict[str, np.ndarray]:
         """Compute the state of ranks that take over from others.

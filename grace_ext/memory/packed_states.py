@@ -141,8 +141,13 @@ class PackedStates(States):
     def copies(self) -> dict[str, np.ndarray]:
         return {name: self.current(name) for name in self._state}
 
-    def load(self, states: dict[str, np.ndarray]) -> None:
-        super().load(states)
+    def take(self) -> dict[str, np.ndarray]:
+        found = self.copies()
+        self.load({})
+        return found
+
+    def load(self, states: dict[str, np.ndarray], copy: bool = True) -> None:
+        super().load(states, copy=False)  # packed at once
         for name, state in self._state.items():
             self.put(name, state)
         self.rollback()

@@ -98,6 +98,6 @@ class Residual(Memory):
         super().rollback()
         self._begun_rows.clear()
 
-    def load_state_dict(self, state: dict[str, dict[str, np.ndarray]]) -> None:
-        super().load_state_dict(state)
+    def load_state_dict(self, state: dict[str, dict[str, np.ndarray]], copy: bool = True) -> None:
+        super().load_state_dict(state, copy)
         self._begun_rows.clear()

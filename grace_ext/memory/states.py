@@ -232,13 +232,28 @@ class States:
         """
         return {name: self._arrays.get(name, NumpyArrays).to_host(state) for name, state in self._state.items()}
 
-    def load(self, states: dict[str, np.ndarray]) -> None:
+    def take(self) -> dict[str, np.ndarray]:
+        """Remove all states, and discard what is begun.
+
+        Returns:
+            name -> float32[size], which are the caller's from now on.
+        """
+        found = {
+            name: state if self._arrays.get(name, NumpyArrays) is NumpyArrays else self._arrays[name].to_host(state)
+            for name, state in self._state.items()
+        }
+        self.load({})
+        return found
+
+    def load(self, states: dict[str, np.ndarray], copy: bool = True) -> None:
         """Replace all states. What is begun is discarded.
 
         Args:
             states: name -> float32[size].
+            copy: Whether they stay the caller's.
         """
-        self._state = {name: np.array(array, np.float32).reshape(-1) for name, array in states.items()}
+        made = np.array if copy else np.asarray
+        self._state = {name: made(array, np.float32).reshape(-1) for name, array in states.items()}
         self._next.clear()
         self._arrays.clear()
         self._lent.clear()
