@@ -138,11 +138,12 @@ class CompressionOptions:
             density = self.make_rules().default.density
             if 0 < density <= _DISTURBS_ADAM:
                 warn_of_residual(memory, density)
-        if memory == "adam" and speaks:
-            given = self.memory.values() if isinstance(self.memory, dict) else [self.memory or "none"]
-            gains = [one.step_gain for one in map(make_memory, given) if isinstance(one, Momentum)]
-            if max(gains, default=1.0) > 1:
-                warn_of_large_steps(max(gains))
+        given = self.memory.values() if isinstance(self.memory, dict) else [self.memory]
+        # On all ranks, so that a spec that is refused is refused at the same point.
+        momenta = [make_memory(one) for one in given if one is not None and _kind(one) == Momentum.name]
+        gain = max((one.step_gain for one in momenta if isinstance(one, Momentum)), default=1.0)
+        if memory == "adam" and gain > 1 and speaks:
+            warn_of_large_steps(gain)
         self.compression = chosen.compression if self.compression is None else self.compression
         self.memory = chosen.memory if self.memory is None else self.memory
         self.schedule = chosen.schedule if self.schedule is None else self.schedule

@@ -160,6 +160,20 @@ def test_a_memory_that_disturbs_an_adam_is_warned_of(optimizers, given, remedy, 
     assert not advice._given
 
 
+def test_defaults_are_chosen_alike_on_all_ranks():
+    """What one rank alone refused, the others would refuse later, when they have counted one more exchange."""
+    for memory in ("onebit_adam", "residual:bits=7", "momentum:2"):
+        outcomes = []
+        for members in ((0, 4), (1, 4)):
+            try:
+                CompressionOptions(memory=memory).choose_defaults("adam", members)
+            except ConfigError as error:
+                outcomes.append(str(error))
+            else:
+                outcomes.append("")
+        assert outcomes[0] == outcomes[1], memory
+
+
 @pytest.mark.parametrize("memory", ["muon:0.9", {"a": "muon:0.9", "b": "adam", "c": "adam"}])
 def test_the_log_says_what_a_muon_gets(memory, caplog):
     caplog.set_level("INFO", "grace_ext")
