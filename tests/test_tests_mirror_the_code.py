@@ -35,6 +35,7 @@ SHARED = {
     "lowrank/test_powersgd.py": "communicators/factors _util/shared_states",
     "memory/test_muon.py": "memory/_by_tensor",
     "memory/test_residual.py": "memory/base",
+    "outer/test_outer.py": "outer/{adam,base,nesterov,sgd,yogi}",
     "observe/test_dispatch.py": "observe/{base,listener,norms}",
     "pipeline/test_conformance.py": "pipeline/{encoded,encoder}",
     "simulate/test_command.py": "simulate/{plot,tasks}",
