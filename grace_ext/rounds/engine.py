@@ -26,6 +26,7 @@ class _Turn:
 
     fragment: Fragment
     following: int  # the step at which it is exchanged next
+    rounds: int = 0  # that have begun
     due: int | None = None  # the step at which what is under way is applied
     steps: int = 0
     samples: float = 0.0
@@ -131,6 +132,7 @@ class Rounds:
 
         The next round begins here. What is under way is applied first. Where no rank has made a step, nothing changes.
         """
+        self._check_usable()
         for turn in self._turns:
             if turn.outcome is not None:
                 self._apply(turn, self._keep)
@@ -150,19 +152,25 @@ class Rounds:
             pass
         self.synchronize()
 
+    def _check_usable(self) -> None:
+        if self._error is not None:
+            raise ExchangeError(
+                "an earlier round failed, so the ranks may be out of step: restart from a checkpoint"
+            ) from self._error
+
     def _schedule(self) -> None:
         """The fragments' next turns, from this step on."""
         for number, turn in enumerate(self._turns):
-            length = self._steps_of(turn.fragment)
+            length = self._steps_of(turn)
             turn.following = self._position + (number * length // len(self._turns) or length)
 
-    def _steps_of(self, fragment: Fragment) -> int:
+    def _steps_of(self, turn: _Turn) -> int:
         """Number of steps of the fragment's next round; 0 where a round has a time."""
         if callable(self._length):
-            steps = self._length(fragment.step)
+            steps = self._length(turn.rounds + 1)
             if not isinstance(steps, int) or steps <= self._delay:
                 raise ConfigError(
-                    f"steps({fragment.step}) is {steps!r}; allowed: whole numbers above the delay, {self._delay}"
+                    f"steps({turn.rounds + 1}) is {steps!r}; allowed: whole numbers above the delay, {self._delay}"
                 )
             return steps
         return self._length or 0
@@ -174,6 +182,7 @@ class Rounds:
 
     def _tick(self, joined: bool) -> list[Outcome]:
         """A step has been made, or with `joined` one of the others' is shadowed. Returns what came of the rounds that ended."""
+        self._check_usable()
         self._position += 1
         ended = [
             self._apply(turn, self._keep) for turn in self._turns if turn.due is not None and turn.due <= self._position
@@ -181,22 +190,19 @@ class Rounds:
         for turn in self._turns:
             if self._is_turn(turn, joined):
                 self._start(turn, joined)
-                turn.following = self._position + self._steps_of(turn.fragment)
+                turn.following = self._position + self._steps_of(turn)
                 if not self._delay:
                     ended.append(self._apply(turn, 0.0))
                     self._began = self._clock()
         return ended
 
     def _start(self, turn: _Turn, joined: bool) -> None:
-        if self._error is not None:
-            raise ExchangeError(
-                "an earlier round failed, so the ranks may be out of step: restart from a checkpoint"
-            ) from self._error
         buffers = self._parameters.read_buffers()[: None if turn is self._turns[0] else 0]
         finite = turn.fragment.measure() and bool(np.isfinite(buffers).all())
         if not finite:
             self._recover()
         weight = turn.samples if self._weights == SAMPLES else float(turn.steps > 0)
+        turn.rounds += 1
         turn.steps, turn.samples, turn.due = 0, 0.0, self._position + self._delay
         turn.outcome = self._worker.submit(turn.fragment.exchange_round, Contribution(weight, finite, joined, buffers))
 
@@ -298,7 +304,7 @@ class Rounds:
             saved = state["turns"][number]
             turn.fragment.load_state_dict(saved["fragment"])
             turn.following, turn.steps, turn.samples = saved["following"], saved["steps"], saved["samples"]
-            turn.outcome, turn.due = None, None
+            turn.rounds, turn.outcome, turn.due = turn.fragment.step - 1, None, None
             if under_way := saved["under_way"]:
                 turn.outcome, turn.due = concurrent.futures.Future(), under_way["due"]
                 turn.outcome.set_result(

@@ -1,5 +1,6 @@
 """A fragment of a model in rounds of local steps: what the ranks share of it, and one exchange of how it has moved."""
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Sequence
@@ -190,7 +191,7 @@ class Fragment:
             self.step += 1
             return Outcome(own.finite, exchanged, bool(headers["joined"].all()), averaged, headers[:1].nbytes + sent)
         except BaseException:
-            self.exchange.abort()
+            self._abort()
             raise
         finally:
             self._waiting = ()
@@ -258,6 +259,14 @@ class Fragment:
             exchange.finish(bucket, self._moved[bucket.name])
         finite = exchange.end_step()
         return finite and all(bool(np.isfinite(array).all()) for array in self._moved.values())
+
+    def _abort(self) -> None:
+        """Give up the exchange. What is queued for this thread has to be taken from the queue here: nobody else will."""
+        for bucket in self.exchange.buckets:
+            with contextlib.suppress(BaseException):  # after the first error, each of them raises that at once
+                if self.exchange.is_started(bucket):
+                    self.exchange.pending(bucket)
+        self.exchange.abort()
 
     def _packed(self, bucket: Bucket, factor: np.float32):
         moved = self._moved[bucket.name]
