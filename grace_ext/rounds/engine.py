@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..errors import ConfigError, ExchangeError
-from .fragment import Contribution, Fragment, Outcome
+from .fragment import Fragment, Outcome
+from .header import Contribution
 from .parameters import Parameters
 
 UNIFORM, SAMPLES = "uniform", "samples"

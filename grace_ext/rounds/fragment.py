@@ -4,39 +4,23 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
 from .._util.numerics import non_finite_allowed
-from ..errors import ConfigError, ExchangeError
+from ..errors import ConfigError
 from ..exchange.buckets import Bucket
 from ..exchange.engine import Exchange
 from ..exchange.session import StateSession
 from ..exchange.stalls import watch_ranks
 from ..outer import OuterOptimizer
 from ..transport.base import Transport
+from .header import Contribution, gather_headers
 from .parameters import Parameters
 from .weights import shares_of
 
 _LOG = logging.getLogger("grace_ext")
-
-
-class Contribution(NamedTuple):
-    """What a rank brings to a round.
-
-    Attributes:
-        weight: How much it counts, finite and not negative; 0 for nothing.
-        finite: Whether its parameters and buffers were finite. If not, it contributes nothing.
-        joined: Whether it has no data any more.
-        buffers: Its buffers, float32[n], the same n on all ranks.
-    """
-
-    weight: float
-    finite: bool
-    joined: bool
-    buffers: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +165,7 @@ class Fragment:
         try:
             self._waiting = (f"{self.prefix}.round",)
             self._settle()
-            headers = self._headers(own)
+            headers = gather_headers(self.transport, f"{self.prefix}.header", self.step, own)
             shares = shares_of(dict(enumerate(headers["weight"].tolist())))
             averaged, sent = self._averaged(own.buffers, shares)
             exchanged = any(shares.values()) and self._exchange(shares[self.transport.rank] * self.transport.size)
@@ -218,20 +202,6 @@ class Fragment:
 
     def _gather(self, name: str, payload: np.ndarray) -> np.ndarray:
         return self.transport.allgather(f"{self.prefix}.{name}", payload).wait()
-
-    _HEADER = np.dtype([("step", "<i8"), ("weight", "<f8"), ("finite", "u1"), ("joined", "u1"), ("buffers", "<u4")])
-
-    def _headers(self, own: Contribution) -> np.ndarray:
-        weight = own.weight if own.finite else 0.0
-        header = np.array([(self.step, weight, own.finite, own.joined, own.buffers.size)], self._HEADER)
-        received = self._gather("header", header.view(np.uint8))
-        if received.size != header.nbytes * self.transport.size:
-            raise ExchangeError(f"{received.size} bytes are no headers of {self.transport.size} ranks")
-        headers = received.copy().view(self._HEADER)
-        for field in ("step", "buffers"):
-            if len(set(headers[field].tolist())) > 1:
-                raise ExchangeError(f"the ranks differ in {field} of the round: {headers[field].tolist()}")
-        return headers
 
     def _averaged(self, buffers: np.ndarray, shares: dict[int, float]) -> tuple[np.ndarray | None, int]:
         """The weighted mean of the ranks' buffers, in the order of ranks, and the bytes that this rank has sent for it."""

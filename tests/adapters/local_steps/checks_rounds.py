@@ -134,7 +134,7 @@ def fragments_are_exchanged_in_the_background():
     same_on_all_ranks(flat(model))
 
 
-@check
+@check_under_every_launcher
 def ranks_with_different_data_count_by_their_samples_and_may_join_early():
     model, options = net(), {"rules": {"*": "dense/raw"}, "memory": "none"}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
