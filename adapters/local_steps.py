@@ -7,10 +7,11 @@ local.step()                                    # after each optimizer.step()
 """
 
 import concurrent.futures
+import contextlib
 import datetime
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,7 @@ class LocalSteps:
             steps = chosen.steps
             if steps is None:
                 raise ConfigError(f"preset {preset!r} has no usual number of steps: give steps= or seconds=")
-        parameters = ModuleParameters(model, optimizers, buffers == "average")
+        self._parameters = parameters = ModuleParameters(model, optimizers, buffers == "average")
         parts = split(parameters.tensors(), fragments)
         if shared.capture is not None and len(parts) > 1:
             raise ConfigError(f"capture with {len(parts)} fragments: allowed with one")
@@ -168,6 +169,22 @@ class LocalSteps:
         Means are over the ranks that still have data. All ranks' parameters have the same bits afterwards.
         """
         self._rounds.join()
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Inside, the model's parameters are what the ranks share, as for an evaluation in the middle of a round.
+
+        No collective, but it waits for an exchange under way. Buffers stay this rank's own.
+
+        Yields:
+            None; afterwards the parameters are this rank's own again.
+        """
+        own = self._parameters.copy()
+        self._rounds.show_shared()
+        try:
+            yield
+        finally:
+            self._parameters.restore(own)
 
     def state_dict(self) -> dict:
         """This rank's part of a checkpoint, beside model.state_dict() and optimizer.state_dict(). No collective.

@@ -4,6 +4,7 @@ Rank 0 writes the result, a JSON object, to options["out"]. With options["measur
 the model is.
 """
 
+import contextlib
 import json
 import os
 import statistics
@@ -31,6 +32,9 @@ class PerStep:
     def synchronize(self) -> None:
         """Ranks are equal after each step."""
 
+    def shared(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
     def stats(self, steps: int) -> dict:
         sent = bytes_sent(self.optimizers, self._library, self._arguments, self._model, steps)
         return {"bytes_sent": sent, "rounds": steps}
@@ -51,6 +55,9 @@ class Local:
 
     def synchronize(self) -> None:
         self._local.synchronize()
+
+    def shared(self) -> contextlib.AbstractContextManager:
+        return self._local.shared()
 
     def stats(self, steps: int) -> dict:
         stats = self._local.compression_stats()
@@ -80,7 +87,7 @@ def main() -> None:
     evaluated = (
         set() if options["measure"] else {round(options["steps"] * (i + 1) / EVALUATIONS) for i in range(EVALUATIONS)}
     )
-    curve, laps, ends, due, began = [], [], [], False, time.perf_counter()
+    curve, laps, ends, began = [], [], [], time.perf_counter()
     for step in range(1, options["steps"] + 1):
         started = time.perf_counter()
         for optimizer in made.optimizers:
@@ -90,12 +97,11 @@ def main() -> None:
             stepped.step()
         ends += [step] if made.step() else []
         laps.append(time.perf_counter() - started)
-        due |= step in evaluated
-        if due and (step == options["steps"] or ends[-1:] == [step]):  # where a round ends
-            due = False
+        if step in evaluated:
             if step == options["steps"]:
                 made.synchronize()
-            found = evaluate(task, data, model)  # with a delay, of each rank's own parameters on its share
+            with made.shared():
+                found = evaluate(task, data, model)
             curve.append({"step": step, "seconds": sum(laps), **made.stats(step), **found})
             if hvd.rank() == 0:
                 print(f"[local_steps] step {step}/{options['steps']}: loss {found['loss']:.4f}", flush=True)

@@ -36,6 +36,7 @@ SHARED = {
     "memory/test_muon.py": "memory/_by_tensor",
     "memory/test_residual.py": "memory/base",
     "outer/test_outer.py": "outer/{adam,base,nesterov,sgd,yogi}",
+    "rounds/test_engine.py": "rounds/timing",
     "rounds/test_fragment.py": "rounds/header",
     "observe/test_dispatch.py": "observe/{base,listener,norms}",
     "pipeline/test_conformance.py": "pipeline/{encoded,encoder}",

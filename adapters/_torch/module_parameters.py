@@ -54,6 +54,16 @@ class ModuleParameters(Parameters):
     def assign(self, name: str, shared: np.ndarray, keep: float) -> None:
         _mix(self._parameters[name], torch.from_numpy(shared), keep)
 
+    def copy(self) -> list[torch.Tensor]:
+        """Of all parameters, for `restore`."""
+        return [p.detach().clone() for p in self._parameters.values()]
+
+    @torch.no_grad()
+    def restore(self, copies: list[torch.Tensor]) -> None:
+        """Return to what `copy` gave."""
+        for p, own in zip(self._parameters.values(), copies, strict=True):
+            p.copy_(own)
+
     def read_buffers(self) -> np.ndarray:
         if not self._buffers:
             return np.empty(0, np.float32)

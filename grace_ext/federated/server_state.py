@@ -162,7 +162,8 @@ class ServerState:
             round_, received = int(state["round"]), int(state["received"])
             expected, absent = dict(state["asked"].tolist()), set(state["gone"].tolist())
             rejections = collections.Counter(dict(zip(state["reasons"].tolist(), state["counts"].tolist(), strict=True)))
-            broadcast, norms, updates, step = map(copy.copy, (self._broadcast, self._norms, self._updates, self._step))
+            broadcast, norms = copy.copy(self._broadcast), copy.copy(self._norms)
+            updates, step = copy.copy(self._updates), copy.copy(self._step)
             try:
                 for part in (broadcast, norms, updates, step):
                     part.load_state_dict(state)  # it replaces what the part has, and changes none of it

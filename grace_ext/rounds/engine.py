@@ -16,8 +16,8 @@ from ..errors import ConfigError, ExchangeError
 from .fragment import Fragment, Outcome
 from .header import Contribution
 from .parameters import Parameters
+from .timing import SAMPLES, UNIFORM, check_timing
 
-UNIFORM, SAMPLES = "uniform", "samples"
 VERSION = 1
 
 
@@ -72,7 +72,7 @@ class Rounds:
         weights: str = UNIFORM,
         clock: Callable[[], float] = time.monotonic,
     ):
-        _check(len(fragments), steps, seconds, delay, keep, weights)
+        check_timing(len(fragments), steps, seconds, delay, keep, weights)
         self._parameters, self._worker, self._clock = parameters, worker, clock
         self._length, self._seconds, self._delay, self._keep, self._weights = steps, seconds, delay, keep, weights
         #: Number of local steps so far.
@@ -152,6 +152,13 @@ class Rounds:
         while not any(outcome.all_joined for outcome in self._tick(joined=True)):
             pass
         self.synchronize()
+
+    def show_shared(self) -> None:
+        """Give the parameters what the ranks share, what is under way included. The caller puts back what they were."""
+        for turn in self._turns:
+            if turn.outcome is not None:
+                self._result(turn)
+            turn.fragment.assign(0.0)
 
     def _check_usable(self) -> None:
         if self._error is not None:
@@ -313,31 +320,3 @@ class Rounds:
                 )
         self.steps, self._position, self.lost = state["steps"], state["position"], state["lost"]
         self._began = self._clock()
-
-
-def _check(fragments: int, steps: object, seconds: float | None, delay: int, keep: float, weights: str) -> None:
-    """Raises ConfigError for arguments of Rounds that make no sense."""
-    if (steps is None) == (seconds is None):
-        raise ConfigError(f"steps={steps}, seconds={seconds}; allowed: one of them")
-    if seconds is not None:
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise ConfigError(f"seconds={seconds}; allowed: finite and above 0")
-        if fragments > 1 or delay:
-            raise ConfigError(
-                f"seconds={seconds} with fragments={fragments}, delay={delay}; allowed: one fragment, no delay"
-            )
-    elif callable(steps):
-        if fragments > 1:
-            raise ConfigError(f"steps by round with fragments={fragments}; allowed: a single fragment")
-    elif not isinstance(steps, int) or steps < fragments:
-        raise ConfigError(f"steps={steps!r}; allowed: whole numbers from the number of fragments on, {fragments}")
-    elif not 0 <= delay < max(steps // fragments, 1):
-        raise ConfigError(
-            f"delay={delay}; allowed with steps={steps} and fragments={fragments}: 0 to {steps // fragments - 1}"
-        )
-    if delay < 0:
-        raise ConfigError(f"delay={delay}; allowed: from 0 on")
-    if not 0 <= keep < 1 or keep and not delay:
-        raise ConfigError(f"keep={keep} with delay={delay}; allowed: from 0 to below 1, above 0 only with a delay")
-    if weights not in (UNIFORM, SAMPLES):
-        raise ConfigError(f"weights={weights!r}; allowed: {UNIFORM!r}, {SAMPLES!r}")

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import xxhash
@@ -238,7 +238,7 @@ class Fragment:
                     self.exchange.pending(bucket)
         self.exchange.abort()
 
-    def _packed(self, bucket: Bucket, factor: np.float32):
+    def _packed(self, bucket: Bucket, factor: np.float32) -> Callable[[np.ndarray], None]:
         moved = self._moved[bucket.name]
 
         def pack(out: np.ndarray) -> None:

@@ -325,3 +325,21 @@ def test_a_rank_that_is_waited_for_can_be_seen():
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         assert list(threads.map(work, range(2))) == [(), ()]
     assert sorted(looks) == [(), ("rounds0.round",)]
+
+
+@pytest.mark.parametrize("schedule", ["warmup:steps=3:start=0.5:stages=3", "kimad:5:prior=1e6"])
+def test_densities_follow_a_schedule_of_rounds(schedule):
+    def train(transport):
+        worker, sent = Worker(transport, steps=2, schedule={"density": schedule}), []
+        for number in range(5):
+            worker.train(2, first=2 * number)
+            sent.append(worker.rounds.stats()["last_step"]["compressed"]["bytes_out"])
+        return worker.flat, sent, worker.rounds.stats()["densities"]
+
+    rows = on_all_ranks(train, RANKS)
+    assert all(row[0].tobytes() == rows[0][0].tobytes() for row in rows)
+    for _, sent, densities in rows:
+        if schedule.startswith("kimad"):
+            assert set(densities) == {"a", "b", "c"} and all(0 < density <= 1 for density in densities.values())
+        else:
+            assert sent[0] > 1.5 * sent[1] > 2 * sent[3] and abs(sent[3] - sent[4]) < 0.1 * sent[3], sent

@@ -38,6 +38,7 @@ class Worker:
         communicator="allgather",
         fragments=1,
         rules=None,
+        schedule=None,
         **options,
     ):
         self.rank, self.size = transport.rank, transport.size
@@ -48,7 +49,7 @@ class Worker:
         parts = []
         for number, tensors in enumerate(split(self.parameters.tensors(), fragments)):
             prefix = f"rounds{number}"
-            exchange = Exchange(transport, memory, 1 / transport.size, executor=self.executor)
+            exchange = Exchange(transport, memory, 1 / transport.size, executor=self.executor, schedule=schedule)
             shared: Communicator = parse_stage("communicator", communicator)
             exchange.set_buckets(build_buckets(exchange, [tensors], (), Rules(compression, rules), shared, prefix))
             states = StateSession(None, lambda *_: [])

@@ -129,7 +129,13 @@ def fragments_are_exchanged_in_the_background():
     model = net()
     optimizer = adamw(model)
     local = LocalSteps(model, optimizer, steps=6, fragments=[["inner.3.*"], ["*"]], delay=2, keep=0.5, outer="nesterov")
-    assert train(model, optimizer, local, 20) == 6  # after steps 5, 8, 11, 14, 17 and 20
+    assert train(model, optimizer, local, 19) == 5  # after steps 5, 8, 11, 14 and 17; another one is under way
+    own = flat(model)
+    with local.shared():
+        same_on_all_ranks(flat(model))
+        assert not torch.equal(flat(model), own)
+    assert torch.equal(flat(model), own)
+    assert train(model, optimizer, local, 1, first=19) == 1
     local.synchronize()
     same_on_all_ranks(flat(model))
 
