@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import datetime
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -224,7 +225,7 @@ class LocalSteps:
             self._worker.submit(consolidate).result()
 
     def compression_stats(self) -> dict:
-        """Bytes, ratio and seconds per stage, in total and of the last round.
+        """Bytes, ratio and seconds per stage, in total and of the last round. It waits for an exchange under way.
 
         Returns:
             What docs/observability.md describes, its steps being rounds of a fragment, and local_steps, rounds, lost_rounds,
@@ -275,6 +276,8 @@ def _over_horovod(hvd: Any, process_set: Any) -> tuple[Transport, str]:
 
     if hvd is None or not hvd.is_initialized():
         raise ConfigError("Horovod is not initialized: call horovod.torch.init() first")
+    if os.environ.get("HOROVOD_ELASTIC") == "1":
+        raise ConfigError("elastic Horovod changes the ranks during a job, which local steps do not support")
     process_set = process_set or hvd.global_process_set
     if not process_set.included():
         raise ConfigError(f"this rank does not belong to {process_set}")

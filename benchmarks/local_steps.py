@@ -130,7 +130,7 @@ def page(args) -> None:
             header = ["method", TASKS[task].measure, "times fewer bytes"]
             header += [column for rate in rates for column in (f"ms per step, {rate}", f"seconds to the same, {rate}")]
             text += f"### {TASKS[task].label}\n\n{as_markdown([header, *rows])}\n"
-    print(write_section(os.path.join(ROOT, "docs"), "local-steps", "Measurements", text, "local-steps.md"))
+    print(write_section(args.out, "local-steps", "Measurements", text, "local-steps.md"))
 
 
 def row_of(folder: str, task: str, method: str, rates: list[str]) -> list[str] | None:
@@ -181,7 +181,8 @@ def main():
         command.add_argument("--methods", nargs="+", default=list(methods()), choices=methods())
         command.add_argument("--steps", type=int, help="for a trial, with another --results")
         command.add_argument("--timeout", type=float, default=7200, help="seconds of one run")
-    commands.add_parser("page", help="write the section of docs/local-steps.md")
+    writes = commands.add_parser("page", help="write the section of docs/local-steps.md")
+    writes.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of local-steps.md")
     for command in commands.choices.values():
         command.add_argument("--results", default=RESULTS)
     args = parser.parse_args()

@@ -155,10 +155,15 @@ class Rounds:
 
     def show_shared(self) -> None:
         """Give the parameters what the ranks share, what is under way included. The caller puts back what they were."""
+        self._wait()
+        for fragment in self.fragments:
+            fragment.assign(0.0)
+
+    def _wait(self) -> None:
+        """For what is under way."""
         for turn in self._turns:
             if turn.outcome is not None:
                 self._result(turn)
-            turn.fragment.assign(0.0)
 
     def _check_usable(self) -> None:
         if self._error is not None:
@@ -218,10 +223,7 @@ class Rounds:
         """All parameters of this rank return to what the ranks share, those of other fragments as well: each is computed with
         the others."""
         self.lost += 1
-        for turn in self._turns:
-            if turn.outcome is not None:
-                self._result(turn)
-            turn.fragment.assign(0.0)
+        self.show_shared()
         self._parameters.recovered()
 
     def _result(self, turn: _Turn) -> Outcome:
@@ -251,7 +253,7 @@ class Rounds:
             turn.fragment.exchange.close()
 
     def stats(self) -> dict:
-        """Report totals since the start.
+        """Report totals since the start. It waits for an exchange under way, which changes them in another thread.
 
         Returns:
             What grace_ext.exchange.stats.report describes, with a step for each exchange of a fragment, and: local_steps;
@@ -259,6 +261,7 @@ class Rounds:
             its parameters were not finite; other_bytes_out, bytes of headers and buffers; waited_seconds, how long local steps
             waited for exchanges.
         """
+        self._wait()
         *others, last = [fragment.exchange for fragment in self.fragments]
         return {
             **last.stats(*others),
@@ -305,9 +308,7 @@ class Rounds:
             raise ConfigError(f"the state of local steps is of version {state.get('version')}; known: {VERSION}")
         if len(state["turns"]) != len(self._turns):
             raise ConfigError(f"the state is of {len(state['turns'])} fragments, and there are {len(self._turns)}")
-        for turn in self._turns:
-            if turn.outcome is not None:
-                self._result(turn)
+        self._wait()
         for number, turn in enumerate(self._turns):
             saved = state["turns"][number]
             turn.fragment.load_state_dict(saved["fragment"])

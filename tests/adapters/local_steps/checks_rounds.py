@@ -1,8 +1,10 @@
 """What is checked inside the ranks of one job: rounds of local steps, and what a user may wrap."""
 
 import json
+import os
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import torch
 from harness import OVER_TORCH, adamw, batch, flat, gather, net, rank, ranks, same_on_all_ranks, train, train_step
@@ -306,6 +308,8 @@ def what_makes_no_sense_is_refused():
                 LocalSteps(model, wrapped)
         with raises(ConfigError, "torch.distributed is not initialized"):
             LocalSteps(model, optimizer, backend="gloo")
+        with mock.patch.dict(os.environ, HOROVOD_ELASTIC="1"), raises(ConfigError, "elastic Horovod changes the ranks"):
+            LocalSteps(model, optimizer)
 
 
 @check
