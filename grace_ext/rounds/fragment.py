@@ -164,6 +164,7 @@ class Fragment:
         """
         try:
             self._waiting = (f"{self.prefix}.round",)
+            self.states.begin_step()
             self._settle()
             headers = gather_headers(self.transport, f"{self.prefix}.header", self.step, own)
             shares = shares_of(dict(enumerate(headers["weight"].tolist())))

@@ -223,6 +223,30 @@ def equal(mine, theirs):
     return np.array_equal(mine, theirs)
 
 
+def test_other_numbers_of_ranks_go_on_with_the_sum_of_the_residuals():
+    states = on_all_ranks(lambda t: Worker(t, steps=2, outer="nesterov").train(4).rounds.state_dict(), 2)
+
+    def residuals(state):
+        memories = state["turns"][0]["fragment"]["exchange"]["memories"].values()
+        return [np.concatenate([memory["residual"][name] for name in ("a", "b", "c")]) for memory in memories]
+
+    saved = copy.deepcopy(states[0])
+    for state in states:
+        exchange = saved["turns"][0]["fragment"]["exchange"]
+        exchange["memories"] |= state["turns"][0]["fragment"]["exchange"]["memories"]
+
+    def resume(transport):
+        worker = Worker(transport, steps=2, outer="nesterov")
+        worker.rounds.load_state_dict(saved)
+        worker.rounds.show_shared()
+        [own] = residuals(worker.rounds.state_dict())
+        return own, worker.train(4, first=4).flat
+
+    rows = on_all_ranks(resume, 3)
+    same([row[1] for row in rows])
+    np.testing.assert_allclose(sum(row[0] for row in rows), sum(residuals(saved)), rtol=1e-5, atol=1e-6)
+
+
 def test_a_checkpoint_on_some_ranks_only_is_refused_by_all():
     states = on_all_ranks(lambda t: Worker(t, steps=2).train(4).rounds.state_dict(), 2)
 

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -317,7 +318,7 @@ def test_a_rank_that_is_waited_for_can_be_seen():
 
     def look(fragment):
         while not fragment.unfinished():
-            pass
+            time.sleep(0.001)
         first.set()
         looks.append(fragment.unfinished())
         second.set()

@@ -124,6 +124,10 @@ def rank_0_can_save_the_memories_of_all_ranks():
             assert torch.equal(memories[number]["residual"]["inner.0.weight"], row)
     else:
         assert list(memories) == [rank()]
+    train(model, optimizer, local, 1, first=3)
+    later = local.state_dict()["turns"][0]["fragment"]["exchange"]["memories"]
+    assert list(later) == [rank()], "what was gathered before the round is not mixed with what is there after it"
+    assert not torch.equal(later[rank()]["residual"]["inner.0.weight"], own)
 
 
 @check
