@@ -76,6 +76,7 @@ class Fragment:
         self.states, self.prefix = states, prefix
         #: Number of the round that comes next, from 1 on.
         self.step = 1
+        self._outer_steps = 0  # fewer than rounds: in some nobody contributes
         for bucket in exchange.buckets:
             if bucket.memory.applies_momentum or bucket.memory.needs_step:
                 raise ConfigError(
@@ -186,7 +187,7 @@ class Fragment:
         if self.states.settled:
             return
         self.states.settle(self.exchange, self.prefix)
-        digest = xxhash.xxh64(str(self.step).encode())
+        digest = xxhash.xxh64(repr((self.step, self._outer_steps)).encode())
         for name, shared in self.shared.items():
             for array in (shared, *self._outer_state[name].values()):
                 digest.update(array)
@@ -249,10 +250,11 @@ class Fragment:
         return pack
 
     def _step(self) -> None:
+        self._outer_steps += 1
         with non_finite_allowed():
             for bucket in self.exchange.buckets:
                 for name, change in _parts(bucket, self._moved[bucket.name]):
-                    self.outer.step(self.shared[name], change, self._outer_state[name], self.step)
+                    self.outer.step(self.shared[name], change, self._outer_state[name], self._outer_steps)
 
     def _report(self, headers: np.ndarray, exchanged: bool) -> None:
         if self.transport.rank:
@@ -272,8 +274,8 @@ class Fragment:
         """Copy this rank's state, between rounds. No collective.
 
         Returns:
-            The memories as StateSession.save gives them, the shared values, the outer optimizer's state, and the number of the
-            next round.
+            The memories as StateSession.save gives them, the shared values, the outer optimizer's state and number of
+            steps, and the number of the next round.
         """
         return {
             "exchange": self.states.save(self.exchange, self.names),
@@ -284,6 +286,7 @@ class Fragment:
                 if fields
             },
             "round": self.step,
+            "outer_steps": self._outer_steps,
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -301,7 +304,8 @@ class Fragment:
             for name, fields in self._outer_state.items()
         }
         self.states.load(state["exchange"], self.exchange)
-        self.shared, self._outer_state, self.step = shared, outer, int(state["round"])
+        self.shared, self._outer_state = shared, outer
+        self.step, self._outer_steps = int(state["round"]), int(state["outer_steps"])
 
 
 def _parts(bucket: Bucket, vector: np.ndarray) -> Sequence[tuple[str, np.ndarray]]:

@@ -97,6 +97,18 @@ def test_with_a_delay_local_steps_go_on_during_an_exchange():
     same([found[0], found[1]])
 
 
+def test_rounds_to_which_nobody_contributes_are_no_steps_of_the_outer_optimizer():
+    def train(transport):
+        worker = Worker(transport, steps=2, outer="adam")
+        for number in range(3):
+            worker.train(2, first=2 * number)
+            worker.rounds.synchronize()  # again, where the round has just ended
+        return worker.flat
+
+    plain = on_all_ranks(lambda t: Worker(t, steps=2, outer="adam").train(6).flat, 2)
+    same([*plain, *on_all_ranks(train, 2)])
+
+
 def test_steps_by_round():
     """Short rounds at first."""
 
