@@ -34,11 +34,11 @@ FAILURES = {"between": "rank 1 gives up", "under way": "rank 1 gives up", "worke
     "launcher, where",
     in_tiers(
         itertools.product(("torchrun-2", "horovodrun-gloo-2"), FAILURES),
-        test=[("torchrun-2", "between"), ("torchrun-2", "under way"), ("horovodrun-gloo-2", "worker")],
+        test=[("torchrun-2", "under way"), ("torchrun-2", "stopped"), ("horovodrun-gloo-2", "worker")],
     ),
 )
 def test_a_rank_that_fails_ends_the_job(launcher, where):
-    done = run(launcher, HERE / "failing.py", where)
+    done = run(launcher, HERE / "failing.py", where, variables={"GRACE_EXT_STOPPED_SECONDS": "5"})
     assert done.returncode != 0
     assert re.search(FAILURES[where], done.stdout), done.stdout[-4000:]
     assert "step 7 went well" in done.stdout and "this line must not be reached" not in done.stdout
