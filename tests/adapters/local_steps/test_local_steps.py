@@ -27,7 +27,12 @@ def test_check(job, name, record_property):
     job.assert_ok(name)
 
 
-FAILURES = {"between": "rank 1 gives up", "under way": "rank 1 gives up", "worker": "the encoder of rank 1 broke"}
+FAILURES = {
+    "between": "rank 1 gives up",
+    "under way": "rank 1 gives up",
+    "worker": "the encoder of rank 1 broke",
+    "stopped": "a signal stopped rank 1 .* is killed",
+}
 
 
 @pytest.mark.parametrize(
