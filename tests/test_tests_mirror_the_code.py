@@ -35,6 +35,9 @@ SHARED = {
     "lowrank/test_powersgd.py": "communicators/factors _util/shared_states",
     "memory/test_muon.py": "memory/_by_tensor",
     "memory/test_residual.py": "memory/{base,optimizer_part}",
+    "outer/test_outer.py": "outer/{adam,base,nesterov,sgd,yogi}",
+    "rounds/test_engine.py": "rounds/timing",
+    "rounds/test_fragment.py": "rounds/header",
     "observe/test_dispatch.py": "observe/{base,listener,norms}",
     "pipeline/test_conformance.py": "pipeline/{encoded,encoder}",
     "simulate/test_command.py": "simulate/{plot,tasks}",
@@ -52,7 +55,8 @@ SHARED = {
     "adapters/horovod_torch/test_horovod_torch.py": "adapters/onebit_adam adapters/_horovod/waiting adapters/_torch/"
     "{buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,taken,torch_options,wrapped_optimizer}",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
-    "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_transport}",
+    "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_transport,process_group}",
+    "adapters/local_steps/test_local_steps.py": "adapters/_torch/module_parameters",
 }
 #: They only keep import paths of earlier versions.
 ALIASES = {"capture", "checkpoint", "container", "rng"}
