@@ -27,7 +27,7 @@ from ._torch.adam_step import MomentsInMemory, attach, moments_in_memory, own_me
 from ._torch.ddp_buckets import DdpBuckets
 from ._torch.ddp_options import DdpOptions
 from ._torch.ddp_transport import GroupTransport, own_transport
-from ._torch.first_step import expect_hook, hook_was_called
+from ._torch.first_step import expect_hook, forget_hook, hook_was_called
 from ._torch.gradients import named
 from ._torch.saved_state import to_numpy, to_torch
 
@@ -89,6 +89,7 @@ class CompressionState:
         self._parameters = named([] if named_parameters is None else list(named_parameters))
         self._optimizers: Callable[[], list[torch.optim.Optimizer]] = functools.partial(_listed, optimizer)
         self._model: weakref.ref[DistributedDataParallel] | None = None
+        self._expects: Callable[[torch.optim.Optimizer], bool] | None = None  # what an adapter knows of `_owns`
         self._detach: list[Callable[[], None]] = []
         if named_parameters is not None or optimizer is not None:
             self._complete()
@@ -170,20 +171,22 @@ class CompressionState:
         """Leave the optimizers as they were: another state takes over the model."""
         while self._detach:
             self._detach.pop()()
-        hook_was_called(self)
+        forget_hook(self)
 
     def _on_bucket_ready(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         hook_was_called(self)
         return (self._buckets or self._complete()).on_bucket_ready(bucket)
 
-    def _steps_with(self, optimizer: torch.optim.Optimizer) -> bool:
-        """See WaitsForHook."""
+    def _owns(self, optimizer: torch.optim.Optimizer) -> bool | None:
+        """See first_step.HasHook."""
         if self._transport is not None and self.ranks == 1:
             return False
+        if self._expects is not None:
+            return self._expects(optimizer)
         if self._buckets is not None and (known := self._optimizers()):
             return any(one is optimizer for one in known)
-        own = {id(p) for p in self._parameters.values()}
-        return not own or any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+        own = {id(p) for p in (self._buckets.parameters if self._buckets else self._parameters).values()}
+        return any(id(p) in own for group in optimizer.param_groups for p in group["params"]) if own else None
 
     def state_dict(self) -> dict:
         """This rank's memory, the number of the next step and the order of the buckets. No collective.
@@ -218,6 +221,12 @@ class CompressionState:
             self._saved = saved
         else:
             self._buckets.load(saved)
+
+    def _forget(self) -> None:
+        """Start from zero in the next step, as after loading a checkpoint that has nothing of this state."""
+        self._saved = None
+        if self._buckets is not None:
+            self._buckets.load(None)
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Gather the memories of all ranks for state_dict() on rank `to`, until the next step: a collective.

@@ -17,24 +17,32 @@ HOW_TO_REGISTER = (
 )
 
 
-class WaitsForHook(Protocol):
-    """A state whose hook has not been called yet."""
+class HasHook(Protocol):
+    """A state with a hook."""
 
-    def _steps_with(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the gradients of this optimizer's parameters are the state's to exchange, as far as it knows."""
-
-
-_waiting: "weakref.WeakSet[WaitsForHook]" = weakref.WeakSet()
+    def _owns(self, optimizer: torch.optim.Optimizer) -> bool | None:
+        """Whether the gradients of this optimizer's parameters are the state's to exchange; None if it cannot know yet."""
 
 
-def expect_hook(state: WaitsForHook) -> None:
+_waiting: "weakref.WeakSet[HasHook]" = weakref.WeakSet()
+_called: "weakref.WeakSet[HasHook]" = weakref.WeakSet()
+
+
+def expect_hook(state: HasHook) -> None:
     """Raise after the first step of the state's optimizer, unless `hook_was_called` comes before."""
     _waiting.add(state)
 
 
-def hook_was_called(state: WaitsForHook) -> None:
+def hook_was_called(state: HasHook) -> None:
     """The state's hook works."""
     _waiting.discard(state)
+    _called.add(state)
+
+
+def forget_hook(state: HasHook) -> None:
+    """The state is out of use."""
+    _waiting.discard(state)
+    _called.discard(state)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -44,8 +52,11 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """
     if not _waiting or not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    forgotten = [state for state in list(_waiting) if state._steps_with(optimizer)]
-    if forgotten and _has_gradients(p.grad for group in optimizer.param_groups for p in group["params"]):
+    if all(state._owns(optimizer) is False for state in list(_waiting)):
+        return
+    if any(state._owns(optimizer) for state in list(_called)):
+        return  # what waits and does not know for what, waits for something else
+    if _has_gradients(p.grad for group in optimizer.param_groups for p in group["params"]):
         raise ConfigError(
             f"{type(optimizer).__name__} has made a step with gradients that no rank has sent: the hook of a CompressionState "
             f"was never called (a backward() inside no_sync() does not call it); {HOW_TO_REGISTER}"

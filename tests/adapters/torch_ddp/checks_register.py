@@ -175,6 +175,10 @@ def what_a_hook_need_not_be_called_for():
     state.register(model)
     run(model, optimizer)
     same_on_all_ranks(flat(net))
+    later = CompressionState(compression=EACH)
+    train(at_once)  # while a state waits for a model that is still to come
+    train(lambda net, optimizer, model: register(CompressionState(), model))
+    train(lambda net, optimizer, model: register(later, model))
 
 
 @check
