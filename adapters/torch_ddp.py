@@ -107,7 +107,7 @@ class CompressionState:
         Args:
             model: The model, on which no hook is registered yet.
             optimizer: See CompressionState. Or a function that returns it, for one that does not exist yet: it is called in
-                the first backward().
+                the first backward(), or in the first step if that comes before.
 
         Raises:
             ConfigError: The model is no DistributedDataParallel, has a hook, or is of another process group; the state has a
@@ -187,6 +187,11 @@ class CompressionState:
             return any(one is optimizer for one in known)
         own = {id(p) for p in (self._buckets.parameters if self._buckets else self._parameters).values()}
         return any(id(p) in own for group in optimizer.param_groups for p in group["params"]) if own else None
+
+    def _prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """See first_step.HasHook: torch calls hooks that one before them registers."""
+        if self._buckets is None and self._model is not None and self._owns(optimizer):
+            self._complete()
 
     def state_dict(self) -> dict:
         """This rank's memory, the number of the next step and the order of the buckets. No collective.

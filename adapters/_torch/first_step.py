@@ -1,4 +1,8 @@
-"""Notices that an optimizer steps with gradients which no communication hook has exchanged."""
+"""What states with a communication hook have to do with an optimizer's first step.
+
+It may contain the first backward(), in a closure, so what changes the step has to be there when it begins. And a step with
+gradients that no hook has exchanged is an error.
+"""
 
 import weakref
 from collections.abc import Iterable
@@ -6,7 +10,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from grace_ext import ConfigError
 
@@ -22,6 +26,9 @@ class HasHook(Protocol):
 
     def _owns(self, optimizer: torch.optim.Optimizer) -> bool | None:
         """Whether the gradients of this optimizer's parameters are the state's to exchange; None if it cannot know yet."""
+
+    def _prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before a step, while the hook has not been called."""
 
 
 _waiting: "weakref.WeakSet[HasHook]" = weakref.WeakSet()
@@ -43,6 +50,11 @@ def forget_hook(state: HasHook) -> None:
     """The state is out of use."""
     _waiting.discard(state)
     _called.discard(state)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for state in list(_waiting):
+        state._prepare_step(optimizer)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -67,4 +79,5 @@ def _has_gradients(gradients: Iterable[torch.Tensor | None]) -> bool:
     return any(one is not None and (one.layout != torch.strided or bool(one.any())) for one in gradients)
 
 
+register_optimizer_step_pre_hook(_before_step)
 register_optimizer_step_post_hook(_after_step)

@@ -52,6 +52,11 @@ def at_once(net, optimizer, model):
     return state
 
 
+def late(net, optimizer, model):
+    """The optimizer becomes known when the first backward() or, with a closure, the first step begins."""
+    return register(CompressionState(), model, lambda: optimizer)
+
+
 def memories(state):
     return {bucket.memory.name for bucket in state._buckets.exchange.buckets if bucket.compressor.has_density}
 
@@ -188,6 +193,8 @@ def a_closure_leaves_moments_to_the_memory():
         expected, state = train(at_once, clip=clip)
         weights, again = train(at_once, in_closure=True, clip=clip)
         assert memories(state) == memories(again) == {"adam"}
+        assert torch.equal(weights, expected)
+        weights, _ = train(late, in_closure=True, clip=clip)
         assert torch.equal(weights, expected)
     assert not torch.equal(expected, train(at_once)[0])  # the gradients were clipped
 
