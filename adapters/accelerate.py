@@ -28,11 +28,19 @@ _WITH_DDP = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULT
 
 
 class CompressedModels:
-    """The models that an Accelerator has prepared since `compress_gradients`.
+    """The models that an Accelerator has prepared since `compress_gradients`, which makes this.
+
+    Args:
+        accelerator: The Accelerator.
+        options: Of CompressionState, by name.
 
     Attributes:
         states: The CompressionState of each model, in the order in which they were prepared: `states[0].compression_stats()`
             has its bytes and seconds. With one process there are none.
+
+    Raises:
+        ConfigError: See compress_gradients.
+        TypeError: See compress_gradients.
     """
 
     def __init__(self, accelerator: Accelerator, options: dict[str, Any]):

@@ -7,7 +7,7 @@ from packaging.specifiers import SpecifierSet
 from grace_ext import ConfigError
 
 #: By the name of the distribution. The lowest and the newest version of each were run.
-SUPPORTED = {"accelerate": ">=1.10,<2", "transformers": ">=5.5,<6", "lightning": ">=2.5,<2.7"}
+SUPPORTED = {"accelerate": ">=1.10,<2", "transformers": ">=5.20,<6", "lightning": ">=2.5,<2.7"}
 
 
 def check_version(name: str) -> None:

@@ -14,7 +14,7 @@ from grace_ext.adapters._common import versions  # noqa: E402
 ROOT = Path(__file__).parents[3]
 CASES = {
     "accelerate": (["1.10.0", "1.15.0", "1.99"], ["1.9.9", "0.34", "2.0", "2.0.0rc1"]),
-    "transformers": (["5.5.0", "5.24.0"], ["5.4.1", "4.57.3", "6.0"]),
+    "transformers": (["5.20.0", "5.24.0"], ["5.19.1", "4.57.3", "6.0"]),
     "lightning": (["2.5.0", "2.6.6", "2.6.0.dev1"], ["2.4.0", "2.7.0", "3.0"]),
 }
 
