@@ -107,11 +107,11 @@ def ways_of_training_are_those_of_the_trainer():
         {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1},
         {"bf16": True, "ddp_find_unused_parameters": False},
         {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
-        {"weight_decay": 0.1, "warmup_steps": 2, "lr_scheduler_type": "linear"},
+        {"warmup_steps": 2, "lr_scheduler_type": "linear"},
     ):
-        ours, state, _ = trained(LOSSLESS, make=sgd if "bf16" in settings else None, **settings)
-        plain, _, _ = trained(None, make=sgd if "bf16" in settings else None, **settings)
-        torch.testing.assert_close(ours, plain, rtol=0, atol=2e-5)
+        ours, state, _ = trained(LOSSLESS, make=sgd, **settings)
+        plain, _, _ = trained(None, make=sgd, **settings)
+        torch.testing.assert_close(ours, plain, rtol=0, atol=2e-6)
         assert state.compression_stats()["steps"] == 4
     net = Net(unused=True)
     trainer = trainer_for(net, shared_folder("out"), Samples(100), max_steps=3)
