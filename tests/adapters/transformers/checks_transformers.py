@@ -111,7 +111,7 @@ def ways_of_training_are_those_of_the_trainer():
     ):
         ours, state, _ = trained(LOSSLESS, make=sgd, **settings)
         plain, _, _ = trained(None, make=sgd, **settings)
-        torch.testing.assert_close(ours, plain, rtol=0, atol=2e-6)
+        torch.testing.assert_close(ours, plain, rtol=0, atol=2e-4 if "bf16" in settings else 2e-6)
         assert state.compression_stats()["steps"] == 4
     net = Net(unused=True)
     trainer = trainer_for(net, shared_folder("out"), Samples(100), max_steps=3)
