@@ -123,25 +123,28 @@ SENT = (
 
 
 class Given(torch.nn.Module):
-    """Its gradients are given by rank and step, whatever the data."""
+    """Its gradients are given by rank and step, whatever the data. in_order: backward gives that of the first parameter first;
+    else that of the last."""
 
-    def __init__(self):
+    def __init__(self, rank=None, in_order=False):
         super().__init__()
+        self.in_order = in_order
+        self.rank = dist.get_rank() if rank is None else rank
         for name, shape in SHAPES.items():
             self.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
         self.step = 0
 
     def forward(self, x=None, labels=None):
-        generator = np.random.default_rng([dist.get_rank(), self.step])
+        generator = np.random.default_rng([self.rank, self.step])
         self.step += 1
-        total = sum((p * torch.from_numpy(generator.standard_normal(p.shape, "f4"))).sum() for p in self.parameters())
-        return {"loss": total}
+        given = [(p, torch.from_numpy(generator.standard_normal(p.shape, "f4"))) for p in self.parameters()]
+        return {"loss": sum((p * gradient).sum() for p, gradient in (given[::-1] if self.in_order else given))}
 
 
 @contextlib.contextmanager
-def recorded():
+def recorded(transport=GroupTransport):
     """The containers that this rank hands over meanwhile, by bucket and number."""
-    sent, plain = {}, GroupTransport.allgather
+    sent, plain = {}, transport.allgather
 
     def allgather(self, name, payload):
         bucket = name.rsplit(".", 1)[1]
@@ -149,13 +152,13 @@ def recorded():
             sent[bucket, sum(one == bucket for one, _ in sent)] = payload.tobytes()
         return plain(self, name, payload)
 
-    with mock.patch.object(GroupTransport, "allgather", allgather), mock.patch.object(GroupTransport, "can_fuse", False):
+    with mock.patch.object(transport, "allgather", allgather), mock.patch.object(transport, "can_fuse", False):
         yield sent
 
 
-def containers_of_ddp(options):
+def containers_of_ddp(options, in_order=False):
     """What DDP with the hook sends of the gradients of Given."""
-    net = Given()
+    net = Given(in_order=in_order)
     model, optimizer = DistributedDataParallel(net), adamw(net)
     CompressionState(**options).register(model, optimizer)
     with recorded() as sent:
