@@ -80,10 +80,11 @@ class CompressedDDPStrategy(DDPStrategy):
         self.compression_state.register(self.model, lambda: self.optimizers)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        if self.compression_state is not None and "optimizer_states" in checkpoint:
-            self.compression_state.consolidate_state_dict()
+        state = self.compression_state
+        if state is not None and not state._is_empty and "optimizer_states" in checkpoint:
+            state.consolidate_state_dict()
             if self.is_global_zero:
-                checkpoint[KEY] = self.compression_state.state_dict()
+                checkpoint[KEY] = state.state_dict()
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

@@ -167,6 +167,11 @@ class CompressionState:
             self._detach.append(attach(one, functools.partial(_moments_in_memory, one, optimizers, self._buckets)))
         return self._buckets
 
+    @property
+    def _is_empty(self) -> bool:
+        """Whether there is nothing to save: no step was made, and nothing loaded."""
+        return self._buckets is None and self._saved is None
+
     def _release(self) -> None:
         """Leave the optimizers as they were: another state takes over the model."""
         while self._detach:

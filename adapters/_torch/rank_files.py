@@ -15,7 +15,7 @@ _LOG = logging.getLogger("grace_ext")
 
 
 def save(state: CompressionState, folder: str | os.PathLike, rank: int, number: int = 0) -> None:
-    """Write this rank's file. No collective, so ranks that do not save are not waited for.
+    """Write this rank's file, if a step was made. No collective, so ranks that do not save are not waited for.
 
     Args:
         state: The state.
@@ -23,6 +23,8 @@ def save(state: CompressionState, folder: str | os.PathLike, rank: int, number: 
         rank: This rank.
         number: Of the model, if there are several.
     """
+    if state._is_empty:
+        return
     os.makedirs(folder, exist_ok=True)
     with atomic_write(_path(folder, rank, number)) as part:
         torch.save(state.state_dict(), part)

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs, set_seed
+from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs, DistributedType, set_seed
 from support.checking import check, check_under_every_launcher, raises
 from support.framework_jobs import (
     BATCH,
@@ -106,6 +106,7 @@ def resumed(options, make, folder, break_files=lambda folder: None, **settings):
     run(accelerator, *parts, 3)
     accelerator.save_state(folder)
     dist.barrier()
+    assert len([*folder.glob("grace_ext_*.pt")]) == dist.get_world_size()
     if accelerator.is_main_process:
         break_files(folder)
     dist.barrier()
@@ -206,6 +207,11 @@ def what_cannot_be_is_refused():
     handler = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
     with raises(ConfigError, "has comm_hook=fp16: a model takes one hook"):
         compress_gradients(Accelerator(cpu=True, kwargs_handlers=[handler]))
+    accelerator = Accelerator(cpu=True)
+    accelerator.state.distributed_type = DistributedType.FSDP  # as on accelerators; on CPU its settings are ignored
+    with raises(ConfigError, "the Accelerator uses FSDP; gradients are compressed where it uses DistributedDataParallel"):
+        compress_gradients(accelerator)
+    AcceleratorState._reset_state()
     for options, error, text in (
         ({"compression": "topk:0.01/rise"}, ConfigError, "rice"),
         ({"memori": "none"}, TypeError, "unknown option 'memori'"),
