@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.tier("test"), pytest.mark.mpi]
+pytestmark = [pytest.mark.tier("test"), pytest.mark.mpi, pytest.mark.alone]
 ROOT = Path(__file__).parents[1]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
