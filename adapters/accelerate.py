@@ -154,6 +154,12 @@ def _plain_handler(accelerator: Accelerator) -> DistributedDataParallelKwargs:
             f"the Accelerator uses {accelerator.distributed_type.value}; gradients are compressed where it uses "
             f"DistributedDataParallel: {', '.join(kind.value for kind in _WITH_DDP[1:])}"
         )
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes == 1 and started > 1:
+        raise ConfigError(
+            f"the launcher started {started} processes, but Accelerate uses none but this one, so each would train a model of "
+            f"its own: on CPU, pass Accelerator(cpu=True), or TrainingArguments(use_cpu=True)"
+        )
     if accelerator._models:
         raise ConfigError("the Accelerator has prepared a model already: call compress_gradients() before prepare()")
     handler = accelerator.ddp_handler or DistributedDataParallelKwargs()
