@@ -106,8 +106,8 @@ def resumed(options, make, folder, break_files=lambda folder: None, **settings):
     run(accelerator, *parts, 3)
     accelerator.save_state(folder)
     dist.barrier()
-    assert len([*folder.glob("grace_ext_*.pt")]) == dist.get_world_size()
     if accelerator.is_main_process:
+        assert len([*folder.glob("grace_ext_*.pt")]) == dist.get_world_size()
         break_files(folder)
     dist.barrier()
     accelerator, models, net, *parts = prepared(options, make, seed=9, **settings)
