@@ -31,9 +31,8 @@ from grace_ext.rounds.presets import preset as find_preset
 from grace_ext.transport.base import Transport
 
 from ._common.options import CompressionOptions
-from ._torch.ddp_transport import GroupTransport
+from ._torch.ddp_transport import own_transport
 from ._torch.module_parameters import ModuleParameters
-from ._torch.process_group import own_group
 from ._torch.saved_state import gather_memories, to_numpy, to_torch
 
 __all__ = ["CompressionOptions", "LocalSteps"]
@@ -265,8 +264,8 @@ def _transport(process_group: Any, backend: str | None, timeout: Any, process_se
         raise ConfigError("Horovod and torch.distributed are both initialized: say by process_set= or process_group= which")
     if process_set is not None or not of_torch and over_horovod:
         return _over_horovod(hvd, process_set)
-    group, device = own_group(process_group, backend, timeout)
-    return GroupTransport(group, device), f"grace_ext.{group.group_name}"
+    transport = own_transport(process_group, backend, timeout)
+    return transport, f"grace_ext.{transport.group_name}"
 
 
 def _over_horovod(hvd: Any, process_set: Any) -> tuple[Transport, str]:

@@ -8,37 +8,42 @@ import concurrent.futures
 import datetime
 import functools
 import glob
-from collections.abc import Iterable, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from grace_ext import ConfigError
+from grace_ext.exchange import checkpoint
 from grace_ext.exchange.stalls import watch_ranks
 from grace_ext.pipeline.compressor import Compressor
 
 from ._common.options import CompressionOptions
 from ._torch.adam_step import MomentsInMemory, attach, moments_in_memory, own_memory
 from ._torch.ddp_buckets import DdpBuckets
-from ._torch.ddp_transport import GroupTransport
+from ._torch.ddp_options import DdpOptions
+from ._torch.ddp_transport import GroupTransport, own_transport
+from ._torch.first_step import expect_hook, forget_hook, hook_was_called
 from ._torch.gradients import named
-from ._torch.process_group import own_group
 from ._torch.saved_state import to_numpy, to_torch
 
 __all__ = ["CompressionOptions", "CompressionState", "comm_hook"]
 
-
-class _Options(CompressionOptions):
-    absent = ("bucket_bytes", "groups")
+Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
 class CompressionState:
     """How gradients are compressed, and what has to be remembered between steps.
 
     There is one for each model. Make it on all ranks of the process group, in the same order as other groups, because it
-    makes a group of its own.
+    makes a group of its own: at once, or in `register` if torch.distributed is not initialized yet.
+
+    It may be made before the model and the optimizer exist: without both, `register` tells it of them. If neither is ever
+    told, the first backward() shows the parameters, which are numbered, and the default is that of SGD.
 
     Unlike torch's PowerSGDState, there is no step before which compression must not start: DDP rebuilds its buckets after
     the first step, and what is remembered follows its tensors.
@@ -69,30 +74,129 @@ class CompressionState:
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         compression: str | dict | Compressor | None = None,
         *,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        optimizer: Optimizers | None = None,
         process_group: dist.ProcessGroup | None = None,
         backend: str | None = None,
         timeout: datetime.timedelta | None = None,
         **options: Any,
     ):
-        shared = _Options.from_keywords(options, compression=compression)
-        parameters = named([] if named_parameters is None else list(named_parameters))
-        group, device = own_group(process_group, backend, timeout)
-        transport = GroupTransport(group, device)
-        self.rank, self.ranks = transport.rank, transport.size
-        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
-        shared.choose_defaults(_own_memories(optimizers, parameters), (self.rank, self.ranks))
+        self._options = DdpOptions.from_keywords(options, compression=compression)
+        self._options.check_parts()
+        self._make_group = functools.partial(own_transport, process_group, backend, timeout)
+        self._transport: GroupTransport | None = None
+        self._buckets: DdpBuckets | None = None  # once the parameters and the optimizers are known
+        self._saved: dict | None = None  # what was loaded before
+        self._parameters = named([] if named_parameters is None else list(named_parameters))
+        self._optimizers: Callable[[], list[torch.optim.Optimizer]] = functools.partial(_listed, optimizer)
+        self._model: weakref.ref[DistributedDataParallel] | None = None
+        self._expects: Callable[[torch.optim.Optimizer], bool] | None = None  # what an adapter knows of `_owns`
+        self._detach: list[Callable[[], None]] = []
+        if named_parameters is not None or optimizer is not None:
+            self._complete()
+        elif dist.is_initialized():
+            self._join(None)
+        expect_hook(self)
+
+    def register(
+        self, model: DistributedDataParallel, optimizer: Optimizers | Callable[[], Optimizers] | None = None
+    ) -> None:
+        """Let a model exchange its gradients by this state, as model.register_comm_hook(state, comm_hook) does.
+
+        A state that was made without parameters and optimizer takes both from here. Call it on all ranks.
+
+        Args:
+            model: The model, on which no hook is registered yet.
+            optimizer: See CompressionState. Or a function that returns it, for one that does not exist yet: it is called in
+                the first backward(), or in the first step if that comes before.
+
+        Raises:
+            ConfigError: The model is no DistributedDataParallel, has a hook, or is of another process group; the state has a
+                model, or an optimizer, already; or CompressionState raises it.
+        """
+        if not isinstance(model, DistributedDataParallel):
+            raise ConfigError(f"register takes a DistributedDataParallel, not {type(model).__name__}")
+        if self._model is not None:
+            raise ConfigError("this state is registered already: make one CompressionState for each model")
+        if self._buckets is not None and optimizer is not None:
+            raise ConfigError("give the optimizer to CompressionState, beside named_parameters, or both to register only")
+        self._join(model.process_group)
+        try:
+            model.register_comm_hook(self, comm_hook)
+        except RuntimeError as error:
+            raise ConfigError(f"the model takes no hook: {error}") from error
+        self._model = weakref.ref(model)
+        if self._buckets is None:
+            self._parameters = named(list(model.module.named_parameters()))
+            if callable(optimizer):
+                self._optimizers = lambda: _listed(optimizer())
+            else:
+                self._optimizers = functools.partial(_listed, optimizer)
+                self._complete()
+
+    def _join(self, expected: dist.ProcessGroup | None) -> GroupTransport:
+        """Makes the group if there is none, of the same ranks as the expected one if no other was given."""
+        if self._transport is None:
+            self._transport = self._make_group(expected)
+            self.rank, self.ranks = self._transport.rank, self._transport.size
+        if expected is not None and dist.get_process_group_ranks(expected) != self._transport.members:
+            raise ConfigError(
+                f"the model's process group has ranks {dist.get_process_group_ranks(expected)}, and that of the state "
+                f"{self._transport.members}: pass the same process_group to both"
+            )
+        return self._transport
+
+    def _complete(self) -> DdpBuckets:
+        """Make what needs the parameters and the optimizers: a collective."""
+        optimizers = self._optimizers()
+        transport, shared = self._join(None), self._options
+        shared.choose_defaults(_own_memories(optimizers, self._parameters), (self.rank, self.ranks))
         if not optimizers:
             shared.refuse_steps_in_memory("pass the optimizer, CompressionState(..., optimizer=optimizer)")
         if self.ranks == 1:
-            shared.warn_of_one_rank(stacklevel=2)
+            shared.warn_of_one_rank(stacklevel=3)
         worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         exchange = shared.make_exchange(transport, 1 / transport.size, worker)
         if transport.size > 1:
             watch_ranks(exchange, lambda message: transport.allgather_equal(message).wait(), np.empty(0, np.uint8))
-        self._buckets = DdpBuckets(parameters, exchange, worker, shared, f"grace_ext.{group.group_name}")
+        self._buckets = DdpBuckets(self._parameters, exchange, worker, shared, f"grace_ext.{transport.group_name}")
+        if self._saved is not None:
+            self._buckets.load(self._saved)
+            self._saved = None
+        self._optimizers = functools.partial(list, optimizers)
         for one in optimizers:
-            attach(one, functools.partial(_moments_in_memory, one, optimizers, self._buckets))
+            self._detach.append(attach(one, functools.partial(_moments_in_memory, one, optimizers, self._buckets)))
+        return self._buckets
+
+    @property
+    def _is_empty(self) -> bool:
+        """Whether there is nothing to save: no step was made, and nothing loaded."""
+        return self._buckets is None and self._saved is None
+
+    def _release(self) -> None:
+        """Leave the optimizers as they were: another state takes over the model."""
+        while self._detach:
+            self._detach.pop()()
+        forget_hook(self)
+
+    def _on_bucket_ready(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        hook_was_called(self)
+        return (self._buckets or self._complete()).on_bucket_ready(bucket)
+
+    def _owns(self, optimizer: torch.optim.Optimizer) -> bool | None:
+        """See first_step.HasHook."""
+        if self._transport is not None and self.ranks == 1:
+            return False
+        if self._expects is not None:
+            return self._expects(optimizer)
+        if self._buckets is not None and (known := self._optimizers()):
+            return any(one is optimizer for one in known)
+        own = {id(p) for p in (self._buckets.parameters if self._buckets else self._parameters).values()}
+        return any(id(p) in own for group in optimizer.param_groups for p in group["params"]) if own else None
+
+    def _prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """See first_step.HasHook: torch calls hooks that one before them registers."""
+        if self._buckets is None and self._model is not None and self._owns(optimizer):
+            self._complete()
 
     def state_dict(self) -> dict:
         """This rank's memory, the number of the next step and the order of the buckets. No collective.
@@ -101,6 +205,8 @@ class CompressionState:
             The state, with the memories of all ranks after consolidate_state_dict(). Its arrays are tensors, so that
             torch.load(weights_only=True) reads it.
         """
+        if self._buckets is None:
+            return to_torch(self._saved or checkpoint.pack({"step": 0}, 0, 1, []))
         return to_torch(self._buckets.save())
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -119,7 +225,18 @@ class CompressionState:
         """
         if not isinstance(state_dict, dict):
             raise ConfigError(f"load_state_dict takes what state_dict gave, not {type(state_dict).__name__}")
-        self._buckets.load(to_numpy(state_dict))
+        saved = to_numpy(state_dict)
+        checkpoint.check_version(saved)
+        if self._buckets is None:
+            self._saved = saved
+        else:
+            self._buckets.load(saved)
+
+    def _forget(self) -> None:
+        """Start from zero in the next step, as after loading a checkpoint that has nothing of this state."""
+        self._saved = None
+        if self._buckets is not None:
+            self._buckets.load(None)
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Gather the memories of all ranks for state_dict() on rank `to`, until the next step: a collective.
@@ -127,15 +244,25 @@ class CompressionState:
         Args:
             to: The rank that will save them.
         """
-        self._buckets.consolidate(to)
+        if self._buckets is not None:
+            self._buckets.consolidate(to)
 
     def compression_stats(self) -> dict:
         """Bytes, ratio and seconds per stage, in total and of the last step.
 
         Returns:
             What docs/observability.md describes.
+
+        Raises:
+            ConfigError: No model is known yet.
         """
+        if self._buckets is None:
+            raise ConfigError("there are no figures before the first backward() of a registered model")
         return self._buckets.exchange.stats()
+
+
+def _listed(optimizer: Optimizers | None) -> list[torch.optim.Optimizer]:
+    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
 
 
 def _own_memories(
@@ -197,4 +324,4 @@ def comm_hook(state: CompressionState, bucket: dist.GradBucket) -> torch.futures
         ConfigError: Gradients cannot be exchanged: complex ones, and those of parameters that the state does not know; and,
             in the first step, specs that differ between ranks.
     """
-    return state._buckets.on_bucket_ready(bucket)
+    return state._on_bucket_ready(bucket)

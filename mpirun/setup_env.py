@@ -39,10 +39,11 @@ FRAMEWORK_PACKAGES = {"torch": "torch", "tensorflow": "tensorflow-cpu"}
 IMPORTS = {
     "torch": "import grace_ext.adapters.torch_ddp, matplotlib.pyplot, torch, tqdm; torch.optim.SGD([torch.zeros(1)], 0.1)",
     "tensorflow": "import keras, tensorflow, tf_keras",
+    "trainers": "import grace_ext.adapters.lightning, grace_ext.adapters.transformers",
 }
 # What .venv can be needed for, and the needs that each one satisfies. `lint`: the linter, the type checker and what builds
 # distributions. `docs`: what builds the documentation site. `ddp`: PyTorch and grace_ext. `demo`: MPI and Horovod for PyTorch.
-# `all`: Horovod for TensorFlow, what the tests need, and the kernels compiled.
+# `all`: Horovod for TensorFlow, Accelerate, Transformers and Lightning, what the tests need, and the kernels compiled.
 NEEDS = {"lint": {"lint"}, "docs": {"docs"}, "ddp": {"ddp"}, "demo": {"ddp", "demo"}, "all": {"lint", "ddp", "demo", "all"}}
 TOOLS = ("lint", "docs")  # these take only the packages of the extra of their name, and not grace_ext itself
 STEPS = {"lint": 3, "docs": 3, "ddp": 3, "demo": 6, "all": 7}
@@ -251,19 +252,19 @@ def install_packages(need, frameworks, progress):
     packages = [FRAMEWORK_PACKAGES[name] for name in frameworks]
     if need != "ddp":
         packages += horovod_wheel.REQUIREMENTS
-    extras = "plots,lint,dev" if need == "all" else "plots"
+    extras = "plots,lint,dev,accelerate,transformers,lightning" if need == "all" else "plots"
     command = pip("install", "--no-build-isolation", "-e", f"{ROOT}[{extras}]", *packages)
     progress.run(command, "packages.log", hint="If TensorFlow is what failed, use FRAMEWORKS=torch.")
     if "tensorflow" in frameworks:
         # Legacy Keras asks for the package `tensorflow`, which would come on top of tensorflow-cpu.
         progress.run(pip("install", "--no-deps", "tf_keras"), "tf_keras.log")
-    import_packages(frameworks, progress)
+    import_packages([*frameworks, "trainers"] if need == "all" else frameworks, progress)
 
 
-def import_packages(frameworks, progress):
+def import_packages(names, progress):
     """See that what programs use can be imported. It leaves their compiled code, which pip was told not to make."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        runs = [pool.submit(progress.run, [PYTHON, "-c", IMPORTS[name]], f"import-{name}.log") for name in frameworks]
+        runs = [pool.submit(progress.run, [PYTHON, "-c", IMPORTS[name]], f"import-{name}.log") for name in names]
     for finished in runs:
         finished.result()
 

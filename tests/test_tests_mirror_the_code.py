@@ -55,7 +55,8 @@ SHARED = {
     "adapters/horovod_torch/test_horovod_torch.py": "adapters/onebit_adam adapters/_horovod/waiting adapters/_torch/"
     "{buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,taken,torch_options,wrapped_optimizer}",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
-    "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_transport,process_group}",
+    "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_options,ddp_transport,first_step}",
+    "adapters/accelerate/test_accelerate.py": "adapters/_torch/rank_files",
     "adapters/local_steps/test_local_steps.py": "adapters/_torch/module_parameters",
 }
 #: They only keep import paths of earlier versions.

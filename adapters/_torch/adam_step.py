@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -208,29 +209,53 @@ def moments_in_memory(
     return MomentsInMemory(optimizer, buckets, parameters)
 
 
-def attach(optimizer: torch.optim.Optimizer, moments: Callable[[], MomentsInMemory | None]) -> None:
+def attach(optimizer: torch.optim.Optimizer, moments: Callable[[], MomentsInMemory | None]) -> Callable[[], None]:
     """Leave moments to the memory in all steps of an optimizer that is not wrapped.
+
+    A closure, which computes the gradients inside the step, sees the optimizer's groups as they are: what clips gradients in
+    it finds all of them, and the buckets that the first step makes are there when it ends.
 
     Args:
         optimizer: The optimizer.
         moments: What `moments_in_memory` gives for the buckets there are now.
+
+    Returns:
+        A function that ends this.
     """
     begun: list[MomentsInMemory] = []
 
-    def before(*_: object) -> None:
-        if begun:  # of a step that failed
-            begun.pop().give_back()
+    def begin() -> None:
         found = moments()
         if found is not None:
             found.begin()
             begun.append(found)
 
+    def before(_: torch.optim.Optimizer, given: tuple, keywords: dict) -> tuple[tuple, dict] | None:
+        if begun:  # of a step that failed
+            begun.pop().give_back()
+        closure = given[1] if len(given) > 1 else keywords.get("closure")
+        if closure is None:
+            begin()
+            return None
+
+        def closure_and_begin() -> Any:
+            loss = closure()
+            begin()
+            return loss
+
+        return given[:1], {**keywords, "closure": closure_and_begin}
+
     def after(*_: object) -> None:
         if begun:
             begun.pop().finish()
 
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
+    handles = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
+
+    def detach() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return detach
 
 
 def _outer(rows: torch.Tensor, columns: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -184,8 +184,8 @@ class DdpBuckets(ParameterBuckets):
     def _order(self) -> list[str]:
         return [name for names in self.bucket_names or () for name in names]
 
-    def load(self, saved: dict) -> None:
-        """In force from the next step on, in which the ranks settle what they start with."""
+    def load(self, saved: dict | None) -> None:
+        """None: from zero. In force from the next step on, in which the ranks settle what they start with."""
         if self._futures:
             raise ExchangeError("a state cannot be loaded during backward()")
         self._states.load(saved, None)

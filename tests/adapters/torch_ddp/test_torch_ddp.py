@@ -45,3 +45,17 @@ def test_a_rank_that_fails_ends_the_job(launcher, where):
     assert re.search(FAILURES[where], done.stdout), done.stdout[-4000:]
     assert "step 4 went well" in done.stdout and "step 5 went well" not in done.stdout
     assert "this line must not be reached" not in done.stdout
+
+
+@pytest.mark.alone
+@pytest.mark.tier("test")
+def test_containers_are_those_of_horovod(tmp_path):
+    pytest.importorskip("horovod")
+    for launcher, framework in (("torchrun-2", "ddp"), ("mpirun-2", "horovod")):
+        done = run(launcher, HERE / "containers.py", framework, str(tmp_path))
+        assert done.returncode == 0, done.stdout[-4000:]
+    for rank in range(2):
+        ours, theirs = (sorted((tmp_path / f"{framework}{rank}").iterdir()) for framework in ("ddp", "horovod"))
+        assert [file.name for file in ours] == [file.name for file in theirs] and len(ours) >= 12
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.read_bytes() == other.read_bytes(), f"rank {rank}: {one.name}"

@@ -1,0 +1,45 @@
+"""Which versions of frameworks the adapters take."""
+
+import configparser
+from pathlib import Path
+
+import pytest
+
+from grace_ext import ConfigError
+
+pytest.importorskip("packaging")
+
+from grace_ext.adapters._common import versions  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+CASES = {
+    "accelerate": (["1.10.0", "1.15.0", "1.99"], ["1.9.9", "0.34", "2.0", "2.0.0rc1"]),
+    "transformers": (["5.20.0", "5.24.0"], ["5.19.1", "4.57.3", "6.0"]),
+    "lightning": (["2.5.0", "2.6.6", "2.6.0.dev1"], ["2.4.0", "2.7.0", "3.0"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_versions_outside_the_range_are_refused(name, monkeypatch):
+    taken, refused = CASES[name]
+    for version in taken:
+        monkeypatch.setattr(versions, "version", lambda _, found=version: found)
+        versions.check_version(name)
+    for version in refused:
+        monkeypatch.setattr(versions, "version", lambda _, found=version: found)
+        with pytest.raises(ConfigError, match=f"{name} {version} is installed; .* supports {name}>=.*pip install"):
+            versions.check_version(name)
+
+
+def test_the_extras_have_the_same_ranges():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    for name, supported in versions.SUPPORTED.items():
+        assert f"{name}{supported}" in config["options.extras_require"][name].split()
+    assert f"accelerate{versions.SUPPORTED['accelerate']}" in config["options.extras_require"]["transformers"].split()
+
+
+def test_the_versions_that_tests_run_are_in_the_range():
+    constraints = dict(line.split("==") for line in (ROOT / "mpirun/constraints.txt").read_text().split() if "==" in line)
+    for name, supported in versions.SUPPORTED.items():
+        assert versions.SpecifierSet(supported).contains(constraints[name].replace("*", "0"))

@@ -1,0 +1,6 @@
+"""Runs the checks of Accelerate in every rank: worker.py OUT_FOLDER."""
+
+import checks_accelerate  # noqa: F401  (importing registers the checks)
+from support.framework_jobs import run_job
+
+run_job()
