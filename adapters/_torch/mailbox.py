@@ -70,9 +70,9 @@ class Inbox:
         self._buffer = to_device(data.view(np.int32), device)
 
     def words(self, name: str) -> torch.Tensor:
-        """A section, filled up with zeros to a word, int32[m]; a word of zeros follows."""
+        """A section, filled up with zeros to a word, and one more word of zeros, int32[m]."""
         start, size = self._layout.places[name]
-        return self._buffer[start : start - (-size // 4)]
+        return self._buffer[start : start - (-size // 4) + 1]
 
     def view(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """A section, dtype[m]."""

@@ -23,7 +23,7 @@ RADIX_BLOCK = 1024
 _MOST_PROGRAMS = 128  # of a radix selection
 _MAX_LINES = 4096  # sampled cache lines of 16 floats
 _SAMPLE_BLOCK = 1024
-_ROUNDS = ((20, 11), (9, 11), (0, 9))  # shift and width of the bits that each round of the radix selection finds
+ROUNDS = ((20, 11), (9, 11), (0, 9))  # shift and width of the bits that each round of the radix selection finds
 # Of a selection, int32[4]: the bits found so far of the magnitude of a rank, how many are strictly larger, whether any is not
 # finite, and how many there are to select from.
 BOUND, LARGER, SPECIAL, COUNT = (tl.constexpr(i) for i in range(4))
@@ -188,9 +188,9 @@ class Selection:
 class _Work:
     """The arrays of one selection. States: that of the sample, then that of the candidates."""
 
-    def __init__(self, d: int, k: int, device):
+    def __init__(self, d: int, k: int, spare: int, device):
         self.d, self.k = d, k
-        self.room = min(d, 2 * k + 65536)
+        self.room = min(d, 2 * k + spare)
         self.programs = blocks(d, BLOCK)
         self.states = torch.zeros((2, 4), dtype=torch.int32, device=device)
         self.histogram = torch.zeros(BINS, dtype=torch.int32, device=device)
@@ -199,13 +199,16 @@ class _Work:
         self.selected = torch.empty((2, k), dtype=torch.int32, device=device)
 
 
-def select_topk(gradient, residual, out, k: int) -> Selection:
+def select_topk(gradient, residual, out, k: int, spare: int = 65536) -> Selection:
     """Select the k largest magnitudes of gradient + residual, which is written to `out`, or of gradient.
 
     gradient, out: float32[d], which may be the same; residual: float32[d], or None: then `out` is not written. 1 <= k <= d.
-    Zeros are never selected; ties go to the lowest index, as in the host's kernel.
+    Zeros are never selected; ties go to the lowest index, as in the host's kernel. spare: there is room for 2k + spare
+    candidates; more than that are more work, and no other result.
     """
-    work = _Work(gradient.numel(), k, gradient.device)
+    if gradient.numel() == 0:
+        return Selection(*torch.empty((2, 0), dtype=torch.int32, device=gradient.device), True)
+    work = _Work(gradient.numel(), k, spare, gradient.device)
     fused = residual is not None
     addend, target = (residual, out) if fused else (gradient, gradient)
     _bound_from_sample(work, gradient, addend, fused)
@@ -235,7 +238,7 @@ def _bound_from_sample(work: _Work, gradient, residual, fused: bool) -> None:
     programs = blocks(n, _SAMPLE_BLOCK)
     launch(sample_bits, programs, gradient, residual, bits, work.d, lines, FUSED=fused, BLOCK=_SAMPLE_BLOCK)
     work.states[0, COUNT.value].fill_(n)
-    _radix_select(work, bits, work.states[0], n, deep, _ROUNDS[:2])
+    _radix_select(work, bits, work.states[0], n, deep, ROUNDS[:2])
 
 
 def _radix_select(work: _Work, bits, state, room: int, rank: int, rounds) -> None:
@@ -250,7 +253,7 @@ def _radix_select(work: _Work, bits, state, room: int, rank: int, rounds) -> Non
 def _select(work: _Work, bits, room: int, whole: bool) -> None:
     """Find the k-th largest of the candidates, or of all, and copy what is selected."""
     state, per_block = work.states[1], work.per_block
-    _radix_select(work, bits, state, room, work.k, _ROUNDS)
+    _radix_select(work, bits, state, room, work.k, ROUNDS)
     sizes = {"WHOLE": whole, "LANES": 8 * LANES if whole else LANES, "num_warps": 4 if whole else 1}
     launch(count_kept, work.programs, bits, per_block[0], per_block[1], state, *per_block[2:], work.d, room, **sizes)
     ends = torch.cumsum(per_block[2:], 1, dtype=torch.int32)

@@ -1,0 +1,90 @@
+"""Quantizers: the same sections as the host's codecs write, the same values from them, and the same remainder."""
+
+import numpy as np
+import torch
+from inputs import KINDS, STREAM, same, tensor, vector
+from support.checking import check
+
+
+from grace_ext.adapters._torch import device_values
+from grace_ext.adapters._torch.device_values import Source
+from grace_ext.adapters._torch.mailbox import Inbox, Outbox
+from grace_ext.value.lloyd import Lloyd
+from grace_ext.value.qsgd import QSGD
+from grace_ext.value.raw import RawValue
+
+CODECS = [QSGD(7), QSGD(8, 64, norm="l2"), QSGD(2, 8), QSGD(4, 512, levels=5, norm="l2"), QSGD(6, 2048, levels=17)]
+SIZES = (1, 7, 8, 9, 511, 513, 2100)
+
+
+def compare(codec, values, source, remainder, expected_remainder):
+    section, order = codec.encode(values, STREAM)
+    assert order is None
+    on_device = device_values.find(codec)
+    outbox = Outbox({"special": 4, **on_device.sizes(values.size)}, "cpu")
+    on_device.encode(source, outbox, outbox.view("special", torch.int32), STREAM.key())
+    fetched = outbox.fetch()
+    assert not fetched["special"].any()
+    assert on_device.section(fetched).tobytes() == section.tobytes()
+    assert same(remainder, expected_remainder), "remainder"
+
+    decoded, own, bad = np.empty_like(values), torch.empty(values.size), torch.zeros(1, dtype=torch.int32)
+    codec.decode(section, decoded)
+    parts, options = device_values.find_decoder(codec.id).unpack(section, values.size)
+    inbox = Inbox({f"x {name}": part for name, part in parts.items()}, "cpu")
+    on_device.decode(inbox, "x", own, bad, **options)
+    assert same(own, decoded) and not bad.any()
+
+
+@check
+def sections_values_and_remainders_are_the_same():
+    for codec in CODECS:
+        for kind in KINDS:
+            for n in SIZES if kind == "normal" else (513,):
+                values = vector(kind, n)
+                decoded = np.empty(n, np.float32)
+                codec.decode(codec.encode(values, STREAM)[0], decoded)
+                remainder = tensor(values)
+                compare(codec, values, Source(remainder, None, None, remainder), remainder, values - decoded)
+
+
+@check
+def a_residual_is_added_first_and_the_sum_is_not_needed_elsewhere():
+    for codec in CODECS:
+        values, residual = vector("normal", 1030), vector("denormal", 1030, 1) + vector("ties", 1030, 2)
+        summed = values + residual
+        decoded = np.empty_like(summed)
+        codec.decode(codec.encode(summed, STREAM)[0], decoded)
+        remainder = tensor(values)
+        compare(codec, summed, Source(remainder, tensor(residual), None, remainder), remainder, summed - decoded)
+
+
+@check
+def the_remainder_of_selected_values_goes_to_their_positions():
+    for codec in CODECS:
+        values, positions = vector("normal", 600), np.sort(np.random.default_rng(0).permutation(5000)[:600]).astype(np.int32)
+        decoded = np.empty_like(values)
+        codec.decode(codec.encode(values, STREAM)[0], decoded)
+        expected = vector("normal", 5000, 1)
+        remainder = tensor(expected)
+        expected[positions] = values - decoded
+        compare(codec, values, Source(tensor(values), None, tensor(positions), remainder), remainder, expected)
+
+
+@check
+def what_is_not_finite_is_told():
+    for codec in CODECS:
+        for special in (np.nan, np.inf, -np.inf):
+            values = vector("normal", 1030)
+            values[700] = special
+            on_device = device_values.find(codec)
+            outbox = Outbox({"special": 4, **on_device.sizes(1030)}, "cpu")
+            source = tensor(values)
+            on_device.encode(Source(source), outbox, outbox.view("special", torch.int32), STREAM.key())
+            assert outbox.fetch()["special"].any()
+
+
+@check
+def codecs_without_kernels_stay_on_the_host():
+    for codec in (QSGD(entropy="ans"), QSGD(levels=128), QSGD(bucket=4096), Lloyd(), RawValue()):
+        assert device_values.find(codec) is None, codec
