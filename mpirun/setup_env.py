@@ -251,7 +251,9 @@ def install_packages(need, frameworks, progress):
     packages = [FRAMEWORK_PACKAGES[name] for name in frameworks]
     if need != "ddp":
         packages += horovod_wheel.REQUIREMENTS
-    extras = "plots,lint,dev" if need == "all" else "plots"
+    extras = "plots"
+    if need == "all":
+        extras = "plots,lint,dev,triton" if "torch" in frameworks else "plots,lint,dev"
     command = pip("install", "--no-build-isolation", "-e", f"{ROOT}[{extras}]", *packages)
     progress.run(command, "packages.log", hint="If TensorFlow is what failed, use FRAMEWORKS=torch.")
     if "tensorflow" in frameworks:

@@ -35,4 +35,3 @@ def blocks(size: int, block: int) -> int:
 def signed32(x: int) -> int:
     """The int32 that has the bits of a uint32: kernels' integers have a sign."""
     return x - (1 << 32) if x >= 1 << 31 else x
-

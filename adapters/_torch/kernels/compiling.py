@@ -57,7 +57,9 @@ def compile_for(variant: Variant, target: str) -> Compiled:
         machine_code = _cuobjdump("-sass", file.name)
     # What is spilled goes to local memory, whose frame is STACK.
     found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-    return Compiled(found["REG"], found["STACK"] + found["LOCAL"], compiled.metadata.shared, compiled.asm["ptx"], machine_code)
+    return Compiled(
+        found["REG"], found["STACK"] + found["LOCAL"], compiled.metadata.shared, compiled.asm["ptx"], machine_code
+    )
 
 
 def _cuobjdump(option: str, path: str) -> str:

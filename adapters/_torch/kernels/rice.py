@@ -117,7 +117,7 @@ def decode(remainders: torch.Tensor, unary: torch.Tensor, e: int, n: int, positi
     counts = torch.empty(words, dtype=torch.int32, device=device)
     launch(rice_count_ones, blocks(words, BLOCK), unary, counts, words, BLOCK=BLOCK)
     ends = torch.cumsum(counts, 0, dtype=torch.int32)
-    quotients, low = torch.zeros((2, n), dtype=torch.int32, device=device)
+    quotients, low = torch.empty((2, n), dtype=torch.int32, device=device)
     launch(rice_read, blocks(words, BLOCK), unary, ends, remainders, quotients, low, words, n, e, BLOCK=BLOCK)
     low_ends = torch.cumsum(low, 0, dtype=torch.int64)
     launch(rice_positions, blocks(n, BLOCK), quotients, low_ends, positions, n, e, BLOCK=BLOCK)

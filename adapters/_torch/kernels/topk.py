@@ -48,7 +48,19 @@ def sample_bits(gradient, residual, out, d, lines, FUSED: tl.constexpr, BLOCK: t
 
 @triton.jit
 def add_and_collect(
-    gradient, residual, out, bound, positions, bits, segments, counts, state, d, room, FUSED: tl.constexpr, BLOCK: tl.constexpr
+    gradient,
+    residual,
+    out,
+    bound,
+    positions,
+    bits,
+    segments,
+    counts,
+    state,
+    d,
+    room,
+    FUSED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """out = gradient + residual if FUSED (out may be one of both), and collect the magnitudes from `bound` on, at least 1.
 
@@ -226,26 +238,34 @@ def select_topk(gradient, residual, out, k: int, spare: int = 65536) -> Selectio
     return Selection(*work.selected[:, :n], not special)
 
 
+def sample_size(d: int) -> int:
+    """The number of elements that are sampled of d, in lines of 16."""
+    return 16 * min(max(d // (16 * 1024), 64), _MAX_LINES, d // 16)
+
+
 def _bound_from_sample(work: _Work, gradient, residual, fused: bool) -> None:
     """Leave a magnitude in the state of the sample that is below the k-th largest, by 4 sigma; 0 if all may be needed."""
-    lines = min(max(work.d // (16 * 1024), 64), _MAX_LINES, work.d // 16)
-    n = 16 * lines
+    n = sample_size(work.d)
     rank = work.k / work.d * n
     deep = int(rank + 4.0 * math.sqrt(2.0 * rank) + 8.0)
     if deep >= n:
         return
     bits = torch.empty(n, dtype=torch.int32, device=gradient.device)
     programs = blocks(n, _SAMPLE_BLOCK)
-    launch(sample_bits, programs, gradient, residual, bits, work.d, lines, FUSED=fused, BLOCK=_SAMPLE_BLOCK)
+    launch(sample_bits, programs, gradient, residual, bits, work.d, n // 16, FUSED=fused, BLOCK=_SAMPLE_BLOCK)
     work.states[0, COUNT.value].fill_(n)
     _radix_select(work, bits, work.states[0], n, deep, ROUNDS[:2])
 
 
+def programs_of(room: int) -> int:
+    """The number of programs that count up to `room` elements."""
+    return min(blocks(room, RADIX_BLOCK), _MOST_PROGRAMS)
+
+
 def _radix_select(work: _Work, bits, state, room: int, rank: int, rounds) -> None:
-    programs = min(blocks(room, RADIX_BLOCK), _MOST_PROGRAMS)
     for shift, width in rounds:
         launch(
-            radix_histogram, programs, bits, state, work.histogram, room, SHIFT=shift, WIDTH=width, BLOCK=RADIX_BLOCK
+            radix_histogram, programs_of(room), bits, state, work.histogram, room, SHIFT=shift, WIDTH=width, BLOCK=RADIX_BLOCK,
         )  # fmt: skip
         launch(radix_find, 1, state, work.histogram, rank, room, SHIFT=shift)
 

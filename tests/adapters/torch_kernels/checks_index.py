@@ -28,7 +28,9 @@ def rice_codes_are_the_same_bits():
         for e in {0 if d < 1 << 20 else 20, best_shift(d, k)}:
             low, high = np.zeros(remainder_bytes(k, e) + 8, np.uint8), np.zeros(quotient_room(d, k, e), np.uint8)
             bits = rice_encode(positions, e, low, high)
-            own_low, own_high = (torch.zeros(size // 4 + 2, dtype=torch.int32) for size in (remainder_bytes(k, e), high.size))
+            own_low, own_high = (
+                torch.zeros(size // 4 + 2, dtype=torch.int32) for size in (remainder_bytes(k, e), high.size)
+            )
             assert rice.encode(tensor(positions.view(np.int32)), e, own_low, own_high).tolist() == [bits]
             assert own_low.numpy().tobytes()[: remainder_bytes(k, e)] == low[: remainder_bytes(k, e)].tobytes()
             assert not any(own_low.numpy().tobytes()[remainder_bytes(k, e) :])

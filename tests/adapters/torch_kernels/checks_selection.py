@@ -66,7 +66,7 @@ def a_sample_that_misleads_changes_nothing():
 
 def sampled(d):
     """Which elements the sample has, found by a gradient that holds their numbers."""
-    lines = min(max(d // (16 * 1024), 64), 4096, d // 16)
+    lines = topk.sample_size(d) // 16
     out = tensor(np.zeros(16 * lines, np.int32))
     numbers = tensor(np.arange(d, dtype=np.float32))
     topk.launch(topk.sample_bits, -(-16 * lines // 1024), numbers, numbers, out, d, lines, FUSED=False, BLOCK=1024)

@@ -5,7 +5,6 @@ import torch
 from inputs import KINDS, STREAM, same, tensor, vector
 from support.checking import check
 
-
 from grace_ext.adapters._torch import device_values
 from grace_ext.adapters._torch.device_values import Source
 from grace_ext.adapters._torch.mailbox import Inbox, Outbox
