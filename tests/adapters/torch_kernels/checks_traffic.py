@@ -41,7 +41,7 @@ def the_model_of_decoding_agrees_with_counts():
     ranks, received = 2, containers(2)
     with counted() as found:
         device_decoder.decode_sum(received, torch.empty(D), 0.5)
-    unary = received[0].index_section.size - 1 - (D // 100 * received[0].index_section[0] + 7) // 8
+    unary = received[0].index_section.size - 1 - (D // 100 * int(received[0].index_section[0]) + 7) // 8
     model = traffic.decode(D, D // 100, ranks, unary)
     assert set(found) == {name for name in model if "cumsum" not in name and name != "zeros"}
     for name, number in found.items():
