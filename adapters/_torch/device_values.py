@@ -1,6 +1,6 @@
 """Value codecs whose loops have kernels for accelerators: what crosses is what the section holds.
 
-There is one class for each. The host's codec still decides the options, and writes and checks the section's parameters.
+There is one class for each. The host's codec still decides the options, and checks the section's parameters.
 """
 
 import dataclasses
@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from grace_ext.value._buckets import to_byte
+from grace_ext.value.bfloat import BFloat16
+from grace_ext.value.half import Half
+from grace_ext.value.onebit import OneBit
 from grace_ext.value.qsgd import OUT_OF_RANGE, QSGD
 
-from .kernels import qsgd
+from .kernels import half, qsgd, signs
 from .kernels._launch import blocks
 from .mailbox import Inbox, Outbox
 
@@ -29,51 +33,146 @@ class Source:
     positions: torch.Tensor | None = None
     remainder: torch.Tensor | None = None
 
+    def arrays(self, unused: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The four, for a kernel; `unused` where there is none."""
+        given = (self.values, self.residual, self.positions, self.remainder)
+        return tuple(unused if one is None else one for one in given)
 
-class DeviceQSGD:
-    """QSGD with packed levels: `qsgd` without an entropy code, up to 127 levels and buckets that a program can keep."""
+    def flags(self) -> dict[str, bool]:
+        """Which of them there are, as kernels' constants."""
+        return {"FUSED": self.residual is not None, "KEEP": self.remainder is not None, "SPARSE": self.positions is not None}
 
-    def __init__(self, codec: QSGD):
+
+class DeviceCodec:
+    """What a value codec has kernels for. A subclass names the codec's class.
+
+    fits(codec): whether a codec with these options is one of them. sizes(n): bytes of the sections that `encode` writes to the
+    outbox for n values, and `section` makes the container's section of. unpack(section, n): parts of a received section for
+    the inbox, checked, and options for `decode`; None if kernels can't decode it.
+    """
+
+    def __init__(self, codec: Any):
         self._codec = codec
+
+    @staticmethod
+    def fits(codec: Any) -> bool:
+        return True
+
+    def sizes(self, n: int) -> dict[str, int]:
+        raise NotImplementedError
+
+    def encode(self, source: Source, outbox: Outbox, special: torch.Tensor | None, key: tuple[int, int]) -> None:
+        """special, int32[1], becomes other than 0 if a value is not finite; None if all are known to be."""
+        raise NotImplementedError
+
+    def section(self, fetched: dict[str, np.ndarray]) -> np.ndarray:
+        raise NotImplementedError
+
+    @staticmethod
+    def unpack(section: np.ndarray, n: int) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+        raise NotImplementedError
+
+    @staticmethod
+    def decode(inbox: Inbox, prefix: str, out: torch.Tensor, bad: torch.Tensor, **options: Any) -> str:
+        """Decode to `out`, float32[n], and set `bad`, int32[1], where a code is damaged; returns the message for that."""
+        raise NotImplementedError
+
+
+class DeviceQSGD(DeviceCodec):
+    """`qsgd` without an entropy code, up to 127 levels and buckets that a program can keep."""
 
     @staticmethod
     def fits(codec: QSGD) -> bool:
         return codec.entropy == "none" and codec.highest <= 127 and codec.bucket <= qsgd.MOST_BUCKET
 
     def sizes(self, n: int) -> dict[str, int]:
-        """Bytes of the sections that `encode` writes for n values."""
         width = (2 * self._codec.highest).bit_length()
         return {"norms": 4 * blocks(n, self._codec.bucket), "codes": blocks(n * width, 8)}
 
-    def encode(self, source: Source, outbox: Outbox, special: torch.Tensor | None, key: tuple[int, int]) -> None:
+    def encode(self, source, outbox, special, key):
         norms, codes = outbox.view("norms", torch.float32), outbox.view("codes", torch.uint8)
-        qsgd.encode(
-            source.values, source.residual, source.positions, source.remainder, norms, codes, special, self._codec,
-            self._codec.highest, key,
-        )  # fmt: skip
+        qsgd.encode(source, norms, codes, special, self._codec, key)
 
-    def section(self, fetched: dict[str, np.ndarray]) -> np.ndarray:
-        """The value section, uint8[m], of what was fetched from the outbox."""
+    def section(self, fetched):
         return self._codec.section(fetched["norms"].view(np.float32), fetched["codes"])
 
     @staticmethod
-    def unpack(section: np.ndarray, n: int) -> tuple[dict[str, np.ndarray], dict[str, int]] | None:
-        """The parts of a received section, checked, and its parameters; None if kernels can't decode it."""
+    def unpack(section, n):
         levels, bucket, coded, norms, codes = QSGD.parts(section, n)
         if coded or levels > 127 or bucket > qsgd.MOST_BUCKET:
             return None
         return {"norms": norms.view(np.uint8), "codes": codes}, {"levels": levels, "bucket": bucket}
 
     @staticmethod
-    def decode(inbox: Inbox, prefix: str, out: torch.Tensor, bad: torch.Tensor, levels: int, bucket: int) -> str:
-        """Decode to `out`, float32[n], and set `bad`, int32[1], where a code is damaged; returns the message for that."""
+    def decode(inbox, prefix, out, bad, levels, bucket):
         norms, codes = inbox.view(f"{prefix} norms", torch.float32), inbox.view(f"{prefix} codes", torch.uint8)
         qsgd.decode(codes, norms, out, bad, levels, bucket)
         return OUT_OF_RANGE
 
 
+class DeviceOneBit(DeviceCodec):
+    """`onebit` with buckets that a program can keep."""
+
+    @staticmethod
+    def fits(codec: OneBit) -> bool:
+        return 0 < codec.bucket <= signs.MOST_BUCKET
+
+    def sizes(self, n: int) -> dict[str, int]:
+        return {"means": 8 * blocks(n, self._codec.bucket), "signs": blocks(n, 8)}
+
+    def encode(self, source, outbox, special, key):
+        means, bits = outbox.view("means", torch.float32), outbox.view("signs", torch.uint8)
+        signs.encode(source, means, bits, special, self._codec.bucket)
+
+    def section(self, fetched):
+        return np.concatenate([np.array([to_byte(self._codec.bucket)], np.uint8), fetched["means"], fetched["signs"]])
+
+    @staticmethod
+    def unpack(section, n):
+        bucket, means, bits = OneBit.parts(section, n)
+        if not 8 <= bucket <= signs.MOST_BUCKET or bucket & (bucket - 1):  # one bucket of all values can have any size
+            return None
+        return {"means": means.reshape(-1).view(np.uint8), "signs": bits}, {"bucket": bucket}
+
+    @staticmethod
+    def decode(inbox, prefix, out, bad, bucket):
+        means, bits = inbox.view(f"{prefix} means", torch.float32), inbox.view(f"{prefix} signs", torch.uint8)
+        signs.decode(bits, means, out, bucket)
+        return ""
+
+
+class DeviceHalf(DeviceCodec):
+    """`fp16`."""
+
+    brain = False
+
+    def sizes(self, n: int) -> dict[str, int]:
+        return {"halves": 2 * n}
+
+    def encode(self, source, outbox, special, key):
+        half.encode(source, outbox.view("halves", torch.int16), special, self.brain)
+
+    def section(self, fetched):
+        return fetched["halves"]
+
+    @classmethod
+    def unpack(cls, section, n):
+        return ({"halves": section}, {"brain": cls.brain}) if section.size == 2 * n else None
+
+    @staticmethod
+    def decode(inbox, prefix, out, bad, brain):
+        half.decode(inbox.view(f"{prefix} halves", torch.int16), out, brain)
+        return ""
+
+
+class DeviceBFloat16(DeviceHalf):
+    """`bf16`."""
+
+    brain = True
+
+
 #: By the codec's class.
-CODECS: dict[type, Any] = {QSGD: DeviceQSGD}
+CODECS: dict[type, Any] = {QSGD: DeviceQSGD, OneBit: DeviceOneBit, Half: DeviceHalf, BFloat16: DeviceBFloat16}
 _BY_ID = {codec.id: device_codec for codec, device_codec in CODECS.items()}
 
 

@@ -48,6 +48,35 @@ def block_offsets(BLOCK: tl.constexpr):
 
 
 @triton.jit
+def load_source(values, residual, at, inside, special, FUSED: tl.constexpr, SPARSE: tl.constexpr):
+    """values[at], with the residual if FUSED. If not SPARSE, special, int32[1], is made other than 0 where one is not finite."""
+    x = tl.load(values + at, mask=inside, other=0.0)
+    if FUSED:
+        x += tl.load(residual + at, mask=inside, other=0.0)
+    if not SPARSE:
+        largest = tl.max(magnitude_of(x).to(tl.int32))
+        tl.atomic_max(special, largest, mask=largest >= NON_FINITE)
+    return x
+
+
+@triton.jit
+def store_remainder(remainder, positions, at, inside, error, SPARSE: tl.constexpr):
+    """Write what the codes of values do not carry to remainder[at], or to remainder[positions[at]] if SPARSE."""
+    if SPARSE:
+        place = tl.load(positions + at, mask=inside, other=0)
+        tl.store(remainder + place, error, mask=inside)
+    else:
+        tl.store(remainder + at, error, mask=inside)
+
+
+@triton.jit
+def bucket_offsets(BUCKET: tl.constexpr):
+    """The positions of this program's bucket, int64[BUCKET / 8, 8]."""
+    first = tl.program_id(0).to(tl.int64) * BUCKET
+    return first + tl.arange(0, BUCKET // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
+
+
+@triton.jit
 def store_codes(out, codes, first, n, WIDTH: tl.constexpr):
     """Pack codes at WIDTH bits each, the least significant bit first, as squeeze does on the host.
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from . import accumulate, qsgd, rice, topk
+from . import accumulate, half, qsgd, rice, signs, topk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +35,8 @@ def _qsgd(**constants) -> Variant:
 _PER_BLOCK = "*i32 *i32 *i32 *i32 *i32 *i32 i32 i32"
 _COMPACT = "*i32 *i32 *i32 *i32 *i32 *i32 *i32 *i32 *i32 i32 *i32 *i32 i32 i32"
 _COLLECT = "*fp32 *fp32 *fp32 *i32 *i32 *i32 *i32 *i32 *i32 i32 i32"
+_ONEBIT = "*fp32 *fp32 *i32 *fp32 *fp32 *u8 *i32 i32"
+_DENSE = {"FUSED": True, "KEEP": True, "SPARSE": False}
 _DEFAULT = {"WIDTH": 7, "BUCKET": 512, "TWO_NORM": False}
 
 VARIANTS = [
@@ -61,6 +63,18 @@ VARIANTS = [
     _qsgd(WIDTH=7, BUCKET=512, TWO_NORM=True, FUSED=True, KEEP=True, SPARSE=False),
     _qsgd(WIDTH=8, BUCKET=qsgd.MOST_BUCKET, TWO_NORM=False, FUSED=True, KEEP=True, SPARSE=False),
     Variant(qsgd.qsgd_decode, "*u8 *fp32 *fp32 *i32 i32 i32", {"WIDTH": 7, "BUCKET": 512}, 2, hot=True),
+    Variant(signs.onebit_encode, _ONEBIT, {"BUCKET": 512, **_DENSE}, 2, hot=True),
+    Variant(signs.onebit_decode, "*u8 *fp32 *fp32 i32", {"BUCKET": 512}, 2, hot=True),
+    *(
+        Variant(
+            half.half_encode,
+            "*fp32 *fp32 *i32 *fp32 *i16 *i32 i32",
+            {"BRAIN": brain, **_DENSE, "BLOCK": half.BLOCK},
+            hot=True,
+        )
+        for brain in (False, True)
+    ),
+    Variant(half.half_decode, "*i16 *fp32 i32", {"BRAIN": False, "BLOCK": half.BLOCK}, hot=True),
     Variant(accumulate.add_at, "*fp32 *i32 *fp32 fp32 i32 i32", {"BLOCK": accumulate.BLOCK}),
     Variant(accumulate.add_dense, "*fp32 *fp32 fp32 i32", {"BLOCK": accumulate.BLOCK}, hot=True),
 ]

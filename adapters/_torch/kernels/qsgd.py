@@ -6,7 +6,17 @@ A program does a bucket: its norm, the codes, and what they do not carry.
 import triton
 import triton.language as tl
 
-from ._helpers import float_of, load_codes, magnitude_of, random32, store_codes, uint32_of
+from ._helpers import (
+    bucket_offsets,
+    float_of,
+    load_codes,
+    load_source,
+    magnitude_of,
+    random32,
+    store_codes,
+    store_remainder,
+    uint32_of,
+)
 from ._launch import blocks, launch, signed32
 
 _SMALLEST = tl.constexpr(2.0**-119)  # below it, levels / norm would overflow; such a bucket is sent as zeros
@@ -28,19 +38,14 @@ def qsgd_encode(
     """
     bucket = tl.program_id(0)
     first = bucket.to(tl.int64) * BUCKET
-    at = first + tl.arange(0, BUCKET // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    at = bucket_offsets(BUCKET)
     inside = at < n
-    x = tl.load(values + at, mask=inside, other=0.0)
-    if FUSED:
-        x += tl.load(residual + at, mask=inside, other=0.0)
-    largest = tl.max(magnitude_of(x).to(tl.int32))
-    if not SPARSE:
-        tl.atomic_max(special, largest, mask=largest >= 0x7F800000)
+    x = load_source(values, residual, at, inside, special, FUSED, SPARSE)
     if TWO_NORM:
         norm = _two_norm(values, residual, first, n, BUCKET, FUSED)
         tl.debug_barrier()  # all warps have read what `remainder` may overwrite
     else:
-        norm = float_of(largest)
+        norm = float_of(tl.max(magnitude_of(x).to(tl.int32)))
     norm = tl.minimum(norm, _LARGEST)
     norm = tl.where(norm < _SMALLEST, 0.0, norm)
     tl.store(norms + bucket, norm)
@@ -53,11 +58,7 @@ def qsgd_encode(
     store_codes(out, tl.where(inside, code, 0).to(tl.int64), first, n, WIDTH)
     if KEEP:
         error = x - (code.to(tl.float32) - s) * tl.math.div_rn(norm, s)
-        if SPARSE:
-            place = tl.load(positions + at, mask=inside, other=0)
-            tl.store(remainder + place, error, mask=inside)
-        else:
-            tl.store(remainder + at, error, mask=inside)
+        store_remainder(remainder, positions, at, inside, error, SPARSE)
 
 
 @triton.jit
@@ -65,11 +66,12 @@ def _two_norm(values, residual, first, n, BUCKET: tl.constexpr, FUSED: tl.conste
     """The 2-norm of a bucket, added up in the order of the host's kernel: value i to sum i & 15, then sum after sum."""
     lane = tl.arange(0, 16)
     sums = tl.zeros([16], tl.float64)
+    end = tl.minimum(n, first + BUCKET)  # a bucket of 8 has half a row
     for row in range(0, BUCKET, 16):
         at = first + row + lane
-        x = tl.load(values + at, mask=at < n, other=0.0)
+        x = tl.load(values + at, mask=at < end, other=0.0)
         if FUSED:
-            x += tl.load(residual + at, mask=at < n, other=0.0)
+            x += tl.load(residual + at, mask=at < end, other=0.0)
         sums += x.to(tl.float64) * x.to(tl.float64)
     total = tl.sum(tl.where(lane == 0, sums, 0.0))
     for i in tl.static_range(1, 16):
@@ -82,7 +84,7 @@ def qsgd_decode(packed, norms, out, bad, n, levels, WIDTH: tl.constexpr, BUCKET:
     """The inverse of qsgd_encode. out: float32[n]; bad: int32[1], set to 1 if a code is out of range."""
     bucket = tl.program_id(0)
     first = bucket.to(tl.int64) * BUCKET
-    at = first + tl.arange(0, BUCKET // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    at = bucket_offsets(BUCKET)
     inside = at < n
     code = load_codes(packed, first, n, WIDTH, BUCKET // 8).to(tl.int32)
     tl.atomic_max(bad, 1, mask=tl.max(tl.where(inside, code, 0)) > 2 * levels)
@@ -91,16 +93,13 @@ def qsgd_decode(packed, norms, out, bad, n, levels, WIDTH: tl.constexpr, BUCKET:
     tl.store(out + at, (code - levels).to(tl.float32) * scale, mask=inside)
 
 
-def encode(values, residual, positions, remainder, norms, out, special, codec, levels: int, key: tuple[int, int]) -> None:
-    """See the kernel. residual, positions, remainder and special: None where there are none. codec: the host's QSGD."""
-    n = values.numel()
+def encode(source, norms, out, special, codec, key: tuple[int, int]) -> None:
+    """See the kernel. source: a device_values.Source; special: None if the values are known to be finite; codec: the host's."""
+    n = source.values.numel()
     launch(
-        qsgd_encode, blocks(n, codec.bucket), values, values if residual is None else residual,
-        norms if positions is None else positions, values if remainder is None else remainder, norms, out,
-        norms if special is None else special, n, levels,
-        *map(signed32, key), WIDTH=(2 * levels).bit_length(), BUCKET=codec.bucket, TWO_NORM=codec.norm == "l2",
-        FUSED=residual is not None, KEEP=remainder is not None, SPARSE=positions is not None,
-        num_warps=max(1, min(8, codec.bucket // 256)),
+        qsgd_encode, blocks(n, codec.bucket), *source.arrays(norms), norms, out, norms if special is None else special, n,
+        codec.highest, *map(signed32, key), WIDTH=(2 * codec.highest).bit_length(), BUCKET=codec.bucket,
+        TWO_NORM=codec.norm == "l2", **source.flags(), num_warps=max(1, min(8, codec.bucket // 256)),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from grace_ext.pipeline.presets import PRESETS
 
 SPARSE = ["topk:0.01/rice/qsgd:7", "topk:0.01/rice/raw", "topk:0.05/auto/qsgd:4:bucket=64", "topk:0.01/rice/lloyd"]
 SPARSE += ["topk:0.3/elias_fano/qsgd:8:norm=l2", "topk:1/rice/qsgd:7", "topk:0.02/rice/qsgd:4:levels=300"]
-DENSE = ["dense/qsgd:4", "dense/qsgd:6:norm=l2"]
+DENSE = ["dense/qsgd:4", "dense/qsgd:6:norm=l2", "dense/onebit", "dense/fp16", "dense/bf16"]
 PUBLISHED = [name for name, spec in PRESETS.items() if spec.startswith("topk")]
 
 
@@ -40,7 +40,7 @@ def compare(spec, gradient, residual):
 def containers_are_the_host_s():
     for spec in [*SPARSE, *DENSE]:
         for kind in ("normal", "ties", "denormal", "zeros"):
-            for d in (1, 40, 6000) if kind == "normal" else (700,):
+            for d in (1, 40, 5000) if kind == "normal" else (700,):
                 compare(spec, vector(kind, d), vector(kind, d, 1))
     compare(SPARSE[0], *np.empty((2, 0), np.float32))
     compare(DENSE[0], *np.empty((2, 0), np.float32))
@@ -54,9 +54,9 @@ def containers_of_published_methods_are_the_host_s():
 
 @check
 def a_gradient_that_is_not_finite_has_the_host_s_container():
-    for spec in [*SPARSE, *DENSE]:
+    for spec in [SPARSE[0], SPARSE[3], *DENSE]:
         for special in (np.nan, np.inf):
-            compare(spec, with_special(vector("normal", 5000), special), vector("normal", 5000, 1))
+            compare(spec, with_special(vector("normal", 700), special), vector("normal", 700, 1))
 
 
 def containers(specs, d):

@@ -56,11 +56,11 @@ def test_a_fused_product_would_be_seen(compiled, monkeypatch):
 def test_every_kernel_is_in_the_catalogue():
     from triton.runtime.jit import JITFunction
 
-    from grace_ext.adapters._torch.kernels import accumulate, qsgd, rice, topk
+    from grace_ext.adapters._torch.kernels import accumulate, half, qsgd, rice, signs, topk
 
     kernels = {
         value
-        for module in (accumulate, qsgd, rice, topk)
+        for module in (accumulate, half, qsgd, rice, signs, topk)
         for name, value in vars(module).items()
         if isinstance(value, JITFunction) and value.__module__ == module.__name__ and not name.startswith("_")
     }
