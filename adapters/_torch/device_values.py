@@ -12,10 +12,12 @@ import torch
 from grace_ext.value._buckets import to_byte
 from grace_ext.value.bfloat import BFloat16
 from grace_ext.value.half import Half
+from grace_ext.value.minmax import MinMax
 from grace_ext.value.onebit import OneBit
 from grace_ext.value.qsgd import OUT_OF_RANGE, QSGD
+from grace_ext.value.terngrad import TernGrad
 
-from .kernels import half, qsgd, signs
+from .kernels import half, minmax, qsgd, ranges, signs, ternary
 from .kernels._launch import blocks
 from .mailbox import Inbox, Outbox
 
@@ -38,6 +40,10 @@ class Source:
         given = (self.values, self.residual, self.positions, self.remainder)
         return tuple(unused if one is None else one for one in given)
 
+    def without_residual(self) -> "Source":
+        """The same, once the residual has been added to the values."""
+        return dataclasses.replace(self, residual=None)
+
     def flags(self) -> dict[str, bool]:
         """Which of them there are, as kernels' constants."""
         return {"FUSED": self.residual is not None, "KEEP": self.remainder is not None, "SPARSE": self.positions is not None}
@@ -48,7 +54,7 @@ class DeviceCodec:
 
     fits(codec): whether a codec with these options is one of them. sizes(n): bytes of the sections that `encode` writes to the
     outbox for n values, and `section` makes the container's section of. unpack(section, n): parts of a received section for
-    the inbox, checked, and options for `decode`; None if kernels can't decode it.
+    the inbox, checked, and options for `decode`; None if kernels can't decode it, and where the host is to say what is wrong.
     """
 
     def __init__(self, codec: Any):
@@ -171,8 +177,85 @@ class DeviceBFloat16(DeviceHalf):
     brain = True
 
 
+class DeviceTernGrad(DeviceCodec):
+    """`terngrad` with one scale for all values, and five digits in a byte."""
+
+    @staticmethod
+    def fits(codec: TernGrad) -> bool:
+        return codec.bucket == 0 and codec.packing == "trits"
+
+    def sizes(self, n: int) -> dict[str, int]:
+        return {"range": 8, "norm": 4, "digits": blocks(n, 5)}
+
+    def encode(self, source, outbox, special, key):
+        found = outbox.view("range", torch.int32)
+        source = ranges.find(source, found, special)
+        ternary.encode(source, found, outbox.view("norm", torch.float32), outbox.view("digits", torch.uint8), key)
+
+    def section(self, fetched):
+        return np.concatenate([np.zeros(2, np.uint8), fetched["norm"], fetched["digits"]])
+
+    @staticmethod
+    def unpack(section, n):
+        if section.size != 6 + blocks(n, 5) or section[:2].any() or not 0 <= section[2:6].view("<f4")[0] < np.inf:
+            return None
+        return {"norm": section[2:6], "digits": section[6:]}, {}
+
+    @staticmethod
+    def decode(inbox, prefix, out, bad):
+        digits, norm = inbox.view(f"{prefix} digits", torch.uint8), inbox.view(f"{prefix} norm", torch.float32)
+        ternary.decode(digits, norm, out, bad)
+        return f"terngrad: the section does not hold {out.numel()} ternary digits"
+
+
+class DeviceMinMax(DeviceCodec):
+    """`minmax` with one range for all values, without an entropy code."""
+
+    _HEAD = 14  # bits, the size of a chunk, both extremes, and the mode of the levels
+
+    @staticmethod
+    def fits(codec: MinMax) -> bool:
+        return codec.chunk == 0 and codec.entropy == "none" and not codec.needs_chunks
+
+    def sizes(self, n: int) -> dict[str, int]:
+        return {"range": 8, "extremes": 8, "levels": blocks(n * self._codec.bits, 8)}
+
+    def encode(self, source, outbox, special, key):
+        found = outbox.view("range", torch.int32)
+        source = ranges.find(source, found, special)
+        extremes, levels = outbox.view("extremes", torch.float32), outbox.view("levels", torch.uint8)
+        minmax.encode(source, found, extremes, levels, self._codec.bits)
+
+    def section(self, fetched):
+        head = np.array([self._codec.bits, 0, 0, 0, 0], np.uint8)
+        return np.concatenate([head, fetched["extremes"], np.zeros(1, np.uint8), fetched["levels"]])
+
+    @classmethod
+    def unpack(cls, section, n):
+        bits = int(section[0]) if section.size > cls._HEAD else 0
+        if not 1 <= bits <= 8 or section[1:5].any() or section[13] or section.size != cls._HEAD + blocks(n * bits, 8):
+            return None
+        extremes = section[5:13].view("<f4")
+        if not np.isfinite(extremes).all() or extremes[0] > extremes[1] or int(section[-1]) >> 8 - -n * bits % 8:
+            return None
+        return {"extremes": section[5:13], "levels": section[cls._HEAD :]}, {"bits": bits}
+
+    @staticmethod
+    def decode(inbox, prefix, out, bad, bits):
+        levels, extremes = inbox.view(f"{prefix} levels", torch.uint8), inbox.view(f"{prefix} extremes", torch.float32)
+        minmax.decode(levels, extremes, out, bits)
+        return ""
+
+
 #: By the codec's class.
-CODECS: dict[type, Any] = {QSGD: DeviceQSGD, OneBit: DeviceOneBit, Half: DeviceHalf, BFloat16: DeviceBFloat16}
+CODECS: dict[type, Any] = {
+    QSGD: DeviceQSGD,
+    OneBit: DeviceOneBit,
+    Half: DeviceHalf,
+    BFloat16: DeviceBFloat16,
+    TernGrad: DeviceTernGrad,
+    MinMax: DeviceMinMax,
+}
 _BY_ID = {codec.id: device_codec for codec, device_codec in CODECS.items()}
 
 

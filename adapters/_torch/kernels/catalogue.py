@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from . import accumulate, half, qsgd, rice, signs, topk
+from . import accumulate, half, minmax, qsgd, ranges, rice, signs, ternary, topk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,7 @@ _PER_BLOCK = "*i32 *i32 *i32 *i32 *i32 *i32 i32 i32"
 _COMPACT = "*i32 *i32 *i32 *i32 *i32 *i32 *i32 *i32 *i32 i32 *i32 *i32 i32 i32"
 _COLLECT = "*fp32 *fp32 *fp32 *i32 *i32 *i32 *i32 *i32 *i32 i32 i32"
 _ONEBIT = "*fp32 *fp32 *i32 *fp32 *fp32 *u8 *i32 i32"
+_KEPT = {"KEEP": True, "SPARSE": False}
 _DENSE = {"FUSED": True, "KEEP": True, "SPARSE": False}
 _DEFAULT = {"WIDTH": 7, "BUCKET": 512, "TWO_NORM": False}
 
@@ -75,6 +76,17 @@ VARIANTS = [
         for brain in (False, True)
     ),
     Variant(half.half_decode, "*i16 *fp32 i32", {"BRAIN": False, "BLOCK": half.BLOCK}, hot=True),
+    Variant(
+        ranges.value_range, "*fp32 *fp32 *i32 *i32 i32", {"FUSED": True, "SPARSE": False, "BLOCK": ranges.BLOCK}, hot=True
+    ),
+    Variant(
+        ternary.ternary_encode, "*fp32 *i32 *fp32 *i32 *fp32 *u8 i32 i32 i32", {**_KEPT, "BLOCK": ternary.BLOCK}, hot=True
+    ),
+    Variant(ternary.ternary_decode, "*u8 *fp32 *fp32 *i32 i32", {"BLOCK": ternary.BLOCK}, hot=True),
+    Variant(
+        minmax.minmax_encode, "*fp32 *i32 *fp32 *i32 *fp32 *u8 i32", {"WIDTH": 8, **_KEPT, "BLOCK": minmax.BLOCK}, hot=True
+    ),
+    Variant(minmax.minmax_decode, "*u8 *fp32 *fp32 i32", {"WIDTH": 8, "BLOCK": minmax.BLOCK}, hot=True),
     Variant(accumulate.add_at, "*fp32 *i32 *fp32 fp32 i32 i32", {"BLOCK": accumulate.BLOCK}),
     Variant(accumulate.add_dense, "*fp32 *fp32 fp32 i32", {"BLOCK": accumulate.BLOCK}, hot=True),
 ]

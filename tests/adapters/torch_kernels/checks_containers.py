@@ -15,7 +15,15 @@ from grace_ext.pipeline.presets import PRESETS
 
 SPARSE = ["topk:0.01/rice/qsgd:7", "topk:0.01/rice/raw", "topk:0.05/auto/qsgd:4:bucket=64", "topk:0.01/rice/lloyd"]
 SPARSE += ["topk:0.3/elias_fano/qsgd:8:norm=l2", "topk:1/rice/qsgd:7", "topk:0.02/rice/qsgd:4:levels=300"]
-DENSE = ["dense/qsgd:4", "dense/qsgd:6:norm=l2", "dense/onebit", "dense/fp16", "dense/bf16"]
+DENSE = [
+    "dense/qsgd:4",
+    "dense/qsgd:6:norm=l2",
+    "dense/onebit",
+    "dense/fp16",
+    "dense/bf16",
+    "dense/terngrad",
+    "dense/minmax:4",
+]
 PUBLISHED = [name for name, spec in PRESETS.items() if spec.startswith("topk")]
 
 

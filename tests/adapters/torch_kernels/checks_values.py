@@ -11,11 +11,16 @@ from grace_ext.adapters._torch.mailbox import Inbox, Outbox
 from grace_ext.value.bfloat import BFloat16
 from grace_ext.value.half import Half
 from grace_ext.value.lloyd import Lloyd
+from grace_ext.value.minmax import MinMax
 from grace_ext.value.onebit import OneBit
 from grace_ext.value.qsgd import QSGD
 from grace_ext.value.raw import RawValue
+from grace_ext.value.terngrad import TernGrad
 
 CODECS = [
+    TernGrad(),
+    MinMax(),
+    MinMax(3),
     OneBit(),
     OneBit(8),
     Half(),
@@ -99,5 +104,15 @@ def what_is_not_finite_is_told():
 
 @check
 def codecs_without_kernels_stay_on_the_host():
-    for codec in (QSGD(entropy="ans"), QSGD(levels=128), QSGD(bucket=4096), OneBit(0), OneBit(4096), Lloyd(), RawValue()):
+    for codec in (
+        QSGD(entropy="ans"),
+        QSGD(levels=128),
+        QSGD(bucket=4096),
+        OneBit(0),
+        OneBit(4096),
+        TernGrad("ans"),
+        MinMax(chunk=64),
+        Lloyd(),
+        RawValue(),
+    ):
         assert device_values.find(codec) is None, codec

@@ -56,13 +56,13 @@ def test_a_fused_product_would_be_seen(compiled, monkeypatch):
 def test_every_kernel_is_in_the_catalogue():
     from triton.runtime.jit import JITFunction
 
-    from grace_ext.adapters._torch.kernels import accumulate, half, qsgd, rice, signs, topk
+    from grace_ext.adapters._torch.kernels import accumulate, half, minmax, qsgd, ranges, rice, signs, ternary, topk
 
     kernels = {
         value
-        for module in (accumulate, half, qsgd, rice, signs, topk)
+        for module in (accumulate, half, minmax, qsgd, ranges, rice, signs, ternary, topk)
         for name, value in vars(module).items()
-        if isinstance(value, JITFunction) and value.__module__ == module.__name__ and not name.startswith("_")
+        if isinstance(value, JITFunction) and value.__module__ == module.__name__ and not name.startswith(("_", "range_of"))
     }
     assert kernels == {variant.kernel for variant in catalogue.VARIANTS}
     assert len({variant.name for variant in catalogue.VARIANTS}) == len(catalogue.VARIANTS)
