@@ -31,7 +31,10 @@ SPECS = (
     "topk:0.01/auto/lloyd",
     "topk:0.1/rice/qsgd:4:norm=l2",
     "dense/qsgd:4",
-    "dense/qsgd:8:norm=l2",
+    "dense/terngrad",
+    "dense/minmax",
+    "dense/onebit",
+    "dense/fp16",
 )
 KINDS = ("normal", "ties", "denormal", "not finite", "equal")
 SIZES = {"cpu": (1, 5000), "cuda": (1, 5000, 1_000_003, 25_600_000)}

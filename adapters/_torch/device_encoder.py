@@ -14,6 +14,7 @@ from grace_ext import registry
 from grace_ext._util.rng import Stream
 from grace_ext.index.rice import Rice, best_shift
 from grace_ext.kernels import rice_decode
+from grace_ext.kernels._helpers import MAX_SHIFT
 from grace_ext.kernels.rice import quotient_room, remainder_bytes
 from grace_ext.pipeline import container
 from grace_ext.pipeline.compressor import Compressor
@@ -105,7 +106,7 @@ def _encode_sparse(compressor, gradient, residual, stream, clock) -> DeviceEncod
     if codec is not None and _is_longer_than_raw(codec.sizes(n), n):
         codec = None
     values = selection.bits.view(torch.float32)
-    e = best_shift(d, n) if n else 0
+    e = best_shift(d, n) if n else MAX_SHIFT  # which leaves no room for quotients that there are not
     sizes = {"remainders": remainder_bytes(n, e), "unary": quotient_room(d, n, e), "bits": 4}
     outbox = Outbox(sizes | (codec.sizes(n) if codec else {"values": 4 * n}), device)
     if n:

@@ -24,7 +24,7 @@ _LARGEST = tl.constexpr(3.4028e38)  # above it, a decoded value could round to I
 MOST_BUCKET = 2048  # values that a program keeps in registers
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["low", "high"])  # a key of each step must not mean a compilation
 def qsgd_encode(
     values, residual, positions, remainder, norms, out, special, n, levels, low, high,
     WIDTH: tl.constexpr, BUCKET: tl.constexpr, TWO_NORM: tl.constexpr, FUSED: tl.constexpr, KEEP: tl.constexpr,

@@ -11,7 +11,7 @@ BLOCK = 256  # bytes of a program
 _SMALLEST = tl.constexpr(2.0**-100)  # below it, 2**23 / norm would overflow; such values are sent as zeros
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["low", "high"])  # a key of each step must not mean a compilation
 def ternary_encode(
     values, positions, remainder, found, norm_out, out, n, low, high,
     KEEP: tl.constexpr, SPARSE: tl.constexpr, BLOCK: tl.constexpr

@@ -83,7 +83,7 @@ def what_has_no_kernels_is_left_to_the_host():
     on_all_ranks(work, 1)
 
 
-def crossings(spec, d, memory="residual"):
+def crossings(spec, d, memory="residual", kind="normal"):
     """Of a gradient's way to a container and back: bytes that came to the host and how often it waited, before and after, and
     the container's bytes."""
 
@@ -93,7 +93,7 @@ def crossings(spec, d, memory="residual"):
             out = torch.empty(d, device="cpu")
             state = bucket.memory.begin(bucket.name, d, bucket._arrays)
             dense = torch.zeros(d, device="cpu") if state is None else state[1]
-            dense.copy_(torch.from_numpy(vector("normal", d)))
+            dense.copy_(torch.from_numpy(vector(kind, d)))
             blob = bucket._encode(dense, state and state[0], STREAM, 0.0).blob
             before = dataclasses.replace(accelerator.crossings)
             assert bucket._decode_sum(split(blob, 1, d), out, 1.0)
@@ -119,6 +119,7 @@ def the_default_spec_crosses_in_its_own_size():
     came, waits, container, _ = crossings(SPECS[0], 200_000)
     assert container < came <= 1.25 * container + 256, (came, container)
     assert waits == 2
+    assert crossings(SPECS[0], 50_000, kind="zeros")[0] <= 128, "nothing was selected"
     came, waits, container, _ = crossings(SPECS[2], 50_000)
     assert container <= came + 64 <= container + 256 and waits == 1
 
