@@ -147,11 +147,8 @@ def _positions(d: int, n: int, e: int, fetched) -> np.ndarray:
 
 def _pack_on_host(compressor, gradient, remainder, selection, e, fetched, stream, clock) -> DeviceEncoded:
     """For value codecs without kernels, and for index codecs that rebuild another support than the given one."""
-    d, device, indices = (
-        gradient.numel(),
-        gradient.device,
-        _positions(gradient.numel(), selection.positions.numel(), e, fetched),
-    )
+    d, device = gradient.numel(), gradient.device
+    indices = _positions(d, selection.positions.numel(), e, fetched)
     encoded = compressor.pack(
         d,
         indices,

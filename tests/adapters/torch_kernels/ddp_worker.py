@@ -23,7 +23,7 @@ def train(spec: str, selection: str) -> torch.Tensor:
         x, y = torch.randn(8, 40, generator=generator), torch.randint(0, 10, (8,), generator=generator)
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    kinds = {type(bucket) for bucket in state.exchange.buckets}
+    kinds = {type(bucket) for bucket in state._buckets.exchange.buckets}
     assert (KernelBucket in kinds) == (selection == "device"), kinds
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
