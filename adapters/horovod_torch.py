@@ -32,6 +32,7 @@ def DistributedOptimizer(
     groups: list | int | None = None,
     sparse_as_dense: bool = False,
     process_set: hvd.ProcessSet = hvd.global_process_set,
+    release_gradients: bool = False,
     **options: Any,
 ) -> Any:
     """Wrap a torch.optim.Optimizer so that gradients are compressed, exchanged and averaged before each step.
@@ -63,6 +64,9 @@ def DistributedOptimizer(
             exchanged as rows and stay sparse, with each row once; where no rule says anything else, as "dense/lloyd:0.1" by
             default. Which parameters have such gradients is seen in the first step in which they have gradients.
         process_set: The ranks that exchange gradients.
+        release_gradients: Take gradients out of p.grad when they are exchanged, and free their memory once they are encoded, so
+            that error feedback by allgather needs one float32 copy of them less (docs/choosing.md). Until synchronize() or step()
+            puts the result there, a stand-in is in p.grad, and reading or changing that raises ExchangeError.
         **options: All others of CompressionOptions.
 
     Returns:
@@ -83,5 +87,6 @@ def DistributedOptimizer(
         groups=groups,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
+        release_gradients=release_gradients,
     )
     return wrap(optimizer, named_parameters, named)

@@ -8,15 +8,12 @@ import concurrent.futures
 import datetime
 import functools
 import glob
-import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from grace_ext import ConfigError
 from grace_ext.exchange.stalls import watch_ranks
@@ -26,8 +23,8 @@ from ._common.options import CompressionOptions
 from ._torch.adam_step import MomentsInMemory, attach, moments_in_memory, own_memory
 from ._torch.ddp_buckets import DdpBuckets
 from ._torch.ddp_transport import GroupTransport
-from ._torch.gloo_exit import wait_at_exit
 from ._torch.gradients import named
+from ._torch.process_group import own_group
 from ._torch.saved_state import to_numpy, to_torch
 
 __all__ = ["CompressionOptions", "CompressionState", "comm_hook"]
@@ -80,7 +77,7 @@ class CompressionState:
     ):
         shared = _Options.from_keywords(options, compression=compression)
         parameters = named([] if named_parameters is None else list(named_parameters))
-        group, device = _own_group(process_group, backend, timeout)
+        group, device = own_group(process_group, backend, timeout)
         transport = GroupTransport(group, device)
         self.rank, self.ranks = transport.rank, transport.size
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
@@ -201,31 +198,3 @@ def comm_hook(state: CompressionState, bucket: dist.GradBucket) -> torch.futures
             in the first step, specs that differ between ranks.
     """
     return state._buckets.on_bucket_ready(bucket)
-
-
-def _own_group(process_group: dist.ProcessGroup | None, backend: str | None, timeout: datetime.timedelta | None) -> tuple:
-    """(a group of the same ranks that nobody else uses, where its tensors live)."""
-    if not dist.is_initialized():
-        raise ConfigError("torch.distributed is not initialized: call torch.distributed.init_process_group() first")
-    if dist.get_rank(process_group) < 0:
-        raise ConfigError("this rank does not belong to process_group")
-    wait_at_exit()
-    backend = backend or dist.get_backend(process_group)
-    if process_group in (None, dist.group.WORLD):
-        group = dist.new_group(backend=backend, timeout=timeout)
-    else:
-        group = _group_within(process_group, backend, timeout)
-    return group, torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
-
-
-def _group_within(process_group: dist.ProcessGroup, backend: str, timeout: datetime.timedelta | None) -> dist.ProcessGroup:
-    """A new group of another one's ranks; the other ranks of the job need not know of it.
-
-    torch.distributed names such a group by the number of groups that this rank has made. Ranks that have made different
-    numbers of them would wait for each other for ever (pytorch/pytorch#173608; torch 2.13), so all take a name of the first.
-    """
-    name = [uuid.uuid4().hex]
-    dist.broadcast_object_list(name, dist.get_global_rank(process_group, 0), process_group)
-    # A torch that names groups in another way takes no notice.
-    with mock.patch.object(distributed_c10d, "_hash_ranks_to_str", lambda ranks: name[0], create=True):
-        return dist.new_group(dist.get_process_group_ranks(process_group), timeout, backend, use_local_synchronization=True)

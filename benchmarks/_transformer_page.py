@@ -60,15 +60,19 @@ def guard_section(task: Task, rows: dict[str, Row]) -> str | None:
     table = [["", "signal", "mean of lag / √step", "loss"]]
     table += [[label, f"{excess:.2f}", f"{plain:.2f}", f"{loss:.3f}"] for label, loss, excess, plain, _ in found]
     compressed = [one for one in found if one[4]]
-    own, plain, all_runs = (
+    others = [one for one in compressed if not one[0].endswith("seed 0")]
+    own, plain, later, all_runs = (
         spearman([one[column] for one in runs], [one[1] for one in runs])
-        for runs, column in ((compressed, 2), (compressed, 3), (found, 2))
+        for runs, column in ((compressed, 2), (compressed, 3), (others, 2), (found, 2))
     )
     return (
         f"### The guard's signal\n\nThe signal of a step is the lag over what `guarded` allows, {Guarded().share:g} √step, but at "
         f"least 1: below that, more or less of it did not matter. Where Adam's own second moment is made of what arrives, as with "
-        f"the memories `residual` and `momentum`, a lag counts {OWN_MOMENT} times. Its mean has a rank correlation (Spearman) with the "
-        f"loss of {own:.2f} over the {len(compressed)} runs with compression; the plain mean of lag / √step has {plain:.2f}. Over all "
+        f"the memories `residual` and `momentum`, a lag counts {OWN_MOMENT} times. Memory `momentum` also enlarges Adam's steps (see "
+        f"[memories](training.md#memories)): there all of it counts (1 + beta1) / (1 - beta1) times, which was added when its runs "
+        f"with seed 0 had been seen. The signal's mean has a rank correlation (Spearman) with the "
+        f"loss of {own:.2f} over the {len(compressed)} runs with compression; the plain mean of lag / √step has {plain:.2f}. Over "
+        f"the {len(others)} of them with other seeds than 0, the signal has {later:.2f}. Over all "
         f"{len(found)} runs, those without compression included, where it is 1 and the loss is not the smallest, the signal has "
         f"{all_runs:.2f}.\n\n{as_markdown(table)}"
     )

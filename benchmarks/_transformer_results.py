@@ -8,6 +8,8 @@ import statistics
 
 from _lib import ROOT
 
+from grace_ext.memory import make_memory
+from grace_ext.memory.momentum import Momentum
 from grace_ext.policy.defaults import ADAM
 from grace_ext.policy.guarded import Guarded
 
@@ -74,16 +76,20 @@ def lag_signal(run: dict) -> float | None:
 
 
 def signal(run: dict) -> float | None:
-    """Return the guard's signal: the lag over what `guarded` allows, but at least 1, mean over the run; None without records.
+    """Return the guard's signal, the mean over the run; None without records.
 
-    Where Adam's own second moment is made of what arrives, a tenth is allowed.
+    It is the lag over what `guarded` allows, but at least 1, times the square of what the memory enlarges Adam's steps by. Where
+    Adam's own second moment is made of what arrives, a tenth is allowed.
     """
     found, arguments = lags(run), run["arguments"]
-    memory = arguments.get("memory", "residual" if "compression" in arguments else ADAM.memory)
-    allowed = Guarded().share / (OWN_MOMENT if run["library"] == "grace_ext" and memory.partition(":")[0] in FED_BACK else 1)
-    return (
-        None if found is None else statistics.mean([max(lag / (allowed * step**0.5), 1.0) for step, lag in found] or [1.0])
-    )
+    if found is None:
+        return None
+    allowed, gain = Guarded().share, 1.0
+    if run["library"] == "grace_ext":
+        memory = make_memory(arguments.get("memory", "residual" if "compression" in arguments else ADAM.memory))
+        allowed /= OWN_MOMENT if memory.name in FED_BACK else 1
+        gain = memory.step_gain if isinstance(memory, Momentum) else 1.0
+    return gain**2 * statistics.mean([max(lag / (allowed * step**0.5), 1.0) for step, lag in found] or [1.0])
 
 
 def spearman(xs: list[float], ys: list[float]) -> float:

@@ -106,4 +106,5 @@ def main() -> None:
         os.replace(options["out"] + ".new", options["out"])
 
 
-main()
+if __name__ == "__main__":
+    main()

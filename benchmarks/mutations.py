@@ -62,6 +62,7 @@ PARTS = (
     "ddp",
     "mpi",
     "federated",
+    "rounds",
 )
 #: suite -> its title, and the arguments of pytest.
 SUITES = {

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from . import communicators, index, lowrank, policy, sparsifiers, transforms, value  # noqa: F401  (registers them)
+from . import communicators, index, lowrank, outer, policy, sparsifiers, transforms, value  # noqa: F401  (registers them)
 from .errors import ConfigError, ContainerError, ExchangeError, GraceError
 from .pipeline.compressor import Compressor
 from .pipeline.compressor import make_compressor as compressor

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from .errors import ConfigError
 
-KINDS = ("transform", "sparsifier", "index", "value", "lowrank", "memory", "communicator", "schedule")
+KINDS = ("transform", "sparsifier", "index", "value", "lowrank", "memory", "communicator", "schedule", "outer")
 _classes: dict[str, dict[str, type[Any]]] = {kind: {} for kind in KINDS}
 StageClass = TypeVar("StageClass", bound=type["Stage"])
 

@@ -186,3 +186,31 @@ def test_the_learning_rate_rises_and_falls_to_a_tenth():
     rates = [learning_rate(step, 300) for step in range(300)]
     assert rates[0] == pytest.approx(0.1) and max(rates) == 1 and rates[9] == 1
     assert rates[10:] == sorted(rates[10:], reverse=True) and rates[-1] == pytest.approx(0.1, abs=1e-3)
+
+
+def local_run(folder, method, which, curve, **more):
+    import local_steps
+
+    label, library, arguments = local_steps.methods()[method]
+    found = {"label": label, "library": library, "arguments": arguments, "steps": 100, "parameters": 1000, "curve": curve}
+    path = local_steps.path_of(str(folder), "gpt", method, which)
+    Path(path).write_text(json.dumps({**found, "bytes_sent": 4000, "ms_per_step": 20.0, **more}))
+
+
+def test_the_page_of_local_steps_has_loss_bytes_and_seconds(tmp_path):
+    import argparse
+
+    import local_steps
+
+    local_run(tmp_path, "horovod-fp32", "seed0", [{"step": 50, "loss": 6.0}, {"step": 100, "loss": 5.0}], bytes_sent=400_000)
+    local_run(tmp_path, "horovod-fp32", "100mbit", [], ms_per_step=500.0)
+    local_run(tmp_path, "sparseloco-15", "seed0", [{"step": 50, "loss": 6.0}, {"step": 100, "loss": 4.0}])
+    local_run(tmp_path, "sparseloco-15", "100mbit", [], ms_per_step=20.0)
+    local_run(tmp_path, "diloco-5", "seed0", [{"step": 100, "loss": 5.5}])
+    (tmp_path / "local-steps.md").write_text("# Local steps\n\nby hand\n")
+    local_steps.page(argparse.Namespace(results=str(tmp_path), out=str(tmp_path)))
+    text = (tmp_path / "local-steps.md").read_text()
+    assert text.startswith("# Local steps\n\nby hand\n")
+    assert "| Horovod float32, each step | 5.0000 | 1.0 | 500.0 | 50 |" in text
+    assert "| SparseLoCo, H = 15 | 4.0000 | 100.0 | 20.0 | 2 |" in text  # 75 steps
+    assert "| DiLoCo, H = 5 | 5.5000 | 100.0 |  |  |" in text

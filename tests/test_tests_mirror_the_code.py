@@ -34,7 +34,10 @@ SHARED = {
     "policy/test_allocation.py": "kernels/curves",
     "lowrank/test_powersgd.py": "communicators/factors _util/shared_states",
     "memory/test_muon.py": "memory/_by_tensor",
-    "memory/test_residual.py": "memory/base",
+    "memory/test_residual.py": "memory/{base,optimizer_part}",
+    "outer/test_outer.py": "outer/{adam,base,nesterov,sgd,yogi}",
+    "rounds/test_engine.py": "rounds/timing",
+    "rounds/test_fragment.py": "rounds/header",
     "observe/test_dispatch.py": "observe/{base,listener,norms}",
     "pipeline/test_conformance.py": "pipeline/{encoded,encoder}",
     "simulate/test_command.py": "simulate/{plot,tasks}",
@@ -50,13 +53,14 @@ SHARED = {
     "adapters/horovod_tensorflow/test_horovod_tensorflow.py": "adapters/_horovod/splits"
     " adapters/_tensorflow/{auto,eager,exchange_graph,reduce,saved_state,transport}",
     "adapters/horovod_torch/test_horovod_torch.py": "adapters/onebit_adam adapters/_horovod/waiting adapters/_torch/"
-    "{buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,wrapped_optimizer}",
+    "{buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,taken,torch_options,wrapped_optimizer}",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
     "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_decoder,device_encoder,device_values,kernel_bucket,mailbox}"
     " adapters/_torch/kernels/{_helpers,_launch,accumulate,half,minmax,qsgd,ranges,rice,signs,ternary,topk,traffic}",
     "adapters/torch_kernels/test_compiling.py": "adapters/_torch/kernels/{catalogue,compiling}",
     "adapters/torch_kernels/test_device_check.py": "adapters/_torch/device_check",
-    "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_transport}",
+    "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_transport,process_group}",
+    "adapters/local_steps/test_local_steps.py": "adapters/_torch/module_parameters",
 }
 #: They only keep import paths of earlier versions.
 ALIASES = {"capture", "checkpoint", "container", "rng"}

@@ -10,9 +10,10 @@ from grace_ext import ConfigError
 from grace_ext.communicators.base import Communicator
 from grace_ext.exchange import checkpoint
 from grace_ext.exchange.engine import Exchange
-from grace_ext.memory import Memory
+from grace_ext.memory import Memory, make_memory
+from grace_ext.memory.momentum import Momentum
 from grace_ext.observe import Capture, parse_observers, warn_of_one_rank
-from grace_ext.observe.advice import warn_of_residual
+from grace_ext.observe.advice import warn_of_large_steps, warn_of_residual
 from grace_ext.observe.parse import Observe
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.pipeline.spec import parse_stage
@@ -125,7 +126,7 @@ class CompressionOptions:
         return cls(**named, **keywords)
 
     def choose_defaults(self, memory: str | dict[str, str] | None, members: tuple[int, int]) -> None:
-        """Fill in what the user has left open, say in the log what an Adam or a Muon gets, and warn if that is `residual`.
+        """Fill in what the user has left open, say in the log what an Adam or a Muon gets, and warn of memories that disturb it.
 
         Args:
             memory: See `default_for`.
@@ -138,6 +139,12 @@ class CompressionOptions:
             density = self.make_rules().default.density
             if 0 < density <= _DISTURBS_ADAM:
                 warn_of_residual(memory, density)
+        given = self.memory.values() if isinstance(self.memory, dict) else [self.memory]
+        # On all ranks, so that a spec that is refused is refused at the same point.
+        momenta = [make_memory(one) for one in given if one is not None and _kind(one) == Momentum.name]
+        gain = max((one.step_gain for one in momenta if isinstance(one, Momentum)), default=1.0)
+        if memory == "adam" and gain > 1 and speaks:
+            warn_of_large_steps(gain)
         self.compression = chosen.compression if self.compression is None else self.compression
         self.memory = chosen.memory if self.memory is None else self.memory
         self.schedule = chosen.schedule if self.schedule is None else self.schedule

@@ -12,12 +12,14 @@ from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.shadow import shadow_step
 from grace_ext.exchange.stalls import check_config_digests
 
-from .._horovod.options import HorovodOptions, group_names
+from .._horovod.options import group_names
 from .bypass import BypassBucket
 from .device import behind_current_stream
 from .output_buffer import OutputBuffer, to_gradient_layout
 from .parameter_buckets import ParameterBuckets, as_tensor
 from .rows import comes_as_rows
+from .taken import TakenGradients
+from .torch_options import TorchOptions
 
 JOIN_AND_CLOSURE = (
     "join() and step(closure): a rank without data has no loss to give; give all ranks as many batches, or "
@@ -39,11 +41,12 @@ class TorchBuckets(ParameterBuckets):
     #: Whether what is exchanged are the gradients, and nothing that `_pack` makes of them.
     sends_gradients = True
 
-    def __init__(self, parameters: dict, exchange: Exchange, options: HorovodOptions, *, prefix: str, passes: int = 1):
+    def __init__(self, parameters: dict, exchange: Exchange, options: TorchOptions, *, prefix: str, passes: int = 1):
         super().__init__(exchange, options, prefix)
         self.all_parameters = parameters
         self._prescale, self._passes, self._sparse_as_dense = options.prescale, passes, options.sparse_as_dense
         self._bucket_bytes, self._grad_scaler = options.bucket_bytes, options.grad_scaler
+        self._lends, self._taken = options.release_gradients, TakenGradients()
         self._groups = group_names(options.groups, {id(p): name for name, p in parameters.items() if p.requires_grad})
         #: Whether backward has produced a gradient since the last exchange.
         self.has_new_gradients = False
@@ -128,6 +131,7 @@ class TorchBuckets(ParameterBuckets):
     def _reset_counts(self) -> None:
         self._passes_left = dict.fromkeys(self.parameters, self._passes)
         self._count_missing()
+        self._taken.forget()
         self._loss_scale: float | None = None  # of this step, once a bucket has started
         self._bypassing: dict[str, BypassBucket] = {}  # by bucket
 
@@ -186,12 +190,15 @@ class TorchBuckets(ParameterBuckets):
             return
         if self._loss_scale is None:
             self._loss_scale = float(self._grad_scaler.get_scale()) if self._grad_scaler else 1.0
-        output = self._outputs[bucket.name]
-        output.clear(self.parameters[tensor.name] for tensor in bucket.tensors)
-        pack = functools.partial(self._pack, bucket, self._prescale / self._unit(bucket))
+        output, parameters = self._outputs[bucket.name], [self.parameters[tensor.name] for tensor in bucket.tensors]
+        output.clear(parameters)
+        pack = functools.partial(self._pack, bucket, self._gradients_of(bucket), self._prescale / self._unit(bucket))
+        if bucket.uses_loan:
+            self._taken.take(parameters)
+            self.exchange.wait_for_room()
         if torch.device(bucket.device).type == "cuda":
             pack = behind_current_stream(bucket, pack)
-        self.exchange.start(bucket, pack, output.out if bucket.device == "cpu" else None)
+        self.exchange.start(bucket, pack, None if bucket.uses_loan or bucket.device != "cpu" else output.out)
 
     def _gradient(self, name: str) -> torch.Tensor | None:
         p = self.parameters[name]
@@ -207,8 +214,10 @@ class TorchBuckets(ParameterBuckets):
                     self._start(bucket)
             self.exchange.advance()
             for bucket in self.exchange.buckets:
-                self._receive(bucket)
+                self.exchange.finish(bucket, None if bucket.name in self._bypassing else self._outputs[bucket.name].out)
             self.exchange.end_step()
+            for bucket in self.exchange.buckets:
+                self._set_gradients(bucket)
         except BaseException:
             self.exchange.abort()
             raise
@@ -256,10 +265,9 @@ class TorchBuckets(ParameterBuckets):
         self._reset_counts()
         self.has_new_gradients = False
 
-    def _receive(self, bucket: Bucket) -> None:
+    def _set_gradients(self, bucket: Bucket) -> None:
         """Make the gradients views of the result, or copies where dtype, device or layout differ."""
         if bucket.name in self._bypassing:
-            self.exchange.finish(bucket, None)
             return
         for name, result in self._results(bucket):
             p = self.parameters[name]

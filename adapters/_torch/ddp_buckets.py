@@ -31,6 +31,8 @@ class DdpBuckets(ParameterBuckets):
     DDP completes them, which is the same on all ranks; what remains when all have started.
     """
 
+    _lends = True
+
     def __init__(
         self,
         parameters: dict[str, torch.nn.Parameter],
@@ -150,7 +152,7 @@ class DdpBuckets(ParameterBuckets):
             bucket = self._bucket_of[name]
             self._missing[bucket.name] -= 1
             if not self._missing[bucket.name]:
-                pack = functools.partial(self._pack, bucket, 1.0 / self._unit(bucket))
+                pack = functools.partial(self._pack, bucket, self._gradients_of(bucket), 1.0 / self._unit(bucket))
                 ready = self._ready.get(torch.device(bucket.device))
                 self.exchange.start(bucket, functools.partial(_after, ready, pack) if ready else pack)
 
@@ -222,6 +224,8 @@ class DdpBuckets(ParameterBuckets):
     def _build(self, layout: list[list[str]]) -> None:
         tables = {name for name, gradient in self._gradients.items() if gradient.is_sparse}
         self._set_buckets([[as_tensor(name, self._gradients[name]) for name in names] for names in layout], tables)
+        for bucket in self.exchange.buckets:
+            self._outputs[bucket.name].clear(())
         self.bucket_names = layout
         self.exchange.transport.forget_lengths()
         self.exchange.check_config_digests(self.gather("config", self.exchange.config_digest()))
@@ -234,8 +238,10 @@ class DdpBuckets(ParameterBuckets):
         try:
             self.exchange.advance()
             for bucket in self.exchange.buckets:
-                self._receive(bucket)
+                self.exchange.finish(bucket, self._outputs[bucket.name].out)
             self.exchange.end_step()
+            for bucket in self.exchange.buckets:
+                self._receive(bucket)
             if self._follows and self.bucket_names != self._seen:
                 self._build(self._seen)
             self._follows = True

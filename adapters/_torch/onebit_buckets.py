@@ -59,13 +59,13 @@ class OneBitBuckets(TorchBuckets):
         # The momentum is kept in unscaled units, whether or not there is a residual as well.
         return self._loss_scale if self._compressed else super()._unit(bucket)
 
-    def _pack(self, bucket, factor, *out):
+    def _pack(self, bucket, gradients, factor, *out):
         if not out:
             raise ConfigError(
                 f"the gradient of {bucket.tensors[0].name!r} is sparse, and Adam's momentum is not: pass "
                 f"sparse_as_dense=True"
             )
-        borrowed = super()._pack(bucket, factor, *out)
+        borrowed = super()._pack(bucket, gradients, factor, *out)
         if borrowed is not None:
             np.concatenate(borrowed if isinstance(borrowed, list) else [borrowed], out=out[0])
         if self._compressed:

@@ -10,6 +10,7 @@ from grace_ext.exchange.buckets import Bucket
 from grace_ext.exchange.row_buckets import RowBucket, RowGradient
 
 from .device import TorchBucket
+from .taken import TakenGradient
 
 
 class OutputBuffer:
@@ -19,8 +20,9 @@ class OutputBuffer:
     arrays are new in each step.
     """
 
-    def __init__(self, bucket: Bucket):
-        self._bucket = bucket
+    def __init__(self, bucket: Bucket, lends: bool = False):
+        """lends: whether it is the bucket's Lender (grace_ext.exchange.buckets) while no gradients are views of it."""
+        self._bucket, self._lends = bucket, lends and not isinstance(bucket, RowBucket | TorchBucket)
         self._make()
 
     def _make(self) -> None:
@@ -50,6 +52,7 @@ class OutputBuffer:
         the parameters' current gradients do not count: after zero_grad(set_to_none=False) backward has written to these."""
         if self._borrowed() is not None and not all(self._has(p.grad) for p in parameters if _gets_view(p)):
             self._make()
+        self._bucket.lender = self if self._lends and self._borrowed() is None else None
 
     def _has(self, gradient: torch.Tensor | None) -> bool:
         address = self.out.data_ptr() if isinstance(self.out, torch.Tensor) else self.out.__array_interface__["data"][0]
@@ -68,7 +71,12 @@ def to_gradient_layout(p: torch.nn.Parameter, result: torch.Tensor) -> torch.Ten
     buffer, strides = p.grad, p.stride() if is_non_overlapping_and_dense(p) else result.stride()
     kind = p.layout, p.dtype, p.device
     # Not all sparse layouts have strides.
-    if buffer is None or (buffer.layout, buffer.dtype, buffer.device) != kind or buffer.stride() != strides:
+    if (
+        buffer is None
+        or isinstance(buffer, TakenGradient)
+        or (buffer.layout, buffer.dtype, buffer.device) != kind
+        or buffer.stride() != strides
+    ):
         buffer = torch.empty_strided(p.shape, strides, dtype=p.dtype, device=p.device)
     return buffer.detach().copy_(result)
 

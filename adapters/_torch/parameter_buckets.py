@@ -26,6 +26,7 @@ class ParameterBuckets:
 
     parameters: dict[str, torch.nn.Parameter]
     _loss_scale: float | None
+    _lends: bool  # whether buckets use loans, which saves memory, and decode nothing before the step ends
 
     def __init__(self, exchange: Exchange, options: CompressionOptions, prefix: str):
         self.exchange, self.prefix = exchange, prefix
@@ -41,7 +42,7 @@ class ParameterBuckets:
         """See grace_ext.exchange.bucketing.build_buckets."""
         built = build_buckets(self.exchange, parts, tables, self._rules, self._communicator, self.prefix, **limits)
         self.exchange.set_buckets([self._on_device(bucket) for bucket in built])
-        self._outputs = {bucket.name: OutputBuffer(bucket) for bucket in self.exchange.buckets}
+        self._outputs = {bucket.name: OutputBuffer(bucket, self._lends) for bucket in self.exchange.buckets}
         self._bucket_of = {tensor.name: bucket for bucket in self.exchange.buckets for tensor in bucket.tensors}
 
     def _on_device(self, bucket: Bucket) -> Bucket:
@@ -64,14 +65,17 @@ class ParameterBuckets:
     def _gradient(self, name: str) -> torch.Tensor | None:
         raise NotImplementedError
 
-    def _pack(self, bucket: Bucket, factor: float, *out):
+    def _gradients_of(self, bucket: Bucket) -> list[torch.Tensor | None]:
+        return [self._gradient(tensor.name) for tensor in bucket.tensors]
+
+    def _pack(self, bucket: Bucket, gradients: list[torch.Tensor | None], factor: float, *out):
         """For Exchange.start."""
-        return pack(bucket, [self._gradient(tensor.name) for tensor in bucket.tensors], factor, *out)
+        return pack(bucket, gradients, factor, *out)
 
     def _results(self, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
-        """Finish the bucket: its results by name, as contiguous views shaped like the parameters, or sparse tensors."""
+        """When the step has ended: the bucket's results by name, as contiguous views shaped like the parameters, or sparse
+        tensors."""
         output, factor = self._outputs[bucket.name], self._unit(bucket)
-        self.exchange.finish(bucket, output.out)
         names = [tensor.name for tensor in bucket.tensors]
         if isinstance(bucket, RowBucket):
             yield names[0], from_rows(output.out, self.parameters[names[0]], factor)

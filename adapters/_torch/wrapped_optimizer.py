@@ -1,7 +1,6 @@
 """torch optimizers whose gradients are compressed and exchanged over Horovod before each step."""
 
 import concurrent.futures
-import dataclasses
 import os
 import warnings
 import weakref
@@ -18,7 +17,7 @@ from grace_ext.exchange import checkpoint
 
 from .._common.subclassing import instance_like, subclass
 from .._horovod.exits import guard_exit
-from .._horovod.options import HorovodOptions, prefix_of
+from .._horovod.options import prefix_of
 from .adam_step import MomentsInMemory, moments_in_memory, own_memory
 from .buckets import JOIN_AND_CLOSURE, TorchBuckets
 from .elastic import CompressedOptimizer
@@ -26,15 +25,7 @@ from .gradients import named
 from .hvd_transport import HorovodTransport
 from .saved_state import to_numpy, to_torch
 from .session import MembershipSession
-
-
-@dataclasses.dataclass
-class TorchOptions(HorovodOptions):
-    """The options of a wrapped torch optimizer."""
-
-    op: object = hvd.Average
-    process_set: hvd.ProcessSet = hvd.global_process_set
-    hvd = hvd
+from .torch_options import TorchOptions
 
 
 def wrap(

@@ -43,6 +43,11 @@ class Alternating(Communicator[Any]):
         """As in this step."""
         return self._inner.preserves_input
 
+    @property
+    def decodes_later(self) -> bool:  # type: ignore[override]
+        """As in this step."""
+        return self._inner.decodes_later
+
     def collectives_of(self, transport: Transport) -> tuple[str, ...]:
         return self._inner.collectives_of(transport)
 
@@ -91,3 +96,9 @@ class Alternating(Communicator[Any]):
 
     def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
         return self._inner.finish(pending, transport, out, weight)
+
+    def receive(self, pending: Pending, transport: Transport, size: int) -> bool:
+        return self._inner.receive(pending, transport, size)
+
+    def decode(self, pending: Pending, out: np.ndarray, weight: float) -> None:
+        self._inner.decode(pending, out, weight)

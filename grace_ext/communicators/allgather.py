@@ -24,6 +24,7 @@ class Allgather(Communicator[Pending]):
     name = "allgather"
     sends_containers = True
     preserves_input = True
+    decodes_later = True
 
     def takes_parts(self, compressor: Compressor) -> bool:
         return compressor.takes_parts
@@ -60,10 +61,19 @@ class Allgather(Communicator[Pending]):
         return Pending(transport.allgather(name, np.empty(0, np.uint8)), 0, {})
 
     def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
+        finite = self.receive(pending, transport, out.size)
+        self.decode(pending, out, weight)
+        return finite
+
+    def receive(self, pending: Pending, transport: Transport, size: int) -> bool:
         joined = wait(pending)
         pending.received = joined.size
         started = time.perf_counter()
-        containers = container.split(joined, transport.size, out.size)
-        decode_sum(containers, out, weight)
-        pending.seconds["decode"] = time.perf_counter() - started
-        return not any(one.non_finite for one in containers)
+        pending.containers = container.split(joined, transport.size, size)
+        pending.add_seconds({"decode": time.perf_counter() - started})
+        return not any(one.non_finite for one in pending.containers)
+
+    def decode(self, pending: Pending, out: np.ndarray, weight: float) -> None:
+        started = time.perf_counter()
+        decode_sum(pending.containers, out, weight)
+        pending.add_seconds({"decode": time.perf_counter() - started})

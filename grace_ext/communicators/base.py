@@ -9,6 +9,7 @@ import numpy as np
 from .._util.rng import Stream
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
+from ..pipeline.container import Container
 from ..registry import Stage
 from ..transport.base import CollectiveHandle, Transport
 
@@ -30,6 +31,8 @@ class Pending:
             thread, and valid until its next encoding.
         last_waited: The handle that was waited for last.
         sketch: The handle of all ranks' sketches, if the memory has some.
+        containers: All ranks' containers between `receive` and `decode`.
+        lender: See Bucket.lender; None where `finish` decodes.
     """
 
     handle: CollectiveHandle
@@ -42,6 +45,8 @@ class Pending:
     support: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
     last_waited: CollectiveHandle | None = dataclasses.field(default=None, kw_only=True, repr=False)
     sketch: CollectiveHandle | None = dataclasses.field(default=None, kw_only=True, repr=False)
+    containers: list[Container] = dataclasses.field(default_factory=list, kw_only=True, repr=False)
+    lender: Any = dataclasses.field(default=None, kw_only=True, repr=False)
     #: Whether the gradients bypass the exchange, so that nothing is left to decode.
     bypasses = False
     #: Whether the memory's buffer for the next residual is still read or written once the exchange has started.
@@ -108,6 +113,8 @@ class Communicator(Stage, Generic[PendingType]):
     needs_memory = True
     #: Whether `start` leaves the gradient as it is.
     preserves_input = False
+    #: Whether `receive` and `decode` can be called one after the other in the place of `finish`.
+    decodes_later = False
     #: Whether it changes between compressed and dense steps; `strategy` tells which one is in use.
     switches = False
     #: Whether it sends what it is given as it is, for now, and not what the bucket's compressor makes of it.
@@ -283,6 +290,29 @@ class Communicator(Stage, Generic[PendingType]):
         Raises:
             ContainerError: What came is not the containers of all ranks.
             ExchangeError: The collective failed, or another rank could not read what it got.
+        """
+        raise NotImplementedError
+
+    def receive(self, pending: PendingType, transport: Transport, size: int) -> bool:
+        """Wait for the exchange, and check what has come. Only if it `decodes_later`.
+
+        Args:
+            pending: The exchange under way.
+            transport: The transport of the exchange.
+            size: Number of elements of the bucket.
+
+        Returns:
+            See `finish`, whose errors it raises.
+        """
+        raise NotImplementedError
+
+    def decode(self, pending: PendingType, out: np.ndarray, weight: float) -> None:
+        """Write weight * (sum over ranks) of what `receive` has received.
+
+        Args:
+            pending: The exchange.
+            out: Output, float32[d].
+            weight: Factor of the sum.
         """
         raise NotImplementedError
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -48,6 +48,17 @@ class Tensor:
             raise ConfigError(f"tensor {self.name!r} of shape {self.shape} does not have {self.size} elements")
 
 
+class Lender(Protocol):
+    """Who lends a buffer to a bucket.
+
+    Attributes:
+        out: float32[size]. Whoever starts a bucket that `uses_loan` needs nothing of it until the step has ended. Then it is
+            another array, which holds the result.
+    """
+
+    out: Any
+
+
 @dataclasses.dataclass
 class Bucket:
     """Tensors that are compressed and exchanged as one float32 vector.
@@ -59,6 +70,7 @@ class Bucket:
         communicator: How the vector is exchanged and reduced.
         memory: The memory that the tensors share.
         may_bypass: Whether the adapter could reduce the tensors as they are; see Exchange.bypass_dtype.
+        lender: Who lends the bucket a buffer in each step, which spares one in each bucket; None for nobody. See `uses_loan`.
 
     Raises:
         ConfigError: Compressor, memory and communicator do not fit together, or no container holds so many elements.
@@ -70,6 +82,7 @@ class Bucket:
     communicator: Communicator
     memory: Memory
     may_bypass: bool = dataclasses.field(default=False, kw_only=True)
+    lender: "Lender | None" = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self.sizes = tuple(tensor.size for tensor in self.tensors)
@@ -112,7 +125,9 @@ class Bucket:
         Returns:
             The exchange under way.
         """
-        state = self.memory.begin(self.name, self.size) if self.communicator.needs_memory else None
+        lender = self.lender if self.uses_loan else None
+        lent = None if lender is None else lender.out
+        state = self.memory.begin(self.name, self.size, lent=lent) if self.communicator.needs_memory else None
         gradient = self._gradient if state is None else state[1]
         packed, sketch = pack(gradient), None
         packed = gradient if packed is None else packed
@@ -125,9 +140,20 @@ class Bucket:
         if on_compensated_gradient:
             on_compensated_gradient(_joined(given), state and state[0])
         pending = self.communicator.start(transport, self.name, self.compressor, given, state, stream, self.sizes)
+        pending.lender = lender
         self.memory.on_sent(self.name, pending)
         self._start_sketch(pending, transport, sketch)
         return pending
+
+    @property
+    def uses_loan(self) -> bool:
+        """Whether what the lender has lent is used in this step, so that it is `settle` that gives the result.
+
+        The memory's next state is written to the lent buffer. When it is known that the step counts, that is the state, and the
+        result takes the place of the state before. So a bucket has two arrays, and not one for each of the three.
+        """
+        able = self.communicator.needs_memory and self.communicator.decodes_later and self.memory.takes_lent_buffers
+        return able and self.lender is not None
 
     @property
     def takes_parts(self) -> bool:
@@ -212,12 +238,12 @@ class Bucket:
         self.communicator.advance(pending, transport)
 
     def finish(self, pending: Pending, transport: Transport, out: Any, weight: float) -> bool:
-        """Wait for the weighted sum over ranks.
+        """Wait for the weighted sum over ranks, or for what `settle` will make it of.
 
         Args:
             pending: The exchange under way.
             transport: The exchange's transport.
-            out: float32[size], which the sum is written to.
+            out: float32[size], which the sum is written to; not used if `pending` has a lender.
             weight: Factor of the sum.
 
         Returns:
@@ -226,14 +252,31 @@ class Bucket:
         if pending.bypasses:
             wait(pending)
             return True
-        finite = self.communicator.finish(pending, transport, out, weight)
+        if pending.lender is None:
+            finite = self.communicator.finish(pending, transport, out, weight)
+        else:
+            finite = self.communicator.receive(pending, transport, self.size)
         if pending.sketch is not None:
             sketch = self._sum_of_sketches(wait_for(pending, pending.sketch))
             pending.sketch = None  # which must not be polled any more
             self.memory.on_sketch(self.name, sketch * np.float32(weight))
-        if finite:
+        if finite and pending.lender is None:
             self.memory.on_received(self.name, out, weight * transport.size)
         return finite
+
+    def settle(self, pending: Pending, transport: Transport, weight: float, finite: bool) -> None:
+        """Write the weighted sum over ranks, when it is known whether the step counts. Only if `pending` has a lender.
+
+        Args:
+            pending: The exchange, which `finish` has received.
+            transport: The exchange's transport.
+            weight: Factor of the sum.
+            finite: Whether the gradients of all ranks and buckets were finite. If not, the memory keeps its state.
+        """
+        out = pending.lender.out = self.memory.settle(self.name, keep=finite)
+        self.communicator.decode(pending, out, weight)
+        if finite:
+            self.memory.on_received(self.name, out, weight * transport.size)
 
 
 def _joined(gradient: np.ndarray | list[np.ndarray]) -> np.ndarray:

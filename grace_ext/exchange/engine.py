@@ -7,6 +7,7 @@ import concurrent.futures
 import functools
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from .._util.rng import Stream
 from ..communicators.base import Pending
@@ -55,6 +56,7 @@ class Exchange(ExchangeSetup):
         super().__init__(transport, memory, weight, seed, capture, schedule, observe)
         self._starting = threading.Lock()  # backward may have a thread for each device
         self._joinable, self._finite = joinable, True
+        self._received: list[tuple[Bucket, Pending]] = []  # those whose results wait for the end of the step
         failed = functools.partial(self._listeners.notify, "bucket_failed")
         self._scheduler = Scheduler(executor, self._advance, self._receive, failed)
         #: How many ranks have gradients in this step, where no bucket says so by the lengths of its containers.
@@ -85,6 +87,10 @@ class Exchange(ExchangeSetup):
             encode = functools.partial(bucket.start, pack=pack, on_gradient=seen, on_compensated_gradient=compensated)
             self._submit(bucket, encode, out)
 
+    def wait_for_room(self) -> None:
+        """Before a start, wait while much waits to be encoded; for gradients that are freed once they are."""
+        self._scheduler.wait_for_room()
+
     def start_empty(self, bucket: Bucket) -> None:
         """Take part with nothing, and leave the memory as it is.
 
@@ -99,25 +105,6 @@ class Exchange(ExchangeSetup):
         stream = Stream(self.seed, bucket.tensors[0].common_name, self.step, self.transport.rank)
         send = functools.partial(start, transport=transport, stream=stream)
         self._scheduler.submit(bucket, send, out, self._collectives_of(bucket))
-
-    def _collectives_of(self, bucket: Bucket) -> int:
-        return len(bucket.communicator.collectives_of(self.transport))
-
-    def _apply_schedules(self, bucket: Bucket) -> None:
-        """Give the bucket its compressor of this step."""
-        if self.schedules:
-            bucket.compressor = self.schedules.at(bucket.declared, self.step, self.schedules.densities.get(bucket.name))
-
-    def bypass_dtype(self, bucket: Bucket) -> str | None:
-        """Say whether the adapter may reduce the bucket's tensors itself in this step, and `submit_bypass` that.
-
-        Args:
-            bucket: One of `buckets`.
-
-        Returns:
-            "float32" or "fp16", the dtype to reduce, the same on all ranks; None if the bucket has to `start`.
-        """
-        return bucket.communicator.bypass_dtype if bucket.may_bypass and not bucket.memory.has_hooks else None
 
     def submit_bypass(self, bucket: Bucket, pending: BypassPending) -> None:
         """Take a bucket that bypasses the exchange, in the place of `start`. `finish` waits for it and writes nothing.
@@ -195,35 +182,46 @@ class Exchange(ExchangeSetup):
             self._scheduler.advance_all([(bucket, self._collectives_of(bucket)) for bucket in self.buckets])
 
     def _advance(self, bucket: Bucket, pending: Pending) -> None:
-        self._listeners.notify("receiving", self.step, bucket, pending)
-        bucket.advance(pending, self.transport)
-        self._listeners.notify("received", self.step, bucket, pending)
+        self._observed(bucket.advance, bucket, pending)
 
     def finish(self, bucket: Bucket, out: object) -> None:
         """Wait for the bucket and write the weighted sum over ranks. Raises what the worker thread raised.
 
         Args:
             bucket: One of `buckets`.
-            out: Where the sum is written to: float32[size], or what the bucket's own `finish` says.
+            out: Where the sum is written to: float32[size], or what the bucket's own `finish` says. If the bucket `uses_loan`,
+                the sum is in what was lent when the step has ended.
         """
         pending, finite = self._scheduler.receive(bucket, out, self.buckets)
         self._finite &= finite
-        self._listeners.notify("bucket_finished", self.step, bucket, pending)
+        if pending.lender is None:
+            self._listeners.notify("bucket_finished", self.step, bucket, pending)
+        else:
+            self._received.append((bucket, pending))
 
     def _receive(self, bucket: Bucket, pending: Pending, out: object) -> bool:
+        return self._observed(bucket.finish, bucket, pending, out, self.weight)
+
+    def _settle(self, bucket: Bucket, pending: Pending) -> None:
+        self._observed(bucket.settle, bucket, pending, self.weight, self._finite)
+
+    def _observed(self, work: Callable, bucket: Bucket, pending: Pending, *args: Any) -> Any:
         self._listeners.notify("receiving", self.step, bucket, pending)
-        finite = bucket.finish(pending, self.transport, out, self.weight)
+        result = work(pending, self.transport, *args)
         self._listeners.notify("received", self.step, bucket, pending)
-        return finite
+        return result
 
     def end_step(self) -> bool:
-        """End the step after all buckets are finished.
+        """End the step after all buckets are finished; write the results of those that use loans.
 
         Returns:
             False if some rank's gradient was not finite, those that bypass left aside: then all memories stay as they were.
         """
         self.gradient_count.take()
         finite, step = self._finite, self.step
+        for bucket, pending in self._received:
+            self._scheduler.overlap.decode(self._settle, bucket, pending, others=())
+            self._listeners.notify("bucket_finished", step, bucket, pending)
         self.state.commit() if finite else self.state.rollback()
         self.statistics.add_overlap(self._scheduler.overlap)
         self.forget_step()
@@ -235,6 +233,7 @@ class Exchange(ExchangeSetup):
         """Forget the step: nothing of it is under way any more."""
         self._scheduler.end_step()
         self.gradient_count.forget()
+        self._received.clear()
         self._finite = True
 
     def abort(self) -> None:

@@ -11,6 +11,10 @@ from .buckets import Bucket
 from .eager_decoder import EagerDecoder
 from .overlap_meter import OverlapMeter
 
+#: Bytes of gradients that may wait to be encoded where they are freed once they are, so that they are never there all at once,
+#: whatever the speed of backward.
+MOST_WAITING = 32 * 2**20
+
 
 class SerialExecutor:
     """Runs one item at a time, in the order of `submit`, in a worker thread; a waiting caller may run the next one itself.
@@ -97,6 +101,8 @@ class Scheduler:
         self._started: dict[str, concurrent.futures.Future] = {}
         self._finished: set[str] = set()
         self._error: BaseException | None = None  # why a bucket of this step could not be sent
+        self._waiting = 0  # bytes of the gradients of buckets that have not begun to be encoded
+        self._room = threading.Condition()
         self.bucket_count = 0  # in each step
         self.overlap = OverlapMeter(self._is_on_its_way)
 
@@ -114,6 +120,8 @@ class Scheduler:
             out: See Exchange.start.
             collectives: Number of collectives that the bucket goes through.
         """
+        with self._room:
+            self._waiting += 4 * bucket.size
         self._started[bucket.name] = self._queue.submit(self._send, bucket, send, out, collectives)
         self._eager.interrupt()
 
@@ -139,6 +147,11 @@ class Scheduler:
             The future of what the function returns.
         """
         return self._queue.submit(work, *args)
+
+    def wait_for_room(self) -> None:
+        """Wait while buckets of more than MOST_WAITING bytes together wait to be encoded. Must not be called by the worker."""
+        with self._room:
+            self._room.wait_for(lambda: self._waiting <= MOST_WAITING)
 
     def is_started(self, bucket: Bucket) -> bool:
         """Say whether the bucket was submitted in this step.
@@ -231,6 +244,9 @@ class Scheduler:
         After an error nothing more of the step is sent: where collectives have no names, as in PyTorch DDP, the other ranks
         would take what comes next for this one.
         """
+        with self._room:
+            self._waiting -= 4 * bucket.size
+            self._room.notify_all()
         try:
             self._check_sent()
             pending = send()
@@ -264,6 +280,7 @@ class Scheduler:
         self._finished.clear()
         self.overlap.reset()
         self._error = None
+        self._waiting = 0
 
     def close(self) -> None:
         """End the worker thread if it is its own."""

@@ -182,3 +182,22 @@ class ExchangeSetup:
             What grace_ext.exchange.stats.report describes.
         """
         return stats.report((*others, self), earlier)
+
+    def bypass_dtype(self, bucket: Bucket) -> str | None:
+        """Say whether the adapter may reduce the bucket's tensors itself in this step, and `submit_bypass` that.
+
+        Args:
+            bucket: One of `buckets`.
+
+        Returns:
+            "float32" or "fp16", the dtype to reduce, the same on all ranks; None if the bucket has to `start`.
+        """
+        return bucket.communicator.bypass_dtype if bucket.may_bypass and not bucket.memory.has_hooks else None
+
+    def _apply_schedules(self, bucket: Bucket) -> None:
+        """Give the bucket its compressor of this step."""
+        if self.schedules:
+            bucket.compressor = self.schedules.at(bucket.declared, self.step, self.schedules.densities.get(bucket.name))
+
+    def _collectives_of(self, bucket: Bucket) -> int:
+        return len(bucket.communicator.collectives_of(self.transport))

@@ -22,10 +22,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from ..errors import ConfigError
+from ..transport.base import Transport
 from .engine import Exchange
 from .rank_process import GONE, HALTED, LEAVES, RUNS, Process
 
@@ -43,7 +45,22 @@ _EXIT_PATIENCE, _NAP = 5.0, 0.05  # seconds in which those that left should be g
 shutdown_checks: list[Callable[[], bool]] = []
 
 
-def watch_ranks(exchange: Exchange, gather: Callable[[np.ndarray], np.ndarray], message: np.ndarray) -> np.ndarray:
+class Watchable(Protocol):
+    """What can be watched: an Exchange, or what has one beside other collectives."""
+
+    step: int
+    transport: Transport
+
+    def unfinished(self) -> tuple[str, ...]:
+        """Name what is under way. Any thread may call it.
+
+        Returns:
+            The names; empty between steps.
+        """
+        raise NotImplementedError
+
+
+def watch_ranks(exchange: Watchable, gather: Callable[[np.ndarray], np.ndarray], message: np.ndarray) -> np.ndarray:
     """Let the ranks of an exchange watch each other from here on: a collective.
 
     Args:
@@ -90,12 +107,12 @@ class Watcher:
         self._stopped, self._stall, self._kill, self._end, self._shuts_down = stopped, stall, kill, end, shuts_down
         self._shutting = 0  # at how many looks it did
         self._lock = threading.Lock()  # of _watched, to which another thread may add while this one looks
-        self._watched: weakref.WeakKeyDictionary[Exchange, _Watched] = weakref.WeakKeyDictionary()
+        self._watched: weakref.WeakKeyDictionary[Watchable, _Watched] = weakref.WeakKeyDictionary()
         self._known_processes: set[Process] = set()  # on this machine, whether or not their exchange is still there
         #: Of processes of this machine: their state, and at how many looks it has been that.
         self._states: dict[Process, tuple[str, int]] = {}
 
-    def add(self, exchange: Exchange, own: Process, ranks: list[Process]) -> None:
+    def add(self, exchange: Watchable, own: Process, ranks: list[Process]) -> None:
         """Watch the ranks of one more exchange, as long as the exchange lives.
 
         Args:
@@ -110,7 +127,7 @@ class Watcher:
             self._known_processes = {process for process in self._known_processes if process.state() != GONE}.union(here)
             self._watched[exchange] = _Watched(here, elsewhere)
 
-    def _all(self) -> "list[tuple[Exchange, _Watched]]":
+    def _all(self) -> "list[tuple[Watchable, _Watched]]":
         with self._lock:
             return list(self._watched.items())
 
@@ -216,7 +233,7 @@ class _Watched:
         self.here, self.elsewhere, self.waits = here, elsewhere, 0
         self._mark: tuple | None = None
 
-    def goes_on(self, exchange: Exchange) -> bool:
+    def goes_on(self, exchange: Watchable) -> bool:
         """Whether it has got any further since the last look. Then none of its ranks is stopped."""
         before, self._mark = self._mark, (exchange.step, exchange.unfinished())
         same = self._mark == before
@@ -224,7 +241,7 @@ class _Watched:
         return not same
 
 
-def _where(exchange: Exchange) -> str:
+def _where(exchange: Watchable) -> str:
     unfinished = exchange.unfinished()
     return f"in step {exchange.step}" + (f" for {unfinished[0]!r}" if unfinished else "")
 

@@ -33,7 +33,7 @@ class ExchangeState:
         Args:
             buckets: The buckets of all further steps.
         """
-        state = self.state_dict()
+        state = self.state_dict(take=True)
         self._buckets = buckets
         for bucket in buckets:
             bucket.memory.set_tensors(bucket.name, bucket.tensors)
@@ -57,8 +57,11 @@ class ExchangeState:
             memory.rollback()
         self.warm_starts.rollback()
 
-    def state_dict(self) -> dict:
+    def state_dict(self, take: bool = False) -> dict:
         """Copy the states.
+
+        Args:
+            take: Whether to remove those of the memories, which needs no copies.
 
         Returns:
             {field: {tensor name: float32[size]}}. Fields are those of the memories ("residual", …) and shared ones.
@@ -70,7 +73,7 @@ class ExchangeState:
             for field, shared in memory.shared.items():
                 if arrays := shared.state_dict():
                     state.setdefault(field, {}).update(arrays)
-        by_bucket = {id(memory): memory.state_dict() for memory in self._memories}
+        by_bucket = {id(memory): memory.state_dict(take) for memory in self._memories}
         for bucket in self._buckets:
             ends = np.cumsum(bucket.sizes)[:-1]
             for field, array in by_bucket[id(bucket.memory)].get(bucket.name, {}).items():
@@ -95,7 +98,7 @@ class ExchangeState:
                     parts = [_fitting(field, tensor, given.get(tensor.name)) for tensor in bucket.tensors]
                     by_memory[id(bucket.memory)].setdefault(bucket.name, {})[field] = np.concatenate(parts)
         for memory in self._memories:
-            memory.load_state_dict(by_memory[id(memory)])
+            memory.load_state_dict(by_memory[id(memory)], copy=False)
             names = {tensor.name for bucket in self._buckets if bucket.memory is memory for tensor in bucket.tensors}
             for field, shared in memory.shared.items():
                 given = state.get(field, {})

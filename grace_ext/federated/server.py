@@ -27,8 +27,9 @@ class Server(ServerState):
         compression: Spec, Compressor or other argument of grace_ext.compressor, for the way down; neither low-rank nor
             unbiased.
         sampled: Number of clients that take part in a round; None: all.
-        optimizer: Called with (model, change), float32[d] each; it changes the model in place by `change`, the mean of the
-            updates. None: model -= change, which is FedAvg.
+        optimizer: An outer optimizer (grace_ext.outer) or its spec: "sgd", which is FedAvg and the default, "adam:lr=0.01",
+            "yogi", …. Or a function of (model, change), float32[d] each, that changes the model in place by `change`, the mean
+            of the updates.
         mean: A WeightedMean (the default), ClippedMean, Median, TrimmedMean or NearestNeighborMixing. The last three need
             uniform weights, and dense updates or memory "ef21"; they reject a sparse update.
         weights: How much each client counts in a weighted or clipped mean; see Weights.
@@ -173,8 +174,8 @@ class Server(ServerState):
     def end_round(self) -> Report:
         """Aggregate the updates that have arrived, and take a step.
 
-        If the mean or the optimizer raises an error, the round goes on with all its updates, and can be ended again; what the
-        optimizer keeps of its own is its own affair.
+        If the mean or the optimizer raises an error, the round goes on with all its updates, and can be ended again; what an
+        optimizer that is a function keeps of its own is its own affair.
 
         Returns:
             What happened in the round.
@@ -191,12 +192,12 @@ class Server(ServerState):
         for client in too_large:
             del came[client]
         estimates, mean = self._updates.aggregate(came, self._absent)
-        model, norm = self.model.copy(), 0.0
+        model, norm, step = self.model.copy(), 0.0, self._step
         if mean is not None:
             norm = l2_norm(mean)
-            self._optimizer(model, mean)
+            step = self._step.made(model, mean)
         # Nothing has changed so far, and from here on nothing fails.
-        self.model[:] = model
+        self.model[:], self._step = model, step
         for client, reason in too_large.items():
             self._reject(client, Rejected("norm", reason))
         self._updates.accept(came, estimates)

@@ -9,6 +9,7 @@ import numpy as np
 
 from .._util.files import atomic_write
 from ..errors import ConfigError
+from ..outer import OuterOptimizer
 from ..pipeline.compressor import Compressor
 from .broadcast import ModelBroadcast
 from .compression import checked_compressor
@@ -16,6 +17,7 @@ from .estimate import Estimate
 from .mean import Mean, WeightedMean
 from .messages import Rejected
 from .norm_check import NormCheck
+from .outer_step import OuterStep
 from .updates import ClientUpdates, Received
 from .weights import Weights
 
@@ -53,7 +55,7 @@ class ServerState:
         compression: str | dict | Compressor = "topk:0.1/rice/qsgd:7",
         *,
         sampled: int | None = None,
-        optimizer: Callable | None = None,
+        optimizer: "str | OuterOptimizer | Callable | None" = None,
         mean: Mean | None = None,
         weights: str | Mapping[int, float] = "uniform",
         most_samples: float | None = None,
@@ -72,7 +74,7 @@ class ServerState:
         self.told_bytes = 0  # of the container that tells this round's model
         #: How many updates were rejected, by reason.
         self.rejections: collections.Counter[str] = collections.Counter()
-        self._optimizer, self._seed = optimizer or _fedavg, seed
+        self._step, self._seed = OuterStep(optimizer, self.model.size), seed
         self._broadcast = ModelBroadcast(self.model, clients, keep)
         self._norms = NormCheck(norm_limit, clients)
         self._updates = ClientUpdates(
@@ -113,7 +115,7 @@ class ServerState:
         return None if estimate is None else estimate.known
 
     def save(self, path: str | os.PathLike) -> None:
-        """Save all that the next round needs, between rounds, except an optimizer's own state.
+        """Save all that the next round needs, between rounds, except the state of an optimizer that is a function.
 
         Args:
             path: The file; it is replaced as a whole or not at all.
@@ -133,7 +135,7 @@ class ServerState:
             "reasons": np.array(list(self.rejections), np.str_),
             "counts": np.array(list(self.rejections.values()), np.int64),
         }
-        for part in (self._broadcast, self._norms, self._updates):
+        for part in (self._broadcast, self._norms, self._updates, self._step):
             state |= part.state_dict()
         with atomic_write(path) as new, open(new, "wb") as file:
             np.savez(file, **state)  # type: ignore[arg-type]
@@ -160,9 +162,10 @@ class ServerState:
             round_, received = int(state["round"]), int(state["received"])
             expected, absent = dict(state["asked"].tolist()), set(state["gone"].tolist())
             rejections = collections.Counter(dict(zip(state["reasons"].tolist(), state["counts"].tolist(), strict=True)))
-            broadcast, norms, updates = copy.copy(self._broadcast), copy.copy(self._norms), copy.copy(self._updates)
+            broadcast, norms = copy.copy(self._broadcast), copy.copy(self._norms)
+            updates, step = copy.copy(self._updates), copy.copy(self._step)
             try:
-                for part in (broadcast, norms, updates):
+                for part in (broadcast, norms, updates, step):
                     part.load_state_dict(state)  # it replaces what the part has, and changes none of it
                 came = [(int(key.removeprefix("came.")), state[key]) for key in state.files if key.startswith("came.")]
                 received_updates = {
@@ -175,9 +178,5 @@ class ServerState:
         self.model[:] = model
         self.round, self._received, self._sent, self.told_bytes = round_, received, 0, 0
         self._expected, self._absent, self.rejections = expected, absent, rejections
-        self._broadcast, self._norms, self._updates = broadcast, norms, updates
+        self._broadcast, self._norms, self._updates, self._step = broadcast, norms, updates, step
         self._chosen, self._received_updates, self._rejected = None, received_updates, {}
-
-
-def _fedavg(model: np.ndarray, change: np.ndarray) -> None:
-    model -= change

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 
 from ..errors import ConfigError
+from ..rounds.weights import shares_of
 
 UNIFORM, SAMPLES = "uniform", "samples"
 
@@ -56,19 +57,13 @@ class Weights:
     def shares(self, samples: Mapping[int, float]) -> dict[int, float]:
         """Compute the share of each client in the mean.
 
-        Weights are scaled by the largest one first, so that their sum does not overflow however large they are.
-
         Args:
             samples: The number of samples that each client claims, finite and above 0.
 
         Returns:
             The share of each client, 0 to 1; the shares add up to 1.
         """
-        weights = {client: self._weight(client, claimed) for client, claimed in samples.items()}
-        largest = max(weights.values(), default=1.0)
-        scaled = {client: weight / largest for client, weight in weights.items()}
-        total = sum(scaled.values())
-        return {client: weight / total for client, weight in scaled.items()}
+        return shares_of({client: self._weight(client, claimed) for client, claimed in samples.items()})
 
     def _weight(self, client: int, claimed: float) -> float:
         if isinstance(self._weights, Mapping):

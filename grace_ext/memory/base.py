@@ -1,6 +1,6 @@
 """The interface of memories."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
 from ..registry import Stage, build
+from .optimizer_part import OptimizerPart
 from .states import Arrays, NumpyArrays, States
 
 
-class Memory(Stage):
+class Memory(Stage, OptimizerPart):
     """What a rank remembers, by name of bucket or tensor, to make up for the errors of compression.
 
     There are two ways to use a memory. With those that are error feedback one can call `compensate`, compress the result,
@@ -27,18 +28,12 @@ class Memory(Stage):
 
     kind = "memory"
     stateful = False
+    #: Whether `begin` can be lent a buffer for the next state, and `settle` gives one back.
+    takes_lent_buffers = False
     #: The states that are kept, by field; set in __init__ by memories that keep some.
     states: dict[str, States] = {}
     #: The fields whose sum over ranks has to be preserved when ranks change. Of the others, the mean counts.
     summed_fields: frozenset[str] = frozenset({"residual"})
-    #: Whether the memory applies the momentum, so that the optimizer must have none.
-    applies_momentum = False
-    #: Where it keeps Adam's first moment, the factor beta1 of this.
-    first_moment: float | None = None
-    #: Whether the optimizer's step is another one with this memory, made with what that keeps.
-    needs_step = False
-    #: Whether this is `moments`, both of them element by element. If not, it is `denominator`. Only if `needs_step`.
-    keeps_moments = False
     #: States by tensor that are the same on all ranks, by field; set in __init__ by memories that keep some.
     shared: dict[str, SharedStates] = {}
     #: Whether a residual is of gradients, so that the energies of both tell how much waits.
@@ -71,34 +66,6 @@ class Memory(Stage):
             raise ConfigError(
                 f"{str(compressor.sparsifier)!r} is unbiased already, and memory {self.name!r} "
                 f"would correct it once more: use memory 'none', or unbiased=false"
-            )
-
-    def check_optimizer(
-        self, optimizer: str, momentum: float, kind: str | None, options: Mapping[str, Any] | None = None
-    ) -> None:
-        """Check that this memory and an optimizer fit together.
-
-        Args:
-            optimizer: Name of the optimizer's class.
-            momentum: Its momentum, Adam's beta1; 0 for none.
-            kind: "adam" or "muon" for those that can leave a part of their step to a memory; None for all others.
-            options: Its other options, by the names of torch's param_groups; None where they are not known.
-
-        Raises:
-            ConfigError: Both would apply a momentum, or the memory needs an optimizer of another kind or with other options.
-        """
-        if not self.applies_momentum or not momentum:
-            return
-        if self.first_moment is None or kind != "adam":
-            others = "" if self.first_moment is None else ", or Adam or AdamW, not inside of another optimizer"
-            raise ConfigError(
-                f"memory {str(self)!r} applies the momentum before gradients are compressed, and that of {optimizer}, "
-                f"{momentum:g}, would be applied once more: use for example SGD with momentum=0{others}"
-            )
-        if self.first_moment != momentum:
-            raise ConfigError(
-                f"memory '{self.name}:{self.first_moment:g}' and the optimizer's beta1={momentum:g} differ: use "
-                f"'{self.name}:{momentum:g}'"
             )
 
     def for_compressor(self, compressor: Compressor) -> "Memory":
@@ -145,18 +112,33 @@ class Memory(Stage):
             transmitted: What receivers decode, float32[d].
         """
 
-    def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> tuple[Any, Any] | None:
+    def begin(
+        self, name: str, size: int, arrays: Arrays = NumpyArrays, lent: np.ndarray | None = None
+    ) -> tuple[Any, Any] | None:
         """Begin a transaction for one name.
 
         Args:
             name: Name of the bucket.
             size: Number of its elements.
             arrays: The kind of arrays that the states are kept in.
+            lent: A buffer for the next residual, float32[size], until `settle`; None for one of its own.
 
         Returns:
             The residual and a buffer for the next one, both float32[size] of that kind, or None if nothing is to be added.
         """
         return None
+
+    def settle(self, name: str, keep: bool) -> np.ndarray:
+        """Put the next residual of a name whose `begin` was lent a buffer in force, or discard it; before `commit`.
+
+        Args:
+            name: Name of the bucket.
+            keep: Whether it comes into force.
+
+        Returns:
+            float32[size], undefined, which is the caller's again: the buffer, or another one in its place.
+        """
+        raise NotImplementedError
 
     def begin_rows(self, name: str, size: int, rows: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Begin a transaction for some rows of a table. Its cost depends on their number only. Only if `supports_rows`.
@@ -210,41 +192,6 @@ class Memory(Stage):
             mean: float32[sketch_size], weighted as the result.
         """
 
-    def denominator(
-        self, tensor: ShapedTensor, element_at: Callable[[int], float], rate: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return what a step is divided by, the same bits on all ranks. Only if `needs_step`, and not with `keeps_moments`.
-
-        Args:
-            tensor: The tensor.
-            element_at: element_at(position) returns an element of the gradient that the optimizer steps with, in the order of
-                the bucket's vector. It tells by how much gradients have been clipped since the exchange.
-            rate: The learning rate of the tensor in this step.
-
-        Returns:
-            float32[rows] and float32[columns], the first dimension and all others: the step is divided by their outer product.
-
-        Raises:
-            ConfigError: The memory has to have its updates as they were received, and one was changed.
-        """
-        raise NotImplementedError
-
-    def moments(
-        self, tensor: ShapedTensor, gradient: np.ndarray, penalty: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return both of a tensor's moments in a step, the same bits on all ranks. Only if `keeps_moments`.
-
-        Args:
-            tensor: The tensor.
-            gradient: The gradient that the optimizer steps with, float32[d], in the order of the bucket's vector.
-            penalty: What a weight decay that is part of the gradient adds to it, float32[d]; None for nothing.
-
-        Returns:
-            The first moment and the root of the second one, both corrected for their bias, float32[d]. The root is Inf where
-            there is nothing to step with.
-        """
-        raise NotImplementedError
-
     def sends_exactly(self, name: str) -> bool:
         """Say whether a bucket is sent exactly in the step that begins, the same on all ranks. Only if `has_exact_steps`.
 
@@ -258,9 +205,6 @@ class Memory(Stage):
             The answer.
         """
         return False
-
-    def forget_arrivals(self) -> None:
-        """Note that no step will be made with what has arrived, since the optimizer's step is over or states were loaded."""
 
     def correct_gradient(
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
@@ -309,26 +253,30 @@ class Memory(Stage):
         for states in self.states.values():
             states.rollback()
 
-    def state_dict(self) -> dict[str, dict[str, np.ndarray]]:
+    def state_dict(self, take: bool = False) -> dict[str, dict[str, np.ndarray]]:
         """Copy the states.
+
+        Args:
+            take: Whether to remove them, which needs no copies.
 
         Returns:
             name -> field -> float32[size], a numpy array.
         """
         found: dict[str, dict[str, np.ndarray]] = {}
         for field, states in self.states.items():
-            for name, array in states.copies().items():
+            for name, array in (states.take() if take else states.copies()).items():
                 found.setdefault(name, {})[field] = array
         return found
 
-    def load_state_dict(self, state: dict[str, dict[str, np.ndarray]]) -> None:
+    def load_state_dict(self, state: dict[str, dict[str, np.ndarray]], copy: bool = True) -> None:
         """Replace the states. Fields that this memory does not have are left out.
 
         Args:
             state: name -> field -> float32[size].
+            copy: Whether the arrays stay the caller's.
         """
         for field, states in self.states.items():
-            states.load({name: fields[field] for name, fields in state.items() if field in fields})
+            states.load({name: fields[field] for name, fields in state.items() if field in fields}, copy)
 
     def redistribute(self, states: list[dict[str, np.ndarray]], ranks: int) -> dict[str, np.ndarray]:
         """Compute the state of ranks that take over from others.

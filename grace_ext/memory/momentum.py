@@ -1,5 +1,6 @@
 """Memory `momentum`."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,6 +45,15 @@ class Momentum(Residual):
         self.momentum = self.first_moment = momentum
         self._first_moment = Velocity(momentum, 1 - momentum)
         self.states = {**self.states, **self._first_moment.states}
+
+    @property
+    def step_gain(self) -> float:
+        """How much larger Adam's steps are than with a first moment of its own, where gradients are noise around zero.
+
+        Adam divides by the root of the mean square of what arrives. That is (1 - momentum) / (1 + momentum) of a gradient's mean
+        square for a momentum, while the sum of many steps' momenta is that of their gradients. A ratio of lengths, at least 1.
+        """
+        return math.sqrt((1 + self.momentum) / (1 - self.momentum))
 
     def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
         raise ConfigError("memory 'momentum' changes with each step: use it in an exchange, or memory 'residual'")

@@ -1,6 +1,7 @@
 """Vectors that a memory keeps by name in 8 or 16 bits an element."""
 
 import collections
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,8 @@ class PackedStates(States):
     With 16 bits they are bfloat16; with 8, integers with a power of two for each block of 128 elements. Both are rounded at
     random to one of both neighbors, so that what is too small to be kept is kept on average, and both stay the same when they
     are unpacked and packed again. The next state is packed as soon as `seal` is called, at the latest by `commit`. The float32
-    arrays of `begin` then go to the next name that is begun, so they must not be used any more.
+    arrays of `begin` then go to the next name that is begun, so they must not be used any more. In a lent buffer, the next state
+    waits for `settle`, which packs it in the place of the one in force.
 
     Args:
         what: What the states are, for messages.
@@ -53,7 +55,7 @@ class PackedStates(States):
     def __init__(self, what: str, bits: int):
         super().__init__(what)
         self._bits = bits
-        self._lent: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # by name: the state in force and the next one
+        self._working: dict[str, _Working] = {}
         self._free: collections.deque[np.ndarray] = collections.deque()
 
     def find(self, name: str, size: int) -> np.ndarray | None:
@@ -71,15 +73,18 @@ class PackedStates(States):
         return self._state[name].unpacked(np.empty(len(self._state[name]), np.float32))
 
     def upcoming(self, name: str) -> np.ndarray:
-        return self._lent[name][1]
+        return self._working[name].following
 
     def put(self, name: str, state: Any) -> None:
         self._state[name] = _Packed(state.size, self._bits).filled(state)
 
-    def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> tuple[np.ndarray, np.ndarray]:
+    def begin(
+        self, name: str, size: int, arrays: Arrays = NumpyArrays, lent: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         packed = super().find(name, size)
         self._give_back(name)
-        state, following = self._lent[name] = self._borrow(size), self._borrow(size)
+        state, following = self._borrow(size), self._borrow(size) if lent is None else lent
+        self._working[name] = _Working(state, following, lent is not None)
         if packed is None:
             state[:] = 0
         else:
@@ -93,13 +98,28 @@ class PackedStates(States):
         Args:
             name: Name of the state.
         """
-        if name not in self._lent:
+        working = self._working.get(name)
+        if working is None:
             return
-        following = self._lent[name][1]
+        if working.is_lent:  # the next state waits there for `settle`
+            self._free.append(_whole(working.state))
+            working.state = np.empty(0, np.float32)
+            return
+        following = working.following
         if name not in self._next or len(self._next[name]) != following.size:
             self._next[name] = _Packed(following.size, self._bits)
         self._next[name].filled(following)
         self._give_back(name)
+
+    def settle(self, name: str, keep: bool) -> np.ndarray:
+        following = self._working[name].following
+        self._give_back(name)
+        self._begun.discard(name)
+        if keep:
+            if name not in self._state:
+                self._state[name] = _Packed(following.size, self._bits)
+            self._state[name].filled(following)
+        return following
 
     def scale(self, name: str, part: slice, factor: np.float32) -> None:
         packed = self._state.get(name)
@@ -107,7 +127,7 @@ class PackedStates(States):
             packed.scale(part, factor)
 
     def commit(self) -> list[str]:
-        for name in list(self._lent):
+        for name in list(self._working):
             self.seal(name)
         for name in self._begun - self._state.keys():
             self._state[name] = _Packed(len(self._next[name]), self._bits)
@@ -115,14 +135,19 @@ class PackedStates(States):
 
     def rollback(self) -> None:
         super().rollback()
-        for name in list(self._lent):
+        for name in list(self._working):
             self._give_back(name)
 
     def copies(self) -> dict[str, np.ndarray]:
         return {name: self.current(name) for name in self._state}
 
-    def load(self, states: dict[str, np.ndarray]) -> None:
-        super().load(states)
+    def take(self) -> dict[str, np.ndarray]:
+        found = self.copies()
+        self.load({})
+        return found
+
+    def load(self, states: dict[str, np.ndarray], copy: bool = True) -> None:
+        super().load(states, copy=False)  # packed at once
         for name, state in self._state.items():
             self.put(name, state)
         self.rollback()
@@ -132,8 +157,24 @@ class PackedStates(States):
         return (array if array.size >= size else np.empty(size, np.float32))[:size]
 
     def _give_back(self, name: str) -> None:
-        for array in self._lent.pop(name, ()):
-            self._free.append(array if array.base is None else array.base)
+        working = self._working.pop(name, None)
+        if working is not None:
+            own = [working.state] if working.is_lent else [working.state, working.following]
+            self._free.extend(_whole(array) for array in own if array.size)
+
+
+@dataclasses.dataclass
+class _Working:
+    """The float32 arrays of a name: the state in force and the next one, which is a caller's if it is lent."""
+
+    state: np.ndarray
+    following: np.ndarray
+    is_lent: bool
+
+
+def _whole(array: np.ndarray) -> np.ndarray:
+    """The array that this one is the beginning of."""
+    return array if array.base is None else array.base
 
 
 class _Packed:

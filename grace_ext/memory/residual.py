@@ -30,6 +30,7 @@ class Residual(Memory):
 
     name = "residual"
     stateful = True
+    takes_lent_buffers = True
     supports_rows = True
 
     def __init__(self, decay: float = 1.0, bits: int = 32):
@@ -64,8 +65,14 @@ class Residual(Memory):
         if isinstance(self._residual, PackedStates) and not pending.keeps_state:
             self._residual.seal(name)
 
-    def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> tuple[Any, Any]:
-        return self._residual.begin(name, size, arrays)
+    def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays, lent: np.ndarray | None = None) -> tuple[Any, Any]:
+        return self._residual.begin(name, size, arrays, lent)
+
+    def settle(self, name: str, keep: bool) -> np.ndarray:
+        free = self._residual.settle(name, keep)
+        if keep and self.decay != 1:
+            self._residual.scale(name, slice(None), np.float32(self.decay))
+        return free
 
     def begin_rows(self, name: str, size: int, rows: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
         table = self._residual.get(name, size).reshape(-1, width)
@@ -91,6 +98,6 @@ class Residual(Memory):
         super().rollback()
         self._begun_rows.clear()
 
-    def load_state_dict(self, state: dict[str, dict[str, np.ndarray]]) -> None:
-        super().load_state_dict(state)
+    def load_state_dict(self, state: dict[str, dict[str, np.ndarray]], copy: bool = True) -> None:
+        super().load_state_dict(state, copy)
         self._begun_rows.clear()

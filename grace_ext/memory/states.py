@@ -72,6 +72,7 @@ class States:
         #: The kind of arrays of a state, for each name in use; other states are numpy arrays.
         self._arrays: dict[str, Arrays] = {}
         self._begun: set[str] = set()
+        self._lent: set[str] = set()  # begun names whose buffer is a caller's
 
     def find(self, name: str, size: int) -> Any:
         """Return the state in force, if there is one.
@@ -151,13 +152,14 @@ class States:
         self._state.pop(name, None)
         self._next.pop(name, None)
 
-    def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> tuple[Any, Any]:
+    def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays, lent: np.ndarray | None = None) -> tuple[Any, Any]:
         """Begin a transaction for one name.
 
         Args:
             name: Name of the state.
             size: The number of elements it must have.
             arrays: The kind of arrays that it is kept in.
+            lent: A caller's buffer for the next state, float32[size]; then `settle` has to be called. None for one of its own.
 
         Returns:
             The state in force, and a buffer for the next one, which `commit` puts in force.
@@ -166,10 +168,31 @@ class States:
             ConfigError: The state has another size.
         """
         state = self.get(name, size, arrays)
-        if name not in self._next:
+        if lent is not None:
+            self._next[name] = lent
+            self._lent.add(name)
+        elif name not in self._next:
             self._next[name] = arrays.zeros(size)
         self._begun.add(name)
         return state, self._next[name]
+
+    def settle(self, name: str, keep: bool) -> np.ndarray:
+        """End the transaction of a name whose `begin` was lent a buffer, before `commit` or `rollback`.
+
+        Args:
+            name: Name of the state.
+            keep: Whether the next state comes into force.
+
+        Returns:
+            float32[size] that is the caller's again: the state that was in force, if the next one stays in the buffer, or else
+            the buffer.
+        """
+        self._begun.discard(name)
+        self._lent.discard(name)
+        following = self._next.pop(name)
+        if keep:
+            self._state[name], following = following, self._state[name]
+        return following
 
     def scale(self, name: str, part: slice, factor: np.float32) -> None:
         """Multiply a part of the state in force, if there is one.
@@ -196,6 +219,9 @@ class States:
 
     def rollback(self) -> None:
         """Keep the states in force, and discard the next ones."""
+        for name in self._lent:
+            del self._next[name]
+        self._lent.clear()
         self._begun.clear()
 
     def copies(self) -> dict[str, np.ndarray]:
@@ -206,13 +232,29 @@ class States:
         """
         return {name: self._arrays.get(name, NumpyArrays).to_host(state) for name, state in self._state.items()}
 
-    def load(self, states: dict[str, np.ndarray]) -> None:
+    def take(self) -> dict[str, np.ndarray]:
+        """Remove all states, and discard what is begun.
+
+        Returns:
+            name -> float32[size], which are the caller's from now on.
+        """
+        found = {
+            name: state if self._arrays.get(name, NumpyArrays) is NumpyArrays else self._arrays[name].to_host(state)
+            for name, state in self._state.items()
+        }
+        self.load({})
+        return found
+
+    def load(self, states: dict[str, np.ndarray], copy: bool = True) -> None:
         """Replace all states. What is begun is discarded.
 
         Args:
             states: name -> float32[size].
+            copy: Whether they stay the caller's.
         """
-        self._state = {name: np.array(array, np.float32).reshape(-1) for name, array in states.items()}
+        made = np.array if copy else np.asarray
+        self._state = {name: made(array, np.float32).reshape(-1) for name, array in states.items()}
         self._next.clear()
         self._arrays.clear()
+        self._lent.clear()
         self._begun.clear()

@@ -82,6 +82,76 @@ def test_a_gradient_may_stay_where_it_is(spec, communicator, memory):
             np.testing.assert_array_equal(state, their_states[name])
 
 
+class Lent:
+    """A Lender, as the PyTorch adapters have one for each bucket."""
+
+    def __init__(self, size):
+        self.out = np.full(size, np.nan, np.float32)
+
+
+@pytest.mark.parametrize(
+    "spec", ["topk:0.05/rice/qsgd:7", "topk:0.05:per=tensor/bloom:fpr=0.01/lloyd", "dct:8/topk:0.1/raw/raw"]
+)
+@pytest.mark.parametrize(
+    "memory",
+    ["residual", "residual:0.9", "residual:bits=8", "residual:bits=16:decay=0.9", "adam", "adam:bits=8", "momentum"],
+)
+def test_a_lent_buffer_spares_an_array_and_gives_the_same(spec, memory):
+    """Steps that count, one with a NaN in another bucket of another rank, one that is given up, and one without the loan."""
+
+    def work(transport, lends):
+        exchange = Exchange(transport, memory, 1 / transport.size)
+        parts = grace_ext.compressor(spec), parse_stage("communicator", "allgather")
+        exchange.set_buckets([exchange.bucket(name, [Tensor(name, 2500, 2, shape=(50, 50))], *parts) for name in "ab"])
+        lenders = {bucket.name: Lent(bucket.size) for bucket in exchange.buckets}
+        results = []
+        for i in range(8):
+            for bucket in exchange.buckets:
+                bucket.lender = lenders[bucket.name] if lends and i != 5 else None
+                given = gradient(10 * transport.rank + i, 2500)
+                given[7] = np.nan if i == 2 and transport.rank == 1 and bucket.name == "b" else given[7]
+                exchange.start(bucket, lambda out, given=given: given)
+            if i == 3:
+                for bucket in exchange.buckets:
+                    exchange.pending(bucket).handle.wait()
+                exchange.abort()
+                continue
+            outs = {bucket.name: np.empty(bucket.size, np.float32) for bucket in exchange.buckets}
+            for bucket in exchange.buckets:
+                exchange.finish(bucket, outs[bucket.name])
+            assert exchange.end_step() is (i != 2)
+            for bucket in exchange.buckets:
+                loaned = bucket.lender is not None
+                results.append(lenders[bucket.name].out.copy() if loaned else outs[bucket.name])
+                states = bucket.memory.states.values()
+                kept = [state.current(bucket.name) for state in states if bucket.name in state.copies()]
+                assert not any(np.shares_memory(lenders[bucket.name].out, array) for array in kept)
+        assert exchange.statistics.steps == 7
+        return results, arrays_of(exchange)
+
+    lent, own = (on_all_ranks(lambda transport, lends=lends: work(transport, lends)) for lends in (True, False))
+    for (results, states), (others, their_states) in zip(lent, own, strict=True):
+        np.testing.assert_array_equal(results, others)
+        assert states.keys() == their_states.keys()
+        for name, state in states.items():
+            np.testing.assert_array_equal(state, their_states[name])
+
+
+def test_a_loan_is_used_only_where_the_result_can_wait():
+    exchange = make(InProcessGroup(1).transport(0))
+    (bucket,) = exchange.buckets
+    assert not bucket.uses_loan
+    for communicator, memory, expected in (
+        ("allgather", "residual", True),
+        ("sharded", "residual", False),
+        ("allgather", "none", False),
+        ("allgather", "ef21", False),
+    ):
+        (bucket,) = make(InProcessGroup(2).transport(0), communicator=communicator, memory=memory).buckets
+        bucket.lender = Lent(bucket.size)
+        assert bucket.uses_loan is expected
+
+
 @pytest.mark.parametrize("parts", [(), ("randomk:0.01", "allreduce"), ("randomk:0.01/fp16", "allreduce")])
 def test_a_non_finite_gradient_on_one_rank_leaves_every_memory(parts):
     def work(transport):

@@ -2,13 +2,20 @@
 
 import concurrent.futures
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.exchanges import make, step
 from support.in_process_ranks import gradient, on_all_ranks
 
+import grace_ext
+from grace_ext.exchange import scheduler
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.scheduler import SerialExecutor
+from grace_ext.pipeline.spec import parse_stage
+from grace_ext.transport import InProcessGroup
 
 
 class Asleep(concurrent.futures.Executor):
@@ -106,3 +113,31 @@ def test_a_caller_encodes_what_the_worker_has_not_begun(communicator):
         assert np.array_equal(outs, expected)
         encoding = sum(taken for stage, taken in stats["seconds"].items() if stage not in ("exchange", "decode"))
         assert encoding <= stats["exposed_seconds"] <= stats["late_seconds"]
+
+
+def test_backward_waits_while_much_waits_to_be_encoded(monkeypatch):
+    """Where gradients are freed as soon as they are encoded, few of them are there at any time."""
+    monkeypatch.setattr(scheduler, "MOST_WAITING", 4 * 3000)
+    worker, started = Asleep(), threading.Semaphore(0)
+    exchange = Exchange(InProcessGroup(1).transport(0), "residual", 1.0, executor=worker)
+    parts = grace_ext.compressor("topk:0.1"), parse_stage("communicator", "allgather")
+    exchange.set_buckets([exchange.bucket(name, [Tensor(name, 2000, 2)], *parts) for name in "abc"])
+    for bucket in exchange.buckets:
+        bucket.lender = SimpleNamespace(out=np.empty(bucket.size, np.float32))
+
+    def backward():
+        for bucket in exchange.buckets:
+            exchange.start(bucket, lambda out: np.copyto(out, gradient(0, 2000)))
+            started.release()
+
+    thread = threading.Thread(target=backward)
+    thread.start()
+    assert started.acquire(timeout=10) and started.acquire(timeout=10)  # the third waits: 16,000 bytes are more than 12,000
+    assert not started.acquire(timeout=0.2)
+    worker.wake()
+    assert started.acquire(timeout=10)
+    thread.join(10)
+    worker.wake()
+    for bucket in exchange.buckets:
+        exchange.finish(bucket, None)
+    assert exchange.end_step()

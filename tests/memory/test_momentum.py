@@ -8,6 +8,7 @@ from support.memory_exchanges import RANKS, SIZE, gradient, make, step, topk
 
 import grace_ext
 from grace_ext import ConfigError
+from grace_ext.memory.momentum import Momentum
 from grace_ext.transport import InProcessGroup
 
 
@@ -74,3 +75,18 @@ def test_tensors_that_are_sent_exactly_are_left_to_the_optimizer():
 def test_it_works_only_in_exchanges():
     with pytest.raises(ConfigError, match="use it in an exchange"):
         grace_ext.memory("momentum").compensate("w", np.zeros(3, np.float32))
+
+
+@pytest.mark.parametrize("beta", [0.9, 0.5, 0.0])
+def test_step_gain_is_how_much_further_an_adam_moves(beta):
+    """Adam on momenta against Adam with a first moment of its own, both without bias correction, on the same noise."""
+    noise = np.random.default_rng(0).standard_normal((600, 2000))
+    moment, squares = np.zeros(2000), np.ones((2, 2000))
+    moved = np.zeros((2, 2000))
+    for i, g in enumerate(noise):
+        moment = beta * moment + (1 - beta) * g
+        squares = 0.99 * squares + 0.01 * np.stack([g, moment]) ** 2
+        if i >= 400:  # the second moments have settled
+            moved += moment / np.sqrt(squares)
+    dense, fed = np.sqrt((moved**2).mean(axis=1))
+    assert fed / dense == pytest.approx(Momentum(beta).step_gain, rel=0.1)

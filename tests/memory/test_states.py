@@ -63,3 +63,35 @@ def test_another_size_is_refused():
     assert states.find("of nobody", 3) is None
     with pytest.raises(ConfigError, match="residual of 'w' has 5 elements, the gradient 3"):
         states.begin("w", 3)
+
+
+def test_taking_and_loading_without_copies():
+    states = States("residual")
+    begun(states, 5)
+    states.commit()
+    array = states.current("w")
+    begun(states, 7)
+    taken = states.take()
+    assert taken["w"] is array and states.copies() == {} and states.commit() == []
+    states.load(taken, copy=False)
+    assert np.shares_memory(states.current("w"), array)
+    states.load(taken)
+    assert not np.shares_memory(states.current("w"), array) and states.current("w").tolist() == [5, 5, 5]
+
+
+def test_a_lent_buffer_changes_places_with_the_state():
+    states = States("residual")
+    begun(states, 1)
+    states.commit()
+    before, lent = states.current("w"), np.zeros(3, np.float32)
+    state, following = states.begin("w", 3, lent=lent)
+    assert state is before and following is lent
+    lent[:] = 2
+    assert states.settle("w", keep=False) is lent and states.current("w") is before
+    states.begin("w", 3, lent=lent)
+    assert states.settle("w", keep=True) is before and states.current("w") is lent
+    assert states.commit() == []
+    other = np.zeros(3, np.float32)
+    states.begin("w", 3, lent=other)
+    states.rollback()
+    assert states.begin("w", 3)[1] is not other, "a buffer that was lent for one step is not used in the next"

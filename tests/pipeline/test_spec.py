@@ -165,7 +165,7 @@ def test_equality_and_hash():
 
 
 def test_every_part_round_trips_on_its_own():
-    for kind in ("sparsifier", "index", "value", "memory", "communicator"):
+    for kind in ("sparsifier", "index", "value", "memory", "communicator", "outer"):
         assert registry.names(kind)
         for name in registry.names(kind):
             needed = {"warmup_steps": 500} if name == "onebit_adam" else {}

@@ -11,6 +11,7 @@ from grace_ext import ConfigError
 from grace_ext.adapters._common.options import CompressionOptions
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.memory.adam import Adam
+from grace_ext.memory.momentum import Momentum
 from grace_ext.observe import advice
 from grace_ext.policy import DEFAULT_ROWS_SPEC
 from grace_ext.policy.defaults import ADAM, PLAIN
@@ -139,9 +140,13 @@ def test_a_schedule_or_options_of_the_memory_take_their_part_of_the_default(give
         ("adam", {"compression": "dense/qsgd:8"}, None),
         ("adam", {}, None),
         (None, {"compression": "topk:0.01"}, None),
+        ("adam", {"memory": "momentum:0.9"}, "up to 4.4 times as large"),
+        ("adam", {"memory": {"*.weight": "momentum:0.8", "*": "residual"}}, "up to 3.0 times as large"),
+        ("adam", {"memory": Momentum(0.0)}, None),
+        (None, {"memory": "momentum:0.9"}, None),
     ],
 )
-def test_error_feedback_in_front_of_an_adam_is_warned_of(optimizers, given, remedy, monkeypatch):
+def test_a_memory_that_disturbs_an_adam_is_warned_of(optimizers, given, remedy, monkeypatch):
     monkeypatch.setattr(advice, "_given", set())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -153,6 +158,20 @@ def test_error_feedback_in_front_of_an_adam_is_warned_of(optimizers, given, reme
     monkeypatch.setenv("GRACE_EXT_WARN", "0")
     CompressionOptions(**given).choose_defaults(optimizers, (0, 4))
     assert not advice._given
+
+
+def test_defaults_are_chosen_alike_on_all_ranks():
+    """What one rank alone refused, the others would refuse later, when they have counted one more exchange."""
+    for memory in ("onebit_adam", "residual:bits=7", "momentum:2"):
+        outcomes = []
+        for members in ((0, 4), (1, 4)):
+            try:
+                CompressionOptions(memory=memory).choose_defaults("adam", members)
+            except ConfigError as error:
+                outcomes.append(str(error))
+            else:
+                outcomes.append("")
+        assert outcomes[0] == outcomes[1], memory
 
 
 @pytest.mark.parametrize("memory", ["muon:0.9", {"a": "muon:0.9", "b": "adam", "c": "adam"}])

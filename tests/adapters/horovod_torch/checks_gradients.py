@@ -1,6 +1,7 @@
 """What is checked inside the ranks of one job: the gradients that users and optimizers find in p.grad."""
 
 import contextlib
+import functools
 
 import horovod.torch as hvd
 import torch
@@ -75,6 +76,7 @@ def gradients_that_the_user_keeps_stay_as_they_are():
         ("dense/raw", {}),
         (LOSSLESS, {}),
         (LOSSLESS, {"bucket_bytes": 1}),
+        (LOSSLESS, {"bucket_bytes": 1, "release_gradients": True}),
         ("powersgd:2", {}),
         (LOSSLESS, {"selection": "device"}),
     ):
@@ -102,6 +104,83 @@ def where_nobody_keeps_them_gradients_stay_in_one_place():
             optimizer.step()
             places.append([p.grad.data_ptr() for p in net.parameters()])
         assert places[1:] == places[1:2] * 4, places  # the first step's buckets are others
+
+
+@check
+def a_gradient_that_was_released_is_not_used():
+    for kind, spec, options, is_taken in (
+        (torch.optim.SGD, LOSSLESS, {}, True),
+        (torch.optim.AdamW, None, {}, True),
+        (torch.optim.SGD, LOSSLESS, {"memory": "none"}, False),
+        (torch.optim.SGD, LOSSLESS, {"communicator": "sharded"}, False),
+        (torch.optim.SGD, LOSSLESS, {"release_gradients": False}, False),
+    ):
+        options = {"release_gradients": True, **options}
+        net = model()
+        uses = [
+            functools.partial(torch.nn.utils.clip_grad_norm_, list(net.parameters()), 0.1),
+            functools.partial(lambda p: p.grad.zero_(), net[5].weight),
+            functools.partial(lambda p: float(p.grad[0, 0]), net[5].weight),
+        ]
+        optimizer = compressed(spec, **options)(kind(net.parameters(), lr=0.01), net.named_parameters())
+        for number, (x, y) in enumerate(batches(4)):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            # The first step's gradients wait for the ranks to agree on buckets.
+            for use in uses if number else ():
+                with raises(ExchangeError, "optimizer.synchronize") if is_taken else contextlib.nullcontext():
+                    use()
+            assert net[5].weight.grad.shape == net[5].weight.shape
+            optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        same_on_all_ranks(flat(net))
+
+
+@check
+def releasing_gradients_changes_no_bit():
+    for kind, spec, options in (
+        (torch.optim.SGD, LOSSLESS, {"bucket_bytes": 2**16}),
+        (torch.optim.SGD, LOSSLESS, {"memory": "residual:bits=8"}),
+        (torch.optim.AdamW, None, {}),
+        (torch.optim.SGD, LOSSLESS, {"backward_passes_per_step": 2, "gradient_predivide_factor": 2.0}),
+    ):
+        results = []
+        for releases in (False, True):
+            net = model()
+            wrap = compressed(spec, release_gradients=releases, **options)
+            optimizer = wrap(kind(net.parameters(), lr=0.01), net.named_parameters())
+            for x, y in batches(6):
+                optimizer.zero_grad()
+                for part in (slice(0, 4), slice(4, 8))[: options.get("backward_passes_per_step", 1)]:
+                    torch.nn.functional.cross_entropy(net(x[part]), y[part]).backward()
+                optimizer.step()
+            results.append(flat(net))
+        same_on_all_ranks(results[1])
+        assert torch.equal(*results), (kind, options)
+
+
+@check
+def gradients_that_stay_in_one_place_are_not_the_residuals():
+    """After zero_grad(set_to_none=False), as with torch's own, a list of gradients that is made once is good for all steps."""
+    results = []
+    for keeps in (False, True):
+        net = model()
+        wrap = compressed(LOSSLESS, release_gradients=True)
+        optimizer = wrap(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        kept = []
+        for number, (x, y) in enumerate(batches(6)):
+            optimizer.zero_grad(set_to_none=False)
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            if number == 1:
+                kept = [p.grad for p in net.parameters()]
+            if keeps and number > 1:
+                for gradient in kept:
+                    gradient.zero_()
+        results.append(flat(net))
+    assert torch.equal(*results)
 
 
 # Closures

@@ -1,0 +1,96 @@
+"""A torch module as the engine of rounds sees it."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from grace_ext import ConfigError
+from grace_ext.exchange.buckets import Tensor
+from grace_ext.rounds import Parameters
+
+from .parameter_buckets import as_tensor
+
+
+class ModuleParameters(Parameters):
+    """The parameters that require gradients now, whatever their dtype, device and strides, and the floating-point buffers.
+
+    optimizers: whose states are dropped where they are not finite. average_buffers: whether buffers take part.
+    """
+
+    def __init__(self, module: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], average_buffers: bool):
+        self._optimizers = optimizers
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not self._parameters:
+            raise ConfigError("the model has no parameter that requires a gradient")
+        for name, p in self._parameters.items():
+            if not p.is_floating_point() or p.layout != torch.strided:
+                raise ConfigError(f"parameter {name!r} is {p.dtype}, {p.layout}; allowed: real floating point, dense")
+        buffers = dict(module.named_buffers())
+        #: What is the same on all ranks at the start, but takes no part in rounds: frozen parameters, and all buffers.
+        self.others = {name: p.data for name, p in module.named_parameters() if not p.requires_grad} | buffers
+        self._buffers = [buffer for buffer in buffers.values() if average_buffers and buffer.is_floating_point()]
+
+    def tensors(self) -> list[Tensor]:
+        # All vectors are made on the host, so tensors of several devices may share a bucket.
+        tensors = [as_tensor(name, p) for name, p in self._parameters.items()]
+        return [Tensor(tensor.name, tensor.size, tensor.ndim, shape=tensor.shape) for tensor in tensors]
+
+    @torch.no_grad()
+    def read(self, name: str, out: np.ndarray) -> None:
+        p = self._parameters[name]
+        torch.from_numpy(out).view(p.shape).copy_(p)
+
+    @torch.no_grad()
+    def moved(self, name: str, shared: np.ndarray, out: np.ndarray) -> None:
+        p = self._parameters[name]
+        start = torch.from_numpy(shared).view(p.shape)
+        if p.dtype != torch.float32:
+            start = start.to(p.dtype).float()
+        torch.sub(start, p.detach().to("cpu", torch.float32), out=torch.from_numpy(out).view(p.shape))
+
+    @torch.no_grad()
+    def assign(self, name: str, shared: np.ndarray, keep: float) -> None:
+        _mix(self._parameters[name], torch.from_numpy(shared), keep)
+
+    def copy(self) -> list[torch.Tensor]:
+        """Of all parameters, for `restore`."""
+        return [p.detach().clone() for p in self._parameters.values()]
+
+    @torch.no_grad()
+    def restore(self, copies: list[torch.Tensor]) -> None:
+        """Return to what `copy` gave."""
+        for p, own in zip(self._parameters.values(), copies, strict=True):
+            p.copy_(own)
+
+    def read_buffers(self) -> np.ndarray:
+        if not self._buffers:
+            return np.empty(0, np.float32)
+        return torch.cat([buffer.detach().to("cpu", torch.float32).flatten() for buffer in self._buffers]).numpy()
+
+    @torch.no_grad()
+    def assign_buffers(self, averaged: np.ndarray, keep: float) -> None:
+        parts = torch.from_numpy(averaged).split([buffer.numel() for buffer in self._buffers])
+        for buffer, part in zip(self._buffers, parts, strict=True):
+            _mix(buffer, part, keep)
+
+    def recovered(self) -> None:
+        """Moments that are not finite would spoil the next step again: such a parameter's begin anew."""
+        for optimizer in self._optimizers:
+            for p in [p for p, state in optimizer.state.items() if not _is_finite(state.values())]:
+                del optimizer.state[p]
+
+
+def _mix(tensor: torch.Tensor, shared: torch.Tensor, keep: float) -> None:
+    """In float32 on the host, so that ranks of different devices round alike."""
+    values = shared.view(tensor.shape)
+    tensor.copy_(tensor.to("cpu", torch.float32).mul(keep).add_(values, alpha=1 - keep) if keep else values)
+
+
+def _is_finite(values: Iterable) -> bool:
+    return all(
+        bool(torch.isfinite(value).all()) if isinstance(value, torch.Tensor) else math.isfinite(value)
+        for value in values
+        if isinstance(value, torch.Tensor | float)
+    )

@@ -1,0 +1,295 @@
+"""Training with local steps for PyTorch, over torch.distributed or Horovod: DiLoCo, SparseLoCo, FedAvg and their like.
+
+Workers train by themselves, and only now and then exchange by how much their parameters have moved.
+
+local = LocalSteps(model, optimizer, steps=30)  # before the loop
+local.step()                                    # after each optimizer.step()
+"""
+
+import concurrent.futures
+import contextlib
+import datetime
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from grace_ext import ConfigError
+from grace_ext.exchange.bucketing import build_buckets
+from grace_ext.exchange.session import StateSession
+from grace_ext.memory import Memory
+from grace_ext.outer import OuterOptimizer, make_outer
+from grace_ext.pipeline.compressor import Compressor
+from grace_ext.rounds import Fragment, Rounds
+from grace_ext.rounds.fragments import Fragments, split
+from grace_ext.rounds.presets import preset as find_preset
+from grace_ext.transport.base import Transport
+
+from ._common.options import CompressionOptions
+from ._torch.ddp_transport import GroupTransport
+from ._torch.module_parameters import ModuleParameters
+from ._torch.process_group import own_group
+from ._torch.saved_state import gather_memories, to_numpy, to_torch
+
+__all__ = ["CompressionOptions", "LocalSteps"]
+
+BUFFERS = ("average", "local")
+
+
+class _Options(CompressionOptions):
+    absent = ("groups", "selection", "grad_scaler")
+
+
+class LocalSteps:
+    """Makes rounds of local steps out of a training loop that exchanges nothing.
+
+    Make it on all ranks, in the same order as others, when the model is where it is to be trained. It gives all ranks the
+    parameters and buffers of rank 0. Which parameters require gradients is decided then. Each rank keeps its optimizer's state
+    to itself. After each round without a delay, all ranks' parameters have the same bits.
+
+    Args:
+        model: The module, not in DistributedDataParallel. Where several ranks of a site share a model by DDP, give
+            `ddp.module`, and as process_group the ranks of the same number in each site.
+        optimizer: The optimizer of the local steps, or several. If a rank's parameters are not finite, they return to what the
+            ranks share, and moments in here that are not finite are dropped.
+        preset: Settings of a published method, for what is left open: "sparseloco", "diloco", "muloco" or "fedavg"; see
+            grace_ext.rounds.presets.
+        steps: Number of local steps in a round; or a function of the number of the round, from 1 on, that gives the same on
+            all ranks. None: that of the preset.
+        seconds: In the place of `steps`: ranks make as many steps as fit into this time, so that slow ones make fewer.
+        compression: The spec of pseudo-gradients, see CompressionOptions; None: that of the preset.
+        memory: Its error feedback: "residual:decay=0.95", "ef21" or "none", or by name pattern, see CompressionOptions; None:
+            that of the preset.
+        outer: The outer optimizer: "sgd:1", "nesterov:lr=0.7:momentum=0.9", "adam:lr=0.01", "yogi:lr=0.01" (`python -m
+            grace_ext codecs`); None: that of the preset.
+        fragments: In how many fragments the model is exchanged, each at its own offset; or name patterns for each fragment.
+        delay: Number of local steps during which an exchange goes on in the background, below steps / fragments.
+        keep: The share of its own value that a parameter keeps when what was exchanged is applied after a delay.
+        weights: "uniform", or "samples": ranks count by the samples that they gave to `step` since the last round.
+        buffers: "average": floating-point buffers, such as the running means of BatchNorm, are averaged in each round, in
+            float32 and uncompressed. "local": each rank keeps its own. Buffers of integers always stay each rank's own.
+        process_group: The ranks, with torch.distributed; None for all.
+        backend: See CompressionState of grace_ext.adapters.torch_ddp.
+        timeout: See CompressionState of grace_ext.adapters.torch_ddp.
+        process_set: The ranks, with Horovod, which is used if this is given, or if only Horovod is initialized.
+        **options: All others of CompressionOptions but groups, selection and grad_scaler. A schedule's steps are rounds.
+
+    Raises:
+        ConfigError: Arguments do not fit together, ranks differ, or neither library is initialized.
+        TypeError: An option is unknown.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        preset: str = "sparseloco",
+        *,
+        steps: int | Callable[[int], int] | None = None,
+        seconds: float | None = None,
+        compression: str | dict | Compressor | None = None,
+        memory: str | dict | Memory | None = None,
+        outer: str | OuterOptimizer | None = None,
+        fragments: Fragments = 1,
+        delay: int = 0,
+        keep: float = 0.0,
+        weights: str = "uniform",
+        buffers: str = "average",
+        process_group: dist.ProcessGroup | None = None,
+        backend: str | None = None,
+        timeout: datetime.timedelta | None = None,
+        process_set: Any = None,
+        **options: Any,
+    ):
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        _check(model, optimizers, preset, buffers)
+        chosen = find_preset(preset)
+        shared = _Options.from_keywords(
+            options,
+            compression=chosen.compression if compression is None else compression,
+            memory=chosen.memory if memory is None else memory,
+        )
+        if seconds is None and steps is None:
+            steps = chosen.steps
+            if steps is None:
+                raise ConfigError(f"preset {preset!r} has no usual number of steps: give steps= or seconds=")
+        self._parameters = parameters = ModuleParameters(model, optimizers, buffers == "average")
+        parts = split(parameters.tensors(), fragments)
+        if shared.capture is not None and len(parts) > 1:
+            raise ConfigError(f"capture with {len(parts)} fragments: allowed with one")
+        transport, prefix = _transport(process_group, backend, timeout, process_set)
+        self.rank, self.ranks = transport.rank, transport.size
+        self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
+        outer_optimizer = make_outer(chosen.outer if outer is None else outer)
+        made = []
+        for number, tensors in enumerate(parts):
+            name = f"{prefix}.fragment{number}"
+            exchange = shared.make_exchange(transport, 1 / transport.size, self._worker)
+            communicator = shared.make_communicator()
+            built = build_buckets(exchange, [tensors], (), shared.make_rules(), communicator, name, shared.bucket_bytes)
+            exchange.set_buckets(built)
+            states = StateSession(shared.on_resize, gather_memories)
+            made.append(Fragment(exchange, transport, outer_optimizer, parameters, states, name))
+        self._rounds = Rounds(
+            made, parameters, self._worker, steps=steps, seconds=seconds, delay=delay, keep=keep, weights=weights
+        )
+        layout = [(name, str(other.dtype), tuple(other.shape)) for name, other in parameters.others.items()]
+        self._rounds.connect((layout, buffers))
+        self._worker.submit(_broadcast, transport, prefix, parameters.others).result()
+
+    def step(self, samples: float = 1.0) -> bool:
+        """Count a local step; call it on every rank after each of its optimizer's steps, also after one that was skipped.
+
+        Args:
+            samples: Number of samples of the step, which counts with weights="samples".
+
+        Returns:
+            Whether parameters have changed, because a round has ended.
+
+        Raises:
+            ConfigError: `samples` is negative or not finite, or the ranks start from different checkpoints.
+            ExchangeError: An earlier exchange failed, or the ranks are in different rounds.
+        """
+        return self._rounds.step(samples)
+
+    def synchronize(self) -> None:
+        """End the round now: all ranks' parameters have the same bits afterwards. For evaluation and at the end of training.
+
+        A collective: call it on all ranks after the same number of rounds. The next round begins here.
+        """
+        self._rounds.synchronize()
+
+    def join(self) -> None:
+        """Take part in the rounds of the other ranks until all have called it: for ranks with fewer steps than others.
+
+        Means are over the ranks that still have data. All ranks' parameters have the same bits afterwards.
+        """
+        self._rounds.join()
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Inside, the model's parameters are what the ranks share, as for an evaluation in the middle of a round.
+
+        No collective, but it waits for an exchange under way. Buffers stay this rank's own.
+
+        Yields:
+            None; afterwards the parameters are this rank's own again.
+        """
+        own = self._parameters.copy()
+        self._rounds.show_shared()
+        try:
+            yield
+        finally:
+            self._parameters.restore(own)
+
+    def state_dict(self) -> dict:
+        """This rank's part of a checkpoint, beside model.state_dict() and optimizer.state_dict(). No collective.
+
+        Returns:
+            The shared parameters, the outer optimizer's state, this rank's memory, and where it is in the round; the memories
+            of all ranks after consolidate_state_dict(). Its arrays are tensors, so that torch.load(weights_only=True) reads it.
+        """
+        return to_torch(self._rounds.state_dict())
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Go on from a saved state: bit for bit, if each rank loads its own state, model and optimizer.
+
+        Call it on all ranks. If a state lacks this rank's memory, `on_resize` decides, and the log "grace_ext" says so. No
+        collective: in the next round the ranks make sure that they share the same parameters.
+
+        Args:
+            state_dict: What `state_dict` gave.
+
+        Raises:
+            ConfigError: It is of another model, outer optimizer or number of fragments, or of an unknown version.
+        """
+        if not isinstance(state_dict, dict):
+            raise ConfigError(f"load_state_dict takes what state_dict gave, not {type(state_dict).__name__}")
+        self._rounds.load_state_dict(to_numpy(state_dict))
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Gather the memories of all ranks for state_dict() on one, until the next round: a collective.
+
+        Args:
+            to: The rank that will save them.
+        """
+        for fragment in self._rounds.fragments:
+            consolidate = functools.partial(
+                fragment.states.consolidate, fragment.exchange, fragment.names, fragment.prefix, to
+            )
+            self._worker.submit(consolidate).result()
+
+    def compression_stats(self) -> dict:
+        """Bytes, ratio and seconds per stage, in total and of the last round. It waits for an exchange under way.
+
+        Returns:
+            What docs/observability.md describes, its steps being rounds of a fragment, and local_steps, rounds, lost_rounds,
+            other_bytes_out and waited_seconds as in grace_ext.rounds.Rounds.stats.
+        """
+        return self._rounds.stats()
+
+
+def _check(model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], preset: str, buffers: str) -> None:
+    """Raises ConfigError for what makes no sense with local steps."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise ConfigError(
+            "DistributedDataParallel exchanges gradients in each step: give the plain module, or for DDP within sites "
+            "ddp.module and process_group=, a group with one rank of each site"
+        )
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise ConfigError(f"optimizer={one!r}; allowed: a torch.optim.Optimizer, or a list of them")
+        if hasattr(one, "_allreduce_grad_async") or hasattr(one, "consolidate_state_dict"):
+            raise ConfigError(f"{type(one).__name__} exchanges something in each step: give the plain optimizer")
+    if preset == "muloco" and not any("muon" in type(one).__name__.lower() for one in optimizers):
+        raise ConfigError("preset 'muloco' is for local steps of Muon, and none of the optimizers is one")
+    if buffers not in BUFFERS:
+        raise ConfigError(f"buffers={buffers!r}; allowed: {', '.join(map(repr, BUFFERS))}")
+
+
+def _transport(process_group: Any, backend: str | None, timeout: Any, process_set: Any) -> tuple[Transport, str]:
+    """The transport, and what the names of its collectives begin with."""
+    hvd = sys.modules.get("horovod.torch")
+    over_horovod = hvd is not None and hvd.is_initialized()
+    of_torch = process_group is not None or backend is not None or timeout is not None
+    if process_set is not None and of_torch:
+        raise ConfigError(
+            "process_set is Horovod's, and process_group, backend and timeout are torch.distributed's: give one"
+        )
+    if process_set is None and not of_torch and over_horovod and dist.is_initialized():
+        raise ConfigError("Horovod and torch.distributed are both initialized: say by process_set= or process_group= which")
+    if process_set is not None or not of_torch and over_horovod:
+        return _over_horovod(hvd, process_set)
+    group, device = own_group(process_group, backend, timeout)
+    return GroupTransport(group, device), f"grace_ext.{group.group_name}"
+
+
+def _over_horovod(hvd: Any, process_set: Any) -> tuple[Transport, str]:
+    from ._horovod.exits import guard_exit
+    from ._horovod.options import prefix_of
+    from ._torch.hvd_transport import HorovodTransport
+
+    if hvd is None or not hvd.is_initialized():
+        raise ConfigError("Horovod is not initialized: call horovod.torch.init() first")
+    if os.environ.get("HOROVOD_ELASTIC") == "1":
+        raise ConfigError("elastic Horovod changes the ranks during a job, which local steps do not support")
+    process_set = process_set or hvd.global_process_set
+    if not process_set.included():
+        raise ConfigError(f"this rank does not belong to {process_set}")
+    guard_exit(hvd)
+    return HorovodTransport(process_set), f"{prefix_of(process_set)}.rounds"
+
+
+@torch.no_grad()
+def _broadcast(transport: Transport, prefix: str, others: dict[str, torch.Tensor]) -> None:
+    """Give all ranks what rank 0 has of these, in place."""
+    for name, tensor in others.items():
+        own = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        payload = own if transport.rank == 0 else np.empty(0, np.uint8)
+        received = transport.broadcast(f"{prefix}.other.{name}", payload, 0).wait()
+        tensor.copy_(torch.from_numpy(received.copy()).view(tensor.dtype).view(tensor.shape))

@@ -1,0 +1,123 @@
+"""One rank of a run of benchmarks/local_steps.py, which starts it: _local_steps_worker.py OPTIONS, with the options as JSON.
+
+Rank 0 writes the result, a JSON object, to options["out"]. With options["measure"] it says how long steps take, else how good
+the model is.
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+
+import horovod.torch as hvd
+import torch
+from _transformer_tasks import TASKS, learning_rate
+from _transformer_worker import EVALUATIONS, Lags, bytes_sent, evaluate, wrap
+
+from grace_ext.adapters.local_steps import LocalSteps
+
+
+class PerStep:
+    """An exchange in each step, with what `LocalSteps` has of methods."""
+
+    def __init__(self, optimizers, model, library: str, arguments: dict):
+        self.optimizers = [wrap(optimizer, model, library, arguments, Lags()) for optimizer in optimizers]
+        self._model, self._library, self._arguments = model, library, arguments
+
+    def step(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Ranks are equal after each step."""
+
+    def shared(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+    def stats(self, steps: int) -> dict:
+        sent = bytes_sent(self.optimizers, self._library, self._arguments, self._model, steps)
+        return {"bytes_sent": sent, "rounds": steps}
+
+
+class Local:
+    """Rounds of local steps. arguments: of LocalSteps; "ramp": n steps more in each round until there are `steps`."""
+
+    def __init__(self, optimizers, model, arguments: dict):
+        arguments = dict(arguments)
+        ramp, steps = arguments.pop("ramp", None), arguments["steps"]
+        if ramp:
+            arguments["steps"] = lambda number: min(ramp * number, steps)
+        self.optimizers, self._local = optimizers, LocalSteps(model, optimizers, **arguments)
+
+    def step(self) -> bool:
+        return self._local.step()
+
+    def synchronize(self) -> None:
+        self._local.synchronize()
+
+    def shared(self) -> contextlib.AbstractContextManager:
+        return self._local.shared()
+
+    def stats(self, steps: int) -> dict:
+        stats = self._local.compression_stats()
+        sent = stats["bytes_out"] + stats["other_bytes_out"]
+        return {"bytes_sent": sent, "rounds": stats["rounds"], "waited": stats["waited_seconds"]}
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    hvd.init()
+    torch.set_num_threads(1)
+    torch.manual_seed(options["seed"])
+    task = TASKS[options["task"]]
+    data, model = task.data(options["data"]), task.model()
+    optimizers = task.optimizers(model, task.lr, tuple(task.betas))
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    made = (
+        Local(optimizers, model, options["arguments"])
+        if options["library"] == "local"
+        else PerStep(optimizers, model, options["library"], options["arguments"])
+    )
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, options["steps"]))
+        for optimizer in made.optimizers
+    ]
+    generator = torch.Generator().manual_seed(1000 * options["seed"] + hvd.rank())
+    evaluated = (
+        set() if options["measure"] else {round(options["steps"] * (i + 1) / EVALUATIONS) for i in range(EVALUATIONS)}
+    )
+    curve, laps, ends, began = [], [], [], time.perf_counter()
+    for step in range(1, options["steps"] + 1):
+        started = time.perf_counter()
+        for optimizer in made.optimizers:
+            optimizer.zero_grad()
+        data.loss(model, data.batch(generator, task.batch)).backward()
+        for stepped in (*made.optimizers, *schedules):
+            stepped.step()
+        ends += [step] if made.step() else []
+        laps.append(time.perf_counter() - started)
+        if step in evaluated:
+            if step == options["steps"]:
+                made.synchronize()
+            with made.shared():
+                found = evaluate(task, data, model)
+            curve.append({"step": step, "seconds": sum(laps), **made.stats(step), **found})
+            if hvd.rank() == 0:
+                print(f"[local_steps] step {step}/{options['steps']}: loss {found['loss']:.4f}", flush=True)
+    whole = laps[ends[0] :] if ends else laps  # the first round compiles and settles
+    found = {
+        "curve": curve,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "ms_per_step": 1000 * statistics.mean(whole or laps),
+        "seconds": time.perf_counter() - began,
+        **made.stats(options["steps"]),
+    }
+    if hvd.rank() == 0:
+        with open(options["out"] + ".new", "w") as file:
+            json.dump(found, file)
+        os.replace(options["out"] + ".new", options["out"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+"""Rounds of local steps: workers train by themselves, and then exchange by how much their parameters have moved.
+
+grace_ext.adapters.local_steps uses it for PyTorch. Federated training shares its weights, and the outer optimizers.
+"""
+
+from .engine import Rounds
+from .fragment import Fragment
+from .parameters import ArrayParameters, Parameters
+from .presets import PRESETS, Preset
+
+__all__ = ["PRESETS", "ArrayParameters", "Fragment", "Parameters", "Preset", "Rounds"]

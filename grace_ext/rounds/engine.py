@@ -1,0 +1,323 @@
+"""When the fragments of a model are exchanged, and when the result reaches the parameters.
+
+Local SGD with an outer optimizer: Douillard et al., DiLoCo, arXiv 2311.08105, algorithm 1. Fragments, delay and mixing:
+Douillard et al., Streaming DiLoCo, arXiv 2501.18512, algorithm 2.
+"""
+
+import concurrent.futures
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..errors import ConfigError, ExchangeError
+from .fragment import Fragment, Outcome
+from .header import Contribution
+from .parameters import Parameters
+from .timing import SAMPLES, UNIFORM, check_timing
+
+VERSION = 1
+
+
+@dataclasses.dataclass
+class _Turn:
+    """Of one fragment: the steps at which it is exchanged and applied, and what this rank has done since the last exchange."""
+
+    fragment: Fragment
+    following: int  # the step at which it is exchanged next
+    rounds: int = 0  # that have begun
+    due: int | None = None  # the step at which what is under way is applied
+    steps: int = 0
+    samples: float = 0.0
+    outcome: "concurrent.futures.Future[Outcome] | None" = None
+
+
+class Rounds:
+    """Counts the local steps of a worker, and exchanges fragments when it is their turn.
+
+    With fragments p = 0, 1, … of P, fragment p is exchanged every `steps` steps, with the offset p · steps / P. What comes of
+    it is applied `delay` steps later, θ_r = keep · θ_r + (1 - keep) · θ; the exchange goes on in a thread of its own meanwhile.
+
+    A rank whose parameters are not finite contributes nothing to the round, and returns to what the ranks share.
+
+    Args:
+        fragments: The fragments, the same on all ranks.
+        parameters: The model.
+        worker: An executor of one thread, in which all collectives run, in the same order on all ranks.
+        steps: Number of local steps between two exchanges of a fragment; or steps(round), from round 1 on, the same on all
+            ranks, for a single fragment.
+        seconds: In the place of `steps`: each rank makes as many steps as fit into this time, then waits for the others. For
+            a single fragment without delay.
+        delay: Number of steps that hide an exchange, from 0 to below steps / P, so that one fragment is under way at a time.
+        keep: What a parameter keeps of itself when the result is applied, from 0 to below 1; above 0 only with a delay.
+        weights: "uniform", or "samples": each rank counts by its number of samples since the fragment's last exchange.
+        clock: Returns the time in seconds.
+
+    Raises:
+        ConfigError: An argument is out of range, or arguments do not fit together.
+    """
+
+    def __init__(
+        self,
+        fragments: Sequence[Fragment],
+        parameters: Parameters,
+        worker: concurrent.futures.Executor,
+        *,
+        steps: int | Callable[[int], int] | None = None,
+        seconds: float | None = None,
+        delay: int = 0,
+        keep: float = 0.0,
+        weights: str = UNIFORM,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        check_timing(len(fragments), steps, seconds, delay, keep, weights)
+        self._parameters, self._worker, self._clock = parameters, worker, clock
+        self._length, self._seconds, self._delay, self._keep, self._weights = steps, seconds, delay, keep, weights
+        #: Number of local steps so far.
+        self.steps = 0
+        self._position = 0  # in the schedule: local steps, and those of others that were shadowed
+        #: Rounds in which this rank contributed nothing, because its parameters were not finite.
+        self.lost = 0
+        self._other_bytes, self._waited = 0, 0.0
+        self._error: BaseException | None = None
+        self._turns = [_Turn(fragment, 0) for fragment in fragments]
+        self._schedule()
+        self._began = clock()
+
+    @property
+    def fragments(self) -> list[Fragment]:
+        """The fragments."""
+        return [turn.fragment for turn in self._turns]
+
+    def connect(self, signature: object = ()) -> None:
+        """Check that all ranks were built alike, and give all of them the parameters of rank 0: a collective, before training.
+
+        Args:
+            signature: What else has to be the same on all ranks; its repr is compared.
+
+        Raises:
+            ConfigError: The ranks differ; on all ranks.
+        """
+        steps = self._length if isinstance(self._length, int | None) else "by round"
+        own = (signature, len(self._turns), steps, self._seconds, self._delay, self._keep, self._weights)
+        for turn in self._turns:
+            self._worker.submit(turn.fragment.connect, own).result()
+            turn.fragment.assign(0.0)
+        self._began = self._clock()
+
+    def step(self, samples: float = 1.0) -> bool:
+        """Count a local step, and do what is due after it.
+
+        Args:
+            samples: Number of samples of the step, which counts with weights "samples".
+
+        Returns:
+            Whether parameters have changed.
+
+        Raises:
+            ConfigError: `samples` is negative or not finite.
+            ExchangeError: An earlier exchange failed, or the ranks are in different rounds.
+        """
+        if not (samples >= 0 and math.isfinite(samples)):
+            raise ConfigError(f"samples={samples}; allowed: finite and not negative")
+        self.steps += 1
+        for turn in self._turns:
+            turn.steps += 1
+            turn.samples += samples
+        return bool(self._tick(joined=False))
+
+    def synchronize(self) -> None:
+        """End the round now: afterwards the parameters of all ranks have the same bits. A collective, at the same step.
+
+        The next round begins here. What is under way is applied first. Where no rank has made a step, nothing changes.
+        """
+        self._check_usable()
+        for turn in self._turns:
+            if turn.outcome is not None:
+                self._apply(turn, self._keep)
+        for turn in self._turns:
+            self._start(turn, joined=False)
+            self._apply(turn, 0.0)
+        self._schedule()
+        self._began = self._clock()
+
+    def join(self) -> None:
+        """Take part in the rounds of the other ranks until all have called it. For ranks with fewer steps than others.
+
+        What this rank has done since the last round goes into its first round here; afterwards it does not count in the means.
+        At the end the parameters of all ranks have the same bits.
+        """
+        while not any(outcome.all_joined for outcome in self._tick(joined=True)):
+            pass
+        self.synchronize()
+
+    def show_shared(self) -> None:
+        """Give the parameters what the ranks share, what is under way included. The caller puts back what they were."""
+        self._wait()
+        for fragment in self.fragments:
+            fragment.assign(0.0)
+
+    def _wait(self) -> None:
+        """For what is under way."""
+        for turn in self._turns:
+            if turn.outcome is not None:
+                self._result(turn)
+
+    def _check_usable(self) -> None:
+        if self._error is not None:
+            raise ExchangeError(
+                "an earlier round failed, so the ranks may be out of step: restart from a checkpoint"
+            ) from self._error
+
+    def _schedule(self) -> None:
+        """The fragments' next turns, from this step on."""
+        for number, turn in enumerate(self._turns):
+            length = self._steps_of(turn)
+            turn.following = self._position + (number * length // len(self._turns) or length)
+
+    def _steps_of(self, turn: _Turn) -> int:
+        """Number of steps of the fragment's next round; 0 where a round has a time."""
+        if callable(self._length):
+            steps = self._length(turn.rounds + 1)
+            if not isinstance(steps, int) or steps <= self._delay:
+                raise ConfigError(
+                    f"steps({turn.rounds + 1}) is {steps!r}; allowed: whole numbers above the delay, {self._delay}"
+                )
+            return steps
+        return self._length or 0
+
+    def _is_turn(self, turn: _Turn, joined: bool) -> bool:
+        if self._seconds is not None:
+            return joined or self._clock() - self._began >= self._seconds
+        return self._position >= turn.following
+
+    def _tick(self, joined: bool) -> list[Outcome]:
+        """A step has been made, or with `joined` one of the others' is shadowed. Returns what came of the rounds that ended."""
+        self._check_usable()
+        self._position += 1
+        ended = [
+            self._apply(turn, self._keep) for turn in self._turns if turn.due is not None and turn.due <= self._position
+        ]
+        for turn in self._turns:
+            if self._is_turn(turn, joined):
+                self._start(turn, joined)
+                turn.following = self._position + self._steps_of(turn)
+                if not self._delay:
+                    ended.append(self._apply(turn, 0.0))
+                    self._began = self._clock()
+        return ended
+
+    def _start(self, turn: _Turn, joined: bool) -> None:
+        buffers = self._parameters.read_buffers()[: None if turn is self._turns[0] else 0]
+        finite = turn.fragment.measure() and bool(np.isfinite(buffers).all())
+        if not finite:
+            self._recover()
+        weight = turn.samples if self._weights == SAMPLES else float(turn.steps > 0)
+        turn.rounds += 1
+        turn.steps, turn.samples, turn.due = 0, 0.0, self._position + self._delay
+        turn.outcome = self._worker.submit(turn.fragment.exchange_round, Contribution(weight, finite, joined, buffers))
+
+    def _recover(self) -> None:
+        """All parameters of this rank return to what the ranks share, those of other fragments as well: each is computed with
+        the others."""
+        self.lost += 1
+        self.show_shared()
+        self._parameters.recovered()
+
+    def _result(self, turn: _Turn) -> Outcome:
+        began = time.perf_counter()
+        try:
+            return turn.outcome.result()  # type: ignore[union-attr]  # there is one
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._waited += time.perf_counter() - began
+
+    def _apply(self, turn: _Turn, keep: float) -> Outcome:
+        outcome = self._result(turn)
+        turn.outcome = turn.due = None
+        turn.fragment.assign(keep if outcome.finite else 0.0)
+        if outcome.buffers is not None:
+            self._parameters.assign_buffers(outcome.buffers, keep if outcome.finite else 0.0)
+        self._other_bytes += outcome.other_bytes
+        return outcome
+
+    def close(self) -> None:
+        """Wait for what is under way, and end the exchanges."""
+        for turn in self._turns:
+            if turn.outcome is not None:
+                concurrent.futures.wait([turn.outcome])
+            turn.fragment.exchange.close()
+
+    def stats(self) -> dict:
+        """Report totals since the start. It waits for an exchange under way, which changes them in another thread.
+
+        Returns:
+            What grace_ext.exchange.stats.report describes, with a step for each exchange of a fragment, and: local_steps;
+            rounds, how many rounds the first fragment has made; lost_rounds, in which this rank contributed nothing because
+            its parameters were not finite; other_bytes_out, bytes of headers and buffers; waited_seconds, how long local steps
+            waited for exchanges.
+        """
+        self._wait()
+        *others, last = [fragment.exchange for fragment in self.fragments]
+        return {
+            **last.stats(*others),
+            "local_steps": self.steps,
+            "rounds": self._turns[0].fragment.step - 1,
+            "lost_rounds": self.lost,
+            "other_bytes_out": self._other_bytes,
+            "waited_seconds": self._waited,
+        }
+
+    def state_dict(self) -> dict:
+        """Copy this rank's state, between two local steps. No collective, but it waits for an exchange under way.
+
+        Returns:
+            The state. What is under way is in it as its result.
+        """
+        found: dict = {"version": VERSION, "steps": self.steps, "position": self._position, "lost": self.lost, "turns": {}}
+        for number, turn in enumerate(self._turns):
+            under_way: dict = {}
+            if turn.outcome is not None:
+                outcome = self._result(turn)
+                under_way = {"due": turn.due, "finite": outcome.finite, "other_bytes": outcome.other_bytes}
+                if outcome.buffers is not None:
+                    under_way["buffers"] = outcome.buffers.copy()
+            found["turns"][number] = {
+                "fragment": turn.fragment.state_dict(),
+                "following": turn.following,
+                "steps": turn.steps,
+                "samples": turn.samples,
+                "under_way": under_way,
+            }
+        return found
+
+    def load_state_dict(self, state: dict) -> None:
+        """Load what `state_dict` gave, on all ranks, each its own. The model's parameters are loaded beside it.
+
+        Args:
+            state: The state.
+
+        Raises:
+            ConfigError: It is of an unknown version, of other fragments or of another outer optimizer.
+        """
+        if state.get("version") != VERSION:
+            raise ConfigError(f"the state of local steps is of version {state.get('version')}; known: {VERSION}")
+        if len(state["turns"]) != len(self._turns):
+            raise ConfigError(f"the state is of {len(state['turns'])} fragments, and there are {len(self._turns)}")
+        self._wait()
+        for number, turn in enumerate(self._turns):
+            saved = state["turns"][number]
+            turn.fragment.load_state_dict(saved["fragment"])
+            turn.following, turn.steps, turn.samples = saved["following"], saved["steps"], saved["samples"]
+            turn.rounds, turn.outcome, turn.due = turn.fragment.step - 1, None, None
+            if under_way := saved["under_way"]:
+                turn.outcome, turn.due = concurrent.futures.Future(), under_way["due"]
+                turn.outcome.set_result(
+                    Outcome(under_way["finite"], True, False, under_way.get("buffers"), under_way["other_bytes"])
+                )
+        self.steps, self._position, self.lost = state["steps"], state["position"], state["lost"]
+        self._began = self._clock()

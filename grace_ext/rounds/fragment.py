@@ -1,0 +1,328 @@
+"""A fragment of a model in rounds of local steps: what the ranks share of it, and one exchange of how it has moved."""
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import xxhash
+
+from .._util.numerics import non_finite_allowed
+from ..errors import ConfigError
+from ..exchange.buckets import Bucket
+from ..exchange.engine import Exchange
+from ..exchange.session import StateSession
+from ..exchange.stalls import watch_ranks
+from ..outer import OuterOptimizer
+from ..transport.base import Transport
+from .header import Contribution, gather_headers
+from .parameters import Parameters
+from .weights import shares_of
+
+_LOG = logging.getLogger("grace_ext")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a round, the same on all ranks but for `finite`.
+
+    Attributes:
+        finite: Whether this rank's parameters were finite.
+        exchanged: Whether the ranks' pseudo-gradients have changed what they share.
+        all_joined: Whether no rank has data any more.
+        buffers: The mean of the ranks' buffers, float32[n]; None if no rank contributed.
+        other_bytes: Bytes that this rank has sent beside pseudo-gradients.
+    """
+
+    finite: bool
+    exchanged: bool
+    all_joined: bool
+    buffers: np.ndarray | None
+    other_bytes: int
+
+
+class Fragment:
+    """Tensors that are exchanged together.
+
+    With θ what the ranks share, θ_r what a rank has, and C the compression with its memory, a round is
+    Δ_r = θ - θ_r; Δ = Σ share_r C(Δ_r); θ = outer(θ, Δ). The memory, the containers and the sum over ranks are those of an
+    Exchange, in which the rank's vector is share_r · ranks · Δ_r: the residual, too, is in these units.
+
+    `exchange_round` and whatever else has collectives run in one thread, the same for all fragments.
+
+    Args:
+        exchange: The exchange, whose weight is 1 / ranks, with its buckets.
+        transport: The transport that the exchange was made with.
+        outer: The outer optimizer.
+        parameters: The model.
+        states: Saves and loads the exchange's memories.
+        prefix: What the names of this fragment's collectives begin with, unique in the job and the same on all ranks.
+
+    Raises:
+        ConfigError: A memory applies a momentum or changes an optimizer's step.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        transport: Transport,
+        outer: OuterOptimizer,
+        parameters: Parameters,
+        states: StateSession,
+        prefix: str,
+    ):
+        self.exchange, self.transport, self.outer, self._parameters = exchange, transport, outer, parameters
+        self.states, self.prefix = states, prefix
+        #: Number of the round that comes next, from 1 on.
+        self.step = 1
+        self._outer_steps = 0  # fewer than rounds: in some nobody contributes
+        for bucket in exchange.buckets:
+            if bucket.memory.applies_momentum or bucket.memory.needs_step:
+                raise ConfigError(
+                    f"memory {str(bucket.memory)!r} is for gradients; allowed for pseudo-gradients: residual, ef21, none, "
+                    "with the momentum in the outer optimizer"
+                )
+        self._tensors = [tensor for bucket in exchange.buckets for tensor in bucket.tensors]
+        #: What the ranks share, float32[size] by name. Between rounds all ranks have the same bits.
+        self.shared = {tensor.name: np.empty(tensor.size, np.float32) for tensor in self._tensors}
+        for name, array in self.shared.items():
+            parameters.read(name, array)
+        self._outer_state = {tensor.name: outer.begin(tensor.size) for tensor in self._tensors}
+        self._moved = {bucket.name: np.empty(bucket.size, np.float32) for bucket in exchange.buckets}
+        self._waiting: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tensors, in the order of the buckets."""
+        return [tensor.name for tensor in self._tensors]
+
+    def unfinished(self) -> tuple[str, ...]:
+        """Name what is waited for, as Exchange.unfinished does. Any thread may call it.
+
+        Returns:
+            Names of collectives or buckets; empty between rounds.
+        """
+        return self.exchange.unfinished() or self._waiting
+
+    # In the thread of the training loop
+
+    def measure(self) -> bool:
+        """Compute by how much the parameters have moved, for the round that begins.
+
+        Returns:
+            Whether all of them are finite.
+        """
+        finite = True
+        for bucket in self.exchange.buckets:
+            for tensor, part in _parts(bucket, self._moved[bucket.name]):
+                self._parameters.moved(tensor, self.shared[tensor], part)
+            finite &= bool(np.isfinite(self._moved[bucket.name]).all())
+        return finite
+
+    def assign(self, keep: float) -> None:
+        """Give the parameters what the ranks share.
+
+        Args:
+            keep: The share that a parameter keeps of itself.
+        """
+        for name, shared in self.shared.items():
+            self._parameters.assign(name, shared, keep)
+
+    # In the thread of the collectives
+
+    def connect(self, signature: object) -> None:
+        """Check that all ranks were built alike, let them watch each other, and give all of them the parameters of rank 0.
+
+        Args:
+            signature: What else has to be the same on all ranks; its repr is compared.
+
+        Raises:
+            ConfigError: The ranks differ; on all ranks.
+        """
+        own = xxhash.xxh64_digest(repr((signature, str(self.outer))).encode())
+        message = np.concatenate([self.exchange.config_digest(), np.frombuffer(own, np.uint8)])
+        gathered = watch_ranks(self, lambda sent: self._gather("config", sent), message)
+        self.exchange.check_config_digests(gathered[:, : -len(own)])
+        self._check_equal("are set up differently from", gathered[:, -len(own) :])
+        for name, shared in self.shared.items():
+            payload = shared.view(np.uint8) if self.transport.rank == 0 else np.empty(0, np.uint8)
+            received = self.transport.broadcast(f"{self.prefix}.{name}", payload, 0).wait()
+            shared[:] = received.view(np.float32)
+
+    def exchange_round(self, own: Contribution) -> Outcome:
+        """Make a round with what `measure` has computed. A collective.
+
+        Args:
+            own: What this rank brings.
+
+        Returns:
+            What came of it. If nothing was exchanged, memories and shared values are as before.
+
+        Raises:
+            ConfigError: The ranks start from different states.
+            ExchangeError: The ranks are in different rounds.
+        """
+        try:
+            self._waiting = (f"{self.prefix}.round",)
+            self.states.begin_step()
+            self._settle()
+            headers = gather_headers(self.transport, f"{self.prefix}.header", self.step, own)
+            shares = shares_of(dict(enumerate(headers["weight"].tolist())))
+            averaged, sent = self._averaged(own.buffers, shares)
+            exchanged = any(shares.values()) and self._exchange(shares[self.transport.rank] * self.transport.size)
+            if exchanged:
+                self._step()
+            self._report(headers, exchanged)
+            self.step += 1
+            return Outcome(own.finite, exchanged, bool(headers["joined"].all()), averaged, headers[:1].nbytes + sent)
+        except BaseException:
+            self._abort()
+            raise
+        finally:
+            self._waiting = ()
+
+    def _settle(self) -> None:
+        """In the first round, and the first one after a state was loaded."""
+        if self.states.settled:
+            return
+        self.states.settle(self.exchange, self.prefix)
+        digest = xxhash.xxh64(repr((self.step, self._outer_steps)).encode())
+        for name, shared in self.shared.items():
+            for array in (shared, *self._outer_state[name].values()):
+                digest.update(array)
+        rows = self._gather("shared", np.frombuffer(digest.digest(), np.uint8)).reshape(self.transport.size, -1)
+        self._check_equal("start from another state than", rows)
+
+    def _check_equal(self, differ: str, rows: np.ndarray) -> None:
+        others = [rank for rank, row in enumerate(rows) if row.tobytes() != rows[0].tobytes()]
+        if others:
+            raise ConfigError(
+                f"ranks {others} {differ} rank 0: all ranks must make their rounds from the same model with the same "
+                f"options, or load checkpoints of the same step"
+            )
+
+    def _gather(self, name: str, payload: np.ndarray) -> np.ndarray:
+        return self.transport.allgather(f"{self.prefix}.{name}", payload).wait()
+
+    def _averaged(self, buffers: np.ndarray, shares: dict[int, float]) -> tuple[np.ndarray | None, int]:
+        """The weighted mean of the ranks' buffers, in the order of ranks, and the bytes that this rank has sent for it."""
+        if not buffers.size or not any(shares.values()):
+            return None, 0
+        own = buffers if shares[self.transport.rank] else np.zeros_like(buffers)
+        rows = self._gather("buffers", own.view(np.uint8)).copy().view(np.float32).reshape(self.transport.size, -1)
+        mean = sum(share * row.astype(np.float64) for share, row in zip(shares.values(), rows, strict=True))
+        return mean.astype(np.float32), buffers.nbytes  # type: ignore[union-attr]
+
+    def _exchange(self, factor: float) -> bool:
+        """Sum the ranks' vectors, each times its factor, in `_moved`. False if a sum was not finite, which no memory keeps."""
+        exchange = self.exchange
+        if factor:
+            for bucket in exchange.buckets:
+                exchange.start(bucket, self._packed(bucket, np.float32(factor)))
+        else:
+            exchange.begin_step(gradients=False)
+            for bucket in exchange.buckets:
+                exchange.start_empty(bucket)
+        for bucket in exchange.buckets:  # all are sent before the first one is waited for
+            exchange.pending(bucket)
+        exchange.advance()
+        for bucket in exchange.buckets:
+            exchange.finish(bucket, self._moved[bucket.name])
+        finite = exchange.end_step()
+        return finite and all(bool(np.isfinite(array).all()) for array in self._moved.values())
+
+    def _abort(self) -> None:
+        """Give up the exchange. What is queued for this thread has to be taken from the queue here: nobody else will."""
+        for bucket in self.exchange.buckets:
+            with contextlib.suppress(BaseException):  # after the first error, each of them raises that at once
+                if self.exchange.is_started(bucket):
+                    self.exchange.pending(bucket)
+        self.exchange.abort()
+
+    def _packed(self, bucket: Bucket, factor: np.float32) -> Callable[[np.ndarray], None]:
+        moved = self._moved[bucket.name]
+
+        def pack(out: np.ndarray) -> None:
+            with non_finite_allowed():
+                np.multiply(moved, factor, out=out)
+
+        return pack
+
+    def _step(self) -> None:
+        self._outer_steps += 1
+        with non_finite_allowed():
+            for bucket in self.exchange.buckets:
+                for name, change in _parts(bucket, self._moved[bucket.name]):
+                    self.outer.step(self.shared[name], change, self._outer_state[name], self._outer_steps)
+
+    def _report(self, headers: np.ndarray, exchanged: bool) -> None:
+        if self.transport.rank:
+            return
+        if not headers["finite"].all():
+            _LOG.warning(
+                "round %d: the parameters of ranks %s were not finite; they take over what the others share",
+                self.step,
+                np.flatnonzero(headers["finite"] == 0).tolist(),
+            )
+        elif not exchanged and headers["weight"].any():
+            _LOG.warning("round %d: the sum over ranks was not finite; all ranks go back to the round before", self.step)
+
+    # State
+
+    def state_dict(self) -> dict:
+        """Copy this rank's state, between rounds. No collective.
+
+        Returns:
+            The memories as StateSession.save gives them, the shared values, the outer optimizer's state and number of
+            steps, and the number of the next round.
+        """
+        return {
+            "exchange": self.states.save(self.exchange, self.names),
+            "shared": {name: array.copy() for name, array in self.shared.items()},
+            "outer": {
+                name: {field: array.copy() for field, array in fields.items()}
+                for name, fields in self._outer_state.items()
+                if fields
+            },
+            "round": self.step,
+            "outer_steps": self._outer_steps,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Load what `state_dict` gave. No collective: the ranks settle in the next round that they have the same.
+
+        Args:
+            state: The state.
+
+        Raises:
+            ConfigError: It is that of other tensors or of another outer optimizer. Then nothing has changed.
+        """
+        shared = _fitting("shared values", state["shared"], self.shared)
+        outer = {
+            name: _fitting(f"outer state of {name!r}", state["outer"].get(name, {}), fields)
+            for name, fields in self._outer_state.items()
+        }
+        self.states.load(state["exchange"], self.exchange)
+        self.shared, self._outer_state = shared, outer
+        self.step, self._outer_steps = int(state["round"]), int(state["outer_steps"])
+
+
+def _parts(bucket: Bucket, vector: np.ndarray) -> Sequence[tuple[str, np.ndarray]]:
+    parts = np.split(vector, np.cumsum(bucket.sizes)[:-1])
+    return [(tensor.name, part) for tensor, part in zip(bucket.tensors, parts, strict=True)]
+
+
+def _fitting(what: str, given: dict, wanted: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Copies of the given arrays, if they are those of these names and sizes."""
+    sizes = {name: np.size(array) for name, array in given.items()}
+    if sizes != {name: array.size for name, array in wanted.items()}:
+        differing = sorted(
+            name
+            for name in sizes.keys() | wanted.keys()
+            if sizes.get(name) != (wanted[name].size if name in wanted else None)
+        )
+        raise ConfigError(
+            f"the checkpoint's {what} are of other tensors or of another outer optimizer; they differ in {', '.join(differing[:5])}"
+        )
+    return {name: np.array(given[name], np.float32).reshape(-1) for name in wanted}

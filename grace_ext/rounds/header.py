@@ -1,0 +1,53 @@
+"""What the ranks tell each other before they exchange anything in a round."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import ExchangeError
+from ..transport.base import Transport
+
+HEADER = np.dtype([("step", "<i8"), ("weight", "<f8"), ("finite", "u1"), ("joined", "u1"), ("buffers", "<u4")])
+
+
+class Contribution(NamedTuple):
+    """What a rank brings to a round.
+
+    Attributes:
+        weight: How much it counts, finite and not negative; 0 for nothing.
+        finite: Whether its parameters and buffers were finite. If not, it contributes nothing.
+        joined: Whether it has no data any more.
+        buffers: Its buffers, float32[n], the same n on all ranks.
+    """
+
+    weight: float
+    finite: bool
+    joined: bool
+    buffers: np.ndarray
+
+
+def gather_headers(transport: Transport, name: str, step: int, own: Contribution) -> np.ndarray:
+    """Tell all ranks what this one brings to a round: a collective.
+
+    Args:
+        transport: The transport.
+        name: Name of the collective.
+        step: Number of the round.
+        own: What this rank brings. Its weight is sent as 0 if it is not finite.
+
+    Returns:
+        HEADER[ranks], in the order of ranks.
+
+    Raises:
+        ExchangeError: The ranks are in different rounds, or have different numbers of buffers; on all ranks.
+    """
+    weight = own.weight if own.finite else 0.0
+    header = np.array([(step, weight, own.finite, own.joined, own.buffers.size)], HEADER)
+    received = transport.allgather(name, header.view(np.uint8)).wait()
+    if received.size != header.nbytes * transport.size:
+        raise ExchangeError(f"{received.size} bytes are no headers of {transport.size} ranks")
+    headers = received.copy().view(HEADER)
+    for field in ("step", "buffers"):
+        if len(set(headers[field].tolist())) > 1:
+            raise ExchangeError(f"the ranks differ in {field} of the round: {headers[field].tolist()}")
+    return headers

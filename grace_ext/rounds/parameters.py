@@ -1,0 +1,116 @@
+"""What the engine of rounds needs of a model, and a model that is numpy arrays."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..exchange.buckets import Tensor
+
+
+class Parameters(Protocol):
+    """The parameters of one worker's model, by name, and its buffers: what training changes without a gradient."""
+
+    def tensors(self) -> Sequence[Tensor]:
+        """Describe the parameters.
+
+        Returns:
+            The parameters, in the same order on all ranks.
+        """
+        raise NotImplementedError
+
+    def read(self, name: str, out: np.ndarray) -> None:
+        """Copy a parameter.
+
+        Args:
+            name: Its name.
+            out: Output, float32[size].
+        """
+
+    def moved(self, name: str, shared: np.ndarray, out: np.ndarray) -> None:
+        """Compute by how much a parameter has moved away from what the ranks share.
+
+        Args:
+            name: Its name.
+            shared: What the ranks share, float32[size]. Where the parameter has a lower precision, it counts as rounded to that.
+            out: Output, float32[size]: shared minus the parameter.
+        """
+
+    def assign(self, name: str, shared: np.ndarray, keep: float) -> None:
+        """Change a parameter to keep · parameter + (1 - keep) · shared.
+
+        Args:
+            name: Its name.
+            shared: What the ranks share, float32[size].
+            keep: The share that the parameter keeps of itself, 0 to below 1. With 0, what it was before does not matter.
+        """
+
+    def read_buffers(self) -> np.ndarray:
+        """Copy the buffers that are averaged.
+
+        Returns:
+            float32[n], joined; empty if there are none.
+        """
+        raise NotImplementedError
+
+    def assign_buffers(self, averaged: np.ndarray, keep: float) -> None:
+        """Change the buffers as `assign` changes a parameter.
+
+        Args:
+            averaged: float32[n].
+            keep: See `assign`.
+        """
+
+    def recovered(self) -> None:
+        """Note that all parameters were replaced because one was not finite, so that nothing else of that is left."""
+
+
+class ArrayParameters(Parameters):
+    """Parameters that are numpy arrays.
+
+    Args:
+        arrays: float32 arrays by name, contiguous, which are changed in place.
+        buffers: The same for buffers.
+
+    Raises:
+        ConfigError: An array is of another dtype, or not contiguous.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], buffers: Mapping[str, np.ndarray] | None = None):
+        for name, array in {**arrays, **(buffers or {})}.items():
+            if array.dtype != np.float32 or not array.flags.c_contiguous:
+                raise ConfigError(f"{name!r} is {array.dtype} with strides {array.strides}; allowed: contiguous float32")
+        self._shapes = {name: array.shape for name, array in arrays.items()}
+        self._flat = {name: array.reshape(-1) for name, array in arrays.items()}
+        self._buffers = [array.reshape(-1) for array in (buffers or {}).values()]
+
+    def tensors(self) -> list[Tensor]:
+        return [Tensor(name, self._flat[name].size, len(shape), shape=shape) for name, shape in self._shapes.items()]
+
+    def read(self, name: str, out: np.ndarray) -> None:
+        np.copyto(out, self._flat[name])
+
+    def moved(self, name: str, shared: np.ndarray, out: np.ndarray) -> None:
+        with np.errstate(invalid="ignore", over="ignore"):  # the engine looks for what is not finite
+            np.subtract(shared, self._flat[name], out=out)
+
+    def assign(self, name: str, shared: np.ndarray, keep: float) -> None:
+        _mix(self._flat[name], shared, keep)
+
+    def read_buffers(self) -> np.ndarray:
+        return np.concatenate([np.empty(0, np.float32), *self._buffers])
+
+    def assign_buffers(self, averaged: np.ndarray, keep: float) -> None:
+        start = 0
+        for buffer in self._buffers:
+            _mix(buffer, averaged[start : start + buffer.size], keep)
+            start += buffer.size
+
+
+def _mix(array: np.ndarray, shared: np.ndarray, keep: float) -> None:
+    if keep:
+        array *= np.float32(keep)
+        array += np.float32(1 - keep) * shared
+    else:
+        np.copyto(array, shared)

@@ -1,0 +1,78 @@
+"""Published methods of training with local steps, by name."""
+
+import dataclasses
+
+from ..errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """The settings of a method. Whatever a user gives replaces its part.
+
+    Attributes:
+        compression: The spec of tensors that no rule fits.
+        memory: The spec of the memory.
+        outer: The spec of the outer optimizer.
+        steps: Number of local steps in a round; None where the method has no usual one, so that a user has to give it.
+        source: The paper, and where the settings here are not the paper's.
+    """
+
+    compression: str
+    memory: str
+    outer: str
+    steps: int | None
+    source: str
+
+
+#: name -> settings.
+PRESETS = {
+    "sparseloco": Preset(
+        "topk:0.015625/rice_adaptive/lloyd:0.25",
+        "residual:decay=0.95",
+        "sgd:1.0",
+        30,
+        "Sarfi, Thérien, Lidin and Belilovsky, SparseLoCo, arXiv 2508.15706: 64 of 4,096 elements in 2 bits, decay 0.95, 30 "
+        "steps. Here the largest elements are taken of each bucket and not of each chunk of 4,096, and their positions and "
+        "levels are entropy-coded.",
+    ),
+    "diloco": Preset(
+        "dense/raw",
+        "none",
+        "nesterov:0.7:momentum=0.9",
+        500,
+        "Douillard et al., DiLoCo: distributed low-communication training of language models, arXiv 2311.08105.",
+    ),
+    "muloco": Preset(
+        "dense/qsgd:4",
+        "residual:decay=0.9",
+        "nesterov:0.7:momentum=0.9",
+        30,
+        "Thérien et al., MuLoCo: Muon is a practical inner optimizer for DiLoCo, arXiv 2505.23725: Muon for the local steps, "
+        "decay 0.9, 2 to 8 bits for each element, of which 4 are taken here; the outer optimizer is DiLoCo's.",
+    ),
+    "fedavg": Preset(
+        "dense/raw",
+        "none",
+        "sgd:1.0",
+        None,
+        "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017. Its rounds "
+        "are a number of epochs over a client's data, so that the number of steps depends on these.",
+    ),
+}
+
+
+def preset(name: str) -> Preset:
+    """Find a preset.
+
+    Args:
+        name: Its name.
+
+    Returns:
+        Its settings.
+
+    Raises:
+        ConfigError: There is no such preset.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"preset {name!r}; allowed: {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,47 @@
+"""When rounds are made: which numbers of steps, delays and fragments fit together."""
+
+import math
+
+from ..errors import ConfigError
+
+UNIFORM, SAMPLES = "uniform", "samples"
+
+
+def check_timing(fragments: int, steps: object, seconds: float | None, delay: int, keep: float, weights: str) -> None:
+    """Check arguments of Rounds.
+
+    Args:
+        fragments: Number of fragments.
+        steps: See Rounds.
+        seconds: See Rounds.
+        delay: See Rounds.
+        keep: See Rounds.
+        weights: See Rounds.
+
+    Raises:
+        ConfigError: One is out of range, or they do not fit together.
+    """
+    if (steps is None) == (seconds is None):
+        raise ConfigError(f"steps={steps}, seconds={seconds}; allowed: one of them")
+    if seconds is not None:
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ConfigError(f"seconds={seconds}; allowed: finite and above 0")
+        if fragments > 1 or delay:
+            raise ConfigError(
+                f"seconds={seconds} with fragments={fragments}, delay={delay}; allowed: one fragment, no delay"
+            )
+    elif callable(steps):
+        if fragments > 1:
+            raise ConfigError(f"steps by round with fragments={fragments}; allowed: a single fragment")
+    elif not isinstance(steps, int) or steps < fragments:
+        raise ConfigError(f"steps={steps!r}; allowed: whole numbers from the number of fragments on, {fragments}")
+    elif not 0 <= delay < max(steps // fragments, 1):
+        raise ConfigError(
+            f"delay={delay}; allowed with steps={steps} and fragments={fragments}: 0 to {steps // fragments - 1}"
+        )
+    if delay < 0:
+        raise ConfigError(f"delay={delay}; allowed: from 0 on")
+    if not 0 <= keep < 1 or keep and not delay:
+        raise ConfigError(f"keep={keep} with delay={delay}; allowed: from 0 to below 1, above 0 only with a delay")
+    if weights not in (UNIFORM, SAMPLES):
+        raise ConfigError(f"weights={weights!r}; allowed: {UNIFORM!r}, {SAMPLES!r}")
