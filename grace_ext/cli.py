@@ -1,10 +1,12 @@
-"""The command line: `python -m grace_ext warmup | codecs | inspect | bench | advise | simulate | timeline`.
+"""The command line: `python -m grace_ext warmup | codecs | inspect | bench | advise | simulate | timeline | device-check`.
 
 Results go to stdout, progress and errors to stderr. The exit status is 0, 1 for a file that is not what it should be, 2 for
 arguments that cannot work, or 130 after an interrupt.
 """
 
 import argparse
+import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -160,6 +162,15 @@ def _timeline(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _device_check(arguments: argparse.Namespace) -> int:
+    """Check the kernels for GPUs on this machine, or in Triton's interpreter where there is none, and write what they did."""
+    missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"device-check needs {' and '.join(missing)}: pip install 'grace_ext[torch,triton]'")
+    # By its name, because it is a framework's: the core does without.
+    return importlib.import_module("grace_ext.adapters._torch.device_check").run(arguments)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m grace_ext",
@@ -197,6 +208,14 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("horovod", help="the timeline that Horovod wrote (HOROVOD_TIMELINE or hvd.start_timeline)")
     added.add_argument("ours", help="the timeline that grace_ext.observe.Timeline wrote in the same run")
     added.add_argument("-o", "--output", required=True, metavar="FILE", help="the merged timeline; may be one of the two")
+    added = add("device-check", _device_check)
+    added.add_argument(
+        "-o",
+        "--output",
+        default="grace_ext-device-check.json",
+        metavar="FILE",
+        help="what is written (default: %(default)s)",
+    )
     return parser
 
 

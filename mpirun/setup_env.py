@@ -252,7 +252,11 @@ def install_packages(need, frameworks, progress):
     packages = [FRAMEWORK_PACKAGES[name] for name in frameworks]
     if need != "ddp":
         packages += horovod_wheel.REQUIREMENTS
-    extras = "plots,lint,dev,accelerate,transformers,lightning" if need == "all" else "plots"
+    extras = "plots"
+    if need == "all":
+        extras = "plots,lint,dev"
+        if "torch" in frameworks:
+            extras += ",accelerate,transformers,lightning,triton"
     command = pip("install", "--no-build-isolation", "-e", f"{ROOT}[{extras}]", *packages)
     progress.run(command, "packages.log", hint="If TensorFlow is what failed, use FRAMEWORKS=torch.")
     if "tensorflow" in frameworks:

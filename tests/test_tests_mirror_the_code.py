@@ -55,6 +55,10 @@ SHARED = {
     "adapters/horovod_torch/test_horovod_torch.py": "adapters/onebit_adam adapters/_horovod/waiting adapters/_torch/"
     "{buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,taken,torch_options,wrapped_optimizer}",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
+    "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_decoder,device_encoder,device_values,kernel_bucket,mailbox}"
+    " adapters/_torch/kernels/{_helpers,_launch,accumulate,half,minmax,qsgd,ranges,rice,signs,ternary,topk,traffic}",
+    "adapters/torch_kernels/test_compiling.py": "adapters/_torch/kernels/{catalogue,compiling}",
+    "adapters/torch_kernels/test_device_check.py": "adapters/_torch/device_check",
     "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_options,ddp_transport,first_step}",
     "adapters/accelerate/test_accelerate.py": "adapters/_torch/rank_files",
     "adapters/local_steps/test_local_steps.py": "adapters/_torch/module_parameters",

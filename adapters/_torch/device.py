@@ -1,9 +1,11 @@
-"""Buckets of tensors that live on an accelerator: selected and summed there with torch operations.
+"""Buckets of tensors that live on an accelerator: selected and summed there.
 
-Only the selected indices and values cross to the host, where the codecs run. The bytes are those that the host kernels
-would make: the selection is exact, with ties going to the lowest index.
+With Triton, kernels do it all (kernel_bucket.py). Without, torch operations select and sum, for top-k alone: the selected indices
+and values cross to the host, where the codecs run. The bytes are those that the host kernels would make: the selection is
+exact, with ties going to the lowest index.
 """
 
+import importlib.util
 import time
 from collections.abc import Callable
 
@@ -46,15 +48,15 @@ class TorchBucket(Bucket):
         #: The stream that has the gradients of the step; None for the thread's current one.
         self.stream: torch.cuda.Stream | None = None
 
-    @staticmethod
-    def fits(compressor, communicator, memory) -> bool:
+    @classmethod
+    def fits(cls, compressor, communicator, memory) -> bool:
         """Whether such a bucket can have these parts; otherwise the whole gradient is copied to the host."""
+        return communicator.name == "allgather" and not memory.has_hooks and cls.can_encode(compressor)
+
+    @staticmethod
+    def can_encode(compressor) -> bool:
         return (
-            communicator.name == "allgather"
-            and not memory.has_hooks
-            and compressor.transform is None
-            and compressor.sparsifier.name == "topk"
-            and compressor.sparsifier.per == "bucket"
+            compressor.transform is None and compressor.sparsifier.name == "topk" and compressor.sparsifier.per == "bucket"
         )
 
     def start(self, transport, pack, stream, on_gradient=None, on_compensated_gradient=None):
@@ -71,8 +73,20 @@ class TorchBucket(Bucket):
             on_gradient(dense, state and state[0])
         if on_compensated_gradient:
             on_compensated_gradient(dense.cpu().numpy(), state and state[0].cpu().numpy())
-        if state is not None:
-            dense += state[0]
+        encoded = self._encode(dense, state and state[0], stream, started)
+        return Pending(
+            transport.allgather(self.name, encoded.blob),
+            encoded.blob.size,
+            encoded.seconds,
+            index_codecs=[encoded.index_codec] if encoded.index_codec else [],
+            container=encoded.blob,
+        )
+
+    def _encode(self, dense, residual, stream, started):
+        """Encode dense + residual (if that is not None), and leave in `dense` what the container does not carry. Both are
+        float32[size]."""
+        if residual is not None:
+            dense += residual
         indices = select_topk(dense, self.compressor.sparsifier.count(self.size))
         encoded = self.compressor.pack(
             self.size,
@@ -82,29 +96,28 @@ class TorchBucket(Bucket):
             stream,
             started=started,
         )
-        if state is not None and not encoded.non_finite:
+        if residual is not None and not encoded.non_finite:
             dense[self._positions(encoded.support)] = self._values(encoded.values - encoded.decoded)
-        return Pending(
-            transport.allgather(self.name, encoded.blob),
-            encoded.blob.size,
-            encoded.seconds,
-            index_codecs=[encoded.index_codec] if encoded.index_codec else [],
-            container=encoded.blob,
-            support=encoded.support,
-        )
+        return encoded
 
     def finish(self, pending, transport, out, weight):
         joined = wait(pending)
         pending.received = joined.size
         started = time.perf_counter()
         containers = container.split(joined, transport.size, self.size)
+        with torch.cuda.stream(self.stream):
+            finite = self._decode_sum(containers, out, weight)
+        pending.seconds["decode"] = time.perf_counter() - started
+        return finite
+
+    def _decode_sum(self, containers, out, weight):
+        """out = weight * the sum of the containers, NaN if one is not finite; returns whether all are."""
         non_finite = any(one.non_finite for one in containers)
         out.fill_(torch.nan if non_finite else 0)
         for one in containers if not non_finite else ():
             support, values = scratch("support", np.uint32, one.k), scratch("values", np.float32, one.k)
             unpack(one, support, values)
             out.index_add_(0, self._positions(support), self._values(values) * weight)  # positions are unique: exact
-        pending.seconds["decode"] = time.perf_counter() - started
         return not non_finite
 
     def _positions(self, support: np.ndarray) -> torch.Tensor:
@@ -112,6 +125,19 @@ class TorchBucket(Bucket):
 
     def _values(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)
+
+
+def bucket_class(device: str) -> type[TorchBucket]:
+    """The class of buckets on a device: with kernels, where Triton is installed and can run them there."""
+    if importlib.util.find_spec("triton") is None:
+        return TorchBucket
+    from .kernels import usable
+
+    if not usable(device):
+        return TorchBucket
+    from .kernel_bucket import KernelBucket
+
+    return KernelBucket
 
 
 def behind_current_stream(bucket: Bucket, pack: Callable) -> Callable:

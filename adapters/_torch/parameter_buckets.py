@@ -11,7 +11,7 @@ from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.row_buckets import RowBucket
 
 from .._common.options import CompressionOptions
-from .device import TorchBucket
+from .device import bucket_class
 from .gradients import pack
 from .output_buffer import OutputBuffer
 from .rows import from_rows
@@ -48,8 +48,9 @@ class ParameterBuckets:
     def _on_device(self, bucket: Bucket) -> Bucket:
         """The same bucket for an accelerator, if it can be one."""
         wanted = self._selection == "device" or self._selection == "auto" and bucket.device != "cpu"
-        if wanted and TorchBucket.fits(bucket.compressor, bucket.communicator, bucket.memory):
-            return TorchBucket(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
+        kind = bucket_class(bucket.device)
+        if wanted and kind.fits(bucket.compressor, bucket.communicator, bucket.memory):
+            return kind(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
         return bucket
 
     def _count_missing(self) -> None:

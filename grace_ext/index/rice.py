@@ -64,14 +64,35 @@ class Rice(IndexCodec):
         return 1 + remainder_bytes(indices.size, e) + (quotient_bits(indices, e) + 7) // 8
 
     @staticmethod
-    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
+    def parts(payload: np.ndarray, d: int, k: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Take a payload apart, and check everything but the codes.
+
+        Args:
+            payload: uint8[m], any bytes.
+            d: Number of elements of the domain that the positions are in.
+            k: Number of positions, k >= 1.
+
+        Returns:
+            The parameter e, the stream of the gaps' lower bits, and that of their upper bits, both uint8[m'].
+
+        Raises:
+            ContainerError: The payload is not that of k positions below d.
+        """
         if payload.size < 2 or payload[0] > MAX_SHIFT:
             raise ContainerError("rice: the parameter is missing or out of range")
-        e, k = int(payload[0]), out.size
+        e = int(payload[0])
         split = 1 + remainder_bytes(k, e)
         room = payload.size - split
         if not k <= 8 * room < (d >> e) + k + 8:
             raise ContainerError(f"rice: {payload.size} bytes cannot be {k} codes")
-        bits = rice_decode(payload[1:split], payload[split:], d, e, out)
-        if bits < 0 or (bits + 7) // 8 != room or (k * e % 8 and int(payload[split - 1]) >> k * e % 8):
+        if k * e % 8 and int(payload[split - 1]) >> k * e % 8:
+            raise ContainerError(f"rice: the codes are not {k} positions below {d}")
+        return e, payload[1:split], payload[split:]
+
+    @staticmethod
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
+        k = out.size
+        e, remainders, quotients = Rice.parts(payload, d, k)
+        bits = rice_decode(remainders, quotients, d, e, out)
+        if bits < 0 or (bits + 7) // 8 != quotients.size:
             raise ContainerError(f"rice: the codes are not {k} positions below {d}")

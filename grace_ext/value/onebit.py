@@ -42,8 +42,19 @@ class OneBit(ValueCodec):
         return payload, None
 
     @staticmethod
-    def decode(payload: np.ndarray, out: np.ndarray) -> None:
-        k = out.size
+    def parts(payload: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Take a payload apart, and check it.
+
+        Args:
+            payload: uint8[m], any bytes.
+            k: Number of values.
+
+        Returns:
+            The size of a bucket, the means float32[buckets, 2], and the signs, uint8[ceil(k / 8)].
+
+        Raises:
+            ContainerError: The payload is not that of k values.
+        """
         if not payload.size:
             raise ContainerError("onebit: the section is empty")
         bucket = from_byte("onebit", payload[0], k)
@@ -52,4 +63,9 @@ class OneBit(ValueCodec):
         bits = payload[1 + 8 * count :]
         if bits.size != -(-k // 8) or int(bits[-1]) >> 8 - -k % 8:
             raise ContainerError(f"onebit: {payload.size} bytes are not {k} signs")
+        return bucket, means, bits
+
+    @staticmethod
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
+        bucket, means, bits = OneBit.parts(payload, out.size)
         onebit_decode(bits, bucket, means, out)

@@ -16,6 +16,7 @@ MIN_BITS, MAX_BITS, MAX_LEVELS = 2, 8, 32767
 _NARROW = 127  # up to so many levels, a code fits into a byte
 _WIDTHS = range(2, 17)  # bits of a code
 NORMS = ("max", "l2")
+OUT_OF_RANGE = "qsgd: a code is out of range"
 # The second byte: the logarithm of the bucket's size, and flags for whatever differs from the simplest form.
 _BUCKET, _TWO_NORM, _CODED, _COUNTED = 0x0F, 0x10, 0x20, 0x40
 
@@ -60,19 +61,23 @@ class QSGD(ValueCodec):
         if levels > _NARROW and entropy != "none":
             raise ConfigError(f"qsgd: entropy={entropy} with levels={levels}; allowed: up to {_NARROW} levels")
 
+    @property
+    def highest(self) -> int:
+        """Levels on each side of zero, as `levels` or `bits` says."""
+        return self.levels or _levels_of(self.bits)
+
     def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
-        k, levels = values.size, self.levels or _levels_of(self.bits)
+        k, levels = values.size, self.highest
         bits = (2 * levels).bit_length()
-        coded, counted = self.entropy != "none", levels != _levels_of(bits)
+        coded = self.entropy != "none"
         width = 8 if coded else bits
         norms = np.empty(-(-k // self.bucket), np.float32)
         if levels > _NARROW:
-            payload = self._encode_wide(values, bits, norms, stream)
-            return self._join(bits, counted * _COUNTED, norms, payload), None
+            return self.section(norms, self._encode_wide(values, bits, norms, stream)), None
         packed = scratch("qsgd_codes", np.uint8, k + 8) if coded else np.empty(k * width // 8 + 8, np.uint8)
         qsgd_encode(values, levels, width, self.bucket, self.norm == "l2", *map(np.uint32, stream.key()), norms, packed)
         payload = pack_levels(packed[:k], 2 * levels + 1, self.entropy) if coded else packed[: -(-k * width // 8)]
-        return self._join(bits, coded * _CODED + counted * _COUNTED, norms, payload), None
+        return self.section(norms, payload), None
 
     def _encode_wide(self, values: np.ndarray, bits: int, norms: np.ndarray, stream: Stream) -> np.ndarray:
         codes = scratch("qsgd_wide", np.uint32, values.size)
@@ -81,35 +86,69 @@ class QSGD(ValueCodec):
         pack_bits(codes, bits, packed)
         return packed
 
-    def _join(self, bits: int, flags: int, norms: np.ndarray, payload: np.ndarray) -> np.ndarray:
-        flags += (self.norm == "l2") * _TWO_NORM
+    def section(self, norms: np.ndarray, packed: np.ndarray) -> np.ndarray:
+        """Assemble the payload.
+
+        Args:
+            norms: The buckets' norms, float32[ceil(k / bucket)], written.
+            packed: The levels as the entropy code or the fixed width gives them, uint8[m].
+
+        Returns:
+            The payload, uint8[m'].
+        """
+        levels = self.highest
+        bits = (2 * levels).bit_length()
+        counted = levels != _levels_of(bits)
+        flags = (self.norm == "l2") * _TWO_NORM + (self.entropy != "none") * _CODED + counted * _COUNTED
         head = bytes((bits, self.bucket.bit_length() - 1 + flags))
-        if flags & _COUNTED:
-            head += self.levels.to_bytes(1 if bits <= MAX_BITS else 2, "little")
-        return np.concatenate([np.frombuffer(head, np.uint8), norms.astype("<f4").view(np.uint8), payload])
+        if counted:
+            head += levels.to_bytes(1 if bits <= MAX_BITS else 2, "little")
+        return np.concatenate([np.frombuffer(head, np.uint8), norms.astype("<f4").view(np.uint8), packed])
 
     @staticmethod
-    def decode(payload: np.ndarray, out: np.ndarray) -> None:
+    def parts(payload: np.ndarray, k: int) -> tuple[int, int, bool, np.ndarray, np.ndarray]:
+        """Take a payload apart, and check everything but the levels.
+
+        Args:
+            payload: uint8[m], any bytes.
+            k: Number of values.
+
+        Returns:
+            The levels on each side of zero, the size of a bucket, whether the levels have an entropy code, the norms
+            float32[buckets], and the levels as they are packed, uint8[m'].
+
+        Raises:
+            ContainerError: The payload is not that of k values.
+        """
         levels, bucket, coded, start = _parameters(payload)
-        k, bits = out.size, (2 * levels).bit_length()
+        bits = (2 * levels).bit_length()
         end = start + 4 * -(-k // bucket)
         if payload.size <= end or not coded and payload.size != end + -(-k * bits // 8):
             raise ContainerError(f"qsgd: {payload.size} bytes do not fit {k} values of {bits} bits")
         norms = read_floats("qsgd", payload[start:end], -(-k // bucket))
         if (norms < 0).any():
             raise ContainerError("qsgd: a norm is negative")
+        if not coded and int(payload[-1]) >> 8 - -k * bits % 8:
+            raise ContainerError(OUT_OF_RANGE)
+        return levels, bucket, coded, norms, payload[end:]
+
+    @staticmethod
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
+        k = out.size
+        levels, bucket, coded, norms, packed = QSGD.parts(payload, k)
+        bits = (2 * levels).bit_length()
         if levels > _NARROW:
             codes = scratch("qsgd_wide", np.uint32, k)
-            unpack_bits(payload[end:], bits, codes)
+            unpack_bits(packed, bits, codes)
             fits = qsgd_decode_wide(codes, levels, bucket, norms, out)
         elif coded:
             codes = scratch("qsgd_codes", np.uint8, k)
-            unpack_levels(payload[end:], 2 * levels + 1, codes)
+            unpack_levels(packed, 2 * levels + 1, codes)
             fits = qsgd_decode(codes, levels, 8, bucket, norms, out)
         else:
-            fits = qsgd_decode(payload[end:], levels, bits, bucket, norms, out)
-        if not fits or not coded and int(payload[-1]) >> 8 - -k * bits % 8:
-            raise ContainerError("qsgd: a code is out of range")
+            fits = qsgd_decode(packed, levels, bits, bucket, norms, out)
+        if not fits:
+            raise ContainerError(OUT_OF_RANGE)
 
 
 def _levels_of(bits: int) -> int:

@@ -29,7 +29,10 @@ TORCHRUN = {
     "torchrun-2": ["torchrun", "--standalone", "--nproc-per-node", "2", "--no-python"],
     "torchrun-4": ["torchrun", "--standalone", "--nproc-per-node", "4", "--no-python"],
 }
-MAIN = ("mpirun-2", "torchrun-2")  # all checks run under these, with all their cases in `make test-all`
+# One process whose Triton kernels run in Triton's interpreter, on tensors of the CPU.
+INTERPRETER = {"interpreter-1": ["env", "TRITON_INTERPRET=1"]}
+INTERPRETED_TORCHRUN = {"interpreted-torchrun-2": [*INTERPRETER["interpreter-1"], *TORCHRUN["torchrun-2"]]}
+MAIN = ("mpirun-2", "torchrun-2", "interpreter-1")  # all checks run under these, with all their cases in `make test-all`
 
 
 def skip_without(*modules: str) -> None:
@@ -60,7 +63,12 @@ def environment() -> dict[str, str]:
 def run(launcher: str, script: Path, *arguments: str, timeout: float = HANGS, variables=None) -> subprocess.CompletedProcess:
     """Run a script under a launcher. On a time-out the whole job is killed and it raises.
     variables: of the environment, on top."""
-    command = [*(LAUNCHERS | TORCHRUN)[launcher], sys.executable, str(script), *arguments]
+    command = [
+        *(LAUNCHERS | TORCHRUN | INTERPRETER | INTERPRETED_TORCHRUN)[launcher],
+        sys.executable,
+        str(script),
+        *arguments,
+    ]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -1,0 +1,94 @@
+"""Summing received containers where the gradient is. What kernels can't decode, the host decodes, and uploads."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from grace_ext import ContainerError
+from grace_ext.index.rice import Rice
+from grace_ext.pipeline.container import Container
+from grace_ext.pipeline.decoder import unpack
+
+from . import device_values
+from .kernels import accumulate, rice
+from .mailbox import Inbox, to_host
+
+
+def decode_sum(containers: list[Container], out: torch.Tensor, weight: float) -> bool:
+    """out = weight * (sum of the containers' gradients), each element summed in the order of the list.
+
+    out: float32[d]; NaN everywhere if a container is not finite, for which it returns False. Raises ContainerError if one is
+    damaged; `out` is undefined then. The host waits once, for whether a code was out of range.
+    """
+    if any(one.non_finite for one in containers):
+        out.fill_(torch.nan)
+        return False
+    if any(one.transform for one in containers):
+        raise ContainerError("a container with a transform, where none was expected")
+    sections: dict[str, np.ndarray] = {}
+    parts = [_prepare(one, f"{number}", sections) for number, one in enumerate(containers)]
+    inbox = Inbox(sections, out.device)
+    bad = torch.zeros((max(1, len(parts)), 2), dtype=torch.int32, device=out.device)
+    out.zero_()
+    messages = []
+    for decode, flags in zip(parts, bad, strict=False):
+        positions, values, wrong = decode(inbox, out, flags)
+        messages.append(wrong)
+        accumulate.add(out, positions, values, weight)
+    for flags, wrong in zip(to_host(bad), messages, strict=False):
+        for flag, message in zip(flags, wrong, strict=True):
+            if flag:
+                raise ContainerError(message)
+    return True
+
+
+def _prepare(one: Container, prefix: str, sections: dict[str, np.ndarray]) -> Callable:
+    """Put what is to be uploaded of a container into the sections.
+
+    Returns decode(inbox, out, bad) -> (positions, values, messages), where bad, int32[2], tells which messages are true.
+    """
+    codec = device_values.find_decoder(one.value_id)
+    is_known = one.k > 0 and one.index_id in (0, Rice.id) and one.order_section is None and codec is not None
+    unpacked = codec.unpack(one.value_section, one.k) if is_known else None
+    if unpacked is None:
+        return _from_host(one, prefix, sections)
+    values, options = unpacked
+    sections.update({f"{prefix} {name}": section for name, section in values.items()})
+    e = -1
+    if one.index_id:
+        e, sections[f"{prefix} remainders"], sections[f"{prefix} unary"] = Rice.parts(one.index_section, one.d, one.k)
+        if not sections[f"{prefix} unary"][-1]:
+            raise ContainerError(_not_positions(one))
+
+    def decode(inbox: Inbox, out: torch.Tensor, bad: torch.Tensor):
+        found = torch.empty(one.k, device=out.device)
+        positions = None if e < 0 else _read_positions(one, inbox, prefix, e, bad)
+        wrong = codec.decode(inbox, prefix, found, bad[1:], **options)
+        return positions, found, (_not_positions(one), wrong)
+
+    return decode
+
+
+def _read_positions(one: Container, inbox: Inbox, prefix: str, e: int, bad: torch.Tensor) -> torch.Tensor:
+    positions = torch.empty(one.k, dtype=torch.int32, device=bad.device)
+    ones = rice.decode(inbox.words(f"{prefix} remainders"), inbox.words(f"{prefix} unary"), e, one.k, positions)
+    last = positions[-1:]
+    bad[:1].copy_((ones != one.k) | (last < 0) | (last >= one.d))
+    return positions
+
+
+def _not_positions(one: Container) -> str:
+    return f"rice: the codes are not {one.k} positions below {one.d}"
+
+
+def _from_host(one: Container, prefix: str, sections: dict[str, np.ndarray]) -> Callable:
+    support, values = np.empty(one.k if one.index_id else 0, np.uint32), np.empty(one.k, np.float32)
+    is_sparse = unpack(one, support, values)
+    sections[f"{prefix} positions"], sections[f"{prefix} values"] = support.view(np.uint8), values.view(np.uint8)
+
+    def decode(inbox: Inbox, out: torch.Tensor, bad: torch.Tensor):
+        positions = inbox.view(f"{prefix} positions", torch.int32) if is_sparse else None
+        return positions, inbox.view(f"{prefix} values", torch.float32), ("", "")
+
+    return decode

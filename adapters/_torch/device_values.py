@@ -1,0 +1,270 @@
+"""Value codecs whose loops have kernels for accelerators: what crosses is what the section holds.
+
+There is one class for each. The host's codec still decides the options, and checks the section's parameters.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from grace_ext.value._buckets import to_byte
+from grace_ext.value.bfloat import BFloat16
+from grace_ext.value.half import Half
+from grace_ext.value.minmax import MinMax
+from grace_ext.value.onebit import OneBit
+from grace_ext.value.qsgd import OUT_OF_RANGE, QSGD
+from grace_ext.value.terngrad import TernGrad
+
+from .kernels import half, minmax, qsgd, ranges, signs, ternary
+from .kernels._launch import blocks
+from .mailbox import Inbox, Outbox
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What is encoded.
+
+    values: float32[n]; residual: float32[n], which is added to it, or None. positions: int32[n], where the values are in the
+    gradient; None for everywhere. remainder: float32[d] for what the codes do not carry, or None.
+    """
+
+    values: torch.Tensor
+    residual: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    remainder: torch.Tensor | None = None
+
+    def arrays(self, unused: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The four, for a kernel; `unused` where there is none."""
+        given = (self.values, self.residual, self.positions, self.remainder)
+        return tuple(unused if one is None else one for one in given)
+
+    def without_residual(self) -> "Source":
+        """The same, once the residual has been added to the values."""
+        return dataclasses.replace(self, residual=None)
+
+    def flags(self) -> dict[str, bool]:
+        """Which of them there are, as kernels' constants."""
+        return {"FUSED": self.residual is not None, "KEEP": self.remainder is not None, "SPARSE": self.positions is not None}
+
+
+class DeviceCodec:
+    """What a value codec has kernels for. A subclass names the codec's class.
+
+    fits(codec): whether a codec with these options is one of them. sizes(n): bytes of the sections that `encode` writes to the
+    outbox for n values, and `section` makes the container's section of. unpack(section, n): parts of a received section for
+    the inbox, checked, and options for `decode`; None if kernels can't decode it, and where the host is to say what is wrong.
+    """
+
+    def __init__(self, codec: Any):
+        self._codec = codec
+
+    @staticmethod
+    def fits(codec: Any) -> bool:
+        return True
+
+    def sizes(self, n: int) -> dict[str, int]:
+        raise NotImplementedError
+
+    def encode(self, source: Source, outbox: Outbox, special: torch.Tensor | None, key: tuple[int, int]) -> None:
+        """special, int32[1], becomes other than 0 if a value is not finite; None if all are known to be."""
+        raise NotImplementedError
+
+    def section(self, fetched: dict[str, np.ndarray]) -> np.ndarray:
+        raise NotImplementedError
+
+    @staticmethod
+    def unpack(section: np.ndarray, n: int) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+        raise NotImplementedError
+
+    @staticmethod
+    def decode(inbox: Inbox, prefix: str, out: torch.Tensor, bad: torch.Tensor, **options: Any) -> str:
+        """Decode to `out`, float32[n], and set `bad`, int32[1], where a code is damaged; returns the message for that."""
+        raise NotImplementedError
+
+
+class DeviceQSGD(DeviceCodec):
+    """`qsgd` without an entropy code, up to 127 levels and buckets that a program can keep."""
+
+    @staticmethod
+    def fits(codec: QSGD) -> bool:
+        return codec.entropy == "none" and codec.highest <= 127 and codec.bucket <= qsgd.MOST_BUCKET
+
+    def sizes(self, n: int) -> dict[str, int]:
+        width = (2 * self._codec.highest).bit_length()
+        return {"norms": 4 * blocks(n, self._codec.bucket), "codes": blocks(n * width, 8)}
+
+    def encode(self, source, outbox, special, key):
+        norms, codes = outbox.view("norms", torch.float32), outbox.view("codes", torch.uint8)
+        qsgd.encode(source, norms, codes, special, self._codec, key)
+
+    def section(self, fetched):
+        return self._codec.section(fetched["norms"].view(np.float32), fetched["codes"])
+
+    @staticmethod
+    def unpack(section, n):
+        levels, bucket, coded, norms, codes = QSGD.parts(section, n)
+        if coded or levels > 127 or bucket > qsgd.MOST_BUCKET:
+            return None
+        return {"norms": norms.view(np.uint8), "codes": codes}, {"levels": levels, "bucket": bucket}
+
+    @staticmethod
+    def decode(inbox, prefix, out, bad, levels, bucket):
+        norms, codes = inbox.view(f"{prefix} norms", torch.float32), inbox.view(f"{prefix} codes", torch.uint8)
+        qsgd.decode(codes, norms, out, bad, levels, bucket)
+        return OUT_OF_RANGE
+
+
+class DeviceOneBit(DeviceCodec):
+    """`onebit` with buckets that a program can keep."""
+
+    @staticmethod
+    def fits(codec: OneBit) -> bool:
+        return 0 < codec.bucket <= signs.MOST_BUCKET
+
+    def sizes(self, n: int) -> dict[str, int]:
+        return {"means": 8 * blocks(n, self._codec.bucket), "signs": blocks(n, 8)}
+
+    def encode(self, source, outbox, special, key):
+        means, bits = outbox.view("means", torch.float32), outbox.view("signs", torch.uint8)
+        signs.encode(source, means, bits, special, self._codec.bucket)
+
+    def section(self, fetched):
+        return np.concatenate([np.array([to_byte(self._codec.bucket)], np.uint8), fetched["means"], fetched["signs"]])
+
+    @staticmethod
+    def unpack(section, n):
+        bucket, means, bits = OneBit.parts(section, n)
+        if not 8 <= bucket <= signs.MOST_BUCKET or bucket & (bucket - 1):  # one bucket of all values can have any size
+            return None
+        return {"means": means.reshape(-1).view(np.uint8), "signs": bits}, {"bucket": bucket}
+
+    @staticmethod
+    def decode(inbox, prefix, out, bad, bucket):
+        means, bits = inbox.view(f"{prefix} means", torch.float32), inbox.view(f"{prefix} signs", torch.uint8)
+        signs.decode(bits, means, out, bucket)
+        return ""
+
+
+class DeviceHalf(DeviceCodec):
+    """`fp16`."""
+
+    brain = False
+
+    def sizes(self, n: int) -> dict[str, int]:
+        return {"halves": 2 * n}
+
+    def encode(self, source, outbox, special, key):
+        half.encode(source, outbox.view("halves", torch.int16), special, self.brain)
+
+    def section(self, fetched):
+        return fetched["halves"]
+
+    @classmethod
+    def unpack(cls, section, n):
+        return ({"halves": section}, {"brain": cls.brain}) if section.size == 2 * n else None
+
+    @staticmethod
+    def decode(inbox, prefix, out, bad, brain):
+        half.decode(inbox.view(f"{prefix} halves", torch.int16), out, brain)
+        return ""
+
+
+class DeviceBFloat16(DeviceHalf):
+    """`bf16`."""
+
+    brain = True
+
+
+class DeviceTernGrad(DeviceCodec):
+    """`terngrad` with one scale for all values, and five digits in a byte."""
+
+    @staticmethod
+    def fits(codec: TernGrad) -> bool:
+        return codec.bucket == 0 and codec.packing == "trits"
+
+    def sizes(self, n: int) -> dict[str, int]:
+        return {"range": 8, "norm": 4, "digits": blocks(n, 5)}
+
+    def encode(self, source, outbox, special, key):
+        found = outbox.view("range", torch.int32)
+        source = ranges.find(source, found, special)
+        ternary.encode(source, found, outbox.view("norm", torch.float32), outbox.view("digits", torch.uint8), key)
+
+    def section(self, fetched):
+        return np.concatenate([np.zeros(2, np.uint8), fetched["norm"], fetched["digits"]])
+
+    @staticmethod
+    def unpack(section, n):
+        if section.size != 6 + blocks(n, 5) or section[:2].any() or not 0 <= section[2:6].view("<f4")[0] < np.inf:
+            return None
+        return {"norm": section[2:6], "digits": section[6:]}, {}
+
+    @staticmethod
+    def decode(inbox, prefix, out, bad):
+        digits, norm = inbox.view(f"{prefix} digits", torch.uint8), inbox.view(f"{prefix} norm", torch.float32)
+        ternary.decode(digits, norm, out, bad)
+        return f"terngrad: the section does not hold {out.numel()} ternary digits"
+
+
+class DeviceMinMax(DeviceCodec):
+    """`minmax` with one range for all values, without an entropy code."""
+
+    _HEAD = 14  # bits, the size of a chunk, both extremes, and the mode of the levels
+
+    @staticmethod
+    def fits(codec: MinMax) -> bool:
+        return codec.chunk == 0 and codec.entropy == "none" and not codec.needs_chunks
+
+    def sizes(self, n: int) -> dict[str, int]:
+        return {"range": 8, "extremes": 8, "levels": blocks(n * self._codec.bits, 8)}
+
+    def encode(self, source, outbox, special, key):
+        found = outbox.view("range", torch.int32)
+        source = ranges.find(source, found, special)
+        extremes, levels = outbox.view("extremes", torch.float32), outbox.view("levels", torch.uint8)
+        minmax.encode(source, found, extremes, levels, self._codec.bits)
+
+    def section(self, fetched):
+        head = np.array([self._codec.bits, 0, 0, 0, 0], np.uint8)
+        return np.concatenate([head, fetched["extremes"], np.zeros(1, np.uint8), fetched["levels"]])
+
+    @classmethod
+    def unpack(cls, section, n):
+        bits = int(section[0]) if section.size > cls._HEAD else 0
+        if not 1 <= bits <= 8 or section[1:5].any() or section[13] or section.size != cls._HEAD + blocks(n * bits, 8):
+            return None
+        extremes = section[5:13].view("<f4")
+        if not np.isfinite(extremes).all() or extremes[0] > extremes[1] or int(section[-1]) >> 8 - -n * bits % 8:
+            return None
+        return {"extremes": section[5:13], "levels": section[cls._HEAD :]}, {"bits": bits}
+
+    @staticmethod
+    def decode(inbox, prefix, out, bad, bits):
+        levels, extremes = inbox.view(f"{prefix} levels", torch.uint8), inbox.view(f"{prefix} extremes", torch.float32)
+        minmax.decode(levels, extremes, out, bits)
+        return ""
+
+
+#: By the codec's class.
+CODECS: dict[type, Any] = {
+    QSGD: DeviceQSGD,
+    OneBit: DeviceOneBit,
+    Half: DeviceHalf,
+    BFloat16: DeviceBFloat16,
+    TernGrad: DeviceTernGrad,
+    MinMax: DeviceMinMax,
+}
+_BY_ID = {codec.id: device_codec for codec, device_codec in CODECS.items()}
+
+
+def find(codec: Any) -> Any:
+    """What encodes on the device in place of a value codec of the host, or None."""
+    device_codec = CODECS.get(type(codec))
+    return device_codec(codec) if device_codec is not None and device_codec.fits(codec) else None
+
+
+def find_decoder(id: int) -> Any:
+    """The class that decodes sections of a value codec on the device, or None."""
+    return _BY_ID.get(id)

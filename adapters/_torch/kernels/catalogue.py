@@ -1,0 +1,92 @@
+"""All kernels, with the types and constants that they are compiled for: what tests compile and docs/gpu.md lists."""
+
+import dataclasses
+from typing import Any
+
+from . import accumulate, half, minmax, qsgd, ranges, rice, signs, ternary, topk
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A kernel with its constants.
+
+    types: those of the arguments that are no constants, in order. hot: whether it goes over all of a gradient, so that a
+    register that is spilled would be paid for with memory traffic.
+    """
+
+    kernel: Any
+    types: str
+    constants: dict[str, Any]
+    warps: int = 4
+    hot: bool = False
+
+    @property
+    def name(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in self.constants.items())
+        return f"{self.kernel.__name__}({options})"
+
+
+def _qsgd(**constants) -> Variant:
+    types = "*fp32 *fp32 *i32 *fp32 *fp32 *u8 *i32 i32 i32 i32 i32"
+    dense = not constants["SPARSE"]
+    return Variant(qsgd.qsgd_encode, types, constants, max(1, min(8, constants["BUCKET"] // 256)), hot=dense)
+
+
+_PER_BLOCK = "*i32 *i32 *i32 *i32 *i32 *i32 i32 i32"
+_COMPACT = "*i32 *i32 *i32 *i32 *i32 *i32 *i32 *i32 *i32 i32 *i32 *i32 i32 i32"
+_COLLECT = "*fp32 *fp32 *fp32 *i32 *i32 *i32 *i32 *i32 *i32 i32 i32"
+_ONEBIT = "*fp32 *fp32 *i32 *fp32 *fp32 *u8 *i32 i32"
+_KEPT = {"KEEP": True, "SPARSE": False}
+_DENSE = {"FUSED": True, "KEEP": True, "SPARSE": False}
+_DEFAULT = {"WIDTH": 7, "BUCKET": 512, "TWO_NORM": False}
+
+VARIANTS = [
+    Variant(topk.sample_bits, "*fp32 *fp32 *i32 i32 i32", {"FUSED": True, "BLOCK": 1024}),
+    Variant(topk.add_and_collect, _COLLECT, {"FUSED": True, "BLOCK": topk.BLOCK}, 8, hot=True),
+    Variant(topk.add_and_collect, _COLLECT, {"FUSED": False, "BLOCK": topk.BLOCK}, 8, hot=True),
+    *(
+        Variant(topk.radix_histogram, "*i32 *i32 *i32 i32", {"SHIFT": shift, "WIDTH": width, "BLOCK": topk.RADIX_BLOCK})
+        for shift, width in topk.ROUNDS
+    ),
+    *(Variant(topk.radix_find, "*i32 *i32 i32 i32", {"SHIFT": shift}) for shift, _ in topk.ROUNDS),
+    Variant(topk.count_kept, _PER_BLOCK, {"WHOLE": False, "LANES": topk.LANES}, 1),
+    Variant(topk.count_kept, _PER_BLOCK, {"WHOLE": True, "LANES": 8 * topk.LANES}, hot=True),
+    Variant(topk.compact, _COMPACT, {"WHOLE": False, "LANES": topk.LANES}, 1),
+    Variant(topk.compact, _COMPACT, {"WHOLE": True, "LANES": 8 * topk.LANES}, hot=True),
+    Variant(rice.rice_quotients, "*i32 *i32 i32 i32", {"BLOCK": rice.BLOCK}),
+    Variant(rice.rice_write, "*i32 *i32 *i32 *i32 i32 i32", {"BLOCK": rice.BLOCK}),
+    Variant(rice.rice_count_ones, "*i32 *i32 i32", {"BLOCK": rice.BLOCK}),
+    Variant(rice.rice_read, "*i32 *i32 *i32 *i32 *i32 i32 i32 i32", {"BLOCK": rice.BLOCK}),
+    Variant(rice.rice_positions, "*i32 *i64 *i32 i32 i32", {"BLOCK": rice.BLOCK}),
+    _qsgd(**_DEFAULT, FUSED=False, KEEP=True, SPARSE=True),
+    _qsgd(**_DEFAULT, FUSED=False, KEEP=False, SPARSE=True),
+    _qsgd(**_DEFAULT, FUSED=True, KEEP=True, SPARSE=False),
+    _qsgd(WIDTH=7, BUCKET=512, TWO_NORM=True, FUSED=True, KEEP=True, SPARSE=False),
+    _qsgd(WIDTH=8, BUCKET=qsgd.MOST_BUCKET, TWO_NORM=False, FUSED=True, KEEP=True, SPARSE=False),
+    Variant(qsgd.qsgd_decode, "*u8 *fp32 *fp32 *i32 i32 i32", {"WIDTH": 7, "BUCKET": 512}, 2, hot=True),
+    Variant(signs.onebit_encode, _ONEBIT, {"BUCKET": 512, **_DENSE}, 2, hot=True),
+    Variant(signs.onebit_decode, "*u8 *fp32 *fp32 i32", {"BUCKET": 512}, 2, hot=True),
+    *(
+        Variant(
+            half.half_encode,
+            "*fp32 *fp32 *i32 *fp32 *i16 *i32 i32",
+            {"BRAIN": brain, **_DENSE, "BLOCK": half.BLOCK},
+            hot=True,
+        )
+        for brain in (False, True)
+    ),
+    Variant(half.half_decode, "*i16 *fp32 i32", {"BRAIN": False, "BLOCK": half.BLOCK}, hot=True),
+    Variant(
+        ranges.value_range, "*fp32 *fp32 *i32 *i32 i32", {"FUSED": True, "SPARSE": False, "BLOCK": ranges.BLOCK}, hot=True
+    ),
+    Variant(
+        ternary.ternary_encode, "*fp32 *i32 *fp32 *i32 *fp32 *u8 i32 i32 i32", {**_KEPT, "BLOCK": ternary.BLOCK}, hot=True
+    ),
+    Variant(ternary.ternary_decode, "*u8 *fp32 *fp32 *i32 i32", {"BLOCK": ternary.BLOCK}, hot=True),
+    Variant(
+        minmax.minmax_encode, "*fp32 *i32 *fp32 *i32 *fp32 *u8 i32", {"WIDTH": 8, **_KEPT, "BLOCK": minmax.BLOCK}, hot=True
+    ),
+    Variant(minmax.minmax_decode, "*u8 *fp32 *fp32 i32", {"WIDTH": 8, "BLOCK": minmax.BLOCK}, hot=True),
+    Variant(accumulate.add_at, "*fp32 *i32 *fp32 fp32 i32 i32", {"BLOCK": accumulate.BLOCK}),
+    Variant(accumulate.add_dense, "*fp32 *fp32 fp32 i32", {"BLOCK": accumulate.BLOCK}, hot=True),
+]

@@ -1,0 +1,292 @@
+"""Exact selection of the k largest magnitudes in one pass over the gradient. The counterpart of grace_ext/kernels/topk.py.
+
+A sample gives a bound that is a little below the k-th largest magnitude. One pass adds the residual and collects the
+candidates from the bound on, each block into a segment of its own. A radix selection finds the k-th largest candidate, and
+what is above it, and the first of its ties, are copied to where the counts of the blocks before say. So the order in which
+programs run decides nothing, and the host waits once: for how many there are. Where the sample was misleading, the same
+kernels go over the whole gradient.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from ._helpers import MAGNITUDE, NON_FINITE, bits_of, block_offsets, magnitude_of, random32
+from ._launch import blocks, launch
+
+BLOCK = 4096  # elements of a program that collects candidates
+LANES = 128  # candidates of a block that are looked at at once
+BINS = 2048
+RADIX_BLOCK = 1024
+_MOST_PROGRAMS = 128  # of a radix selection
+_MAX_LINES = 4096  # sampled cache lines of 16 floats
+_SAMPLE_BLOCK = 1024
+ROUNDS = ((20, 11), (9, 11), (0, 9))  # shift and width of the bits that each round of the radix selection finds
+# Of a selection, int32[4]: the bits found so far of the magnitude of a rank, how many are strictly larger, whether any is not
+# finite, and how many there are to select from.
+BOUND, LARGER, SPECIAL, COUNT = (tl.constexpr(i) for i in range(4))
+
+
+@triton.jit
+def sample_bits(gradient, residual, out, d, lines, FUSED: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the bits of a line of 16 elements from each of `lines` equal strata. out: int32[16 lines]."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    line = (at // 16).to(tl.int64)
+    whole = (d // 16).to(tl.int64)
+    first, last = line * whole // lines, (line + 1) * whole // lines
+    length = tl.maximum(last - first, 1)
+    drawn = random32(line.to(tl.uint32), tl.zeros([BLOCK], tl.uint32), tl.zeros([BLOCK], tl.uint32))
+    place = (first + drawn.to(tl.int64) % length) * 16 + at % 16
+    inside = at < 16 * lines
+    x = tl.load(gradient + place, mask=inside, other=0.0)
+    if FUSED:
+        x += tl.load(residual + place, mask=inside, other=0.0)
+    tl.store(out + at, bits_of(x).to(tl.int32, bitcast=True), mask=inside)
+
+
+@triton.jit
+def add_and_collect(
+    gradient,
+    residual,
+    out,
+    bound,
+    positions,
+    bits,
+    segments,
+    counts,
+    state,
+    d,
+    room,
+    FUSED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out = gradient + residual if FUSED (out may be one of both), and collect the magnitudes from `bound` on, at least 1.
+
+    gradient, residual, out: float32[d]. positions, bits: int32[room]; a block's candidates are in the segment that begins at
+    segments[block], ascending, counts[block] of them. If there are more than `room`, those that do not fit are left out.
+    """
+    at = block_offsets(BLOCK)
+    inside = at < d
+    x = tl.load(gradient + at, mask=inside, other=0.0)
+    if FUSED:
+        x += tl.load(residual + at, mask=inside, other=0.0)
+        tl.store(out + at, x, mask=inside)
+    least = tl.maximum(tl.load(bound + BOUND), 1).to(tl.uint32)
+    chosen = (magnitude_of(x) >= least).to(tl.int32)
+    n = tl.sum(chosen)
+    segment = tl.atomic_add(state + COUNT, n)
+    tl.store(segments + tl.program_id(0), segment)
+    tl.store(counts + tl.program_id(0), n)
+    place = segment + tl.cumsum(chosen) - chosen
+    fits = (chosen > 0) & (place < room)
+    tl.store(positions + place, at.to(tl.int32), mask=fits)
+    tl.store(bits + place, bits_of(x).to(tl.int32, bitcast=True), mask=fits)
+
+
+@triton.jit
+def radix_histogram(bits, state, histogram, room, SHIFT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Count the next WIDTH bits of those magnitudes that agree with what the rounds before have found."""
+    n = tl.minimum(tl.load(state + COUNT), room)
+    found = tl.load(state + BOUND).to(tl.uint32)
+    total = tl.zeros([2048], tl.int32)
+    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, n, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < n
+        x = tl.load(bits + at, mask=inside, other=0).to(tl.uint32, bitcast=True) & MAGNITUDE
+        agrees = inside & ((x >> (SHIFT + WIDTH - 1)) >> 1 == (found >> (SHIFT + WIDTH - 1)) >> 1)
+        bin_ = ((x >> SHIFT) & ((1 << WIDTH) - 1)).to(tl.int32)
+        total += tl.histogram(bin_, 2048, mask=agrees)
+    bins = tl.arange(0, 2048)
+    tl.atomic_add(histogram + bins, total, mask=total > 0)
+
+
+@triton.jit
+def radix_find(state, histogram, rank, room, SHIFT: tl.constexpr):
+    """Find the bin of the rank-th largest magnitude (1-based; at most as many as there are), and clear the histogram."""
+    rank = tl.minimum(rank, tl.minimum(tl.load(state + COUNT), room))
+    larger, bound = tl.load(state + LARGER), tl.load(state + BOUND)
+    bins = tl.arange(0, 2048)
+    count = tl.load(histogram + bins)
+    from_here_on = tl.sum(count) - tl.cumsum(count) + count
+    found = tl.max(tl.where(larger + from_here_on >= rank, bins, 0))
+    above = tl.sum(tl.where(bins > found, count, 0))
+    special = tl.sum(tl.where(bins >= (NON_FINITE >> 20), count, 0))
+    tl.debug_barrier()  # all warps have read what is written now
+    tl.store(histogram + bins, tl.zeros([2048], tl.int32))
+    tl.store(state + LARGER, larger + above)
+    tl.store(state + BOUND, bound | (found << SHIFT))
+    if SHIFT == 20:
+        tl.store(state + SPECIAL, special)
+
+
+@triton.jit
+def count_kept(bits, segments, counts, state, above, ties, d, room, WHOLE: tl.constexpr, LANES: tl.constexpr):
+    """How many magnitudes of each block are above the k-th largest, and how many equal it. Not WHOLE: of its candidates."""
+    block = tl.program_id(0)
+    start, n = _segment(block, segments, counts, d, room, WHOLE)
+    bound = tl.load(state + BOUND).to(tl.uint32)
+    larger = tl.zeros([LANES], tl.int32)
+    equal = tl.zeros([LANES], tl.int32)
+    for first in range(0, n, LANES):
+        lane = first + tl.arange(0, LANES)
+        inside = lane < n
+        x = tl.load(bits + start + lane, mask=inside, other=0).to(tl.uint32, bitcast=True) & MAGNITUDE
+        larger += (inside & (x > bound)).to(tl.int32)
+        equal += (inside & (x == bound)).to(tl.int32)
+    tl.store(above + block, tl.sum(larger))
+    tl.store(ties + block, tl.sum(equal))
+
+
+@triton.jit
+def compact(
+    positions, bits, segments, counts, state, above, ties, above_ends, ties_ends, rank, out_positions, out_bits, d, room,
+    WHOLE: tl.constexpr, LANES: tl.constexpr
+):  # fmt: skip
+    """Copy what is above the k-th largest, and the first of its ties, to its place in ascending order.
+
+    above_ends, ties_ends: the cumulative sums of above and ties. Zeros are never copied.
+    """
+    block = tl.program_id(0)
+    start, n = _segment(block, segments, counts, d, room, WHOLE)
+    rank = tl.minimum(rank, tl.minimum(tl.load(state + COUNT), room))
+    bound = tl.load(state + BOUND).to(tl.uint32)
+    quota = tl.where(bound > 0, rank - tl.load(state + LARGER), 0)
+    before = tl.load(ties_ends + block) - tl.load(ties + block)
+    to = tl.load(above_ends + block) - tl.load(above + block) + tl.minimum(before, quota)
+    for first in range(0, n, LANES):
+        lane = first + tl.arange(0, LANES)
+        inside = lane < n
+        u = tl.load(bits + start + lane, mask=inside, other=0)
+        x = u.to(tl.uint32, bitcast=True) & MAGNITUDE
+        tie = (inside & (x == bound)).to(tl.int32)
+        earlier = before + tl.cumsum(tie) - tie
+        kept = (inside & ((x > bound) | ((tie > 0) & (earlier < quota)))).to(tl.int32)
+        place = to + tl.cumsum(kept) - kept
+        if WHOLE:
+            position = (start + lane).to(tl.int32)
+        else:
+            position = tl.load(positions + start + lane, mask=kept > 0, other=0)
+        tl.store(out_positions + place, position, mask=kept > 0)
+        tl.store(out_bits + place, u, mask=kept > 0)
+        before += tl.sum(tie)
+        to += tl.sum(kept)
+
+
+@triton.jit
+def _segment(block, segments, counts, d, room, WHOLE: tl.constexpr):
+    """Where a block's candidates begin, and how many there are: all its elements if WHOLE, whose blocks have 4096."""
+    if WHOLE:
+        start = block.to(tl.int64) * 4096
+        n = tl.minimum(d - start, 4096).to(tl.int32)
+    else:
+        start = tl.load(segments + block).to(tl.int64)
+        n = tl.minimum(tl.load(counts + block), tl.maximum(room - start, 0).to(tl.int32))
+    return start, n
+
+
+class Selection:
+    """The k largest magnitudes of float32[d], on the gradient's device.
+
+    positions: int32[k], ascending. bits: int32[k], those of the values. finite: False if some element is not; then positions
+    and bits hold one that is not, and nothing else is said of them.
+    """
+
+    def __init__(self, positions: torch.Tensor, bits: torch.Tensor, finite: bool):
+        self.positions, self.bits, self.finite = positions, bits, finite
+
+
+class _Work:
+    """The arrays of one selection. States: that of the sample, then that of the candidates."""
+
+    def __init__(self, d: int, k: int, spare: int, device):
+        self.d, self.k = d, k
+        self.room = min(d, 2 * k + spare)
+        self.programs = blocks(d, BLOCK)
+        self.states = torch.zeros((2, 4), dtype=torch.int32, device=device)
+        self.histogram = torch.zeros(BINS, dtype=torch.int32, device=device)
+        self.per_block = torch.empty((4, self.programs), dtype=torch.int32, device=device)
+        self.candidates = torch.empty((2, self.room), dtype=torch.int32, device=device)
+        self.selected = torch.empty((2, k), dtype=torch.int32, device=device)
+
+
+def select_topk(gradient, residual, out, k: int, spare: int = 65536) -> Selection:
+    """Select the k largest magnitudes of gradient + residual, which is written to `out`, or of gradient.
+
+    gradient, out: float32[d], which may be the same; residual: float32[d], or None: then `out` is not written. 1 <= k <= d.
+    Zeros are never selected; ties go to the lowest index, as in the host's kernel. spare: there is room for 2k + spare
+    candidates; more than that are more work, and no other result.
+    """
+    if gradient.numel() == 0:
+        return Selection(*torch.empty((2, 0), dtype=torch.int32, device=gradient.device), True)
+    work = _Work(gradient.numel(), k, spare, gradient.device)
+    fused = residual is not None
+    addend, target = (residual, out) if fused else (gradient, gradient)
+    _bound_from_sample(work, gradient, addend, fused)
+    sample, state = work.states
+    segments, counts = work.per_block[:2]
+    launch(
+        add_and_collect, work.programs, gradient, addend, target, sample, *work.candidates, segments, counts, state, work.d,
+        work.room, FUSED=fused, BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
+    _select(work, work.candidates[1], work.room, whole=False)
+    (bound, _, _, _), (_, _, special, count) = work.states.tolist()  # the one time that the host waits
+    n = min(k, count)
+    if count > work.room or count < k and bound > 1:
+        n, special = _select_from_all(work, target)
+    return Selection(*work.selected[:, :n], not special)
+
+
+def sample_size(d: int) -> int:
+    """The number of elements that are sampled of d, in lines of 16."""
+    return 16 * min(max(d // (16 * 1024), 64), _MAX_LINES, d // 16)
+
+
+def _bound_from_sample(work: _Work, gradient, residual, fused: bool) -> None:
+    """Leave a magnitude in the state of the sample that is below the k-th largest, by 4 sigma; 0 if all may be needed."""
+    n = sample_size(work.d)
+    rank = work.k / work.d * n
+    deep = int(rank + 4.0 * math.sqrt(2.0 * rank) + 8.0)
+    if deep >= n:
+        return
+    bits = torch.empty(n, dtype=torch.int32, device=gradient.device)
+    programs = blocks(n, _SAMPLE_BLOCK)
+    launch(sample_bits, programs, gradient, residual, bits, work.d, n // 16, FUSED=fused, BLOCK=_SAMPLE_BLOCK)
+    work.states[0, COUNT.value].fill_(n)
+    _radix_select(work, bits, work.states[0], n, deep, ROUNDS[:2])
+
+
+def programs_of(room: int) -> int:
+    """The number of programs that count up to `room` elements."""
+    return min(blocks(room, RADIX_BLOCK), _MOST_PROGRAMS)
+
+
+def _radix_select(work: _Work, bits, state, room: int, rank: int, rounds) -> None:
+    for shift, width in rounds:
+        launch(
+            radix_histogram, programs_of(room), bits, state, work.histogram, room, SHIFT=shift, WIDTH=width, BLOCK=RADIX_BLOCK,
+        )  # fmt: skip
+        launch(radix_find, 1, state, work.histogram, rank, room, SHIFT=shift)
+
+
+def _select(work: _Work, bits, room: int, whole: bool) -> None:
+    """Find the k-th largest of the candidates, or of all, and copy what is selected."""
+    state, per_block = work.states[1], work.per_block
+    _radix_select(work, bits, state, room, work.k, ROUNDS)
+    sizes = {"WHOLE": whole, "LANES": 8 * LANES if whole else LANES, "num_warps": 4 if whole else 1}
+    launch(count_kept, work.programs, bits, per_block[0], per_block[1], state, *per_block[2:], work.d, room, **sizes)
+    ends = torch.cumsum(per_block[2:], 1, dtype=torch.int32)
+    launch(
+        compact, work.programs, work.candidates[0], bits, per_block[0], per_block[1], state, *per_block[2:], *ends, work.k,
+        *work.selected, work.d, room, **sizes,
+    )  # fmt: skip
+
+
+def _select_from_all(work: _Work, dense) -> tuple[int, int]:
+    """The slow exact way: histograms of the whole tensor. Returns how many are selected, and whether any is not finite."""
+    work.states[1].zero_()
+    work.states[1, COUNT.value].fill_(work.d)
+    _select(work, dense.view(torch.int32), work.d, whole=True)
+    bound, larger, special, _ = work.states[1].tolist()
+    return (work.k if bound else larger), special

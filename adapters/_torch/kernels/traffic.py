@@ -1,0 +1,55 @@
+"""A model of what kernels read and write in the accelerator's memory, for the spec topk/rice/qsgd with error feedback.
+
+Bytes of each kernel's loads, stores and atomic operations (these count twice), as if there were no caches. One pass is to read
+or write a gradient, 4 d bytes.
+"""
+
+from . import topk
+from ._launch import blocks
+
+
+def encode(d: int, n: int, candidates: int, sample: int, width: int = 7, bucket: int = 512) -> dict[str, float]:
+    """Bytes that encoding d elements moves, by kernel.
+
+    n: selected elements; candidates: elements that the pass over the gradient collects; sample: sampled elements; width and
+    bucket: those of qsgd.
+    """
+    programs = blocks(d, topk.BLOCK)
+    counted = 2 * sample + 3 * candidates  # in two rounds of the one, and three of the other
+    bins = 2 * min(sample, topk.BINS * topk.programs_of(sample)) + 3 * min(
+        candidates, topk.BINS * topk.programs_of(candidates)
+    )
+    return {
+        "sample_bits": 12 * sample,
+        # A word of the bound, the two of the segment, and the atomic addition of its length, for each block.
+        "add_and_collect": 12 * d + 8 * candidates + 20 * programs,
+        "radix_histogram": 4 * counted + 8 * bins,  # the most bins that can hold something
+        "radix_find": 5 * 8 * topk.BINS,
+        "count_kept": 4 * candidates + 20 * programs,
+        "cumsum of blocks": 16 * programs,
+        "compact": 4 * candidates + 12 * n + 36 * programs,
+        "rice_quotients": 12 * n,
+        "cumsum of quotients": 8 * n,
+        # Both neighbours and the sum of quotients; a code is in one or two words of one stream, and in one of the other.
+        "rice_write": 12 * n + 20 * n,
+        "qsgd_encode": 12 * n + n * width / 8 + 4 * blocks(n, bucket),
+    }
+
+
+def decode(d: int, n: int, ranks: int, unary: int, width: int = 7, bucket: int = 512) -> dict[str, float]:
+    """Bytes that summing the containers of all ranks moves, by kernel; unary: bytes of the upper bits of a rank's gaps."""
+    return {
+        "zeros": 4 * d,
+        "rice_count_ones": 2 * unary * ranks,
+        "cumsum of ones": 2 * unary * ranks,
+        "rice_read": ranks * (2 * unary + 16 * n),  # two words of the lower bits for each code
+        "cumsum of gaps": ranks * 12 * n,
+        "rice_positions": ranks * 16 * n,
+        "qsgd_decode": ranks * (4 * n + n * width / 8 + 4 * blocks(n, bucket)),
+        "add_at": ranks * 16 * n,
+    }
+
+
+def passes(traffic: dict[str, float], d: int) -> float:
+    """Passes over a gradient of d elements."""
+    return sum(traffic.values()) / (4 * d)

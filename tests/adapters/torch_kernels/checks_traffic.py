@@ -1,0 +1,58 @@
+"""The model of memory traffic: what the interpreter counts, and how many passes over a gradient the default takes."""
+
+import torch
+from counting import counted
+from inputs import STREAM, tensor, vector
+from support.checking import check
+
+import grace_ext
+from grace_ext.adapters._torch import device_decoder, device_encoder
+from grace_ext.adapters._torch.kernels import topk, traffic
+from grace_ext.pipeline.container import split
+
+SPEC, D = "topk:0.01/rice/qsgd:7", 120_000
+LARGE = 25_600_000  # elements of a ResNet-50
+
+
+def containers(ranks):
+    compressor = grace_ext.compressor(SPEC)
+    return [split(compressor.compress(vector("normal", D, rank)), 1, D)[0] for rank in range(ranks)]
+
+
+@check
+def the_model_of_encoding_agrees_with_counts():
+    with counted() as found:
+        device_encoder.encode(
+            grace_ext.compressor(SPEC), tensor(vector("normal", D)), tensor(vector("normal", D, 1)), STREAM, 0.0
+        )
+    sample = topk.sample_size(D)
+    candidates = (found["add_and_collect"] - 12 * D) / 8 - 2.5 * -(-D // topk.BLOCK)
+    assert D // 100 <= candidates <= D // 25, candidates
+    model = traffic.encode(D, D // 100, candidates, sample)
+    assert set(found) == {name for name in model if "cumsum" not in name}
+    for name, number in found.items():
+        # Of histograms, only bins that hold something are added; of codes, not all reach into a second word.
+        least = 0.3 if name == "radix_histogram" else 0.85 if name == "rice_write" else 0.98
+        assert least * model[name] <= number <= 1.02 * model[name], (name, number, model[name])
+
+
+@check
+def the_model_of_decoding_agrees_with_counts():
+    ranks, received = 2, containers(2)
+    with counted() as found:
+        device_decoder.decode_sum(received, torch.empty(D), 0.5)
+    unary = received[0].index_section.size - 1 - (D // 100 * int(received[0].index_section[0]) + 7) // 8
+    model = traffic.decode(D, D // 100, ranks, unary)
+    assert set(found) == {name for name in model if "cumsum" not in name and name != "zeros"}
+    for name, number in found.items():
+        assert abs(number / model[name] - 1) <= 0.04, (name, number, model[name])
+
+
+@check
+def the_gradient_is_gone_over_three_times_to_encode_it_and_once_to_decode():
+    """Reading it and the residual, and writing what remains; the rest is about what is selected."""
+    n, sample = LARGE // 100, topk.sample_size(LARGE)
+    model = traffic.encode(LARGE, n, round(1.25 * n), sample)
+    assert 3 <= model["add_and_collect"] / 4 / LARGE <= 3.03
+    assert traffic.passes(model, LARGE) <= 3.4
+    assert traffic.passes(traffic.decode(LARGE, n, 1, n // 4), LARGE) <= 1.2

@@ -1,0 +1,37 @@
+"""A rank of a training with DDP whose tensors of the CPU take the way of a GPU's, with kernels in Triton's interpreter."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from grace_ext.adapters._torch.kernel_bucket import KernelBucket
+from grace_ext.adapters.torch_ddp import CompressionState, comm_hook
+
+
+def train(spec: str, selection: str) -> torch.Tensor:
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.ReLU(), torch.nn.Linear(60, 10))
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    state = CompressionState(net.named_parameters(), spec, memory="residual", selection=selection)
+    model.register_comm_hook(state, comm_hook)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(4):
+        optimizer.zero_grad()
+        x, y = torch.randn(8, 40, generator=generator), torch.randint(0, 10, (8,), generator=generator)
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    kinds = {type(bucket) for bucket in state._buckets.exchange.buckets}
+    assert (KernelBucket in kinds) == (selection == "device"), kinds
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+for spec in sys.argv[1:]:
+    assert torch.equal(train(spec, "host"), train(spec, "device")), spec
+    print(f"rank {dist.get_rank()}: {spec} is the same", flush=True)
+dist.destroy_process_group()
+os._exit(0)

@@ -1,0 +1,31 @@
+"""The kernels for accelerators, in Triton's interpreter: the same bytes as the host's. The checks are in checks_*.py."""
+
+from pathlib import Path
+
+import pytest
+from support.launch import INTERPRETER, checks_in, of_jobs, run, skip_without, start_job
+
+skip_without("torch", "triton")
+HERE = Path(__file__).parent
+CHECKS = checks_in(*sorted(HERE.glob("checks_*.py")))
+
+
+@pytest.fixture(scope="module")
+def job(request, tmp_path_factory):
+    return start_job(request, tmp_path_factory, HERE / "worker.py")
+
+
+@of_jobs(CHECKS, launchers=INTERPRETER)
+def test_check(job, name, record_property):
+    record_property("seconds", job.seconds[0].get(name, 0.0))
+    job.assert_ok(name)
+
+
+@pytest.mark.tier("test")
+@pytest.mark.alone
+@pytest.mark.mpi
+def test_a_training_with_ddp_is_the_same_with_kernels():
+    specs = ["topk:0.02/rice/qsgd:7", "dense/qsgd:4"]
+    done = run("interpreted-torchrun-2", HERE / "ddp_worker.py", *specs)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert all(f"rank {rank}: {spec} is the same" in done.stdout for rank in range(2) for spec in specs)
