@@ -71,7 +71,7 @@ def wrap(options: dict, net: nn.Module):
 
         wrapped = DistributedOptimizer(optimizer, net.named_parameters(), **arguments)
         return wrapped, net, wrapped
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     outer = torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
     if library == "grace_ext":
@@ -82,9 +82,6 @@ def wrap(options: dict, net: nn.Module):
         return optimizer, outer, state
     if arguments.get("hook") == "fp16":
         outer.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif arguments.get("hook") == "powersgd":
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
-        outer.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return optimizer, outer, None
 
 
