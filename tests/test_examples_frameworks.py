@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.launch import skip_without
 
-pytest.importorskip("torch")
+skip_without("torch")
 
 pytestmark = [pytest.mark.tier("test"), pytest.mark.mpi, pytest.mark.alone]
 ROOT = Path(__file__).parents[1]
@@ -43,7 +44,7 @@ def ratio(printed: str) -> int:
 
 
 def test_accelerate_learns_and_goes_on(data, tmp_path):
-    pytest.importorskip("accelerate")
+    skip_without("accelerate")
     example = [*TORCHRUN, "examples/accelerate_fashion_mnist.py", "--data", data, "--batch-size", 16]
     printed = run(*example, "--folder", tmp_path, "--epochs", 2)
     assert [epoch for epoch in re.findall(r"epoch (\d): test accuracy", printed)] == ["1", "2"]
@@ -56,7 +57,7 @@ def test_accelerate_learns_and_goes_on(data, tmp_path):
 
 
 def test_lightning_learns_and_goes_on(data, tmp_path):
-    pytest.importorskip("lightning")
+    skip_without("lightning")
     example = [sys.executable, "examples/lightning_fashion_mnist.py", "--data", data, "--batch-size", 16]
     assert ratio(run(*example, "--folder", tmp_path, "--epochs", 1)) > 10
     printed = run(*example, "--epochs", 4, "--resume", tmp_path / "checkpoints" / "epoch=0-step=8.ckpt")
@@ -64,7 +65,7 @@ def test_lightning_learns_and_goes_on(data, tmp_path):
 
 
 def test_the_trainer_learns_and_goes_on(tmp_path):
-    pytest.importorskip("transformers")
+    skip_without("transformers")
     example = [*TORCHRUN, "examples/transformers_text.py", "--layers", 1, "--width", 64, "--steps", 40, "--folder", tmp_path]
     printed = run(*example, "--save-steps", 20)
     assert ratio(printed) > 4

@@ -31,8 +31,15 @@ TORCHRUN = {
 }
 # One process whose Triton kernels run in Triton's interpreter, on tensors of the CPU.
 INTERPRETER = {"interpreter-1": ["env", "TRITON_INTERPRET=1"]}
+# One process of its own, for what imports Triton: where TensorFlow has been imported, that aborts the process.
+OWN_PROCESS = {"process-1": ["env"]}
 INTERPRETED_TORCHRUN = {"interpreted-torchrun-2": [*INTERPRETER["interpreter-1"], *TORCHRUN["torchrun-2"]]}
-MAIN = ("mpirun-2", "torchrun-2", "interpreter-1")  # all checks run under these, with all their cases in `make test-all`
+MAIN = (
+    "mpirun-2",
+    "torchrun-2",
+    "interpreter-1",
+    "process-1",
+)  # all checks run under these, with all their cases in `make test-all`
 
 
 def skip_without(*modules: str) -> None:
@@ -64,7 +71,7 @@ def run(launcher: str, script: Path, *arguments: str, timeout: float = HANGS, va
     """Run a script under a launcher. On a time-out the whole job is killed and it raises.
     variables: of the environment, on top."""
     command = [
-        *(LAUNCHERS | TORCHRUN | INTERPRETER | INTERPRETED_TORCHRUN)[launcher],
+        *(LAUNCHERS | TORCHRUN | INTERPRETER | INTERPRETED_TORCHRUN | OWN_PROCESS)[launcher],
         sys.executable,
         str(script),
         *arguments,

@@ -9,17 +9,17 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from grace_ext import ConfigError  # noqa: E402
-from grace_ext.adapters._horovod.options import HorovodOptions  # noqa: E402
 from grace_ext.adapters._torch import saved_state  # noqa: E402
 from grace_ext.adapters._torch.buckets import TorchBuckets  # noqa: E402
 from grace_ext.adapters._torch.session import MembershipSession  # noqa: E402
+from grace_ext.adapters._torch.torch_options import TorchOptions  # noqa: E402
 from grace_ext.exchange.engine import Exchange  # noqa: E402
 from grace_ext.transport import CollectiveHandle, InProcessGroup  # noqa: E402
 
 SIZE = 40 * 40
 
 
-class Options(HorovodOptions):
+class Options(TorchOptions):
     hvd = SimpleNamespace(Average="average", Sum="sum", Compression=SimpleNamespace(none=None, fp16=None))
 
 

@@ -25,24 +25,3 @@ def test_without_a_gpu_it_says_so_and_compares_in_the_interpreter(tmp_path):
     assert found["device"] is None and found["torch"] == torch.__version__ and "seconds" not in found
     assert len(found["bytes"]) == 80 and all(one["equal"] for one in found["bytes"])
     assert f"80 of 80 comparisons are equal; all is in {report}" in done.stdout
-
-
-def test_bytes_that_differ_are_told(tmp_path, monkeypatch, capsys):
-    import argparse
-
-    from grace_ext.adapters._torch import device_check
-
-    monkeypatch.setattr(device_check.torch.cuda, "is_available", lambda: False)
-    wrong = {"spec": "dense/qsgd:4", "kind": "ties", "elements": 9, "equal": False}
-    monkeypatch.setattr(device_check, "_in_interpreter", lambda: [wrong, {**wrong, "equal": True}])
-    assert device_check.run(argparse.Namespace(output=str(tmp_path / "report.json"))) == 1
-    said = capsys.readouterr().out
-    assert "differ from the host's: dense/qsgd:4, ties, 9 elements" in said and "1 of 2" in said
-
-
-def test_where_kernels_cannot_run_it_raises():
-    from grace_ext import ConfigError
-    from grace_ext.adapters._torch import device_check
-
-    with pytest.raises(ConfigError, match="do not run on 'cpu'"):
-        device_check.compare("cpu")

@@ -1,0 +1,96 @@
+"""What is checked in a process in which Triton compiles: kernels for accelerators that are not here, and device-check."""
+
+import argparse
+import contextlib
+import functools
+import io
+import re
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import triton
+from support.checking import check, raises
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from grace_ext import ConfigError
+from grace_ext.adapters._torch import device_check
+from grace_ext.adapters._torch.kernels import accumulate, catalogue, half, minmax, qsgd, ranges, rice, signs, ternary, topk
+from grace_ext.adapters._torch.kernels.compiling import TARGETS, compile_for
+
+
+@functools.cache
+def compiled() -> dict:
+    """target -> name -> (the variant, what came of it)."""
+    return {target: {one.name: (one, compile_for(one, target)) for one in catalogue.VARIANTS} for target in TARGETS}
+
+
+@check
+def hot_kernels_spill_no_register():
+    for target, found in compiled().items():
+        assert not {name for name, (variant, one) in found.items() if variant.hot and one.spilled}, target
+
+
+@check
+def shared_memory_and_registers_leave_room_for_several_programs():
+    for target, found in compiled().items():
+        for name, (variant, one) in found.items():
+            assert one.shared <= 32 * 1024, (target, name)
+            if target != "gfx942":
+                assert one.registers * 32 * variant.warps * 2 <= 65536, (target, name)
+
+
+@check
+def floats_are_rounded_as_on_the_host():
+    """After each operation, to nearest, and with subnormal numbers; ptxas fuses what PTX keeps apart unless it is told."""
+    for target, found in compiled().items():
+        if target == "gfx942":
+            continue
+        for name, (_, one) in found.items():
+            assert not re.search(r"\bfma\.|\.ftz|\.approx|\.full", one.assembly), (target, name)
+            if "div.rn" not in one.assembly and "sqrt.rn" not in one.assembly:  # which consist of fused operations
+                assert "FFMA" not in one.machine_code and "DFMA" not in one.machine_code, (target, name)
+        quotients = {name for name, (_, one) in found.items() if "div.rn" in one.assembly}
+        assert {name.partition("(")[0] for name in quotients} >= {"qsgd_encode", "qsgd_decode"}
+
+
+@check
+def a_fused_product_would_be_seen():
+    """The check above finds FFMA where ptxas may fuse."""
+    variant = next(one for one in catalogue.VARIANTS if one.kernel.__name__ == "add_at")
+    given = dict(zip([p.name for p in variant.kernel.params], variant.types.split(), strict=False)) | {"BLOCK": "constexpr"}
+    source = ASTSource(variant.kernel, signature=given, constexprs={(6,): 1024})
+    fused = triton.compile(source, target=TARGETS["sm_90"], options={"enable_fp_fusion": True})
+    assert "fma.rn.f32" in fused.asm["ptx"]
+
+
+@check
+def every_kernel_is_in_the_catalogue():
+    kernels = {
+        value
+        for module in (accumulate, half, minmax, qsgd, ranges, rice, signs, ternary, topk)
+        for name, value in vars(module).items()
+        if isinstance(value, JITFunction) and value.__module__ == module.__name__ and not name.startswith(("_", "range_of"))
+    }
+    assert kernels == {variant.kernel for variant in catalogue.VARIANTS}
+    assert len({variant.name for variant in catalogue.VARIANTS}) == len(catalogue.VARIANTS)
+
+
+@check
+def bytes_that_differ_are_told():
+    wrong = {"spec": "dense/qsgd:4", "kind": "ties", "elements": 9, "equal": False}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(device_check.torch.cuda, "is_available", lambda: False),
+        mock.patch.object(device_check, "_in_interpreter", lambda: [wrong, {**wrong, "equal": True}]),
+        contextlib.redirect_stdout(io.StringIO()) as said,
+    ):
+        assert device_check.run(argparse.Namespace(output=str(Path(folder) / "report.json"))) == 1
+    assert "differ from the host's: dense/qsgd:4, ties, 9 elements" in said.getvalue() and "1 of 2" in said.getvalue()
+
+
+@check
+def where_kernels_cannot_run_it_raises():
+    with raises(ConfigError, "do not run on 'cpu'"):
+        device_check.compare("cpu")
