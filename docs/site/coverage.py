@@ -21,9 +21,12 @@ Written by `docs/site/coverage.py` from `docs/coverage.toml`; do not edit.
 grace_ext was built after five documents. This page goes through them part by part, figures and tables included, and
 says what of them is here, what is not, and what differs.
 
-- *yes*: it is in the code, and the test or benchmark proves it. *partly*: something is missing, and the last column
-  says what. *not there*: it is neither built nor measured as the document has it; code that is named nevertheless is
-  what comes nearest. *text*: a definition, a proof, or prose, with nothing to build.
+- *yes*: it is in the code, and the test or benchmark proves it. *partly*: something is missing, or was measured
+  on another model or data set, as the last column says. *not there*: it is neither built nor measured as the document
+  has it; code and figures that are named nevertheless are what comes nearest. *text*: a definition, a proof, or prose,
+  with nothing to build.
+- Functions of files `checks_*.py` run inside real ranks, under the `test_check` of their folder.
+  `grace_ext/bench/run.py` is the command `python -m grace_ext bench`.
 - Figures in the column *ours* are from the page that is linked beside them, and a test looks for each number there. An
   empty cell means that there is no figure. *Volume* is the share of the bytes of dense float32.
 - A deviation that follows from the machine holds for all rows: two cores, no GPU, small models, and Fashion-MNIST and
