@@ -1,5 +1,6 @@
 """What all tests share: how much of the suite runs, which tests stay together in a process, what a run's end prints."""
 
+import contextlib
 import os
 import re
 import signal
@@ -10,6 +11,9 @@ from hypothesis import settings
 from support import reporting
 
 from grace_ext import registry
+
+with contextlib.suppress(ImportError):
+    import triton  # noqa: F401  (torch.optim imports it: after TensorFlow that aborts the process, before it does not)
 
 TESTS = Path(__file__).parent
 #: From the fewest tests to all of them; each has what the one before has. `@pytest.mark.tier` names a test's first.

@@ -48,10 +48,12 @@ class ParameterBuckets:
     def _on_device(self, bucket: Bucket) -> Bucket:
         """The same bucket for an accelerator, if it can be one."""
         wanted = self._selection == "device" or self._selection == "auto" and bucket.device != "cpu"
+        if not wanted:
+            return bucket
         kind = bucket_class(bucket.device)
-        if wanted and kind.fits(bucket.compressor, bucket.communicator, bucket.memory):
-            return kind(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
-        return bucket
+        if not kind.fits(bucket.compressor, bucket.communicator, bucket.memory):
+            return bucket
+        return kind(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
 
     def _count_missing(self) -> None:
         """A step begins: no bucket has any of its gradients."""

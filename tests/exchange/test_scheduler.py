@@ -127,6 +127,7 @@ def test_backward_waits_while_much_waits_to_be_encoded(monkeypatch):
 
     def backward():
         for bucket in exchange.buckets:
+            exchange.wait_for_room()
             exchange.start(bucket, lambda out: np.copyto(out, gradient(0, 2000)))
             started.release()
 

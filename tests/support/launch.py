@@ -31,7 +31,7 @@ TORCHRUN = {
 }
 # One process whose Triton kernels run in Triton's interpreter, on tensors of the CPU.
 INTERPRETER = {"interpreter-1": ["env", "TRITON_INTERPRET=1"]}
-# One process of its own, for what imports Triton: where TensorFlow has been imported, that aborts the process.
+# One process of its own, without Triton's interpreter.
 OWN_PROCESS = {"process-1": ["env"]}
 INTERPRETED_TORCHRUN = {"interpreted-torchrun-2": [*INTERPRETER["interpreter-1"], *TORCHRUN["torchrun-2"]]}
 MAIN = (
