@@ -94,6 +94,7 @@ def run(model: str, way_name: str, args) -> None:
     finish(f"{model}, {way.label}", [*command, WORKER, json.dumps(options)], args.timeout, SHARED_CORES)
     with open(out) as file:
         found = json.load(file)
+    del found["options"]["out"]
     found |= {"date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
     with open(out, "w") as file:
         json.dump(found, file, indent=1)
