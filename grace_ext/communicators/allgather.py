@@ -75,5 +75,6 @@ class Allgather(Communicator[Pending]):
 
     def decode(self, pending: Pending, out: np.ndarray, weight: float) -> None:
         started = time.perf_counter()
-        decode_sum(pending.containers, out, weight)
+        containers, pending.containers = pending.containers, []  # not kept until the step ends
+        decode_sum(containers, out, weight)
         pending.add_seconds({"decode": time.perf_counter() - started})
