@@ -9,9 +9,7 @@ import math
 from collections.abc import Mapping
 
 from ..errors import ConfigError
-from ..rounds.weights import shares_of
-
-UNIFORM, SAMPLES = "uniform", "samples"
+from ..rounds.weights import SAMPLES, UNIFORM, shares_of
 
 
 class Weights:

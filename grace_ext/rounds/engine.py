@@ -16,7 +16,8 @@ from ..errors import ConfigError, ExchangeError
 from .fragment import Fragment, Outcome
 from .header import Contribution
 from .parameters import Parameters
-from .timing import SAMPLES, UNIFORM, check_timing
+from .timing import check_timing
+from .weights import SAMPLES, UNIFORM
 
 VERSION = 1
 

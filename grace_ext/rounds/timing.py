@@ -3,8 +3,7 @@
 import math
 
 from ..errors import ConfigError
-
-UNIFORM, SAMPLES = "uniform", "samples"
+from .weights import SAMPLES, UNIFORM
 
 
 def check_timing(fragments: int, steps: object, seconds: float | None, delay: int, keep: float, weights: str) -> None:

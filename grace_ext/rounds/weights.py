@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
+UNIFORM, SAMPLES = "uniform", "samples"  # all count alike, or by their numbers of samples
+
 Worker = TypeVar("Worker")
 
 
