@@ -280,7 +280,9 @@ class Scheduler:
         self._finished.clear()
         self.overlap.reset()
         self._error = None
-        self._waiting = 0
+        with self._room:  # what was cancelled did not begin
+            self._waiting = 0
+            self._room.notify_all()
 
     def close(self) -> None:
         """End the worker thread if it is its own."""

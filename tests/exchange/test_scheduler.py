@@ -142,3 +142,18 @@ def test_backward_waits_while_much_waits_to_be_encoded(monkeypatch):
     for bucket in exchange.buckets:
         exchange.finish(bucket, None)
     assert exchange.end_step()
+
+
+def test_who_waits_for_room_goes_on_when_the_step_is_given_up(monkeypatch):
+    monkeypatch.setattr(scheduler, "MOST_WAITING", 0)
+    worker = Asleep()
+    exchange = make(InProcessGroup(1).transport(0), executor=worker)
+    exchange.start(exchange.buckets[0], lambda out: np.copyto(out, gradient(0)))
+    (started,) = exchange._scheduler._started.values()
+    assert started.cancel()  # what abort begins with; a worker that is awake then takes it from the queue
+    worker.wake()
+    thread = threading.Thread(target=exchange.wait_for_room)
+    thread.start()
+    exchange.abort()
+    thread.join(10)
+    assert not thread.is_alive()
