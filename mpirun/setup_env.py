@@ -252,17 +252,18 @@ def install_packages(need, frameworks, progress):
     packages = [FRAMEWORK_PACKAGES[name] for name in frameworks]
     if need != "ddp":
         packages += horovod_wheel.REQUIREMENTS
-    extras = "plots"
+    extras, imports = "plots", list(frameworks)
     if need == "all":
         extras = "plots,lint,dev"
         if "torch" in frameworks:
             extras += ",accelerate,transformers,lightning,triton"
+            imports.append("trainers")
     command = pip("install", "--no-build-isolation", "-e", f"{ROOT}[{extras}]", *packages)
     progress.run(command, "packages.log", hint="If TensorFlow is what failed, use FRAMEWORKS=torch.")
     if "tensorflow" in frameworks:
         # Legacy Keras asks for the package `tensorflow`, which would come on top of tensorflow-cpu.
         progress.run(pip("install", "--no-deps", "tf_keras"), "tf_keras.log")
-    import_packages([*frameworks, "trainers"] if need == "all" else frameworks, progress)
+    import_packages(imports, progress)
 
 
 def import_packages(names, progress):

@@ -193,12 +193,13 @@ class TorchBuckets(ParameterBuckets):
         output, parameters = self._outputs[bucket.name], [self.parameters[tensor.name] for tensor in bucket.tensors]
         output.clear(parameters)
         pack = functools.partial(self._pack, bucket, self._gradients_of(bucket), self._prescale / self._unit(bucket))
+        decodes_early = bucket.device == "cpu" and not bucket.uses_loan
         if bucket.uses_loan:
             self._taken.take(parameters)
             self.exchange.wait_for_room()
         if torch.device(bucket.device).type == "cuda":
             pack = behind_current_stream(bucket, pack)
-        self.exchange.start(bucket, pack, None if bucket.uses_loan or bucket.device != "cpu" else output.out)
+        self.exchange.start(bucket, pack, output.out if decodes_early else None)
 
     def _gradient(self, name: str) -> torch.Tensor | None:
         p = self.parameters[name]
