@@ -76,5 +76,5 @@ class Allgather(Communicator[Pending]):
     def decode(self, pending: Pending, out: np.ndarray, weight: float) -> None:
         started = time.perf_counter()
         containers, pending.containers = pending.containers, []  # not kept until the step ends
-        decode_sum(containers, out, weight)
+        decode_sum(containers, out, weight, pending.squares)
         pending.add_seconds({"decode": time.perf_counter() - started})

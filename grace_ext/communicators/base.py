@@ -10,6 +10,7 @@ from .._util.rng import Stream
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
 from ..pipeline.container import Container
+from ..pipeline.square_sums import SquareSums
 from ..registry import Stage
 from ..transport.base import CollectiveHandle, Transport
 
@@ -24,13 +25,12 @@ class Pending:
         seconds: Seconds that each stage took.
         index_codecs: Names of the index codecs of this rank's containers.
         gradient_bytes: Bytes of this rank's gradient; None where it is dense.
-        received: Bytes of all ranks' containers once they have arrived, the same on all ranks; None where no containers are
-            received.
-        container: This rank's container, a new array, which the transport and memories may keep; None if it has sent none.
-        support: The positions that this rank has sent, uint32[k], or None for all; in a scratch array of the encoding
-            thread, and valid until its next encoding.
+        received: Bytes of all ranks' containers once they have arrived, the same on all ranks; else None.
+        container: This rank's container, a new array, which others may keep; None if it has sent none.
+        support: The positions that this rank has sent, uint32[k], or None for all; valid until the thread's next encoding.
         last_waited: The handle that was waited for last.
         sketch: The handle of all ranks' sketches, if the memory has some.
+        squares: What the memory wants to know of the result; see Memory.square_sums.
         containers: All ranks' containers between `receive` and `decode`.
         lender: See Bucket.lender; None where `finish` decodes.
     """
@@ -45,6 +45,7 @@ class Pending:
     support: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
     last_waited: CollectiveHandle | None = dataclasses.field(default=None, kw_only=True, repr=False)
     sketch: CollectiveHandle | None = dataclasses.field(default=None, kw_only=True, repr=False)
+    squares: SquareSums | None = dataclasses.field(default=None, kw_only=True, repr=False)
     containers: list[Container] = dataclasses.field(default_factory=list, kw_only=True, repr=False)
     lender: Any = dataclasses.field(default=None, kw_only=True, repr=False)
     #: Whether the gradients bypass the exchange, so that nothing is left to decode.

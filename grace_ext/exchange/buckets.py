@@ -252,6 +252,7 @@ class Bucket:
         if pending.bypasses:
             wait(pending)
             return True
+        pending.squares = self.memory.square_sums(self.name)
         if pending.lender is None:
             finite = self.communicator.finish(pending, transport, out, weight)
         else:

@@ -4,6 +4,7 @@ import numpy as np
 
 from ._compile import kernel
 from ._intrinsics import helper, stream16
+from ._sums import LANES, add_square_rows
 
 TILE = 32768  # floats that stay in the L2 cache while every rank's share is added
 STREAMED = 4 * 1024 * 1024  # number of floats from which on the sum bypasses the caches, in which it would not stay anyway
@@ -35,6 +36,17 @@ def _add_tile(tile, start, stop, positions, values, cursor, ends, weight):
         cursor[r] = np.int64(i)
 
 
+@helper
+def _stream(tile, out):
+    """out = tile, past the caches where that can be: whole lines of 64 bytes."""
+    at = min(out.size, (-(out.ctypes.data >> 2)) & 15)
+    out[:at] = tile[:at]
+    while at + 16 <= out.size:
+        stream16(tile, at, out, at)
+        at += 16
+    out[at:] = tile[at:]
+
+
 @kernel("void(float32[::1], uint32[::1], float32[::1], int64[::1], int64[::1], float32)")
 def sum_sparse(out, positions, values, cursor, ends, weight):
     """out = weight * (sum of all ranks' sparse vectors), added rank after rank at every position.
@@ -44,19 +56,47 @@ def sum_sparse(out, positions, values, cursor, ends, weight):
     streamed = out.size >= STREAMED
     tile = np.empty(TILE if streamed else 0, np.float32)
     start = 0
-    if streamed:  # up to the first multiple of 64 bytes
-        start = (-(out.ctypes.data >> 2)) & 15
-        if start > 0:
-            _add_tile(out[:start], 0, start, positions, values, cursor, ends, weight)
     while start < out.size:
         stop = min(out.size, start + TILE)
-        if streamed and stop - start == TILE:
+        if streamed:
+            if start == 0:  # later tiles begin at a multiple of 64 bytes
+                stop -= (out.ctypes.data >> 2) & 15
             _add_tile(tile, start, stop, positions, values, cursor, ends, weight)
-            for i in range(0, TILE, 16):
-                stream16(tile, i, out, start + i)
+            _stream(tile[: stop - start], out[start:stop])
         else:
             _add_tile(out[start:stop], start, stop, positions, values, cursor, ends, weight)
         start = stop
+
+
+@kernel(
+    "void(float32[::1], uint32[::1], float32[::1], int64[::1], int64[::1], float32, Array(int64, 2, 'C', readonly=True),"
+    " float32[::1])"
+)
+def sum_sparse_squares(out, positions, values, cursor, ends, weight, shapes, sums):
+    """Like `sum_sparse`, and sums = the sums of squares of each row and column of the matrices that out consists of.
+
+    shapes: int64[m, 2], rows and columns of each matrix, which together have out.size elements; sums: float32[n], overwritten:
+    those of the first matrix's rows, then of its columns, and so on, as from second_moment.square_sums.
+    """
+    streamed = out.size >= STREAMED
+    tile, lanes = np.empty(TILE if streamed else 0, np.float32), np.empty(2 * LANES, np.float32)
+    start = at = 0
+    for m in range(shapes.shape[0]):
+        rows, width = shapes[m, 0], shapes[m, 1]
+        by_row, by_column = sums[at : at + rows], sums[at + rows : at + rows + width]
+        at += rows + width
+        by_column[:] = 0
+        at_once = max(2, TILE // max(width, 1) & ~1)  # rows; an even number of them is faster
+        for first in range(0, rows, at_once):
+            last = min(rows, first + at_once)
+            stop = start + (last - first) * width
+            in_tile = streamed and stop - start <= TILE
+            part = tile[: stop - start] if in_tile else out[start:stop]
+            _add_tile(part, start, stop, positions, values, cursor, ends, weight)
+            add_square_rows(part, by_row[first:last], by_column, lanes)
+            if in_tile:
+                _stream(part, out[start:stop])
+            start = stop
 
 
 @kernel(

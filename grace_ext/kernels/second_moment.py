@@ -6,12 +6,10 @@ All sums are in a fixed order, so that ranks with other processors get the same 
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import MAGNITUDE, random32
+from ._helpers import MAGNITUDE
 from ._intrinsics import bits_of, helper, quotient
-from ._sums import add_signed64, add_signed256
+from ._sums import LANES, add_sketch, add_square_rows
 
-LANES = 8  # numbers of a sketch
-_BLOCK = 256  # elements, in rows of 8: 32 signs
 _SKIPPED = 64  # elements that a step leaves alone together
 
 
@@ -25,25 +23,7 @@ def random_sketch(values, low, high, sketch):
     to different numbers.
     """
     sketch[:] = 0
-    whole = values.size & ~(_BLOCK - 1)
-    for start in range(0, whole, _BLOCK):
-        add_signed256(values, start, random32(np.uint32(start // _BLOCK), low, high), sketch)
-    word = random32(np.uint32(whole // _BLOCK), low, high)
-    for i in range(whole, values.size):
-        sign = np.float32(1) - np.float32(2) * np.float32(word >> np.uint32((i - whole) // LANES) & np.uint32(1))
-        sketch[i % LANES] += sign * values[i]
-
-
-@helper
-def _sum(values, n, lanes):
-    """The sum of values[:n], float32, in the order of this code on every processor. lanes: float32[8], overwritten."""
-    lanes[:] = 0
-    whole = n & ~63
-    for at in range(0, whole, 64):
-        add_signed64(values, at, np.uint32(0), lanes)
-    for at in range(whole, n):
-        lanes[at % LANES] += values[at]
-    return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]))
+    add_sketch(values, 0, values.size, low, high, sketch)
 
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), float32[::1], float32[::1])")
@@ -52,15 +32,8 @@ def square_sums(values, rows, columns):
 
     values: float32[r * c], a matrix row by row; rows: float32[r] and columns: float32[c], overwritten.
     """
-    width = columns.size
     columns[:] = 0
-    squares, lanes = np.empty(width, np.float32), np.empty(LANES, np.float32)
-    for i in range(rows.size):
-        row = values[i * width : (i + 1) * width]
-        for j in range(width):
-            squares[j] = row[j] * row[j]
-            columns[j] += squares[j]
-        rows[i] = _sum(squares, width, lanes)
+    add_square_rows(values, rows, columns, np.empty(2 * LANES, np.float32))
 
 
 @kernel("float64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True))")

@@ -13,8 +13,9 @@ from .._util.shared_states import SharedStates
 from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
 from ..kernels.momentum import hold_back
-from ..kernels.second_moment import LANES, random_sketch, spread_root, square_sums, sum_over_squares
+from ..kernels.second_moment import LANES, random_sketch, spread_root, sum_over_squares
 from ..pipeline.compressor import Compressor
+from ..pipeline.square_sums import SquareSums
 from ..registry import register
 from ..sparsifiers.base import NO_VALUES
 from ._by_tensor import ResidualByTensor
@@ -94,6 +95,7 @@ class Adam(ResidualByTensor):
         self._second = SharedStates()
         self.shared = {"second_moment": self._second}
         self._squares: dict[str, np.ndarray] = {}  # by bucket: mean squares of the mean gradient, float32[tensors]
+        self._sums: dict[str, SquareSums] = {}  # by bucket: of the result
         self._last: dict[str, _Arrived] = {}  # by tensor
         self._residual_only = Residual(decay, bits)
 
@@ -147,25 +149,27 @@ class Adam(ResidualByTensor):
         with non_finite_allowed():
             self._squares[name] = np.square(mean.reshape(-1, LANES)).cumsum(axis=1)[:, -1] / sizes
 
+    def square_sums(self, name: str) -> SquareSums:
+        self._sums[name] = SquareSums([_matrix(tensor) for tensor in self._tensors[name]])
+        return self._sums[name]
+
     def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
         start = 0
         beta2, share = np.float32(self.beta2), np.float32(1) - np.float32(self.beta2)
-        for tensor, square in zip(self._tensors[name], self._squares.pop(name), strict=True):
+        sums = self._sums.pop(name).of(out)
+        for tensor, square, (rows, columns) in zip(self._tensors[name], self._squares.pop(name), sums, strict=True):
             part = out[start : start + tensor.size]
             start += tensor.size
-            rows, columns = _matrix(tensor)
             before = self._second.get(tensor.name, self.shared_size(tensor))
-            arrived = np.empty(rows + columns, np.float32)
-            square_sums(part, arrived[:rows], arrived[rows:])
             state = np.zeros(self.shared_size(tensor), np.float32) if before is None else before.copy()
             added = share * np.array([square, 1], np.float32)
             with non_finite_allowed():
                 state[:_RATE] = beta2 * state[:_RATE] + added
-                state[_SUMS:] = beta2 * state[_SUMS:] + share * arrived
+                state[_SUMS:] = beta2 * state[_SUMS:] + share * np.concatenate([rows, columns])
             if not np.isfinite(state).all():  # the squares do not fit float32
                 continue
             self._second.put(tensor.name, state)
-            self._last[tensor.name] = self._describe(part, arrived[:rows], arrived[rows:], state, added[_MEAN])
+            self._last[tensor.name] = self._describe(part, rows, columns, state, added[_MEAN])
 
     def _describe(
         self, part: np.ndarray, rows: np.ndarray, columns: np.ndarray, state: np.ndarray, added: np.float32
@@ -224,6 +228,7 @@ class Adam(ResidualByTensor):
         self._given_up.clear()
         self._second.rollback()
         self._squares.clear()
+        self._sums.clear()
         self._last.clear()
 
 

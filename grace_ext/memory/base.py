@@ -11,6 +11,7 @@ from ..communicators.base import Communicator, Pending
 from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
+from ..pipeline.square_sums import SquareSums
 from ..registry import Stage, build
 from .optimizer_part import OptimizerPart
 from .states import Arrays, NumpyArrays, States
@@ -233,6 +234,17 @@ class Memory(Stage, OptimizerPart):
             name: Name of the bucket.
             pending: The exchange under way.
         """
+
+    def square_sums(self, name: str) -> SquareSums | None:
+        """Say what is to be computed of the result while it is written.
+
+        Args:
+            name: Name of the bucket, whose result is about to come.
+
+        Returns:
+            Sums of squares that a communicator fills in if it can, or None if nothing is wanted.
+        """
+        return None
 
     def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
         """See the result of an exchange, and change it in the same way on all ranks.

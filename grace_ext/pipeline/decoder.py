@@ -5,11 +5,12 @@ import numpy as np
 from .. import registry
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
-from ..kernels import add_at, add_dense, sum_sparse
+from ..kernels import add_at, add_dense, sum_sparse, sum_sparse_squares
 from ..kernels.rows import add_compact, split_rows
 from . import container
 from .byte_buffers import ByteBuffer
 from .container import Container
+from .square_sums import SquareSums
 
 
 def reorder(values: np.ndarray, order: np.ndarray | None) -> np.ndarray:
@@ -160,7 +161,9 @@ def _add(parsed: Container, accumulator: np.ndarray, weight: np.float32) -> None
         add_at(accumulator, support, values, weight)
 
 
-def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0) -> None:
+def decode_sum(
+    containers: list[Container], out: np.ndarray, weight: float = 1.0, squares: SquareSums | None = None
+) -> None:
     """Write weight * (sum of the containers' gradients), each element summed in the order of the list.
 
     Containers that all have the same transform are summed before it is inverted, once.
@@ -169,6 +172,7 @@ def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0
         containers: Parsed containers, each of d elements.
         out: Output, float32[d], contiguous and writable; undefined if an error is raised.
         weight: Factor of the sum.
+        squares: Sums of squares of `out`, which are written where that is cheap; None for none.
 
     Raises:
         ConfigError: `out` is not such an array.
@@ -187,7 +191,7 @@ def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0
         for parsed in containers:
             _add(parsed, out, scale)
     elif transforms in (set(), {None}):
-        _sum_sparse(containers, out, scale)
+        _sum_sparse(containers, out, scale, squares)
     else:
         coefficients = scratch("restored", np.float32, containers[0].domain)
         _sum_sparse(containers, coefficients, np.float32(1))
@@ -232,8 +236,12 @@ def decode_rows(containers: list[Container], width: int, weight: float = 1.0) ->
     return rows.astype(np.int64), out
 
 
-def _sum_sparse(containers: list[Container], out: np.ndarray, weight: np.float32) -> None:
-    sum_sparse(out, *_unpack_all(containers), weight)
+def _sum_sparse(containers: list[Container], out: np.ndarray, weight: np.float32, squares: SquareSums | None = None) -> None:
+    if squares is None:
+        sum_sparse(out, *_unpack_all(containers), weight)
+    else:
+        sum_sparse_squares(out, *_unpack_all(containers), weight, squares.shapes, squares.sums)
+        squares.written = True
 
 
 def _unpack_all(containers: list[Container]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ from support.guards import guarded
 from support.kernel_inputs import ascending
 
 from grace_ext import kernels
+from grace_ext.kernels.second_moment import square_sums
 
 
 def shares_below(d, ranks, seed=0):
@@ -18,16 +19,17 @@ def shares_below(d, ranks, seed=0):
     return found
 
 
-def run_sum_sparse(out, shares, weight):
+def run_sum_sparse(out, shares, weight, *squares, kernel=kernels.sum_sparse):
     ends = np.cumsum([p.size for p, _ in shares])
     starts = np.concatenate([[0], ends[:-1]])
-    kernels.sum_sparse(
+    kernel(
         out,
         np.concatenate([p for p, _ in shares]),
         np.concatenate([v for _, v in shares]),
         starts.astype(np.int64),
         ends.astype(np.int64),
         np.float32(weight),
+        *squares,
     )
 
 
@@ -52,6 +54,28 @@ def test_sum_sparse_streamed(offset, more):
     run_sum_sparse(out, shares, 0.7)
     assert out.tobytes() == reference_kernels.sum_sparse(d, shares, 0.7).tobytes()
     assert (whole[:first] == 7).all() and (whole[first + d :] == 7).all()
+
+
+@pytest.mark.parametrize("offset", [0, 5])
+@pytest.mark.parametrize(
+    "shapes", [[(1, 1)], [(7, 300), (0, 0), (40, 1), (1, 40)], [(3, 40_000), (100, 700)], [(2050, 2048), (5, 333), (2, 40_000)]]
+)
+def test_sum_sparse_with_the_squares_of_rows_and_columns(shapes, offset):
+    """With the last shapes, out is written past the caches."""
+    d = sum(rows * columns for rows, columns in shapes)
+    shares = shares_below(d, 5)
+    expected, out = np.empty(d, np.float32), np.full(d + 16, 7, np.float32)
+    run_sum_sparse(expected, shares, 0.3)
+    sums = np.full(sum(map(sum, shapes)), np.nan, np.float32)
+    run_sum_sparse(out[offset : offset + d], shares, 0.3, np.array(shapes), sums, kernel=kernels.sum_sparse_squares)
+    assert out[offset : offset + d].tobytes() == expected.tobytes()
+    assert (out[:offset] == 7).all() and (out[offset + d :] == 7).all()
+    start = at = 0
+    for rows, columns in shapes:
+        by_row, by_column = np.empty(rows, np.float32), np.empty(columns, np.float32)
+        square_sums(expected[start : start + rows * columns], by_row, by_column)
+        assert sums[at : at + rows + columns].tobytes() == by_row.tobytes() + by_column.tobytes()
+        start, at = start + rows * columns, at + rows + columns
 
 
 def test_add_dense():
