@@ -129,20 +129,22 @@ class Bucket:
         lent = None if lender is None else lender.out
         state = self.memory.begin(self.name, self.size, lent=lent) if self.communicator.needs_memory else None
         gradient = self._gradient if state is None else state[1]
-        packed, sketch = pack(gradient), None
+        packed, sketched = pack(gradient), None
         packed = gradient if packed is None else packed
         if on_gradient:
             on_gradient(_joined(packed), state and state[0])
         if self.memory.corrects_gradient:
             parts = packed if isinstance(packed, list) else self._split(packed)
-            packed, sketch = self.memory.correct_gradient(self.name, parts, gradient, transport.size, stream, self._density)
+            packed, sketched = self.memory.correct_gradient(self.name, parts, gradient, transport.size, stream, self._density)
         given = self._own(packed, gradient, keeps=state is not None)
+        if sketched is not None and given is not sketched:
+            sketched.complete()
         if on_compensated_gradient:
             on_compensated_gradient(_joined(given), state and state[0])
         pending = self.communicator.start(transport, self.name, self.compressor, given, state, stream, self.sizes)
         pending.lender = lender
         self.memory.on_sent(self.name, pending)
-        self._start_sketch(pending, transport, sketch)
+        self._start_sketch(pending, transport, None if sketched is None else sketched.complete())
         return pending
 
     @property
@@ -179,9 +181,11 @@ class Bucket:
     def _own(self, borrowed: Any, buffer: np.ndarray, keeps: bool) -> Any:
         """What the communicator may have: what is borrowed, an array or a list of parts, if it takes that and leaves it as it is;
         or the buffer with a copy. keeps: whether there is a residual."""
+        if isinstance(borrowed, list) and keeps and self._encodes_parts:
+            return borrowed
         if isinstance(borrowed, list) and len(borrowed) == 1:
             borrowed = borrowed[0]
-        if isinstance(borrowed, list) and not (keeps and self._encodes_parts):
+        if isinstance(borrowed, list):
             if not (borrowed and np.may_share_memory(borrowed[0], buffer)):  # else they are its own parts
                 np.concatenate(borrowed, out=buffer)
             return buffer

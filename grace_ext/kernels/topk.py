@@ -13,7 +13,10 @@ import numpy as np
 from ._compile import kernel
 from ._helpers import MAGNITUDE
 from ._intrinsics import HAS_COMPRESS, add_collect16, add_mask16, bits_of, collect16, helper, mask16, trailing_zeros
+from ._sums import add_sketch
 
+_0 = np.uint32(0)
+NO_SKETCH = np.empty(0, np.float32)
 NON_FINITE = np.uint32(0x7F800000)  # magnitudes from here on are Inf and NaN
 BINS = 2048
 BLOCK = 4096  # elements between two checks of the candidate room
@@ -154,21 +157,26 @@ def _collect_block(gradient, residual, out, fused, start, stop, bound, positions
 
 
 @helper
-def _scan(gradient, residual, out, fused, bound, positions, found):
+def _scan(gradient, residual, out, fused, bound, positions, found, sketched=False, low=_0, high=_0, sketch=NO_SKETCH):
     """Set out = gradient + residual if fused, and collect the elements with magnitude >= bound.
 
-    Returns how many, or -1 if there are more candidates than room (out is complete all the same).
+    Returns how many, or -1 if there are more candidates than room (out is complete all the same). If sketched, the gradient is
+    added to the sketch, block by block before `out` is written, as second_moment.random_sketch does with the key (low, high).
     """
     d = gradient.size
     room = positions.size - SLACK
     j = 0
     for start in range(0, d, BLOCK):
-        if j > room:
-            if fused:
-                for i in range(start, d):
-                    out[i] = gradient[i] + residual[i]
+        stop = min(d, start + BLOCK)
+        if sketched:
+            add_sketch(gradient, start, stop, low, high, sketch)
+        if j > room and fused:
+            for i in range(start, stop):
+                out[i] = gradient[i] + residual[i]
+        elif j > room:
             return -1
-        j = _collect_block(gradient, residual, out, fused, start, min(d, start + BLOCK), bound, positions, found, j)
+        else:
+            j = _collect_block(gradient, residual, out, fused, start, stop, bound, positions, found, j)
     return j if j <= room else -1
 
 
@@ -273,6 +281,19 @@ def add_and_collect(gradient, residual, out, start, bound, positions, found):
     collected; -1 if there are more than n - SLACK, and out is complete all the same.
     """
     n = _scan(gradient, residual, out, True, bound, positions, found)
+    for i in range(n):
+        positions[i] += np.uint32(start)
+    return n
+
+
+@kernel(
+    "int64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32[::1], int64, uint32,"
+    " uint32[::1], uint32[::1], uint32, uint32, float32[::1])"
+)
+def sketch_and_collect(gradient, residual, out, start, bound, positions, found, low, high, sketch):
+    """Like `add_and_collect`, and sketch (float32[8]) = what second_moment.random_sketch writes for the gradient."""
+    sketch[:] = 0
+    n = _scan(gradient, residual, out, True, bound, positions, found, True, low, high, sketch)
     for i in range(n):
         positions[i] += np.uint32(start)
     return n

@@ -13,11 +13,12 @@ from .._util.shared_states import SharedStates
 from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
 from ..kernels.momentum import hold_back
-from ..kernels.second_moment import LANES, random_sketch, spread_root, sum_over_squares
+from ..kernels.second_moment import LANES, spread_root, sum_over_squares
 from ..pipeline.compressor import Compressor
 from ..pipeline.square_sums import SquareSums
 from ..registry import register
 from ..sparsifiers.base import NO_VALUES
+from ..sparsifiers.parts import SketchedParts
 from ._by_tensor import ResidualByTensor
 from .base import Memory
 from .residual import Residual
@@ -125,24 +126,24 @@ class Adam(ResidualByTensor):
 
     def correct_gradient(
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
-    ) -> tuple[np.ndarray | list[np.ndarray], np.ndarray]:
-        sketches = np.empty((len(parts), LANES), np.float32)
-        low, high = map(np.uint32, stream.shared().key())
-        start, holds = 0, density >= _SPARSE
+    ) -> tuple[np.ndarray | list[np.ndarray], SketchedParts]:
+        sketched, holds = SketchedParts(parts, *map(np.uint32, stream.shared().key())), density >= _SPARSE
         held, following = self._held.begin(name, out.size) if holds else (self._held.find(name, out.size), NO_VALUES)
-        share = np.float32(_DELAY * density / (1 + _DELAY * density))
-        for gradient, sketch in zip(parts, sketches, strict=True):
+        if held is None:
+            return sketched, sketched
+        sketched.complete()
+        start, share = 0, np.float32(_DELAY * density / (1 + _DELAY * density))
+        for gradient in parts:
             at = slice(start, start + gradient.size)
             start = at.stop
-            random_sketch(gradient, low, high, sketch)
             if holds:
                 hold_back(held[at], gradient, share, following[at], out[at])
-            elif held is not None:
+            else:
                 with non_finite_allowed():
                     np.add(gradient, held[at], out=out[at])
-        if held is not None and not holds:
+        if not holds:
             self._given_up.append(name)
-        return list(parts) if held is None else out, sketches.reshape(-1)
+        return out, sketched
 
     def on_sketch(self, name: str, mean: np.ndarray) -> None:
         sizes = np.array([max(tensor.size, 1) for tensor in self._tensors[name]], np.float32)

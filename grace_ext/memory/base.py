@@ -13,6 +13,7 @@ from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
 from ..pipeline.square_sums import SquareSums
 from ..registry import Stage, build
+from ..sparsifiers.parts import SketchedParts
 from .optimizer_part import OptimizerPart
 from .states import Arrays, NumpyArrays, States
 
@@ -209,7 +210,7 @@ class Memory(Stage, OptimizerPart):
 
     def correct_gradient(
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
-    ) -> tuple[np.ndarray | list[np.ndarray], np.ndarray | None]:
+    ) -> tuple[np.ndarray | list[np.ndarray], SketchedParts | None]:
         """Compute what is encoded in the place of this rank's gradient. Only if `corrects_gradient`.
 
         Args:
@@ -222,8 +223,8 @@ class Memory(Stage, OptimizerPart):
             density: That of the spec, before a schedule changes it; 0 if it has none, 1 where communicator "auto" sends all.
 
         Returns:
-            What is encoded, float32[d]: `out`, or an array or parts that must stay as they are. And the sketch of the
-            gradient, linear in it, float32[sketch_size], or None if that is 0.
+            What is encoded, float32[d]: `out`, or an array or parts that must stay as they are. And the gradient's parts, whose
+            sketches are sketch_size numbers, or None if that is 0; they may be what is encoded.
         """
         raise NotImplementedError
 

@@ -69,7 +69,7 @@ class DGC(Residual):
 
     def correct_gradient(
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
-    ) -> tuple[np.ndarray, np.ndarray | None]:
+    ) -> tuple[np.ndarray, None]:
         return self._velocity.correct_gradient(name, parts, out, ranks, stream, density)
 
     def on_sent(self, name: str, pending: Pending) -> None:

@@ -60,7 +60,7 @@ class Momentum(Residual):
 
     def correct_gradient(
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
-    ) -> tuple[np.ndarray, np.ndarray | None]:
+    ) -> tuple[np.ndarray, None]:
         return self._first_moment.correct_gradient(name, parts, out, ranks, stream, density)
 
     def commit(self) -> None:

@@ -11,9 +11,19 @@ from ..errors import ConfigError
 from ..kernels import select_topk
 from ..kernels.chunks import BINS as CHUNK_BINS
 from ..kernels.chunks import select_chunks
-from ..kernels.topk import BINS, add_and_collect, candidate_room, choose_topk, sample_room, sample_sum, topk_bounds
+from ..kernels.topk import (
+    BINS,
+    add_and_collect,
+    candidate_room,
+    choose_topk,
+    sample_room,
+    sample_sum,
+    sketch_and_collect,
+    topk_bounds,
+)
 from ..registry import register
 from .base import NO_VALUES, Scope, Sparsifier
+from .parts import SketchedParts
 
 
 @register
@@ -144,7 +154,8 @@ def select_largest_of_parts(
     """Select the k largest magnitudes of gradient + residual, where the gradient does not lie in one array.
 
     Args:
-        parts: The gradient, vectors float32 that together have d elements. They may lie in `out`, in order.
+        parts: The gradient, vectors float32 that together have d elements. They may lie in `out`, in order. Their sketches, if
+            they are SketchedParts, are written.
         residual: float32[d].
         out: Output, float32[d]: gradient + residual.
         k: Number of elements to select, 1 to d; fewer are selected where others are zero.
@@ -163,14 +174,22 @@ def select_largest_of_parts(
         share = 16 * (lines * at.stop // d - lines * at.start // d)
         n += sample_sum(part, residual[at], sample[n : n + share])
     lower, upper = topk_bounds(sample, n, k, d, histogram)
-    count = 0
-    for part, at in zip(parts, places, strict=True):
+    count, sketched = 0, parts if isinstance(parts, SketchedParts) else None
+    for i, (part, at) in enumerate(zip(parts, places, strict=True)):
         if count < 0:
+            if sketched is not None:
+                sketched.sketch(i)
             with non_finite_allowed():
                 np.add(part, residual[at], out=out[at])
             continue
-        more = add_and_collect(part, residual[at], out[at], at.start, lower, positions[count:], found[count:])
+        arguments = part, residual[at], out[at], at.start, lower, positions[count:], found[count:]
+        if sketched is None:
+            more = add_and_collect(*arguments)
+        else:
+            more = sketch_and_collect(*arguments, *sketched.key, sketched.sketches[i])
         count = count + more if more >= 0 else -1
+    if sketched is not None:
+        sketched.written = True
     n = choose_topk(out.view(np.uint32), k, lower, upper, positions, found, count, band, histogram)
     return positions[:n], found[:n].view(np.float32)
 
