@@ -4,8 +4,8 @@
     python benchmarks/transformer.py cost
     python benchmarks/transformer.py page
 
-Each run is a job of real ranks, and its result a file in benchmarks/results/transformers; a run whose result is there is not
-repeated. `page` writes the tables and plots from these files. All runs take about a day on two idle cores.
+Each run is a job of real ranks, those of the accuracy map excepted, and its result a file in benchmarks/results/transformers; a
+run whose result is there is not repeated. `page` writes the tables and plots from these files. All runs take about a day on two idle cores.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import os
 import sys
 import time
 
-from _accuracy_map import file_name, specs
+from _accuracy_map import file_name, specs, train_all
 from _lib import ROOT, SHARED_CORES, RunFailed, launch, machine
 from _page import commit
 from _transformer_cost import measure
@@ -52,9 +52,6 @@ class Method:
 def methods(name: str) -> dict[str, Method]:
     """List a task's methods by the names of their results."""
     task, dense = TASKS[name], Method("Horovod float32", "horovod", {"compression": "none"})
-    if name == MAP:
-        mapped = {file_name(label): Method(label, "grace_ext", {"compression": spec}) for label, spec in specs().items()}
-        return {DENSE: dense, **mapped}
     if task.muon_lr is not None:
         feedback = {"compression": ADAM.compression, "memory": "residual", "schedule": ADAM.schedule}
         return {
@@ -134,13 +131,28 @@ def run(name: str, method_name: str, seed: int, args) -> None:
         key: options[key] for key in ("task", "seed", "steps", "batch", "lr", "betas", "plain", "library", "arguments")
     }
     found = {"label": method.label, **described, "ranks": args.ranks, **found, "minutes": (time.perf_counter() - began) / 60}
-    found |= {"date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
-    with open(out, "w") as file:
-        json.dump(found, file, indent=1)
-        file.write("\n")
+    keep(found, out)
     last = found["curve"][-1]
     ratio = last["step"] * 4 * found["parameters"] / last["bytes_sent"]
     print(f"[transformer] {name}, {method.label}, seed {seed}: {task.measure} {last[task.measure]:.4f}, {ratio:.0f}x fewer")
+
+
+def run_map(seed: int, args) -> None:
+    """Train with every spec of the accuracy map, and keep the results."""
+    paths = {label: path_of(MAP, file_name(label), seed, args.results) for label in specs()}
+    wanted = {label: spec for label, spec in specs().items() if not os.path.exists(paths[label])}
+    steps = args.steps or TASKS[MAP].steps
+    for number, (label, found) in enumerate(train_all(wanted, seed, steps, args.ranks, args.data), 1):
+        keep(found, paths[label])
+        print(f"[transformer] {MAP} {number}/{len(wanted)}: {label}: accuracy {found['curve'][-1]['accuracy']:.4f}", flush=True)
+
+
+def keep(found: dict, path: str) -> None:
+    """Write a result, with the date, the commit and the machine."""
+    found |= {"date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
+    with open(path, "w") as file:
+        json.dump(found, file, indent=1)
+        file.write("\n")
 
 
 def main():
@@ -169,6 +181,9 @@ def main():
     os.makedirs(args.results, exist_ok=True)
     for seed in args.seeds:
         for name in args.tasks:
+            if name == MAP:
+                run_map(seed, args)
+                continue
             for method in args.methods or methods(name):
                 if not os.path.exists(path_of(name, method, seed, args.results)):
                     run(name, method, seed, args)
