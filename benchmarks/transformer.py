@@ -144,7 +144,9 @@ def run_map(seed: int, args) -> None:
     steps = args.steps or TASKS[MAP].steps
     for number, (label, found) in enumerate(train_all(wanted, seed, steps, args.ranks, args.data), 1):
         keep(found, paths[label])
-        print(f"[transformer] {MAP} {number}/{len(wanted)}: {label}: accuracy {found['curve'][-1]['accuracy']:.4f}", flush=True)
+        print(
+            f"[transformer] {MAP} {number}/{len(wanted)}: {label}: accuracy {found['curve'][-1]['accuracy']:.4f}", flush=True
+        )
 
 
 def keep(found: dict, path: str) -> None:

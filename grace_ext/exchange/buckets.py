@@ -135,7 +135,9 @@ class Bucket:
             on_gradient(_joined(packed), state and state[0])
         if self.memory.corrects_gradient:
             parts = packed if isinstance(packed, list) else self._split(packed)
-            packed, sketched = self.memory.correct_gradient(self.name, parts, gradient, transport.size, stream, self._density)
+            packed, sketched = self.memory.correct_gradient(
+                self.name, parts, gradient, transport.size, stream, self._density
+            )
         given = self._own(packed, gradient, keeps=state is not None)
         if sketched is not None and given is not sketched:
             sketched.complete()

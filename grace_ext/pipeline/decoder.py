@@ -161,9 +161,7 @@ def _add(parsed: Container, accumulator: np.ndarray, weight: np.float32) -> None
         add_at(accumulator, support, values, weight)
 
 
-def decode_sum(
-    containers: list[Container], out: np.ndarray, weight: float = 1.0, squares: SquareSums | None = None
-) -> None:
+def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0, squares: SquareSums | None = None) -> None:
     """Write weight * (sum of the containers' gradients), each element summed in the order of the list.
 
     Containers that all have the same transform are summed before it is inverted, once.

@@ -58,7 +58,8 @@ def test_sum_sparse_streamed(offset, more):
 
 @pytest.mark.parametrize("offset", [0, 5])
 @pytest.mark.parametrize(
-    "shapes", [[(1, 1)], [(7, 300), (0, 0), (40, 1), (1, 40)], [(3, 40_000), (100, 700)], [(2050, 2048), (5, 333), (2, 40_000)]]
+    "shapes",
+    [[(1, 1)], [(7, 300), (0, 0), (40, 1), (1, 40)], [(3, 40_000), (100, 700)], [(2050, 2048), (5, 333), (2, 40_000)]],
 )
 def test_sum_sparse_with_the_squares_of_rows_and_columns(shapes, offset):
     """With the last shapes, out is written past the caches."""

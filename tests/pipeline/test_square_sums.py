@@ -13,7 +13,9 @@ MATRICES = [(30, 10), (1, 200), (0, 0), (100, 1)]
 D = 600
 
 
-@pytest.mark.parametrize("spec, written", [("topk:0.1/rice/raw", True), ("dense/raw", False), ("dct/topk:0.1/rice/raw", False)])
+@pytest.mark.parametrize(
+    "spec, written", [("topk:0.1/rice/raw", True), ("dense/raw", False), ("dct/topk:0.1/rice/raw", False)]
+)
 def test_they_are_those_of_the_sum_however_it_is_decoded(spec, written):
     blobs = [parse(grace_ext.compressor(spec).compress(gauss(D, seed))) for seed in range(3)]
     out, plain, squares = np.empty(D, np.float32), np.empty(D, np.float32), SquareSums(MATRICES)
