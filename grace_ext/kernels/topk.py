@@ -181,6 +181,14 @@ def _scan(gradient, residual, out, fused, bound, positions, found, sketched=Fals
 
 
 @helper
+def _shift(positions, n, start):
+    """Move positions[:n], unless n is negative, by `start`. Returns n."""
+    for i in range(n):
+        positions[i] += np.uint32(start)
+    return n
+
+
+@helper
 def _keep_exact(positions, found, n, bound, ties):
     """Keep, in place and in order, the magnitudes above `bound` and the first `ties` equal to it. Returns the count."""
     j = 0
@@ -280,10 +288,7 @@ def add_and_collect(gradient, residual, out, start, bound, positions, found):
     gradient, residual, out: float32[d], start + d < 2**32. positions, found: uint32[n], n >= SLACK. Returns how many were
     collected; -1 if there are more than n - SLACK, and out is complete all the same.
     """
-    n = _scan(gradient, residual, out, True, bound, positions, found)
-    for i in range(n):
-        positions[i] += np.uint32(start)
-    return n
+    return _shift(positions, _scan(gradient, residual, out, True, bound, positions, found), start)
 
 
 @kernel(
@@ -294,9 +299,7 @@ def sketch_and_collect(gradient, residual, out, start, bound, positions, found, 
     """Like `add_and_collect`, and sketch (float32[8]) = what second_moment.random_sketch writes for the gradient."""
     sketch[:] = 0
     n = _scan(gradient, residual, out, True, bound, positions, found, True, low, high, sketch)
-    for i in range(n):
-        positions[i] += np.uint32(start)
-    return n
+    return _shift(positions, n, start)
 
 
 @kernel(
