@@ -27,13 +27,12 @@ class Preset:
 #: name -> settings.
 PRESETS = {
     "sparseloco": Preset(
-        "topk:0.015625/rice_adaptive/lloyd:0.25",
+        "topk:0.015625:per=4096/rice_adaptive/lloyd:0.25",
         "residual:decay=0.95",
         "sgd:1.0",
         30,
-        "Sarfi, Thérien, Lidin and Belilovsky, SparseLoCo, arXiv 2508.15706: 64 of 4,096 elements in 2 bits, decay 0.95, 30 "
-        "steps. Here the largest elements are taken of each bucket and not of each chunk of 4,096, and their positions and "
-        "levels are entropy-coded.",
+        "Sarfi, Thérien, Lidin and Belilovsky, SparseLoCo, arXiv 2508.15706: 64 of each 4,096 elements in 2 bits, decay 0.95, "
+        "30 steps. Here positions and levels are entropy-coded.",
     ),
     "diloco": Preset(
         "dense/raw",

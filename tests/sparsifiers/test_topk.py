@@ -6,7 +6,7 @@ from support import codec_conformance, reference_kernels
 from support.arrays import gauss, same_bits
 from support.selection import select
 
-from grace_ext import registry
+from grace_ext import ConfigError, registry
 from grace_ext._util.rng import Stream
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.sparsifiers import Scope
@@ -63,6 +63,32 @@ def test_per_chunk(values, chunk, density):
         order = np.argsort(-np.abs(values[start : start + chunk]), kind="stable")[:k]
         expected += sorted(start + order)
     assert np.array_equal(indices, expected) and same_bits(found, values[indices])
+
+
+@pytest.mark.parametrize("sizes", [(5000,), (1, 4999), (0, 16, 0, 1000, 17, 3967)])
+@pytest.mark.parametrize(("block", "density"), [(64, 0.05), (4096, 0.015625), (2, 0.5), (1000, 0.001)])
+def test_per_block_is_the_largest_of_each_block_of_a_tensor_without_zeros(sizes, block, density):
+    dense, residual, out = gauss(5000), gauss(5000, 2), np.empty(5000, np.float32)
+    dense[1000:1100] = residual[1000:1100] = 0
+    expected, start = [], 0
+    for size in sizes:
+        for first in range(start, start + size, block):
+            last = min(first + block, start + size)
+            k = min(last - first, max(1, round(density * block)))
+            expected.append(first + reference_kernels.topk((dense + residual)[first:last], k))
+        start += size
+    stage, scope = parse_stage("sparsifier", f"topk:{density}:per={block}"), Scope(Stream(), sizes)
+    assert str(stage) == f"topk:{density}:per={block}" and not stage.takes_parts
+    plain = [part.copy() for part in stage.select(dense + residual, scope)]
+    fused = stage.select_compensated(dense, residual, out, scope)
+    assert all(map(same_bits, plain, fused)) and same_bits(out, dense + residual)
+    assert np.array_equal(plain[0], np.concatenate(expected)) and same_bits(plain[1], (dense + residual)[plain[0]])
+
+
+@pytest.mark.parametrize("per", ["1", "-4096", "4096.0", "16777217", "layer"])
+def test_what_the_share_cannot_be_taken_of(per):
+    with pytest.raises(ConfigError, match="allowed: bucket, tensor, chunk, or a number from 2 to 16777216"):
+        parse_stage("sparsifier", f"topk:0.01:per={per}")
 
 
 def test_per_chunk_sees_a_nan():
