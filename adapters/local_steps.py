@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import datetime
 import functools
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from grace_ext.pipeline.compressor import Compressor
 from grace_ext.rounds import Fragment, Rounds
 from grace_ext.rounds.fragments import Fragments, split
 from grace_ext.rounds.presets import preset as find_preset
+from grace_ext.rounds.weights import SAMPLES
 from grace_ext.transport.base import Transport
 
 from ._common.options import CompressionOptions
@@ -70,6 +72,7 @@ class LocalSteps:
         delay: Number of local steps during which an exchange goes on in the background, below steps / fragments.
         keep: The share of its own value that a parameter keeps when what was exchanged is applied after a delay.
         weights: "uniform", or "samples": ranks count by the samples that they gave to `step` since the last round.
+        most_samples: With "samples": a rank that gave more in a round counts as if it had given so many; None for no cap.
         buffers: "average": floating-point buffers, such as the running means of BatchNorm, are averaged in each round, in
             float32 and uncompressed. "local": each rank keeps its own. Buffers of integers always stay each rank's own.
         process_group: The ranks, with torch.distributed; None for all.
@@ -98,6 +101,7 @@ class LocalSteps:
         delay: int = 0,
         keep: float = 0.0,
         weights: str = "uniform",
+        most_samples: float | None = None,
         buffers: str = "average",
         process_group: dist.ProcessGroup | None = None,
         backend: str | None = None,
@@ -107,6 +111,10 @@ class LocalSteps:
     ):
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         _check(model, optimizers, preset, buffers)
+        if most_samples is not None and not (weights == SAMPLES and 0 < most_samples < math.inf):
+            raise ConfigError(
+                f"most_samples={most_samples} with weights={weights!r}; allowed: finite and above 0, with weights={SAMPLES!r}"
+            )
         chosen = find_preset(preset)
         shared = _Options.from_keywords(
             options,
@@ -133,7 +141,8 @@ class LocalSteps:
             built = build_buckets(exchange, [tensors], (), shared.make_rules(), communicator, name, shared.bucket_bytes)
             exchange.set_buckets(built)
             states = StateSession(shared.on_resize, gather_memories)
-            made.append(Fragment(exchange, transport, outer_optimizer, parameters, states, name))
+            most = math.inf if most_samples is None else most_samples
+            made.append(Fragment(exchange, transport, outer_optimizer, parameters, states, name, most))
         self._rounds = Rounds(
             made, parameters, self._worker, steps=steps, seconds=seconds, delay=delay, keep=keep, weights=weights
         )

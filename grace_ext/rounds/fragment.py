@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -58,9 +59,10 @@ class Fragment:
         parameters: The model.
         states: Saves and loads the exchange's memories.
         prefix: What the names of this fragment's collectives begin with, unique in the job and the same on all ranks.
+        most: The largest weight that a rank can have in the mean, above 0, whatever it claims.
 
     Raises:
-        ConfigError: A memory applies a momentum or changes an optimizer's step.
+        ConfigError: A memory applies a momentum or changes an optimizer's step, or `most` is not above 0.
     """
 
     def __init__(
@@ -71,9 +73,12 @@ class Fragment:
         parameters: Parameters,
         states: StateSession,
         prefix: str,
+        most: float = math.inf,
     ):
+        if not most > 0:
+            raise ConfigError(f"most={most}; allowed: weights above 0")
         self.exchange, self.transport, self.outer, self._parameters = exchange, transport, outer, parameters
-        self.states, self.prefix = states, prefix
+        self.states, self.prefix, self._most = states, prefix, most
         #: Number of the round that comes next, from 1 on.
         self.step = 1
         self._outer_steps = 0  # fewer than rounds: in some nobody contributes
@@ -140,7 +145,7 @@ class Fragment:
         Raises:
             ConfigError: The ranks differ; on all ranks.
         """
-        own = xxhash.xxh64_digest(repr((signature, str(self.outer))).encode())
+        own = xxhash.xxh64_digest(repr((signature, str(self.outer), self._most)).encode())
         message = np.concatenate([self.exchange.config_digest(), np.frombuffer(own, np.uint8)])
         gathered = watch_ranks(self, lambda sent: self._gather("config", sent), message)
         self.exchange.check_config_digests(gathered[:, : -len(own)])
@@ -168,7 +173,7 @@ class Fragment:
             self.states.begin_step()
             self._settle()
             headers = gather_headers(self.transport, f"{self.prefix}.header", self.step, own)
-            shares = shares_of(dict(enumerate(headers["weight"].tolist())))
+            shares = shares_of({rank: min(claimed, self._most) for rank, claimed in enumerate(headers["weight"].tolist())})
             averaged, sent = self._averaged(own.buffers, shares)
             exchanged = any(shares.values()) and self._exchange(shares[self.transport.rank] * self.transport.size)
             if exchanged:

@@ -1,6 +1,7 @@
 """One exchange of pseudo-gradients: means, memories, weights, what is not finite, and what does not fit."""
 
 import concurrent.futures
+import math
 import threading
 import time
 
@@ -109,11 +110,12 @@ def test_what_was_sent_and_the_residual_are_what_was_produced(spec, decay):
         assert np.abs(after).max() > 1e-3, "something is left for later"
 
 
-def test_weights_by_samples_and_a_rank_without_any():
-    samples = (1, 3, 0)
+@pytest.mark.parametrize("samples, most", [((1, 3, 0), math.inf), ((1, 1e9, 0), 6)])  # two steps a round
+def test_weights_by_samples_and_a_rank_without_any(samples, most):
+    """A rank that claims more samples than the cap counts as if it had these."""
 
     def train(transport):
-        worker = Worker(transport, **DENSE, steps=2, weights="samples")
+        worker = Worker(transport, **DENSE, steps=2, weights="samples", most=most)
         for number in range(2):
             worker.move(number)
             before = worker.flat.copy()

@@ -1,6 +1,7 @@
 """Ranks that make rounds of local steps in this process."""
 
 import concurrent.futures
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -39,6 +40,7 @@ class Worker:
         fragments=1,
         rules=None,
         schedule=None,
+        most=math.inf,
         **options,
     ):
         self.rank, self.size = transport.rank, transport.size
@@ -53,7 +55,7 @@ class Worker:
             shared: Communicator = parse_stage("communicator", communicator)
             exchange.set_buckets(build_buckets(exchange, [tensors], (), Rules(compression, rules), shared, prefix))
             states = StateSession(None, lambda *_: [])
-            parts.append(Fragment(exchange, transport, make_outer(outer), self.parameters, states, prefix))
+            parts.append(Fragment(exchange, transport, make_outer(outer), self.parameters, states, prefix, most))
         self.rounds = Rounds(parts, self.parameters, self.executor, **options)
         self.rounds.connect()
 

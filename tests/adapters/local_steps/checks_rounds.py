@@ -287,6 +287,8 @@ def what_makes_no_sense_is_refused():
         ({"fragments": 100}, "fragments=100"),
         ({"capture": "folder", "fragments": 2}, "capture"),
         ({"steps": 3, "seconds": 1.0}, "one of them"),
+        ({"most_samples": 64}, "most_samples=64 with weights='uniform'"),
+        ({"most_samples": 0, "weights": "samples"}, "most_samples=0"),
     ):
         with raises(ConfigError, said):
             LocalSteps(model, optimizer, **options)
