@@ -33,6 +33,7 @@ POLICIES = ("p0", "p1", "p2")
 SPARSIFIERS = ("topk:{density:g}", "topk:{density:g}:per=tensor", "dgc:{density:g}", "randomk:{density:g}")
 THRESHOLDS = (1e-4, 1e-3, 1e-2)
 EVALUATIONS = 6
+NOTHING = "dense/raw"  # without compression
 
 
 def specs() -> dict[str, str]:

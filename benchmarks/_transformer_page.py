@@ -3,35 +3,36 @@
 import os
 import statistics
 
+from _accuracy_map import NOTHING, file_name, specs
 from _lib import ROOT, RunFailed, as_markdown
 from _transformer_cost import section as cost_section
-from _transformer_plot import draw
+from _transformer_plot import draw, draw_map
 from _transformer_results import DENSE, OWN_MOMENT, Row, difference, lag_signal, read, signal, spearman, steps_to
 from _transformer_tasks import MAP, TASKS, Task
 
 from grace_ext.policy.guarded import Guarded
 
 PAGE = os.path.join(ROOT, "docs", "transformers.md")
-PLOT = "transformers.png"
+PLOT, MAP_PLOT = "transformers.png", "accuracy-map.png"
 
 
 def write_page(results: str) -> str:
     """Write the page. Returns its path. Raises RunFailed where there is nothing to write."""
-    tasks = {name: rows for name in TASKS if DENSE in (rows := read(name, results))}
+    tasks = {name: rows for name in TASKS if name != MAP and DENSE in (rows := read(name, results))}
     if not tasks:
         raise RunFailed(f"{results} has no results of {DENSE}: run that first")
     runs = [run for rows in tasks.values() for row in rows.values() for run in row.runs.values()]
     written = [write(TASKS[name], rows) for name, rows in tasks.items() for write in (section, guard_section)]
-    sections = [text for text in written if text]
+    sections = [*(text for text in written if text), *map_section(results)]
     dates, machines = (sorted({run[what] for run in runs}) for what in ("date", "machine"))
     text = "\n\n".join(
         [
             "# Transformers under AdamW",
-            "Written by `benchmarks/transformer.py page`; do not edit. Each run is a job of four real ranks under horovodrun. "
-            "All methods have the same model, data, batches and seeds, and the learning rate that is best without compression, "
-            "unless the row says otherwise. Fewer bytes: the float32 bytes of all gradients of the run over what one rank "
-            "handed to collectives, denser first steps, headers and exact tensors included. The milliseconds are of runs that shared "
-            "the machine with other work.",
+            "Written by `benchmarks/transformer.py page`; do not edit. Each run is a job of four real ranks under horovodrun, "
+            "those of the accuracy map excepted. All methods have the same model, data, batches and seeds, and the learning rate "
+            "that is best without compression, unless the row says otherwise. Fewer bytes: the float32 bytes of all gradients of "
+            "the run over what one rank handed to collectives, denser first steps, headers and exact tensors included. The "
+            "milliseconds are of runs that shared the machine with other work.",
             f"![loss and accuracy against bytes and seconds]({PLOT})",
             *sections,
             *([cost] if (cost := cost_section(results)) else []),
@@ -40,7 +41,7 @@ def write_page(results: str) -> str:
             "`benchmarks/results/transformers`.",
         ]
     )
-    draw([(TASKS[name], rows) for name, rows in tasks.items() if name != MAP], os.path.join(os.path.dirname(PAGE), PLOT))
+    draw([(TASKS[name], rows) for name, rows in tasks.items()], os.path.join(os.path.dirname(PAGE), PLOT))
     with open(PAGE, "w", encoding="utf-8") as file:
         file.write(text + "\n")
     return PAGE
@@ -88,8 +89,6 @@ def section(task: Task, rows: dict[str, Row]) -> str:
     says_words = task.measure == "loss"
     if says_words:
         table[0].append("right next tokens, points")
-    if task.target:
-        table[0].append(f"steps to {100 * task.target:g} %")
     for row in sorted(rows.values(), key=lambda row: (row is not dense, row.fewer_bytes)):
         scores = [unit * score for score in row.last(task.measure)]
         table.append(
@@ -105,7 +104,41 @@ def section(task: Task, rows: dict[str, Row]) -> str:
         )
         if says_words:
             table[-1].append("" if row is dense else f"{-difference(row, dense, 'accuracy'):+.2f}")
-        if task.target:
-            reached = [steps_to(run, task.target) for run in row.runs.values()]
-            table[-1].append("not reached" if None in reached else f"{statistics.mean(reached):.0f}")
     return f"## {task.label}\n\n{', '.join(map(str, sorted(steps)))} steps.\n\n{as_markdown(table)}"
+
+
+def map_section(results: str) -> list[str]:
+    """Write the heading, the table and the plot of the accuracy map; nothing before the run without compression is there."""
+    rows, task = read(MAP, results), TASKS[MAP]
+    if file_name(NOTHING) not in rows:
+        return []
+    found = {label: rows[file_name(label)] for label in specs() if file_name(label) in rows}
+    dense, (run, *_) = found[NOTHING], found[NOTHING].runs.values()
+    table = [["", "accuracy, %", "points", f"steps to {100 * task.target:g} %", "fewer bytes"]]
+    for label, row in found.items():
+        reached = [steps_to(one, task.target) for one in row.runs.values()]
+        table.append(
+            [
+                f"`{label}`",
+                f"{100 * statistics.mean(row.last('accuracy')):.2f}",
+                "" if row is dense else f"{-difference(row, dense, 'accuracy'):+.2f}",
+                "not reached" if None in reached else f"{statistics.mean(reached):.0f}",
+                f"{row.fewer_bytes:.1f}×",
+            ]
+        )
+    left = [label for label in specs() if label not in found]
+    missing = f" Not measured: {', '.join(f'`{label}`' for label in left)}." if left else ""
+    seeds = sorted({seed for row in found.values() for seed in row.runs})
+    dates, machines = (
+        sorted({one[what] for row in found.values() for one in row.runs.values()}) for what in ("date", "machine")
+    )
+    draw_map(found, os.path.join(os.path.dirname(PAGE), MAP_PLOT))
+    return [
+        f"## {task.label}",
+        f"{run['steps']} steps of {run['ranks']} ranks with {run['batch']} images each, memory `residual`, seed "
+        f"{', '.join(map(str, seeds))}, the same learning rate for all. The ranks are in one process, one after the other: the same "
+        f"compressors, memory and communicator as in a job. One seed: differences below half a point say nothing.{missing}",
+        f"![accuracy against bytes]({MAP_PLOT})",
+        as_markdown(table),
+        f"Measured from {dates[0]} to {dates[-1]} on {'; '.join(machines)}.",
+    ]

@@ -1,4 +1,4 @@
-"""The plot of docs/transformers.md: the loss, or the accuracy, against bytes and against seconds."""
+"""The plots of docs/transformers.md: the loss, or the accuracy, against bytes and against seconds."""
 
 import statistics
 
@@ -34,6 +34,37 @@ def draw(tasks: list[tuple[Task, dict[str, Row]]], path: str) -> None:
         for ax in (by_bytes, by_seconds):
             ax.grid(alpha=0.3)
         by_seconds.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+#: What the rows of the accuracy map begin with, or contain, and what the plot calls them; the first that fits.
+KINDS = {
+    "preset": "presets",
+    "bloom": "Bloom filters",
+    "dense": "quantizers alone",
+    "/auto/raw": "sparsifiers",
+    "": "top-k and quantizers",
+}
+
+
+def draw_map(rows: dict[str, Row], path: str) -> None:
+    """Draw a point for each row of the accuracy map. rows: by the map's labels."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    left = dict(rows)
+    for number, (part, kind) in enumerate(KINDS.items()):
+        chosen = {label: left.pop(label) for label in list(left) if part in label}
+        shares = [100 / row.fewer_bytes for row in chosen.values()]
+        scores = [100 * statistics.mean(row.last("accuracy")) for row in chosen.values()]
+        ax.plot(shares, scores, "ox^sD"[number], color=f"C{number}", label=kind, markersize=5, alpha=0.8)
+    ax.set(xscale="log", xlabel="bytes, % of float32's", ylabel="accuracy after the last step, %")
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
