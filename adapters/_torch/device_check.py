@@ -45,16 +45,8 @@ _SANITIZER_SECONDS = 240
 
 def run(arguments: argparse.Namespace) -> int:
     """The exit status: 0 if all bytes are the host's, else 1."""
-    report = {"grace_ext": grace_ext.__version__, "torch": torch.__version__, "triton": triton.__version__}
-    report |= {"python": platform.python_version(), "machine": platform.platform()}
-    if torch.cuda.is_available():
-        report |= _on_gpu()
-    else:
-        print(
-            "There is no GPU here: the kernels run in Triton's interpreter, which shows their bytes and nothing of speed or races."
-        )
-        report |= {"device": None, "bytes": _in_interpreter()}
-    with open(arguments.output, "w") as file:
+    with open(arguments.output, "w") as file:  # before the minutes that it takes
+        report = _report()
         json.dump(report, file, indent=2)
     wrong = [one for one in report["bytes"] if not one["equal"]]
     for one in wrong:
@@ -63,6 +55,17 @@ def run(arguments: argparse.Namespace) -> int:
         f"{len(report['bytes']) - len(wrong)} of {len(report['bytes'])} comparisons are equal; all is in {arguments.output}"
     )
     return 1 if wrong else 0
+
+
+def _report() -> dict:
+    report = {"grace_ext": grace_ext.__version__, "torch": torch.__version__, "triton": triton.__version__}
+    report |= {"python": platform.python_version(), "machine": platform.platform()}
+    if torch.cuda.is_available():
+        return report | _on_gpu()
+    print(
+        "There is no GPU here: the kernels run in Triton's interpreter, which shows their bytes and nothing of speed or races."
+    )
+    return report | {"device": None, "bytes": _in_interpreter()}
 
 
 def _on_gpu() -> dict:

@@ -25,3 +25,11 @@ def test_without_a_gpu_it_says_so_and_compares_in_the_interpreter(tmp_path):
     assert found["device"] is None and found["torch"] == torch.__version__ and "seconds" not in found
     assert len(found["bytes"]) == 80 and all(one["equal"] for one in found["bytes"])
     assert f"80 of 80 comparisons are equal; all is in {report}" in done.stdout
+
+
+def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path):
+    report = tmp_path / "missing" / "report.json"
+    command = [sys.executable, "-m", "grace_ext", "device-check", "-o", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert f"grace_ext: {report}: No such file or directory" in done.stderr
