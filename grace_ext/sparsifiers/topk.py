@@ -89,7 +89,9 @@ class TopK(Sparsifier):
         if isinstance(gradient, list):
             return select_largest_of_parts(gradient, residual, out, self.count(out.size))
         if self._block:
-            return super().select_compensated(gradient, residual, out, scope)
+            with non_finite_allowed():
+                np.add(gradient, residual, out=out)
+            return self._select_of_blocks(out, scope.sizes)
         return self._run(gradient, residual, out, True, scope.sizes)
 
     def _select_of_blocks(self, dense: np.ndarray, sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
