@@ -25,7 +25,7 @@ SHARED = {
     "index/test_elias_fano.py": "kernels/elias_fano",
     "index/test_huffman.py": "kernels/{_huffman,byte_huffman,gap_huffman}",
     "index/test_rice_adaptive.py": "kernels/rice_blocks",
-    "value/test_levels.py": "kernels/{ans,level_huffman,levels}",
+    "value/test_levels.py": "kernels/{_tables,ans,level_huffman,levels}",
     "value/test_dexp.py": "kernels/dexp",
     "value/test_polyfit.py": "kernels/polyfit",
     "value/test_sketchml.py": "kernels/sketch",

@@ -188,6 +188,7 @@ def quotient(typingctx, x, y):
 
 
 helper = numba.njit(nogil=True)  # compiled as part of each kernel that calls it
+numpy_helper = numba.njit(nogil=True, error_model="numpy")  # the same, without a test for zero before each division
 
 
 @intrinsic
