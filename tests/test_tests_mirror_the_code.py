@@ -30,7 +30,7 @@ SHARED = {
     "value/test_polyfit.py": "kernels/polyfit",
     "value/test_sketchml.py": "kernels/sketch",
     "value/test_lloyd.py": "kernels/lloyd",
-    "transforms/test_dct.py": "kernels/dct transforms/base",
+    "transforms/test_dct.py": "kernels/{_columns,dct} transforms/base",
     "policy/test_allocation.py": "kernels/curves",
     "lowrank/test_powersgd.py": "communicators/factors _util/shared_states",
     "memory/test_muon.py": "memory/_by_tensor",
