@@ -102,6 +102,18 @@ def names(kind: str) -> list[str]:
     return sorted(_classes[kind])
 
 
+def classes(kind: str) -> tuple[type[Any], ...]:
+    """List the classes of a kind.
+
+    Args:
+        kind: One of KINDS.
+
+    Returns:
+        The registered classes, in the order of their registration.
+    """
+    return tuple(_classes[kind].values())
+
+
 def lookup(kind: str, name: str) -> type[Any]:
     """Find a stage class.
 

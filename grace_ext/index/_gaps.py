@@ -22,6 +22,5 @@ class GapCounts:
 
     def __init__(self, indices: np.ndarray, d: int):
         self.indices, self.d = indices, d
-        self.counts = np.empty(CONTEXTS * ROW, np.int64)
-        count_gaps(indices, self.counts)
-        self.classes = self.counts.reshape(CONTEXTS, ROW).sum(axis=0)
+        self.counts, self.classes = np.empty(CONTEXTS * ROW, np.int64), np.empty(ROW, np.int64)
+        count_gaps(indices, self.counts, self.classes)

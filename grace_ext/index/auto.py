@@ -1,10 +1,11 @@
 """Index codec `auto`, the default: the best codec for each support."""
 
+import functools
 from typing import Any
 
 import numpy as np
 
-from ..registry import lookup, names, register
+from ..registry import classes, register
 from ._gaps import GapCounts
 from .base import IndexCodec
 
@@ -25,19 +26,22 @@ class Auto(IndexCodec):
         return self.choose(indices, d).encode(indices, d)
 
     def choose(self, indices: np.ndarray, d: int) -> IndexCodec:
-        known = (lookup("index", name) for name in names("index"))
-        candidates = [cls() for cls in known if cls.lossless and cls.universal and not cls.composite and cls.id is not None]
         gaps = GapCounts(indices, d)
         chosen: Any = None
         least = 0  # bytes of the chosen one
-        for bound, _, codec in sorted((codec.size_lower_bound(gaps), codec.id, codec) for codec in candidates):
-            if chosen is None or bound < least:
-                cost = _cost(codec, gaps)
+        for codec in _candidates(classes("index")):
+            if chosen is None or codec.size_lower_bound(gaps) < least:
+                cost = codec.size_from_gaps(gaps)
+                if codec.slow:
+                    cost += cost // _SLACK
                 if chosen is None or cost < least:
                     chosen, least = codec, cost
         return chosen
 
 
-def _cost(codec: IndexCodec, gaps: GapCounts) -> int:
-    size = codec.size_from_gaps(gaps)
-    return size + size // _SLACK if codec.slow else size
+@functools.lru_cache(maxsize=8)  # where codecs are registered later, it is asked for others
+def _candidates(known: tuple[type[IndexCodec], ...]) -> list[IndexCodec]:
+    """Return a codec of each class that encodes any support losslessly, and by itself."""
+    codecs = (cls() for cls in known if cls.lossless and cls.universal and not cls.composite and cls.id is not None)
+    # Those with a lower bound come last, when there is a size to compare it with.
+    return sorted(codecs, key=lambda codec: (type(codec).size_lower_bound is not IndexCodec.size_lower_bound, codec.id))

@@ -71,7 +71,7 @@ class Huffman(IndexCodec):
 def _plan(gaps: GapCounts) -> tuple[int, int, int, np.ndarray]:
     """Return (rows, classes, bytes of the section, code lengths)."""
     lengths = np.empty(CONTEXTS * ROW, np.uint8)
-    rows, classes, bits = plan_gap_codes(gaps.counts, lengths)
+    rows, classes, bits = plan_gap_codes(gaps.counts, gaps.classes, lengths)
     return rows, classes, 2 + (bits + 7) // 8, lengths
 
 

@@ -1,5 +1,6 @@
 """Index codec `rice`."""
 
+import functools
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ from ..registry import register
 from .base import IndexCodec
 
 
+@functools.lru_cache(maxsize=1024)  # the same numbers come again in each step
 def best_shift(d: int, k: int) -> int:
     """Return the parameter of the Rice code that is expected to be the shortest.
 
@@ -29,7 +31,7 @@ def best_shift(d: int, k: int) -> int:
     def expected_bits(e: int) -> float:
         return e + 1 + 1 / math.expm1(-log_empty * (1 << e))
 
-    e = 0
+    e = max(0, (d // k).bit_length() - 3)  # below the best one, up to which the bits only fall
     while e < MAX_SHIFT and expected_bits(e + 1) < expected_bits(e):
         e += 1
     return e

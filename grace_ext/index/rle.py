@@ -12,7 +12,6 @@ from ._gaps import GapCounts
 from .base import IndexCodec
 
 _HEAD = 10  # bytes: the two codes, the number of pairs of runs, and the number of bytes of the prefixes
-_FEW = 2000
 
 
 @register
@@ -47,9 +46,8 @@ class RunLength(IndexCodec):
         return _HEAD + prefix_bytes + suffix_bytes
 
     def size_lower_bound(self, gaps: GapCounts) -> int:
-        # Each run of ones takes at least one bit. With few positions, the exact size is found as fast.
-        runs = gaps.indices.size - int(gaps.classes[0])
-        return _HEAD + (least_run_bits(gaps.classes) + runs) // 8 if gaps.indices.size > _FEW else 0
+        runs = gaps.indices.size - int(gaps.classes[0])  # each run of ones takes at least one bit
+        return _HEAD + (least_run_bits(gaps.classes) + runs) // 8
 
     @staticmethod
     def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:

@@ -188,6 +188,7 @@ def quotient(typingctx, x, y):
 
 
 helper = numba.njit(nogil=True)  # compiled as part of each kernel that calls it
+numpy_helper = numba.njit(nogil=True, error_model="numpy")  # the same, without a test for zero before each division
 
 
 @intrinsic
@@ -244,32 +245,41 @@ def bit_length32(typingctx, x):
     return types.uint32(types.uint32), generate
 
 
-@intrinsic
-def transpose8(typingctx, source, i, stride, target, j, target_stride):
-    """target[j + c * target_stride + r] = source[i + r * stride + c] for r, c = 0 to 7. Flat indices, float32."""
-    signature = types.void(source, types.int64, types.int64, target, types.int64, types.int64)
-    floats = ir.VectorType(ir.FloatType(), 8)
+def _make_transpose(n):
+    floats = ir.VectorType(ir.FloatType(), n)
     low, high = (
-        ir.Constant(ir.VectorType(_I32, 8), [first + half for half in range(4) for first in (start, start + 8)])
-        for start in (0, 4)
+        ir.Constant(ir.VectorType(_I32, n), [first + half for half in range(n // 2) for first in (start, start + n)])
+        for start in (0, n // 2)
     )
 
-    def generate(context, builder, signature, args):
-        def row(k, r):
-            place = builder.add(args[k + 1], builder.mul(args[k + 2], ir.Constant(_I64, r)))
-            address = builder.gep(_pointer(context, builder, signature.args[k], args[k]), [place])
-            return builder.bitcast(address, floats.as_pointer())
+    @intrinsic
+    def transpose(typingctx, source, i, stride, target, j, target_stride):
+        """target[j + c * target_stride + r] = source[i + r * stride + c] for r, c = 0 to n - 1. Flat indices, float32."""
+        signature = types.void(source, types.int64, types.int64, target, types.int64, types.int64)
 
-        rows = [builder.load(row(0, r)) for r in range(8)]
-        for load in rows:
-            load.align = 4
-        for _ in range(3):  # each time the bits of (row, column) rotate by one
-            rows = [builder.shuffle_vector(rows[r], rows[r + 4], mask) for r in range(4) for mask in (low, high)]
-        for r in range(8):
-            builder.store(rows[r], row(3, r)).align = 4
-        return context.get_dummy_value()
+        def generate(context, builder, signature, args):
+            def row(k, r):
+                place = builder.add(args[k + 1], builder.mul(args[k + 2], ir.Constant(_I64, r)))
+                address = builder.gep(_pointer(context, builder, signature.args[k], args[k]), [place])
+                return builder.bitcast(address, floats.as_pointer())
 
-    return signature, generate
+            rows = [builder.load(row(0, r)) for r in range(n)]
+            for load in rows:
+                load.align = 4
+            for _ in range(n.bit_length() - 1):  # each time the bits of (row, column) rotate by one
+                rows = [
+                    builder.shuffle_vector(rows[r], rows[r + n // 2], mask) for r in range(n // 2) for mask in (low, high)
+                ]
+            for r in range(n):
+                builder.store(rows[r], row(3, r)).align = 4
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return transpose
+
+
+transpose8, transpose16 = _make_transpose(8), _make_transpose(16)
 
 
 def _row16(context, builder, array_type, array, at):

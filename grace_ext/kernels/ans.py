@@ -10,6 +10,7 @@ import numpy as np
 from ._compile import kernel
 from ._helpers import MANTISSA
 from ._intrinsics import helper, load64
+from ._tables import TABLE_ROOM, all_equal, count_levels, read_table, write_table
 
 LANES = 8
 SCALE = 12  # bits of a frequency
@@ -22,7 +23,7 @@ _FIELD = np.uint64(0xFFFF)
 _LANES, _1 = np.uint64(LANES), np.uint64(1)
 
 
-@kernel("void(Array(int64, 1, 'C', readonly=True), int64, uint8[::1], uint8[::1])")
+@helper
 def ans_classes(counts, total, classes, mantissas):
     """Compute what the table says of counts (int64[n], sum `total` >= 1): weights of 4 significant bits, sum about 4096."""
     for s in range(counts.size):
@@ -44,7 +45,7 @@ def ans_classes(counts, total, classes, mantissas):
         classes[s] = bits
 
 
-@kernel("boolean(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64[::1])")
+@helper
 def ans_frequencies(classes, mantissas, frequencies):
     """Compute the frequencies of a table: int64[n], sum 4096, at least 1 where the class is not 0. Both sides do so.
 
@@ -84,7 +85,7 @@ def _push(x, level, reciprocals, slots, words, p):
     return x + (slot & _FIELD) + quotient * ((slot >> _16) & _FIELD), p
 
 
-@kernel("int64(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), uint16[::1])")
+@helper
 def ans_encode(levels, frequencies, words):
     """Encode levels (uint8[k]), each of frequency 1 to 4095. words: uint16[k + 2 * LANES + 1], written from the end.
 
@@ -134,7 +135,7 @@ def _pull(x, table, data, at):
     return x, at + (np.int64(refill) << 1), np.uint8(entry)
 
 
-@kernel("boolean(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), uint8[::1])")
+@helper
 def ans_decode(data, frequencies, out):
     """Fill out (uint8[k]). frequencies: int64[n], n <= 256, sum 4096, each below 4096.
 
@@ -143,9 +144,10 @@ def ans_decode(data, frequencies, out):
     table = np.empty(1 << SCALE, np.uint32)  # level, frequency, place within the level's slots
     slot = 0
     for s in range(frequencies.size):
-        for j in range(frequencies[s]):
-            table[slot] = np.uint32(s | (frequencies[s] << 8) | (j << 20))
-            slot += 1
+        part = table[slot : slot + frequencies[s]]
+        for j in range(part.size):
+            part[j] = np.uint32(s | (frequencies[s] << 8) | (j << 20))
+        slot += frequencies[s]
     states = np.empty(LANES, np.uint64)
     for pair in range(LANES // 2):
         word = load64(data, 8 * pair)
@@ -176,3 +178,47 @@ def ans_decode(data, frequencies, out):
     for lane in range(LANES):
         good &= states[lane] == _LOW
     return good
+
+
+@kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, int64, uint16[::1], uint8[::1])")
+def ans_pack(levels, alphabet, limit, words, out):
+    """Write the table of frequencies and the stream of uint8[k], each below `alphabet`; returns the bytes used.
+
+    Returns 0 if only one level occurs, and -1 if at least `limit` bytes would be used. words: uint16[k + 2 * LANES + 1], to
+    work in; out: uint8[limit].
+    """
+    if all_equal(levels):
+        return 0
+    if alphabet // 8 + STATES >= limit:  # a level takes at least one bit of the table
+        return -1
+    counts = np.empty(alphabet, np.int64)
+    count_levels(levels, counts)
+    classes, mantissas = np.empty(alphabet, np.uint8), np.empty(alphabet, np.uint8)
+    ans_classes(counts, levels.size, classes, mantissas)
+    table = np.empty(TABLE_ROOM, np.uint8)
+    end = write_table(classes, mantissas, MANTISSA, table)
+    ans_frequencies(classes, mantissas, counts)
+    start = ans_encode(levels, counts, words)
+    size = end + 2 * (words.size - start)
+    if size >= limit:
+        return -1
+    out[:end] = table[:end]
+    for i in range(words.size - start):
+        word = words[start + i]
+        out[end + 2 * i] = np.uint8(word & np.uint16(255))
+        out[end + 2 * i + 1] = np.uint8(word >> np.uint16(8))
+    return size
+
+
+@kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, uint8[::1])")
+def ans_unpack(body, alphabet, out):
+    """Decode what ans_pack has written to out, uint8[k]. Any content is safe.
+
+    Returns 0; -1 if the table is damaged, and -2 if the stream is.
+    """
+    classes, mantissas = np.empty(alphabet, np.uint8), np.empty(alphabet, np.uint8)
+    frequencies = np.empty(alphabet, np.int64)
+    start = read_table(body, MANTISSA, CLASSES, classes, mantissas)
+    if start < 0 or body.size < start + STATES or not ans_frequencies(classes, mantissas, frequencies):
+        return -1
+    return 0 if ans_decode(body[start:], frequencies, out) else -2

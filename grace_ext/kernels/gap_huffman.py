@@ -7,7 +7,7 @@ are.
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import WHOLE_BYTES, word_at
+from ._helpers import WHOLE_BYTES, log2, word_at
 from ._huffman import canonical_codes, code_lengths, is_code
 from ._intrinsics import bit_length, helper, store64, trailing_zeros
 
@@ -18,6 +18,7 @@ LIMIT = 10  # most bits of a code, so that the decoder's tables of all contexts 
 _0, _1, _2, _3, _7 = (np.uint64(x) for x in (0, 1, 2, 3, 7))
 _MASK = np.uint64((1 << LIMIT) - 1)
 _WAYS = 4
+_FEW = 4096
 
 
 @helper
@@ -43,35 +44,47 @@ def _class_of(gap):
     return (shift << _2) + (gap >> shift), shift
 
 
-@kernel("void(Array(uint32, 1, 'C', readonly=True), int64[::1])")
-def count_gaps(indices, counts):
-    """Count how often each class occurs in each context: counts, int64[CONTEXTS * ROW].
+@kernel("void(Array(uint32, 1, 'C', readonly=True), int64[::1], int64[::1])")
+def count_gaps(indices, counts, classes):
+    """Count how often each class occurs in each context: counts, int64[CONTEXTS * ROW]; and in all: classes, int64[ROW].
 
     indices: uint32[k], strictly ascending, below 2**31.
     """
-    # Four counters for each class take turns: adding to one that has just been written would have to wait.
-    ways = np.zeros(_WAYS * CONTEXTS * ROW, np.uint32)
+    counts[:] = 0
     contexts = _contexts()
     previous, context = _0, _0  # previous: one past the last index
-    for i in range(np.uint64(indices.size)):
-        x = np.uint64(indices[i])
-        symbol, _ = _class_of(x - previous)
-        previous = x + _1
-        ways[((i & _3) << np.uint64(10)) | (context << _7) | symbol] += np.uint32(1)
-        context = contexts[symbol]
-    for j in range(counts.size):
-        counts[j] = 0
-        for way in range(_WAYS):
-            counts[j] += np.int64(ways[way * CONTEXTS * ROW + j])
+    if indices.size <= _FEW:
+        for i in range(indices.size):
+            x = np.uint64(indices[i])
+            symbol, _ = _class_of(x - previous)
+            previous = x + _1
+            counts[(context << _7) | symbol] += 1
+            context = contexts[symbol]
+    else:
+        # Four counters for each class take turns: adding to one that has just been written would have to wait.
+        ways = np.zeros(_WAYS * CONTEXTS * ROW, np.uint32)
+        for i in range(np.uint64(indices.size)):
+            x = np.uint64(indices[i])
+            symbol, _ = _class_of(x - previous)
+            previous = x + _1
+            ways[((i & _3) << np.uint64(10)) | (context << _7) | symbol] += np.uint32(1)
+            context = contexts[symbol]
+        for j in range(counts.size):
+            for way in range(_WAYS):
+                counts[j] += np.int64(ways[way * CONTEXTS * ROW + j])
+    classes[:] = 0
+    for context in range(CONTEXTS):
+        row = counts[context * ROW : (context + 1) * ROW]
+        for s in range(ROW):
+            classes[s] += row[s]
 
 
 @helper
-def _used_classes(counts):
-    """Return one more than the highest class that occurs in any row."""
-    used = 1
-    for j in range(counts.size):
-        if counts[j] > 0:
-            used = max(used, j % ROW + 1)
+def _used_classes(classes):
+    """Return one more than the highest class that occurs, at least 1. classes: int64[ROW]."""
+    used = ROW
+    while used > 1 and classes[used - 1] == 0:
+        used -= 1
     return used
 
 
@@ -95,40 +108,69 @@ def _plan(counts, rows, classes, lengths):
 
 
 @kernel("int64(Array(int64, 1, 'C', readonly=True))")
-def least_run_bits(counts):
+def least_run_bits(classes):
     """Return a lower bound of the bits that runs of zeros need in any code of runs.py, if they are gaps of these classes.
 
-    counts: int64[ROW], by class. Each gap counts as the smallest of its class.
+    classes: int64[ROW], from count_gaps. Each gap counts as the smallest of its class.
     """
+    numbers, counts, n, largest = np.empty(CLASSES, np.int64), np.empty(CLASSES, np.int64), 0, 0
+    for s in range(1, CLASSES):
+        if classes[s] > 0:
+            shift = max(0, s // 4 - 1)
+            numbers[n], counts[n] = ((s - 4 * shift) << shift) - 1, classes[s]
+            largest = numbers[n]
+            n += 1
     best = np.int64(0x7FFFFFFFFFFFFFFF)
     for e in range(31):
         rice, golomb = np.int64(0), np.int64(0)
-        for s in range(1, CLASSES):
-            shift = max(0, s // 4 - 1)
-            quotient = (((s - 4 * shift) << shift) - 1) >> e
-            rice += counts[s] * (e + 1 + quotient)
-            golomb += counts[s] * (e - 1 + 2 * np.int64(bit_length(np.uint64(quotient + 1))))
+        for j in range(n):
+            quotient = numbers[j] >> e
+            rice += counts[j] * (e + 1 + quotient)
+            golomb += counts[j] * (e - 1 + 2 * np.int64(bit_length(np.uint64(quotient + 1))))
         best = min(best, rice, golomb)
+        if largest >> e == 0:  # from here on, each further bit costs all runs one
+            break
     return best
 
 
-@kernel("UniTuple(int64, 3)(Array(int64, 1, 'C', readonly=True), uint8[::1])")
-def plan_gap_codes(counts, lengths):
+@helper
+def _entropy_bits(row, classes):
+    """Return a lower bound of the bits of a table for a row, int64[ROW], and of its classes' codes, without extra bits."""
+    total, bits, before = np.int64(0), np.float64(classes), np.int64(0)
+    for s in range(classes):
+        n = row[s]
+        if n > 0:
+            total += n
+            bits -= n * log2(np.float64(n))
+            bits += 0.0 if before > 0 else 2.0  # a length after 0 takes two ones at least, and 0 after a length one
+        elif before > 0:
+            bits += 1.0
+        before = n
+    if total > 0:
+        bits += total * (log2(np.float64(total)) - 4e-4)  # the logarithms are within 1e-4
+    return bits
+
+
+@kernel("UniTuple(int64, 3)(Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), uint8[::1])")
+def plan_gap_codes(counts, classes, lengths):
     """Return (rows, classes, bits) of the shorter of one code (1 row) and one for each context (CONTEXTS rows).
 
-    counts: from count_gaps; lengths: uint8[CONTEXTS * ROW], of which the rows are filled.
+    counts, classes: from count_gaps; lengths: uint8[CONTEXTS * ROW], of which the rows are filled.
     """
-    classes = _used_classes(counts)
-    together = np.zeros(ROW, np.int64)
-    for j in range(counts.size):
-        together[j % ROW] += counts[j]
+    used = _used_classes(classes)
     alone = np.zeros(ROW, np.uint8)
-    bits = _plan(together, 1, classes, alone)
-    bits_in_contexts = _plan(counts, CONTEXTS, classes, lengths)
-    if bits_in_contexts < bits:
-        return CONTEXTS, classes, bits_in_contexts
+    bits = _plan(classes, 1, used, alone)
+    least = 0.0  # bits of the codes for each context; with few positions, their tables are often too long
+    for s in range(used):
+        least += classes[s] * max(0, s // 4 - 1)
+    for row in range(CONTEXTS):
+        least += _entropy_bits(counts[row * ROW : (row + 1) * ROW], used)
+    if least < bits:
+        bits_in_contexts = _plan(counts, CONTEXTS, used, lengths)
+        if bits_in_contexts < bits:
+            return CONTEXTS, used, bits_in_contexts
     lengths[:ROW] = alone
-    return 1, classes, bits
+    return 1, used, bits
 
 
 @helper

@@ -13,7 +13,7 @@ import numpy as np
 
 from ._compile import kernel
 from ._helpers import MAGNITUDE, log2, random32
-from ._intrinsics import bits_of, float_of, helper
+from ._intrinsics import bits_of, float_of, helper, numpy_helper
 
 BINS = 2048
 SAMPLE = 1 << 15  # number of values in the histogram
@@ -21,10 +21,15 @@ MOST = 127  # levels on each side
 FRACTIONS = 16  # levels with a centroid of their own; the higher ones share the last
 SMALLEST, LARGEST = 2.0**-120, 2.0**125  # the range of steps whose inverse is a normal float32
 _BINS_PER_ERROR = 2.0  # bins in the target's root mean square error; a step is 3 of those or more
-_RATIO = 1.25  # ratio of two successive steps that are tried
+_SHAPES = (-1.0, 0.5, 0.6, 0.75)  # of the dead zone; see _start
+_FIRST = 7.0  # the first step that is tried, in bins: it gives evenly spread values about the target's error
+_TRIES = 9
+_BEYOND = (1.06, 1.12, 1.2)  # larger steps that are tried at the end
+_LARGEST = 3.4028234663852886e38
+_1 = np.uint64(1)
 
 
-@kernel("void(Array(float32, 1, 'C', readonly=True), float64[::1])")
+@helper
 def moments(values, out):
     """Compute out = (sum of squares, smallest magnitude, largest magnitude) of float32[k], k >= 1, finite."""
     sums = np.zeros(16)
@@ -49,40 +54,80 @@ def moments(values, out):
 
 
 @helper
-def _below(sums, x):
-    """Return count, sum and sum of squares (in bins) of the magnitudes below x (in bins). Bins count as evenly filled."""
-    j = min(np.int64(x), BINS - 1)
-    a, part = np.float64(j), min(x, np.float64(BINS)) - np.float64(j)
-    n = (sums[0, j + 1] - sums[0, j]) * part
-    middle = a + 0.5 * part
-    return sums[0, j] + n, sums[1, j] + n * middle, sums[2, j] + n * (middle * middle + part * part / 12.0)
+def _histogram(values, width, bins, sums):
+    """Fill sums, float64[bins + 1, 3], zeroed, with count, sum and sum of squares (in bins) of the magnitudes below each bin.
+
+    Returns the number of values that were counted: all, or a sample.
+    """
+    k, scale = values.size, np.float32(1.0 / width)
+    n = min(k, SAMPLE)
+    for s in range(n):
+        i = s
+        if n < k:
+            first, last = s * k // n, (s + 1) * k // n
+            i = first + np.int64(random32(np.uint32(s), np.uint32(0), np.uint32(0))) % (last - first)
+        x = float_of(np.uint32(bits_of(values[i]) & MAGNITUDE)) * scale
+        if x < np.float32(BINS):
+            sums[np.uint64(x) + _1, 0] += 1.0
+    count = total = squares = 0.0
+    for j in range(bins):
+        here, middle = sums[j + 1, 0], j + 0.5
+        count += here
+        total += here * middle
+        squares += here * (middle * middle + 1.0 / 12.0)
+        sums[j + 1, 0], sums[j + 1, 1], sums[j + 1, 2] = count, total, squares
+    return n
 
 
 @helper
-def _cost(sums, total, start, step, with_rate):
-    """Return (sum of squared errors, bits of all levels) of the sample; lengths are in bins."""
-    n0, s0, q0 = _below(sums, start)
-    squares, bits = q0, 0.0
-    if with_rate and n0 > 1:
-        bits = -n0 * log2(n0)
-    inside = sums[0, BINS]
+def _below(sums, bins, x):
+    """Return count, sum and sum of squares (in bins) of the magnitudes below x (in bins). Bins count as evenly filled."""
+    j = min(np.int64(x), bins - 1)
+    row, a = np.uint64(j), np.float64(j)
+    part = min(x, np.float64(bins)) - a
+    n = (sums[row + _1, 0] - sums[row, 0]) * part
+    middle = a + 0.5 * part
+    return sums[row, 0] + n, sums[row, 1] + n * middle, sums[row, 2] + n * (middle * middle + part * part / 12.0)
+
+
+@numpy_helper
+def _squares(sums, bins, total, start, step, most):
+    """Return the sum of squared errors of the sample or, where it is above `most`, another number above it, in bins."""
+    n0, s0, q0 = _below(sums, bins, start)
+    squares = q0
+    inside = sums[np.uint64(bins), 0]
+    x = start
+    for _ in range(MOST):
+        if n0 >= inside or squares > most:
+            break
+        x += step
+        n1, s1, q1 = _below(sums, bins, x)
+        n, s, q = n1 - n0, s1 - s0, q1 - q0
+        if n > 1e-9:
+            squares += max(0.0, q - s * s / n)
+        n0, s0, q0 = n1, s1, q1
+    if start + MOST * step >= BINS:
+        squares += (total - inside) * step * step / 12.0  # beyond the histogram, but not beyond the levels
+    return squares
+
+
+@helper
+def _rate(sums, bins, total, start, step):
+    """Return the bits of all levels of the sample."""
+    n0, _, _ = _below(sums, bins, start)
+    bits = -n0 * log2(n0) if n0 > 1 else 0.0
+    inside = sums[np.uint64(bins), 0]
     x = start
     for _ in range(MOST):
         if n0 >= inside:
             break
         x += step
-        n1, s1, q1 = _below(sums, x)
-        n, s, q = n1 - n0, s1 - s0, q1 - q0
+        n1, _, _ = _below(sums, bins, x)
+        n = n1 - n0
         if n > 1e-9:
-            squares += max(0.0, q - s * s / n)
-            if with_rate:
-                bits += n - (n * log2(n) if n > 1 else 0.0)  # and its sign
-        n0, s0, q0 = n1, s1, q1
-    if start + MOST * step >= BINS:
-        squares += (total - inside) * step * step / 12.0  # beyond the histogram, but not beyond the levels
-    if with_rate:
-        bits += total * log2(total) + 32.0 * (total - n0)
-    return squares, bits
+            bits += n - (n * log2(n) if n > 1 else 0.0)  # and its sign
+        n0 = n1
+    return bits + (total * log2(total) + 32.0 * (total - n0))
 
 
 @helper
@@ -91,68 +136,70 @@ def _start(shape, step, smallest):
     return max(0.0, smallest - step / 32.0) if shape < 0 else shape * step
 
 
-@kernel(
-    "int64(Array(float32, 1, 'C', readonly=True), Array(float64, 1, 'C', readonly=True), float64, float64[:,::1],"
-    " float32[::1], uint8[::1])"
-)
-def choose_levels(values, moments, error, sums, grid, fractions):
+@helper
+def _search(sums, bins, total, target, smallest, widest):
+    """Return the start and the step, in bins, with the fewest bits among those whose squared errors are at most `target`.
+
+    The next step to be tried is the one that would meet the target if the errors grew with the square of the step.
+    """
+    best, start, step, low = np.inf, 0.0, 1.0, _FIRST
+    for shape in _SHAPES:
+        tried, low = min(low, widest), 0.0
+        if _squares(sums, bins, total, _start(shape, widest, smallest), widest, target) <= target:
+            low = widest
+        for left in range(_TRIES, 0, -1):
+            if low == widest:
+                break
+            squares = _squares(sums, bins, total, _start(shape, tried, smallest), tried, 4.0 * target)
+            if squares <= target:
+                low = max(low, tried)
+                if squares > 0.98 * target:
+                    break
+            if low > 0 and left <= _TRIES - 3:
+                break
+            tried = min(tried * math.sqrt(min(max(0.995 * target / max(squares, 1e-9), 0.25), 4.0)), widest)
+        low = max(low, 1.0)
+        for ratio in _BEYOND:  # the errors need not grow with the step everywhere
+            tried = min(ratio * low, widest)
+            if _squares(sums, bins, total, _start(shape, tried, smallest), tried, target) <= target:
+                low = tried
+        bits = _rate(sums, bins, total, _start(shape, low, smallest), low)
+        if bits < best:
+            best, start, step = bits, _start(shape, low, smallest), low
+    return start, step
+
+
+@helper
+def choose_levels(values, moments, error, grid, fractions):
     """Find the start and the step that need the fewest bits at a root mean square error of `error` times that of the values.
 
-    values: float32[k]; moments: as above, not all zero; sums: float64[3, BINS + 1], to work in; grid: float32[2], written:
-    start and step; fractions: uint8[FRACTIONS], written: where the centroids are in their intervals, in 1/256. Returns the
-    number of levels on each side, at most MOST; the largest value may lie beyond them.
+    values: float32[k]; moments: as above, not all zero; grid: float32[2], written: start and step; fractions:
+    uint8[FRACTIONS], written: where the centroids are in their intervals, in 1/256. Returns the number of levels on each side,
+    at most MOST; the largest value may lie beyond them.
     """
     k = values.size
     width = error * math.sqrt(moments[0] / k) / _BINS_PER_ERROR
     width = min(max(width, SMALLEST), LARGEST / 1024)
-    sums[:] = 0.0
-    scale = np.float32(1.0 / width)
-    n = min(k, SAMPLE)
-    for s in range(n):
-        first, last = s * k // n, (s + 1) * k // n
-        i = first + np.int64(random32(np.uint32(s), np.uint32(0), np.uint32(0))) % (last - first)
-        x = float_of(np.uint32(bits_of(values[i]) & MAGNITUDE)) * scale
-        if x < np.float32(BINS):
-            sums[0, np.int64(x) + 1] += 1.0
-    for j in range(BINS):
-        count, middle = sums[0, j + 1], j + 0.5
-        sums[1, j + 1] = sums[1, j] + count * middle
-        sums[2, j + 1] = sums[2, j] + count * (middle * middle + 1.0 / 12.0)
-        sums[0, j + 1] += sums[0, j]
-    # In bins: what the squared errors of the sample may sum to, and the smallest magnitude.
-    total, target, smallest = np.float64(n), n * _BINS_PER_ERROR * _BINS_PER_ERROR, moments[1] / width
-    best, start, step = np.inf, 0.0, 1.0
+    # The last bin with a value; those beyond it are as if they were there.
+    bins = 1 + np.int64(min(np.float32(moments[2]) * np.float32(1.0 / width), np.float32(BINS - 1)))
+    sums = np.zeros((bins + 1, 3))
+    total = np.float64(_histogram(values, width, bins, sums))
+    # In bins: what the squared errors of the sample may sum to, and where the bin with the smallest magnitude begins. A start
+    # within the bin would count a part of its values as zeros.
+    target, smallest = total * _BINS_PER_ERROR * _BINS_PER_ERROR, np.floor(moments[1] / width)
     widest = min(max(moments[2] / width, 2.0), 512.0)  # one step is enough for all
-    for shape in (-1.0, 0.5, 0.6, 0.75):
-        # The error need not grow with the step everywhere, so all steps are gone through.
-        above, tried, last = 0.0, widest, 1.0
-        while tried >= last:
-            if _cost(sums, total, _start(shape, tried, smallest), tried, False)[0] > target:
-                above = tried
-            elif above > 0 or tried == widest:
-                low, high = tried, max(above, tried)
-                for _ in range(7):
-                    middle = math.sqrt(low * high)
-                    if _cost(sums, total, _start(shape, middle, smallest), middle, False)[0] > target:
-                        high = middle
-                    else:
-                        low = middle
-                bits = _cost(sums, total, _start(shape, low, smallest), low, True)[1]
-                if bits < best:
-                    best, start, step = bits, _start(shape, low, smallest), low
-                above, last = 0.0, max(last, 0.3 * low)
-            tried /= _RATIO
-    n0, s0, _ = _below(sums, start)
+    start, step = _search(sums, bins, total, target, smallest, widest)
+    n0, s0, _ = _below(sums, bins, start)
     for m in range(FRACTIONS):
         lower = start + m * step
         upper = lower + step
         count = position = 0.0
         while True:  # the last one for all levels from there on
-            n1, s1, _ = _below(sums, upper)
+            n1, s1, _ = _below(sums, bins, upper)
             count += n1 - n0
             position += (s1 - s0) - (n1 - n0) * lower
             n0, s0 = n1, s1
-            if m < FRACTIONS - 1 or n1 >= sums[0, BINS] or upper >= BINS:
+            if m < FRACTIONS - 1 or n1 >= sums[bins, 0] or upper >= BINS:
                 break
             lower, upper = upper, upper + step
         f = position / (count * step) if count > 1e-9 else 0.5
@@ -167,7 +214,7 @@ def _place(magnitude, grid):
     return magnitude * np.float32(np.float32(1) / grid[1]) + np.float32(np.float32(1) - grid[0] / grid[1])
 
 
-@kernel("void(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), int64, uint8[::1])")
+@helper
 def lloyd_encode(values, grid, most, codes):
     """codes (uint8[k]) = most + signed level, or 255 where the level is above MOST (then most is MOST)."""
     inverse = np.float32(np.float32(1) / grid[1])
@@ -181,6 +228,23 @@ def lloyd_encode(values, grid, most, codes):
         codes[i] = np.uint8(middle + np.int32(np.int32(m ^ sign) - sign))
 
 
+@kernel("int64(Array(float32, 1, 'C', readonly=True), float64, float32[::1], uint8[::1], uint8[::1])")
+def quantize(values, error, grid, fractions, codes):
+    """Choose the levels and write the code of each value; returns the number of levels on each side.
+
+    For the arrays see choose_levels and lloyd_encode. Where all values are 0, the grid and the codes are, too.
+    """
+    found = np.empty(3)
+    moments(values, found)
+    if found[0] == 0:
+        grid[:] = np.float32(0)
+        codes[:] = np.uint8(0)
+        return 0
+    most = choose_levels(values, found, error, grid, fractions)
+    lloyd_encode(values, grid, most, codes)
+    return most
+
+
 @kernel("int64(Array(float32, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, float32[::1])")
 def gather_escapes(values, codes, escape, out):
     """Write the values whose code is `escape` to out (float32[k]); returns how many."""
@@ -192,10 +256,31 @@ def gather_escapes(values, codes, escape, out):
     return j
 
 
+@helper
+def level_values(start, step, fractions, most, table):
+    """Fill table, float32[256], with the value of each code: fractions, uint8[min(most, FRACTIONS)], for the first levels.
+
+    In float64; at the very top a level could round to Inf, so it is cut to the largest float32.
+    """
+    table[:] = np.float32(0)
+    for m in range(most):
+        place = np.float64(start) + (m + (np.float64(fractions[min(m, FRACTIONS - 1)]) + 0.5) / 256.0) * np.float64(step)
+        value = np.float32(min(place, _LARGEST))
+        table[most + 1 + m], table[most - 1 - m] = value, -value
+
+
 @kernel(
-    "boolean(Array(uint8, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True),"
+    "boolean(Array(uint8, 1, 'C', readonly=True), float32, float32, Array(uint8, 1, 'C', readonly=True), int64,"
     " Array(float32, 1, 'C', readonly=True), float32[::1])"
 )
+def dequantize(codes, start, step, fractions, most, escapes, out):
+    """The inverse of quantize: see level_values and lloyd_decode. Returns False unless all of `escapes` are used."""
+    table = np.empty(256, np.float32)
+    level_values(start, step, fractions, most, table)
+    return lloyd_decode(codes, table, escapes, out)
+
+
+@helper
 def lloyd_decode(codes, table, escapes, out):
     """out[i] = table[codes[i]], or the next of `escapes` where the code is 255. Returns False unless all of those are used.
 

@@ -269,6 +269,31 @@ def sample_sum(gradient, residual, sample):
     return _sample(gradient, residual, True, sample)
 
 
+@kernel(
+    "uint32(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), boolean,"
+    " Array(uint32, 1, 'C', readonly=True), int64, uint32[::1], int64[::1])"
+)
+def sampled_bound(gradient, residual, fused, lines, rank, sample, histogram):
+    """Return the rank-th largest magnitude (1-based) in some lines of 16 elements, without its last 9 bits, and at least 1.
+
+    gradient, residual: float32[d]; their sum is looked at if fused, else the gradient. lines: uint32[n], below d // 16; 1 <=
+    rank <= 16 n; sample: uint32[16 n], to work in; histogram: int64[BINS].
+    """
+    n = 0
+    histogram[:] = 0
+    for line in lines:
+        start = 16 * np.int64(line)
+        for i in range(start, start + 16):
+            x = gradient[i]
+            if fused:
+                x = np.float32(x + residual[i])
+            sample[n] = bits_of(x)
+            histogram[(sample[n] & MAGNITUDE) >> np.uint32(20)] += 1
+            n += 1
+    bin_, above = _find_bin(histogram, rank)
+    return max(np.uint32(1), _refine(sample, n, bin_, rank - above, histogram))
+
+
 @kernel("UniTuple(uint32, 2)(uint32[::1], int64, int64, int64, int64[::1])")
 def topk_bounds(sample, n, k, d, histogram):
     """Return magnitudes that bracket the k-th largest of d elements, of which the bits of n are in `sample`.

@@ -208,11 +208,7 @@ class Encoder:
         encoded.seconds["transform"] = transformed - started
         if pending is not None and not encoded.non_finite:
             started = time.perf_counter()
-            restored = scratch("restored", np.float32, size)
-            restored[:] = 0
-            restored[... if encoded.support is None else encoded.support] = encoded.decoded
-            self.transform.inverse(parameters, restored)
-            np.subtract(dense, restored[: dense.size], out=pending)
+            self.transform.subtract(dense, encoded.support, encoded.decoded, pending)
             encoded.seconds["residual"] += time.perf_counter() - started
         return encoded
 

@@ -8,7 +8,7 @@ from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..kernels import draw_positions
-from ..kernels._helpers import MAGNITUDE
+from ..kernels.topk import BINS, sampled_bound
 from ..registry import register
 from .base import NO_VALUES, Scope, Sparsifier
 from .threshold import select_at_least
@@ -16,13 +16,17 @@ from .topk import select_largest
 
 _RANK = 400  # the threshold is at least the 400th largest of the sample, for a standard deviation of 5 %
 _TOO_MANY = 1.2  # if more than 1.2 k elements pass the threshold, the k largest of them are selected
+_LINE = 16  # elements that are sampled together, which are read as fast as one
+_WORTH_SAMPLING = 64  # with less than so many elements for each in the sample, exact selection takes less time
 
 
 @register
 class DGC(Sparsifier):
     """Selects about the k largest magnitudes, by a threshold that a random sample gives.
 
-    The threshold is a quantile of the sample. Where it lets too many elements pass, the k largest of those are selected.
+    The threshold is a quantile of the sample, which consists of random lines of 16 elements. Where it lets too many elements
+    pass, the k largest of those are selected. Where the sample would be more than a 64th of the elements, for which exact
+    selection takes less time, the k largest of all are selected.
     (The momentum correction of the same paper is a memory, not a sparsifier.)
 
     Args:
@@ -55,27 +59,25 @@ class DGC(Sparsifier):
     def _run(
         self, gradient: np.ndarray, residual: np.ndarray | None, out: np.ndarray | None, scope: Scope
     ) -> tuple[np.ndarray, np.ndarray]:
-        d = gradient.size
+        d, fused = gradient.size, residual is not None
         if d == 0:
             return np.empty(0, np.uint32), NO_VALUES
-        bound = self._bound(gradient, residual, scope.stream)
-        indices, values = select_at_least(gradient, residual, out, bound)
         k = min(d, max(1, round(self.density * d)))
+        n = math.ceil(max(self.sample * d, _RANK / self.density) / _LINE)
+        if n * _LINE * _WORTH_SAMPLING > d:
+            return select_largest(gradient, residual if fused else NO_VALUES, out if fused else NO_VALUES, fused, k)
+        bound = self._bound(gradient, residual, n, scope.stream)
+        indices, values = select_at_least(gradient, residual, out, bound)
         if indices.size > _TOO_MANY * k:
             chosen, values = select_largest(values, values, NO_VALUES, False, k)
             indices = indices[chosen]
         return indices, values
 
-    def _bound(self, gradient: np.ndarray, residual: np.ndarray | None, stream: Stream) -> np.uint32:
-        """Return the bits of the magnitude that about density * d elements reach, at least those of the smallest above 0."""
-        d = gradient.size
-        n = min(d, math.ceil(max(self.sample * d, _RANK / self.density)))
-        positions = scratch("dgc positions", np.uint32, n)
-        draw_positions(positions, d, *stream.key())
-        sample = gradient[positions]
-        if residual is not None:
-            with np.errstate(over="ignore", invalid="ignore"):
-                sample += residual[positions]
-        magnitudes = sample.view(np.uint32) & MAGNITUDE
-        rank = min(n, max(1, round(self.density * n)))
-        return np.uint32(max(1, np.partition(magnitudes, n - rank)[n - rank]))
+    def _bound(self, gradient: np.ndarray, residual: np.ndarray | None, n: int, stream: Stream) -> np.uint32:
+        """Return the bits of the magnitude that about density * d elements reach, by n lines; at least the smallest above 0."""
+        lines, sample = scratch("dgc lines", np.uint32, n), scratch("dgc sample", np.uint32, _LINE * n)
+        draw_positions(lines, gradient.size // _LINE, *stream.key())
+        rank = min(sample.size, max(1, round(self.density * sample.size)))
+        fused = residual is not None
+        histogram = scratch("topk histogram", np.int64, BINS)
+        return np.uint32(sampled_bound(gradient, residual if fused else NO_VALUES, fused, lines, rank, sample, histogram))

@@ -9,7 +9,7 @@ from .._util.numerics import non_finite_allowed
 from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..kernels import select_topk
-from ..kernels.chunks import BINS as CHUNK_BINS
+from ..kernels._intrinsics import LANES
 from ..kernels.chunks import select_chunks
 from ..kernels.topk import (
     BINS,
@@ -142,15 +142,8 @@ def select_largest_per_chunk(values: np.ndarray, chunk: int, k: int) -> tuple[np
     """
     room = -(-values.size // chunk) * k
     positions, found = scratch("topk indices", np.uint32, room), scratch("topk values", np.float32, room)
-    n = select_chunks(
-        values,
-        chunk,
-        k,
-        positions,
-        found,
-        scratch("topk chunk", np.uint32, chunk + 1),
-        scratch("topk chunk bins", np.int64, CHUNK_BINS),
-    )
+    work = scratch("topk chunk", np.uint32, 3 * (chunk + LANES)).reshape(3, -1)
+    n = select_chunks(values, chunk, k, positions, found, work)
     return positions[:n], found[:n]
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..registry import Stage
 
 
@@ -34,6 +35,21 @@ class Transform(Stage):
             out: Output, float32[domain(parameters, d)]: the coefficients, finite.
         """
         raise NotImplementedError
+
+    def subtract(self, dense: np.ndarray, support: np.ndarray | None, values: np.ndarray, out: np.ndarray) -> None:
+        """Subtract from a gradient what receivers compute from its coefficients. All machines get the same bits.
+
+        Args:
+            dense: The gradient, float32[d].
+            support: The positions of the coefficients that are sent, uint32[k], strictly ascending; None for all.
+            values: These coefficients as receivers decode them, float32[k].
+            out: Output, float32[d]: the difference; may be `dense` itself.
+        """
+        restored = scratch("restored", np.float32, self.domain(self.parameters(), dense.size))
+        restored[:] = 0
+        restored[... if support is None else support] = values
+        self.inverse(self.parameters(), restored)
+        np.subtract(dense, restored[: dense.size], out=out)
 
     @staticmethod
     def domain(parameters: bytes, d: int) -> int:

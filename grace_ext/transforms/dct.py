@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from ..errors import ConfigError, ContainerError
-from ..kernels.dct import transform
+from ..kernels.dct import forward, subtract_inverse, transform
 from ..registry import register
 from .base import Transform
 
@@ -72,9 +72,13 @@ class DCT(Transform):
         return bytes((self.size.bit_length() - 1, self.dims))
 
     def forward(self, dense: np.ndarray, out: np.ndarray) -> None:
-        np.clip(dense, -_LARGEST, _LARGEST, out=out[: dense.size])
-        out[dense.size :] = 0
-        transform(out.reshape(-1, self.size), self.dims, False, factors(self.size))
+        forward(dense, self.dims, _LARGEST, factors(self.size), out.reshape(-1, self.size))
+
+    def subtract(self, dense: np.ndarray, support: np.ndarray | None, values: np.ndarray, out: np.ndarray) -> None:
+        if support is None:
+            super().subtract(dense, support, values, out)
+        else:
+            subtract_inverse(dense, self.size, self.dims, factors(self.size), support, values, out)
 
     @staticmethod
     def domain(parameters: bytes, d: int) -> int:

@@ -1,17 +1,21 @@
 """Value codec `lloyd`."""
 
+import math
+import struct
+
 import numpy as np
 
 from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
-from ..kernels.lloyd import BINS, FRACTIONS, MOST, choose_levels, gather_escapes, lloyd_decode, lloyd_encode, moments
+from ..kernels.lloyd import FRACTIONS, MOST, dequantize, gather_escapes, quantize
 from ..registry import register
 from ._levels import check_entropy, pack_levels, unpack_levels
 from .base import ValueCodec
 
-_HEAD = np.dtype([("most", "u1"), ("start", "<f4"), ("step", "<f4"), ("escapes", "<u4")])
+_HEAD = struct.Struct("<BffI")  # levels on each side; start; step; number of values beyond the levels
 _ESCAPE = 2 * MOST + 1
+_NO_VALUES = np.empty(0, np.float32)
 _SMALLEST_ERROR, _LARGEST_ERROR = 0.01, 0.9
 
 
@@ -47,50 +51,40 @@ class Lloyd(ValueCodec):
         self.entropy = check_entropy("lloyd", entropy)
 
     def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
-        k = values.size
-        found, grid, fractions = np.empty(3), np.zeros(2, np.float32), np.empty(FRACTIONS, np.uint8)
-        moments(values, found)
-        most = 0
-        codes = scratch("lloyd_codes", np.uint8, k)
-        if found[0] > 0:
-            sums = scratch("lloyd_sums", np.float64, 3 * (BINS + 1)).reshape(3, -1)
-            most = choose_levels(values, found, self.error, sums, grid, fractions)
-            lloyd_encode(values, grid, most, codes)
-        else:
-            codes[:] = 0
-        escapes = np.empty(0, np.float32)
-        if most == MOST:
-            escapes = scratch("lloyd_escapes", np.float32, k)
-            escapes = escapes[: gather_escapes(values, codes, _ESCAPE, escapes)]
-        head = np.array([(most, *grid, escapes.size)], _HEAD).view(np.uint8)
-        levels = pack_levels(codes, 2 * most + 1 + (escapes.size > 0), self.entropy)
-        escapes = escapes.astype("<f4", copy=False).view(np.uint8)
-        return np.concatenate([head, fractions[: min(most, FRACTIONS)], escapes, levels]), None
+        codes = scratch("lloyd_codes", np.uint8, values.size)
+        grid, fractions = np.empty(2, np.float32), np.empty(FRACTIONS, np.uint8)
+        most = quantize(values, self.error, grid, fractions, codes)
+        escapes = _escapes(values, codes) if most == MOST else _NO_VALUES
+        first = _HEAD.size + min(most, FRACTIONS)
+        second = first + 4 * escapes.size
+        payload = pack_levels(codes, 2 * most + 1 + (escapes.size > 0), self.entropy, second)
+        _HEAD.pack_into(payload, 0, most, *grid.tolist(), escapes.size)
+        payload[_HEAD.size : first] = fractions[:most]
+        if escapes.size:
+            payload[first:second] = escapes.astype("<f4", copy=False).view(np.uint8)
+        return payload, None
 
     @staticmethod
     def decode(payload: np.ndarray, out: np.ndarray) -> None:
-        if payload.size < _HEAD.itemsize:
+        if payload.size < _HEAD.size:
             raise ContainerError("lloyd: the parameters are missing")
-        most, start, step, count = np.frombuffer(payload[: _HEAD.itemsize], _HEAD)[0].tolist()
-        if not (most <= MOST and 0 <= start < np.inf and 0 <= step < np.inf and (count == 0 or most == MOST)):
+        most, start, step, count = _HEAD.unpack_from(payload)
+        if not (most <= MOST and 0 <= start < math.inf and 0 <= step < math.inf and (count == 0 or most == MOST)):
             raise ContainerError("lloyd: a parameter is out of range")
-        first = _HEAD.itemsize + min(most, FRACTIONS)
+        first = _HEAD.size + min(most, FRACTIONS)
         second = first + 4 * count
         if payload.size < second:
             raise ContainerError(f"lloyd: {payload.size} bytes do not hold {count} values beyond the levels")
-        escapes = np.frombuffer(payload[first:second], "<f4").astype(np.float32)
+        escapes = np.frombuffer(payload[first:second], "<f4").astype(np.float32) if count else _NO_VALUES
         if not np.isfinite(escapes).all():
             raise ContainerError("lloyd: a value is not finite")
         codes = scratch("lloyd_codes", np.uint8, out.size)
         unpack_levels(payload[second:], 2 * most + 1 + (count > 0), codes)
-        table = np.zeros(256, np.float32)
-        if most:
-            m = np.arange(most)
-            fractions = payload[_HEAD.itemsize : first][np.minimum(m, FRACTIONS - 1)]
-            # In float64; at the very top a level could round to Inf.
-            centroids = np.minimum(start + (m + (fractions + 0.5) / 256) * step, np.finfo(np.float32).max)
-            with np.errstate(under="ignore"):  # levels may round to 0, whatever errors the caller has enabled
-                table[most + 1 : 2 * most + 1] = centroids
-            table[:most] = -table[2 * most : most : -1]
-        if not lloyd_decode(codes, table, escapes, out):
+        if not dequantize(codes, start, step, payload[_HEAD.size : first], most, escapes, out):
             raise ContainerError("lloyd: the values beyond the levels are not as many as the levels say")
+
+
+def _escapes(values: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Return the values beyond the levels, float32[n], in a scratch array."""
+    escapes = scratch("lloyd_escapes", np.float32, values.size)
+    return escapes[: gather_escapes(values, codes, _ESCAPE, escapes)]

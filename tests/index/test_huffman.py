@@ -23,6 +23,8 @@ from grace_ext.kernels.gap_huffman import plan_gap_codes
         [3] * 120,
         [10**8, *range(119)],
         [i * i for i in range(120)],
+        *(np.random.default_rng(seed).integers(0, 1 + seed % 6, 20 + seed).tolist() for seed in range(1, 30)),  # with ties
+        *((1 << np.random.default_rng(seed).integers(0, 11, 40)).tolist() for seed in range(5)),
     ],
 )
 def test_code_lengths(counts):
@@ -32,7 +34,7 @@ def test_code_lengths(counts):
     rows[3] = 0  # a context that does not occur
     lengths = np.full((8, 128), 77, np.uint8)
     kept = rows.copy()
-    plan_gap_codes(rows.reshape(-1), lengths.reshape(-1))
+    plan_gap_codes(rows.reshape(-1), rows.sum(axis=0), lengths.reshape(-1))
     expected = reference_index.package_merge([*counts, *[0] * (128 - len(counts))], 10)
     assert np.array_equal(rows, kept)
     assert lengths[0].tolist() == expected

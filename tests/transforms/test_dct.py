@@ -12,6 +12,7 @@ from grace_ext._util.rng import Stream
 from grace_ext.kernels.dct import transform
 from grace_ext.pipeline.container import parse
 from grace_ext.pipeline.decoder import decode_sum
+from grace_ext.transforms.base import Transform
 from grace_ext.transforms.dct import DCT, factors
 
 SIZES = [1 << e for e in range(1, 9)]
@@ -48,6 +49,29 @@ def test_rows_that_are_no_square(rows):
     found = given.copy()
     transform(found, 1, False, factors(64))
     assert np.allclose(found, given @ definition(64).T, atol=1e-5)
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("size", [2, 8, 16, 64, 128])
+def test_one_pass_does_what_the_steps_do(size, dims):
+    """Cut, fill up and transform; and scatter, invert and subtract, in place and not."""
+    codec = DCT(size, dims)
+    for d in (1, size - 1, size**dims, 2 * size**2 + 5):
+        dense = gauss(d, d)
+        dense[0] = FLT_MAX
+        padded = np.zeros(codec.domain(codec.parameters(), d), np.float32)
+        padded[:d] = np.minimum(dense, np.float32(2.0**100))
+        transform(padded.reshape(-1, size), dims, False, factors(size))
+        coefficients = np.full(padded.size, np.nan, np.float32)
+        codec.forward(dense, coefficients)
+        assert same_bits(coefficients, padded)
+        for support in (np.flatnonzero(np.arange(padded.size) % 3 == 1).astype(np.uint32), None):
+            values = gauss(padded.size if support is None else support.size, 7)
+            expected, found, given = np.empty(d, np.float32), np.empty(d, np.float32), dense.copy()
+            Transform.subtract(codec, dense, support, values, expected)
+            codec.subtract(dense, support, values, found)
+            codec.subtract(given, support, values, given)
+            assert same_bits(found, expected) and same_bits(given, expected)
 
 
 def test_all_machines_have_the_same_factors():

@@ -9,7 +9,7 @@ from support.reference_decoder import levels as levels_decoder
 from support.reference_kernels import levels as reference_levels
 
 from grace_ext import ConfigError, ContainerError
-from grace_ext.kernels import ans, level_huffman
+from grace_ext.kernels import _tables, ans, level_huffman
 from grace_ext.kernels import levels as kernels
 from grace_ext.value import _levels
 from grace_ext.value._levels import ENTROPY, check_entropy, pack_levels, unpack_levels
@@ -26,9 +26,9 @@ def draw(k, alphabet, width, seed=0):
 
 def coded(mode, levels, alphabet):
     """The payload of that mode, even where another would be shorter."""
-    counts = np.bincount(levels, minlength=alphabet).astype(np.int64)
-    parts = (_levels._huffman if mode == _levels._HUFFMAN else _levels._ans)(levels, counts)
-    return np.concatenate([np.array([mode], np.uint8), *parts])
+    out = np.empty(4 * levels.size + 2000, np.uint8)
+    used = _levels._pack_coded(levels, alphabet, ENTROPY[mode], out.size, out)
+    return np.concatenate([np.array([mode], np.uint8), out[:used]])
 
 
 def unpacked(payload, alphabet, k, before=0xEE):
@@ -95,9 +95,9 @@ def test_fixed_width(bits):
 
 
 def test_counts():
-    for k in SIZES:
+    for k in (*SIZES, 5000):
         levels, counts = draw(k, 100, 9, k), np.full(100, 7, np.int64)
-        assert kernels.count_levels(levels, counts) == np.bincount(levels).max()
+        _tables.count_levels(levels, counts)
         assert np.array_equal(counts, np.bincount(levels, minlength=100))
 
 
@@ -134,20 +134,20 @@ def test_tables(name):
     assert best <= (lengths * counts).sum() <= (best if name in ("two", "holes", "flat") else 1.02 * best)
 
     for parts, width, largest in (((classes, mantissas), 3, 13), ((lengths, np.zeros_like(lengths)), 0, 12)):
-        out, intact = guarded(kernels.TABLE_ROOM)
-        size = kernels.write_table(*parts, width, out)
+        out, intact = guarded(_tables.TABLE_ROOM)
+        size = _tables.write_table(*parts, width, out)
         assert intact() and out[:size].tobytes() == reference_levels.table(*(part.tolist() for part in parts), width)
         again = np.full((2, n), 99, np.uint8)
-        assert kernels.read_table(out[:size].copy(), width, largest, *again) == size
+        assert _tables.read_table(out[:size].copy(), width, largest, *again) == size
         assert np.array_equal(again, parts)
-        assert kernels.read_table(out[: size - 1].copy(), width, largest, *again) == -1
-        assert kernels.read_table(out[:size].copy(), width, int(parts[0].max()) - 1, *again) == -1
+        assert _tables.read_table(out[: size - 1].copy(), width, largest, *again) == -1
+        assert _tables.read_table(out[:size].copy(), width, int(parts[0].max()) - 1, *again) == -1
 
 
 def test_the_longest_table_fits():
     zigzag = np.resize(np.array([13, 0], np.uint8), 256)
-    out, intact = guarded(kernels.TABLE_ROOM)
-    assert kernels.write_table(zigzag, np.full(256, 7, np.uint8), 3, out) > 0 and intact()
+    out, intact = guarded(_tables.TABLE_ROOM)
+    assert _tables.write_table(zigzag, np.full(256, 7, np.uint8), 3, out) > 0 and intact()
 
 
 def test_division_by_reciprocal_is_exact():
@@ -185,7 +185,7 @@ def test_huffman_stream(seed):
         lengths = np.empty(100, np.uint8)
         level_huffman.huffman_lengths(counts, lengths)
         out, intact = guarded(k * 12 // 8 + 16)
-        size = level_huffman.huffman_encode(levels, lengths, out)
+        size = level_huffman.huffman_encode(levels, level_huffman.level_codes(lengths), out)
         assert intact() and out[:size].tobytes() == reference_levels.huffman(levels.tolist(), lengths.tolist())
 
 
