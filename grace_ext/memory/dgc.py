@@ -44,12 +44,7 @@ class DGC(Residual):
     applies_momentum = True
 
     def __init__(
-        self,
-        momentum: float = 0.9,
-        clip: float = 0.0,
-        masking: bool = True,
-        nesterov: bool = False,
-        deviations: float = 0.0,
+        self, momentum: float = 0.9, clip: float = 0.0, masking: bool = True, nesterov: bool = False, deviations: float = 0.0
     ):
         if not 0 <= momentum < 1:
             raise ConfigError(f"dgc: momentum={momentum}; allowed: from 0 to below 1")
