@@ -127,9 +127,27 @@ def figure_9(task, steps: int) -> tuple[str, str]:
     )
 
 
-def seconds_to(records) -> float | None:
-    """Return the virtual time at which the loss has fallen to TARGET of the first one; None if it has not."""
-    return next((one.start for one in records if one.loss <= TARGET * records[0].loss), None)
+class Ended(Exception):
+    """A run need not go on. at: the virtual time at which it reached the target; None if it diverges."""
+
+    def __init__(self, at: float | None):
+        super().__init__()
+        self.at = at
+
+
+def seconds_to(task, policy, setting: Setting) -> float | None:
+    """Return the virtual time at which the loss has fallen to TARGET of the first one; None if it does not."""
+    first = task.gradient(task.start, 0, 0)[1]
+
+    def watch(record):
+        if not TARGET * first < record.loss < 100 * first:
+            raise Ended(record.start if record.loss <= TARGET * first else None)
+
+    try:
+        simulate(task, policy, setting, watch)
+    except Ended as ended:
+        return ended.at
+    return None
 
 
 def quadratic(most: int) -> str:
@@ -146,8 +164,7 @@ def quadratic(most: int) -> str:
         tried += [("Kimad", Kimad(PAUSE + taken), f"{1000 * taken:.0f} ms") for taken in TIMES]
         for label, policy, what in tried:
             for rate in RATES:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    found = seconds_to(simulate(task, policy, dataclasses.replace(base, rate=rate)))
+                found = seconds_to(task, policy, dataclasses.replace(base, rate=rate))
                 if found is not None and found < best.get(label, (np.inf, ""))[0]:
                     best[label] = found, what
         (gd, _), (ef21, density), (kimad, taken) = (best.get(label, (np.nan, "none")) for label in ("GD", "EF21", "Kimad"))
