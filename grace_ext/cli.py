@@ -25,7 +25,7 @@ from .inspection import MOST_ELEMENTS, check_sections, describe
 from .observe import merge_timelines
 from .pipeline.container import parse
 from .pipeline.presets import PRESETS
-from .policy import advisor
+from .policy import advisor, projections
 from .simulate import command as simulate_command
 
 
@@ -146,7 +146,11 @@ def _bench(arguments: argparse.Namespace) -> int:
 def _advise(arguments: argparse.Namespace) -> int:
     """Predict the step time with and without compression, from this machine's codec speeds, and recommend what to use."""
     keys = ("params", "step_time", "bandwidth", "workers", "per_host", "latency", "overlap", "strict", "optimizer")
-    print(advisor.report(advisor.advise(**{key: getattr(arguments, key) for key in keys})))
+    given = {key: getattr(arguments, key) for key in keys} | {"codecs": advisor.measure_codecs()}
+    print(advisor.report(advisor.advise(**given)))
+    if arguments.efficiency:
+        counts = [count * arguments.per_host for count in projections.WORKERS if count * arguments.per_host <= 1024]
+        print("\n" + projections.table(advisor.efficiencies(**{**given, "workers": counts})))
     return 0
 
 
@@ -234,6 +238,7 @@ def _add_advise_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="share of the step that can overlap with the exchange (default: %(default)s)",
     )
+    add("--efficiency", action="store_true", help="add a table of the efficiency E(P) with 2 to 1,024 workers")
     add("--strict", action="store_true", help="recommend only methods that do no more than round every element")
     add(
         "--optimizer",

@@ -110,6 +110,7 @@ class Communicator(Stage, Generic[PendingType]):
     reports_support = True
     #: Whether it needs a compressor whose values can be summed as they are (`Compressor.reducible_dtype`).
     needs_reducible = False
+    votes = False  #: Whether the result is a vote on signs, and not a sum.
     #: Whether the next step needs what the memory remembers.
     needs_memory = True
     #: Whether `start` leaves the gradient as it is.

@@ -1,4 +1,4 @@
-"""The exchange of low-rank factors: two dependent allreduces, which also carry the tensors that are sent as they are."""
+"""The exchange of low-rank factors: dependent allreduces, two for each iteration. The first carries whole tensors as well."""
 
 import dataclasses
 import math
@@ -29,7 +29,7 @@ class ShapedTensor(Protocol):
 
 @dataclasses.dataclass
 class _Part:
-    """A tensor: its matrix, and its slices of the bucket, the first sum and the second. Rank 0: it is sent as it is."""
+    """A tensor: its matrix, and its slices of the bucket and of sums: the first P, Q, and further P. Rank 0: it is sent whole."""
 
     name: str
     rows: int
@@ -38,15 +38,16 @@ class _Part:
     bucket: slice
     first: slice
     second: slice
+    further: slice
 
 
 @dataclasses.dataclass
 class _PendingFactors(Pending):
     """An exchange under way.
 
-    gradient: float32[d], with the residual added; it becomes the next residual if `residual` is true. first: the first sum
-    once it has arrived. factors: pt of each part, None where the tensor is sent as it is; empty if a NaN was found. own:
-    this rank's part of the second sum.
+    gradient: float32[d], with the residual added; it becomes the next residual if `residual` is true. started: number of
+    allreduces that were started. first: the first sum once it has arrived. factors: pt of each part, None where the tensor is
+    sent as it is; empty if a NaN was found. own: this rank's part of the last sum of Q.
     """
 
     keeps_state = True
@@ -55,6 +56,7 @@ class _PendingFactors(Pending):
     gradient: np.ndarray
     residual: bool
     stream: Stream
+    started: int = 1
     first: np.ndarray | None = None
     factors: list[np.ndarray | None] = dataclasses.field(default_factory=list)
     own: np.ndarray | None = None
@@ -80,6 +82,8 @@ class FactorAllreduce(Communicator[_PendingFactors]):
         self._method, self._warm_starts = compressor.lowrank, warm_starts
         self._factored = _layout(tensors, self._method.factorization)
         self._plain = _layout(tensors, lambda shape: (1, math.prod(shape), 0))
+        self._sums = 2 * self._method.iterations
+        self.collectives = ("allreduce",) * self._sums
 
     def check(self, compressor: Compressor) -> None:
         if compressor.lowrank is None:
@@ -134,32 +138,61 @@ class FactorAllreduce(Communicator[_PendingFactors]):
         return None if found is None else found.reshape(part.rank, part.columns)
 
     def advance(self, pending: _PendingFactors, transport: Transport) -> None:
-        if pending.first is not None:
+        if pending.started == self._sums:
             return
-        pending.first = wait(pending)
+        if not pending.parts[-1].second.stop:  # nothing but whole tensors
+            pending.first, pending.started = wait(pending), self._sums
+            pending.factors = [None] * len(pending.parts)
+            return
+        summed = wait(pending)
         started = time.perf_counter()
-        message = np.full(pending.parts[-1].second.stop, np.nan, np.float32)
-        if max_magnitude(pending.first) < NON_FINITE:
-            pending.factors = [self._second(part, pending, message[part.second]) for part in pending.parts]
-        pending.own = message.copy()
-        if message.size:  # after a NaN as well, so that no rank can wait in vain
-            pending.handle = transport.allreduce(f"{pending.name}.q", message)
-            pending.wire_bytes += message.nbytes
+        begin = self._begin_q if pending.started % 2 else self._begin_p
+        message, letter = begin(pending, summed), "q" if pending.started % 2 else "p"
+        # After a NaN as well, so that no rank can wait in vain.
+        round_number = "" if pending.started < 2 else str(pending.started // 2 + 1)
+        pending.handle = transport.allreduce(f"{pending.name}.{letter}{round_number}", message)
+        pending.started += 1
+        pending.wire_bytes += message.nbytes
         pending.seconds["factor"] += time.perf_counter() - started
 
-    def _second(self, part: _Part, pending: _PendingFactors, out: np.ndarray) -> np.ndarray | None:
+    def _begin_q(self, pending: _PendingFactors, summed: np.ndarray) -> np.ndarray:
+        """Return this rank's part of Q. summed: that of P, float32[n]."""
+        if pending.first is None:
+            pending.first = summed
+        message = np.full(pending.parts[-1].second.stop, np.nan, np.float32)
+        pending.factors = []
+        if max_magnitude(summed) < NON_FINITE:
+            for part in pending.parts:
+                p = summed[part.first if summed is pending.first else part.further]
+                pending.factors.append(self._second(part, pending, p, message[part.second]))
+        pending.own = message.copy()
+        return message
+
+    def _second(self, part: _Part, pending: _PendingFactors, p: np.ndarray, out: np.ndarray) -> np.ndarray | None:
         if not part.rank:
             return None
-        pt = self._method.orthonormalized(
-            pending.first[part.first].reshape(part.rows, part.rank), _common(pending.stream, part)
-        )
+        pt = self._method.orthonormalized(p.reshape(part.rows, part.rank), _common(pending.stream, part))
         self._method.project_back(
             pt, pending.gradient[part.bucket].reshape(part.rows, part.columns), out.reshape(part.rank, part.columns)
         )
         return pt
 
+    def _begin_p(self, pending: _PendingFactors, summed: np.ndarray) -> np.ndarray:
+        """Return this rank's part of the next P. summed: that of Q, float32[n]."""
+        message = np.full(pending.parts[-1].further.stop, np.nan, np.float32)
+        if pending.factors and max_magnitude(summed) < NON_FINITE:
+            for part in (part for part in pending.parts if part.rank):
+                self._method.project(
+                    pending.gradient[part.bucket].reshape(part.rows, part.columns),
+                    summed[part.second].reshape(part.rank, part.columns),
+                    _common(pending.stream, part),
+                    message[part.further].reshape(part.rows, part.rank),
+                )
+        return message
+
     def finish(self, pending: _PendingFactors, transport: Transport, out: np.ndarray, weight: float) -> bool:
-        self.advance(pending, transport)
+        while pending.started < self._sums:
+            self.advance(pending, transport)
         second = wait(pending) if pending.parts[-1].second.stop else np.empty(0, np.float32)
         started = time.perf_counter()
         finite = bool(pending.factors) and max_magnitude(second) < NON_FINITE
@@ -208,12 +241,11 @@ def _common(stream: Stream, part: _Part) -> Stream:
 
 def _layout(tensors: Sequence[ShapedTensor], matrix: Callable[[tuple[int, ...]], tuple[int, int, int]]) -> list[_Part]:
     """Lay out the parts; matrix(shape) -> (rows, columns, rank)."""
-    parts, bucket, first, second = [], 0, 0, 0
+    parts, bucket, first, second, further = [], 0, 0, 0, 0
     for tensor in tensors:
         rows, columns, rank = matrix(tensor.shape)
-        ends = bucket + tensor.size, first + (rows * rank or tensor.size), second + columns * rank
-        parts.append(
-            _Part(tensor.name, rows, columns, rank, slice(bucket, ends[0]), slice(first, ends[1]), slice(second, ends[2]))
-        )
-        bucket, first, second = ends
+        starts = bucket, first, second, further
+        ends = bucket + tensor.size, first + (rows * rank or tensor.size), second + columns * rank, further + rows * rank
+        parts.append(_Part(tensor.name, rows, columns, rank, *map(slice, starts, ends)))
+        bucket, first, second, further = ends
     return parts

@@ -7,7 +7,7 @@ import sys
 import types
 
 from ..pipeline import spec
-from . import adam, demo, dgc, ef21, momentum, muon, none, onebit_adam, residual  # noqa: F401  (importing registers them)
+from . import adam, demo, dgc, ef21, momentum, muon, none, onebit_adam, residual, signum  # noqa: F401  (importing registers them)
 from .base import Memory
 
 __all__ = ["Memory", "make_memory"]

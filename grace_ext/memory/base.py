@@ -53,6 +53,8 @@ class Memory(Stage, OptimizerPart):
     has_exact_steps = False
     #: Whether a step needs the gradients of all ranks, so that none may leave the training loop before the others.
     needs_all_ranks = False
+    #: Whether communicators that put signs to the vote can be used. What a vote leaves out is in no gradient's units.
+    suits_votes = False
 
     def check(self, compressor: Compressor, communicator: Communicator) -> None:
         """Check that this memory can be used with a compressor and a communicator.
@@ -64,6 +66,11 @@ class Memory(Stage, OptimizerPart):
         Raises:
             ConfigError: The combination makes no sense.
         """
+        if communicator.votes and not self.suits_votes:
+            raise ConfigError(
+                f"memory {self.name!r} cannot make up for what communicator {communicator.name!r} leaves out, which puts signs "
+                f"to the vote: use memory 'none' or 'signum'"
+            )
         if self.stateful and compressor.unbiased:
             raise ConfigError(
                 f"{str(compressor.sparsifier)!r} is unbiased already, and memory {self.name!r} "

@@ -10,3 +10,4 @@ class NoMemory(Memory):
 
     name = "none"
     supports_rows = True
+    suits_votes = True

@@ -4,7 +4,7 @@ A new one takes a file and a line here.
 """
 
 from ..pipeline import spec
-from . import adam, nesterov, sgd, yogi  # noqa: F401  (importing registers them)
+from . import adam, adamw, nesterov, sgd, yogi  # noqa: F401  (importing registers them)
 from .base import OuterOptimizer
 
 __all__ = ["OuterOptimizer", "make_outer"]

@@ -29,11 +29,22 @@ class Adam(OuterOptimizer):
     fields = {"first_moment": 0.0, "second_moment": 0.0}
 
     def __init__(self, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3):
-        self.lr = check_rate("adam", lr)
-        self.beta1, self.beta2 = check_factor("adam", "beta1", beta1), check_factor("adam", "beta2", beta2)
+        self.lr = check_rate(self.name, lr)
+        self.beta1, self.beta2 = check_factor(self.name, "beta1", beta1), check_factor(self.name, "beta2", beta2)
         if not 0 < eps < math.inf:
-            raise ConfigError(f"adam: eps={eps}; allowed: above 0 and finite")
+            raise ConfigError(f"{self.name}: eps={eps}; allowed: above 0 and finite")
         self.eps = eps
+
+    def rate(self, number: int) -> float:
+        """Return the learning rate of a step.
+
+        Args:
+            number: Number of the step, from 1 on.
+
+        Returns:
+            The rate.
+        """
+        return self.lr
 
     def step(self, values: np.ndarray, change: np.ndarray, state: dict[str, np.ndarray], number: int) -> None:
         first, second = state["first_moment"], state["second_moment"]
@@ -46,5 +57,5 @@ class Adam(OuterOptimizer):
         change /= np.float32(math.sqrt(1 - self.beta2**number))
         change += np.float32(self.eps)
         np.divide(first, change, out=change)
-        change *= np.float32(self.lr / (1 - self.beta1**number))
+        change *= np.float32(self.rate(number) / (1 - self.beta1**number))
         values -= change

@@ -6,6 +6,7 @@ from .bandwidth import BandwidthMonitor
 from .defaults import Default, default_for
 from .guarded import Guarded
 from .kimad import Kimad, KimadPlus
+from .lgreco import LGreCo
 from .memories import DEFAULT_MEMORY, Memories
 from .rules import DEFAULT_ROWS_SPEC, DEFAULT_SPEC, Rules
 from .schedules import Schedule, Schedules
@@ -20,6 +21,7 @@ __all__ = [
     "Guarded",
     "Kimad",
     "KimadPlus",
+    "LGreCo",
     "Memories",
     "Rules",
     "Schedule",

@@ -7,6 +7,8 @@ they cost more than they save.
 
 import dataclasses
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +16,11 @@ from ..errors import ConfigError
 from ..pipeline.compressor import make_compressor
 from . import codec_timing, cost_model
 from .methods import METHODS, OPTIMIZERS, Method
+from .projections import WORKERS, efficiency, optimal_ratio
 
 _MEASURED = 2**21  # elements of the gradients that codecs are measured with
 _GRADIENTS = 3
+_SIDE = 1024  # rows and columns of the matrices that low-rank methods are measured with
 _NEAR = 1.05  # of methods within this factor of the fastest, the most exact is recommended
 
 
@@ -31,6 +35,8 @@ class Prediction:
         codec_seconds: Seconds of codec work in each worker, before any of it hides behind backward.
         wire_seconds: Seconds of the collectives, before any of them hides behind backward.
         sent_bytes: Bytes that a worker sends, on average.
+
+    Where a method exchanges only every few steps, all of these are of one step on average.
     """
 
     method: Method
@@ -49,11 +55,13 @@ class Advice:
         predictions: The predictions of all methods, each with its fastest communicator, in the order of METHODS.
         recommended: The recommended prediction.
         reason: A sentence for the recommended one, and a line for each faster one that is not recommended.
+        ratio: The optimal ratio of the link: see projections.optimal_ratio.
     """
 
     predictions: list[Prediction]
     recommended: Prediction
     reason: str
+    ratio: float
 
 
 def advise(
@@ -82,7 +90,8 @@ def advise(
         strict: Whether to recommend only what does no more than round every element.
         optimizer: One of OPTIMIZERS: only what was shown to keep accuracy with it is recommended. None: only what was shown
             to with all of them.
-        codecs: cost_model.Codec by spec; missing ones are measured here, on one core.
+        codecs: cost_model.Codec by spec; missing ones are measured here, on one core. Low-rank methods are taken to have
+            square matrices of 1,024 columns.
 
     Returns:
         The predictions and the recommendation.
@@ -93,12 +102,10 @@ def advise(
     _check(params, step_time, bandwidth, workers, per_host, latency, overlap)
     if optimizer not in (None, *OPTIMIZERS):
         raise ConfigError(f"optimizer={optimizer!r}; allowed: {', '.join(OPTIMIZERS)} or None")
-    codecs = {**(codecs or {})}
+    codecs = measure_codecs(codecs)
     links = dict.fromkeys(("allgather", "alltoall", "allreduce"), cost_model.Link(latency, latency, 8 / bandwidth))
     predictions = []
     for method in METHODS:
-        if method.spec is not None and method.spec not in codecs:
-            codecs[method.spec] = measure_codec(method.spec)
         codec = _FREE if method.spec is None else codecs[method.spec]
         options = [
             _predict(method, communicator, codec, params, step_time, workers, per_host, links, overlap)
@@ -109,7 +116,59 @@ def advise(
     allowed = [one for one in predictions if one.method.rounds or not strict and all(map(one.method.keeps_accuracy, wanted))]
     fastest = min(one.step_seconds for one in allowed)
     chosen = next(one for one in allowed if one.step_seconds <= _NEAR * fastest)
-    return Advice(predictions, chosen, _reason(predictions, allowed, chosen, step_time, overlap, strict, wanted))
+    reason = _reason(predictions, allowed, chosen, step_time, overlap, strict, wanted)
+    ratio = optimal_ratio(params, step_time, bandwidth, workers, latency=latency, overlap=overlap)
+    return Advice(predictions, chosen, reason, ratio)
+
+
+def efficiencies(
+    params: int,
+    step_time: float,
+    bandwidth: float,
+    *,
+    workers: Iterable[int] = WORKERS,
+    strong: bool = False,
+    codecs: dict | None = None,
+    **options: Any,
+) -> dict[str, dict[int, float]]:
+    """Predict the efficiency E(P) of each method for many numbers of workers.
+
+    Args:
+        params: See advise.
+        step_time: See advise; with `strong`, that of one worker which computes everything.
+        bandwidth: See advise.
+        workers: The numbers of workers, P.
+        strong: See projections.efficiency.
+        codecs: See advise.
+        **options: See advise.
+
+    Returns:
+        E(P) by the number of workers, by the method's label.
+
+    Raises:
+        ConfigError: A number is outside its range.
+    """
+    codecs = measure_codecs(codecs)
+    found: dict[str, dict[int, float]] = {}
+    for count in workers:
+        each = step_time / count if strong else step_time
+        for one in advise(params, each, bandwidth, count, codecs=codecs, **options).predictions:
+            shares = found.setdefault(one.method.label, {})
+            shares[count] = efficiency(step_time, count, one.step_seconds - each, strong)
+    return found
+
+
+def measure_codecs(known: dict | None = None) -> dict[str, cost_model.Codec]:
+    """Measure the codecs of all methods that are not known yet.
+
+    Args:
+        known: Codecs by spec.
+
+    Returns:
+        The codec of each spec of METHODS, and those that are known.
+    """
+    specs = [method.spec for method in METHODS if method.spec is not None]
+    return {**{spec: measure_codec(spec) for spec in specs if spec not in (known or {})}, **(known or {})}
 
 
 def measure_codec(spec: str) -> cost_model.Codec:
@@ -122,6 +181,8 @@ def measure_codec(spec: str) -> cost_model.Codec:
         The codec for the cost model.
     """
     made = make_compressor(spec)
+    if made.lowrank is not None:
+        return codec_timing.measure_factors(made.lowrank, _SIDE)
     gradients = [np.random.default_rng(seed).standard_t(3, _MEASURED).astype(np.float32) for seed in range(_GRADIENTS)]
     if made.reducible_dtype is not None:
         one = codec_timing.measure_reducible_codec(made, gradients[0])
@@ -139,8 +200,11 @@ _FREE = cost_model.Codec(lambda elements, summed: 4 * elements, lambda elements:
 
 
 def _communicators(method: Method, workers: int, per_host: int) -> list[str]:
-    if method.spec is None or make_compressor(method.spec).reducible_dtype is not None:
+    made = None if method.spec is None else make_compressor(method.spec)
+    if made is None or made.reducible_dtype is not None:
         return ["allreduce"]  # the only one that sums values as they are
+    if made.lowrank is not None:
+        return ["factors"]
     found = ["allgather", *(["sharded"] if workers > 2 else [])]
     return [*found, "hierarchical"] if 1 < per_host < workers else found
 
@@ -165,9 +229,11 @@ def _predict(
         for part in step
         if isinstance(part, cost_model.Collective)
     )
-    exposed = max(0.0, codec_seconds + wire - overlap * step_time)
+    hidden = overlap * step_time if method.interval == 1 else 0.0
+    exposed = max(0.0, codec_seconds + wire - hidden)
     sent = float(cost_model.bytes_of(step, "sent").mean())
-    return Prediction(method, communicator, step_time + exposed, codec_seconds, wire, sent)
+    each = 1 / method.interval
+    return Prediction(method, communicator, step_time + each * exposed, each * codec_seconds, each * wire, each * sent)
 
 
 def _reason(
@@ -268,4 +334,10 @@ def report(advice: Advice) -> str:
         ).rstrip()
         for row in rows
     ]
-    return "\n".join([*lines, "", advice.reason])
+    ratio = (
+        f"optimal ratio of this link: {advice.ratio:.3g} of the float32 bytes; the allreduce of more takes longer than what it can "
+        f"hide behind"
+        if advice.ratio
+        else "optimal ratio of this link: none, its latency alone takes longer than what an exchange can hide behind"
+    )
+    return "\n".join([*lines, "", ratio, advice.reason])

@@ -65,7 +65,7 @@ def seconds_of(strategy: str, elements: int, codec: Codec, links: dict[str, Link
     Returns:
         Seconds of codec work and collectives, one after the other.
     """
-    step = step_of("allreduce" if strategy in (*DENSE, "factors") else strategy, len(hosts), elements, codec, hosts)
+    step = step_of("allreduce" if strategy in DENSE else strategy, len(hosts), elements, codec, hosts)
     return codec_seconds(step) + wire_seconds(step, links)
 
 

@@ -3,15 +3,19 @@
 import math
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 
 from .._util.rng import Stream
 from ..communicators.allreduce import Allreduce
+from ..kernels.lowrank import expand
 from ..pipeline import container
 from ..pipeline.decoder import decode_sum
 from ..transport.base import CollectiveHandle, Transport
 from .cost_model import Codec
+
+_REPEATS = 11
 
 
 class Curve:
@@ -134,3 +138,41 @@ def measure_reducible_codec(compressor, gradient: np.ndarray, times=9) -> Codec:
         taken.append((encoded - started, time.thread_time() - encoded))
     encode, decode = map(statistics.median, zip(*taken, strict=True))
     return Codec(lambda elements, summed: pending.wire_bytes, lambda elements: encode, lambda elements, containers: decode)
+
+
+def measure_factors(method: Any, side: int) -> Codec:
+    """Measure a low-rank method, without the collectives between its halves.
+
+    Times are the shortest of this thread's processor time; BLAS may use others beside it.
+
+    Args:
+        method: The stage of kind "lowrank".
+        side: Rows and columns of the square matrices that elements are taken to be in.
+
+    Returns:
+        The codec: `encode` computes both factors, `decode` the result and the residual.
+    """
+    rows, columns, rank = method.factorization((side, side))
+    matrix = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+    if not rank:  # sent as it is
+        return Codec(lambda elements, summed: 4 * elements, lambda elements: 0.0, lambda elements, containers: 0.0)
+    p, qt = np.empty((rows, rank), np.float32), np.empty((rank, columns), np.float32)
+    out = np.empty(matrix.size, np.float32)
+    encode, decode = [], []
+    for step in range(_REPEATS):
+        started = time.thread_time()
+        for _ in range(method.iterations):
+            method.project(matrix, qt if step else None, Stream(step=step), p)
+            pt = method.orthonormalized(p, Stream(step=step))
+            method.project_back(pt, matrix, qt)
+        made = time.thread_time()
+        expand(pt, qt, np.float32(1), out, qt, matrix.reshape(-1).copy())
+        encode.append(made - started)
+        decode.append(time.thread_time() - made)
+    sent = 4 * method.iterations * rank * (rows + columns) / matrix.size
+    codec, result = (min(times[1:]) / matrix.size for times in (encode, decode))
+    return Codec(
+        lambda elements, summed: sent * elements,
+        lambda elements: codec * elements,
+        lambda elements, containers: result * elements,
+    )

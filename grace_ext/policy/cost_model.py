@@ -201,6 +201,12 @@ def _sharded(ranks: int, elements: int, codec: Codec) -> list[Work | Collective]
     ]
 
 
+def _factors(ranks: int, elements: int, codec: Codec) -> list[Work | Collective]:
+    """Two dependent sums, taken to be equally long."""
+    half = ring_allreduce(ranks, codec.size(elements, 1) / 2)
+    return [Work(codec.encode(elements), ranks), half, half, Work(codec.decode(elements, 1), ranks)]
+
+
 def _tree(ranks: int, elements: int, codec: Codec) -> list[Work | Collective]:
     step: list[Work | Collective] = []
     below = np.ones(ranks, int)  # the number of gradients that each rank has summed up
@@ -241,6 +247,7 @@ STEPS: dict[str, Callable[[int, int, Codec], list]] = {
     "allgather": _allgather,
     "allreduce": _allreduce,
     "sharded": _sharded,
+    "factors": _factors,
     "tree": _tree,
 }
 

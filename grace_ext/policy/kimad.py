@@ -84,30 +84,27 @@ class KimadPlus(Kimad):
     by_bucket = True
 
 
-class DensityController(StepListener):
-    """Decides on the densities of one rank between steps. Containers describe themselves, so ranks may differ.
+class CurveController(StepListener):
+    """Measures what densities would cost one rank, bytes and error of each bucket, and decides between steps.
+
+    Containers describe themselves, so ranks may differ.
 
     Args:
-        schedule: The Kimad or KimadPlus.
+        schedule: The schedule that it decides for.
         transport: The exchange's transport.
         densities: Density by bucket name; the decisions are written to it.
+        by_bucket: Whether error curves are needed, which are measured in every tenth step.
     """
 
-    def __init__(self, schedule: Kimad, transport: Transport, densities: dict[str, float]):
+    def __init__(self, schedule: Schedule, transport: Transport, densities: dict[str, float], by_bucket: bool):
         self._schedule, self._transport, self.densities = schedule, transport, densities
-        self.monitor = BandwidthMonitor(schedule.window, schedule.prior or None)
+        self._by_bucket = by_bucket
         self._buckets: Sequence[BucketView] = []
-        self._ended_at: float | None = None
-        self._computing: deque[float] = deque(maxlen=schedule.window)
-        self._waited = 0.0
         self._step = 0
         #: By bucket: bytes on the link in the last step, and the density that they belong to.
         self._sent: dict[str, tuple[float, float]] = {}
         self._fixed: dict[str, float] = {}
         self._curves: dict[str, ErrorCurve] = {}
-
-    def wrap_transport(self, transport: Transport) -> Transport:
-        return MeteredTransport(transport, self.monitor.add)
 
     def check_buckets(self, buckets: Sequence[BucketView]) -> None:
         """Check that each bucket can have a density of its own on each rank; see StepListener.
@@ -132,7 +129,7 @@ class DensityController(StepListener):
             kept.clear()
 
     def compensated_gradient_callback(self, step: int, bucket: BucketView) -> Callable | None:
-        wanted = self._schedule.by_bucket and self._step % CURVES == 0 and bucket.declared.has_density
+        wanted = self._by_bucket and self._step % CURVES == 0 and bucket.declared.has_density
         return functools.partial(self._measure, bucket.name) if wanted else None
 
     def _measure(self, name: str, gradient: np.ndarray, residual: np.ndarray | None) -> None:
@@ -141,7 +138,6 @@ class DensityController(StepListener):
             self._curves[name] = ErrorCurve(gradient, residual)
 
     def bucket_finished(self, step: int, bucket: BucketView, pending: Pending) -> None:
-        self._waited += pending.seconds.get("exchange", 0.0)
         sent = pending.wire_bytes * bucket.communicator.wire_copies(self._transport)
         if not bucket.declared.has_density:
             self._fixed[bucket.name] = sent
@@ -149,13 +145,60 @@ class DensityController(StepListener):
             self._sent[bucket.name] = sent, bucket.compressor.density
 
     def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
+        self._step += 1
+        if finite:
+            self._decide()
+
+    def _decide(self) -> None:
+        """Write densities for the next step."""
+        raise NotImplementedError
+
+    def stats(self) -> dict:
+        return {
+            "densities": {
+                tensor.name: self.densities[bucket.name]
+                for bucket in self._buckets
+                if bucket.name in self.densities
+                for tensor in bucket.tensors
+            }
+        }
+
+    def _sizes(self, bucket: BucketView) -> np.ndarray:
+        """Bytes on the link of a bucket with each of DENSITIES."""
+        (sent, density), copies = self._sent[bucket.name], bucket.communicator.wire_copies(self._transport)
+        return copies * predict_sizes(sent / copies, density, bucket.size)
+
+
+class DensityController(CurveController):
+    """Decides by the time that is left for the exchange.
+
+    Args:
+        schedule: The Kimad or KimadPlus.
+        transport: The exchange's transport.
+        densities: Density by bucket name; the decisions are written to it.
+    """
+
+    def __init__(self, schedule: Kimad, transport: Transport, densities: dict[str, float]):
+        super().__init__(schedule, transport, densities, schedule.by_bucket)
+        self._seconds = schedule.seconds
+        self.monitor = BandwidthMonitor(schedule.window, schedule.prior or None)
+        self._ended_at: float | None = None
+        self._computing: deque[float] = deque(maxlen=schedule.window)
+        self._waited = 0.0
+
+    def wrap_transport(self, transport: Transport) -> Transport:
+        return MeteredTransport(transport, self.monitor.add)
+
+    def bucket_finished(self, step: int, bucket: BucketView, pending: Pending) -> None:
+        self._waited += pending.seconds.get("exchange", 0.0)
+        super().bucket_finished(step, bucket, pending)
+
+    def end_step(self, step: int, finite: bool, report: Callable[[], dict]) -> None:
         now = time.perf_counter()
         if self._ended_at is not None:
             self._computing.append(now - self._ended_at - self._waited)
         self.monitor.end_step()
-        self._step += 1
-        if finite:
-            self._decide()
+        super().end_step(step, finite, report)
         self._waited, self._ended_at = 0.0, time.perf_counter()
 
     def abort(self) -> None:
@@ -163,20 +206,14 @@ class DensityController(StepListener):
         self._waited, self._ended_at = 0.0, None
 
     def stats(self) -> dict:
-        densities = {
-            tensor.name: self.densities[bucket.name]
-            for bucket in self._buckets
-            if bucket.name in self.densities
-            for tensor in bucket.tensors
-        }
-        return {"bandwidth": self.monitor.estimate, "densities": densities}
+        return {"bandwidth": self.monitor.estimate, **super().stats()}
 
     @property
     def budget(self) -> float | None:
         """Bytes on the link for the next step; None before anything is known."""
         if self.monitor.estimate is None or not self._computing:
             return None
-        left = self._schedule.seconds - statistics.median(self._computing)
+        left = self._seconds - statistics.median(self._computing)
         return self.monitor.estimate * max(0.0, left)
 
     def _decide(self) -> None:
@@ -188,18 +225,13 @@ class DensityController(StepListener):
         everywhere = uniform_density(sum(sizes.values()), budget)  # type: ignore[arg-type]
         self.densities.clear()
         self.densities.update(dict.fromkeys(sizes, everywhere))
-        weighed = [name for name in sizes if name in self._curves] if self._schedule.by_bucket else []
+        weighed = [name for name in sizes if name in self._curves] if self._by_bucket else []
         if len(weighed) > 1:
             at = np.searchsorted(DENSITIES, everywhere)
             budget -= sum(size[at] for name, size in sizes.items() if name not in weighed)
             curves, bytes_ = zip(*((self._curves[name], sizes[name]) for name in weighed), strict=True)
             chosen = least_error(curves, bytes_, max(0.0, budget))
             self.densities.update({name: DENSITIES[choice] for name, choice in zip(weighed, chosen, strict=True)})
-
-    def _sizes(self, bucket: BucketView) -> np.ndarray:
-        """Bytes on the link of a bucket with each of DENSITIES."""
-        (sent, density), copies = self._sent[bucket.name], bucket.communicator.wire_copies(self._transport)
-        return copies * predict_sizes(sent / copies, density, bucket.size)
 
 
 def predict_sizes(nbytes: float, density: float, elements: int) -> np.ndarray:

@@ -14,13 +14,15 @@ from ..errors import ConfigError
 from ..pipeline.compressor import make_compressor
 from ..policy.kimad import uniform_density
 from . import traces
-from .policies import FixedDensity, Kimad, KimadPlus, Sender
+from .policies import FixedDensity, GradientDescent, Kimad, KimadPlus, Optimal, Sender
 from .run import Round, Setting, simulate
 from .tasks import FashionMnist, Quadratic
 
 #: The adaptive policies by name. By default "ef21" has the density with which it sends as many bytes as the first of them.
-ADAPTIVE = {"kimad": Kimad, "kimad+": KimadPlus}
-POLICIES = ("ef21", *ADAPTIVE)
+ADAPTIVE = {"kimad": Kimad, "kimad+": KimadPlus, "optimal": Optimal}
+#: The policies that are compared by default, and all that there are.
+POLICIES = ("ef21", "kimad", "kimad+")
+ALL = (*POLICIES, "optimal", "gd")
 _PILOT = 5  # the pilot run of `equal_bytes` has one step for this many of the run
 _RATES = {"quadratic": 0.5, "cnn": 0.05}  # learning rates
 
@@ -47,7 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="M",
         help="numbers of workers; one simulation for each (default: 4)",
     )
-    add("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="the policies to compare (default: all)")
+    add(
+        "--policies",
+        nargs="+",
+        choices=ALL,
+        default=list(POLICIES),
+        help="the policies to compare (default: ef21, kimad and kimad+)",
+    )
     add(
         "--density",
         type=float,
@@ -78,6 +86,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="lognormal noise of each link: the standard deviation of its logarithm (default: none)",
     )
     add("--phases", action="store_true", help="let each worker's traces begin at another point")
+    add(
+        "--congestion",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="how many times as long a byte takes from the server, because it sends to all; 0: nothing (default: 1)",
+    )
+    add(
+        "--warmup",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of exact first steps, which start the estimates (default: 0)",
+    )
     add("--oracle", action="store_true", help="tell policies the bandwidth, instead of letting them measure it")
     add(
         "--compression",
@@ -188,6 +210,8 @@ def setting_of(workers: int, arguments) -> Setting:
         compression=arguments.compression,
         measured=not arguments.oracle,
         seed=arguments.seed,
+        congestion=arguments.congestion,
+        warmup=arguments.warmup,
     )
 
 
@@ -204,7 +228,7 @@ def compare(
     Args:
         task: The task.
         setting: What all policies have in common.
-        policies: Names in POLICIES.
+        policies: Names in ALL.
         time: Seconds of a step that adaptive policies aim at.
         density: The fixed density of "ef21"; None: the one with which it sends as many bytes as the first adaptive policy
             or, without one, as "kimad".
@@ -224,6 +248,8 @@ def compare(
         else:
             fixed = FixedDensity(density, density)
         found[FixedDensity.label] = simulate(task, fixed, setting, progress)
+    if "gd" in policies:
+        found[GradientDescent.label] = simulate(task, GradientDescent(), setting, progress)
     return found
 
 

@@ -1,8 +1,9 @@
-"""How many bytes a message may have, and how they are divided among the layers: fixed, Kimad, Kimad+.
+"""How many bytes a message may have, and how they are divided among the layers: fixed, Kimad, Kimad+, and baselines.
 
 Xin et al., Kimad: adaptive gradient compression with bandwidth awareness, DistributedML 2023, sections 3.1 and 3.2.
 """
 
+import bisect
 import math
 from collections.abc import Sequence
 
@@ -55,6 +56,15 @@ class FixedDensity:
 EF21 = FixedDensity  # its former name
 
 
+class GradientDescent(FixedDensity):
+    """Everything is sent in every step: gradient descent without compression, if the values are exact."""
+
+    label = "GD"
+
+    def __init__(self):
+        super().__init__(1.0, 1.0)
+
+
 class Kimad:
     """Each direction gets half of what a step's computation leaves of the time; all layers get the same density.
 
@@ -98,6 +108,30 @@ class KimadPlus(Kimad):
     def allocate(self, sizes, differences, budget, direction):
         chosen = least_error([ErrorCurve(one) for one in differences], sizes, max(budget, 1.0))
         return [DENSITIES[choice] for choice in chosen]
+
+
+class Optimal(Kimad):
+    """Kimad's budget for the largest elements of all layers together: the baseline of Figure 9.
+
+    As many of them are taken as the budget allows, by the sizes that are expected of each layer.
+    """
+
+    label = "optimal"
+
+    def allocate(self, sizes, differences, budget, direction):
+        ordered = [np.sort(np.abs(one))[::-1] for one in differences]
+        joined = np.sort(np.concatenate(ordered))[::-1]
+
+        def counts(k: int) -> list[int]:
+            """Return how many of the k largest are in each layer."""
+            return [max(1, int(np.searchsorted(-one, -joined[k - 1], side="right"))) for one in ordered]
+
+        def nbytes(k: int) -> float:
+            shares = [count / one.size for count, one in zip(counts(k), ordered, strict=True)]
+            return sum(float(np.interp(share, DENSITIES, size)) for share, size in zip(shares, sizes, strict=True))
+
+        k = bisect.bisect_right(range(1, joined.size), max(budget, 1.0), key=nbytes)
+        return [count / one.size for count, one in zip(counts(max(1, k)), ordered, strict=True)]
 
 
 class Sender:

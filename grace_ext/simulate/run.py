@@ -4,6 +4,7 @@ Server and clients are those of grace_ext.federated with EF21 in both directions
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -11,12 +12,14 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..federated import Client, Server
-from ..pipeline.compressor import make_compressor
+from ..pipeline.compressor import Compressor, make_compressor
 from ..policy.bandwidth import BandwidthMonitor
 from .policies import Sender
 from .traces import Trace
 
 _ANY_NORM = math.inf  # simulated workers are honest
+_EXACT = make_compressor("dense/raw")
+_WHOLE = 1e18  # bytes, more than any message has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Setting:
         measured: Whether budgets follow from the last transfers as the workers see them, or from the trace itself.
         evaluations: How often accuracy is measured at most, the last step included; at least 1.
         seed: Seed of the compressors' random numbers.
+        congestion: How many times as long a byte takes down as its link alone would need, α of section 3.1: 0 or more. With 0 the
+            way down costs nothing, and everything is sent there by adaptive policies.
+        warmup: Number of first steps in which all messages are exact, after which estimates are the model and the updates
+            themselves (section 4.2); 0 or more.
+        layer_rates: Factors of the learning rate, one for each layer; empty: 1 for all. See grace_ext.simulate.theory.
     """
 
     up: Sequence[Trace]
@@ -46,12 +54,15 @@ class Setting:
     measured: bool = True
     evaluations: int = 20
     seed: int = 0
+    congestion: float = 1.0
+    warmup: int = 0
+    layer_rates: Sequence[float] = ()
 
     def __post_init__(self):
         if not self.up or len(self.up) != len(self.down):
             raise ConfigError(f"{len(self.up)} traces up, {len(self.down)} down; allowed: one of each for every worker")
-        for name, least in (("steps", 1), ("evaluations", 1), ("compute", 0)):
-            if not getattr(self, name) >= least:
+        for name, least in (("steps", 1), ("evaluations", 1), ("compute", 0), ("congestion", 0), ("warmup", 0)):
+            if not least <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name)}; allowed: from {least} on")
 
 
@@ -109,8 +120,8 @@ def simulate(task, policy, setting: Setting, progress: Callable[[Round], None] =
 class _Link:
     """A worker's link in one direction."""
 
-    def __init__(self, trace: Trace, measured: bool):
-        self._trace, self._measured = trace, measured
+    def __init__(self, trace: Trace, measured: bool, congestion: float = 1.0):
+        self._trace, self._measured, self._congestion = trace, measured, congestion
         self._monitor = BandwidthMonitor(window=1)
 
     def estimate(self, time: float) -> float:
@@ -120,8 +131,10 @@ class _Link:
 
     def send(self, start: float, nbytes: int) -> float:
         """Return the time at which all bytes have arrived."""
-        end = self._trace.end(start, nbytes)
-        self._monitor.add(nbytes, start, end)
+        if not self._congestion:
+            return start
+        end = self._trace.end(start, self._congestion * nbytes)
+        self._monitor.add(self._congestion * nbytes, start, end)
         self._monitor.end_step()
         return end
 
@@ -135,23 +148,34 @@ class _Simulation:
         ends = np.cumsum(task.layers)[:-1]
         self._split = lambda vector: np.split(vector, ends)
         options = {"memory": "ef21", "seed": setting.seed}
+        factors = setting.layer_rates or [1.0] * len(task.layers)
+        if len(factors) != len(task.layers):
+            raise ConfigError(f"layer_rates has {len(factors)} factors; the task has {len(task.layers)} layers")
         self._servers = [
-            Server(start, len(workers), made, norm_limit=_ANY_NORM, optimizer=self._descend, **options)
-            for start in self._split(task.start)
+            Server(
+                start,
+                len(workers),
+                made,
+                norm_limit=_ANY_NORM,
+                optimizer=functools.partial(self._descend, factor),
+                **options,
+            )
+            for start, factor in zip(self._split(task.start), factors, strict=True)
         ]
         self._clients = [
             [Client(start, made, number=worker, **options) for start in self._split(task.start)] for worker in workers
         ]
         self._down, self._up = Sender(made, task.layers, "down"), [Sender(made, task.layers, "up") for _ in workers]
-        self._links_up, self._links_down = (
-            [_Link(trace, setting.measured) for trace in traces] for traces in (setting.up, setting.down)
-        )
+        self._links_up = [_Link(trace, setting.measured) for trace in setting.up]
+        self._links_down = [_Link(trace, setting.measured, setting.congestion) for trace in setting.down]
+        self._warming = setting.warmup > 0
 
-    def _descend(self, model: np.ndarray, mean: np.ndarray) -> None:
-        model -= np.float32(self._rate) * mean
+    def _descend(self, factor: float, model: np.ndarray, mean: np.ndarray) -> None:
+        model -= np.float32(self._rate * factor) * mean
 
     def step(self, step: int) -> Round:
         self._rate = self._setting.rate * (1 - step / self._setting.steps if self._setting.decays else 1)
+        self._warming = step < self._setting.warmup
         start, losses, errors, sizes, ended = self._now, [], [], [], []
         record = {"bandwidth": self._setting.up[0].rate(start)}
         messages = self._tell(start)
@@ -188,27 +212,35 @@ class _Simulation:
     def _tell(self, now: float) -> list[list[np.ndarray]]:
         """Begin a round: for each worker, make a message for each layer."""
         differences = [server.model - server.told.known for server in self._servers]
-        budget = self._budget(min(link.estimate(now) for link in self._links_down))
-        densities, made = self._down.choose(self._policy, differences, budget)
+        budget = self._budget(min(link.estimate(now) for link in self._links_down)) if self._setting.congestion else _WHOLE
+        densities, made = self._choose(self._down, differences, budget)
         for server, one in zip(self._servers, made, strict=True):
             server.begin_round(one)
         messages = [[server.message_for(worker) for server in self._servers] for worker in range(len(self._clients))]
-        self._down.sent([part.size for part in messages[0]], densities)
+        if not self._warming:
+            self._down.sent([part.size for part in messages[0]], densities)
         return messages
+
+    def _choose(self, sender: Sender, differences: list[np.ndarray], budget: float) -> tuple[list[float], list[Compressor]]:
+        """Return a density and a compressor for each layer."""
+        if self._warming:
+            return [1.0] * len(differences), [_EXACT] * len(differences)
+        return sender.choose(self._policy, differences, budget)
 
     def _update(self, worker: int, update: list[np.ndarray], now: float) -> tuple[int, float, float]:
         """Send a worker's messages; return their bytes, the share of elements and the squared error of the estimate."""
         clients = self._clients[worker]
         differences = [one - client.told for one, client in zip(update, clients, strict=True)]
         budget = self._budget(self._links_up[worker].estimate(now))
-        densities, made = self._up[worker].choose(self._policy, differences, budget)
+        densities, made = self._choose(self._up[worker], differences, budget)
         messages = [
             client.update_by(one, 1.0, compressor) for client, one, compressor in zip(clients, update, made, strict=True)
         ]
         for server, message in zip(self._servers, messages, strict=True):
             server.receive(worker, message)
         sizes = [message.size for message in messages]
-        self._up[worker].sent(sizes, densities)
+        if not self._warming:
+            self._up[worker].sent(sizes, densities)
         error = sum(
             float(np.sum(np.square(one - client.told, dtype=np.float64)))
             for one, client in zip(update, clients, strict=True)
@@ -216,8 +248,10 @@ class _Simulation:
         return sum(sizes), float(np.average(densities, weights=self._task.layers)), error
 
     def _budget(self, rate: float) -> float:
-        """Compute the bytes in one direction: c = B (t - T_comp) / 2."""
-        return rate * max(0.0, self._policy.seconds - self._setting.compute) / 2 if self._policy.adaptive else 0.0
+        """Compute the bytes in one direction: c = B (t - T_comp) / (1 + α), equation (2) for α = 1."""
+        if not self._policy.adaptive:
+            return 0.0
+        return rate * max(0.0, self._policy.seconds - self._setting.compute) / (1 + self._setting.congestion)
 
 
 def _bytes(messages: Sequence[np.ndarray]) -> int:

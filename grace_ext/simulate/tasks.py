@@ -27,6 +27,9 @@ class Quadratic:
         self.start = np.ones(dimension, np.float32)
         #: Number of elements of each layer.
         self.layers = [part.size for part in np.array_split(self.start, layers)]
+        #: L_i of each layer and L of all, for grace_ext.simulate.theory.
+        self.layer_smoothness = [float(part.max()) for part in np.array_split(self._a, layers)]
+        self.smoothness = float(self._a.max())
 
     def gradient(self, model: np.ndarray, worker: int, step: int) -> tuple[np.ndarray, float]:
         """Compute the gradient, which is the same for all workers.

@@ -1,6 +1,23 @@
 """Value codecs, one file each. A new one takes a file and a line here."""
 
-from . import bfloat, deflate, dexp, half, lloyd, minmax, natural, onebit, polyfit, qsgd, raw, sketchml, terngrad, threelc  # noqa: F401  (importing registers them)
+from . import (  # noqa: F401  (importing registers them)
+    bfloat,
+    deflate,
+    dexp,
+    half,
+    inceptionn,
+    lloyd,
+    minmax,
+    natural,
+    onebit,
+    polyfit,
+    qsgd,
+    raw,
+    sign,
+    sketchml,
+    terngrad,
+    threelc,
+)
 from .base import ValueCodec
 
 __all__ = ["ValueCodec"]

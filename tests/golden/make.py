@@ -51,6 +51,7 @@ def cases():
     found["natural-8-bits"] = {"spec": "dense/natural:8"}
     found["terngrad-2-bits"] = {"spec": "dense/terngrad:bits:bucket=16"}
     found["threelc-zeros"] = {"spec": "dense/threelc:1.9"}
+    found["sign-one"] = {"spec": "dense/sign:one"}
     found["huffman-bytes"] = {"spec": "topk:0.2/huffman:bytes/raw"}
     for policy in ("p1", "p2", "leftmost", "middle", "rightmost", "naive"):
         found[f"bloom-{policy}"] = {"spec": f"topk:0.2/bloom:{policy}:fpr=0.1:seed=1/raw"}

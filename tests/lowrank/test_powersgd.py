@@ -32,7 +32,9 @@ def test_a_spec():
     c = grace_ext.compressor("powersgd:2:start=3:warm_start=false", seed=4)
     assert str(c) == "powersgd:2:start=3:warm_start=false" and c.lowrank == PowerSGD(2, start=3, warm_start=False)
     assert str(grace_ext.compressor("powersgd:4")) == "powersgd"
-    assert c.to_dict() == {"lowrank": {"name": "powersgd", "rank": 2, "min_rate": 2.0, "start": 3, "warm_start": False}}
+    assert c.to_dict() == {
+        "lowrank": {"name": "powersgd", "rank": 2, "min_rate": 2.0, "start": 3, "warm_start": False, "iterations": 1}
+    }
     for again in (str(c), c.to_dict(), {"lowrank": str(c)}):
         other = grace_ext.compressor(again, 4)
         assert other == c and hash(other) == hash(c) and grace_ext.compressor(other) is other
@@ -48,7 +50,8 @@ def test_a_spec():
         ("powersgd:min_rate=0", "min_rate=0.0; allowed"),
         ("powersgd:min_rate=nan", "min_rate=nan; allowed"),
         ("powersgd:start=-1", "start=-1; allowed"),
-        ("powersgd:rnak=2", "'powersgd' has no option 'rnak'; its options: rank, min_rate, start, warm_start"),
+        ("powersgd:iterations=0", "iterations=0; allowed: 1 to 16"),
+        ("powersgd:rnak=2", "'powersgd' has no option 'rnak'; its options: rank, min_rate, start, warm_start, iterations"),
         ("powersgd:4/rice", "stands alone"),
         ("powersdg:4", "unknown sparsifier 'powersdg'; known: .*topk.*; low-rank methods: powersgd"),
         ({"lowrank": {"name": "powersgd", "epsilon": 1e-8}}, "no option 'epsilon'"),
@@ -115,14 +118,24 @@ def pieces(flat):
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("options, memory", [("", "residual"), ("", "none"), (":warm_start=false", "residual")])
+@pytest.mark.parametrize(
+    "options, memory",
+    [
+        ("", "residual"),
+        ("", "none"),
+        (":warm_start=false", "residual"),
+        (":iterations=3", "residual"),
+        (":warm_start=false:iterations=2", "none"),
+    ],
+)
 def test_exchange_is_powersgd_in_one_place(ranks, options, memory):
     def work(transport):
         exchange = make(transport, "powersgd:2" + options, memory)
         return [step(exchange, gradient(transport.rank, i), i % 2 == 0)[0] for i in range(6)], arrays_of(exchange)
 
     results = on_all_ranks(work, ranks)
-    warm = not options
+    warm = "warm_start" not in options
+    iterations = int(options.partition("iterations=")[2] or 1)
     references = {}
     for i in range(6):
         given = [pieces(gradient(rank, i)) for rank in range(ranks)]
@@ -131,7 +144,7 @@ def test_exchange_is_powersgd_in_one_place(ranks, options, memory):
             start = np.zeros((2, columns), np.float32)
             orthonormalize(start, *Stream(0, name, i).shared().key())
             if i == 0:
-                references[name] = reference_lowrank.PowerSGD((rows, columns), ranks, memory != "none")
+                references[name] = reference_lowrank.PowerSGD((rows, columns), ranks, memory != "none", iterations)
             if i == 0 or not warm:
                 references[name].q = start.T
             expected = references[name].step([one[name].reshape(rows, columns).astype(float) for one in given])
@@ -197,6 +210,35 @@ def test_warm_start_finds_the_best_approximation():
     for name, (rows, columns) in FACTORED.items():
         u, s, v = np.linalg.svd(pieces(given)[name].reshape(rows, columns))
         np.testing.assert_allclose(pieces(out)[name].reshape(rows, columns), u[:, :2] * s[:2] @ v[:2], atol=1e-2)
+
+
+def test_several_iterations_are_that_many_steps_on_one_matrix():
+    """Without a memory: as many steps on the same gradient, each of which starts from the last one's factor."""
+    given, transport = gradient(0, 0), InProcessGroup(1).transport(0)
+    one, several = (make(transport, f"powersgd:2{options}", memory="none") for options in ("", ":iterations=5"))
+    errors = [np.linalg.norm(step(one, given)[0] - given) for _ in range(5)]
+    found, _ = step(several, given)
+    assert np.linalg.norm(found - given) == pytest.approx(errors[-1], rel=1e-3) and errors[-1] < 0.9 * errors[0]
+    sent = 4 * (5 * sum(2 * sum(shape) for shape in FACTORED.values()) + 7 + 9)
+    assert several.stats()["last_step"]["bytes_out"] == sent
+
+
+def test_a_nan_between_iterations_reaches_the_end():
+    """A sum that overflows after the first iteration."""
+
+    def work(transport):
+        exchange = make(transport, "powersgd:2:iterations=3")
+        assert step(exchange, gradient(transport.rank, 0))[1]
+        before = arrays_of(exchange)
+        bad = gradient(transport.rank, 1)
+        pieces(bad)["conv"][:] = 2e37
+        out, finite = step(exchange, bad)
+        assert not finite and np.isnan(out).all()
+        after = arrays_of(exchange)
+        assert before.keys() == after.keys() and all(same_bits(before[name], after[name]) for name in before)
+        assert step(exchange, gradient(transport.rank, 2))[1]
+
+    on_all_ranks(work)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 3e38])

@@ -9,7 +9,7 @@ from support.memory_exchanges import RANKS, SIZE, gradient, make, step, topk
 from grace_ext.transport import InProcessGroup
 
 
-def dgc_reference(steps, momentum, masking=True, nesterov=False, clip=0.0, k=500):
+def dgc_reference(steps, momentum, masking=True, nesterov=False, clip=0.0, k=500, deviations=0.0):
     """Algorithm 4 of the paper for all ranks, in float64."""
     u = v = np.zeros((RANKS, SIZE))
     for i in range(steps):
@@ -20,6 +20,10 @@ def dgc_reference(steps, momentum, masking=True, nesterov=False, clip=0.0, k=500
                 g[:, part] *= np.minimum(1, clip / np.sqrt(RANKS) / norms)
         u = momentum * (u + g) if nesterov else momentum * u + g
         v = v + u + (g if nesterov else 0)
+        if deviations:
+            for part in (slice(0, 3000), slice(3000, SIZE)):
+                limits = deviations * v[:, part].std(axis=1, keepdims=True)
+                v[:, part] = np.clip(v[:, part], -limits, limits)
         sent = np.stack([topk(row, k) for row in v])
         v = v - sent
         u = np.where(sent != 0, 0, u) if masking else u
@@ -34,6 +38,8 @@ def dgc_reference(steps, momentum, masking=True, nesterov=False, clip=0.0, k=500
         (":nesterov=true", {"nesterov": True}),
         (":clip=20", {"clip": 20.0}),
         (":0.5:clip=1e9", {"momentum": 0.5}),
+        (":deviations=2.5", {"deviations": 2.5}),
+        (":deviations=3:nesterov=true", {"deviations": 3.0, "nesterov": True}),
     ],
 )
 def test_dgc_is_the_papers(options, keywords):

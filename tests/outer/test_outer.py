@@ -46,6 +46,19 @@ def adam(lr=0.01, beta1=0.9, beta2=0.99, eps=1e-3):
     return step
 
 
+def adamw(lr=0.001, weight_decay=0.01, steps=0, beta1=0.9, beta2=0.999, eps=1e-8):
+    number = 0
+    twin = adam(1.0, beta1, beta2, eps)
+
+    def step(value, change):
+        nonlocal number
+        rate = lr * (1 + math.cos(math.pi * min(1, number / steps))) / 2 if steps else lr
+        number += 1
+        return value * (1 - rate * weight_decay) + rate * twin(0.0, change)
+
+    return step
+
+
 def yogi(lr=0.01, beta1=0.9, beta2=0.99, tau=1e-3):
     first, second = 0.0, tau**2
 
@@ -59,7 +72,7 @@ def yogi(lr=0.01, beta1=0.9, beta2=0.99, tau=1e-3):
     return step
 
 
-REFERENCES = {"sgd": sgd, "nesterov": nesterov, "adam": adam, "yogi": yogi}
+REFERENCES = {"sgd": sgd, "nesterov": nesterov, "adam": adam, "adamw": adamw, "yogi": yogi}
 CASES = [
     ("sgd", {}),
     ("sgd", {"lr": 0.5, "momentum": 0.9}),
@@ -67,6 +80,8 @@ CASES = [
     ("nesterov", {"lr": 0.1, "momentum": 0.5}),
     ("adam", {}),
     ("adam", {"lr": 0.1, "beta1": 0.8, "beta2": 0.9, "eps": 0.1}),
+    ("adamw", {}),
+    ("adamw", {"lr": 0.1, "weight_decay": 0.5, "steps": 4, "eps": 0.1}),
     ("yogi", {}),
     ("yogi", {"lr": 0.1, "beta1": 0.5, "beta2": 0.9, "tau": 0.01}),
 ]
@@ -109,6 +124,7 @@ def test_each_does_what_its_slow_twin_does(name, options):
         ("sgd", {"lr": 0.5, "momentum": 0.9}, "SGD", {"lr": 0.5, "momentum": 0.9}),
         ("nesterov", {}, "SGD", {"lr": 0.7, "momentum": 0.9, "nesterov": True}),
         ("adam", {"eps": 0.1}, "Adam", {"lr": 0.01, "betas": (0.9, 0.99), "eps": 0.1}),
+        ("adamw", {"lr": 0.01, "weight_decay": 0.3}, "AdamW", {"lr": 0.01, "weight_decay": 0.3}),
     ],
 )
 def test_each_does_what_torchs_does(name, options, kind, theirs):
@@ -132,6 +148,9 @@ def test_each_does_what_torchs_does(name, options, kind, theirs):
         ("adam:beta1=1", "beta1=1.0"),
         ("adam:beta2=nan", "beta2=nan"),
         ("adam:eps=0", "eps=0.0"),
+        ("adamw:weight_decay=-1", "weight_decay=-1.0"),
+        ("adamw:steps=-1", "steps=-1"),
+        ("adamw:eps=0", "adamw: eps=0.0"),
         ("yogi:tau=inf", "tau=inf"),
         ("yogi:taw=1", "no option 'taw'"),
         ("lion", "lion"),

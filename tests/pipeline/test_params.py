@@ -27,6 +27,18 @@ GRACE = [
     ({"compressor": "powersgd", "memory": "powersgd", "compress_rank": 4}, "powersgd:4", "residual", "allreduce"),
     ({"compressor": "sketch", "quantiles": 32}, "dense/sketchml:32", "none", "allgather"),
     ({"compressor": "3lc", "sparsity_multiplier": 1.5}, "dense/threelc:1.5", "none", "allgather"),
+    ({"compressor": "signsgd", "communicator": "allgather"}, "dense/sign:one", "none", "majority"),
+    ({"compressor": "signum"}, "dense/sign:one", "signum:0.9", "majority"),
+    ({"compressor": "signum", "momentum": 0.5, "memory": "none"}, "dense/sign:one", "signum:0.5", "majority"),
+    ({"compressor": "efsignsgd", "memory": "efsignsgd", "lr": 0.1}, "dense/sign", "residual", "allgather"),
+    ({"compressor": "adaq", "compress_ratio": 0.05}, "adaq:0.05/onebit:0", "none", "allgather"),
+    ({"compressor": "inceptionn"}, "dense/inceptionn", "none", "allgather"),
+    (
+        {"compressor": "inceptionn", "error_bound": 1e-4, "memory": "residual"},
+        "dense/inceptionn:1e-4",
+        "residual",
+        "allgather",
+    ),
     (
         {"compressor": "SKCompressCPU", "num_quantiles": 128, "sparsifier": "threshold", "threshold": 0.0},
         "nonzero/huffman/sketchml:128:entropy=huffman",
@@ -42,6 +54,13 @@ def test_names_of_methods_may_have_capitals():
     assert (
         from_params({"compressor": "None", "deepreduce": "value", "value": "gzip"})["compression"] == "nonzero/auto/deflate"
     )
+
+
+def test_all_tensors_are_voted_on():
+    """A small tensor would be sent as it is otherwise, whose mean is in other units than the signs of the others."""
+    for method in ("signsgd", "signum"):
+        assert from_params({"compressor": method})["rules"] == {"*": "dense/sign:one"}
+    assert "rules" not in from_params({"compressor": "topk"})
 
 
 TOPK = {"compressor": "topk", "compress_ratio": 0.01, "memory": "residual", "communicator": "allgather"}
@@ -86,7 +105,12 @@ def test_params_of_deepreduce(params, spec):
     ("params", "message"),
     [
         ("topk", "params is a dictionary, not str"),
-        ({"compressor": "signum"}, "compressor='signum' is not there; known: 3lc, dgc"),
+        ({"compressor": "signmean"}, "compressor='signmean' is not there; known: 3lc, adaq, dgc"),
+        ({"compressor": "signsgd", "communicator": "allreduce"}, "majority of signs, which an allreduce cannot"),
+        ({"compressor": "signsgd", "memory": "residual"}, "memory='residual'; allowed: none"),
+        ({"compressor": "signum", "memory": "dgc"}, "memory='dgc'; allowed: none"),
+        ({"compressor": "efsignsgd", "lr": 0.1}, "memory=None; allowed: efsignsgd"),
+        ({"compressor": "adaq", "compress_ratio": 0.1, "deepreduce": "value"}, "needs one of topk, randomk"),
         ({"compressor": ["topk"]}, "is not there"),
         ({"compressor": "topk", "compres_ratio": 0.1}, "compres_ratio: unknown, or without a meaning"),
         ({"compressor": "fp16", "compress_ratio": 0.1}, "compress_ratio: unknown, or without a meaning"),

@@ -8,6 +8,7 @@ import pytest
 import grace_ext
 from grace_ext.policy import methods
 from grace_ext.policy.methods import METHODS, OPTIMIZERS, Evidence, Method
+from grace_ext.rounds.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
 SHOWN = Evidence("sgd", -0.1, 3, "a task", "memories.md", "a row")
@@ -27,6 +28,17 @@ def test_what_was_not_measured_is_not_kept():
 def test_one_measurement_to_the_contrary_is_enough():
     worse = dataclasses.replace(SHOWN, points=-3.0)
     assert not Method("x", "topk:0.1", evidence=(SHOWN, worse)).keeps_accuracy("sgd")
+
+
+def test_a_measurement_of_too_few_seeds_takes_nothing_away():
+    once = dataclasses.replace(SHOWN, points=0.6, seeds=1)
+    assert Method("x", "topk:0.1", evidence=(SHOWN, once)).keeps_accuracy("sgd")
+    assert not Method("x", "topk:0.1", evidence=(once,)).keeps_accuracy("sgd")
+
+
+def test_local_steps_are_the_adapters_default():
+    preset, (method,) = PRESETS["sparseloco"], [method for method in METHODS if method.interval > 1]
+    assert (method.spec, method.memory, method.interval) == (preset.compression, preset.memory, preset.steps)
 
 
 def test_rounding_keeps_accuracy_with_any_optimizer():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from support.simulations import mean
 
-from grace_ext.simulate import Kimad, simulate
+from grace_ext.policy.allocation import DENSITIES
+from grace_ext.simulate import Kimad, Optimal, simulate
 from grace_ext.simulate.command import compare
 
 pytestmark = pytest.mark.tier("test")
@@ -31,6 +32,24 @@ def test_kimad_keeps_the_time_and_a_fixed_density_does_not(found):
 def test_kimad_plus_has_a_smaller_error_from_as_many_bytes(found):
     assert mean(found["Kimad+"], "up") <= 1.03 * mean(found["Kimad"], "up")
     assert mean(found["Kimad+"], "error") < 0.85 * mean(found["Kimad"], "error")
+
+
+def test_no_choice_of_layers_beats_the_largest_elements_of_all(slow):
+    """Nothing beats it at equal counts. At equal bytes it is close to Kimad+, whose layers have codes of their own."""
+    found = compare(*slow, ("kimad", "kimad+", "optimal"), 0.05)
+    assert list(found) == ["Kimad", "Kimad+", "optimal"]
+    assert mean(found["optimal"], "up") == pytest.approx(mean(found["Kimad"], "up"), rel=0.1)
+    assert mean(found["optimal"], "error") < 0.85 * mean(found["Kimad"], "error")
+    differences = [np.array([5, 0.1, -4], np.float32), np.array([3, -0.2, 0.3, 0.01], np.float32)]
+    sizes = [10 * one.size * np.array(DENSITIES) for one in differences]
+    densities = Optimal(1.0).allocate(sizes, differences, 35.0, "up")
+    assert [round(density * one.size) for density, one in zip(densities, differences, strict=True)] == [2, 1]
+
+
+def test_gradient_descent_sends_everything(slow):
+    task, setting = slow
+    records = compare(task, dataclasses.replace(setting, steps=3), ("gd",), 0.05)["GD"]
+    assert all(record.density == 1.0 for record in records)
 
 
 def test_who_knows_the_bandwidth_is_closer_to_the_time(slow):

@@ -61,6 +61,48 @@ def test_accuracy_is_measured_no_more_often_than_asked_for(steps, evaluations):
     assert 1 <= sum(measured) <= evaluations and measured[-1]
 
 
+def test_congestion_lengthens_the_way_down_and_shrinks_the_budget(slow):
+    task, setting = slow
+    setting = dataclasses.replace(setting, up=[traces.constant(1e5)], down=[traces.constant(4e5)], steps=40, measured=False)
+    for alpha in (0.0, 1.0, 3.0):
+        records = simulate(task, Kimad(0.05), dataclasses.replace(setting, congestion=alpha))
+        for record in records:
+            assert record.seconds == pytest.approx(alpha * record.down / 4e5 + setting.compute + record.sent / 1e5)
+        left = 0.05 - setting.compute
+        assert np.mean([record.sent for record in records[5:]]) == pytest.approx(1e5 * left / (1 + alpha), rel=0.05)
+        if alpha:
+            assert np.mean([record.down for record in records[5:]]) == pytest.approx(4e5 * left / (1 + alpha), rel=0.05)
+        else:
+            assert records[5].down > sum(task.layers), "more than fits into the time, because it costs none"
+
+
+def test_after_a_warm_up_estimates_are_what_they_estimate():
+    task = Quadratic(300, 3)
+    setting = Setting([FAST] * 2, [FAST] * 2, compute=0.0, steps=20, rate=0.4, compression="topk:0.1/raw/raw", warmup=5)
+    records = simulate(task, FixedDensity(0.05, 0.05), setting)
+    assert [record.density for record in records[:6]] == [1.0] * 5 + [pytest.approx(0.05)]
+    assert all(record.error == 0 and record.up > 1200 for record in records[:5])
+    exact = [task.start.copy()]
+    for _ in range(5):
+        exact.append(exact[-1] - np.float32(0.4) * task.gradient(exact[-1], 0, 0)[0])
+    np.testing.assert_allclose([record.loss for record in records[:5]], [task._loss(one) for one in exact[:5]], rtol=1e-5)
+    cold = simulate(task, FixedDensity(0.05, 0.05), dataclasses.replace(setting, warmup=0))
+    assert records[5].error < 0.1 * cold[0].error, "the first update is a small change of the one before"
+
+
+def test_layers_have_rates_of_their_own():
+    task = Quadratic(300, 3)
+    setting = Setting([FAST], [FAST], compute=0.0, steps=2, rate=0.1, warmup=1, layer_rates=(1.0, 0.0, 5.0))
+    task.accuracy = lambda model: seen.append(model.copy())
+    seen = []
+    simulate(task, FixedDensity(1, 1), setting)
+    moved = task.start - seen[0]
+    gradient, _ = task.gradient(task.start, 0, 0)
+    np.testing.assert_allclose(moved, 0.1 * gradient * np.repeat([1, 0, 5], 100), rtol=1e-4, atol=1e-7)
+    with pytest.raises(ConfigError, match="layer_rates has 2 factors; the task has 3 layers"):
+        simulate(task, FixedDensity(1, 1), dataclasses.replace(setting, layer_rates=(1.0, 2.0)))
+
+
 def test_a_steps_time_is_what_its_transfers_take(slow):
     task, setting = slow
     setting = dataclasses.replace(
@@ -84,6 +126,8 @@ def test_a_steps_time_is_what_its_transfers_take(slow):
         (lambda: Setting([FAST], [], 0.1, 1, 0.1), "1 traces up, 0 down"),
         (lambda: Setting([FAST], [FAST], 0.1, 0, 0.1), "steps=0; allowed"),
         (lambda: Setting([FAST], [FAST], float("nan"), 1, 0.1), "compute=nan; allowed"),
+        (lambda: Setting([FAST], [FAST], 0.1, 1, 0.1, congestion=-1), "congestion=-1; allowed"),
+        (lambda: Setting([FAST], [FAST], 0.1, 1, 0.1, warmup=-1), "warmup=-1; allowed"),
         (lambda: FashionMnist("/nowhere"), "there is no /nowhere"),
         (
             lambda: simulate(Quadratic(), FixedDensity(1, 1), Setting([FAST], [FAST], 0, 1, 0.1, compression="dense/raw")),

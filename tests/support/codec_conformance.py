@@ -116,6 +116,7 @@ OPTIONS = {
     ("sparsifier", "randomk"): ["randomk:0.2", "randomk:1.0", "randomk:0.3:unbiased=true"],
     ("sparsifier", "threshold"): ["threshold:1.5"],
     ("sparsifier", "dgc"): ["dgc:0.1:sample=0.5"],
+    ("sparsifier", "adaq"): ["adaq:0.1"],
     ("value", "qsgd"): [
         "qsgd:2",
         "qsgd:7:bucket=8",
@@ -133,6 +134,8 @@ OPTIONS = {
     ("value", "minmax"): ["minmax:4:chunk=100:entropy=ans"],
     ("value", "natural"): ["natural:8:entropy=huffman"],
     ("value", "onebit"): ["onebit:0"],
+    ("value", "sign"): ["sign:bucket=0"],
+    ("value", "inceptionn"): ["inceptionn:1e-5"],
     ("value", "terngrad"): ["terngrad:ans:bucket=64"],
     ("value", "threelc"): ["threelc:1.1"],
 }

@@ -56,6 +56,30 @@ def onebit(section, k):
     return [means[2 * (i // bucket) + bit] for i, bit in enumerate(bits)]
 
 
+def sign(section, k):
+    bucket, count = (k, 0) if section[0] == 1 else scales(section, k, 1)
+    found = struct.unpack_from(f"<{count}f", section, 1) or (1.0,)
+    bits = reference_kernels.unpack(section[1 + 4 * count :], 1, k)
+    return [-found[i // bucket] if bit else found[i // bucket] for i, bit in enumerate(bits)]
+
+
+def inceptionn(section, k):
+    head = 1 + math.ceil(k / 4)
+    tags = levels(section[:head], 4, k)
+    found, at = [0.0] * k, head
+    for tag, form in ((3, "f"), (2, "H"), (1, "B")):
+        for i in (i for i in range(k) if tags[i] == tag):
+            (code,) = struct.unpack_from(f"<{form}", section, at)
+            at += struct.calcsize(form)
+            bits = 8 * struct.calcsize(form)
+            if tag != 3:
+                negative, fraction = divmod(code, 2 ** (bits - 1))
+                code = (-1 if negative else 1) * (fraction or 0.5) / 2 ** (bits - 2)
+            found[i] = code
+    assert at == len(section)
+    return found
+
+
 def natural(section, k):
     exponent, count = section[:2]
     powers = [level - count for level in levels(section[2:], 2 * count + 1, k)]
@@ -68,4 +92,4 @@ def threelc(section, k):
     return [times(digit, scale) for digit in digits(packed, k)]
 
 
-VALUE = {5: bf16, 6: minmax, 7: terngrad, 8: onebit, 9: natural, 13: threelc}
+VALUE = {5: bf16, 6: minmax, 7: terngrad, 8: onebit, 9: natural, 13: threelc, 16: sign, 17: inceptionn}

@@ -59,16 +59,18 @@ def expand(pt, qt):
 class PowerSGD:
     """One matrix on all ranks, in float64: what the exchange should come to up to rounding. q: what a step begins with."""
 
-    def __init__(self, shape, ranks, feedback=True):
+    def __init__(self, shape, ranks, feedback=True, iterations=1):
+        self.iterations = iterations
         self.residuals = [np.zeros(shape) for _ in range(ranks)]
         self.feedback, self.q = feedback, None
 
     def step(self, gradients):
         """The average that all ranks get. gradients: a matrix a rank."""
         given = [g + e for g, e in zip(gradients, self.residuals, strict=True)]
-        basis = np.linalg.qr(self.q)[0]
-        p = np.linalg.qr(sum(m @ basis for m in given))[0]
-        self.q = sum(m.T @ p for m in given) / len(given)
+        for _ in range(self.iterations):
+            basis = np.linalg.qr(self.q)[0]
+            p = np.linalg.qr(sum(m @ basis for m in given))[0]
+            self.q = sum(m.T @ p for m in given) / len(given)
         average = p @ self.q.T
         if self.feedback:
             self.residuals = [m - p @ (p.T @ m) for m in given]
