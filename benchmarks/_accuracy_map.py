@@ -30,7 +30,13 @@ from grace_ext.transport import InProcessGroup
 DENSITIES = (0.1, 0.01, 0.001)
 FALSE_POSITIVES = (0.1, 0.01, 0.001)
 POLICIES = ("p0", "p1", "p2")
-SPARSIFIERS = ("topk:{density:g}", "topk:{density:g}:per=tensor", "dgc:{density:g}", "randomk:{density:g}")
+SPARSIFIERS = (
+    "topk:{density:g}",
+    "topk:{density:g}:per=tensor",
+    "dgc:{density:g}",
+    "randomk:{density:g}",
+    "adaq:{density:g}",
+)
 THRESHOLDS = (1e-4, 1e-3, 1e-2)
 EVALUATIONS = 6
 NOTHING = "dense/raw"  # without compression
@@ -39,16 +45,16 @@ NOTHING = "dense/raw"  # without compression
 def specs() -> dict[str, str]:
     """List the specs by what the map calls them. All go with the memory `residual`."""
     quantizers = [name for name in names("value") if name != "raw"]
-    found = [f"dense/{value}" for value in ("raw", *quantizers)]
-    found += [f"{one.format(density=density)}/auto/raw" for one in SPARSIFIERS for density in DENSITIES]
+    found = [NOTHING, *(f"{one.format(density=density)}/auto/raw" for one in SPARSIFIERS for density in DENSITIES)]
     found += [f"threshold:{value:g}/auto/raw" for value in THRESHOLDS]
     found += [f"topk:{density:g}/auto/{value}" for value in quantizers for density in DENSITIES]
-    found += [
+    blooms = [
         f"topk:{density:g}/bloom:{policy}:fpr={fpr:g}/raw"
-        for policy in POLICIES
         for fpr in FALSE_POSITIVES
+        for policy in POLICIES
         for density in DENSITIES
     ]
+    found += [*blooms, *(f"dense/{value}" for value in quantizers)]
     return {**{f"preset {name}": name for name in PRESETS}, **{spec: spec for spec in found}}
 
 

@@ -160,7 +160,7 @@ def table(results: Results, model: str, rate: str, target: float | None) -> list
                 LABELS[config] + CUT * results.is_cut(*key),
                 milliseconds(step),
                 milliseconds(compute),
-                milliseconds(codec) if config in OURS else "",
+                milliseconds(codec) if run["stages"] else "",
                 milliseconds(max(0.0, step - compute - codec)),
                 milliseconds(run["core"]),
                 size(run["sent"]),

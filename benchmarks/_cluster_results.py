@@ -11,6 +11,8 @@ CONFIGURATIONS = {
     "horovod-fp16": ("Horovod fp16", "horovod", {"own": "fp16"}),
     "ddp-powersgd": ("DDP, PowerSGD rank 4", "ddp", {"hook": "powersgd"}),
     "ddp-fp16": ("DDP, fp16", "ddp", {"hook": "fp16"}),
+    "ddp-allgather": ("grace_ext over DDP, default (allgather)", "ddp", {"communicator": "allgather"}),
+    "ddp-auto": ("grace_ext over DDP, auto", "ddp", {"communicator": "auto"}),
     "allgather": ("grace_ext, default (allgather)", "horovod", {"communicator": "allgather"}),
     "sharded": ("grace_ext, sharded", "horovod", {"communicator": "sharded"}),
     "auto": ("grace_ext, auto", "horovod", {"communicator": "auto"}),

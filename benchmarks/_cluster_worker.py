@@ -61,26 +61,36 @@ class Horovod:
 
 
 class Ddp:
-    """torch's DistributedDataParallel with one of its hooks, over Gloo. hook: "fp16" or "powersgd"."""
+    """torch's DistributedDataParallel over Gloo with one of its own hooks, or with grace_ext's."""
 
-    def __init__(self, hook: str, rank: int = 0):
+    def __init__(self, hook: str | None = None, **grace):
+        """Make the process group.
+
+        hook: "fp16" or "powersgd". grace: keyword arguments of grace_ext's CompressionState.
+        """
         import torch.distributed as dist
 
-        self._dist, self._hook = dist, hook
+        self._dist, self._hook, self._grace = dist, hook, grace
         dist.init_process_group("gloo")
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
 
     def wrap(self, model, optimizer):
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
+        parameters = list(model.named_parameters())
         # Over Gloo, the collectives that PowerSGD's hook starts from callbacks get mixed up between ranks if there are
         # several buckets, and the job dies.
         model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=100 if self._hook == "powersgd" else None)
         if self._hook == "fp16":
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        else:  # from the second step on, the earliest that it allows
+        elif self._hook == "powersgd":  # from the second step on, the earliest that it allows
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
             model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        else:
+            from grace_ext.adapters.torch_ddp import CompressionState, comm_hook
+
+            self._state = CompressionState(parameters, optimizer=optimizer, **self._grace)
+            model.register_comm_hook(self._state, comm_hook)
         return model, optimizer
 
     def sum(self, numbers):
@@ -88,10 +98,13 @@ class Ddp:
         self._dist.all_reduce(total)
         return total.tolist()
 
-    def stages(self):
-        return {}
+    def stages(self) -> dict[str, float]:
+        """Return the seconds of grace_ext's stages so far."""
+        return {} if self._hook else self._state.compression_stats()["seconds"]
 
-    ways = stages
+    def ways(self) -> dict[str, str]:
+        """Return what `auto` chose, by tensor."""
+        return {} if self._hook else self._state.compression_stats()["ways"]
 
 
 class Clock:
