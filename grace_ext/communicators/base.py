@@ -50,8 +50,7 @@ class Pending:
     lender: Any = dataclasses.field(default=None, kw_only=True, repr=False)
     #: Whether the gradients bypass the exchange, so that nothing is left to decode.
     bypasses = False
-    #: Whether the memory's buffer for the next residual is still read or written once the exchange has started.
-    keeps_state = False
+    keeps_state = False  #: Whether the buffer for the next residual is read or written once the exchange has started.
 
     def has_arrived(self) -> bool | None:
         """Return whether nothing is left to wait for. A handle that was waited for is not polled.

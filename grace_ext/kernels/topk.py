@@ -1,9 +1,9 @@
 """Exact selection of the k largest magnitudes, in about one pass over the tensor.
 
-A sample of cache lines gives two bounds that bracket the k-th largest magnitude. One pass collects every element above the
-lower bound, and the few candidates between the bounds are then selected exactly. Where the sample is misleading (too few or
-too many candidates), histograms of the whole tensor take its place, so the result is always exact. Magnitudes are compared
-as integers (the float's bits without the sign): that order is the order of the floats, with NaN and Inf above all others.
+A sample of cache lines gives two bounds that bracket the k-th largest magnitude. One pass collects every element above the lower
+one, and the few candidates between them are then selected exactly. Where the sample misleads (too few or too many candidates),
+histograms of the whole tensor take its place: the result is always exact. Magnitudes are compared as the floats' bits without
+the sign: that order is theirs, with NaN and Inf above all others.
 """
 
 import math
@@ -15,8 +15,7 @@ from ._helpers import MAGNITUDE
 from ._intrinsics import HAS_COMPRESS, add_collect16, add_mask16, bits_of, collect16, helper, mask16, trailing_zeros
 from ._sums import add_sketch
 
-_0 = np.uint32(0)
-NO_SKETCH = np.empty(0, np.float32)
+_NO_SKETCH = np.empty(0, np.float32)
 NON_FINITE = np.uint32(0x7F800000)  # magnitudes from here on are Inf and NaN
 BINS = 2048
 BLOCK = 4096  # elements between two checks of the candidate room
@@ -157,15 +156,13 @@ def _collect_block(gradient, residual, out, fused, start, stop, bound, positions
 
 
 @helper
-def _scan(gradient, residual, out, fused, bound, positions, found, sketched=False, low=_0, high=_0, sketch=NO_SKETCH):
+def _scan(gradient, residual, out, fused, bound, positions, found, sketched=False, low=0, high=0, sketch=_NO_SKETCH):
     """Set out = gradient + residual if fused, and collect the elements with magnitude >= bound.
 
-    Returns how many, or -1 if there are more candidates than room (out is complete all the same). If sketched, the gradient is
-    added to the sketch, block by block before `out` is written, as second_moment.random_sketch does with the key (low, high).
+    Returns how many, or -1 if there are more than room (out is complete all the same). If sketched, each block of the gradient is
+    added to the sketch before `out` is written, as second_moment.random_sketch does with the key (low, high).
     """
-    d = gradient.size
-    room = positions.size - SLACK
-    j = 0
+    d, room, j = gradient.size, positions.size - SLACK, 0
     for start in range(0, d, BLOCK):
         stop = min(d, start + BLOCK)
         if sketched:
@@ -182,7 +179,7 @@ def _scan(gradient, residual, out, fused, bound, positions, found, sketched=Fals
 
 @helper
 def _shift(positions, n, start):
-    """Move positions[:n], unless n is negative, by `start`. Returns n."""
+    """Add `start` to positions[:n], if n is positive, and return n."""
     for i in range(n):
         positions[i] += np.uint32(start)
     return n
@@ -323,8 +320,7 @@ def add_and_collect(gradient, residual, out, start, bound, positions, found):
 def sketch_and_collect(gradient, residual, out, start, bound, positions, found, low, high, sketch):
     """Like `add_and_collect`, and sketch (float32[8]) = what second_moment.random_sketch writes for the gradient."""
     sketch[:] = 0
-    n = _scan(gradient, residual, out, True, bound, positions, found, True, low, high, sketch)
-    return _shift(positions, n, start)
+    return _shift(positions, _scan(gradient, residual, out, True, bound, positions, found, True, low, high, sketch), start)
 
 
 @kernel(
