@@ -27,8 +27,9 @@ class IndexCodec(Stage):
     universal = True
     #: Whether other codecs are several times as fast: then `auto` chooses it only if it saves over half a percent.
     slow = False
-    #: Whether its section consists of other codecs' sections: then neither `auto` nor another such codec uses it.
+    #: Whether its section consists of other codecs' sections: then no other such codec uses it, and `auto` only if it competes.
     composite = False
+    competes = False
 
     def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         """Encode positions.
