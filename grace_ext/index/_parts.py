@@ -5,7 +5,6 @@ import numpy as np
 from ..errors import ContainerError
 from ..registry import by_id
 from .auto import shortest
-from .base import IndexCodec
 
 #: In the place of a codec's id: all positions of the domain, and no section.
 ALL, EMPTY = 0, np.empty(0, np.uint8)
@@ -22,15 +21,12 @@ def elements_of(rows: np.ndarray, width: int, d: int) -> int:
     return rows.size * width - short
 
 
-def part_codec(positions: np.ndarray, domain: int) -> IndexCodec | None:
-    """Return the codec that `auto` would choose among those without parts; None for all positions of the domain."""
-    return None if positions.size == domain else shortest(positions, domain)
-
-
 def encode_part(positions: np.ndarray, domain: int) -> tuple[int, np.ndarray]:
-    """Return (id of the part's codec, section)."""
-    codec = part_codec(positions, domain)
-    return (ALL, EMPTY) if codec is None else (codec.id, codec.encode(positions, domain)[0])  # type: ignore[return-value]
+    """Return (id of the part's codec, section), by the codec that `auto` would choose among those without parts."""
+    if positions.size == domain:
+        return ALL, EMPTY
+    codec = shortest(positions, domain)
+    return codec.id, codec.encode(positions, domain)[0]  # type: ignore[return-value]  # auto chooses among those with an id
 
 
 def decode_part(name: str, id: int, section: np.ndarray, domain: int, out: np.ndarray) -> None:

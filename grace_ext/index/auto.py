@@ -50,7 +50,7 @@ def shortest(indices: np.ndarray, d: int, composite: bool = False) -> IndexCodec
                 cost += cost // _SLACK
             if chosen is None or cost < least:
                 chosen, least = codec, cost
-    return chosen
+    return chosen.prepared(gaps)
 
 
 @functools.lru_cache(maxsize=8)  # where codecs are registered later, it is asked for others

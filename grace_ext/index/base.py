@@ -91,6 +91,17 @@ class IndexCodec(Stage):
         """
         return 0
 
+    def prepared(self, gaps: "GapCounts") -> "IndexCodec":
+        """Return a codec that encodes this support and does not repeat what `size_from_gaps` has done for it.
+
+        Args:
+            gaps: The support that `size_from_gaps` was called with.
+
+        Returns:
+            This codec, unless it keeps something of its own for the support.
+        """
+        return self
+
     def choose(self, indices: np.ndarray, d: int) -> "IndexCodec":
         """Return the codec that writes the section: this one, unless it chooses among others.
 

@@ -9,7 +9,8 @@ from ..errors import ConfigError, ContainerError
 from ..kernels.row_context import join_by_history, likely_width, split_by_history
 from ..kernels.rows import join_rows, split_rows
 from ..registry import by_id, register
-from ._parts import ALL, EMPTY, decode_part, elements_of, encode_part, part_codec, row_count
+from ._gaps import GapCounts
+from ._parts import ALL, EMPTY, decode_part, elements_of, encode_part, row_count
 from .base import IndexCodec
 from .raw import RawIndex
 
@@ -67,25 +68,17 @@ class RowContext(IndexCodec):
         plan = self._plan(indices, d)
         if plan is None:
             return np.concatenate([np.zeros(1, np.uint8), RawIndex().encode(indices, d)[0]]), indices
-        parts = [encode_part(plan.rows, row_count(d, plan.width))]
-        parts += [
-            encode_part(part, domain) if part.size else (ALL, EMPTY)
-            for part, domain in zip(plan.positions, plan.domains, strict=True)
-        ]
-        head = _head(plan, [id for id, _ in parts], [section.size for _, section in parts])
-        return np.concatenate([np.frombuffer(head, np.uint8), *(section for _, section in parts)]), indices
+        return _section(plan, d), indices
 
-    def size(self, indices: np.ndarray, d: int) -> int:
-        plan = self._plan(indices, d)
+    def size_from_gaps(self, gaps: GapCounts) -> int:
+        plan = self._plan(gaps.indices, gaps.d)
         if plan is None:
-            return 1 + 4 * indices.size
-        parts = [(plan.rows, row_count(d, plan.width)), *zip(plan.positions, plan.domains, strict=True)]
-        ids, sizes = [], []
-        for part, domain in parts:
-            codec = part_codec(part, domain) if part.size else None
-            ids.append(ALL if codec is None else codec.id)
-            sizes.append(0 if codec is None else codec.size(part, domain))
-        return len(_head(plan, ids, sizes)) + sum(sizes)
+            return 1 + 4 * gaps.indices.size
+        gaps.payload = _section(plan, gaps.d)
+        return gaps.payload.size
+
+    def prepared(self, gaps: GapCounts) -> IndexCodec:
+        return _Encoded(gaps)
 
     def _plan(self, indices: np.ndarray, d: int) -> _Plan | None:
         """Split the support; None where that cannot pay. The arrays are scratch arrays."""
@@ -140,6 +133,26 @@ class RowContext(IndexCodec):
             raise ContainerError("row_context: the classes do not have the elements that they should have")
         if not join_rows(rows, out, width, out):
             raise ContainerError("row_context: not every row has a position")
+
+
+def _section(plan: _Plan, d: int) -> np.ndarray:
+    """Encode the parts of a plan."""
+    parts = [encode_part(plan.rows, row_count(d, plan.width))]
+    for part, domain in zip(plan.positions, plan.domains, strict=True):
+        parts.append(encode_part(part, domain) if part.size else (ALL, EMPTY))
+    head = _head(plan, [id for id, _ in parts], [section.size for _, section in parts])
+    return np.concatenate([np.frombuffer(head, np.uint8), *(section for _, section in parts)])
+
+
+class _Encoded(RowContext):
+    """A support that is encoded already, and no other one."""
+
+    def __init__(self, gaps: GapCounts):
+        super().__init__()
+        self._payload, self._indices = gaps.payload, gaps.indices
+
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
+        return (self._payload, indices) if indices is self._indices else super().encode(indices, d)
 
 
 def _head(plan: _Plan, ids: list[int], sizes: list[int]) -> bytes:
