@@ -27,8 +27,9 @@ class IndexCodec(Stage):
     universal = True
     #: Whether other codecs are several times as fast: then `auto` chooses it only if it saves over half a percent.
     slow = False
-    #: Whether its section consists of other codecs' sections: then neither `auto` nor another such codec uses it.
+    #: Whether its section consists of other codecs' sections: then no other such codec uses it, and `auto` only if it competes.
     composite = False
+    competes = False
 
     def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         """Encode positions.
@@ -89,6 +90,17 @@ class IndexCodec(Stage):
             A number of bytes.
         """
         return 0
+
+    def prepared(self, gaps: "GapCounts") -> "IndexCodec":
+        """Return a codec that encodes this support and does not repeat what `size_from_gaps` has done for it.
+
+        Args:
+            gaps: The support that `size_from_gaps` was called with.
+
+        Returns:
+            This codec, unless it keeps something of its own for the support.
+        """
+        return self
 
     def choose(self, indices: np.ndarray, d: int) -> "IndexCodec":
         """Return the codec that writes the section: this one, unless it chooses among others.

@@ -7,12 +7,11 @@ import numpy as np
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.rows import join_rows, split_rows, whole_rows
-from ..registry import by_id, register
-from .auto import Auto
+from ..registry import register
+from ._parts import ALL, EMPTY, decode_part, elements_of, encode_part, row_count
 from .base import IndexCodec
 
 _HEAD = struct.Struct("<BBIII")  # codecs of rows and of positions; width; number of rows; bytes of the rows' section
-_ALL, _EMPTY = 0, np.empty(0, np.uint8)
 
 
 @register
@@ -65,8 +64,8 @@ class Rows(IndexCodec):
         Returns:
             The payload, uint8[m].
         """
-        row_codec, row_section = _part(rows, _count(d, self.width))
-        codec, section = (_ALL, _EMPTY) if compact is None else _part(compact, _domain(rows, self.width, d))
+        row_codec, row_section = encode_part(rows, row_count(d, self.width))
+        codec, section = (ALL, EMPTY) if compact is None else encode_part(compact, elements_of(rows, self.width, d))
         head = _HEAD.pack(row_codec, codec, self.width, rows.size, row_section.size)
         return np.concatenate([np.frombuffer(head, np.uint8), row_section, section])
 
@@ -75,46 +74,15 @@ class Rows(IndexCodec):
         if payload.size < _HEAD.size:
             raise ContainerError("rows: the section is too short")
         row_codec, codec, width, touched, row_bytes = _HEAD.unpack(payload[: _HEAD.size].tobytes())
-        if width == 0 or not 1 <= touched <= min(out.size, _count(d, width)):
+        if width == 0 or not 1 <= touched <= min(out.size, row_count(d, width)):
             raise ContainerError(f"rows: {touched} rows of {width} are not those of {out.size} positions below {d}")
         row_section, section = np.split(payload[_HEAD.size :], [row_bytes])
         rows = scratch("touched rows", np.uint32, touched)
-        if row_codec == _ALL:
+        if row_codec == ALL:
             rows[:] = np.arange(touched)
-        _decode(row_codec, row_section, _count(d, width), rows)
-        _decode(codec, section, _domain(rows, width, d), out)
-        if codec == _ALL:
+        decode_part("rows", row_codec, row_section, row_count(d, width), rows)
+        decode_part("rows", codec, section, elements_of(rows, width, d), out)
+        if codec == ALL:
             whole_rows(rows, width, out)
         elif not join_rows(rows, out, width, out):
             raise ContainerError("rows: not every row has a position")
-
-
-def _count(d: int, width: int) -> int:
-    """Return how many rows a table of d elements has; the last one may be short."""
-    return -(-d // width)
-
-
-def _domain(rows: np.ndarray, width: int, d: int) -> int:
-    """Return how many elements these rows have."""
-    short = _count(d, width) * width - d if rows[-1] == _count(d, width) - 1 else 0
-    return rows.size * width - short
-
-
-def _part(positions: np.ndarray, domain: int) -> tuple[int, np.ndarray]:
-    """Return (id of a codec, section), with the codec that `auto` would choose."""
-    if positions.size == domain:
-        return _ALL, _EMPTY
-    codec = Auto().choose(positions, domain)
-    return codec.id, codec.encode(positions, domain)[0]  # type: ignore[return-value]  # auto chooses among those with an id
-
-
-def _decode(id: int, section: np.ndarray, domain: int, out: np.ndarray) -> None:
-    """Decode what _part has encoded; for _ALL, only check it."""
-    codec = by_id("index", id)
-    if id == _ALL:
-        if section.size or out.size != domain:
-            raise ContainerError(f"rows: {section.size} bytes, {out.size} positions: not all {domain} and no section")
-    elif codec is None or codec.composite or not (codec.lossless and codec.universal) or out.size > domain:
-        raise ContainerError(f"rows: index codec {id} cannot be that of {out.size} positions below {domain}")
-    else:
-        codec.decode(section, domain, out)

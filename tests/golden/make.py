@@ -57,6 +57,7 @@ def cases():
         found[f"bloom-{policy}"] = {"spec": f"topk:0.2/bloom:{policy}:fpr=0.1:seed=1/raw"}
     found["rows-few"] = {"spec": "topk:0.05/rows:8/raw"}
     found["rows-all"] = {"spec": "dgc:1.0/rows:20/raw"}
+    found["row-context"] = {"spec": "topk:0.5/row_context:10/raw"}
     found["rows-whole"] = {"spec": "nonzero/rows:1/raw"}
     found["lloyd-huffman"] = {"spec": "dense/lloyd:0.3:entropy=huffman"}
     for entropy in ("ans", "huffman"):

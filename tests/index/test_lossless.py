@@ -11,7 +11,7 @@ from grace_ext import registry
 from grace_ext._util import scratch
 from grace_ext.pipeline import spec
 
-VARIANTS = [*FIXED, "huffman:bytes", "rice_adaptive:16", "rows", "rows:96", "rows:1"]
+VARIANTS = [*FIXED, "huffman:bytes", "rice_adaptive:16", "rows", "rows:96", "rows:1", "row_context", "row_context:96"]
 
 
 @pytest.mark.parametrize("name", inputs())

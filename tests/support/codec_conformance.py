@@ -103,6 +103,7 @@ OPTIONS = {
     ("index", "huffman"): ["huffman:bytes"],
     ("index", "rice_adaptive"): ["rice_adaptive:16", "rice_adaptive:4096"],
     ("index", "rows"): ["rows:1", "rows:7", "rows:2147483647"],
+    ("index", "row_context"): ["row_context:1", "row_context:7", "row_context:65536"],
     ("transform", "dct"): ["dct:8", "dct:16:dims=1"],
     ("index", "bloom"): [
         "bloom:p1:fpr=0.01",

@@ -49,6 +49,38 @@ def test_the_knot_is_where_the_chord_is_furthest():
     assert find_knots(values, 6, ends) == 2 and abs(ends[0] - 700) <= 1
 
 
+_X = np.linspace(0, 1, 5001)
+CURVES = {
+    "square": _X**2,
+    "steep": _X**16,
+    "exponential": np.exp(8 * _X),
+    "hyperbola": 1 / (1.1 - _X),
+    "circle": 1 - np.sqrt(1 - (0.999 * _X) ** 2),
+    "concave": np.sqrt(_X + 1e-3),
+    "both": (_X - 0.5) ** 3,
+    "kinks": np.interp(_X, [0, 0.1, 0.3, 0.35, 0.8, 1], [0, 0.01, 0.1, 0.3, 3, 20]),
+    "sorted values": np.sort(np.abs(heavy()).astype(np.float64)),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_the_knots_meet_lemma_12_and_remark_5(name):
+    """Lines between p knots: at most 2 M / p**2 off, where M is the variation of the derivative on an interval of length 1 (on
+    [1, d], as the lemma has it, lengths come in, which its proof leaves out), and sqrt(d) times as much in the 2-norm."""
+    curve, d = CURVES[name].astype(np.float32), CURVES[name].size
+    variation = np.abs(np.diff(CURVES[name], 2)).sum() * (d - 1)
+    for p in (1, 2, 3, 5, 8, 13, 21, 34, 64):
+        ends = np.empty(p + 1, np.int64)
+        ends = ends[: find_knots(curve, 2, ends)].tolist()
+        lines = [
+            np.interp(np.arange(start, end), [start, end - 1], curve[[start, end - 1]])
+            for start, end in zip([0, *ends], ends, strict=False)
+        ]
+        off = np.abs(np.concatenate(lines) - curve)
+        assert off.max() <= 2 * variation / p**2
+        assert np.linalg.norm(off) <= 2 * np.sqrt(d) * variation / p**2
+
+
 @pytest.mark.parametrize("text", ["polyfit", "polyfit:2:segments=3", "polyfit:9", "polyfit:0"])
 @pytest.mark.parametrize("name", CASES)
 def test_least_squares_of_every_segment(name, text):

@@ -163,4 +163,43 @@ def rows(section, d, k):
     return found
 
 
-INDEX = {4: rle, 5: huffman, 6: rice_adaptive, 7: elias_fano, 8: varint, 11: rows}
+def row_context(section, d, k):
+    from support import reference_decoder
+
+    if section[0] == 0:
+        return list(struct.unpack(f"<{k}I", section[1:]))
+    at = 0
+
+    def number():
+        nonlocal at
+        found = shift = 0
+        while section[at] > 127:
+            found |= (section[at] & 127) << shift
+            at, shift = at + 1, shift + 7
+        at += 1
+        return found | section[at - 1] << shift
+
+    def part(id, size, domain, count):
+        nonlocal at
+        own, at = section[at : at + size], at + size
+        if id == 0:
+            assert not own and count in (0, domain)
+            return list(range(count))
+        return list(reference_decoder.INDEX[id](own, domain, count))
+
+    history, width, r, row_codec, row_bytes = (number() for _ in range(5))
+    head = [[number() for _ in range(4)] for _ in range(1 << history)]
+    rows = part(row_codec, row_bytes, -(-d // width), r)
+    classes = [set(part(codec, size, elements, count)) for codec, count, elements, size in head]
+    seen, held = [0] * len(classes), set()
+    touched = [(q, x) for q, row in enumerate(rows) for x in range(row * width, min(d, (row + 1) * width))]
+    for q, x in touched:
+        h = sum(((q - j - 1, x % width) in held) << j for j in range(history))
+        if seen[h] in classes[h]:
+            held.add((q, x % width))
+        seen[h] += 1
+    assert at == len(section) and seen == [elements for _, _, elements, _ in head]
+    return [x for q, x in touched if (q, x % width) in held]
+
+
+INDEX = {4: rle, 5: huffman, 6: rice_adaptive, 7: elias_fano, 8: varint, 11: rows, 12: row_context}

@@ -151,3 +151,14 @@ def huffman_with(indices, rows):
 
 def huffman(indices):
     return min(huffman_with(indices, 1), huffman_with(indices, 8), key=len)
+
+
+def classes_by_history(compact, width, domain, history):
+    """For each class [(elements, [positions])]: a column's class is a number, bit j for the touched row j + 1 above."""
+    found, held = [[0, []] for _ in range(1 << history)], set(compact)
+    for x in range(domain):
+        h = sum(((x - (j + 1) * width) in held) << j for j in range(history))
+        if x in held:
+            found[h][1].append(found[h][0])
+        found[h][0] += 1
+    return found

@@ -1,0 +1,196 @@
+"""Index codec `row_context`."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .._util.scratch import scratch
+from ..errors import ConfigError, ContainerError
+from ..kernels.row_context import join_by_history, likely_width, split_by_history
+from ..kernels.rows import join_rows, split_rows
+from ..registry import by_id, register
+from ._gaps import GapCounts
+from ._parts import ALL, EMPTY, decode_part, elements_of, encode_part, row_count
+from .base import IndexCodec
+from .raw import RawIndex
+
+MOST_WIDTH = 1 << 16
+MOST_HISTORY = 6
+_SPARSE = 64  # most elements of the touched rows for each position
+_FEW = 4096  # with fewer positions, no width is looked for
+_WINDOWS, _WINDOW = 6, 512  # of positions, by which a width is chosen
+#: Widths that are looked for: usual ones of embeddings and layers.
+_WIDTHS = np.array(
+    [16, 32, 48, 50, 64, 96, 100, 128, 160, 192, 200, 256, 300, 320, 384, 400, 512, 576, 640, 768]
+    + [800, 1000, 1024, 1152, 1280, 1536, 2048, 2304, 2560, 3072, 4096],
+    np.uint32,
+)
+
+
+class _Plan(NamedTuple):
+    """A support, split: numbers of bits of history, width, touched rows, and the positions of each class."""
+
+    history: int
+    width: int
+    rows: np.ndarray
+    positions: list[np.ndarray]
+    domains: list[int]
+
+
+@register
+class RowContext(IndexCodec):
+    """Positions of a table, each predicted from what the touched rows above hold in the same column.
+
+    In the gradients of embeddings and output layers, columns repeat from row to row. The elements of the touched rows are
+    sorted into classes by which of the last touched rows have their column in the support; each class has a section of its
+    own, by the codec that `auto` would choose for it. The last rows are 1 to 6, by the number of positions.
+
+    The payload holds the width, the touched rows and the classes (docs/container-format.md, "Row contexts"). Where no width
+    stands out, or the touched rows are nearly empty, it holds the positions as they are.
+
+    Args:
+        width: Number of elements of a row, 1 to 65536; 0: of some usual widths, the one with which columns repeat most.
+
+    Source:
+        Rissanen and Langdon, Universal modeling and coding, IEEE Trans. Information Theory 1981: contexts from the rows above,
+        for images of two colors.
+    """
+
+    name, id = "row_context", 12
+    composite = competes = slow = True
+
+    def __init__(self, width: int = 0):
+        if not 0 <= width <= MOST_WIDTH:
+            raise ConfigError(f"row_context: width={width}; allowed: 0 (the one that stands out), or 1 to {MOST_WIDTH}")
+        self.width = width
+
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
+        plan = self._plan(indices, d)
+        if plan is None:
+            return np.concatenate([np.zeros(1, np.uint8), RawIndex().encode(indices, d)[0]]), indices
+        return _section(plan, d), indices
+
+    def size_from_gaps(self, gaps: GapCounts) -> int:
+        plan = self._plan(gaps.indices, gaps.d)
+        if plan is None:
+            return 1 + 4 * gaps.indices.size
+        gaps.payload = _section(plan, gaps.d)
+        return gaps.payload.size
+
+    def prepared(self, gaps: GapCounts) -> IndexCodec:
+        return _Encoded(gaps)
+
+    def _plan(self, indices: np.ndarray, d: int) -> _Plan | None:
+        """Split the support; None where that cannot pay. The arrays are scratch arrays."""
+        k = indices.size
+        width = self.width
+        if not width and k >= _FEW:
+            width = likely_width(indices, _WIDTHS, _WINDOWS, min(_WINDOW, k // 12))
+        if not width:
+            return None
+        rows, compact = (scratch(name, np.uint32, k) for name in ("context rows", "context compact"))
+        rows = rows[: split_rows(indices, width, rows, compact)]
+        domain = elements_of(rows, width, d)
+        if domain > _SPARSE * k:
+            return None
+        history = min(MOST_HISTORY, max(1, (k.bit_length() - 9) // 2))
+        counts, domains = (np.empty(1 << history, np.int64) for _ in range(2))
+        out, ranks = (scratch(name, np.uint32, k) for name in ("context positions", "context ranks"))
+        split_by_history(compact, width, domain, history, scratch("contexts", np.uint8, k), ranks, out, counts, domains)
+        return _Plan(history, width, rows, np.split(out, np.cumsum(counts)[:-1]), domains.tolist())
+
+    @staticmethod
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
+        if payload.size and payload[0] == 0:
+            RawIndex.decode(payload[1:], d, out)
+            return
+        k, read = out.size, _Numbers(payload)
+        history, width, touched, row_codec, row_bytes = (read.number() for _ in range(5))
+        if not 1 <= history <= MOST_HISTORY or not 1 <= width <= MOST_WIDTH:
+            raise ContainerError("row_context: the bits of history or the width are out of range")
+        if not 1 <= touched <= min(k, row_count(d, width)):
+            raise ContainerError(f"row_context: {touched} rows of {width} are not those of {k} positions below {d}")
+        classes = [tuple(read.number() for _ in range(4)) for _ in range(1 << history)]
+        counts, domains = (np.array([entry[j] for entry in classes], np.int64) for j in (1, 2))
+        rows = scratch("context rows", np.uint32, touched)
+        if row_codec == ALL:
+            rows[:] = np.arange(touched)
+        decode_part("row_context", row_codec, read.bytes(row_bytes), row_count(d, width), rows)
+        domain = elements_of(rows, width, d)
+        if counts.sum() != k or domains.sum() != domain or domain > _SPARSE * k:
+            raise ContainerError(f"row_context: the classes are not those of {k} positions in {touched} rows")
+        positions, at = scratch("context positions", np.uint32, k), 0
+        for codec, count, elements, size in classes:
+            part, section = positions[at : at + count], read.bytes(size)
+            if codec == ALL and not section.size and count in (0, elements):
+                part[:] = np.arange(count)
+            elif codec == ALL or by_id("index", codec) is None or not count:
+                raise ContainerError(f"row_context: {count} of {elements} positions cannot be coded by {codec}")
+            else:
+                decode_part("row_context", codec, section, elements, part)
+            at += count
+        if read.at != payload.size or not join_by_history(positions, width, domain, history, counts, domains, out):
+            raise ContainerError("row_context: the classes do not have the elements that they should have")
+        if not join_rows(rows, out, width, out):
+            raise ContainerError("row_context: not every row has a position")
+
+
+def _section(plan: _Plan, d: int) -> np.ndarray:
+    """Encode the parts of a plan."""
+    parts = [encode_part(plan.rows, row_count(d, plan.width))]
+    for part, domain in zip(plan.positions, plan.domains, strict=True):
+        parts.append(encode_part(part, domain) if part.size else (ALL, EMPTY))
+    head = _head(plan, [id for id, _ in parts], [section.size for _, section in parts])
+    return np.concatenate([np.frombuffer(head, np.uint8), *(section for _, section in parts)])
+
+
+class _Encoded(RowContext):
+    """A support that is encoded already, and no other one."""
+
+    def __init__(self, gaps: GapCounts):
+        super().__init__()
+        self._payload, self._indices = gaps.payload, gaps.indices
+
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
+        return (self._payload, indices) if indices is self._indices else super().encode(indices, d)
+
+
+def _head(plan: _Plan, ids: list[int], sizes: list[int]) -> bytes:
+    """Return the head of the payload: numbers as varints."""
+    numbers = [plan.history, plan.width, plan.rows.size, ids[0], sizes[0]]
+    for part, domain, id, size in zip(plan.positions, plan.domains, ids[1:], sizes[1:], strict=True):
+        numbers += [id, part.size, domain, size]
+    head = bytearray()
+    for number in numbers:
+        while number > 127:
+            head.append(number & 127 | 128)
+            number >>= 7
+        head.append(number)
+    return bytes(head)
+
+
+class _Numbers:
+    """Reads varints and then bytes from a payload, uint8[m]. Raises ContainerError where it ends, or a varint is too long."""
+
+    def __init__(self, payload: np.ndarray):
+        self.payload, self.at = payload, 0
+
+    def number(self) -> int:
+        found = 0
+        for shift in range(0, 35, 7):
+            if self.at == self.payload.size:
+                raise ContainerError("row_context: the head is incomplete")
+            byte = int(self.payload[self.at])
+            self.at += 1
+            found |= (byte & 127) << shift
+            if byte < 128:
+                if found >= 1 << 32 or shift and not byte:
+                    break
+                return found
+        raise ContainerError("row_context: a number in the head is not a varint below 2**32 in its shortest form")
+
+    def bytes(self, count: int) -> np.ndarray:
+        if count > self.payload.size - self.at:
+            raise ContainerError(f"row_context: the payload ends before a section of {count} bytes")
+        self.at += count
+        return self.payload[self.at - count : self.at]

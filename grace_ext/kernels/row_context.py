@@ -1,0 +1,122 @@
+"""Positions in a table of rows, sorted by what the rows above hold in the same column; and how wide such a table seems to be.
+
+The positions are those in the compact domain of the touched rows (rows.py). The history of a column is a number: bit j tells
+whether the column is in the support in the (j + 1)-th touched row above. All elements with the same history form a class, in
+which they are counted from 0 in the order of their positions.
+"""
+
+import math
+
+import numpy as np
+
+from ._compile import kernel
+
+_ASIDE = np.uint32(5)
+_CLEARLY, _BETTER = 5.0, 1.5  # standard deviations that repetitions take; and how much better a multiple has to be
+
+
+@kernel("int64(Array(uint32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), int64, int64)")
+def likely_width(indices, widths, windows, size):
+    """Return the width with which columns repeat most from one touched row to the next; 0 if with none of them they clearly do.
+
+    indices: uint32[k], strictly ascending; widths: uint32[n], ascending, above _ASIDE. Columns are compared in some windows of
+    so many positions, windows * size <= k, and with columns a little aside, which tell how many repeat by chance.
+    """
+    best, most = 0, _CLEARLY
+    seen = np.empty(widths[widths.size - 1], np.uint32)  # the touched row, counted from 2, in which a column was last seen
+    for width in widths:
+        seen[:width] = np.uint32(0)
+        row, last, hits, others = np.uint32(1), np.int64(-1), 0, 0
+        for window in range(windows):
+            first = (2 * window + 1) * (indices.size - size) // (2 * windows)
+            for i in range(first, first + size):
+                quotient = np.uint32(indices[i] // width)
+                column = np.uint32(indices[i] - np.uint32(quotient * width))
+                if np.int64(quotient) != last:
+                    last = np.int64(quotient)
+                    row = np.uint32(row + np.uint32(1))
+                if column + _ASIDE < width:  # on the right, where this row has not come to yet
+                    above = np.uint32(row - np.uint32(1))
+                    repeated, aside = seen[column] == above, seen[column + _ASIDE] == above
+                    hits += np.int64(repeated > aside)
+                    others += np.int64(aside > repeated)
+                seen[column] = row
+        beyond = (hits - others) / math.sqrt(hits + others + 1.0)
+        multiple = best > 0 and np.int64(width) % best == 0
+        if beyond > (_BETTER * most if multiple else most):
+            best, most = np.int64(width), beyond
+    return best
+
+
+@kernel(
+    "void(Array(uint32, 1, 'C', readonly=True), int64, int64, int64, uint8[::1], uint32[::1], uint32[::1], int64[::1],"
+    " int64[::1])"
+)
+def split_by_history(compact, width, domain, history, classes, ranks, out, counts, domains):
+    """Write the positions of each class to out: uint32[k], class after class, ascending in each.
+
+    compact: uint32[k], strictly ascending, below domain; history: bits of a column's history, 1 to 8. classes: uint8[k] and
+    ranks: uint32[k], to work in; counts, domains: int64[2**history], written: positions and elements of each class.
+    """
+    past, mask = np.zeros(width, np.uint8), np.uint8((1 << history) - 1)
+    domains[:] = 0
+    counts[:] = 0
+    i, k = np.int64(0), compact.size
+    at = np.int64(compact[0])
+    for start in range(0, domain, width):
+        for c in range(min(width, domain - start)):
+            h = past[c]
+            here = np.uint8(0)
+            if at == start + c:
+                classes[i], ranks[i] = h, np.uint32(domains[h])
+                counts[h] += 1
+                here = np.uint8(1)
+                i += 1
+                at = np.int64(compact[i]) if i < k else np.int64(-1)
+            domains[h] += 1
+            past[c] = np.uint8(np.uint8(h << np.uint8(1)) | here) & mask
+    places, total = np.empty(counts.size, np.int64), np.int64(0)
+    for h in range(counts.size):
+        places[h] = total
+        total += counts[h]
+    for i in range(k):
+        h = classes[i]
+        out[places[h]] = ranks[i]
+        places[h] += 1
+
+
+@kernel(
+    "boolean(Array(uint32, 1, 'C', readonly=True), int64, int64, int64, Array(int64, 1, 'C', readonly=True),"
+    " Array(int64, 1, 'C', readonly=True), uint32[::1])"
+)
+def join_by_history(positions, width, domain, history, counts, domains, out):
+    """The inverse of split_by_history: out gets compact. Returns False unless every class has so many elements.
+
+    positions: uint32[k], counts of each class, ascending and below its domain; out: uint32[k]. Any content is safe.
+    """
+    past, mask = np.zeros(width, np.uint8), np.uint8((1 << history) - 1)
+    places, ends, seen = np.empty(counts.size, np.int64), np.empty(counts.size, np.int64), np.zeros(counts.size, np.int64)
+    following = np.empty(counts.size, np.int64)  # the next position of each class, -1 behind the last
+    total = np.int64(0)
+    for h in range(counts.size):
+        places[h] = total
+        total += counts[h]
+        ends[h] = total
+        following[h] = np.int64(positions[places[h]]) if counts[h] > 0 else np.int64(-1)
+    i = np.int64(0)
+    for start in range(0, domain, width):
+        for c in range(min(width, domain - start)):
+            h = past[c]
+            here = np.uint8(0)
+            if seen[h] == following[h]:
+                out[i] = np.uint32(start + c)
+                i += 1
+                here = np.uint8(1)
+                places[h] += 1
+                following[h] = np.int64(positions[places[h]]) if places[h] < ends[h] else np.int64(-1)
+            seen[h] += 1
+            past[c] = np.uint8(np.uint8(h << np.uint8(1)) | here) & mask
+    good = i == positions.size
+    for h in range(counts.size):
+        good &= seen[h] == domains[h]
+    return good

@@ -1,0 +1,164 @@
+"""row_context: columns that repeat from row to row, the width that is found, and payloads that are damaged."""
+
+import math
+
+import numpy as np
+import pytest
+from support import codec_conformance, reference_decoder
+from support.guards import guarded
+from support.position_inputs import ascending
+from support.reference_kernels import index as reference_index
+
+from grace_ext import ConfigError, ContainerError, registry
+from grace_ext.index.auto import Auto
+from grace_ext.index.row_context import RowContext
+from grace_ext.kernels import row_context as kernels
+
+
+def table(rows, width, touched, density, seed=0, kept=0.9):
+    """Positions in some rows of a table: columns stay from one touched row to the next, or are drawn anew."""
+    rng = np.random.default_rng(seed)
+    columns = rng.random(width) < density
+    found = []
+    for row in ascending(rows, touched, seed):
+        columns = np.where(rng.random(width) < kept, columns, rng.random(width) < density)
+        columns[rng.integers(width)] = True
+        found.append(int(row) * width + np.flatnonzero(columns))
+    return np.concatenate(found).astype(np.uint32), rows * width
+
+
+def bound(d, k):
+    return (math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)) / math.log(2)
+
+
+TABLES = {
+    "some rows": table(300, 96, 60, 0.3),
+    "all rows": table(50, 100, 50, 0.5),
+    "one row": table(40, 64, 1, 0.5),
+    "narrow": table(200, 7, 80, 0.4),
+    "whole rows": table(100, 16, 30, 1.1),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_kernels_against_the_reference_implementation(name):
+    indices, d = TABLES[name]
+    width = {"some rows": 96, "all rows": 100, "one row": 64, "narrow": 7, "whole rows": 16}[name]
+    touched = np.unique(indices // width)
+    compact = (np.searchsorted(touched, indices // width) * width + indices % width).astype(np.uint32)
+    domain = touched.size * width - 3 * (name == "all rows")  # the last row may be short
+    compact = compact[compact < domain]
+    k = compact.size
+    for history in (1, 2, 5, 6):
+        expected = reference_index.classes_by_history(compact.tolist(), width, domain, history)
+        (out, intact), (counts, domains) = guarded(k, np.uint32), np.empty((2, 1 << history), np.int64)
+        scratch = np.empty(k, np.uint8), np.empty(k, np.uint32)
+        kernels.split_by_history(compact, width, domain, history, *scratch, out, counts, domains)
+        assert intact() and domains.tolist() == [elements for elements, _ in expected]
+        assert out.tolist() == [x for _, positions in expected for x in positions]
+        assert counts.tolist() == [len(positions) for _, positions in expected]
+        again, intact = guarded(k, np.uint32)
+        assert kernels.join_by_history(out, width, domain, history, counts, domains, again) and intact()
+        assert np.array_equal(again, compact)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_second_decoder(name):
+    indices, d = TABLES[name]
+    for width in (0, 1, 7, 96, 100, 65536):
+        payload, support = RowContext(width).encode(indices, d)
+        assert support is indices and payload.size == RowContext(width).size(indices, d)
+        assert reference_decoder.INDEX[12](payload.tobytes(), d, indices.size) == indices.tolist()
+        out = np.empty_like(indices)
+        RowContext.decode(payload, d, out)
+        assert np.array_equal(out, indices)
+
+
+@pytest.mark.parametrize("width", [64, 100, 256, 768])
+@pytest.mark.parametrize("touched", [300, 1000])
+def test_the_width_is_found(width, touched):
+    indices, d = table(2000, width, touched, 0.25, seed=width)
+    assert RowContext().encode(indices, d)[0].size <= 1.02 * RowContext(width).encode(indices, d)[0].size
+    others = [codec for codec in registry.classes("index") if codec.lossless and codec.universal and codec.id]
+    shortest = min(codec().size(indices, d) for codec in others if not codec.composite)
+    assert Auto().choose(indices, d).name == "row_context"
+    assert Auto().encode(indices, d)[0].size < 0.75 * shortest
+
+
+def test_nothing_is_looked_for_in_few_positions_and_nothing_found_in_random_ones():
+    for indices, d in (table(300, 64, 20, 0.3), (ascending(10**6, 20_000), 10**6), (np.arange(9000, dtype=np.uint32), 9000)):
+        payload = RowContext().encode(indices, d)[0]
+        assert payload[0] == 0 and payload[1:].tobytes() == indices.astype("<u4").tobytes()
+        assert 8 * Auto().encode(indices, d)[0].size <= max(1.02 * bound(d, indices.size), 150)
+
+
+def test_rows_that_are_nearly_empty_are_sent_as_they_are():
+    """A receiver goes through all elements of the touched rows, so they may be at most 64 for each position."""
+    indices = np.arange(0, 10**6, 1000, dtype=np.uint32)
+    assert RowContext(1000).encode(indices, 10**6)[0][0] == 0
+
+
+def head(*numbers):
+    out = bytearray()
+    for number in numbers:
+        while number > 127:
+            out.append(number & 127 | 128)
+            number >>= 7
+        out.append(number)
+    return bytes(out)
+
+
+GOOD = (1, 4, 2, 1, 8, 1, 2, 6, 8, 0, 2, 2, 0)  # two rows of 4: columns 0 and 1, and the same again
+ROWS, FIRST = np.array([0, 2], "<u4").tobytes(), np.array([0, 1], "<u4").tobytes()
+
+
+def decoded(payload, d=12, k=4):
+    out = np.empty(k, np.uint32)
+    RowContext.decode(np.frombuffer(payload, np.uint8), d, out)
+    return out.tolist()
+
+
+def test_a_payload_by_hand():
+    assert decoded(head(*GOOD) + ROWS + FIRST) == [0, 1, 8, 9]
+
+
+@pytest.mark.parametrize(
+    "payload, message",
+    [
+        (b"", "the head is incomplete"),
+        (head(*GOOD)[:-1], "the head is incomplete"),
+        (head(7, *GOOD[1:]) + ROWS + FIRST, "out of range"),
+        (head(1, 65537, *GOOD[2:]) + ROWS + FIRST, "out of range"),
+        (head(1, 0, *GOOD[2:]) + ROWS + FIRST, "out of range"),
+        (b"\x81\x00" + head(*GOOD[1:]) + ROWS + FIRST, "shortest form"),
+        (head(1, 4, 0, *GOOD[3:]) + ROWS + FIRST, "0 rows of 4"),
+        (head(1, 4, 5, *GOOD[3:]) + ROWS + FIRST, "5 rows of 4"),
+        (head(*GOOD) + ROWS + FIRST[:-1], "ends before a section of 8 bytes"),
+        (head(*GOOD) + ROWS + FIRST + b"\0", "elements that they should have"),
+        (head(1, 4, 2, 12, *GOOD[4:]) + ROWS + FIRST, "index codec 12 cannot be"),
+        (head(*GOOD[:5], 0, *GOOD[6:]) + ROWS + FIRST, "cannot be coded by 0"),
+        (head(*GOOD[:6], 3, *GOOD[7:]) + ROWS + FIRST, "not those of 4 positions in 2 rows"),
+        (head(*GOOD[:7], 5, *GOOD[8:10], 2, 3, 0) + ROWS + FIRST, "cannot be coded by 0"),
+        (head(*GOOD[:5], 1, 4, 8, 16, 0, 0, 0, 0) + ROWS + FIRST + FIRST, "not ascending"),
+        (head(*GOOD) + ROWS + np.array([0, 4], "<u4").tobytes(), "elements that they should have"),
+        (b"\0" + FIRST, "8 bytes for 4 positions"),
+    ],
+)
+def test_malformed(payload, message):
+    with pytest.raises(ContainerError, match=message):
+        decoded(payload)
+
+
+def test_damaged_sections_never_do_harm():
+    indices, d = TABLES["some rows"]
+    payload, _ = RowContext(96).encode(indices, d)
+    for bad in codec_conformance.mutations(payload, count=500):
+        out = np.empty_like(indices)
+        if codec_conformance.refused_or(lambda data, into: RowContext.decode(data, d, into), bad, out):
+            assert out[-1] < d and (out[1:] > out[:-1]).all()
+
+
+@pytest.mark.parametrize("width", [-1, 65537])
+def test_options(width):
+    with pytest.raises(ConfigError, match="allowed: 0"):
+        RowContext(width)
