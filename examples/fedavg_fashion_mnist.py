@@ -16,7 +16,7 @@ import time
 import numpy as np
 import torch
 from fashion_mnist import load, read_idx, scaled
-from federated_training import MODELS, AdamW, Epochs, Gradient, evaluate, lda_split, set_vector, vector_of
+from federated_training import MODELS, Epochs, Gradient, evaluate, lda_split, set_vector, vector_of
 from mpi4py import MPI
 from tqdm import tqdm
 
@@ -118,13 +118,13 @@ class Serving:
 
     def __init__(self, start: np.ndarray, net: torch.nn.Module, args, comm: MPI.Comm):
         self.args, self.comm, self.net, self.test = args, comm, net, load(args.data, "t10k")
-        self.adamw = AdamW(start.size, args.lr, args.weight_decay, args.lr_rounds) if args.method == "panthalia" else None
+        adamw = f"adamw:{args.lr}:weight_decay={args.weight_decay}:steps={args.lr_rounds or 0}"
         self.core = MeasuredServer(
             start,
             comm.size - 1,
             args.compression,
             sampled=args.sampled,
-            optimizer=self.adamw,
+            optimizer=adamw if args.method == "panthalia" else None,
             weights="samples",
             most_samples=args.train_samples or TRAIN_SAMPLES,
             memory=args.memory,
@@ -143,18 +143,11 @@ class Serving:
             if kept is None or json.loads(str(kept.pop("options"))) != self.options:
                 raise ConfigError(f"{self.args.state} is the state of a job with other options")
             self.log = json.loads(str(kept.pop("log")))
-            if kept.pop("round") and self.adamw:
-                self.adamw.load_state_dict(kept)
         return self.core.round
 
     def keep(self) -> None:
         if self.args.state:
-            self.state.save(
-                round=self.core.round,
-                options=json.dumps(self.options),
-                log=json.dumps(self.log),
-                **(self.adamw.state_dict() if self.adamw else {}),
-            )
+            self.state.save(round=self.core.round, options=json.dumps(self.options), log=json.dumps(self.log))
             self.core.save(self.args.state)
 
     def run(self) -> None:

@@ -1,6 +1,4 @@
-"""What servers and clients of fedavg_fashion_mnist.py do: the split of the data, local training, AdamW."""
-
-import math
+"""What servers and clients of fedavg_fashion_mnist.py do: the split of the data, and local training."""
 
 import numpy as np
 import torch
@@ -123,33 +121,3 @@ class Gradient(LocalTraining):
         self._loss(chosen).backward()
         gradient = parameters_to_vector(parameter.grad for parameter in self.net.parameters())
         return model - gradient.numpy(), len(self._labels)
-
-
-class AdamW:
-    """The server's step, for grace_ext.federated.Server(optimizer=...).
-
-    steps: the number of steps over which the learning rate decays to 0 as a cosine; None: it is constant.
-    """
-
-    def __init__(self, size: int, lr: float, weight_decay: float, steps: int | None = None):
-        self._lr, self._steps = lr, steps
-        self._weights = nn.Parameter(torch.zeros(size))
-        self._optimizer = torch.optim.AdamW([self._weights], lr, weight_decay=weight_decay, fused=True)
-
-    def __call__(self, model: np.ndarray, change: np.ndarray) -> None:
-        """Change the model, float32[d], in place. change: float32[d], the mean gradient."""
-        kept = torch.from_numpy(model)
-        self._weights.data.copy_(kept)
-        self._weights.grad = torch.from_numpy(change)
-        if self._steps:
-            done = min(1.0, float(self._optimizer.state[self._weights].get("step", 0)) / self._steps)
-            self._optimizer.param_groups[0]["lr"] = self._lr * (1 + math.cos(math.pi * done)) / 2
-        self._optimizer.step()
-        kept.copy_(self._weights.data)
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Return both moments, float32[d], and the step; empty before the first step."""
-        return {key: tensor.numpy().copy() for key, tensor in self._optimizer.state[self._weights].items()}
-
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        self._optimizer.state[self._weights] = {key: torch.from_numpy(np.array(array)) for key, array in state.items()}

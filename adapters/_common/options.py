@@ -57,6 +57,7 @@ class CompressionOptions:
         schedule: Options of the spec that change from step to step: {"density": "warmup:steps=2000"}, or a function of the
             step that gives the same on all ranks; see grace_ext.policy.Schedules. {"density": "kimad:0.2"} chooses what fits
             into steps of 0.2 s, on each rank by what its link gives; "kimad+:0.2" does so with a density for each bucket;
+            "lgreco" sends the fewest bytes for the error that the spec's density gives, with a density for each bucket;
             "guarded" raises the density while much of the gradients waits to be sent, and lowers it while little does.
         observe: Where rank 0 writes bytes, ratio, seconds and residual norms of every tenth step: a path that ends in .jsonl
             or .csv, a folder for TensorBoard, an object of grace_ext.observe (which can take other steps, and a Timeline), or

@@ -33,7 +33,7 @@ def setup(optimizer):
     return server, [Client(start(), "dense/raw", number=client) for client in range(CLIENTS)]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "nesterov:0.5:momentum=0.5", "adam:0.1", "yogi:0.1"])
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov:0.5:momentum=0.5", "adam:0.1", "adamw:0.1:steps=4", "yogi:0.1"])
 def test_the_servers_model_goes_where_the_optimizer_takes_it(optimizer):
     model, outer = start(), make_outer(optimizer)
     state = outer.begin(SIZE)
@@ -43,12 +43,13 @@ def test_the_servers_model_goes_where_the_optimizer_takes_it(optimizer):
     np.testing.assert_allclose(play(*setup(optimizer), rounds=5), model, rtol=1e-4, atol=1e-5)
 
 
-def test_a_saved_server_goes_on_with_the_optimizers_state(tmp_path):
-    whole = play(*setup("adam:0.1"), rounds=6)
-    server, clients = setup("adam:0.1")
+@pytest.mark.parametrize("optimizer", ["adam:0.1", "adamw:0.1:steps=5"])
+def test_a_saved_server_goes_on_with_the_optimizers_state(tmp_path, optimizer):
+    whole = play(*setup(optimizer), rounds=6)
+    server, clients = setup(optimizer)
     play(server, clients, 3)
     server.save(tmp_path / "server.npz")
-    again, _ = setup("adam:0.1")
+    again, _ = setup(optimizer)
     again.load(tmp_path / "server.npz")
     assert play(again, clients, 3).tobytes() == whole.tobytes()
     for other in ("sgd", "nesterov"):

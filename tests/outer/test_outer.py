@@ -164,3 +164,11 @@ def test_what_makes_no_sense_is_refused(spec, said):
 def test_a_spec_or_an_object():
     outer = make_outer("nesterov:lr=0.7:momentum=0.9")
     assert make_outer(outer) is outer and outer == make_outer("nesterov") and str(outer) == "nesterov"
+
+
+def test_the_rate_of_adamw_falls_to_zero_as_a_cosine():
+    outer = make_outer("adamw:0.1:steps=4")
+    np.testing.assert_allclose(
+        [outer.rate(number) for number in range(1, 7)], [0.1, 0.0853553, 0.05, 0.0146447, 0, 0], atol=1e-6
+    )
+    assert make_outer("adamw:0.1").rate(1000) == 0.1
