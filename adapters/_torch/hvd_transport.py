@@ -15,7 +15,7 @@ from grace_ext.transport import CollectiveHandle, Transport
 from grace_ext.transport.padding import SteadyLengths, pad, pad_own_part, unpad, unpad_own_part
 
 from .._horovod.splits import as_splits
-from .._horovod.waiting import wait_until
+from .._common.waiting import wait_until
 
 
 class HorovodTransport(Transport):

@@ -1,4 +1,4 @@
-"""How a thread waits for a collective of Horovod without taking the core from the codecs and from other ranks."""
+"""How a thread waits for a collective of Horovod or MPI without taking the core from the codecs and from other ranks."""
 
 import functools
 import os
