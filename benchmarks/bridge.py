@@ -68,10 +68,7 @@ def build(shapes) -> exchange_graph.ExchangeGraph:
     """Build the nodes for these gradients, with the default buckets and memory."""
     tensors = [Tensor(str(i), int(np.prod(shape)), len(shape), shape=shape) for i, shape in enumerate(shapes)]
     exchange = Exchange(
-        transport.GraphTransport(hvd.global_process_set),
-        grace_ext.memory("residual"),
-        1.0,
-        executor=CallersThread(),
+        transport.GraphTransport(hvd.global_process_set), grace_ext.memory("residual"), 1.0, executor=CallersThread()
     )
     exchange.set_buckets(build_buckets(exchange, [tensors], set(), Rules(), Nothing(), "bridge", 25 * 2**20))
     return exchange_graph.ExchangeGraph(exchange, hvd.global_process_set, 1.0)

@@ -63,7 +63,9 @@ class MpiTransport(EqualLengthTransport):
 
     def allreduce(self, name: str, array: np.ndarray) -> CollectiveHandle:
         if array.dtype == np.float16:
-            return self._under_way(self._comm.Iallreduce(MPI.IN_PLACE, [array.view("u2"), MPI.UINT16_T], _SUM_OF_HALVES), array)
+            return self._under_way(
+                self._comm.Iallreduce(MPI.IN_PLACE, [array.view("u2"), MPI.UINT16_T], _SUM_OF_HALVES), array
+            )
         return self._under_way(self._comm.Iallreduce(MPI.IN_PLACE, array, MPI.SUM), array)
 
     def broadcast_equal(self, message: np.ndarray, root: int) -> CollectiveHandle:
@@ -138,7 +140,9 @@ class MpiTransport(EqualLengthTransport):
             self._left[status.source] = int(started[0])
         gone = sorted(rank for rank, started in self._left.items() if started < number)
         if gone:
-            raise ExchangeError(f"ranks {gone} have ended, and rank {self.rank} still waits for them: all make as many steps")
+            raise ExchangeError(
+                f"ranks {gone} have ended, and rank {self.rank} still waits for them: all make as many steps"
+            )
         return False
 
 

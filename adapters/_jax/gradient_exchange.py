@@ -14,7 +14,6 @@ from mpi4py import MPI
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext._util.scratch import use_scratch
-from grace_ext.exchange import checkpoint
 from grace_ext.exchange.bucketing import build_buckets
 from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.exchange.scheduler import CallersThread

@@ -103,7 +103,9 @@ def _refuse_vmap(*_: Any, **__: Any) -> NoReturn:
 
 
 def _refuse_derivative(*_: Any, **__: Any) -> NoReturn:
-    raise ConfigError("exchange_gradients has no derivative: call update with gradients, not inside of what is differentiated")
+    raise ConfigError(
+        "exchange_gradients has no derivative: call update with gradients, not inside of what is differentiated"
+    )
 
 
 batching.primitive_batchers[_exchange] = _refuse_vmap

@@ -12,19 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from harness import (
-    WORLD,
-    batches,
-    bits,
-    exchanged,
-    flat,
-    gradients,
-    loss_of,
-    model,
-    same_on_all_ranks,
-    step_with,
-    train,
-)
+from harness import WORLD, batches, bits, exchanged, flat, gradients, loss_of, model, same_on_all_ranks, step_with, train
 from mpi4py import MPI
 from support.auto_control import always
 from support.checking import check, check_under_every_launcher, covering
