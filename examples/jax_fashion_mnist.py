@@ -69,6 +69,7 @@ def main(args):
     correct = jax.jit(lambda params, images, labels: (logits_of(params, images).argmax(1) == labels).sum())
     first, training, memory = 0, None, None
     if args.folder:
+        os.makedirs(args.folder, exist_ok=True)
         training, memory = (os.path.join(args.folder, name) for name in ("training.pickle", f"grace_ext_rank{rank}.npz"))
         if os.path.exists(memory):
             with open(training, "rb") as file:

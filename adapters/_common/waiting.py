@@ -43,7 +43,7 @@ class CoreContention:
 
 @functools.cache
 def _contention(ranks_here: int) -> CoreContention:
-    return CoreContention(ranks_here > os.cpu_count())
+    return CoreContention(ranks_here > (os.cpu_count() or 1))
 
 
 def wait_until(done: Callable[[], bool], ranks_here: int) -> None:
