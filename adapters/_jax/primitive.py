@@ -5,10 +5,10 @@ run it (jax-ml/jax#24255, #25861). This primitive is given arrays of NumPy, rais
 used, and runs without compiling anything outside of jax.jit. Its order among others is that of ordered io_callbacks.
 """
 
+import inspect
 from typing import Any, NoReturn, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax._src import callback as jax_callback  # nothing public emits a call of Python without arrays of JAX
 from jax.extend.core import Primitive
@@ -61,10 +61,10 @@ def _run_now(step: jax.Array, *gradients: jax.Array, runs: Runs) -> list[jax.Arr
     for array in gradients:
         if isinstance(array, jax.Array) and len(array.sharding.device_set) > 1:
             _refuse_devices(len(array.sharding.device_set))
-    # A copy, because results are written to again, and the CPU's arrays can share memory with NumPy's.
-    results = [jnp.array(result) for result in runs.run(*map(np.asarray, (step, *gradients)))]
+    # Copies, because results are written to again, and the CPU's arrays can share memory with NumPy's.
+    results = [np.array(result) for result in runs.run(*map(np.asarray, (step, *gradients)))]
     return [
-        jax.device_put(result, array.sharding) if isinstance(array, jax.Array) else result
+        jax.device_put(result, array.sharding if isinstance(array, jax.Array) else None)
         for result, array in zip(results, gradients, strict=True)
     ]
 
@@ -87,7 +87,9 @@ def _lower(context: Any, *operands: Any, runs: Runs) -> Any:
     return results
 
 
-mlir.register_lowering(_exchange, _lower, cacheable=False)
+# JAX before 0.7 shares no lowered calls, and has no name for it.
+_own_call = {"cacheable": False} if "cacheable" in inspect.signature(mlir.register_lowering).parameters else {}
+mlir.register_lowering(_exchange, _lower, **_own_call)
 
 
 def _refuse_devices(count: int | None) -> NoReturn:

@@ -197,7 +197,7 @@ def names_are_paths_and_observers_see_them():
 
 
 @check
-def one_rank_alone_has_nothing_to_exchange():
+def there_may_be_nothing_to_exchange():
     exchange = exchange_gradients(comm=MPI.COMM_SELF)
     given = gradients()
     result, state = jax.jit(exchange.update)(given, exchange.init(given))
@@ -207,5 +207,11 @@ def one_rank_alone_has_nothing_to_exchange():
         warnings.simplefilter("always")
         exchange_gradients(comm=MPI.COMM_SELF, observe=str(Path(sys.argv[1], "alone.jsonl")))
     assert len(seen) == 1 and "checks_training" in seen[0].filename
+    without = {"nothing": jnp.zeros((0, 3)), "large": jnp.ones((50, 50))}
+    for compiled in (False, True):
+        several = exchange_gradients()
+        update = jax.jit(several.update) if compiled else several.update
+        result, _ = update(without, several.init(without))
+        assert result["nothing"].shape == (0, 3) and result["large"].shape == (50, 50)
     empty = {}
     assert exchange_gradients().update(empty, exchange.init(None))[0] == {}

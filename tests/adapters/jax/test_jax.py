@@ -58,6 +58,14 @@ def test_nobody_need_wait_for_the_last_step():
 
 @pytest.mark.alone
 @pytest.mark.tier("test")
+def test_an_mpi_for_one_thread_is_refused():
+    done = run("mpirun-2", HERE / "funneled.py")
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert done.stdout.count("refused: MPI was initialized without support for several threads: let mpi4py") == 2
+
+
+@pytest.mark.alone
+@pytest.mark.tier("test")
 def test_containers_are_those_of_ddp(tmp_path):
     skip_without("torch")
     done = run("mpirun-2", HERE / "containers.py", str(tmp_path))
