@@ -26,6 +26,7 @@ from grace_ext.communicators.base import Communicator, Pending  # noqa: E402
 from grace_ext.exchange.bucketing import build_buckets  # noqa: E402
 from grace_ext.exchange.buckets import Tensor  # noqa: E402
 from grace_ext.exchange.engine import Exchange  # noqa: E402
+from grace_ext.exchange.scheduler import CallersThread  # noqa: E402
 from grace_ext.policy import Rules  # noqa: E402
 
 MEMCPYS, MILLISECONDS = 1.0, 1.0  # the bar
@@ -67,10 +68,7 @@ def build(shapes) -> exchange_graph.ExchangeGraph:
     """Build the nodes for these gradients, with the default buckets and memory."""
     tensors = [Tensor(str(i), int(np.prod(shape)), len(shape), shape=shape) for i, shape in enumerate(shapes)]
     exchange = Exchange(
-        transport.GraphTransport(hvd.global_process_set),
-        grace_ext.memory("residual"),
-        1.0,
-        executor=exchange_graph.CallersThread(),
+        transport.GraphTransport(hvd.global_process_set), grace_ext.memory("residual"), 1.0, executor=CallersThread()
     )
     exchange.set_buckets(build_buckets(exchange, [tensors], set(), Rules(), Nothing(), "bridge", 25 * 2**20))
     return exchange_graph.ExchangeGraph(exchange, hvd.global_process_set, 1.0)

@@ -6,16 +6,14 @@ With TF_USE_LEGACY_KERAS=1 in the environment, the same script runs on legacy Ke
 """
 
 import argparse
-import gzip
 import json
 import os
-import sys
 import time
 import zlib
 
 import horovod.tensorflow as hvd
-import numpy as np
 import tensorflow as tf
+from _idx import read_idx
 from tqdm.keras import TqdmCallback
 
 from grace_ext.adapters.horovod_tensorflow import (
@@ -28,17 +26,6 @@ from grace_ext.adapters.horovod_tensorflow import (
 
 keras = tf.keras
 HOROVOD = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}  # Horovod's allreduce, of float32 or fp16
-
-
-def read_idx(folder, name):
-    """Read a file of the data set, NAME or NAME.gz, as an array uint8[n, ...]."""
-    path = os.path.join(folder, name)
-    opener, path = (open, path) if os.path.exists(path) else (gzip.open, path + ".gz")
-    if not os.path.exists(path):
-        sys.exit(f"there is no {path}; fetch it with: python mpirun/fetch_fashion_mnist.py {folder}")
-    content = opener(path, "rb").read()
-    shape = np.frombuffer(content, ">i4", count=content[3], offset=4)
-    return np.frombuffer(content, "u1", offset=4 + 4 * len(shape)).reshape(shape)
 
 
 def dataset(folder, part, samples=None):

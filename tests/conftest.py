@@ -34,6 +34,7 @@ LONGEST = (
     "adapters/torch_ddp/test_torch_ddp",
     "test_examples_frameworks",
     "adapters/transformers/test_transformers",
+    "adapters/jax/test_jax",
     "adapters/accelerate/test_accelerate",
     "adapters/lightning/test_lightning",
     "adapters/mpi/test_mpi",

@@ -1,4 +1,4 @@
-"""The examples of Accelerate, the Trainer and Lightning, by the commands in them: two processes, made-up images."""
+"""The examples of Accelerate, the Trainer, Lightning and JAX, by the commands in them: two processes, made-up images."""
 
 import os
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import launch
 from support.launch import skip_without
 
 skip_without("torch")
@@ -62,6 +63,23 @@ def test_lightning_learns_and_goes_on(data, tmp_path):
     assert ratio(run(*example, "--folder", tmp_path, "--epochs", 1)) > 10
     printed = run(*example, "--epochs", 4, "--resume", tmp_path / "checkpoints" / "epoch=0-step=8.ckpt")
     assert float(re.search(r"test accuracy ([\d.]+)%", printed)[1]) > 50, printed[-300:]
+
+
+def test_jax_learns_and_goes_on(data, tmp_path):
+    skip_without("jax", "optax", "mpi4py")
+    example = ROOT / "examples" / "jax_fashion_mnist.py"
+
+    def trained(folder, epochs):
+        arguments = ("--data", data, "--batch-size", 16, "--epochs", epochs, "--folder", folder)
+        done = launch.run("mpirun-2", example, *map(str, arguments))
+        assert done.returncode == 0, done.stdout[-4000:]
+        return dict(re.findall(r"epoch (\d+): test accuracy ([\d.]+)%", done.stdout)), ratio(done.stdout)
+
+    accuracies, times = trained(tmp_path / "whole", 8)
+    assert len(accuracies) == 8 and float(accuracies["8"]) > 50 and times > 10, (accuracies, times)
+    half, _ = trained(tmp_path / "half", 4)
+    rest, _ = trained(tmp_path / "half", 8)
+    assert half | rest == accuracies and list(rest) == ["5", "6", "7", "8"]  # as if it had not been interrupted
 
 
 def test_the_trainer_learns_and_goes_on(tmp_path):

@@ -147,7 +147,7 @@ def test_what_the_distributions_hold(distributions):
 def test_the_core_imports_no_framework(tmp_path):
     program = (
         "import grace_ext, sys, grace_ext.exchange, grace_ext.policy, grace_ext.cli\n"
-        "loaded = {'torch', 'tensorflow', 'horovod', 'mpi4py', 'matplotlib'} & set(sys.modules)\n"
+        "loaded = {'torch', 'tensorflow', 'horovod', 'jax', 'mpi4py', 'matplotlib'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
@@ -157,7 +157,7 @@ def test_metadata_has_the_extras_and_the_three_dependencies():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     assert set(config["options"]["install_requires"].split()) == {"numpy", "numba", "xxhash"}
-    assert {"torch", "tensorflow", "legacy_keras", "mpi", "deflate", "plots", "lint", "docs", "dev"} <= set(
+    assert {"torch", "tensorflow", "jax", "legacy_keras", "mpi", "deflate", "plots", "lint", "docs", "dev"} <= set(
         config["options.extras_require"]
     )
 

@@ -54,7 +54,7 @@ SHARED = {
     "adapters/_tensorflow/test_tensorflow.py": "adapters/_horovod/options adapters/_tensorflow/{gradient_tape,names,nodes,options}",
     "adapters/horovod_tensorflow/test_horovod_tensorflow.py": "adapters/_horovod/splits"
     " adapters/_tensorflow/{auto,eager,exchange_graph,reduce,saved_state,transport}",
-    "adapters/horovod_torch/test_horovod_torch.py": "adapters/onebit_adam adapters/_horovod/waiting adapters/_torch/"
+    "adapters/horovod_torch/test_horovod_torch.py": "adapters/onebit_adam adapters/_common/waiting adapters/_torch/"
     "{buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,taken,torch_options,wrapped_optimizer}",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
     "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_decoder,device_encoder,device_values,kernel_bucket,mailbox}"
@@ -62,6 +62,7 @@ SHARED = {
     "adapters/torch_kernels/test_compiling.py": "adapters/_torch/kernels/{catalogue,compiling}",
     "adapters/torch_kernels/test_device_check.py": "adapters/_torch/device_check",
     "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_options,ddp_transport,first_step}",
+    "adapters/jax/test_jax.py": "adapters/_common/mpi_transport adapters/_jax/{gradient_exchange,primitive}",
     "adapters/accelerate/test_accelerate.py": "adapters/_torch/rank_files",
     "adapters/local_steps/test_local_steps.py": "adapters/_torch/module_parameters",
 }

@@ -20,7 +20,7 @@ _silent: set[int] = set()  # ranks that may never come to MPI_Finalize
 
 
 def begin(part: object, when: str) -> None:
-    """Others rely on this server or client from here on."""
+    """Others rely on this server or client from here on, or on this rank, which cannot go on."""
     _open[part] = when
 
 
@@ -36,9 +36,7 @@ def _end_all_ranks() -> None:
         return
     failed = getattr(sys, "last_value", None) is not None  # set by the interpreter with the traceback
     if not failed and _open:
-        _LOG.error(
-            "federated: rank %d ends %s: all ranks are ended", MPI.COMM_WORLD.rank, " and ".join(sorted(set(_open.values())))
-        )
+        _LOG.error("rank %d ends %s: all ranks are ended", MPI.COMM_WORLD.rank, " and ".join(sorted(set(_open.values()))))
     if failed or _open:
         set_abort_status(1)
     elif _silent:

@@ -30,8 +30,8 @@ OptionsType = TypeVar("OptionsType", bound="CompressionOptions")
 class CompressionOptions:
     """How gradients are compressed, exchanged and observed: the keyword options that all adapters share.
 
-    The wrappers of the adapters (DistributedOptimizer, DistributedGradientTape, CompressionState, OneBitAdam) take them as
-    keywords. A few are not there in every adapter, as noted below.
+    The wrappers of the adapters (DistributedOptimizer, DistributedGradientTape, CompressionState, OneBitAdam,
+    exchange_gradients) take them as keywords. A few are not there in every adapter, as noted below.
 
     Attributes:
         compression: A spec ("topk:0.01/rice/qsgd:7", see `python -m grace_ext codecs`), its dict form, or a Compressor. With
@@ -62,7 +62,7 @@ class CompressionOptions:
         observe: Where rank 0 writes bytes, ratio, seconds and residual norms of every tenth step: a path that ends in .jsonl
             or .csv, a folder for TensorBoard, an object of grace_ext.observe (which can take other steps, and a Timeline), or
             a list of these.
-        bucket_bytes: The float32 bytes after which a bucket is closed. With Horovod only: DDP has buckets of its own.
+        bucket_bytes: The float32 bytes after which a bucket is closed. With Horovod and JAX only: DDP has buckets of its own.
         groups: Lists of parameters that share a bucket, or a number of equal groups; overrides bucket_bytes. With Horovod only.
         selection: "host", "device" (gradients are encoded and summed where they are, by Triton's kernels or, without Triton and
             for top-k, by torch operations; what has neither goes to the host) or "auto": device for tensors on an accelerator.
@@ -70,7 +70,7 @@ class CompressionOptions:
         on_resize: What becomes of the memories when a checkpoint of another number of ranks is loaded, or when elastic Horovod
             adds or removes ranks. "reset": they start from zero. "redistribute": the sum of residuals is preserved, and each
             rank takes an equal part. None: redistribute, or reset with a warning where a checkpoint does not have all
-            memories. With PyTorch only; in TensorFlow the functions that load a state take it.
+            memories. With PyTorch and JAX only; in TensorFlow the functions that load a state take it.
         grad_scaler: The torch.amp.GradScaler that scales the loss, so that the memory keeps unscaled units. With PyTorch only.
 
     Raises:

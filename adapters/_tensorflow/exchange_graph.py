@@ -21,19 +21,6 @@ from .auto import SwitchedNodes
 from .nodes import BucketNodes, RowNodes
 
 
-class CallersThread(concurrent.futures.Executor):
-    """Runs what is submitted at once: TensorFlow's threads wait for it anyway, and handing over costs more than small
-    buckets do."""
-
-    def submit(self, function, /, *args, **kwargs):
-        future = concurrent.futures.Future()
-        try:
-            future.set_result(function(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
-
-
 class ExchangeGraph:
     """Adds the nodes of an exchange's step to the graph that is being traced."""
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from grace_ext.exchange.buckets import Bucket
 from grace_ext.exchange.row_buckets import RowGradient
-from grace_ext.kernels.half import bf16_decode, fp16_decode
 
+from .._common.floats import to_float32
 from .transport import collective
 
 _ALIGNMENT = 64  # bytes; TensorFlow copies what starts elsewhere
@@ -186,16 +186,3 @@ def references(arrays: list, i: int) -> int:
 
 
 _UNUSED = references([np.empty(0)], 0)
-
-
-def to_float32(array: np.ndarray, out: np.ndarray) -> None:
-    """array: [n] of any floating-point type that TensorFlow has; out: float32[n]."""
-    if array.dtype == np.float32:
-        out[:] = array
-    elif array.dtype.name == "float16":
-        fp16_decode(array.view(np.uint16), out)
-    elif array.dtype.name == "bfloat16":
-        bf16_decode(array.view(np.uint16), out)
-    else:
-        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes Inf, which the container says
-            np.copyto(out, array, casting="same_kind")

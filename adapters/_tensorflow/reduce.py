@@ -13,13 +13,14 @@ from grace_ext import ConfigError
 from grace_ext.exchange import checkpoint
 from grace_ext.exchange.bucketing import build_buckets
 from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.scheduler import CallersThread
 from grace_ext.exchange.stalls import check_config_digests
 from grace_ext.memory import Memory
 
 from .._horovod.exits import guard_exit
 from .._horovod.options import group_names, prefix_of
 from .eager import gather, has_others
-from .exchange_graph import CallersThread, ExchangeGraph
+from .exchange_graph import ExchangeGraph
 from .names import common_names, name_of, unique
 from .options import Options
 from .saved_state import Restore

@@ -7,7 +7,6 @@ state is one rank's, between two steps, of numpy arrays and plain Python:
      "passes": what backward_passes_per_step has summed since the last exchange, if anything}
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from grace_ext import ConfigError
 from grace_ext._util.files import atomic_write
 from grace_ext.exchange import checkpoint
 
+from .._common import state_files
 from .eager import gather_json
 
 
@@ -109,28 +109,14 @@ def _renamed(saved: dict, names: dict) -> dict:
 
 
 def write(path, state: dict) -> None:
-    """Save a state in a file of NumPy's (.npz): its structure as JSON, and the arrays. The file is there as a whole or not
-    at all."""
-    arrays: list[np.ndarray] = []
-
-    def number(array) -> dict:
-        arrays.append(np.asarray(array))
-        return {"array": len(arrays)}
-
-    structure = json.dumps(state, default=number)
+    """Save a state in a file of NumPy's (.npz). The file is there as a whole or not at all."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as part, open(part, "wb") as file:
-        np.savez(file, np.array(structure), *arrays)
+        state_files.write(file, state)
 
 
 def read(path) -> dict:
     """The inverse of write."""
-    with np.load(path) as file:
-        state = json.loads(
-            str(file["arr_0"]),
-            object_hook=lambda found: file[f"arr_{found['array']}"] if found.keys() == {"array"} else found,
-        )
-    for saved in state["layouts"]:
-        saved["memories"] = {int(rank): memory for rank, memory in saved["memories"].items()}
-    return state
+    state = state_files.read(path)
+    return {**state, "layouts": [state_files.with_numbered_ranks(saved) for saved in state["layouts"]]}

@@ -14,8 +14,8 @@ from horovod.torch.mpi_ops import _allgather_async, _alltoall_async
 from grace_ext.transport import CollectiveHandle, Transport
 from grace_ext.transport.padding import SteadyLengths, pad, pad_own_part, unpad, unpad_own_part
 
+from .._common.waiting import wait_until
 from .._horovod.splits import as_splits
-from .._horovod.waiting import wait_until
 
 
 class HorovodTransport(Transport):

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import torch
 
-_CHUNK = 2**30  # bytes that one collective is trusted with, from all ranks together
+from .._common.state_files import gather_bytes
 
 
 def to_torch(saved: dict) -> dict:
@@ -29,16 +29,6 @@ def gather_memories(transport, name: str, memory: dict, to: int) -> list[dict]:
     file = io.BytesIO()
     torch.save(to_torch(memory), file)
     own = np.frombuffer(file.getbuffer(), np.uint8)
-    length = np.array([own.size], "<i8").view(np.uint8)
-    lengths = transport.allgather(f"{name}.length", length).wait().copy().view("<i8")
-    received: list[list[np.ndarray]] = [[] for _ in lengths]
-    chunk = _CHUNK // transport.size
-    for start in range(0, int(lengths.max()), chunk):
-        parts = transport.gather_to(f"{name}.{start}", own[start : start + chunk], to)
-        for pieces, part in zip(received, parts, strict=True) if parts else ():
-            pieces.append(part)
     return [
-        to_numpy(torch.load(io.BytesIO(np.concatenate(pieces).tobytes()), weights_only=True))
-        for pieces in received
-        if pieces
+        to_numpy(torch.load(io.BytesIO(one.tobytes()), weights_only=True)) for one in gather_bytes(transport, name, own, to)
     ]

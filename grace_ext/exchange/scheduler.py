@@ -16,6 +16,28 @@ from .overlap_meter import OverlapMeter
 MOST_WAITING = 32 * 2**20
 
 
+class CallersThread(concurrent.futures.Executor):
+    """Runs what is submitted at once, in the caller's thread: for callers that have nothing else to do meanwhile."""
+
+    def submit(self, function: Callable, /, *args: Any, **kwargs: Any) -> concurrent.futures.Future:
+        """Run a function.
+
+        Args:
+            function: The function.
+            *args: Its arguments.
+            **kwargs: Its arguments by name.
+
+        Returns:
+            The future of what it returns or raises, which is done.
+        """
+        future: concurrent.futures.Future = concurrent.futures.Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
 class SerialExecutor:
     """Runs one item at a time, in the order of `submit`, in a worker thread; a waiting caller may run the next one itself.
 

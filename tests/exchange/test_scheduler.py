@@ -13,7 +13,7 @@ import grace_ext
 from grace_ext.exchange import scheduler
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
-from grace_ext.exchange.scheduler import SerialExecutor
+from grace_ext.exchange.scheduler import CallersThread, SerialExecutor
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.transport import InProcessGroup
 
@@ -85,6 +85,15 @@ def test_what_is_cancelled_is_not_done():
     worker.wake()
     assert done == [1] and second.done()
     concurrent.futures.wait([first, second], 10)
+
+
+def test_the_callers_thread_does_it_at_once():
+    threads = []
+    CallersThread().submit(lambda: threads.append(threading.get_ident()))
+    assert threads == [threading.get_ident()]
+    assert CallersThread().submit(divmod, 7, 2).result() == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        CallersThread().submit(divmod, 7, 0).result()
 
 
 def test_another_ones_executor_stays_open():

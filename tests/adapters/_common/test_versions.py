@@ -1,6 +1,7 @@
 """Which versions of frameworks the adapters take."""
 
 import configparser
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ CASES = {
     "accelerate": (["1.10.0", "1.15.0", "1.99"], ["1.9.9", "0.34", "2.0", "2.0.0rc1"]),
     "transformers": (["5.20.0", "5.24.0"], ["5.19.1", "4.57.3", "6.0"]),
     "lightning": (["2.5.0", "2.6.6", "2.6.0.dev1"], ["2.4.0", "2.7.0", "3.0"]),
+    "jax": (["0.6.0", "0.10.2"], ["0.5.3", "0.11.0", "1.0"]),
+    "optax": (["0.2.4", "0.2.8"], ["0.2.3", "0.3.0"]),
 }
 
 
@@ -35,11 +38,19 @@ def test_the_extras_have_the_same_ranges():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     for name, supported in versions.SUPPORTED.items():
-        assert f"{name}{supported}" in config["options.extras_require"][name].split()
+        extra = "jax" if name == "optax" else name
+        assert f"{name}{supported}" in config["options.extras_require"][extra].split()
     assert f"accelerate{versions.SUPPORTED['accelerate']}" in config["options.extras_require"]["transformers"].split()
 
 
 def test_the_versions_that_tests_run_are_in_the_range():
-    constraints = dict(line.split("==") for line in (ROOT / "mpirun/constraints.txt").read_text().split() if "==" in line)
+    text = (ROOT / "mpirun/constraints.txt").read_text()
+    constraints = dict(re.findall(r"^([\w-]+)==([^;\s]+)", text, re.M))
     for name, supported in versions.SUPPORTED.items():
         assert versions.SpecifierSet(supported).contains(constraints[name].replace("*", "0"))
+
+
+def test_the_adapter_is_named_that_needs_a_framework_of_another_name(monkeypatch):
+    monkeypatch.setattr(versions, "version", lambda _: "0.1.0")
+    with pytest.raises(ConfigError, match="optax 0.1.0 is installed; grace_ext.adapters.jax supports optax>="):
+        versions.check_version("optax", "jax")

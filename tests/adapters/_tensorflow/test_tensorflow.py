@@ -54,14 +54,6 @@ def test_a_result_comes_out_where_numpy_wrote_it():
     assert address(np.asarray(memoryview(tensor))) == address(array)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_floats_of_every_width_become_float32(dtype):
-    values = tf.cast(tf.constant([0.0, -0.0, 1.5, -2.25, 3e-5, np.inf, -np.inf, 1e300], tf.float64), dtype)
-    out = np.full(8, 5, np.float32)
-    module.to_float32(values.numpy(), out)
-    assert out.tobytes() == tf.cast(values, tf.float32).numpy().tobytes()
-
-
 @pytest.mark.parametrize("size", [10, module._PART, 3 * module._PART + 5])
 def test_packing_joins_scales_and_copies_in_parts(size):
     class Graph:

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from grace_ext import ConfigError  # noqa: E402
+from grace_ext.adapters._common import state_files  # noqa: E402
 from grace_ext.adapters._torch import saved_state  # noqa: E402
 from grace_ext.adapters._torch.buckets import TorchBuckets  # noqa: E402
 from grace_ext.adapters._torch.session import MembershipSession  # noqa: E402
@@ -215,7 +216,7 @@ def test_the_aggregate_of_ef21_is_the_mean_of_the_estimates():
 
 def test_states_are_gathered_in_pieces_that_are_bounded_together(monkeypatch):
     """Rank 1's own part; the target gets as much from each of the four ranks in a call."""
-    monkeypatch.setattr(saved_state, "_CHUNK", 4000)
+    monkeypatch.setattr(state_files, "_CHUNK", 4000)
     sent = []
 
     class Four:

@@ -1,4 +1,4 @@
-"""How a thread waits for a collective of Horovod without taking the core from the codecs and from other ranks."""
+"""How a thread waits for a collective of Horovod or MPI without taking the core from the codecs and from other ranks."""
 
 import functools
 import os
@@ -43,7 +43,7 @@ class CoreContention:
 
 @functools.cache
 def _contention(ranks_here: int) -> CoreContention:
-    return CoreContention(ranks_here > os.cpu_count())
+    return CoreContention(ranks_here > (os.cpu_count() or 1))
 
 
 def wait_until(done: Callable[[], bool], ranks_here: int) -> None:
