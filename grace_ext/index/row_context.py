@@ -152,7 +152,9 @@ class _Encoded(RowContext):
         self._payload, self._indices = gaps.payload, gaps.indices
 
     def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
-        return (self._payload, indices) if indices is self._indices else super().encode(indices, d)
+        if self._payload is None or indices is not self._indices:
+            return super().encode(indices, d)
+        return self._payload, indices
 
 
 def _head(plan: _Plan, ids: list[int], sizes: list[int]) -> bytes:

@@ -59,13 +59,15 @@ class DGC(Sparsifier):
     def _run(
         self, gradient: np.ndarray, residual: np.ndarray | None, out: np.ndarray | None, scope: Scope
     ) -> tuple[np.ndarray, np.ndarray]:
-        d, fused = gradient.size, residual is not None
+        d = gradient.size
         if d == 0:
             return np.empty(0, np.uint32), NO_VALUES
         k = min(d, max(1, round(self.density * d)))
         n = math.ceil(max(self.sample * d, _RANK / self.density) / _LINE)
         if n * _LINE * _WORTH_SAMPLING > d:
-            return select_largest(gradient, residual if fused else NO_VALUES, out if fused else NO_VALUES, fused, k)
+            if residual is None or out is None:
+                return select_largest(gradient, gradient, NO_VALUES, False, k)
+            return select_largest(gradient, residual, out, True, k)
         bound = self._bound(gradient, residual, n, scope.stream)
         indices, values = select_at_least(gradient, residual, out, bound)
         if indices.size > _TOO_MANY * k:

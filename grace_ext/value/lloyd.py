@@ -58,7 +58,7 @@ class Lloyd(ValueCodec):
         first = _HEAD.size + min(most, FRACTIONS)
         second = first + 4 * escapes.size
         payload = pack_levels(codes, 2 * most + 1 + (escapes.size > 0), self.entropy, second)
-        _HEAD.pack_into(payload, 0, most, *grid.tolist(), escapes.size)
+        _HEAD.pack_into(payload.data, 0, most, *grid.tolist(), escapes.size)
         payload[_HEAD.size : first] = fractions[:most]
         if escapes.size:
             payload[first:second] = escapes.astype("<f4", copy=False).view(np.uint8)
@@ -68,7 +68,7 @@ class Lloyd(ValueCodec):
     def decode(payload: np.ndarray, out: np.ndarray) -> None:
         if payload.size < _HEAD.size:
             raise ContainerError("lloyd: the parameters are missing")
-        most, start, step, count = _HEAD.unpack_from(payload)
+        most, start, step, count = _HEAD.unpack_from(payload.data)
         if not (most <= MOST and 0 <= start < math.inf and 0 <= step < math.inf and (count == 0 or most == MOST)):
             raise ContainerError("lloyd: a parameter is out of range")
         first = _HEAD.size + min(most, FRACTIONS)
