@@ -142,7 +142,7 @@ METHODS = (
     ),
     Method(
         "30 local steps",
-        "topk:0.015625/rice_adaptive/lloyd:0.25",  # LocalSteps' own default, preset "sparseloco"
+        "topk:0.015625:per=4096/rice_adaptive/lloyd:0.25",  # LocalSteps' own default, preset "sparseloco"
         "residual:decay=0.95",
         note="LocalSteps(model, optimizer, steps=30) in the place of an optimizer's wrapper",
         interval=30,
