@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._util.head import HeaderReader, varint
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels.row_context import join_by_history, likely_width, split_by_history
@@ -17,6 +18,8 @@ from .raw import RawIndex
 MOST_WIDTH = 1 << 16
 MOST_HISTORY = 6
 _SPARSE = 64  # most elements of the touched rows for each position
+_FIRST = ("the bits of history", "the width", "the number of rows", "the codec of the rows", "the bytes of the rows")
+_MOST_HEAD = 5 * (len(_FIRST) + (4 << MOST_HISTORY))  # bytes
 _FEW = 4096  # with fewer positions, no width is looked for
 _WINDOWS, _WINDOW = 6, 512  # of positions, by which a width is chosen
 #: Widths that are looked for: usual ones of embeddings and layers.
@@ -104,24 +107,25 @@ class RowContext(IndexCodec):
         if payload.size and payload[0] == 0:
             RawIndex.decode(payload[1:], d, out)
             return
-        k, read = out.size, _Numbers(payload)
-        history, width, touched, row_codec, row_bytes = (read.number() for _ in range(5))
+        k, read = out.size, HeaderReader(payload[:_MOST_HEAD].tobytes())
+        history, width, touched, row_codec, row_bytes = (read.varint(f"row_context: {what}") for what in _FIRST)
         if not 1 <= history <= MOST_HISTORY or not 1 <= width <= MOST_WIDTH:
             raise ContainerError("row_context: the bits of history or the width are out of range")
         if not 1 <= touched <= min(k, row_count(d, width)):
             raise ContainerError(f"row_context: {touched} rows of {width} are not those of {k} positions below {d}")
-        classes = [tuple(read.number() for _ in range(4)) for _ in range(1 << history)]
+        classes = [tuple(read.varint("row_context: a number of a class") for _ in range(4)) for _ in range(1 << history)]
         counts, domains = (np.array([entry[j] for entry in classes], np.int64) for j in (1, 2))
         rows = scratch("context rows", np.uint32, touched)
         if row_codec == ALL:
             rows[:] = np.arange(touched)
-        decode_part("row_context", row_codec, read.bytes(row_bytes), row_count(d, width), rows)
+        section, end = _cut(payload, read.at, row_bytes)
+        decode_part("row_context", row_codec, section, row_count(d, width), rows)
         domain = elements_of(rows, width, d)
         if counts.sum() != k or domains.sum() != domain or domain > _SPARSE * k:
             raise ContainerError(f"row_context: the classes are not those of {k} positions in {touched} rows")
         positions, at = scratch("context positions", np.uint32, k), 0
         for codec, count, elements, size in classes:
-            part, section = positions[at : at + count], read.bytes(size)
+            part, (section, end) = positions[at : at + count], _cut(payload, end, size)
             if codec == ALL and not section.size and count in (0, elements):
                 part[:] = np.arange(count)
             elif codec == ALL or by_id("index", codec) is None or not count:
@@ -129,7 +133,7 @@ class RowContext(IndexCodec):
             else:
                 decode_part("row_context", codec, section, elements, part)
             at += count
-        if read.at != payload.size or not join_by_history(positions, width, domain, history, counts, domains, out):
+        if end != payload.size or not join_by_history(positions, width, domain, history, counts, domains, out):
             raise ContainerError("row_context: the classes do not have the elements that they should have")
         if not join_rows(rows, out, width, out):
             raise ContainerError("row_context: not every row has a position")
@@ -158,41 +162,15 @@ class _Encoded(RowContext):
 
 
 def _head(plan: _Plan, ids: list[int], sizes: list[int]) -> bytes:
-    """Return the head of the payload: numbers as varints."""
+    """Return the head of the payload."""
     numbers = [plan.history, plan.width, plan.rows.size, ids[0], sizes[0]]
     for part, domain, id, size in zip(plan.positions, plan.domains, ids[1:], sizes[1:], strict=True):
         numbers += [id, part.size, domain, size]
-    head = bytearray()
-    for number in numbers:
-        while number > 127:
-            head.append(number & 127 | 128)
-            number >>= 7
-        head.append(number)
-    return bytes(head)
+    return b"".join(map(varint, numbers))
 
 
-class _Numbers:
-    """Reads varints and then bytes from a payload, uint8[m]. Raises ContainerError where it ends, or a varint is too long."""
-
-    def __init__(self, payload: np.ndarray):
-        self.payload, self.at = payload, 0
-
-    def number(self) -> int:
-        found = 0
-        for shift in range(0, 35, 7):
-            if self.at == self.payload.size:
-                raise ContainerError("row_context: the head is incomplete")
-            byte = int(self.payload[self.at])
-            self.at += 1
-            found |= (byte & 127) << shift
-            if byte < 128:
-                if found >= 1 << 32 or shift and not byte:
-                    break
-                return found
-        raise ContainerError("row_context: a number in the head is not a varint below 2**32 in its shortest form")
-
-    def bytes(self, count: int) -> np.ndarray:
-        if count > self.payload.size - self.at:
-            raise ContainerError(f"row_context: the payload ends before a section of {count} bytes")
-        self.at += count
-        return self.payload[self.at - count : self.at]
+def _cut(payload: np.ndarray, at: int, count: int) -> tuple[np.ndarray, int]:
+    """Return `count` bytes of uint8[m] from `at` on, and where they end. Raises ContainerError where there are fewer."""
+    if count > payload.size - at:
+        raise ContainerError(f"row_context: the payload ends before a section of {count} bytes")
+    return payload[at : at + count], at + count

@@ -8,9 +8,10 @@ import numpy as np
 import xxhash
 
 from .. import registry
+from .._util.head import HeaderReader, varint
 from ..errors import ConfigError, ContainerError
 from ..kernels import pack_bits, unpack_bits
-from .byte_buffers import ByteBuffer, HeaderReader, as_bytes, varint
+from .byte_buffers import ByteBuffer, as_bytes
 
 MAGIC, VERSION = 0x47, 1
 MAX_ELEMENTS = 2**31 - 1

@@ -10,6 +10,7 @@ from support.position_inputs import ascending
 from support.reference_kernels import index as reference_index
 
 from grace_ext import ConfigError, ContainerError, registry
+from grace_ext._util.head import varint
 from grace_ext.index.auto import Auto
 from grace_ext.index.row_context import RowContext
 from grace_ext.kernels import row_context as kernels
@@ -99,13 +100,7 @@ def test_rows_that_are_nearly_empty_are_sent_as_they_are():
 
 
 def head(*numbers):
-    out = bytearray()
-    for number in numbers:
-        while number > 127:
-            out.append(number & 127 | 128)
-            number >>= 7
-        out.append(number)
-    return bytes(out)
+    return b"".join(map(varint, numbers))
 
 
 GOOD = (1, 4, 2, 1, 8, 1, 2, 6, 8, 0, 2, 2, 0)  # two rows of 4: columns 0 and 1, and the same again
@@ -125,8 +120,8 @@ def test_a_payload_by_hand():
 @pytest.mark.parametrize(
     "payload, message",
     [
-        (b"", "the head is incomplete"),
-        (head(*GOOD)[:-1], "the head is incomplete"),
+        (b"", "ends before row_context: the bits of history"),
+        (head(*GOOD)[:-1], "ends before row_context: a number of a class"),
         (head(7, *GOOD[1:]) + ROWS + FIRST, "out of range"),
         (head(1, 65537, *GOOD[2:]) + ROWS + FIRST, "out of range"),
         (head(1, 0, *GOOD[2:]) + ROWS + FIRST, "out of range"),
