@@ -26,7 +26,6 @@ from .._common.mpi_transport import MpiTransport
 from .._common.options import CompressionOptions
 
 _PREFIX = "grace_ext"
-_LEAST = 4096  # elements of a gradient, on average, from which on several are worth more than a copy of them in one array
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -212,7 +211,7 @@ class Result:
 
 def _pack(bucket: Bucket, parts: list[np.ndarray], *out: np.ndarray) -> Any:
     """For Exchange.start. What is float32 is given as it is, where the bucket takes that."""
-    in_parts = bucket.size >= _LEAST * len(parts) and bucket.takes_parts
+    in_parts = bucket.wants_parts
     if (len(parts) == 1 or in_parts) and all(part.dtype == np.float32 for part in parts):
         return parts if in_parts else parts[0]
     for part, place in zip(parts, np.split(out[0], np.cumsum(bucket.sizes)[:-1]), strict=True):

@@ -11,8 +11,6 @@ from grace_ext.exchange.row_buckets import RowBucket
 
 from .rows import to_rows
 
-_LEAST = 4096  # elements of a gradient, on average, from which on several are worth more than a copy of them in one array
-
 
 def named(named_parameters: list) -> dict[str, torch.nn.Parameter]:
     """Parameters by name. Raises ConfigError for what are no (name, parameter) tuples, and for names that are not unique."""
@@ -29,12 +27,12 @@ def pack(bucket: Bucket, gradients: list, factor: float, *out):
     """For Exchange.start: the bucket's gradients, times factor, in the way that it takes them. One that is None is zero.
 
     out: float32[size], numpy or torch, which they are copied to; but one gradient that is numpy's float32[size] as it is,
-    is returned, and a list of several if the bucket takes parts and they are not too small for that. Buckets of rows take no
+    is returned, and a list of several if the bucket wants parts. Buckets of rows take no
     out and get a RowGradient.
     """
     if isinstance(bucket, RowBucket):
         return to_rows(gradients[0], bucket.tensors[0].shape, factor)
-    in_parts = bucket.size >= _LEAST * len(gradients) and bucket.takes_parts
+    in_parts = bucket.wants_parts
     if (len(gradients) == 1 or in_parts) and factor == 1.0 and isinstance(out[0], np.ndarray):
         if all(map(_is_flat, gradients)):
             arrays = [gradient.view(-1).numpy() for gradient in gradients]

@@ -17,6 +17,8 @@ from ..pipeline import container
 from ..pipeline.compressor import Compressor
 from ..transport.base import Transport
 
+_WORTH_PARTS = 4096  # elements of a tensor, on average
+
 
 @dataclasses.dataclass
 class Tensor:
@@ -166,6 +168,11 @@ class Bucket:
         The memory makes something else of it, or it is added to the residual while elements are selected.
         """
         return self.memory.corrects_gradient or self.memory.stateful and self._encodes_parts
+
+    @property
+    def wants_parts(self) -> bool:
+        """Whether it `takes_parts`, and the tensors are so large that parts cost less than a copy of them in one array."""
+        return self.size >= _WORTH_PARTS * len(self.tensors) and self.takes_parts
 
     @property
     def _encodes_parts(self) -> bool:

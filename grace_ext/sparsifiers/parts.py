@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..kernels._sums import LANES
-from ..kernels.second_moment import random_sketch
+from ..kernels.second_moment import LANES, random_sketch
 
 
 class SketchedParts(list[np.ndarray]):
