@@ -95,21 +95,24 @@ class TopK(Sparsifier):
         return self._run(gradient, residual, out, True, scope.sizes)
 
     def _select_of_blocks(self, dense: np.ndarray, sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """As `select`, where the share is taken of each block of a tensor."""
-        k = self.count(self._block)
-        room = k * sum(-(-size // self._block) for size in sizes)
-        indices, values = (
-            scratch("topk indices of blocks", np.uint32, room),
-            scratch("topk values of blocks", np.float32, room),
-        )
-        start = n = 0
+        """As `select`, where the share is taken of each block of a tensor. The last one of a tensor may be short."""
+        runs, start = [], 0  # where blocks of one length begin and end, and that length
         for size in sizes:
-            positions, found = select_largest_per_chunk(dense[start : start + size], self._block, k)
+            rest, end = size % self._block, start + size
+            runs += [(start, end - rest, self._block), (end - rest, end, rest)]
+            start = end
+        runs = [(start, end, block) for start, end, block in runs if start < end]
+        room = sum((end - start) // block * self.count(block) for start, end, block in runs)
+        indices = scratch("topk indices of blocks", np.uint32, room)
+        values = scratch("topk values of blocks", np.float32, room)
+        n = 0
+        for start, end, block in runs:
+            positions, found = select_largest_per_chunk(dense[start:end], block, self.count(block))
             sent = found != 0
             positions, found = positions[sent], found[sent]
             np.add(positions, np.uint32(start), out=indices[n : n + positions.size])
             values[n : n + positions.size] = found
-            start, n = start + size, n + positions.size
+            n += positions.size
         return indices[:n], values[:n]
 
     def _run(
