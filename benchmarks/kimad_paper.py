@@ -44,12 +44,10 @@ QUADRATIC = {
     "Figure 5: between small and high": (0.05, 10.0),
     "Figure 6: high, with little oscillation": (8.0, 10.0),
 }
-DIMENSION, TARGET, MOST_STEPS, PAUSE = (
-    3000,
-    0.01,
-    500,
-    0.05,
-)  # elements; share of the first loss; steps; seconds of computation
+DIMENSION = 3000  # elements of the quadratic
+TARGET = 0.01  # of its first loss
+MOST_STEPS = 500
+PAUSE = 0.05  # seconds of computation in a step
 RATES = (0.8, 1.6)
 DENSITIES = (0.1, 0.3, 1.0)
 TIMES = (0.05, 0.1, 0.4, 1.6)

@@ -1,4 +1,9 @@
-"""The parameter dictionaries of DeepReduce for TensorFlow (its tensorflow/deepreduce.py, 2021)."""
+"""The parameter dictionaries of DeepReduce for TensorFlow.
+
+The keys and their values are those that its tensorflow/deepreduce.py (2021) reads. What chooses a class by the key
+`compress_method` is not part of what was published: `bloom` is what versions of GRACE with a Bloom filter have, and `doubleexp` and
+`polyseg` are named after its classes.
+"""
 
 from ..errors import ConfigError
 from .params_reader import COMMUNICATORS, Reader, ratio
