@@ -4,12 +4,12 @@ Its ranks are in one process, one after the other: the same compressors, memory 
 ranks have the same parameters.
 """
 
-import concurrent.futures
 import functools
 import multiprocessing
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -156,8 +156,11 @@ def train(label: str, spec: str, seed: int, steps: int, ranks: int, folder: str)
 
 def train_all(wanted: dict[str, str], seed: int, steps: int, ranks: int, folder: str) -> Iterator[tuple[str, dict]]:
     """Train with each of the specs, one process for each core; yields labels and results as they come."""
-    spawn, arguments = multiprocessing.get_context("spawn"), (seed, steps, ranks, folder)
-    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), spawn, max_tasks_per_child=16) as pool:
-        runs = {pool.submit(train, label, spec, *arguments): label for label, spec in wanted.items()}
-        for run in concurrent.futures.as_completed(runs):
-            yield runs[run], run.result()
+    work = functools.partial(_train_one, seed=seed, steps=steps, ranks=ranks, folder=folder)
+    # Not concurrent.futures, whose max_tasks_per_child lets Python 3.11 wait for ever (python/cpython#115634).
+    with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0)), maxtasksperchild=16) as pool:
+        yield from pool.imap_unordered(work, wanted.items())
+
+
+def _train_one(wanted: tuple[str, str], **arguments: Any) -> tuple[str, dict]:
+    return wanted[0], train(*wanted, **arguments)
