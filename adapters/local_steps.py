@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -34,7 +33,7 @@ from grace_ext.transport.base import Transport
 
 from ._common.options import CompressionOptions
 from ._torch.ddp_transport import own_transport
-from ._torch.module_parameters import ModuleParameters
+from ._torch.module_parameters import ModuleParameters, take_from_first
 from ._torch.saved_state import gather_memories, to_numpy, to_torch
 
 __all__ = ["CompressionOptions", "LocalSteps"]
@@ -148,7 +147,7 @@ class LocalSteps:
         )
         layout = [(name, str(other.dtype), tuple(other.shape)) for name, other in parameters.others.items()]
         self._rounds.connect((layout, buffers))
-        self._worker.submit(_broadcast, transport, prefix, parameters.others).result()
+        self._worker.submit(take_from_first, transport, f"{prefix}.other", parameters.others).result()
 
     def step(self, samples: float = 1.0) -> bool:
         """Count a local step; call it on every rank after each of its optimizer's steps, also after one that was skipped.
@@ -291,13 +290,3 @@ def _over_horovod(hvd: Any, process_set: Any) -> tuple[Transport, str]:
         raise ConfigError(f"this rank does not belong to {process_set}")
     guard_exit(hvd)
     return HorovodTransport(process_set), f"{prefix_of(process_set)}.rounds"
-
-
-@torch.no_grad()
-def _broadcast(transport: Transport, prefix: str, others: dict[str, torch.Tensor]) -> None:
-    """Give all ranks what rank 0 has of these, in place."""
-    for name, tensor in others.items():
-        own = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        payload = own if transport.rank == 0 else np.empty(0, np.uint8)
-        received = transport.broadcast(f"{prefix}.other.{name}", payload, 0).wait()
-        tensor.copy_(torch.from_numpy(received.copy()).view(tensor.dtype).view(tensor.shape))

@@ -32,6 +32,7 @@ LONGEST = (
     "fuzz/test_fuzz_faults",
     "adapters/_tensorflow/test_keras_optimizer",
     "adapters/torch_ddp/test_torch_ddp",
+    "adapters/fsdp/test_fsdp",
     "test_examples_frameworks",
     "adapters/transformers/test_transformers",
     "adapters/jax/test_jax",

@@ -56,6 +56,7 @@ SHARED = {
     " adapters/_tensorflow/{auto,eager,exchange_graph,reduce,saved_state,transport}",
     "adapters/horovod_torch/test_horovod_torch.py": "adapters/onebit_adam adapters/_common/waiting adapters/_torch/"
     "{buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,taken,torch_options,wrapped_optimizer}",
+    "adapters/fsdp/test_fsdp.py": "adapters/_torch/{group_exchange,parameter_groups}",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
     "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_decoder,device_encoder,device_values,kernel_bucket,mailbox}"
     " adapters/_torch/kernels/{_helpers,_launch,accumulate,half,minmax,qsgd,ranges,rice,signs,ternary,topk,traffic}",

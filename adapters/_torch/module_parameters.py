@@ -9,6 +9,7 @@ import torch
 from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.rounds import Parameters
+from grace_ext.transport.base import Transport
 
 from .parameter_buckets import as_tensor
 
@@ -94,3 +95,13 @@ def _is_finite(values: Iterable) -> bool:
         for value in values
         if isinstance(value, torch.Tensor | float)
     )
+
+
+@torch.no_grad()
+def take_from_first(transport: Transport, prefix: str, tensors: dict[str, torch.Tensor]) -> None:
+    """Give all ranks what the first has of these, in place: a collective."""
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        payload = own if transport.rank == 0 else np.empty(0, np.uint8)
+        received = transport.broadcast(f"{prefix}.{name}", payload, 0).wait()
+        tensor.copy_(torch.from_numpy(received.copy()).view(tensor.dtype).view(tensor.shape))

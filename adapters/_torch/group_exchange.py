@@ -1,0 +1,143 @@
+"""The exchange of gradients that come group by group, as fully_shard gives them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from grace_ext import ConfigError, ExchangeError
+from grace_ext.communicators.base import Communicator
+from grace_ext.exchange.buckets import Bucket, Tensor
+from grace_ext.exchange.stalls import check_config_digests
+from grace_ext.memory.residual import Residual
+
+from .._common.options import CompressionOptions
+from .ddp_transport import GroupTransport
+from .parameter_groups import ParameterGroup
+
+_MEMORIES = ("residual", "none")
+
+
+class GroupExchange:
+    """The exchange of what fully_shard gives group by group: a step is a backward pass."""
+
+    def __init__(
+        self,
+        groups: list[ParameterGroup],
+        transport: GroupTransport,
+        options: CompressionOptions,
+        prefix: str,
+        layout: Callable[[ParameterGroup], tuple[list[Tensor], Communicator]],
+        weight: float = 1.0,
+    ):
+        self.rank, self.ranks = transport.rank, transport.size
+        self._groups = groups
+        self._scaler: Any = options.grad_scaler
+        transport.can_fuse = False  # a bucket is waited for before the next one starts
+        self._exchange = options.make_exchange(transport, weight)
+        self._rules, self._layout, self._prefix = options.make_rules(), layout, prefix
+        self._seen: set[int] = set()  # the groups that have come in this step
+        self._unit = 1.0
+        self._error: BaseException | None = None
+        if self.ranks == 1:
+            options.warn_of_one_rank(stacklevel=4)
+            return
+        buckets = [self._bucket(number, group) for number, group in enumerate(groups)]
+        self._exchange.set_buckets(buckets)
+        check_config_digests(self._exchange, lambda message: transport.allgather_equal(message).wait())
+
+    def _bucket(self, number: int, group: ParameterGroup) -> Bucket:
+        compressor = self._rules.choose(group.name, group.size, 2)
+        if compressor.lowrank is not None:
+            raise ConfigError(f"{str(compressor)!r} for {group.name!r}: slices are vectors; allowed: specs of containers")
+        memory = self._exchange.memory_of(Tensor(group.name, group.size, 2))
+        if memory.name not in _MEMORIES:
+            raise ConfigError(f"memory {str(memory)!r} for {group.name!r}; allowed with slices: {', '.join(_MEMORIES)}")
+        tensors, communicator = self._layout(group)
+        return Bucket(f"{self._prefix}{number}", tensors, compressor, communicator, memory.for_compressor(compressor))
+
+    def _begin(self, number: int) -> float:
+        """Begin a step if none is open; returns what gradients are divided by on their way: the scale of the loss."""
+        if self._error is not None:
+            raise ExchangeError(
+                "an earlier exchange of gradients failed, so the ranks may be out of step: restart from a checkpoint"
+            ) from self._error
+        if number in self._seen:
+            raise ExchangeError(
+                f"{self._groups[number].name!r}: gradients come for the second time in a backward pass; after one that has raised "
+                f"an error, restart from a checkpoint"
+            )
+        if not self._seen:
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+            self._unit = 1.0 if self._scaler is None else self._scaler.get_scale()
+        self._seen.add(number)
+        return self._unit
+
+    def _run(self, number: int, pack: Callable[[np.ndarray], Any], out: np.ndarray) -> None:
+        """Exchange a bucket in the thread of backward, as all ranks do in the same order."""
+        bucket = self._exchange.buckets[number]
+        try:
+            self._exchange.start(bucket, pack)
+            self._exchange.finish(bucket, out)
+        except BaseException as error:
+            self._error = error
+            self._exchange.abort()
+            raise
+
+    def _end(self) -> None:
+        """The backward pass has ended."""
+        self._seen.clear()
+        self._exchange.end_step()
+
+    def state_dict(self) -> dict:
+        """This rank's memory and the number of the next step, for a checkpoint of torch.distributed.checkpoint or any other.
+
+        Call it between steps. No collective. Its keys name the rank, so that every rank's own part is saved.
+
+        Returns:
+            {"rank0": {"step": int64 tensor, "residual": {name: float32 tensor}}}, with the number of this rank.
+        """
+        state = self._exchange.state_dict()
+        kept = {
+            tensor.name: torch.zeros(tensor.size)
+            for bucket in self._exchange.buckets
+            if isinstance(bucket.memory, Residual)
+            for tensor in bucket.tensors
+        }
+        kept |= {name: torch.from_numpy(array) for name, array in state.get("residual", {}).items()}
+        return {f"rank{self.rank}": {"step": torch.tensor(state["step"]), "residual": kept}}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Go on from a saved state, bit for bit. A collective: call it on all ranks, as torch.distributed.checkpoint does.
+
+        Args:
+            state_dict: What `state_dict` gave on this rank, among as many ranks. With another number of ranks, leave it out:
+                memories then start from zero.
+
+        Raises:
+            ConfigError: It is not of this rank, or does not fit the model, or the ranks have states of different steps.
+        """
+        own = state_dict.get(f"rank{self.rank}") if isinstance(state_dict, dict) else None
+        if own is None:
+            raise ConfigError(f"load_state_dict takes what state_dict gave on this rank, {self.rank}")
+        names = {tensor.name for bucket in self._exchange.buckets for tensor in bucket.tensors}
+        unknown = sorted(own["residual"].keys() - names)
+        if unknown:
+            raise ConfigError(f"the state has {unknown[0]!r}, which is no slice of this model among {self.ranks} ranks")
+        residual = {name: tensor.detach().cpu().numpy() for name, tensor in own["residual"].items()}
+        step = int(own["step"])
+        self._exchange.load_state_dict({"step": step, "residual": residual})
+        if self.ranks > 1:
+            message = np.array([step], "<i8").view(np.uint8)
+            steps = self._exchange.transport.allgather(f"{self._prefix}.step", message).wait().view("<i8")
+            if (steps != step).any():
+                raise ConfigError(f"the ranks have loaded states of different steps: {steps.tolist()}")
+
+    def compression_stats(self) -> dict:
+        """Bytes, ratio and seconds per stage, in total and of the last step.
+
+        Returns:
+            What docs/observability.md describes; gradients are those of the slices that are sent.
+        """
+        return self._exchange.stats()
