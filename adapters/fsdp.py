@@ -18,9 +18,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from grace_ext import ConfigError
-from grace_ext.communicators.base import Communicator
 from grace_ext.communicators.reduce_scatter import ReduceScatter
-from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.memory.residual import Residual
 from grace_ext.pipeline.compressor import Compressor
 
@@ -80,17 +79,20 @@ class CompressedReduceScatter(GroupExchange):
         chosen = _ScatterOptions.from_keywords(options, compression=compression, memory=memory)
         groups = parameter_groups(model)
         transport = own_transport(groups[0].ranks, backend, timeout)
-        super().__init__(groups, transport, chosen, f"grace_ext.{transport.group_name}.slices", self._slices)
+        super().__init__(groups, transport, chosen, f"grace_ext.{transport.group_name}.slices")
         for number, group in enumerate(groups if self.ranks > 1 else ()):
             for module in group.modules:
                 _setter(module, "set_custom_reduce_scatter")(_ReduceScatterOfGroup(self, number))
 
-    def _slices(self, group: ParameterGroup) -> tuple[list[Tensor], Communicator]:
+    def _make_bucket(self, name: str, group: ParameterGroup, compressor: Compressor) -> Bucket:
+        """Its tensors are the slices of the other ranks. Their common names are the same on all ranks."""
         owners = [rank for rank in range(self.ranks) if rank != self.rank]
-        return [
+        tensors = [
             Tensor(f"{group.name}@{owner}", group.size, 2, common_name=f"{group.name}@{position}")
             for position, owner in enumerate(owners)
-        ], ReduceScatter()
+        ]
+        memory = self._exchange.memory_of(Tensor(group.name, group.size, 2)).for_compressor(compressor)
+        return Bucket(name, tensors, compressor, ReduceScatter(), memory)
 
     def _reduce(self, number: int, output: torch.Tensor, source: torch.Tensor, op: Any) -> None:
         group = self._groups[number]
@@ -175,7 +177,8 @@ class CompressedReplicas(GroupExchange):
                 )
         transport = own_transport(replicas, backend, timeout)
         prefix = f"grace_ext.{transport.group_name}.replicas"
-        super().__init__(groups, transport, chosen, prefix, functools.partial(_whole, chosen), 1 / transport.size)
+        self._communicator = chosen.make_communicator()
+        super().__init__(groups, transport, chosen, prefix, 1 / transport.size)
         if self.ranks == 1:
             return
         local = {name: p.to_local() if isinstance(p, DTensor) else p for name, p in model.named_parameters()}
@@ -183,6 +186,9 @@ class CompressedReplicas(GroupExchange):
         for number, group in enumerate(groups):
             for module in group.modules:
                 _setter(module, "set_all_reduce_hook")(functools.partial(self._reduce, number))
+
+    def _make_bucket(self, name: str, group: ParameterGroup, compressor: Compressor) -> Bucket:
+        return self._exchange.bucket(name, [Tensor(group.name, group.size, 2)], compressor, self._communicator)
 
     def _reduce(self, number: int, output: torch.Tensor) -> None:
         unit = self._begin(number)
@@ -194,10 +200,6 @@ class CompressedReplicas(GroupExchange):
 
         self._run(number, pack, result.numpy())
         output.copy_(result.mul_(unit))
-
-
-def _whole(options: CompressionOptions, group: ParameterGroup) -> tuple[list[Tensor], Communicator]:
-    return [Tensor(group.name, group.size, 2)], options.make_communicator()
 
 
 def _setter(module: FSDPModule, name: str) -> Callable:

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from grace_ext import ConfigError, ExchangeError
-from grace_ext.communicators.base import Communicator
 from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.exchange.stalls import check_config_digests
 from grace_ext.memory.residual import Residual
+from grace_ext.pipeline.compressor import Compressor
 
 from .._common.options import CompressionOptions
 from .ddp_transport import GroupTransport
@@ -28,7 +28,6 @@ class GroupExchange:
         transport: GroupTransport,
         options: CompressionOptions,
         prefix: str,
-        layout: Callable[[ParameterGroup], tuple[list[Tensor], Communicator]],
         weight: float = 1.0,
     ):
         self.rank, self.ranks = transport.rank, transport.size
@@ -36,7 +35,7 @@ class GroupExchange:
         self._scaler: Any = options.grad_scaler
         transport.can_fuse = False  # a bucket is waited for before the next one starts
         self._exchange = options.make_exchange(transport, weight)
-        self._rules, self._layout, self._prefix = options.make_rules(), layout, prefix
+        self._rules, self._prefix = options.make_rules(), prefix
         self._seen: set[int] = set()  # the groups that have come in this step
         self._unit = 1.0
         self._error: BaseException | None = None
@@ -54,8 +53,10 @@ class GroupExchange:
         memory = self._exchange.memory_of(Tensor(group.name, group.size, 2))
         if memory.name not in _MEMORIES:
             raise ConfigError(f"memory {str(memory)!r} for {group.name!r}; allowed with slices: {', '.join(_MEMORIES)}")
-        tensors, communicator = self._layout(group)
-        return Bucket(f"{self._prefix}{number}", tensors, compressor, communicator, memory.for_compressor(compressor))
+        return self._make_bucket(f"{self._prefix}{number}", group, compressor)
+
+    def _make_bucket(self, name: str, group: ParameterGroup, compressor: Compressor) -> Bucket:
+        raise NotImplementedError
 
     def _begin(self, number: int) -> float:
         """Begin a step if none is open; returns what gradients are divided by on their way: the scale of the loss."""

@@ -37,7 +37,7 @@ def exact_replicas_train_as_hybrid_sharding_does():
 @check_under_every_launcher
 def replicas_keep_the_same_parameters():
     mesh = meshes()
-    for communicator in ("allgather", "sharded"):
+    for communicator in ("allgather", "sharded", "hierarchical", "auto"):
         net = sharded(mesh["shard"])
         with torch.no_grad():
             for p in net.parameters():
