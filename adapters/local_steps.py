@@ -6,12 +6,8 @@ local = LocalSteps(model, optimizer, steps=30)  # before the loop
 local.step()                                    # after each optimizer.step()
 """
 
-import concurrent.futures
 import contextlib
 import datetime
-import functools
-import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,29 +16,19 @@ import torch
 import torch.distributed as dist
 
 from grace_ext import ConfigError
-from grace_ext.exchange.bucketing import build_buckets
-from grace_ext.exchange.session import StateSession
 from grace_ext.memory import Memory
-from grace_ext.outer import OuterOptimizer, make_outer
+from grace_ext.outer import OuterOptimizer
 from grace_ext.pipeline.compressor import Compressor
-from grace_ext.rounds import Fragment, Rounds
-from grace_ext.rounds.fragments import Fragments, split
-from grace_ext.rounds.presets import preset as find_preset
-from grace_ext.rounds.weights import SAMPLES
+from grace_ext.rounds.fragments import Fragments
 from grace_ext.transport.base import Transport
 
+from ._common.local_rounds import RoundSettings, build_rounds, consolidate
 from ._common.options import CompressionOptions
 from ._torch.ddp_transport import own_transport
 from ._torch.module_parameters import ModuleParameters, take_from_first
 from ._torch.saved_state import gather_memories, to_numpy, to_torch
 
 __all__ = ["CompressionOptions", "LocalSteps"]
-
-BUFFERS = ("average", "local")
-
-
-class _Options(CompressionOptions):
-    absent = ("groups", "selection", "grad_scaler")
 
 
 class LocalSteps:
@@ -109,42 +95,15 @@ class LocalSteps:
         **options: Any,
     ):
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        _check(model, optimizers, preset, buffers)
-        if most_samples is not None and not (weights == SAMPLES and 0 < most_samples < math.inf):
-            raise ConfigError(
-                f"most_samples={most_samples} with weights={weights!r}; allowed: finite and above 0, with weights={SAMPLES!r}"
-            )
-        chosen = find_preset(preset)
-        shared = _Options.from_keywords(
-            options,
-            compression=chosen.compression if compression is None else compression,
-            memory=chosen.memory if memory is None else memory,
+        _check(model, optimizers, preset)
+        settings = RoundSettings(
+            preset, steps, seconds, outer, fragments, delay, keep, buffers, weights=weights, most_samples=most_samples
         )
-        if seconds is None and steps is None:
-            steps = chosen.steps
-            if steps is None:
-                raise ConfigError(f"preset {preset!r} has no usual number of steps: give steps= or seconds=")
+        shared = settings.options(compression, memory, options)
         self._parameters = parameters = ModuleParameters(model, optimizers, buffers == "average")
-        parts = split(parameters.tensors(), fragments)
-        if shared.capture is not None and len(parts) > 1:
-            raise ConfigError(f"capture with {len(parts)} fragments: allowed with one")
         transport, prefix = _transport(process_group, backend, timeout, process_set)
         self.rank, self.ranks = transport.rank, transport.size
-        self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
-        outer_optimizer = make_outer(chosen.outer if outer is None else outer)
-        made = []
-        for number, tensors in enumerate(parts):
-            name = f"{prefix}.fragment{number}"
-            exchange = shared.make_exchange(transport, 1 / transport.size, self._worker)
-            communicator = shared.make_communicator()
-            built = build_buckets(exchange, [tensors], (), shared.make_rules(), communicator, name, shared.bucket_bytes)
-            exchange.set_buckets(built)
-            states = StateSession(shared.on_resize, gather_memories)
-            most = math.inf if most_samples is None else most_samples
-            made.append(Fragment(exchange, transport, outer_optimizer, parameters, states, name, most))
-        self._rounds = Rounds(
-            made, parameters, self._worker, steps=steps, seconds=seconds, delay=delay, keep=keep, weights=weights
-        )
+        self._rounds, self._worker = build_rounds(settings, shared, transport, prefix, parameters, gather_memories)
         layout = [(name, str(other.dtype), tuple(other.shape)) for name, other in parameters.others.items()]
         self._rounds.connect((layout, buffers))
         self._worker.submit(take_from_first, transport, f"{prefix}.other", parameters.others).result()
@@ -225,11 +184,7 @@ class LocalSteps:
         Args:
             to: The rank that will save them.
         """
-        for fragment in self._rounds.fragments:
-            consolidate = functools.partial(
-                fragment.states.consolidate, fragment.exchange, fragment.names, fragment.prefix, to
-            )
-            self._worker.submit(consolidate).result()
+        consolidate(self._rounds, self._worker, to)
 
     def compression_stats(self) -> dict:
         """Bytes, ratio and seconds per stage, in total and of the last round. It waits for an exchange under way.
@@ -241,7 +196,7 @@ class LocalSteps:
         return self._rounds.stats()
 
 
-def _check(model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], preset: str, buffers: str) -> None:
+def _check(model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], preset: str) -> None:
     """Raises ConfigError for what makes no sense with local steps."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise ConfigError(
@@ -255,8 +210,6 @@ def _check(model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], pres
             raise ConfigError(f"{type(one).__name__} exchanges something in each step: give the plain optimizer")
     if preset == "muloco" and not any("muon" in type(one).__name__.lower() for one in optimizers):
         raise ConfigError("preset 'muloco' is for local steps of Muon, and none of the optimizers is one")
-    if buffers not in BUFFERS:
-        raise ConfigError(f"buffers={buffers!r}; allowed: {', '.join(map(repr, BUFFERS))}")
 
 
 def _transport(process_group: Any, backend: str | None, timeout: Any, process_set: Any) -> tuple[Transport, str]:
@@ -277,16 +230,8 @@ def _transport(process_group: Any, backend: str | None, timeout: Any, process_se
 
 
 def _over_horovod(hvd: Any, process_set: Any) -> tuple[Transport, str]:
-    from ._horovod.exits import guard_exit
-    from ._horovod.options import prefix_of
+    from ._horovod.local_rounds import ranks_of
     from ._torch.hvd_transport import HorovodTransport
 
-    if hvd is None or not hvd.is_initialized():
-        raise ConfigError("Horovod is not initialized: call horovod.torch.init() first")
-    if os.environ.get("HOROVOD_ELASTIC") == "1":
-        raise ConfigError("elastic Horovod changes the ranks during a job, which local steps do not support")
-    process_set = process_set or hvd.global_process_set
-    if not process_set.included():
-        raise ConfigError(f"this rank does not belong to {process_set}")
-    guard_exit(hvd)
-    return HorovodTransport(process_set), f"{prefix_of(process_set)}.rounds"
+    process_set, prefix = ranks_of(hvd, process_set)
+    return HorovodTransport(process_set), prefix

@@ -57,6 +57,7 @@ SHARED = {
     "adapters/horovod_torch/test_horovod_torch.py": "adapters/onebit_adam adapters/_common/waiting adapters/_torch/"
     "{buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,taken,torch_options,wrapped_optimizer}",
     "adapters/fsdp/test_fsdp.py": "adapters/_torch/{group_exchange,parameter_groups}",
+    "adapters/local_steps_keras/test_local_steps_keras.py": "adapters/_tensorflow/model_parameters",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
     "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_decoder,device_encoder,device_values,kernel_bucket,mailbox}"
     " adapters/_torch/kernels/{_helpers,_launch,accumulate,half,minmax,qsgd,ranges,rice,signs,ternary,topk,traffic}",
@@ -65,7 +66,7 @@ SHARED = {
     "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_options,ddp_transport,first_step}",
     "adapters/jax/test_jax.py": "adapters/_common/mpi_transport adapters/_jax/{gradient_exchange,primitive}",
     "adapters/accelerate/test_accelerate.py": "adapters/_torch/rank_files",
-    "adapters/local_steps/test_local_steps.py": "adapters/_torch/module_parameters",
+    "adapters/local_steps/test_local_steps.py": "adapters/{_common,_horovod}/local_rounds adapters/_torch/module_parameters",
 }
 #: They only keep import paths of earlier versions.
 ALIASES = {"capture", "checkpoint", "container", "rng"}

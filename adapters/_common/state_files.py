@@ -1,5 +1,6 @@
 """Saved states of any framework: as files of NumPy's, and from all ranks to one."""
 
+import io
 import json
 from typing import IO, Any
 
@@ -74,3 +75,21 @@ def gather_bytes(transport: Any, name: str, own: np.ndarray, to: int) -> list[np
         for pieces, part in zip(received, parts, strict=True) if parts else ():
             pieces.append(part)
     return [np.concatenate(pieces) for pieces in received if pieces]
+
+
+def gather_memories(transport: Any, name: str, memory: dict, to: int) -> list[dict]:
+    """Gather every rank's dict of arrays on one rank, for StateSession: a collective.
+
+    Args:
+        transport: See gather_bytes.
+        name: See gather_bytes.
+        memory: This rank's.
+        to: The rank that gets them.
+
+    Returns:
+        The dict of each rank, in the order of ranks, on rank `to`; elsewhere an empty list.
+    """
+    file = io.BytesIO()
+    write(file, memory)
+    own = np.frombuffer(file.getbuffer(), np.uint8)
+    return [read(io.BytesIO(one.tobytes())) for one in gather_bytes(transport, name, own, to)]

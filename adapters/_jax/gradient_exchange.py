@@ -2,7 +2,6 @@
 
 import atexit
 import functools
-import io
 import math
 import sys
 import weakref
@@ -49,7 +48,7 @@ class GradientExchange:
             "as 'residual', 'none' and 'ef21'"
         )
         self._rules, self._communicator = options.make_rules(), options.make_communicator()
-        self._states = StateSession(options.on_resize, _gather_memories)
+        self._states = StateSession(options.on_resize, state_files.gather_memories)
         #: The shapes of the gradients by name, in their order; None before the first update.
         self._shapes: dict[str, tuple[int, ...]] | None = None
         self._agreed = False  # whether the ranks have compared their options and shapes
@@ -222,13 +221,6 @@ def _pack(bucket: Bucket, parts: list[np.ndarray], *out: np.ndarray) -> Any:
 def _cast(result: np.ndarray, dtype: np.dtype) -> np.ndarray:
     with np.errstate(over="ignore"):  # beyond float16 is Inf
         return result.astype(dtype, copy=False)
-
-
-def _gather_memories(transport: MpiTransport, name: str, memory: dict, to: int) -> list[dict]:
-    file = io.BytesIO()
-    state_files.write(file, memory)
-    own = np.frombuffer(file.getbuffer(), np.uint8)
-    return [state_files.read(io.BytesIO(one.tobytes())) for one in state_files.gather_bytes(transport, name, own, to)]
 
 
 _open: weakref.WeakSet[GradientExchange] = weakref.WeakSet()

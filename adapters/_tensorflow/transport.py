@@ -34,14 +34,22 @@ class GraphTransport(_Transport):
     can_fuse = False  # its nodes are there before the first step
 
     def probe_transport(self):
-        return _EagerTransport(self._process_set)
+        return EagerTransport(self._process_set)
 
     def _start(self, kind, name, *arrays):
         return GraphHandle(kind, *arrays)
 
 
-class _EagerTransport(_Transport):
-    """Collectives from Python, each at once: for the Python part that ends a step."""
+class EagerTransport(_Transport):
+    """Collectives from Python, each at once: for the Python part that ends a step, and for what happens between steps."""
+
+    can_fuse = False  # one of them is over before the next one starts
+
+    def gather_to(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
+        """A collective that returns all ranks' payloads, uint8[m], on rank `to` only, an empty list elsewhere."""
+        lengths = self.allgather(f"{name}.length", np.array([payload.size], "<i8").view(np.uint8)).wait().view("<i8")
+        received = self.allgather(name, payload).wait()
+        return np.split(received, np.cumsum(lengths)[:-1]) if self.rank == to else []
 
     def _start(self, kind, name, *arrays):
         received = collective(kind, [tf.constant(array) for array in arrays], name, self._process_set)

@@ -1,0 +1,146 @@
+"""What is checked inside the ranks of one job: rounds of local steps in Keras' fit."""
+
+import sys
+from pathlib import Path
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tf_keras
+from support.checking import check, check_under_every_launcher, raises
+
+from grace_ext import ConfigError
+from grace_ext.adapters.horovod_tensorflow import DistributedOptimizer
+from grace_ext.adapters.local_steps_keras import LocalStepsCallback
+
+APIS = (keras, tf_keras)
+BATCH = 8  # of each rank
+GENERATOR = np.random.default_rng(5)
+X = GENERATOR.standard_normal((6, 4, BATCH, 12)).astype(np.float32)  # by step and rank
+Y = np.tanh(X @ GENERATOR.standard_normal((12, 3))).astype(np.float32)
+
+
+def data(rank=None, steps=6):
+    """One rank's batches; those of the first ranks, joined, for a tuple of ranks."""
+    ranks = [hvd.rank() if rank is None else rank] if not isinstance(rank, tuple) else list(rank)
+    return tuple(array[:steps, ranks].reshape(-1, array.shape[-1]) for array in (X, Y))
+
+
+def compiled(api, optimizer=None, normalized=False, seed=1, **options):
+    api.utils.set_random_seed(seed)
+    inputs = api.Input((12,))
+    hidden = api.layers.Dense(96, activation="tanh", name="hidden")(inputs)
+    if normalized:
+        hidden = api.layers.BatchNormalization(name="normalized")(hidden)
+    net = api.Model(inputs, api.layers.Dense(3, name="last")(hidden))
+    net.compile(api.optimizers.SGD(0.1) if optimizer is None else optimizer, api.losses.MeanSquaredError(), **options)
+    return net
+
+
+def fit(net, callbacks, given=None, batch=BATCH, epochs=1, **options):
+    x, y = data() if given is None else given
+    return net.fit(x, y, batch_size=batch, shuffle=False, verbose=0, epochs=epochs, callbacks=callbacks, **options)
+
+
+def flat(net):
+    return np.concatenate([np.asarray(value, np.float32).reshape(-1) for value in net.get_weights()])
+
+
+def same_on_all_ranks(net):
+    rows = hvd.allgather(flat(net)[None], name="same").numpy()
+    assert (rows == rows[0]).all(), "ranks hold different bits"
+
+
+@check_under_every_launcher
+def rounds_of_a_step_are_training_with_all_batches():
+    for api in APIS:
+        net, alone = compiled(api, seed=hvd.rank()), compiled(api, seed=0)
+        fit(net, [LocalStepsCallback("fedavg", steps=1)])
+        fit(alone, [], data(tuple(range(hvd.size()))), BATCH * hvd.size())
+        np.testing.assert_allclose(flat(net), flat(alone), rtol=1e-4, atol=1e-5)
+        same_on_all_ranks(net)
+
+
+@check_under_every_launcher
+def ranks_have_the_same_bits_at_the_end():
+    for api, options in ((keras, {}), (tf_keras, {"fragments": 2, "delay": 1, "steps": 4}), (keras, {"preset": "diloco"})):
+        net = compiled(api, api.optimizers.Adam(1e-2), normalized=True)
+        before = flat(net)
+        callback = LocalStepsCallback(**{"steps": 2, **options})
+        fit(net, [callback], data(steps=6 - hvd.rank() % 2))  # some ranks have a batch less
+        same_on_all_ranks(net)
+        assert (flat(net) != before).any()
+        fit(net, [callback])
+        same_on_all_ranks(net)
+        stats = callback.compression_stats()
+        assert stats["local_steps"] == 12 - hvd.rank() % 2 and stats["bytes_out"] > 0
+
+
+@check
+def validation_is_of_what_the_ranks_share():
+    net, seen = compiled(keras), []
+    callback = LocalStepsCallback("fedavg", steps=4)
+
+    class Look(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            seen.append(flat(self.model))
+
+    started = flat(compiled(keras))
+    history = fit(net, [callback, Look()], data(steps=3), validation_data=data(0, 1), validation_batch_size=BATCH)
+    assert seen and all((one == started).all() for one in seen)  # no round has ended yet
+    assert (flat(net) != started).any() and "val_loss" in history.history
+    same_on_all_ranks(net)
+
+
+@check
+def training_goes_on_bit_for_bit_from_a_file():
+    folder = Path(sys.argv[1])
+    for api in APIS:
+        path = folder / f"{api.__name__}{hvd.rank()}.npz"
+        net, callback = compiled(api), LocalStepsCallback("sparseloco", steps=2)
+        fit(net, [callback])
+        weights = net.get_weights()
+        callback.save(path)
+        fit(net, [callback], data(steps=4))
+        other, resumed = compiled(api, seed=9), LocalStepsCallback("sparseloco", steps=2)
+        other.set_weights(weights)
+        resumed.load(path)
+        fit(other, [resumed], data(steps=4))
+        assert (flat(net) == flat(other)).all()
+        assert resumed.compression_stats()["local_steps"] == 10
+
+
+@check
+def a_rank_that_is_not_finite_takes_over_what_the_others_share():
+    net, callback = compiled(keras, keras.optimizers.Adam(1e-2)), LocalStepsCallback("fedavg", steps=2)
+    x, y = data()
+    if hvd.rank() == 1:
+        x = x.copy()
+        x[0] = np.nan
+    fit(net, [callback], (x, y))
+    assert np.isfinite(flat(net)).all()
+    same_on_all_ranks(net)
+    assert callback.compression_stats()["lost_rounds"] == int(hvd.rank() == 1)
+
+
+@check
+def what_cannot_work_is_refused():
+    callback = LocalStepsCallback(steps=2)
+    with raises(ConfigError, "there are no figures before training"):
+        callback.compression_stats()
+    with raises(ConfigError, "there is nothing to save before training"):
+        callback.save("unused")
+    with raises(ConfigError, "exchanges something in each step"):
+        fit(compiled(keras, DistributedOptimizer(keras.optimizers.SGD(0.1))), [callback])
+    for api in APIS:
+        with raises(ConfigError, "steps_per_execution=3"):
+            fit(compiled(api, steps_per_execution=3), [callback])
+    fit(compiled(keras), [callback])
+    with raises(ConfigError, "has trained another model"):
+        fit(compiled(keras), [callback])
+    with raises(ConfigError, "buffers='some'"):
+        LocalStepsCallback(buffers="some")
+    with raises(TypeError, "unknown option 'weights'"):
+        LocalStepsCallback(weights="samples")
+    with raises(ConfigError, "all ranks must make their rounds from the same model with the same options"):
+        fit(compiled(keras), [LocalStepsCallback(steps=2 + hvd.rank())])
