@@ -66,7 +66,7 @@ SHARED = {
     "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_options,ddp_transport,first_step}",
     "adapters/jax/test_jax.py": "adapters/_common/mpi_transport adapters/_jax/{gradient_exchange,primitive}",
     "adapters/accelerate/test_accelerate.py": "adapters/_torch/rank_files",
-    "adapters/local_steps/test_local_steps.py": "adapters/{_common,_horovod}/local_rounds adapters/_torch/module_parameters",
+    "adapters/local_steps/test_local_steps.py": "adapters/_common/local_rounds adapters/_horovod/local_rounds adapters/_torch/module_parameters",
 }
 #: They only keep import paths of earlier versions.
 ALIASES = {"capture", "checkpoint", "container", "rng"}
