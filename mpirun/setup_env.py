@@ -41,10 +41,11 @@ IMPORTS = {
     "tensorflow": "import keras, tensorflow, tf_keras",
     "trainers": "import grace_ext.adapters.lightning, grace_ext.adapters.transformers",
     "jax": "import jax.numpy, optax; jax.numpy.ones(3).sum()",
+    "flower": "import grace_ext.adapters.flower",
 }
 # What .venv can be needed for, and the needs that each one satisfies. `lint`: the linter, the type checker and what builds
 # distributions. `docs`: what builds the documentation site. `ddp`: PyTorch and grace_ext. `demo`: MPI and Horovod for PyTorch.
-# `all`: Horovod for TensorFlow, JAX, Accelerate, Transformers and Lightning, what the tests need, and the kernels compiled.
+# `all`: Horovod for TensorFlow, JAX, Flower, Accelerate, Transformers and Lightning, what the tests need, and the kernels compiled.
 NEEDS = {"lint": {"lint"}, "docs": {"docs"}, "ddp": {"ddp"}, "demo": {"ddp", "demo"}, "all": {"lint", "ddp", "demo", "all"}}
 TOOLS = ("lint", "docs")  # these take only the packages of the extra of their name, and not grace_ext itself
 STEPS = {"lint": 3, "docs": 3, "ddp": 3, "demo": 6, "all": 7}
@@ -255,8 +256,8 @@ def install_packages(need, frameworks, progress):
         packages += horovod_wheel.REQUIREMENTS
     extras, imports = "plots", list(frameworks)
     if need == "all":
-        extras = "plots,lint,dev,jax"
-        imports.append("jax")
+        extras = "plots,lint,dev,jax,flower"
+        imports += ["jax", "flower"]
         if "torch" in frameworks:
             extras += ",accelerate,transformers,lightning,triton"
             imports.append("trainers")

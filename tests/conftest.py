@@ -38,6 +38,7 @@ LONGEST = (
     "adapters/jax/test_jax",
     "adapters/accelerate/test_accelerate",
     "adapters/lightning/test_lightning",
+    "adapters/flower/test_flower",
     "adapters/mpi/test_mpi",
     "federated/test_server",
     "pipeline/test_properties",

@@ -64,6 +64,8 @@ SHARED = {
     "adapters/torch_kernels/test_compiling.py": "adapters/_torch/kernels/{catalogue,compiling}",
     "adapters/torch_kernels/test_device_check.py": "adapters/_torch/device_check",
     "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_options,ddp_transport,first_step}",
+    "adapters/_flower/test_strategy.py": "adapters/_flower/records",
+    "adapters/_flower/test_mod.py": "adapters/_flower/client_state",
     "adapters/jax/test_jax.py": "adapters/_common/mpi_transport adapters/_jax/{gradient_exchange,primitive}",
     "adapters/accelerate/test_accelerate.py": "adapters/_torch/rank_files",
     "adapters/local_steps/test_local_steps.py": "adapters/_common/local_rounds adapters/_horovod/local_rounds adapters/_torch/module_parameters",

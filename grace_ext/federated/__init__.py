@@ -1,6 +1,6 @@
 """Federated training: a server that aggregates the updates of sampled clients, with containers in both directions.
 
-Nothing here moves bytes between processes: grace_ext.adapters.mpi and the simulator do.
+Nothing here moves bytes between processes: grace_ext.adapters.mpi, grace_ext.adapters.flower and the simulator do.
 """
 
 from .client import Client

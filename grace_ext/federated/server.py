@@ -5,6 +5,8 @@ compression and error feedback in both directions: Algorithm 2 of DeepReduce (Xu
 appendix). With memory "ef21" it is the parameter server of Kimad (Xin et al., DistributedML 2023, Algorithm 3).
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from .._util.rng import Stream
@@ -101,6 +103,22 @@ class Server(ServerState):
         chosen = np.random.default_rng((self._seed, self.round)).choice(self.present, count, replace=False) if count else []  # type: ignore[var-annotated]
         self._chosen = sorted({int(client) for client in chosen} - self._received_updates.keys())
         return list(self._chosen)
+
+    def choose(self, clients: Iterable[int]) -> None:
+        """Ask other clients in this round than those that `begin_round` has sampled.
+
+        Args:
+            clients: Their numbers.
+
+        Raises:
+            ConfigError: No round has begun, or there is no such client.
+        """
+        if self._chosen is None:
+            raise ConfigError("no round has begun")
+        chosen = set(clients)
+        if wrong := sorted(client for client in chosen if not 0 <= client < self.clients):
+            raise ConfigError(f"clients {wrong}; allowed: 0 to {self.clients - 1}")
+        self._chosen = sorted(chosen - self._received_updates.keys())
 
     def message_for(self, client: int) -> np.ndarray:
         """Make the message that brings a client's model to that of this round.

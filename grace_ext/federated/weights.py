@@ -61,9 +61,18 @@ class Weights:
         Returns:
             The share of each client, 0 to 1; the shares add up to 1.
         """
-        return shares_of({client: self._weight(client, claimed) for client, claimed in samples.items()})
+        return shares_of({client: self.weight(client, claimed) for client, claimed in samples.items()})
 
-    def _weight(self, client: int, claimed: float) -> float:
+    def weight(self, client: int, claimed: float) -> float:
+        """Return how much a client counts, before the weights are divided by their sum.
+
+        Args:
+            client: Number of the client.
+            claimed: The number of samples that it claims, finite and above 0.
+
+        Returns:
+            The weight, above 0.
+        """
         if isinstance(self._weights, Mapping):
             return self._weights[client]
         return min(claimed, self._cap) if self._weights == SAMPLES else 1.0

@@ -164,6 +164,20 @@ def test_rounds_begin_and_end_in_turn():
         assert play(server, clients).taken == list(range(CLIENTS))
 
 
+def test_who_is_asked_may_be_chosen_elsewhere():
+    server, clients = make(sampled=3)
+    with pytest.raises(ConfigError, match="no round has begun"):
+        server.choose([0])
+    server.begin_round()
+    with pytest.raises(ConfigError, match=rf"clients \[-1, {CLIENTS}\]; allowed: 0 to {CLIENTS - 1}"):
+        server.choose([CLIENTS, 1, -1])
+    server.choose([4, 1])
+    model = clients[1].receive(server.message_for(1))
+    server.receive(1, clients[1].update(model, 1))
+    report = server.end_round()
+    assert (report.taken, report.missing) == ([1], [4])
+
+
 @pytest.mark.parametrize(
     "spec, says", [("randomk:0.1:unbiased=true", "'ef21' would correct"), ("powersgd:4", "no container")]
 )

@@ -10,6 +10,7 @@ from support.federated_training import CLIENTS, D, play, start, train
 from grace_ext import ConfigError
 from grace_ext.federated import Client, Server
 from grace_ext.federated.messages import read_up
+from grace_ext.federated.weights import Weights
 
 
 def claiming(claims):
@@ -60,3 +61,16 @@ def test_the_weights_are_the_servers(memory, options, weights):
 def test_weights_that_make_no_sense(wrong):
     with pytest.raises(ConfigError, match="weights|most_samples"):
         Server(start(), CLIENTS, **wrong)
+
+
+@pytest.mark.parametrize(
+    "weights, cap, claimed, counts",
+    [
+        ("uniform", None, 50.0, 1.0),
+        ("samples", 40.0, 50.0, 40.0),
+        ("samples", 40.0, 30.0, 30.0),
+        ({0: 3.0, 1: 5.0}, None, 50.0, 5.0),
+    ],
+)
+def test_a_client_counts_as_much_as_the_server_says(weights, cap, claimed, counts):
+    assert Weights(weights, cap, 2).weight(1, claimed) == counts

@@ -18,6 +18,7 @@ CASES = {
     "transformers": (["5.20.0", "5.24.0"], ["5.19.1", "4.57.3", "6.0"]),
     "lightning": (["2.5.0", "2.6.6", "2.6.0.dev1"], ["2.4.0", "2.7.0", "3.0"]),
     "jax": (["0.6.0", "0.10.2"], ["0.5.3", "0.11.0", "1.0"]),
+    "flwr": (["1.42.0", "1.42.3"], ["1.41.1", "1.43.0", "2.0"]),
     "optax": (["0.2.4", "0.2.8"], ["0.2.3", "0.3.0"]),
 }
 
@@ -38,7 +39,7 @@ def test_the_extras_have_the_same_ranges():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     for name, supported in versions.SUPPORTED.items():
-        extra = "jax" if name == "optax" else name
+        extra = {"optax": "jax", "flwr": "flower"}.get(name, name)
         assert f"{name}{supported}" in config["options.extras_require"][extra].split()
     assert f"accelerate{versions.SUPPORTED['accelerate']}" in config["options.extras_require"]["transformers"].split()
 

@@ -1,0 +1,1 @@
+"""The parts of grace_ext.adapters.flower."""
