@@ -11,6 +11,7 @@ SUPPORTED = {
     "accelerate": ">=1.10,<2",
     "transformers": ">=5.20,<6",
     "lightning": ">=2.5,<2.7",
+    "ray": ">=2.51,<2.61",
     "jax": ">=0.6,<0.11",
     "optax": ">=0.2.4,<0.3",
 }
