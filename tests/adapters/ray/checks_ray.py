@@ -2,6 +2,7 @@
 
 import contextlib
 import tempfile
+import time
 from pathlib import Path
 
 import ray.train
@@ -76,16 +77,17 @@ def trained(options, make=adamw, steps=4, unused=False, **settings):
 
 def reported(net, optimizer, givers=(0,), **arguments):
     """The checkpoint that is kept of what these ranks give."""
+    before = ray.train.get_checkpoint()
     if dist.get_rank() in givers:
         folder = tempfile.mkdtemp()
         torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, Path(folder, "training.pt"))
         ray.train.report({}, checkpoint=Checkpoint.from_directory(folder), **arguments)
     else:
         ray.train.report({}, **arguments)
-    while ray.train.get_checkpoint() is None:  # it is uploaded behind our back
-        pass
+    while (checkpoint := ray.train.get_checkpoint()) is None or checkpoint is before:
+        time.sleep(0.01)  # it is uploaded behind our back
     dist.barrier()
-    return ray.train.get_checkpoint()
+    return checkpoint
 
 
 @check_under_every_launcher
