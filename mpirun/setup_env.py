@@ -46,7 +46,7 @@ IMPORTS = {
 # What .venv can be needed for, and the needs that each one satisfies. `lint`: the linter, the type checker and what builds
 # distributions. `docs`: what builds the documentation site. `ddp`: PyTorch and grace_ext. `demo`: MPI and Horovod for PyTorch.
 # `all`: Horovod for TensorFlow, JAX, Accelerate, Transformers and Lightning, what the tests need, and the kernels compiled.
-# `test-all`: also what only the tests before a release need, Ray.
+# `test-all`: also what only the tests before a release need, Ray and PySpark.
 NEEDS = {
     "lint": {"lint"},
     "docs": {"docs"},
@@ -272,6 +272,7 @@ def install_packages(need, frameworks, progress):
             imports.append("trainers")
         if "torch" in frameworks and need == "test-all":
             extras += ",ray"
+            packages.append("pyspark")
             imports.append("ray")
     command = pip("install", "--no-build-isolation", "-e", f"{ROOT}[{extras}]", *packages)
     progress.run(command, "packages.log", hint="If TensorFlow is what failed, use FRAMEWORKS=torch.")
