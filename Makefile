@@ -24,13 +24,13 @@ SHELL := /bin/bash
 WITH_ENV := source mpirun/env.sh &&
 
 .DEFAULT_GOAL := help
-# $(call set_up,NEED): .venv with at least what NEED stands for (lint, docs, ddp, demo or all).
+# $(call set_up,NEED): .venv with at least what NEED stands for (lint, docs, ddp, demo, all or test-all).
 set_up = $(HAS_PYTHON) && python3 mpirun/setup_env.py --need $(1) --python "$(PYTHON)" --frameworks "$(FRAMEWORKS)" \
 	--mpi "$(MPI)" --isolated "$(ISOLATED)"
 HAS_PYTHON := { command -v python3 >/dev/null || { echo "[setup] error: there is no python3. Run: apt-get install \
 	python3.11 python3.11-venv python3.11-dev"; exit 1; }; }
 
-.PHONY: help setup setup-demo setup-ddp setup-docs setup-lint demo demo-ddp demo-tensorflow lint format docs dist test-quick test \
+.PHONY: help setup setup-test-all setup-demo setup-ddp setup-docs setup-lint demo demo-ddp demo-tensorflow lint format docs dist test-quick test \
 	test-all fuzz bench profile gradients clean
 
 help:
@@ -47,12 +47,15 @@ help:
 	@echo "make bench   measure every stage against one memcpy (BENCH_ARGS=--quick for a short run)"
 	@echo "make profile where the time of a step goes, under both launchers; a section of docs/benchmarks.md (PROFILE_ARGS='--models text')"
 	@echo "make gradients  train two examples for a moment and save gradients for bench --input in the cache folder"
-	@echo "make setup   only make the environment, .venv, whole; setup-lint, -docs, -ddp, -demo: what these need of it"
+	@echo "make setup   only make the environment, .venv, for make test; setup-lint, -docs, -ddp, -demo, -test-all: what these need"
 	@echo "make clean   remove .venv and what was built here (the cache outside stays, see mpirun/README.md)"
 	@echo "variables    PYTHON=/path/to/python MPI=auto|system|wheel FRAMEWORKS='torch tensorflow' ISOLATED=1"
 
 setup:
 	@$(call set_up,all)
+
+setup-test-all:
+	@$(call set_up,test-all)
 
 setup-demo:
 	@$(call set_up,demo)
@@ -102,7 +105,7 @@ test-quick: setup
 test: setup
 	@$(WITH_ENV) $(PYTEST) --tier test $(PYTEST_ARGS)
 
-test-all: setup
+test-all: setup-test-all
 	@$(WITH_ENV) $(PYTEST) --tier all --record docs/reliability.md $(PYTEST_ARGS)
 
 fuzz: setup

@@ -40,15 +40,25 @@ IMPORTS = {
     "torch": "import grace_ext.adapters.torch_ddp, matplotlib.pyplot, torch, tqdm; torch.optim.SGD([torch.zeros(1)], 0.1)",
     "tensorflow": "import keras, tensorflow, tf_keras",
     "trainers": "import grace_ext.adapters.lightning, grace_ext.adapters.transformers",
+    "ray": "import grace_ext.adapters.ray",
     "jax": "import jax.numpy, optax; jax.numpy.ones(3).sum()",
     "flower": "import grace_ext.adapters.flower",
 }
 # What .venv can be needed for, and the needs that each one satisfies. `lint`: the linter, the type checker and what builds
 # distributions. `docs`: what builds the documentation site. `ddp`: PyTorch and grace_ext. `demo`: MPI and Horovod for PyTorch.
 # `all`: Horovod for TensorFlow, JAX, Flower, Accelerate, Transformers and Lightning, what the tests need, and the kernels compiled.
-NEEDS = {"lint": {"lint"}, "docs": {"docs"}, "ddp": {"ddp"}, "demo": {"ddp", "demo"}, "all": {"lint", "ddp", "demo", "all"}}
+# `test-all`: also what only the tests before a release need, Ray and PySpark.
+NEEDS = {
+    "lint": {"lint"},
+    "docs": {"docs"},
+    "ddp": {"ddp"},
+    "demo": {"ddp", "demo"},
+    "all": {"lint", "ddp", "demo", "all"},
+    "test-all": {"lint", "ddp", "demo", "all", "test-all"},
+}
+WHOLE = ("all", "test-all")  # these are for all frameworks
 TOOLS = ("lint", "docs")  # these take only the packages of the extra of their name, and not grace_ext itself
-STEPS = {"lint": 3, "docs": 3, "ddp": 3, "demo": 6, "all": 7}
+STEPS = {"lint": 3, "docs": 3, "ddp": 3, "demo": 6, "all": 7, "test-all": 7}
 
 
 def parse_arguments(given=None):
@@ -71,7 +81,7 @@ def frameworks_for(need, frameworks):
     """Return those of the frameworks that a need has to do with."""
     if need in TOOLS:
         return []
-    return [name for name in frameworks if need == "all" or name == "torch"]
+    return [name for name in frameworks if need in WHOLE or name == "torch"]
 
 
 def main():
@@ -82,7 +92,7 @@ def main():
         wanted = {
             "environment": _digest_of_environment(arguments, python),
             "needs": sorted(NEEDS[arguments.need]),
-            "kernels": _digest_of_kernels() if arguments.need == "all" else None,
+            "kernels": _digest_of_kernels() if arguments.need in WHOLE else None,
         }
         done = _read(STAMP)
         if satisfies(done, wanted):
@@ -130,7 +140,7 @@ def set_up(arguments, python):
 
     version = interpreter.dotted(python["version"])
     progress.step("machine", f"checking this machine: Python {version} ({python['executable']})")
-    has_mpi = need in ("demo", "all")
+    has_mpi = need in ("demo", *WHOLE)
     builds = has_mpi and not has["horovod"]
     interpreter.check(python, builds)
     if has["horovod"] and need not in TOOLS:
@@ -155,7 +165,7 @@ def set_up(arguments, python):
     install_packages(need, wanted, progress)
     if has_mpi:
         add_horovod(arguments.mpi, frameworks, has, progress)
-    if need == "all":
+    if need in WHOLE:
         compile_kernels(progress)
     return progress
 
@@ -255,12 +265,16 @@ def install_packages(need, frameworks, progress):
     if need != "ddp":
         packages += horovod_wheel.REQUIREMENTS
     extras, imports = "plots", list(frameworks)
-    if need == "all":
+    if need in WHOLE:
         extras = "plots,lint,dev,jax,flower"
         imports += ["jax", "flower"]
         if "torch" in frameworks:
             extras += ",accelerate,transformers,lightning,triton"
             imports.append("trainers")
+        if "torch" in frameworks and need == "test-all":
+            extras += ",ray"
+            packages.append("pyspark")
+            imports.append("ray")
     command = pip("install", "--no-build-isolation", "-e", f"{ROOT}[{extras}]", *packages)
     progress.run(command, "packages.log", hint="If TensorFlow is what failed, use FRAMEWORKS=torch.")
     if "tensorflow" in frameworks:

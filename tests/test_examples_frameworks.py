@@ -1,4 +1,4 @@
-"""The examples of Accelerate, the Trainer, Lightning and JAX, by the commands in them: two processes, made-up images."""
+"""The examples of Accelerate, the Trainer, Lightning, Ray Train and JAX, by the commands in them: two processes, made-up images."""
 
 import os
 import re
@@ -63,6 +63,20 @@ def test_lightning_learns_and_goes_on(data, tmp_path):
     assert ratio(run(*example, "--folder", tmp_path, "--epochs", 1)) > 10
     printed = run(*example, "--epochs", 4, "--resume", tmp_path / "checkpoints" / "epoch=0-step=8.ckpt")
     assert float(re.search(r"test accuracy ([\d.]+)%", printed)[1]) > 50, printed[-300:]
+
+
+@pytest.mark.tier("all")  # Ray is installed by make test-all only
+def test_ray_learns_and_goes_on(data, tmp_path, monkeypatch):
+    skip_without("ray")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    example = [sys.executable, "examples/ray_fashion_mnist.py", "--data", data, "--batch-size", 16, "--folder", tmp_path]
+    printed = run(*example, "--epochs", 1)
+    assert re.findall(r"epoch (\d): test accuracy", printed) == ["1"] and ratio(printed) > 10, printed[-2000:]
+    printed = run(*example, "--epochs", 4)
+    accuracies = dict(re.findall(r"epoch (\d): test accuracy ([\d.]+)%", printed))
+    assert list(accuracies) == ["2", "3", "4"] and float(accuracies["4"]) > 50, accuracies
+    saved = {path.name for path in (tmp_path / "fashion-mnist").glob("checkpoint_*/grace_ext_*")}
+    assert saved == {"grace_ext_0_rank0.pt", "grace_ext_0_rank1.pt"}
 
 
 def test_jax_learns_and_goes_on(data, tmp_path):

@@ -28,14 +28,15 @@ def scripts():
 
 
 def stamp(need, environment="e", kernels="k"):
-    needs = {"demo": ["ddp", "demo"], "all": ["all", "ddp", "demo", "lint"]}.get(need, [need])
-    return {"environment": environment, "needs": needs, "kernels": kernels if need == "all" else None}
+    whole = ["all", "ddp", "demo", "lint"]
+    needs = {"demo": ["ddp", "demo"], "all": whole, "test-all": [*whole, "test-all"]}.get(need, [need])
+    return {"environment": environment, "needs": needs, "kernels": kernels if "all" in needs else None}
 
 
-@pytest.mark.parametrize("there", ["lint", "docs", "ddp", "demo", "all"])
-@pytest.mark.parametrize("need", ["lint", "docs", "ddp", "demo", "all"])
+@pytest.mark.parametrize("there", ["lint", "docs", "ddp", "demo", "all", "test-all"])
+@pytest.mark.parametrize("need", ["lint", "docs", "ddp", "demo", "all", "test-all"])
 def test_a_smaller_need_is_satisfied_by_a_larger_one(scripts, there, need):
-    smaller = {"demo": {"ddp"}, "all": {"lint", "ddp", "demo"}}
+    smaller = {"demo": {"ddp"}, "all": {"lint", "ddp", "demo"}, "test-all": {"lint", "ddp", "demo", "all"}}
     assert scripts.satisfies(stamp(there), stamp(need)) == (need == there or need in smaller.get(there, ()))
     assert not scripts.satisfies(stamp(there, environment="other"), stamp(need))
     assert not scripts.satisfies({}, stamp(need))
@@ -47,7 +48,7 @@ def test_other_kernels_are_for_those_who_want_them_compiled(scripts):
 
 
 def test_needs_add_up_while_the_environment_is_the_same(scripts):
-    both = scripts.joined(stamp("docs"), stamp("all"))
+    both = scripts.joined(stamp("docs"), stamp("test-all"))
     assert all(scripts.satisfies(both, stamp(need)) for need in scripts.NEEDS)
     assert scripts.joined(both, stamp("lint")) == both
     assert scripts.joined(stamp("all", environment="other"), stamp("docs")) == stamp("docs")
@@ -63,7 +64,7 @@ def test_tools_are_installed_without_frameworks(scripts):
 def test_frameworks_of_a_need(scripts):
     both = ["torch", "tensorflow"]
     assert scripts.frameworks_for("ddp", both) == scripts.frameworks_for("demo", both) == ["torch"]
-    assert scripts.frameworks_for("all", both) == both
+    assert scripts.frameworks_for("all", both) == scripts.frameworks_for("test-all", both) == both
     assert scripts.parse_arguments(["--need", "all", "--frameworks", "tensorflow"]).frameworks == ["tensorflow"]
 
 

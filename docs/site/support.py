@@ -17,7 +17,7 @@ INTRODUCTION = """\
 Written by `docs/site/support.py` from `docs/support.toml`; do not edit.
 
 **yes** means that a test of that adapter proves it, with real ranks; the tests are listed below. An empty cell means that the
-adapter has no test of its own for it. Accelerate, the Trainer and Lightning hand everything to the adapter for DDP, so
+adapter has no test of its own for it. Accelerate, the Trainer, Lightning and Ray Train hand everything to the adapter for DDP, so
 that what is proven there usually holds for them, too. **no** means that it is not there, for the reason that is given below.
 """
 

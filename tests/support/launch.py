@@ -31,6 +31,8 @@ TORCHRUN = {
 }
 # One process whose Triton kernels run in Triton's interpreter, on tensors of the CPU.
 INTERPRETER = {"interpreter-1": ["env", "TRITON_INTERPRET=1"]}
+# One process that starts as many workers of Ray as it is told.
+RAY = {"ray-2": ["env", "RANKS=2"], "ray-4": ["env", "RANKS=4"]}
 # One process of its own, without Triton's interpreter.
 OWN_PROCESS = {"process-1": ["env"]}
 INTERPRETED_TORCHRUN = {"interpreted-torchrun-2": [*INTERPRETER["interpreter-1"], *TORCHRUN["torchrun-2"]]}
@@ -71,7 +73,7 @@ def run(launcher: str, script: Path, *arguments: str, timeout: float = HANGS, va
     """Run a script under a launcher. On a time-out the whole job is killed and it raises.
     variables: of the environment, on top."""
     command = [
-        *(LAUNCHERS | TORCHRUN | INTERPRETER | INTERPRETED_TORCHRUN | OWN_PROCESS)[launcher],
+        *(LAUNCHERS | TORCHRUN | INTERPRETER | INTERPRETED_TORCHRUN | RAY | OWN_PROCESS)[launcher],
         sys.executable,
         str(script),
         *arguments,

@@ -17,6 +17,7 @@ CASES = {
     "accelerate": (["1.10.0", "1.15.0", "1.99"], ["1.9.9", "0.34", "2.0", "2.0.0rc1"]),
     "transformers": (["5.20.0", "5.24.0"], ["5.19.1", "4.57.3", "6.0"]),
     "lightning": (["2.5.0", "2.6.6", "2.6.0.dev1"], ["2.4.0", "2.7.0", "3.0"]),
+    "ray": (["2.60.0", "2.60.3"], ["2.59.0", "2.61.0", "3.0"]),
     "jax": (["0.6.0", "0.10.2"], ["0.5.3", "0.11.0", "1.0"]),
     "flwr": (["1.42.0", "1.42.3"], ["1.41.1", "1.43.0", "2.0"]),
     "optax": (["0.2.4", "0.2.8"], ["0.2.3", "0.3.0"]),
@@ -40,7 +41,8 @@ def test_the_extras_have_the_same_ranges():
     config.read(ROOT / "setup.cfg")
     for name, supported in versions.SUPPORTED.items():
         extra = {"optax": "jax", "flwr": "flower"}.get(name, name)
-        assert f"{name}{supported}" in config["options.extras_require"][extra].split()
+        required = "ray[train]" if name == "ray" else name
+        assert f"{required}{supported}" in config["options.extras_require"][extra].split()
     assert f"accelerate{versions.SUPPORTED['accelerate']}" in config["options.extras_require"]["transformers"].split()
 
 
