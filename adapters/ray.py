@@ -77,10 +77,9 @@ def compress_gradients(
         return state
     state.register(model, optimizer)
     number = worker.add(state)
-    if isinstance(checkpoint, str):
-        checkpoint = ray.train.get_checkpoint()
-    if checkpoint is not None:
-        with checkpoint.as_directory() as folder:
+    start = ray.train.get_checkpoint() if isinstance(checkpoint, str) else checkpoint
+    if start is not None:
+        with start.as_directory() as folder:
             rank_files.load(state, folder, state.rank, state.ranks, number)
     return state
 
