@@ -1,4 +1,5 @@
-"""The optimizer, unchanged, in ranks that horovod.spark starts. PySpark is installed by `make test-all` only, and needs Java."""
+"""The optimizer, unchanged, in ranks that horovod.spark and horovod.ray start. `make test-all` installs Ray, and PySpark, which
+needs Java."""
 
 import json
 import re
@@ -10,13 +11,14 @@ import pytest
 from support.launch import run, skip_without
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tier("all")]
-skip_without("torch", "horovod", "pyspark")
+skip_without("torch", "horovod", "pyspark", "ray")
 
 
-def test_spark_starts_ranks_that_train_alike():
-    if shutil.which("java") is None:
+@pytest.mark.parametrize("engine", ["spark", "ray"])
+def test_its_ranks_train_alike(engine):
+    if engine == "spark" and shutil.which("java") is None:
         pytest.skip("there is no Java")
-    done = run("process-1", Path(__file__).parent / "in_spark.py", variables={"PYSPARK_PYTHON": sys.executable})
+    done = run("process-1", Path(__file__).parent / "in_engine.py", engine, variables={"PYSPARK_PYTHON": sys.executable})
     assert done.returncode == 0, done.stdout[-4000:]
     found = json.loads(re.search(r"found (\[.*\])", done.stdout)[1])
     assert [one["rank"] for one in found] == [0, 1]
