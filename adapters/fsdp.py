@@ -91,23 +91,26 @@ class CompressedReduceScatter(GroupExchange):
             Tensor(f"{group.name}@{owner}", group.size, 2, common_name=f"{group.name}@{position}")
             for position, owner in enumerate(owners)
         ]
-        memory = self._exchange.memory_of(Tensor(group.name, group.size, 2)).for_compressor(compressor)
-        return Bucket(name, tensors, compressor, ReduceScatter(), memory)
+        return Bucket(name, tensors, compressor, ReduceScatter(), self._memory_of(group).for_compressor(compressor))
 
     def _reduce(self, number: int, output: torch.Tensor, source: torch.Tensor, op: Any) -> None:
         group = self._groups[number]
-        if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
-            raise ConfigError(
-                f"{group.name!r}: reduce operation {op}; allowed: AVG and SUM. With set_gradient_divide_factor, call "
-                f"set_force_sum_reduction_for_comms(True), too"
-            )
-        if source.numel() != self.ranks * group.size:
-            raise ConfigError(
-                f"{group.name!r}: {source.numel()} elements of gradients, not {self.ranks * group.size}: some parameters have "
-                f"no gradient, or others require gradients than before; call model.set_reduce_scatter_unused_params(True), or "
-                f"make CompressedReduceScatter anew"
-            )
         unit = self._begin(number)
+        if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
+            raise self._failed(
+                ConfigError(
+                    f"{group.name!r}: reduce operation {op}; allowed: AVG and SUM. With set_gradient_divide_factor, call "
+                    f"set_force_sum_reduction_for_comms(True), too"
+                )
+            )
+        if source.numel() != self.ranks * group.size:  # maybe on this rank only
+            raise self._failed(
+                ConfigError(
+                    f"{group.name!r}: {source.numel()} elements of gradients, not {self.ranks * group.size}: some parameters "
+                    f"have no gradient, or others require gradients than before; call "
+                    f"model.set_reduce_scatter_unused_params(True), or make CompressedReduceScatter anew"
+                )
+            )
         slices = source.detach().to("cpu", torch.float32).view(self.ranks, -1)
         own = slices[self.rank] / unit
         is_finite = bool(torch.isfinite(own).all())

@@ -12,13 +12,14 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from grace_ext import ConfigError
+from grace_ext._util.files import atomic_write
 from grace_ext.outer import OuterOptimizer
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.rounds import Rounds
 from grace_ext.rounds.fragments import Fragments
 
 from ._common import state_files
-from ._common.local_rounds import RoundSettings, build_rounds
+from ._common.local_rounds import RoundSettings, build_rounds, consolidate
 from ._common.options import CompressionOptions
 from ._horovod.local_rounds import ranks_of
 from ._tensorflow.eager import broadcast_variables
@@ -104,7 +105,9 @@ class LocalStepsCallback(Callback):
             raise ConfigError(f"steps_per_execution={int(per_execution)}; allowed with local steps: 1")
         transport = EagerTransport(process_set)
         parameters = ModelParameters(self.model, self._settings.buffers == "average")
-        rounds, _ = build_rounds(self._settings, self._options, transport, prefix, parameters, state_files.gather_memories)
+        rounds, self._worker = build_rounds(
+            self._settings, self._options, transport, prefix, parameters, state_files.gather_memories
+        )
         weights = self.model.weights
         layout = [(tuple(variable.shape), tf.as_dtype(variable.dtype).name) for variable in weights]
         rounds.connect((layout, self._settings.buffers))
@@ -155,11 +158,26 @@ class LocalStepsCallback(Callback):
         """
         if self._rounds is None:
             raise ConfigError("there is nothing to save before training")
-        with open(path, "wb") as file:
+        with atomic_write(path) as part, open(part, "wb") as file:
             state_files.write(file, self._rounds.state_dict())
+
+    def consolidate(self, to: int = 0) -> None:
+        """Gather the memories of all ranks for `save` on one, until the next round: a collective, between two calls of `fit`.
+
+        Args:
+            to: The rank that will save them.
+
+        Raises:
+            ConfigError: Training has not begun, or there is no such rank.
+        """
+        if self._rounds is None:
+            raise ConfigError("there is nothing to gather before training")
+        consolidate(self._rounds, self._worker, to)
 
     def load(self, path: str | os.PathLike) -> None:
         """Go on from a saved state, on all ranks, each from its own file: bit for bit, with the same weights and optimizer.
+
+        Or all from one that has the memories of all ranks. With another number of ranks, `on_resize` decides.
 
         Args:
             path: The file.

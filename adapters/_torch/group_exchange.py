@@ -9,6 +9,7 @@ import torch
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.exchange.stalls import check_config_digests
+from grace_ext.memory import Memory
 from grace_ext.memory.residual import Residual
 from grace_ext.pipeline.compressor import Compressor
 
@@ -50,10 +51,13 @@ class GroupExchange:
         compressor = self._rules.choose(group.name, group.size, 2)
         if compressor.lowrank is not None:
             raise ConfigError(f"{str(compressor)!r} for {group.name!r}: slices are vectors; allowed: specs of containers")
-        memory = self._exchange.memory_of(Tensor(group.name, group.size, 2))
+        memory = self._memory_of(group)
         if memory.name not in _MEMORIES:
             raise ConfigError(f"memory {str(memory)!r} for {group.name!r}; allowed with slices: {', '.join(_MEMORIES)}")
         return self._make_bucket(f"{self._prefix}{number}", group, compressor)
+
+    def _memory_of(self, group: ParameterGroup) -> Memory:
+        return self._exchange.memory_of(Tensor(group.name, group.size, 2))
 
     def _make_bucket(self, name: str, group: ParameterGroup, compressor: Compressor) -> Bucket:
         raise NotImplementedError
@@ -82,9 +86,14 @@ class GroupExchange:
             self._exchange.start(bucket, pack)
             self._exchange.finish(bucket, out)
         except BaseException as error:
-            self._error = error
-            self._exchange.abort()
+            self._failed(error)
             raise
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """Note an error, after which the ranks may be out of step: nothing is exchanged any more. Returns it."""
+        self._error = error
+        self._exchange.abort()
+        return error
 
     def _end(self) -> None:
         """The backward pass has ended."""

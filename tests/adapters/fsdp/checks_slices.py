@@ -196,24 +196,29 @@ def a_backward_that_raised_changes_no_memory():
     assert_same(before, residuals(compression))
 
 
-@check
-def gradients_that_come_twice_in_a_step_are_refused():
-    net, _ = compressed()
+def _reduce_again(net, times=1):
+    """Call the reduce-scatter of the outermost group in a backward pass, as fully_shard does."""
     reduce = net._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_comm
+    size = reduce._compression._groups[reduce._number].size
 
-    class Twice(torch.autograd.Function):
+    class Calls(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             return x.clone()
 
         @staticmethod
         def backward(ctx, gradient):
-            source = torch.zeros(dist.get_world_size() * reduce._compression._groups[reduce._number].size)
-            for _ in range(2):
-                reduce(torch.empty(len(source) // dist.get_world_size()), source, None, dist.ReduceOp.AVG)
+            for _ in range(times):
+                reduce(torch.empty(size), torch.zeros(dist.get_world_size() * size), None, dist.ReduceOp.AVG)
 
+    Calls.apply(torch.ones(1, requires_grad=True)).backward()
+
+
+@check
+def gradients_that_come_twice_in_a_step_are_refused():
+    net, _ = compressed()
     with raises(ExchangeError, "for the second time"):
-        Twice.apply(torch.ones(1, requires_grad=True)).backward()
+        _reduce_again(net, times=2)
 
 
 @check
@@ -236,6 +241,8 @@ def parameters_without_gradient():
     net, _ = compressed(net=sharded(net=Net(unused=True)))
     with raises(ConfigError, "some parameters have no gradient"):
         loss_of(net, dist.get_rank(), 0).backward()
+    with raises(ExchangeError, "the ranks may be out of step"):
+        _reduce_again(net)
     net, compression = compressed(net=sharded(net=Net(unused=True)))
     net.set_reduce_scatter_unused_params(True)
     train(net, 2)

@@ -6,10 +6,12 @@ from pathlib import Path
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
+import tensorflow as tf
 import tf_keras
 from support.checking import check, check_under_every_launcher, raises
 
 from grace_ext import ConfigError
+from grace_ext.adapters._common import state_files
 from grace_ext.adapters.horovod_tensorflow import DistributedOptimizer
 from grace_ext.adapters.local_steps_keras import LocalStepsCallback
 
@@ -100,11 +102,16 @@ def training_goes_on_bit_for_bit_from_a_file():
         net, callback = compiled(api), LocalStepsCallback("sparseloco", steps=2)
         fit(net, [callback])
         weights = net.get_weights()
+        callback.consolidate()
+        one = hvd.broadcast_object(str(path), name="path")
         callback.save(path)
+        callback.save(path)  # again, in its place
+        assert hvd.rank() or len(state_files.read(path)["turns"]["0"]["fragment"]["exchange"]["memories"]) == hvd.size()
+        hvd.allreduce(tf.constant(0.0), name="saved")
         fit(net, [callback], data(steps=4))
         other, resumed = compiled(api, seed=9), LocalStepsCallback("sparseloco", steps=2)
         other.set_weights(weights)
-        resumed.load(path)
+        resumed.load(one)
         fit(other, [resumed], data(steps=4))
         assert (flat(net) == flat(other)).all()
         assert resumed.compression_stats()["local_steps"] == 10
@@ -128,6 +135,8 @@ def what_cannot_work_is_refused():
     callback = LocalStepsCallback(steps=2)
     with raises(ConfigError, "there are no figures before training"):
         callback.compression_stats()
+    with raises(ConfigError, "there is nothing to gather before training"):
+        callback.consolidate()
     with raises(ConfigError, "there is nothing to save before training"):
         callback.save("unused")
     with raises(ConfigError, "exchanges something in each step"):
