@@ -11,6 +11,7 @@ import xxhash
 from flwr.app import Array, ArrayRecord
 
 from grace_ext import ConfigError, ContainerError
+from grace_ext.pipeline.container import check_elements
 
 _FLOATS = ("float16", "float32", "float64")
 
@@ -95,9 +96,13 @@ class Layout:
                 Entry(str(name), tuple(map(int, shape)), str(dtype), bool(sent))
                 for name, shape, dtype, sent in json.loads(text)
             ]
-        except (ValueError, TypeError) as error:
+            if any(length < 0 for entry in entries for length in entry.shape):
+                raise ValueError("a length is negative")
+            layout = cls(entries)
+            check_elements(layout.size)
+        except (ValueError, TypeError, ConfigError) as error:
             raise ContainerError(f"this is no layout of a model: {error}") from error
-        return cls(entries)
+        return layout
 
     @property
     def text(self) -> str:

@@ -33,7 +33,15 @@ def test_arrays_come_back_from_the_vector_in_their_shapes_and_dtypes():
 def test_a_layout_is_read_as_it_was_written():
     layout = Layout.of(counted(), ["batch*"])
     assert Layout.read(layout.text).text == layout.text and Layout.read(layout.text).size == 8
-    for text in ("", "3", "[[1, 2]]", '[["a", "b", "c", true]]', '[["a", ["x"], "float32", true]]'):
+    for text in (
+        "",
+        "3",
+        "[[1, 2]]",
+        '[["a", "b", "c", true]]',
+        '[["a", ["x"], "float32", true]]',
+        '[["a",[-2,3],"float32",true]]',
+        '[["a",[65536,65536],"float32",true]]',
+    ):
         with pytest.raises(ContainerError, match="no layout of a model"):
             Layout.read(text)
 
