@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -66,20 +66,19 @@ class MomentsInMemory:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, buckets: Iterable[Bucket], parameters: dict):
+        own = [bucket for bucket in buckets if bucket.memory.applies_momentum]
+        self._memories = list({id(bucket.memory): bucket.memory for bucket in own}.values())
         #: By id of a parameter, the memory that applies its momentum, and what the memory knows the parameter as.
         self._kept: dict[int, tuple[Memory, Tensor]] = {
-            id(parameters[tensor.name]): (bucket.memory, tensor)
-            for bucket in buckets
-            if bucket.memory.applies_momentum
-            for tensor in bucket.tensors
+            id(parameters[tensor.name]): (bucket.memory, tensor) for bucket in own for tensor in bucket.tensors
         }
-        self._optimizer = optimizer
+        self._optimizer, self._kind = optimizer, _kind(optimizer)
         self._steps: list[dict] = []  # groups of parameters whose step `finish` makes
-        kind = _kind(optimizer)
         for group in optimizer.param_groups:
             momentum = group.get("momentum") or group.get("betas", (0,))[0]
-            for memory in {self._kept[id(p)][0] for p in group["params"] if id(p) in self._kept}:
-                memory.check_optimizer(type(optimizer).__name__, momentum, kind, group)
+            kept = [self._kept[id(p)][0] for p in group["params"] if id(p) in self._kept]
+            for memory in {id(memory): memory for memory in kept}.values():
+                memory.check_optimizer(type(optimizer).__name__, momentum, self._kind, group)
                 if memory.needs_step and _has_own_step(group):
                     raise ConfigError(f"memory {str(memory)!r}: amsgrad and differentiable are not supported")
 
@@ -108,12 +107,15 @@ class MomentsInMemory:
         self.give_back()
         found_inf = getattr(self._optimizer, "found_inf", None)  # a GradScaler sets it for a fused Adam
         if found_inf is None or not found_inf.item():
-            stepped = [(p, group) for group in self._steps for p in group["params"] if p.grad is not None]
-            roots = [self._roots(p, group) for p, group in stepped]  # all of them first, since one may raise
             with torch.no_grad():
-                for (p, group), root in zip(stepped, roots, strict=True):
-                    self._step(p, group, root)
-        for memory in {memory for memory, _ in self._kept.values()}:
+                steps = [
+                    (p, gradient, self._roots(p, gradient, group), options)
+                    for group, options in ((group, self._options(group)) for group in self._steps)
+                    for p, gradient in ((p, self._gradient(p)) for p in group["params"] if p.grad is not None)
+                ]  # all roots first, since one may raise
+                for step in steps:
+                    self._step(*step)
+        for memory in self._memories:
             memory.forget_arrivals()
 
     def _split(self, group: dict) -> list[dict]:
@@ -136,56 +138,76 @@ class MomentsInMemory:
         scale = getattr(self._optimizer, "grad_scale", None)  # as found_inf
         return p.grad if scale is None else p.grad / scale
 
-    def _roots(self, p: torch.nn.Parameter, group: dict) -> tuple[np.ndarray, np.ndarray] | None:
+    def _roots(self, p: torch.nn.Parameter, gradient: torch.Tensor, group: dict) -> tuple[np.ndarray, np.ndarray] | None:
         """What Memory.denominator gives; None with Memory.moments."""
         memory, tensor = self._kept[id(p)]
         if memory.keeps_moments:
             return None
-        return memory.denominator(tensor, functools.partial(_element, self._gradient(p)), float(group["lr"]))
+        return memory.denominator(tensor, functools.partial(_element, gradient), float(group["lr"]))
 
-    def _step(self, p: torch.nn.Parameter, group: dict, roots: tuple[np.ndarray, np.ndarray] | None) -> None:
-        """The step that grace_ext.memory.adam, .onebit_adam or .muon describes. roots: see _roots."""
-        self._note_as_new(p)
-        memory, tensor = self._kept[id(p)]
-        gradient, sign, decay, shrink = self._gradient(p), -1 if group.get("maximize") else 1, 0.0, 1.0
+    def _options(self, group: dict) -> "_StepOptions":
+        sign, decay, shrink = -1 if group.get("maximize") else 1, 0.0, 1.0
         decoupled = isinstance(self._optimizer, (torch.optim.AdamW, *_MUON))
         if group.get("decoupled_weight_decay", decoupled):
             shrink = float(1 - group["lr"] * group["weight_decay"])
         elif group["weight_decay"]:
             decay = sign * float(group["weight_decay"])
-        value = -sign * float(group["lr"])
-        if (
-            roots is not None
-            and _kind(self._optimizer) == "adam"
-            and not decay
-            and group["eps"]
-            and _fits_kernel(p, gradient)
-        ):
-            factored_step(_flat(p), _flat(gradient), *roots, *map(np.float32, (group["eps"], value, shrink)))
+        eps = float(group["eps"]) if self._kind == "adam" else 0.0
+        one_thread = bool(eps) and not decay and torch.get_num_threads() <= _THREADS
+        return _StepOptions(-sign * float(group["lr"]), eps, shrink, decay, one_thread)
+
+    def _step(
+        self,
+        p: torch.nn.Parameter,
+        gradient: torch.Tensor,
+        roots: tuple[np.ndarray, np.ndarray] | None,
+        options: "_StepOptions",
+    ) -> None:
+        """The step that grace_ext.memory.adam, .onebit_adam or .muon describes. roots: see _roots."""
+        self._note_as_new(p)
+        if roots is not None and options.one_thread and _suits_kernels(p) and _suits_kernels(gradient):
+            factored_step(_flat(p), _flat(gradient), *roots, options.eps, options.value, options.shrink)
             torch.autograd.graph.increment_version(p)
             return
-        if shrink != 1:
-            p.mul_(shrink)
+        memory, tensor = self._kept[id(p)]
+        if options.shrink != 1:
+            p.mul_(options.shrink)
         if roots is None:
-            direction, denominator = _moments(memory, tensor, gradient, _flat(p) * np.float32(decay) if decay else None)
+            penalty = _flat(p) * np.float32(options.decay) if options.decay else None
+            direction, denominator = _moments(memory, tensor, gradient, penalty)
         else:
-            direction = gradient.add(p, alpha=decay) if decay else gradient
+            direction = gradient.add(p, alpha=options.decay) if options.decay else gradient
             rows, columns = (torch.from_numpy(root).to(p.device) for root in roots)
             denominator = _outer(rows, columns, p.shape)
-        if _kind(self._optimizer) == "adam":
-            denominator = denominator.add_(group["eps"])
-        p.addcdiv_(direction.to(p.dtype), denominator.to(p.dtype), value=value)
+        if self._kind == "adam":
+            denominator = denominator.add_(options.eps)
+        p.addcdiv_(direction.to(p.dtype), denominator.to(p.dtype), value=options.value)
 
     def _note_as_new(self, p: torch.nn.Parameter) -> None:
         """Give a parameter the state of one that was not stepped yet: Horovod's broadcast of optimizer states needs the same
         fields on all ranks, and a training that goes on without compression starts from it."""
         state = self._optimizer.state[p]
-        if not state and _kind(self._optimizer) == "muon":
+        if not state and self._kind == "muon":
             state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         elif not state:
             state["step"] = torch.tensor(0.0)
             state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
             state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+
+
+class _StepOptions(NamedTuple):
+    """What the steps of a group's parameters have in common.
+
+    value: the factor of what is added, minus the learning rate. shrink: that of the parameter before. decay: of the parameter
+    in the gradient. one_thread: whether a kernel of one thread, which takes half as long as one thread of torch, should make
+    the step where the memory gives its denominator.
+    """
+
+    value: float
+    eps: float
+    shrink: float
+    decay: float
+    one_thread: bool
 
 
 def moments_in_memory(
@@ -265,11 +287,8 @@ def _outer(rows: torch.Tensor, columns: torch.Tensor, shape: torch.Size) -> torc
     return rows.view(-1, *[1] * (len(shape) - 1)) * columns.view(1, *shape[1:])
 
 
-def _fits_kernel(*tensors: torch.Tensor) -> bool:
-    """Whether a kernel of one thread, which takes half as long as one thread of torch, can and should work on these."""
-    return torch.get_num_threads() <= _THREADS and all(
-        one.device.type == "cpu" and one.dtype == torch.float32 and one.is_contiguous() for one in tensors
-    )
+def _suits_kernels(one: torch.Tensor) -> bool:
+    return one.device.type == "cpu" and one.dtype == torch.float32 and one.is_contiguous()
 
 
 def _moments(
@@ -288,5 +307,6 @@ def _flat(array: torch.Tensor) -> np.ndarray:
 
 def _element(gradient: torch.Tensor, position: int) -> float:
     """An element by its position in row-major order."""
-    where = torch.unravel_index(torch.tensor(position), gradient.shape) if gradient.ndim else ()
-    return gradient[where].item()
+    if gradient.is_contiguous():
+        return gradient.view(-1)[position].item()
+    return gradient[torch.unravel_index(torch.tensor(position), gradient.shape)].item()

@@ -36,8 +36,8 @@ def square_sums(values, rows, columns):
     add_square_rows(values, rows, columns, np.empty(2 * LANES, np.float32))
 
 
-@kernel("float64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True))")
-def sum_over_squares(values, roots):
+@helper
+def _sum_over_squares(values, roots):
     """Return the sum of values / roots**2, both float32[n], the roots not zero."""
     total = np.float64(0)
     for i in range(values.size):
@@ -45,19 +45,115 @@ def sum_over_squares(values, roots):
     return total
 
 
-@kernel("void(Array(float32, 1, 'C', readonly=True), float32, float32[::1])")
-def spread_root(moments, smoothing, roots):
+@helper
+def _sum(values):
+    total = np.float64(0)
+    for i in range(values.size):
+        total += np.float64(values[i])
+    return total
+
+
+@helper
+def _spread_roots(moments, smoothing, roots):
     """roots = sqrt((moments / mean(moments) + smoothing) / (1 + smoothing)); 1 where all moments are zero.
 
     moments and roots: float32[n].
     """
-    total = np.float64(0)
-    for i in range(moments.size):
-        total += np.float64(moments[i])
-    mean = np.float32(total / max(moments.size, 1))
+    mean = np.float32(_sum(moments) / max(moments.size, 1))
     for i in range(moments.size):
         relative = moments[i] / mean if mean > 0 else np.float32(1)
         roots[i] = np.sqrt((relative + smoothing) / (np.float32(1) + smoothing))
+
+
+@helper
+def _all_finite(values):
+    for i in range(values.size):
+        if not np.isfinite(values[i]):
+            return False
+    return True
+
+
+@helper
+def _position_of_largest(part, rows, columns):
+    """The position of the largest magnitude in the first of the rows with the largest sum of squares. rows: the sums."""
+    row = 0
+    for i in range(rows.size):
+        if rows[i] > rows[row]:
+            row = i
+    largest = row * columns
+    for i in range(row * columns, (row + 1) * columns):
+        if abs(part[i]) > abs(part[largest]):
+            largest = i
+    return largest
+
+
+@kernel(
+    "void(Array(float32, 1, 'C', readonly=True), Array(int64, 2, 'C', readonly=True), Array(float32, 1, 'C', readonly=True),"
+    " Array(float32, 1, 'C', readonly=True), float32, float32, float32[::1], boolean[::1], int64[::1], float64[::1])"
+)
+def update_moments(vector, shapes, sums, squares, beta2, smoothing, states, finite, positions, relative_squares):
+    """Update the second moments of all matrices that a vector consists of, and describe what has arrived.
+
+    A matrix's state is its moment V, the weight of that, the learning rate, and the moments R of its rows and C of its columns:
+
+        V, weight = beta2 * (V, weight) + (1 - beta2) * (square, 1);  R, C = beta2 * (R, C) + (1 - beta2) * (its sums)
+
+    vector: float32[d]; shapes: int64[m, 2], the rows and columns of each matrix; sums: float32, what `square_sums` gives for the
+    matrices one after the other; squares: float32[m]; states: float32, one after the other, changed; finite: bool[m], whether
+    all numbers of a state are finite, without which those of the matrix are of no use; positions: int64[m], in the matrix, of
+    an element that is large; relative_squares: float64[m], the mean over the matrix of s**2 / (the shares of its row and its
+    column), if s**2 was the product of its sums by row and by column.
+    """
+    share = np.float32(1) - beta2
+    at, start, state_start = 0, 0, 0
+    most = 0
+    for i in range(shapes.shape[0]):
+        most = max(most, shapes[i, 0] + shapes[i, 1])
+    work = np.empty(most, np.float32)
+    for i in range(shapes.shape[0]):
+        height, width = shapes[i, 0], shapes[i, 1]
+        own = sums[at : at + height + width]
+        state = states[state_start : state_start + 3 + height + width]
+        part = vector[start : start + height * width]
+        at += height + width
+        state_start += 3 + height + width
+        start += height * width
+        state[0] = beta2 * state[0] + share * squares[i]
+        state[1] = beta2 * state[1] + share
+        for j in range(own.size):
+            state[3 + j] = beta2 * state[3 + j] + share * own[j]
+        finite[i] = _all_finite(state)
+        positions[i], relative_squares[i] = 0, 0
+        total = _sum(own[:height])
+        if not finite[i] or total == 0:
+            continue
+        by_row, by_column = work[:height], work[height : height + width]
+        _spread_roots(state[3 : 3 + height], smoothing, by_row)
+        _spread_roots(state[3 + height :], smoothing, by_column)
+        over = _sum_over_squares(own[:height], by_row) * (_sum_over_squares(own[height:], by_column) / total)
+        relative_squares[i] = over / part.size
+        positions[i] = _position_of_largest(part, own[:height], width)
+
+
+@kernel("void(float32[::1], int64, float32, float64, float32, float32, float32, float32[::1])")
+def root_moments(state, rows, clipped, relative_square, added, smoothing, clip, roots):
+    """roots = the roots of a matrix's second moments, by row and then by column, whose products are those of its elements.
+
+    state: float32[3 + rows + columns], see `update_moments`; clipped: what has become of each element since, a factor;
+    added: what `update_moments` has added to V, which changes by the square of that factor; relative_square: see there; clip:
+    the largest root mean square of the update, above which the roots are larger in proportion; roots: float32[rows + columns].
+    """
+    state[0] += (clipped * clipped - np.float32(1)) * added
+    root = np.sqrt(state[0] / state[1])
+    update = np.float32(0)
+    if root != 0:
+        update = abs(clipped) * np.float32(np.sqrt(relative_square)) / root
+    _spread_roots(state[3 : 3 + rows], smoothing, roots[:rows])
+    _spread_roots(state[3 + rows :], smoothing, roots[rows:])
+    excess = update / clip
+    scale = root * (excess if excess > 1 else np.float32(1))
+    for i in range(rows):
+        roots[i] *= scale
 
 
 @helper

@@ -1,9 +1,8 @@
 """Memory `adam`."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from .._util.shared_states import SharedStates
 from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
 from ..kernels.momentum import hold_back
-from ..kernels.second_moment import LANES, spread_root, sum_over_squares
+from ..kernels.second_moment import LANES, root_moments, update_moments
 from ..pipeline.compressor import Compressor
 from ..pipeline.square_sums import SquareSums
 from ..registry import register
@@ -24,8 +23,8 @@ from .base import Memory
 from .residual import Residual
 from .states import States
 
-# In a state: where its numbers are, and where the sums of rows and columns begin.
-_MEAN, _WEIGHT, _RATE, _SUMS = 0, 1, 2, 3
+# In a state: where the learning rate is, and where the sums of rows and columns begin; see the kernel update_moments.
+_RATE, _SUMS = 2, 3
 _DELAY = 9.0  # of the first moment where everything is sent, in steps
 _SPARSE = 0.05  # there is no first moment at densities below it
 _LEAST_FALL = 1.01  # of the learning rate, that residuals follow
@@ -95,6 +94,7 @@ class Adam(ResidualByTensor):
         self.states = {**self.states, "held": self._held}
         self._second = SharedStates()
         self.shared = {"second_moment": self._second}
+        self._matrices: dict[str, np.ndarray] = {}  # by bucket: rows and columns of its tensors, int64[tensors, 2]
         self._squares: dict[str, np.ndarray] = {}  # by bucket: mean squares of the mean gradient, float32[tensors]
         self._sums: dict[str, SquareSums] = {}  # by bucket: of the result
         self._last: dict[str, _Arrived] = {}  # by tensor
@@ -114,6 +114,10 @@ class Adam(ResidualByTensor):
 
     def for_rows(self) -> Memory:
         return self._residual_only.for_rows()
+
+    def set_tensors(self, name: str, tensors: Sequence[ShapedTensor]) -> None:
+        super().set_tensors(name, tensors)
+        self._matrices[name] = np.array([_matrix(tensor) for tensor in tensors], np.int64)
 
     def shared_size(self, tensor: ShapedTensor) -> int:
         return _SUMS + sum(_matrix(tensor))
@@ -146,70 +150,60 @@ class Adam(ResidualByTensor):
         return out, sketched
 
     def on_sketch(self, name: str, mean: np.ndarray) -> None:
-        sizes = np.array([max(tensor.size, 1) for tensor in self._tensors[name]], np.float32)
+        sizes = np.maximum(self._matrices[name].prod(axis=1), 1).astype(np.float32)
         with non_finite_allowed():
             self._squares[name] = np.square(mean.reshape(-1, LANES)).cumsum(axis=1)[:, -1] / sizes
 
     def square_sums(self, name: str) -> SquareSums:
-        self._sums[name] = SquareSums([_matrix(tensor) for tensor in self._tensors[name]])
+        self._sums[name] = SquareSums(self._matrices[name])
         return self._sums[name]
 
     def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
-        start = 0
-        beta2, share = np.float32(self.beta2), np.float32(1) - np.float32(self.beta2)
-        sums = self._sums.pop(name).of(out)
-        for tensor, square, (rows, columns) in zip(self._tensors[name], self._squares.pop(name), sums, strict=True):
-            part = out[start : start + tensor.size]
-            start += tensor.size
-            before = self._second.get(tensor.name, self.shared_size(tensor))
-            state = np.zeros(self.shared_size(tensor), np.float32) if before is None else before.copy()
-            added = share * np.array([square, 1], np.float32)
-            with non_finite_allowed():
-                state[:_RATE] = beta2 * state[:_RATE] + added
-                state[_SUMS:] = beta2 * state[_SUMS:] + share * np.concatenate([rows, columns])
-            if not np.isfinite(state).all():  # the squares do not fit float32
-                continue
-            self._second.put(tensor.name, state)
-            self._last[tensor.name] = self._describe(part, rows, columns, state, added[_MEAN])
-
-    def _describe(
-        self, part: np.ndarray, rows: np.ndarray, columns: np.ndarray, state: np.ndarray, added: np.float32
-    ) -> "_Arrived":
-        """part: float32[rows * columns]; rows, columns: the sums of its squares. For the rest see _Arrived."""
-        by_row, by_column = self._spread(state[_SUMS : _SUMS + rows.size], state[_SUMS + rows.size :])
-        total = sum_over_squares(rows, np.ones_like(rows))
-        if not total:
-            return _Arrived(0, np.float32(0), added, 0.0)
-        squares = sum_over_squares(rows, by_row) * (sum_over_squares(columns, by_column) / total)
-        start = int(rows.argmax()) * columns.size
-        at = start + int(np.abs(part[start : start + columns.size]).argmax())
-        return _Arrived(at, part[at], added, squares / part.size)
-
-    def _spread(self, *sums: np.ndarray) -> list[np.ndarray]:
-        """The roots of the shares of rows and columns, around 1."""
-        roots = [np.empty_like(one) for one in sums]
-        for one, root in zip(sums, roots, strict=True):
-            spread_root(one, np.float32(self.smoothing), root)
-        return roots
+        tensors, sums, squares = self._tensors[name], self._sums.pop(name), self._squares.pop(name)
+        sizes = (_SUMS + sums.shapes.sum(axis=1)).tolist()
+        before = [self._second.get(tensor.name, size) for tensor, size in zip(tensors, sizes, strict=True)]
+        following = np.concatenate(
+            [np.zeros(size, np.float32) if state is None else state for state, size in zip(before, sizes, strict=True)]
+        )
+        finite, positions = np.empty(len(tensors), np.bool_), np.empty(len(tensors), np.int64)
+        relative_squares, beta2 = np.empty(len(tensors)), np.float32(self.beta2)
+        update_moments(
+            out,
+            sums.shapes,
+            sums.of(out),
+            squares,
+            beta2,
+            np.float32(self.smoothing),
+            following,
+            finite,
+            positions,
+            relative_squares,
+        )
+        added, start, at = ((np.float32(1) - beta2) * squares).tolist(), 0, 0
+        described = zip(tensors, sizes, finite.tolist(), positions.tolist(), added, relative_squares.tolist(), strict=True)
+        for tensor, size, fits, position, add, relative in described:
+            if fits:  # else the squares do not fit float32
+                self._second.put(tensor.name, following[at : at + size])
+                value = float(out[start + position]) if tensor.size else 0.0
+                self._last[tensor.name] = _Arrived(position, value, add, relative)
+            start, at = start + tensor.size, at + size
 
     def denominator(
         self, tensor: ShapedTensor, element_at: Callable[[int], float], rate: float
     ) -> tuple[np.ndarray, np.ndarray]:
         (rows, columns), arrived = _matrix(tensor), self._last.pop(tensor.name, None)
-        state = self._second.get(tensor.name, self.shared_size(tensor))
+        state = self._second.get(tensor.name, _SUMS + rows + columns)
         if state is None or arrived is None:  # nothing has arrived in this step
             return np.full(rows, np.inf, np.float32), np.ones(columns, np.float32)
-        clipped = np.float32(element_at(arrived.position)) / arrived.value if arrived.value else np.float32(1)
-        state[_MEAN] += (clipped * clipped - np.float32(1)) * arrived.added
-        root = np.sqrt(state[_MEAN] / state[_WEIGHT])
-        update = np.float32(abs(clipped) * math.sqrt(arrived.relative_square)) / root if root else np.float32(0)
+        clipped = element_at(arrived.position) / arrived.value if arrived.value else 1.0
+        roots = np.empty(rows + columns, np.float32)
+        root_moments(state, rows, clipped, arrived.relative_square, arrived.added, self.smoothing, self.clip, roots)
         self._follow_rate(tensor.name, state, rate)
-        by_row, by_column = self._spread(state[_SUMS : _SUMS + rows], state[_SUMS + rows :])
-        return by_row * (root * max(np.float32(1), update / np.float32(self.clip))), by_column
+        return roots[:rows], roots[rows:]
 
     def _follow_rate(self, tensor: str, state: np.ndarray, rate: float) -> None:
         """Let the tensor's residual grow by as much as the learning rate has fallen."""
-        before = float(state[_RATE])
+        before = state.item(_RATE)
         if rate <= 0 or before / _LEAST_FALL < rate <= before:
             return
         state[_RATE] = rate
@@ -233,17 +227,15 @@ class Adam(ResidualByTensor):
         self._last.clear()
 
 
-@dataclasses.dataclass
-class _Arrived:
+class _Arrived(NamedTuple):
     """What there is to know of a tensor's part of a result.
 
-    position and value: of an element that is large. added: what the step added to V. relative_square: the mean square of s over
-    the roots of the shares of rows and columns, where its squares are products of a factor for each row and one for each column.
+    position and value: of an element that is large. added, relative_square: see the kernels root_moments and update_moments.
     """
 
     position: int
-    value: np.float32
-    added: np.float32
+    value: float
+    added: float
     relative_square: float
 
 

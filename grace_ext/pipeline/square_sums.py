@@ -1,7 +1,5 @@
 """Sums of squares of a result's rows and columns, computed while the result is written."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ..kernels.second_moment import square_sums
@@ -14,33 +12,33 @@ class SquareSums:
     the sums there, and spares a pass over the memory.
 
     Args:
-        matrices: The rows and columns of each matrix, in the order in which the vector holds them.
+        matrices: The rows and columns of each matrix, in the order in which the vector holds them, int64[m, 2].
 
     Attributes:
-        shapes: The same, int64[m, 2].
+        shapes: The same.
         sums: The sums of squares, float32[n]: those of the first matrix's rows, then of its columns, and so on.
         written: Whether a decoder has written `sums`.
     """
 
-    def __init__(self, matrices: Sequence[tuple[int, int]]):
-        self.shapes = np.array(matrices, np.int64).reshape(-1, 2)
+    def __init__(self, matrices: np.ndarray):
+        self.shapes = matrices
         self.sums = np.empty(int(self.shapes.sum()), np.float32)
         self.written = False
 
-    def of(self, vector: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    def of(self, vector: np.ndarray) -> np.ndarray:
         """Return the sums, and compute them if no decoder has.
 
         Args:
             vector: float32[d], as it was written.
 
         Returns:
-            The sums of squares of rows and of columns of each matrix, float32[rows] and float32[columns].
+            `sums`.
         """
-        found, at, start = [], 0, 0
-        for rows, columns in self.shapes.tolist():
-            by_row, by_column = self.sums[at : at + rows], self.sums[at + rows : at + rows + columns]
-            if not self.written:
-                square_sums(vector[start : start + rows * columns], by_row, by_column)
-            found.append((by_row, by_column))
-            at, start = at + rows + columns, start + rows * columns
-        return found
+        if not self.written:
+            at, start = 0, 0
+            for rows, columns in self.shapes.tolist():
+                middle, stop = at + rows, at + rows + columns
+                square_sums(vector[start : start + rows * columns], self.sums[at:middle], self.sums[middle:stop])
+                at, start = stop, start + rows * columns
+            self.written = True
+        return self.sums

@@ -5,7 +5,7 @@ import pytest
 from support.arrays import gauss, same_bits
 from support.reference_kernels import random32
 
-from grace_ext.kernels.second_moment import LANES, factored_step, random_sketch, spread_root, square_sums, sum_over_squares
+from grace_ext.kernels.second_moment import LANES, factored_step, random_sketch, root_moments, square_sums, update_moments
 
 
 def sketch_reference(values, low, high):
@@ -47,18 +47,91 @@ def test_sums_of_squares_by_row_and_column(rows, columns):
     np.testing.assert_allclose(found, np.concatenate([square.sum(axis=1), square.sum(axis=0)]), rtol=1e-5)
 
 
-def test_sum_over_squares():
-    values, roots = np.abs(gauss(100)), np.abs(gauss(100, 1)) + np.float32(0.1)
-    assert sum_over_squares(values, roots) == pytest.approx((values / np.square(roots.astype(float))).sum())
+def roots_of_shares(moments, smoothing):
+    shares = moments / moments.mean() if moments.any() else np.ones(moments.size)
+    return np.sqrt((shares + smoothing) / (1 + smoothing))
 
 
-def test_roots_of_shares():
-    moments = np.array([0, 1, 3], np.float32)
-    roots = np.empty(3, np.float32)
-    spread_root(moments, np.float32(0.5), roots)
-    np.testing.assert_allclose(np.square(roots) * 1.5, [0.5, 1.25, 2.75], rtol=1e-6)
-    spread_root(np.zeros(3, np.float32), np.float32(0.5), roots)
-    assert same_bits(roots, np.ones(3, np.float32))
+SHAPES = np.array([(30, 10), (1, 200), (0, 7), (100, 1), (5, 5), (4, 0)])
+
+
+def updated(vector, states, squares=None, beta2=0.75, smoothing=0.5):
+    """What update_moments writes: the new states by matrix, and the rest."""
+    squares = np.arange(1, len(SHAPES) + 1, dtype=np.float32) if squares is None else squares
+    ends = np.cumsum(SHAPES.prod(axis=1))
+    sums = []
+    for part, (rows, columns) in zip(np.split(vector, ends[:-1]), SHAPES, strict=True):
+        own = np.empty(rows + columns, np.float32)
+        square_sums(part, own[:rows], own[rows:])
+        sums.append(own)
+    finite, positions, relative = np.empty(len(SHAPES), np.bool_), np.empty(len(SHAPES), np.int64), np.empty(len(SHAPES))
+    update_moments(
+        vector,
+        SHAPES,
+        np.concatenate(sums),
+        squares,
+        np.float32(beta2),
+        np.float32(smoothing),
+        states,
+        finite,
+        positions,
+        relative,
+    )
+    return np.split(states, np.cumsum(3 + SHAPES.sum(axis=1))[:-1]), finite, positions, relative
+
+
+def test_moments_are_averages_and_what_arrived_is_described():
+    vector, states = gauss(int(SHAPES.prod(axis=1).sum()), 1), np.abs(gauss(int((3 + SHAPES.sum(axis=1)).sum()), 2))
+    vector[500:600] = 0  # the fourth matrix
+    before = np.split(states.copy(), np.cumsum(3 + SHAPES.sum(axis=1))[:-1])
+    after, finite, positions, relative = updated(vector, states)
+    assert finite.all()
+    start = 0
+    for i, (rows, columns) in enumerate(SHAPES):
+        matrix = vector[start : start + rows * columns].reshape(rows, columns).astype(float)
+        start += rows * columns
+        square = np.square(matrix)
+        new = np.concatenate([[i + 1, 1, before[i][2]], square.sum(axis=1), square.sum(axis=0)])
+        expected = 0.75 * before[i] + 0.25 * new
+        expected[2] = before[i][2]  # the learning rate
+        np.testing.assert_allclose(after[i], expected, rtol=1e-5)
+        if not square.any():
+            assert positions[i] == 0 and relative[i] == 0
+            continue
+        row = square.sum(axis=1).argmax()
+        assert positions[i] == row * columns + square[row].argmax()
+        shares = [np.square(roots_of_shares(sums, 0.5)) for sums in np.split(expected[3:], [rows])]
+        product = np.outer(square.sum(axis=1), square.sum(axis=0)) / square.sum()
+        assert relative[i] == pytest.approx((product / np.outer(*shares)).mean(), rel=1e-4)
+
+
+def test_moments_that_are_not_finite_are_named():
+    vector = gauss(int(SHAPES.prod(axis=1).sum()), 1)
+    vector[3], squares = 3e38, np.ones(len(SHAPES), np.float32)
+    squares[3] = np.inf
+    _, finite, _, _ = updated(vector, np.zeros(int((3 + SHAPES.sum(axis=1)).sum()), np.float32), squares)
+    assert finite.tolist() == [False, True, True, False, True, True]
+
+
+@pytest.mark.parametrize("clipped", [1, 0.25, -1, 0])
+def test_roots_of_moments(clipped):
+    rows, state = 3, np.array([4, 0.5, 7, 0, 1, 3, 2, 2], np.float32)
+    moment = 4 + (clipped**2 - 1) * 2
+    update = abs(clipped) * np.sqrt(30) / np.sqrt(moment / 0.5)
+    found = np.empty(5, np.float32)
+    root_moments(state, rows, clipped, 30.0, 2, 0.5, 0.75, found)
+    expected = [
+        roots_of_shares(state[3:6], 0.5) * np.sqrt(moment / 0.5) * max(1, update / 0.75),
+        roots_of_shares(state[6:], 0.5),
+    ]
+    np.testing.assert_allclose(found, np.concatenate(expected), rtol=1e-6)
+    assert state.tolist() == [moment, 0.5, 7, 0, 1, 3, 2, 2]
+
+
+def test_roots_of_nothing():
+    found = np.empty(5, np.float32)
+    root_moments(np.array([0, 0.5, 0, 0, 0, 0, 0, 0], np.float32), 3, 1, 0.0, 0, 0.5, 1, found)
+    assert same_bits(found, np.array([0, 0, 0, 1, 1], np.float32))
 
 
 @pytest.mark.parametrize("rows, columns", [(1, 1), (1, 40), (40, 1), (7, 5), (33, 48), (5, 397), (3, 0), (0, 0)])
