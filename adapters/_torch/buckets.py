@@ -46,7 +46,8 @@ class TorchBuckets(ParameterBuckets):
         self.all_parameters = parameters
         self._prescale, self._passes, self._sparse_as_dense = options.prescale, passes, options.sparse_as_dense
         self._bucket_bytes, self._grad_scaler = options.bucket_bytes, options.grad_scaler
-        self._lends, self._taken = options.release_gradients, TakenGradients()
+        self._lends = self._releases = options.release_gradients
+        self._taken = TakenGradients()
         self._groups = group_names(options.groups, {id(p): name for name, p in parameters.items() if p.requires_grad})
         #: Whether backward has produced a gradient since the last exchange.
         self.has_new_gradients = False
@@ -194,7 +195,7 @@ class TorchBuckets(ParameterBuckets):
         output.clear(parameters)
         pack = functools.partial(self._pack, bucket, self._gradients_of(bucket), self._prescale / self._unit(bucket))
         decodes_early = bucket.device == "cpu" and not bucket.uses_loan
-        if bucket.uses_loan:
+        if bucket.uses_loan and self._releases:
             self._taken.take(parameters)
             self.exchange.wait_for_room()
         if torch.device(bucket.device).type == "cuda":

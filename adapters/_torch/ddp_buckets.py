@@ -223,6 +223,8 @@ class DdpBuckets(ParameterBuckets):
 
     def _build(self, layout: list[list[str]]) -> None:
         tables = {name for name, gradient in self._gradients.items() if gradient.is_sparse}
+        for output in self._outputs.values():  # before the states follow into the new buckets, which takes memory
+            output.release()
         self._set_buckets([[as_tensor(name, self._gradients[name]) for name in names] for names in layout], tables)
         for bucket in self.exchange.buckets:
             self._outputs[bucket.name].clear(())

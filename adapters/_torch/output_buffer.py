@@ -54,6 +54,10 @@ class OutputBuffer:
             self._make()
         self._bucket.lender = self if self._lends and self._borrowed() is None else None
 
+    def release(self) -> None:
+        """Free the memory, because the bucket is not used any more."""
+        self.out = self._bucket.lender = None
+
     def _has(self, gradient: torch.Tensor | None) -> bool:
         address = self.out.data_ptr() if isinstance(self.out, torch.Tensor) else self.out.__array_interface__["data"][0]
         return gradient is not None and gradient.layout == torch.strided and gradient.untyped_storage().data_ptr() == address

@@ -16,6 +16,10 @@ from .gradients import pack
 from .output_buffer import OutputBuffer
 from .rows import from_rows
 
+#: Elements of a model from which on its buckets use loans, which spare an array of that size, although they decode nothing
+#: before the step ends.
+LENDS_FROM = 2**25
+
 
 class ParameterBuckets:
     """Builds the buckets, packs gradients into them, and receives results.
@@ -26,10 +30,11 @@ class ParameterBuckets:
 
     parameters: dict[str, torch.nn.Parameter]
     _loss_scale: float | None
-    _lends: bool  # whether buckets use loans, which saves memory, and decode nothing before the step ends
+    _lends: bool  # whether buckets use loans however small the model is
 
     def __init__(self, exchange: Exchange, options: CompressionOptions, prefix: str):
         self.exchange, self.prefix = exchange, prefix
+        self._outputs: dict[str, OutputBuffer] = {}
         self._selection = options.selection
         self._rules, self._communicator = options.make_rules(), options.make_communicator()
 
@@ -42,7 +47,8 @@ class ParameterBuckets:
         """See grace_ext.exchange.bucketing.build_buckets."""
         built = build_buckets(self.exchange, parts, tables, self._rules, self._communicator, self.prefix, **limits)
         self.exchange.set_buckets([self._on_device(bucket) for bucket in built])
-        self._outputs = {bucket.name: OutputBuffer(bucket, self._lends) for bucket in self.exchange.buckets}
+        lends = self._lends or sum(bucket.size for bucket in built) >= LENDS_FROM
+        self._outputs = {bucket.name: OutputBuffer(bucket, lends) for bucket in self.exchange.buckets}
         self._bucket_of = {tensor.name: bucket for bucket in self.exchange.buckets for tensor in bucket.tensors}
 
     def _on_device(self, bucket: Bucket) -> Bucket:

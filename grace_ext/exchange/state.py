@@ -38,7 +38,7 @@ class ExchangeState:
         for bucket in buckets:
             bucket.memory.set_tensors(bucket.name, bucket.tensors)
         self._memories = list({id(bucket.memory): bucket.memory for bucket in buckets}.values())
-        self.load_state_dict(state)
+        self.load_state_dict(state, take=True)
 
     @property
     def shared_fields(self) -> list[str]:
@@ -81,11 +81,12 @@ class ExchangeState:
                 state.setdefault(field, {}).update(parts)
         return state
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict, take: bool = False) -> None:
         """Load what `state_dict` returned. Tensors without a state start from zero.
 
         Args:
             state: The states; fields that no memory here has are left out.
+            take: Whether to remove those of the memories from `state` as they are loaded, which frees what they lie in.
 
         Raises:
             ConfigError: A state has another size than its tensor.
@@ -95,7 +96,8 @@ class ExchangeState:
             for field in bucket.memory.states:
                 given = state.get(field, {})
                 if any(tensor.name in given for tensor in bucket.tensors):
-                    parts = [_fitting(field, tensor, given.get(tensor.name)) for tensor in bucket.tensors]
+                    find = given.pop if take else given.get
+                    parts = [_fitting(field, tensor, find(tensor.name, None)) for tensor in bucket.tensors]
                     by_memory[id(bucket.memory)].setdefault(bucket.name, {})[field] = np.concatenate(parts)
         for memory in self._memories:
             memory.load_state_dict(by_memory[id(memory)], copy=False)

@@ -9,6 +9,7 @@ from harness import batches, compressed, flat, horovod, model, same_on_all_ranks
 from support.checking import check, raises
 
 from grace_ext import ConfigError, ExchangeError
+from grace_ext.adapters._torch import parameter_buckets
 from grace_ext.adapters.onebit_adam import OneBitAdam
 
 LOSSLESS = "topk:0.05/rice/raw"
@@ -156,6 +157,32 @@ def releasing_gradients_changes_no_bit():
                 for part in (slice(0, 4), slice(4, 8))[: options.get("backward_passes_per_step", 1)]:
                     torch.nn.functional.cross_entropy(net(x[part]), y[part]).backward()
                 optimizer.step()
+            results.append(flat(net))
+        same_on_all_ranks(results[1])
+        assert torch.equal(*results), (kind, options)
+
+
+@check
+def a_large_model_lends_its_results_memory_and_changes_no_bit():
+    for kind, spec, options in ((torch.optim.SGD, LOSSLESS, {"bucket_bytes": 2**16}), (torch.optim.AdamW, None, {})):
+        results, before = [], parameter_buckets.LENDS_FROM
+        for size in (before, 1):
+            net = model()
+            parameter_buckets.LENDS_FROM = size
+            try:
+                optimizer = compressed(spec, **options)(kind(net.parameters(), lr=0.01), net.named_parameters())
+                for x, y in batches(6):
+                    optimizer.zero_grad()
+                    torch.nn.functional.cross_entropy(net(x), y).backward()
+                    own = [p.grad.clone() for p in net.parameters()]
+                    exchange = optimizer._grace.exchange
+                    for bucket in filter(exchange.is_started, exchange.buckets):
+                        exchange.pending(bucket)  # encoded, so that the next residual is in what was lent
+                    assert all(torch.equal(p.grad, gradient) for p, gradient in zip(net.parameters(), own, strict=True))
+                    optimizer.step()
+            finally:
+                parameter_buckets.LENDS_FROM = before
+            assert any(bucket.uses_loan for bucket in optimizer._grace.exchange.buckets) == (size == 1)
             results.append(flat(net))
         same_on_all_ranks(results[1])
         assert torch.equal(*results), (kind, options)
