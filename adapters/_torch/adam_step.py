@@ -1,6 +1,5 @@
 """The step of an Adam where the memory keeps one of its moments or both, and of a Muon whose updates the memory makes."""
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -13,6 +12,8 @@ from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.kernels.second_moment import factored_step
 from grace_ext.memory import Memory
 from grace_ext.memory.muon import spec_of
+
+from .mailbox import to_device, to_host
 
 #: Optimizers that keep nothing in their param_groups from step to step, and whose first moment may be left out by beta1 = 0.
 TAKES_OVER = (torch.optim.Adam, torch.optim.AdamW)
@@ -108,13 +109,14 @@ class MomentsInMemory:
         found_inf = getattr(self._optimizer, "found_inf", None)  # a GradScaler sets it for a fused Adam
         if found_inf is None or not found_inf.item():
             with torch.no_grad():
-                steps = [
-                    (p, gradient, self._roots(p, gradient, group), options)
-                    for group, options in ((group, self._options(group)) for group in self._steps)
-                    for p, gradient in ((p, self._gradient(p)) for p in group["params"] if p.grad is not None)
-                ]  # all roots first, since one may raise
-                for step in steps:
-                    self._step(*step)
+                stepped = [
+                    (p, self._gradient(p), group) for group in self._steps for p in group["params"] if p.grad is not None
+                ]
+                elements = self._elements(stepped)
+                roots = [self._roots(p, elements.get(id(p)), group) for p, _, group in stepped]  # first, since one may raise
+                options = {id(group): self._options(group) for group in self._steps}
+                for (p, gradient, group), root in zip(stepped, roots, strict=True):
+                    self._step(p, gradient, root, options[id(group)])
         for memory in self._memories:
             memory.forget_arrivals()
 
@@ -138,12 +140,25 @@ class MomentsInMemory:
         scale = getattr(self._optimizer, "grad_scale", None)  # as found_inf
         return p.grad if scale is None else p.grad / scale
 
-    def _roots(self, p: torch.nn.Parameter, gradient: torch.Tensor, group: dict) -> tuple[np.ndarray, np.ndarray] | None:
-        """What Memory.denominator gives; None with Memory.moments."""
+    def _elements(self, stepped: list[tuple[torch.nn.Parameter, torch.Tensor, dict]]) -> dict[int, float]:
+        """By id of a parameter, the element of its gradient that Memory.denominator asks for; one copy for each device."""
+        found: dict[torch.device, dict[int, torch.Tensor]] = {}
+        for p, gradient, _ in stepped:
+            memory, tensor = self._kept[id(p)]
+            if not memory.keeps_moments and gradient.numel():
+                found.setdefault(gradient.device, {})[id(p)] = _element(gradient, memory.element_needed(tensor))
+        return {
+            key: value
+            for elements in found.values()
+            for key, value in zip(elements, to_host(torch.stack(list(elements.values()))).tolist(), strict=True)
+        }
+
+    def _roots(self, p: torch.nn.Parameter, element: float | None, group: dict) -> tuple[np.ndarray, np.ndarray] | None:
+        """What Memory.denominator gives; None with Memory.moments. element: see _elements; None for a tensor without any."""
         memory, tensor = self._kept[id(p)]
         if memory.keeps_moments:
             return None
-        return memory.denominator(tensor, functools.partial(_element, gradient), float(group["lr"]))
+        return memory.denominator(tensor, lambda _: 0.0 if element is None else element, float(group["lr"]))
 
     def _options(self, group: dict) -> "_StepOptions":
         sign, decay, shrink = -1 if group.get("maximize") else 1, 0.0, 1.0
@@ -177,7 +192,7 @@ class MomentsInMemory:
             direction, denominator = _moments(memory, tensor, gradient, penalty)
         else:
             direction = gradient.add(p, alpha=options.decay) if options.decay else gradient
-            rows, columns = (torch.from_numpy(root).to(p.device) for root in roots)
+            rows, columns = (to_device(root, p.device) for root in roots)
             denominator = _outer(rows, columns, p.shape)
         if self._kind == "adam":
             denominator = denominator.add_(options.eps)
@@ -305,8 +320,8 @@ def _flat(array: torch.Tensor) -> np.ndarray:
     return array.detach().to("cpu", torch.float32).reshape(-1).numpy()
 
 
-def _element(gradient: torch.Tensor, position: int) -> float:
-    """An element by its position in row-major order."""
+def _element(gradient: torch.Tensor, position: int) -> torch.Tensor:
+    """An element by its position in row-major order, float32 without dimensions."""
     if gradient.is_contiguous():
-        return gradient.view(-1)[position].item()
-    return gradient[torch.unravel_index(torch.tensor(position), gradient.shape)].item()
+        return gradient.view(-1)[position].float()
+    return gradient[np.unravel_index(position, gradient.shape)].float()

@@ -51,7 +51,11 @@ class TorchBucket(Bucket):
     @classmethod
     def fits(cls, compressor, communicator, memory) -> bool:
         """Whether such a bucket can have these parts; otherwise the whole gradient is copied to the host."""
-        return communicator.name == "allgather" and not memory.has_hooks and cls.can_encode(compressor)
+        able = not memory.has_hooks or cls.can_sketch and memory.works_at_positions(compressor)
+        return communicator.name == "allgather" and able and cls.can_encode(compressor)
+
+    #: Whether memories that work at positions can have such a bucket.
+    can_sketch = False
 
     @staticmethod
     def can_encode(compressor) -> bool:
@@ -73,14 +77,21 @@ class TorchBucket(Bucket):
             on_gradient(dense, state and state[0])
         if on_compensated_gradient:
             on_compensated_gradient(dense.cpu().numpy(), state and state[0].cpu().numpy())
+        sketch = self._sketch(dense, stream) if self.memory.has_hooks else None
         encoded = self._encode(dense, state and state[0], stream, started)
-        return Pending(
+        pending = Pending(
             transport.allgather(self.name, encoded.blob),
             encoded.blob.size,
             encoded.seconds,
             index_codecs=[encoded.index_codec] if encoded.index_codec else [],
             container=encoded.blob,
         )
+        self._start_sketch(pending, transport, sketch)
+        return pending
+
+    def _sketch(self, dense: torch.Tensor, stream) -> np.ndarray:
+        """The sketches of the gradient's tensors, float32[8 * tensors], after which `dense` holds what is owed as well."""
+        raise NotImplementedError
 
     def _encode(self, dense, residual, stream, started):
         """Encode dense + residual (if that is not None), and leave in `dense` what the container does not carry. Both are
@@ -108,6 +119,7 @@ class TorchBucket(Bucket):
         with torch.cuda.stream(self.stream):
             finite = self._decode_sum(containers, out, weight)
         pending.seconds["decode"] = time.perf_counter() - started
+        self._receive_sketch(pending, weight)
         return finite
 
     def _decode_sum(self, containers, out, weight):

@@ -21,10 +21,12 @@ import triton
 import grace_ext
 from grace_ext._util.rng import Stream
 from grace_ext.errors import ConfigError
+from grace_ext.kernels.second_moment import random_sketch
 from grace_ext.pipeline import container, decoder
 
 from . import device_decoder, device_encoder
 from .kernels import topk, usable
+from .kernels.sketch import LANES, Sketcher
 
 SPECS = (
     "topk:0.01/rice/qsgd:7",
@@ -38,6 +40,7 @@ SPECS = (
 )
 KINDS = ("normal", "ties", "denormal", "not finite", "equal")
 SIZES = {"cpu": (1, 5000), "cuda": (1, 5000, 1_000_003, 25_600_000)}
+_SKETCH, _KEY = "sketch of memory adam", (0x9E3779B1, 5)
 _TIMED = 25_600_000  # elements, those of a ResNet-50
 _REPEATS = 20
 _SANITIZER_SECONDS = 240
@@ -92,10 +95,16 @@ def compare(device: str) -> list[dict]:
     """Encode and decode with the kernels and on the host: whether containers, remainders and sums are the same."""
     if not usable(device):
         raise ConfigError(f"Triton's kernels do not run on {device!r} in this process")
-    return [
+    encoded = [
         {"spec": spec, "kind": kind, "elements": d, "equal": _is_equal(spec, kind, d, device)}
         for spec in SPECS
         for kind in KINDS
+        for d in SIZES[device]
+    ]
+    return encoded + [
+        {"spec": _SKETCH, "kind": kind, "elements": d, "equal": _is_sketch_equal(kind, d, device)}
+        for kind in KINDS
+        if kind != "not finite"  # NaN has many bits
         for d in SIZES[device]
     ]
 
@@ -119,6 +128,13 @@ def _is_equal(spec: str, kind: str, d: int, device: str) -> bool:
     return found.non_finite or out.cpu().numpy().tobytes() == summed.tobytes()
 
 
+def _is_sketch_equal(kind: str, d: int, device: str) -> bool:
+    gradient, expected = _gradient(kind, d, 0), np.empty(LANES, np.float32)
+    random_sketch(gradient, np.uint32(_KEY[0]), np.uint32(_KEY[1]), expected)
+    found = Sketcher((d,), device).sketches(torch.from_numpy(gradient).to(device), _KEY)
+    return found.cpu().numpy().tobytes() == expected.tobytes()
+
+
 def _gradient(kind: str, d: int, seed: int) -> np.ndarray:
     values = np.random.default_rng(seed).standard_normal(d, dtype=np.float32)
     if kind == "ties":
@@ -136,12 +152,13 @@ def _time_all() -> dict[str, float]:
     """Median seconds of each operation on the GPU, by CUDA's events."""
     gradient = torch.randn(_TIMED, device="cuda")
     residual, work = torch.zeros_like(gradient), gradient.clone()
-    k, received = _TIMED // 100, {}
+    k, received, sketcher = _TIMED // 100, {}, Sketcher((_TIMED,), "cuda")
     operations = {
         "copy of the gradient": lambda: work.copy_(gradient),
         "gradient + residual": lambda: torch.add(gradient, residual, out=work),
         "torch.topk of magnitudes and gather": lambda: gradient[torch.topk(gradient.abs(), k, sorted=False).indices],
         "add, select and compact": lambda: topk.select_topk(gradient, residual, work, k),
+        _SKETCH: lambda: sketcher.sketches(gradient, _KEY),
     }
     for spec in SPECS:
         compressor = grace_ext.compressor(spec)

@@ -1,15 +1,25 @@
 """Buckets on an accelerator whose gradients are encoded and decoded there, by kernels. It imports Triton."""
 
+import functools
+
+import numpy as np
 import torch
 
 from grace_ext.pipeline.container import Container
+from grace_ext.pipeline.decoder import sum_at
 
 from . import device_decoder, device_encoder
 from .device import TorchBucket
+from .kernels import accumulate
+from .kernels.sketch import Sketcher
+from .mailbox import to_device, to_host
 
 
 class KernelBucket(TorchBucket):
-    """A bucket on an accelerator, exchanged by allgather: top-k, or dense with a value codec that has kernels."""
+    """A bucket on an accelerator, exchanged by allgather: top-k, or dense with a value codec that has kernels.
+
+    Memories with hooks get sketches, and the elements of the result that are not zero.
+    """
 
     @staticmethod
     def can_encode(compressor) -> bool:
@@ -19,9 +29,36 @@ class KernelBucket(TorchBucket):
         with self._on_device():
             return device_encoder.encode(self.compressor, dense, residual, stream, started)
 
+    can_sketch = True
+
+    @functools.cached_property
+    def _sketcher(self) -> Sketcher:
+        return Sketcher(self.sizes, self.device)
+
+    def _sketch(self, dense, stream):
+        with self._on_device():
+            sketches = to_host(self._sketcher.sketches(dense, stream.shared().key())).reshape(-1)
+        owed = self.memory.owed(self.name, self.size)
+        if owed is not None:
+            dense += to_device(owed, self.device)
+        return sketches
+
+    def finish(self, pending, transport, out, weight):
+        finite = super().finish(pending, transport, out, weight)
+        if finite and self.memory.has_hooks:
+            self.memory.on_received_at(self.name, *self._received)
+        return finite
+
     def _decode_sum(self, containers: list[Container], out: torch.Tensor, weight: float) -> bool:
         with self._on_device():
-            return device_decoder.decode_sum(containers, out, weight)
+            if not self.memory.has_hooks or any(one.non_finite for one in containers):
+                return device_decoder.decode_sum(containers, out, weight)
+            # The memory has to know the elements, so the host sums them, and the device gets the sums.
+            at, sums = sum_at(containers, weight)
+            out.zero_()
+            accumulate.add(out, to_device(at.view(np.int32), self.device), to_device(sums, self.device), 1.0)
+        self._received = at, sums
+        return True
 
     def _on_device(self):
         """Triton launches on the current device."""

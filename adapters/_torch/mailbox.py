@@ -16,7 +16,7 @@ def to_host(tensor: torch.Tensor) -> np.ndarray:
     return pinned.numpy()
 
 
-def to_device(array: np.ndarray, device: str) -> torch.Tensor:
+def to_device(array: np.ndarray, device: str | torch.device) -> torch.Tensor:
     """Copy an array, which may change once this has returned, to a device, without waiting for it."""
     if torch.device(device).type != "cuda":
         return torch.from_numpy(array.copy()).to(device)

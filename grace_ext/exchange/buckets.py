@@ -218,6 +218,13 @@ class Bucket:
             pending.sketch = transport.allgather(sketch_name(self.name), payload)
             pending.wire_bytes += payload.nbytes
 
+    def _receive_sketch(self, pending: Pending, weight: float) -> None:
+        """Show the memory the weighted sum of all ranks' sketches, if there are some."""
+        if pending.sketch is not None:
+            sketch = self._sum_of_sketches(wait_for(pending, pending.sketch))
+            pending.sketch = None  # which must not be polled any more
+            self.memory.on_sketch(self.name, sketch * np.float32(weight))
+
     def _sum_of_sketches(self, received: np.ndarray) -> np.ndarray:
         if received.size % (4 * self._sketch_size):
             raise ContainerError(
@@ -270,10 +277,7 @@ class Bucket:
             finite = self.communicator.finish(pending, transport, out, weight)
         else:
             finite = self.communicator.receive(pending, transport, self.size)
-        if pending.sketch is not None:
-            sketch = self._sum_of_sketches(wait_for(pending, pending.sketch))
-            pending.sketch = None  # which must not be polled any more
-            self.memory.on_sketch(self.name, sketch * np.float32(weight))
+        self._receive_sketch(pending, weight)
         if finite and pending.lender is None:
             self.memory.on_received(self.name, out, weight * transport.size)
         return finite

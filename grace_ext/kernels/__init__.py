@@ -29,7 +29,7 @@ from . import (  # noqa: F401  (so that warmup knows them)
     varint,
 )
 from ._compile import cache_folder, warmup
-from .accumulate import add_at, add_dense, sum_sparse, sum_sparse_squares, write_error
+from .accumulate import add_at, add_dense, sum_sparse, sum_sparse_at, sum_sparse_squares, write_error
 from .bits import bitmap_decode, bitmap_encode, pack_bits, unpack_bits
 from .positions import draw_positions
 from .qsgd import max_magnitude, qsgd_decode, qsgd_encode
@@ -53,6 +53,7 @@ __all__ = [
     "select_above",
     "select_topk",
     "sum_sparse",
+    "sum_sparse_at",
     "sum_sparse_squares",
     "unpack_bits",
     "warmup",

@@ -97,7 +97,8 @@ _add_squares64, _add_squares64_twice = _make_add_squares64(1), _make_add_squares
 
 
 @helper
-def _sum8(x):
+def sum8(x):
+    """The sum of eight numbers, in a fixed order."""
     return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7]))
 
 
@@ -125,7 +126,7 @@ def add_square_rows(values, rows, columns, lanes):
                 square = row[r * width + at] * row[r * width + at]
                 columns[at] += square
                 lanes[8 * r + at % 8] += square
-            rows[i + r] = _sum8(lanes[8 * r : 8 * r + 8])
+            rows[i + r] = sum8(lanes[8 * r : 8 * r + 8])
         i += 1 + both
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ._compile import kernel
-from ._intrinsics import helper, stream16
+from ._intrinsics import helper, stream16, trailing_zeros
 from ._sums import LANES, add_square_rows
 
 TILE = 32768  # floats that stay in the L2 cache while every rank's share is added
@@ -97,6 +97,37 @@ def sum_sparse_squares(out, positions, values, cursor, ends, weight, shapes, sum
             if in_tile:
                 _stream(part, out[start:stop])
             start = stop
+
+
+@kernel("int64(int64, uint32[::1], float32[::1], int64[::1], int64[::1], float32, uint32[::1], float32[::1])")
+def sum_sparse_at(d, positions, values, cursor, ends, weight, at, sums):
+    """Like `sum_sparse`, but where no rank has an element nothing is written: return how many there are, at and sums.
+
+    d: number of elements of the vector; at: uint32[n], ascending, and sums: float32[n], of which as many as there are ranks'
+    elements have to fit.
+    """
+    tile, seen = np.zeros(TILE, np.float32), np.zeros(TILE // 64, np.uint64)
+    n = 0
+    for start in range(0, d, TILE):
+        last = np.uint32(min(d, start + TILE) - 1)
+        for r in range(ends.size):
+            i = cursor[r]
+            while i < ends[r] and positions[i] <= last:
+                place = np.int64(positions[i]) - start
+                tile[place] += weight * values[i]
+                seen[place >> 6] |= np.uint64(1) << np.uint64(place & 63)
+                i += 1
+            cursor[r] = i
+        for word in range(seen.size):
+            bits = seen[word]
+            while bits:
+                place = 64 * word + np.int64(trailing_zeros(bits))
+                at[n], sums[n] = np.uint32(start + place), tile[place]
+                tile[place] = 0
+                n += 1
+                bits &= bits - np.uint64(1)
+            seen[word] = 0
+    return n
 
 
 @kernel(

@@ -8,7 +8,7 @@ import numpy as np
 from ._compile import kernel
 from ._helpers import MAGNITUDE
 from ._intrinsics import bits_of, helper, quotient
-from ._sums import LANES, add_sketch, add_square_rows
+from ._sums import LANES, add_sketch, add_square_rows, sum8
 
 _SKIPPED = 64  # elements that a step leaves alone together
 
@@ -74,38 +74,34 @@ def _all_finite(values):
 
 
 @helper
-def _position_of_largest(part, rows, columns):
-    """The position of the largest magnitude in the first of the rows with the largest sum of squares. rows: the sums."""
-    row = 0
-    for i in range(rows.size):
-        if rows[i] > rows[row]:
-            row = i
-    largest = row * columns
-    for i in range(row * columns, (row + 1) * columns):
-        if abs(part[i]) > abs(part[largest]):
-            largest = i
-    return largest
+def _largest(values):
+    """The index of the first of the largest values; 0 if there are none."""
+    found = 0
+    for i in range(values.size):
+        if values[i] > values[found]:
+            found = i
+    return found
 
 
 @kernel(
-    "void(Array(float32, 1, 'C', readonly=True), Array(int64, 2, 'C', readonly=True), Array(float32, 1, 'C', readonly=True),"
-    " Array(float32, 1, 'C', readonly=True), float32, float32, float32[::1], boolean[::1], int64[::1], float64[::1])"
+    "void(Array(int64, 2, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True),"
+    " float32, float32, float32[::1], boolean[::1], int64[::1], float64[::1])"
 )
-def update_moments(vector, shapes, sums, squares, beta2, smoothing, states, finite, positions, relative_squares):
+def update_moments(shapes, sums, squares, beta2, smoothing, states, finite, rows, relative_squares):
     """Update the second moments of all matrices that a vector consists of, and describe what has arrived.
 
     A matrix's state is its moment V, the weight of that, the learning rate, and the moments R of its rows and C of its columns:
 
         V, weight = beta2 * (V, weight) + (1 - beta2) * (square, 1);  R, C = beta2 * (R, C) + (1 - beta2) * (its sums)
 
-    vector: float32[d]; shapes: int64[m, 2], the rows and columns of each matrix; sums: float32, what `square_sums` gives for the
-    matrices one after the other; squares: float32[m]; states: float32, one after the other, changed; finite: bool[m], whether
-    all numbers of a state are finite, without which those of the matrix are of no use; positions: int64[m], in the matrix, of
-    an element that is large; relative_squares: float64[m], the mean over the matrix of s**2 / (the shares of its row and its
+    shapes: int64[m, 2], the rows and columns of each matrix; sums: float32, what `square_sums` gives for the matrices one after
+    the other; squares: float32[m]; states: float32, one after the other, changed; finite: bool[m], whether all numbers of a
+    state are finite, without which those of the matrix are of no use; rows: int64[m], the row with the largest sum of squares,
+    or -1 if all are zero; relative_squares: float64[m], the mean over the matrix of s**2 / (the shares of its row and its
     column), if s**2 was the product of its sums by row and by column.
     """
     share = np.float32(1) - beta2
-    at, start, state_start = 0, 0, 0
+    at, state_start = 0, 0
     most = 0
     for i in range(shapes.shape[0]):
         most = max(most, shapes[i, 0] + shapes[i, 1])
@@ -114,16 +110,14 @@ def update_moments(vector, shapes, sums, squares, beta2, smoothing, states, fini
         height, width = shapes[i, 0], shapes[i, 1]
         own = sums[at : at + height + width]
         state = states[state_start : state_start + 3 + height + width]
-        part = vector[start : start + height * width]
         at += height + width
         state_start += 3 + height + width
-        start += height * width
         state[0] = beta2 * state[0] + share * squares[i]
         state[1] = beta2 * state[1] + share
         for j in range(own.size):
             state[3 + j] = beta2 * state[3 + j] + share * own[j]
         finite[i] = _all_finite(state)
-        positions[i], relative_squares[i] = 0, 0
+        rows[i], relative_squares[i] = -1, 0
         total = _sum(own[:height])
         if not finite[i] or total == 0:
             continue
@@ -131,8 +125,94 @@ def update_moments(vector, shapes, sums, squares, beta2, smoothing, states, fini
         _spread_roots(state[3 : 3 + height], smoothing, by_row)
         _spread_roots(state[3 + height :], smoothing, by_column)
         over = _sum_over_squares(own[:height], by_row) * (_sum_over_squares(own[height:], by_column) / total)
-        relative_squares[i] = over / part.size
-        positions[i] = _position_of_largest(part, own[:height], width)
+        relative_squares[i] = over / (height * width)
+        rows[i] = _largest(own[:height])
+
+
+@kernel(
+    "void(Array(float32, 1, 'C', readonly=True), Array(int64, 2, 'C', readonly=True), Array(int64, 1, 'C', readonly=True),"
+    " int64[::1], float32[::1])"
+)
+def largest_in_rows(vector, shapes, rows, positions, values):
+    """positions, values = the element of the largest magnitude in one row of each matrix that a vector consists of.
+
+    vector: float32[d]; shapes: int64[m, 2]; rows: int64[m], -1 for none: then both are 0; positions: int64[m], in the matrix;
+    values: float32[m].
+    """
+    start = 0
+    for i in range(shapes.shape[0]):
+        width = shapes[i, 1]
+        positions[i], values[i] = 0, 0
+        if rows[i] >= 0:
+            row = vector[start + rows[i] * width : start + (rows[i] + 1) * width]
+            found = 0
+            for j in range(width):
+                if abs(row[j]) > abs(row[found]):
+                    found = j
+            positions[i], values[i] = rows[i] * width + found, row[found]
+        start += shapes[i, 0] * width
+
+
+_SPARSE_VECTOR = (
+    "Array(uint32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), Array(int64, 2, 'C', readonly=True)"
+)
+
+
+@kernel(f"void({_SPARSE_VECTOR}, Array(int64, 1, 'C', readonly=True), int64[::1], float32[::1])")
+def largest_in_rows_at(at, vector, shapes, rows, positions, values):
+    """`largest_in_rows` of a vector that is zero but for vector[i] at at[i]. at: uint32[n], ascending; vector: float32[n]."""
+    start = 0
+    for i in range(shapes.shape[0]):
+        width = shapes[i, 1]
+        positions[i], values[i] = 0, 0
+        if rows[i] >= 0:
+            first = start + rows[i] * width
+            positions[i] = first - start
+            j = np.searchsorted(at, np.uint32(first))
+            while j < at.size and at[j] < first + width:
+                if abs(vector[j]) > abs(values[i]):
+                    positions[i], values[i] = np.int64(at[j]) - start, vector[j]
+                j += 1
+        start += shapes[i, 0] * width
+
+
+@kernel(f"void({_SPARSE_VECTOR}, float32[::1])")
+def square_sums_at(at, vector, shapes, sums):
+    """`square_sums` of all matrices that a vector consists of, which is zero but for vector[i] at at[i]: the same bits.
+
+    at: uint32[n], ascending; vector: float32[n]; shapes: int64[m, 2]; sums: float32, those of the first matrix's rows, then of
+    its columns, and so on.
+    """
+    sums[:] = 0
+    lanes, block = np.empty(LANES, np.float32), np.empty((4, LANES), np.float32)
+    i, start, row_at = 0, 0, 0
+    for m in range(shapes.shape[0]):
+        height, width = shapes[m, 0], shapes[m, 1]
+        whole, column_at = width & ~63, row_at + height
+        while i < at.size and at[i] < start + height * width:
+            row = (np.int64(at[i]) - start) // width
+            first = start + row * width
+            lanes[:] = 0
+            while i < at.size and at[i] < first + whole:  # a block of 64 columns, as in _sums.add_square_rows
+                begin = (np.int64(at[i]) - first) & ~63
+                block[:] = 0
+                while i < at.size and at[i] < first + begin + 64:
+                    column = np.int64(at[i]) - first
+                    square = vector[i] * vector[i]
+                    sums[column_at + column] += square
+                    block[column // LANES % 4, column % LANES] += square
+                    i += 1
+                for j in range(LANES):
+                    lanes[j] += (block[0, j] + block[1, j]) + (block[2, j] + block[3, j])
+            while i < at.size and at[i] < first + width:
+                column = np.int64(at[i]) - first
+                square = vector[i] * vector[i]
+                sums[column_at + column] += square
+                lanes[column % LANES] += square
+                i += 1
+            sums[row_at + row] = sum8(lanes)
+        start += height * width
+        row_at += height + width
 
 
 @kernel("void(float32[::1], int64, float32, float64, float32, float32, float32, float32[::1])")

@@ -1,5 +1,6 @@
 """Memory `adam`."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from .._util.shared_states import SharedStates
 from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
 from ..kernels.momentum import hold_back
-from ..kernels.second_moment import LANES, root_moments, update_moments
+from ..kernels.second_moment import LANES, largest_in_rows, largest_in_rows_at, root_moments, square_sums_at, update_moments
 from ..pipeline.compressor import Compressor
 from ..pipeline.square_sums import SquareSums
 from ..registry import register
@@ -132,7 +133,7 @@ class Adam(ResidualByTensor):
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
     ) -> tuple[np.ndarray | list[np.ndarray], SketchedParts]:
         sketched, holds = SketchedParts(parts, *map(np.uint32, stream.shared().key())), density >= _SPARSE
-        held, following = self._held.begin(name, out.size) if holds else (self._held.find(name, out.size), NO_VALUES)
+        held, following = self._held.begin(name, out.size) if holds else (self.owed(name, out.size), NO_VALUES)
         if held is None:
             return sketched, sketched
         sketched.complete()
@@ -145,9 +146,16 @@ class Adam(ResidualByTensor):
             else:
                 with non_finite_allowed():
                     np.add(gradient, held[at], out=out[at])
-        if not holds:
-            self._given_up.append(name)
         return out, sketched
+
+    def works_at_positions(self, compressor: Compressor) -> bool:
+        return self.bits == 32 and compressor.density < _SPARSE
+
+    def owed(self, name: str, size: int) -> np.ndarray | None:
+        held = self._held.find(name, size)
+        if held is not None:
+            self._given_up.append(name)
+        return held
 
     def on_sketch(self, name: str, mean: np.ndarray) -> None:
         sizes = np.maximum(self._matrices[name].prod(axis=1), 1).astype(np.float32)
@@ -159,34 +167,37 @@ class Adam(ResidualByTensor):
         return self._sums[name]
 
     def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
-        tensors, sums, squares = self._tensors[name], self._sums.pop(name), self._squares.pop(name)
-        sizes = (_SUMS + sums.shapes.sum(axis=1)).tolist()
+        self._update(name, self._sums.pop(name).of(out), functools.partial(largest_in_rows, out))
+
+    def on_received_at(self, name: str, at: np.ndarray, values: np.ndarray) -> None:
+        sums = np.empty(int(self._matrices[name].sum()), np.float32)
+        square_sums_at(at, values, self._matrices[name], sums)
+        self._update(name, sums, functools.partial(largest_in_rows_at, at, values))
+
+    def _update(self, name: str, sums: np.ndarray, find_largest: Callable) -> None:
+        """sums: what SquareSums has of the result. find_largest: the kernel largest_in_rows for the result."""
+        tensors, shapes, squares = self._tensors[name], self._matrices[name], self._squares.pop(name)
+        sizes = (_SUMS + shapes.sum(axis=1)).tolist()
         before = [self._second.get(tensor.name, size) for tensor, size in zip(tensors, sizes, strict=True)]
-        following = np.concatenate(
+        states = np.concatenate(
             [np.zeros(size, np.float32) if state is None else state for state, size in zip(before, sizes, strict=True)]
         )
-        finite, positions = np.empty(len(tensors), np.bool_), np.empty(len(tensors), np.int64)
-        relative_squares, beta2 = np.empty(len(tensors)), np.float32(self.beta2)
-        update_moments(
-            out,
-            sums.shapes,
-            sums.of(out),
-            squares,
-            beta2,
-            np.float32(self.smoothing),
-            following,
-            finite,
-            positions,
-            relative_squares,
-        )
-        added, start, at = ((np.float32(1) - beta2) * squares).tolist(), 0, 0
-        described = zip(tensors, sizes, finite.tolist(), positions.tolist(), added, relative_squares.tolist(), strict=True)
-        for tensor, size, fits, position, add, relative in described:
+        finite, relative, beta2 = np.empty(len(tensors), np.bool_), np.empty(len(tensors)), np.float32(self.beta2)
+        rows, positions = np.empty((2, len(tensors)), np.int64)
+        values = np.empty(len(tensors), np.float32)
+        update_moments(shapes, sums, squares, beta2, self.smoothing, states, finite, rows, relative)
+        find_largest(shapes, rows, positions, values)
+        added, at = (np.float32(1) - beta2) * squares, 0
+        described = zip(*(found.tolist() for found in (positions, values, added, relative)), strict=True)
+        for tensor, size, fits, arrived in zip(tensors, sizes, finite.tolist(), described, strict=True):
             if fits:  # else the squares do not fit float32
-                self._second.put(tensor.name, following[at : at + size])
-                value = float(out[start + position]) if tensor.size else 0.0
-                self._last[tensor.name] = _Arrived(position, value, add, relative)
-            start, at = start + tensor.size, at + size
+                self._second.put(tensor.name, states[at : at + size])
+                self._last[tensor.name] = _Arrived(*arrived)
+            at += size
+
+    def element_needed(self, tensor: ShapedTensor) -> int:
+        arrived = self._last.get(tensor.name)
+        return 0 if arrived is None else arrived.position
 
     def denominator(
         self, tensor: ShapedTensor, element_at: Callable[[int], float], rate: float

@@ -235,6 +235,32 @@ class Memory(Stage, OptimizerPart):
         """
         raise NotImplementedError
 
+    def works_at_positions(self, compressor: Compressor) -> bool:
+        """Say whether the hooks get along without the gradient and the result as arrays, so that both can be on an accelerator.
+
+        What they need then is in the place of `correct_gradient` what `owed` returns, and sketches of the gradient's tensors,
+        of the same random numbers; and `on_received_at` in the place of `on_received`.
+
+        Args:
+            compressor: The bucket's compressor, before a schedule changes it.
+
+        Returns:
+            The answer. It is of interest only if `has_hooks`.
+        """
+        return False
+
+    def owed(self, name: str, size: int) -> np.ndarray | None:
+        """Give up what the memory has to add to this step's gradient beside the residual. Only if `works_at_positions`.
+
+        Args:
+            name: Name of the bucket.
+            size: Number of its elements.
+
+        Returns:
+            float32[size], or None for nothing.
+        """
+        raise NotImplementedError
+
     def on_sent(self, name: str, pending: Pending) -> None:
         """See what this rank sends, in the thread that has encoded it.
 
@@ -262,6 +288,16 @@ class Memory(Stage, OptimizerPart):
             out: float32[d], finite: the sum over ranks of what they sent, times scale / ranks. It may be changed in place.
             scale: Factor of the mean over ranks.
         """
+
+    def on_received_at(self, name: str, at: np.ndarray, values: np.ndarray) -> None:
+        """See the elements of a result that are not zero. Only if `works_at_positions`.
+
+        Args:
+            name: Name of the bucket.
+            at: Their positions, uint32[n], ascending.
+            values: float32[n], finite: as `out` of `on_received`.
+        """
+        raise NotImplementedError
 
     def commit(self) -> None:
         """Put the next states of all begun names in force."""

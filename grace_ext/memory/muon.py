@@ -140,6 +140,9 @@ class Muon(ResidualByTensor):
             largest = int(np.abs(part).argmax()) if part.size else 0
             self._last[tensor.name] = largest, part[largest] if part.size else np.float32(0)
 
+    def element_needed(self, tensor: ShapedTensor) -> int:
+        return self._last.get(tensor.name, (0, np.float32(0)))[0]
+
     def denominator(
         self, tensor: ShapedTensor, element_at: Callable[[int], float], rate: float
     ) -> tuple[np.ndarray, np.ndarray]:

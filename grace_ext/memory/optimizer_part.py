@@ -54,6 +54,17 @@ class OptimizerPart:
                 f"'{self.name}:{momentum:g}'"
             )
 
+    def element_needed(self, tensor: ShapedTensor) -> int:
+        """Say which element `denominator` will ask for, so that several can be copied from an accelerator at once.
+
+        Args:
+            tensor: The tensor.
+
+        Returns:
+            Its position, in the order of the bucket's vector; 0 if none will be asked for.
+        """
+        raise NotImplementedError
+
     def denominator(
         self, tensor: ShapedTensor, element_at: Callable[[int], float], rate: float
     ) -> tuple[np.ndarray, np.ndarray]:

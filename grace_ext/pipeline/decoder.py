@@ -5,7 +5,7 @@ import numpy as np
 from .. import registry
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
-from ..kernels import add_at, add_dense, sum_sparse, sum_sparse_squares
+from ..kernels import add_at, add_dense, sum_sparse, sum_sparse_at, sum_sparse_squares
 from ..kernels.rows import add_compact, split_rows
 from . import container
 from .byte_buffers import ByteBuffer
@@ -240,6 +240,27 @@ def _sum_sparse(containers: list[Container], out: np.ndarray, weight: np.float32
     else:
         sum_sparse_squares(out, *_unpack_all(containers), weight, squares.shapes, squares.sums)
         squares.written = True
+
+
+def sum_at(containers: list[Container], weight: float) -> tuple[np.ndarray, np.ndarray]:
+    """Sum sparse containers into the elements that some of them have.
+
+    Args:
+        containers: Containers of the same tensor, sparse, finite and without a transform.
+        weight: Factor of the sum.
+
+    Returns:
+        Positions uint32[n], ascending, and float32[n]: the bits that `decode_sum` writes there.
+
+    Raises:
+        ContainerError: A container is of another kind, or damaged.
+    """
+    if any(parsed.non_finite or parsed.transform or not parsed.index_id for parsed in containers):
+        raise ContainerError("a container is dense, not finite or has a transform, where none of these was expected")
+    positions, values, starts, ends = _unpack_all(containers)
+    at, sums = np.empty(positions.size, np.uint32), np.empty(positions.size, np.float32)
+    n = sum_sparse_at(containers[0].d, positions, values, starts, ends, np.float32(weight), at, sums)
+    return at[:n], sums[:n]
 
 
 def _unpack_all(containers: list[Container]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

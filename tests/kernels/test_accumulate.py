@@ -41,6 +41,21 @@ def test_sum_sparse(d):
     assert out.tobytes() == reference_kernels.sum_sparse(d, shares, 0.3).tobytes() and intact()
 
 
+@pytest.mark.parametrize("d", [1, 100, 32767, 32768, 32769, 100_000])
+@pytest.mark.parametrize("ranks", [3, 5])
+def test_sum_sparse_at(d, ranks):
+    """Each element that some rank has, once, also where the sum is zero."""
+    shares = shares_below(d, ranks)
+    shares.append((shares[-1][0], -shares[-1][1]))
+    expected, total = reference_kernels.sum_sparse(d, shares, 0.3), sum(p.size for p, _ in shares)
+    (at, intact), (sums, unharmed) = guarded(total, np.uint32), guarded(total, np.float32)
+    ends = np.cumsum([p.size for p, _ in shares])
+    joined = (np.concatenate([share[i] for share in shares]) for i in range(2))
+    n = kernels.sum_sparse_at(d, *joined, np.append(0, ends[:-1]), ends, np.float32(0.3), at, sums)
+    assert at[:n].tolist() == np.unique(np.concatenate([p for p, _ in shares])).tolist()
+    assert sums[:n].tobytes() == expected[at[:n]].tobytes() and intact() and unharmed()
+
+
 @pytest.mark.parametrize("offset", [0, 1, 3, 15])
 @pytest.mark.parametrize("more", [-1, 0, 17])
 def test_sum_sparse_streamed(offset, more):

@@ -184,6 +184,16 @@ def sums(fence, d):
     kernels.add_dense(out, fence(np.zeros(d, np.float32)), np.float32(1))
     kernels.add_at(out, fence(positions), values, np.float32(1))
     kernels.write_error(out, fence(positions), values, fence(np.zeros(positions.size, np.float32)))
+    kernels.sum_sparse_at(
+        d,
+        fence(positions),
+        values,
+        fence(np.zeros(1, np.int64)),
+        fence(np.array([positions.size], np.int64)),
+        np.float32(1),
+        fence(np.zeros(positions.size, np.uint32)),
+        fence(np.zeros(positions.size, np.float32)),
+    )
     kernels.sum_sparse(
         out,
         fence(positions),

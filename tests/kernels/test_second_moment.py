@@ -5,7 +5,17 @@ import pytest
 from support.arrays import gauss, same_bits
 from support.reference_kernels import random32
 
-from grace_ext.kernels.second_moment import LANES, factored_step, random_sketch, root_moments, square_sums, update_moments
+from grace_ext.kernels.second_moment import (
+    LANES,
+    factored_step,
+    largest_in_rows,
+    largest_in_rows_at,
+    random_sketch,
+    root_moments,
+    square_sums,
+    square_sums_at,
+    update_moments,
+)
 
 
 def sketch_reference(values, low, high):
@@ -52,39 +62,33 @@ def roots_of_shares(moments, smoothing):
     return np.sqrt((shares + smoothing) / (1 + smoothing))
 
 
-SHAPES = np.array([(30, 10), (1, 200), (0, 7), (100, 1), (5, 5), (4, 0)])
+SHAPES = np.array([(30, 10), (1, 200), (0, 7), (100, 1), (5, 5), (4, 0), (6, 150)])
+
+
+def sums_of(vector):
+    """The sums of squares of the rows and columns of all matrices, one after the other."""
+    sums = []
+    for part, (rows, columns) in zip(np.split(vector, np.cumsum(SHAPES.prod(axis=1))[:-1]), SHAPES, strict=True):
+        sums.append(np.empty(rows + columns, np.float32))
+        square_sums(part, sums[-1][:rows], sums[-1][rows:])
+    return np.concatenate(sums)
 
 
 def updated(vector, states, squares=None, beta2=0.75, smoothing=0.5):
-    """What update_moments writes: the new states by matrix, and the rest."""
+    """What update_moments and largest_in_rows write: the new states by matrix, and the rest."""
     squares = np.arange(1, len(SHAPES) + 1, dtype=np.float32) if squares is None else squares
-    ends = np.cumsum(SHAPES.prod(axis=1))
-    sums = []
-    for part, (rows, columns) in zip(np.split(vector, ends[:-1]), SHAPES, strict=True):
-        own = np.empty(rows + columns, np.float32)
-        square_sums(part, own[:rows], own[rows:])
-        sums.append(own)
-    finite, positions, relative = np.empty(len(SHAPES), np.bool_), np.empty(len(SHAPES), np.int64), np.empty(len(SHAPES))
-    update_moments(
-        vector,
-        SHAPES,
-        np.concatenate(sums),
-        squares,
-        np.float32(beta2),
-        np.float32(smoothing),
-        states,
-        finite,
-        positions,
-        relative,
-    )
-    return np.split(states, np.cumsum(3 + SHAPES.sum(axis=1))[:-1]), finite, positions, relative
+    finite, relative, values = np.empty(len(SHAPES), np.bool_), np.empty(len(SHAPES)), np.empty(len(SHAPES), np.float32)
+    rows, positions = np.empty((2, len(SHAPES)), np.int64)
+    update_moments(SHAPES, sums_of(vector), squares, beta2, smoothing, states, finite, rows, relative)
+    largest_in_rows(vector, SHAPES, rows, positions, values)
+    return np.split(states, np.cumsum(3 + SHAPES.sum(axis=1))[:-1]), finite, positions, values, relative
 
 
 def test_moments_are_averages_and_what_arrived_is_described():
     vector, states = gauss(int(SHAPES.prod(axis=1).sum()), 1), np.abs(gauss(int((3 + SHAPES.sum(axis=1)).sum()), 2))
     vector[500:600] = 0  # the fourth matrix
     before = np.split(states.copy(), np.cumsum(3 + SHAPES.sum(axis=1))[:-1])
-    after, finite, positions, relative = updated(vector, states)
+    after, finite, positions, values, relative = updated(vector, states)
     assert finite.all()
     start = 0
     for i, (rows, columns) in enumerate(SHAPES):
@@ -96,10 +100,10 @@ def test_moments_are_averages_and_what_arrived_is_described():
         expected[2] = before[i][2]  # the learning rate
         np.testing.assert_allclose(after[i], expected, rtol=1e-5)
         if not square.any():
-            assert positions[i] == 0 and relative[i] == 0
+            assert positions[i] == 0 and values[i] == 0 and relative[i] == 0
             continue
         row = square.sum(axis=1).argmax()
-        assert positions[i] == row * columns + square[row].argmax()
+        assert positions[i] == row * columns + square[row].argmax() and values[i] == matrix.flat[positions[i]]
         shares = [np.square(roots_of_shares(sums, 0.5)) for sums in np.split(expected[3:], [rows])]
         product = np.outer(square.sum(axis=1), square.sum(axis=0)) / square.sum()
         assert relative[i] == pytest.approx((product / np.outer(*shares)).mean(), rel=1e-4)
@@ -109,8 +113,24 @@ def test_moments_that_are_not_finite_are_named():
     vector = gauss(int(SHAPES.prod(axis=1).sum()), 1)
     vector[3], squares = 3e38, np.ones(len(SHAPES), np.float32)
     squares[3] = np.inf
-    _, finite, _, _ = updated(vector, np.zeros(int((3 + SHAPES.sum(axis=1)).sum()), np.float32), squares)
-    assert finite.tolist() == [False, True, True, False, True, True]
+    _, finite, _, _, _ = updated(vector, np.zeros(int((3 + SHAPES.sum(axis=1)).sum()), np.float32), squares)
+    assert finite.tolist() == [False, True, True, False, True, True, True]
+
+
+@pytest.mark.parametrize("density", [0, 0.02, 0.3, 1])
+def test_a_sparse_vector_gives_the_same_bits(density):
+    vector = gauss(int(SHAPES.prod(axis=1).sum()), 7)
+    vector[np.random.default_rng(1).random(vector.size) >= density] = 0
+    at = np.flatnonzero(vector).astype(np.uint32)
+    expected = sums_of(vector)
+    sums = np.full_like(expected, np.nan)
+    square_sums_at(at, vector[at], SHAPES, sums)
+    assert same_bits(sums, expected)
+    rows = np.array([29, 0, -1, 50, 2, -1, 5])
+    (dense_positions, positions), (dense_values, values) = np.empty((2, 7), np.int64), np.empty((2, 7), np.float32)
+    largest_in_rows(vector, SHAPES, rows, dense_positions, dense_values)
+    largest_in_rows_at(at, vector[at], SHAPES, rows, positions, values)
+    assert np.array_equal(positions, dense_positions) and same_bits(values, dense_values)
 
 
 @pytest.mark.parametrize("clipped", [1, 0.25, -1, 0])

@@ -223,6 +223,34 @@ def test_zeros_and_empty_tensors():
     assert roots[0].min() > 0
 
 
+def test_the_elements_of_a_result_tell_as_much_as_the_result():
+    def work(transport, sparse):
+        exchange, roots = make(transport, "adam", "topk:0.02/rice/raw", tensors=TENSORS), []
+        memory = exchange.buckets[0].memory
+        assert memory.works_at_positions(exchange.buckets[0].compressor)
+        if sparse:
+            memory.on_received = lambda name, out, scale: (
+                memory.on_received_at(name, (at := np.flatnonzero(out).astype(np.uint32)), out[at]),
+                memory._sums.pop(name),
+            )
+        for i in range(4):
+            out, _ = step(exchange, gradient(transport.rank, i))
+            parts = np.split(out, [3000])
+            roots += [memory.denominator(t, part.item, 1e-3) for t, part in zip(TENSORS, parts, strict=True)]
+        return [one.tobytes() for pair in roots for one in pair], arrays_of(exchange)["second_moment:a"].tobytes()
+
+    dense, sparse = (on_all_ranks(lambda transport, s=s: work(transport, s), RANKS) for s in (False, True))
+    assert dense == sparse
+
+
+@pytest.mark.parametrize(
+    "memory, spec", [("adam:bits=8", "topk:0.02"), ("adam", "topk:0.05"), ("residual:bits=8", "topk:0.02")]
+)
+def test_what_needs_the_whole_gradient_says_so(memory, spec):
+    exchange = make(InProcessGroup(1).transport(0), memory, spec, tensors=TENSORS)
+    assert not exchange.buckets[0].memory.works_at_positions(exchange.buckets[0].compressor)
+
+
 def test_what_is_sent_whole_has_a_residual_or_nothing():
     for spec, memory in (("dense/qsgd:7", "residual:0.9"), ("dense/raw", "none"), ("topk:0.1", "adam:0.9")):
         exchange = make(InProcessGroup(1).transport(0), "adam:decay=0.9", spec, tensors=TENSORS)

@@ -8,7 +8,7 @@ import grace_ext
 from grace_ext import ConfigError, ContainerError
 from grace_ext.pipeline import container
 from grace_ext.pipeline.container import parse
-from grace_ext.pipeline.decoder import add_all, decode_add, decode_rows, decode_sum, decompress, reorder
+from grace_ext.pipeline.decoder import add_all, decode_add, decode_rows, decode_sum, decompress, reorder, sum_at
 
 D = 600
 
@@ -65,6 +65,23 @@ def test_a_weighted_sum_of_containers_of_all_kinds(specs):
     start = gauss(D, 5)
     add_all([parse(data) for data in blobs], start)
     assert np.allclose(start, gauss(D, 5) + 4 * expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["topk:0.1/rice/qsgd:7", "topk:0.1/bitmap/lloyd", "topk:0.01/raw/raw"])
+def test_the_elements_of_a_sum_are_those_of_the_dense_one(spec):
+    parsed = [parse(blob(spec, seed)) for seed in range(3)]
+    out = np.empty(D, np.float32)
+    decode_sum(parsed, out, 0.25)
+    at, values = sum_at(parsed, 0.25)
+    assert (np.diff(at.astype(int)) > 0).all() and set(np.flatnonzero(out)) <= set(at.tolist())
+    assert same_bits(values, out[at])
+
+
+@pytest.mark.parametrize("spec", ["dense/raw", "dct/topk:0.1/rice/raw", None])
+def test_only_sparse_containers_have_elements(spec):
+    other = container.pack_non_finite(D) if spec is None else blob(spec)
+    with pytest.raises(ContainerError, match="dense, not finite or has a transform"):
+        sum_at([parse(blob()), parse(other)], 1.0)
 
 
 def test_one_non_finite_container_makes_the_sum_non_finite_everywhere():

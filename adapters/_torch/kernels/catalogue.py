@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from . import accumulate, half, minmax, qsgd, ranges, rice, signs, ternary, topk
+from . import accumulate, half, minmax, qsgd, ranges, rice, signs, sketch, ternary, topk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +87,8 @@ VARIANTS = [
         minmax.minmax_encode, "*fp32 *i32 *fp32 *i32 *fp32 *u8 i32", {"WIDTH": 8, **_KEPT, "BLOCK": minmax.BLOCK}, hot=True
     ),
     Variant(minmax.minmax_decode, "*u8 *fp32 *fp32 i32", {"WIDTH": 8, "BLOCK": minmax.BLOCK}, hot=True),
+    Variant(sketch.sketch_blocks, "*fp32 *i64 *i64 *i64 *fp32 i32 i32", {"AT_ONCE": sketch.AT_ONCE}, hot=True),
+    Variant(sketch.sketch_tensors, "*fp32 *i64 *i64 *i64 *fp32 *fp32 i32 i32", {}, 1),
     Variant(accumulate.add_at, "*fp32 *i32 *fp32 fp32 i32 i32", {"BLOCK": accumulate.BLOCK}),
     Variant(accumulate.add_dense, "*fp32 *fp32 fp32 i32", {"BLOCK": accumulate.BLOCK}, hot=True),
 ]

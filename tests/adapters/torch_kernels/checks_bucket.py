@@ -19,13 +19,14 @@ from grace_ext.pipeline.container import split
 from grace_ext.pipeline.presets import PRESETS
 from grace_ext.pipeline.spec import parse_stage
 
+ADAM = "topk:0.012/rice_adaptive/lloyd:0.05"  # its default
 SPECS = ["topk:0.01/rice/qsgd:7", "topk:0.02/auto/lloyd", "dense/qsgd:4"]
 #: What may cross beside the container: where sizes are not known before, and numbers that the host needs.
 SLACK = 64 * 1024
 
 
 def make(transport, kind, spec, memory, sizes):
-    tensors = [Tensor(f"t{number}", size, 2) for number, size in enumerate(sizes)]
+    tensors = [Tensor(f"t{number}", size, 2, shape=shape_of(size)) for number, size in enumerate(sizes)]
     exchange = Exchange(transport, grace_ext.memory(memory), 1 / transport.size)
     bucket = exchange.bucket("bucket", tensors, grace_ext.compressor(spec), parse_stage("communicator", "allgather"))
     if kind is not None:
@@ -33,6 +34,11 @@ def make(transport, kind, spec, memory, sizes):
         bucket = kind(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
     exchange.set_buckets([bucket])
     return exchange
+
+
+def shape_of(size):
+    """Rows of 100 elements, where that is possible."""
+    return (size // 100, 100) if size % 100 == 0 else (size,)
 
 
 def train(kind, spec, memory, sizes=(2500, 1200), steps=3, ranks=2):
@@ -45,10 +51,13 @@ def train(kind, spec, memory, sizes=(2500, 1200), steps=3, ranks=2):
             given = vector("normal", sum(sizes), 10 * step + transport.rank)
             given = with_special(given, np.nan) if step == 1 and transport.rank == 1 else given
             out = np.empty(sum(sizes), np.float32) if kind is None else torch.empty(sum(sizes))
-            exchange.start(exchange.buckets[0], lambda into, given=given: copy(given, into))
-            exchange.finish(exchange.buckets[0], out)
-            exchange.end_step()
+            one_step(exchange, given, out)
             results.append(np.array(out).tobytes())
+            bucket = exchange.buckets[0]
+            if bucket.memory.needs_step:
+                parts = zip(bucket.tensors, np.split(np.array(out), [sizes[0]]), strict=True)
+                roots = [root for tensor, part in parts for root in bucket.memory.denominator(tensor, part.item, 0.5**step)]
+                results += [root.tobytes() for root in roots]
         return results, {name: array.tobytes() for name, array in arrays_of(exchange).items()}
 
     return on_all_ranks(work, ranks)
@@ -73,12 +82,57 @@ def steps_are_the_host_s_in_every_bit():
 
 
 @check
+def adams_steps_are_the_host_s_in_every_bit():
+    for spec in (ADAM, "topk:0.02/rice/qsgd:7"):
+        expected = train(None, spec, "adam")
+        assert train(KernelBucket, spec, "adam") == expected, spec
+        assert expected[0][0] == expected[1][0]
+    # Without kernels, the memory works on the host.
+    on_all_ranks(lambda transport: not_fitting(transport, TorchBucket, ADAM, "adam"), 1)
+
+
+@check
+def what_a_first_moment_still_holds_is_given_up():
+    """A training that has sent more goes on with less."""
+
+    def work(transport, kind):
+        exchange = make(transport, None, "topk:0.1/rice/raw", "adam", (2500, 1200))
+        one_step(exchange, vector("normal", 3700, transport.rank), np.empty(3700, np.float32))
+        state = exchange.state_dict()
+        assert any(array.any() for array in state["held"].values())
+        exchange = make(transport, kind, ADAM, "adam", (2500, 1200))
+        exchange.load_state_dict(state)
+        out = np.empty(3700, np.float32) if kind is None else torch.empty(3700)
+        one_step(exchange, vector("normal", 3700, 7 + transport.rank), out)
+        assert not exchange.state_dict().get("held")
+        return np.array(out).tobytes(), {name: array.tobytes() for name, array in arrays_of(exchange).items()}
+
+    found, expected = (on_all_ranks(lambda transport, k=kind: work(transport, k), 2) for kind in (KernelBucket, None))
+    assert found == expected
+
+
+def one_step(exchange, given, out):
+    exchange.start(exchange.buckets[0], lambda into: copy(given, into))
+    exchange.finish(exchange.buckets[0], out)
+    exchange.end_step()
+
+
+def not_fitting(transport, kind, spec, memory):
+    bucket = make(transport, None, spec, memory, (500,)).buckets[0]
+    assert not kind.fits(bucket.compressor, bucket.communicator, bucket.memory), (spec, memory)
+
+
+@check
 def what_has_no_kernels_is_left_to_the_host():
     def work(transport):
-        for spec, memory in (("topk:0.01:per=tensor/rice/raw", "residual"), ("dense/raw", "none"), (SPECS[0], "dgc")):
-            exchange = make(transport, None, spec, memory, (500,))
-            bucket = exchange.buckets[0]
-            assert not KernelBucket.fits(bucket.compressor, bucket.communicator, bucket.memory), (spec, memory)
+        for spec, memory in (
+            ("topk:0.01:per=tensor/rice/raw", "residual"),
+            ("dense/raw", "none"),
+            (SPECS[0], "dgc"),
+            ("topk:0.1/rice/raw", "adam"),
+            (ADAM, "adam:bits=8"),
+        ):
+            not_fitting(transport, KernelBucket, spec, memory)
 
     on_all_ranks(work, 1)
 
@@ -94,6 +148,8 @@ def crossings(spec, d, memory="residual", kind="normal"):
             state = bucket.memory.begin(bucket.name, d, bucket._arrays)
             dense = torch.zeros(d, device="cpu") if state is None else state[1]
             dense.copy_(torch.from_numpy(vector(kind, d)))
+            if bucket.memory.has_hooks:
+                assert bucket._sketch(dense, STREAM).size == 8
             blob = bucket._encode(dense, state and state[0], STREAM, 0.0).blob
             before = dataclasses.replace(accelerator.crossings)
             assert bucket._decode_sum(split(blob, 1, d), out, 1.0)
@@ -106,7 +162,8 @@ def crossings(spec, d, memory="residual", kind="normal"):
 def nothing_dense_crosses():
     """At most 1.5 times the container, and 64 KiB; of the sums, only whether codes were sound."""
     d, published = 16_000, [name for name, spec in PRESETS.items() if spec.startswith("topk")]
-    for spec, memory in [*((spec, "none") for spec in SPECS), *((spec, "residual") for spec in [*SPECS, *published])]:
+    cases = [(spec, memory) for memory, specs in (("none", SPECS), ("residual", [*SPECS, *published])) for spec in specs]
+    for spec, memory in [*cases, (ADAM, "adam")]:
         came, waits, container, received = crossings(spec, d, memory)
         assert came <= 1.5 * container + SLACK, (spec, came, container)
         assert came < 4 * d / 4, (spec, came)

@@ -11,16 +11,21 @@ from grace_ext.adapters.torch_ddp import CompressionState, comm_hook
 
 
 def train(spec: str, selection: str) -> torch.Tensor:
+    """spec: "adam" for an AdamW and its default."""
     torch.manual_seed(1)
-    net = torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.ReLU(), torch.nn.Linear(60, 10))
+    net = torch.nn.Sequential(torch.nn.Linear(80, 60), torch.nn.ReLU(), torch.nn.Linear(60, 10))
     model = torch.nn.parallel.DistributedDataParallel(net)
-    state = CompressionState(net.named_parameters(), spec, memory="residual", selection=selection)
+    if spec == "adam":
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+        state = CompressionState(net.named_parameters(), optimizer=optimizer, selection=selection)
+    else:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        state = CompressionState(net.named_parameters(), spec, memory="residual", selection=selection)
     model.register_comm_hook(state, comm_hook)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     generator = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(4):
         optimizer.zero_grad()
-        x, y = torch.randn(8, 40, generator=generator), torch.randint(0, 10, (8,), generator=generator)
+        x, y = torch.randn(8, 80, generator=generator), torch.randint(0, 10, (8,), generator=generator)
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
     kinds = {type(bucket) for bucket in state._buckets.exchange.buckets}
