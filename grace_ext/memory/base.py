@@ -238,14 +238,11 @@ class Memory(Stage, OptimizerPart):
     def works_at_positions(self, compressor: Compressor) -> bool:
         """Say whether the hooks get along without the gradient and the result as arrays, so that both can be on an accelerator.
 
-        What they need then is in the place of `correct_gradient` what `owed` returns, and sketches of the gradient's tensors,
-        of the same random numbers; and `on_received_at` in the place of `on_received`.
-
         Args:
             compressor: The bucket's compressor, before a schedule changes it.
 
         Returns:
-            The answer. It is of interest only if `has_hooks`.
+            Whether `owed`, sketches and `on_received_at` do in the place of `correct_gradient` and `on_received`.
         """
         return False
 
