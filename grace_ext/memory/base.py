@@ -42,8 +42,7 @@ class Memory(Stage, OptimizerPart):
     residual_is_of_gradients = True
     #: Whether it can keep states for the rows of a table.
     supports_rows = False
-    #: Whether `correct_gradient`, `on_sent` or `on_received` do anything. Only if not, states can live on an accelerator
-    #: and gradients can be encoded where they are.
+    #: Whether `correct_gradient`, `on_sent` or `on_received` do anything; see `works_at_positions`.
     has_hooks = False
     #: Whether `correct_gradient` is one of the hooks that do something. Then gradients need not lie in one array.
     corrects_gradient = False
@@ -247,14 +246,14 @@ class Memory(Stage, OptimizerPart):
         return False
 
     def owed(self, name: str, size: int) -> np.ndarray | None:
-        """Give up what the memory has to add to this step's gradient beside the residual. Only if `works_at_positions`.
+        """Give up what is to be added to this step's gradient beside the residual. Only if `works_at_positions`.
 
         Args:
             name: Name of the bucket.
             size: Number of its elements.
 
         Returns:
-            float32[size], or None for nothing.
+            float32[size]; None for nothing.
         """
         raise NotImplementedError
 
@@ -291,8 +290,8 @@ class Memory(Stage, OptimizerPart):
 
         Args:
             name: Name of the bucket.
-            at: Their positions, uint32[n], ascending.
-            values: float32[n], finite: as `out` of `on_received`.
+            at: Positions, uint32[n], ascending.
+            values: As `out` of `on_received`.
         """
         raise NotImplementedError
 
