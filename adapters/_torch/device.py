@@ -54,6 +54,11 @@ class TorchBucket(Bucket):
         able = not memory.has_hooks or cls.can_sketch and memory.works_at_positions(compressor)
         return communicator.name == "allgather" and able and cls.can_encode(compressor)
 
+    @classmethod
+    def made_of(cls, bucket: Bucket) -> "TorchBucket":
+        """Make such a bucket of one that fits."""
+        return cls(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
+
     #: Whether memories that work at positions can have such a bucket.
     can_sketch = False
 
@@ -77,6 +82,10 @@ class TorchBucket(Bucket):
             on_gradient(dense, state and state[0])
         if on_compensated_gradient:
             on_compensated_gradient(dense.cpu().numpy(), state and state[0].cpu().numpy())
+        return self._send(transport, dense, state, stream, started)
+
+    def _send(self, transport, dense, state, stream, started):
+        """Encode and send the gradient, which is in the memory's buffer for the next residual, if the memory has one."""
         sketch = self._sketch(dense, stream) if self.memory.has_hooks else None
         encoded = self._encode(dense, state and state[0], stream, started)
         pending = Pending(
@@ -139,17 +148,18 @@ class TorchBucket(Bucket):
         return torch.from_numpy(values).to(self.device)
 
 
-def bucket_class(device: str) -> type[TorchBucket]:
-    """The class of buckets on a device: with kernels, where Triton is installed and can run them there."""
+def bucket_classes(device: str) -> list[type[TorchBucket]]:
+    """The classes of buckets on a device: those with kernels, where Triton is installed and can run them there."""
     if importlib.util.find_spec("triton") is None:
-        return TorchBucket
+        return [TorchBucket]
     from .kernels import usable
 
     if not usable(device):
-        return TorchBucket
+        return [TorchBucket]
+    from .factor_bucket import FactorBucket
     from .kernel_bucket import KernelBucket
 
-    return KernelBucket
+    return [KernelBucket, FactorBucket]
 
 
 def behind_current_stream(bucket: Bucket, pack: Callable) -> Callable:

@@ -11,7 +11,7 @@ from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.row_buckets import RowBucket
 
 from .._common.options import CompressionOptions
-from .device import bucket_class
+from .device import bucket_classes
 from .gradients import pack
 from .output_buffer import OutputBuffer
 from .rows import from_rows
@@ -56,10 +56,10 @@ class ParameterBuckets:
         wanted = self._selection == "device" or self._selection == "auto" and bucket.device != "cpu"
         if not wanted:
             return bucket
-        kind = bucket_class(bucket.device)
-        if not kind.fits(bucket.compressor, bucket.communicator, bucket.memory):
-            return bucket
-        return kind(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
+        for kind in bucket_classes(bucket.device):
+            if kind.fits(bucket.compressor, bucket.communicator, bucket.memory):
+                return kind.made_of(bucket)
+        return bucket
 
     def _count_missing(self) -> None:
         """A step begins: no bucket has any of its gradients."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import registry
 from .._util.rng import Stream
-from ..kernels.lowrank import expand
+from ..lowrank.matrices import HostMatrices
 from .subject import Candidate
 
 _LEVELS = (7, 15, 31, 63, 127, 255)
@@ -205,11 +205,11 @@ def our_powersgd(rank: int) -> Callable:
 
     def step(matrix, last):
         left = np.empty((matrix.shape[0], rank), np.float32)
-        stage.project(matrix, None if last is None else last[1], stream, left)
+        HostMatrices.project(matrix, stage.basis(None if last is None else last[1], rank, matrix.shape[1], stream), left)
         left = stage.orthonormalized(left, stream)
         right, out = np.empty((rank, matrix.shape[1]), np.float32), np.empty(matrix.size, np.float32)
-        stage.project_back(left, matrix, right)
-        expand(left, right, np.float32(1), out, right, out[:0])
+        HostMatrices.project_back(left, matrix, right)
+        HostMatrices.expand(left, right, np.float32(1), out, right, out[:0])
         return out.reshape(matrix.shape), right
 
     return step

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from .._util.rng import Stream
 from .._util.shared_states import SharedStates
 from ..errors import ConfigError
 from ..kernels import max_magnitude
-from ..kernels.lowrank import add_magnitude, expand
 from ..kernels.topk import NON_FINITE
+from ..lowrank.matrices import HOST, Matrices
 from ..pipeline.compressor import Compressor
 from ..transport.base import Transport
 from .base import Communicator, Pending, wait
@@ -53,13 +53,13 @@ class _PendingFactors(Pending):
     keeps_state = True
     name: str
     parts: list[_Part]
-    gradient: np.ndarray
+    gradient: Any
     residual: bool
     stream: Stream
     started: int = 1
     first: np.ndarray | None = None
-    factors: list[np.ndarray | None] = dataclasses.field(default_factory=list)
-    own: np.ndarray | None = None
+    factors: list[Any | None] = dataclasses.field(default_factory=list)
+    own: Any | None = None
 
 
 class FactorAllreduce(Communicator[_PendingFactors]):
@@ -73,17 +73,32 @@ class FactorAllreduce(Communicator[_PendingFactors]):
         tensors: The tensors of the bucket, each with `name`, `shape` and `size`.
         compressor: The low-rank compressor.
         warm_starts: The factors that steps start from.
+        matrices: Where the gradients lie.
     """
 
     name = "factors"
     collectives = ("allreduce", "allreduce")
 
-    def __init__(self, tensors: Sequence[ShapedTensor], compressor: Compressor, warm_starts: SharedStates):
-        self._method, self._warm_starts = compressor.lowrank, warm_starts
+    def __init__(
+        self, tensors: Sequence[ShapedTensor], compressor: Compressor, warm_starts: SharedStates, matrices: Matrices = HOST
+    ):
+        self._given = tensors, compressor, warm_starts
+        self._method, self._warm_starts, self._matrices = compressor.lowrank, warm_starts, matrices
         self._factored = _layout(tensors, self._method.factorization)
         self._plain = _layout(tensors, lambda shape: (1, math.prod(shape), 0))
         self._sums = 2 * self._method.iterations
         self.collectives = ("allreduce",) * self._sums
+
+    def at(self, matrices: Matrices) -> "FactorAllreduce":
+        """Make the same communicator for gradients that lie somewhere else.
+
+        Args:
+            matrices: Where they lie.
+
+        Returns:
+            The communicator.
+        """
+        return FactorAllreduce(*self._given, matrices)
 
     def check(self, compressor: Compressor) -> None:
         if compressor.lowrank is None:
@@ -100,38 +115,31 @@ class FactorAllreduce(Communicator[_PendingFactors]):
         sizes: tuple[int, ...] | None = None,
     ) -> _PendingFactors:
         started = time.perf_counter()
-        if state is None:
-            largest = max_magnitude(gradient)
-        else:
-            residual, gradient = state
-            largest = add_magnitude(gradient, residual)
+        residual, gradient = (None, gradient) if state is None else state
         parts = self._factored if stream.step >= self._method.start else self._plain
-        message = np.empty(parts[-1].first.stop, np.float32)
-        if largest >= NON_FINITE:
-            message[:] = np.nan
-        else:
+        message = self._matrices.empty(parts[-1].first.stop)
+        if self._matrices.add(gradient, residual):
             for part in parts:
                 self._first(part, gradient[part.bucket], stream, message[part.first])
+        else:
+            message[:] = np.nan
+        sent = self._matrices.to_host(message)
         seconds = {"factor": time.perf_counter() - started}
         return _PendingFactors(
-            transport.allreduce(f"{name}.p", message),
-            message.nbytes,
-            seconds,
-            name,
-            parts,
-            gradient,
-            state is not None,
-            stream,
+            transport.allreduce(f"{name}.p", sent), sent.nbytes, seconds, name, parts, gradient, state is not None, stream
         )
 
-    def _first(self, part: _Part, gradient: np.ndarray, stream: Stream, out: np.ndarray) -> None:
+    def _first(self, part: _Part, gradient: Any, stream: Stream, out: Any) -> None:
         if not part.rank:
             out[:] = gradient
             return
         qt = self._warm_start_of(part) if self._method.warm_start else None
-        self._method.project(
-            gradient.reshape(part.rows, part.columns), qt, _common(stream, part), out.reshape(part.rows, part.rank)
-        )
+        self._project(part, gradient, qt, stream, out)
+
+    def _project(self, part: _Part, gradient: Any, qt: np.ndarray | None, stream: Stream, out: Any) -> None:
+        basis = self._method.basis(qt, part.rank, part.columns, _common(stream, part))
+        matrix = gradient.reshape(part.rows, part.columns)
+        self._matrices.project(matrix, self._matrices.place(basis), out.reshape(part.rows, part.rank))
 
     def _warm_start_of(self, part: _Part) -> np.ndarray | None:
         found = self._warm_starts.get(part.name, part.rank * part.columns)
@@ -159,36 +167,33 @@ class FactorAllreduce(Communicator[_PendingFactors]):
         """Return this rank's part of Q. summed: that of P, float32[n]."""
         if pending.first is None:
             pending.first = summed
-        message = np.full(pending.parts[-1].second.stop, np.nan, np.float32)
+        message = self._matrices.empty(pending.parts[-1].second.stop)
+        message[:] = np.nan
         pending.factors = []
         if max_magnitude(summed) < NON_FINITE:
             for part in pending.parts:
                 p = summed[part.first if summed is pending.first else part.further]
                 pending.factors.append(self._second(part, pending, p, message[part.second]))
-        pending.own = message.copy()
-        return message
+        pending.own = message
+        return self._matrices.to_host(message)
 
-    def _second(self, part: _Part, pending: _PendingFactors, p: np.ndarray, out: np.ndarray) -> np.ndarray | None:
+    def _second(self, part: _Part, pending: _PendingFactors, p: np.ndarray, out: Any) -> Any | None:
         if not part.rank:
             return None
-        pt = self._method.orthonormalized(p.reshape(part.rows, part.rank), _common(pending.stream, part))
-        self._method.project_back(
-            pt, pending.gradient[part.bucket].reshape(part.rows, part.columns), out.reshape(part.rank, part.columns)
-        )
+        own = self._method.orthonormalized(p.reshape(part.rows, part.rank), _common(pending.stream, part))
+        pt, matrix = self._matrices.place(own), pending.gradient[part.bucket].reshape(part.rows, part.columns)
+        self._matrices.project_back(pt, matrix, out.reshape(part.rank, part.columns))
         return pt
 
     def _begin_p(self, pending: _PendingFactors, summed: np.ndarray) -> np.ndarray:
         """Return this rank's part of the next P. summed: that of Q, float32[n]."""
-        message = np.full(pending.parts[-1].further.stop, np.nan, np.float32)
+        message = self._matrices.empty(pending.parts[-1].further.stop)
+        message[:] = np.nan
         if pending.factors and max_magnitude(summed) < NON_FINITE:
             for part in (part for part in pending.parts if part.rank):
-                self._method.project(
-                    pending.gradient[part.bucket].reshape(part.rows, part.columns),
-                    summed[part.second].reshape(part.rank, part.columns),
-                    _common(pending.stream, part),
-                    message[part.further].reshape(part.rows, part.rank),
-                )
-        return message
+                qt = summed[part.second].reshape(part.rank, part.columns)
+                self._project(part, pending.gradient[part.bucket], qt, pending.stream, message[part.further])
+        return self._matrices.to_host(message)
 
     def finish(self, pending: _PendingFactors, transport: Transport, out: np.ndarray, weight: float) -> bool:
         while pending.started < self._sums:
@@ -197,11 +202,11 @@ class FactorAllreduce(Communicator[_PendingFactors]):
         started = time.perf_counter()
         finite = bool(pending.factors) and max_magnitude(second) < NON_FINITE
         if finite:
-            largest = [
+            found = [
                 self._decode(part, pt, pending, second, transport.size, np.float32(weight), out[part.bucket])
                 for part, pt in zip(pending.parts, pending.factors, strict=True)
             ]
-            finite = max(largest) < NON_FINITE
+            finite = self._matrices.all_finite(found)
         if not finite:
             out[:] = np.nan
         pending.seconds["decode"] = time.perf_counter() - started
@@ -210,14 +215,14 @@ class FactorAllreduce(Communicator[_PendingFactors]):
     def _decode(
         self,
         part: _Part,
-        pt: np.ndarray | None,
+        pt: Any | None,
         pending: _PendingFactors,
         second: np.ndarray,
         ranks: int,
         weight: np.float32,
-        out: np.ndarray,
-    ) -> int:
-        """Write a tensor's result and residual; returns the bits of the result's largest magnitude.
+        out: Any,
+    ) -> Any:
+        """Write a tensor's result and residual; returns what Matrices.all_finite can tell of the result.
 
         The residual is what this rank's own factors leave out. Its mean over ranks, on which all that is sent depends,
         equals that of the usual residual, gradient minus result. But the latter also holds how the rank's gradients differ
@@ -225,13 +230,13 @@ class FactorAllreduce(Communicator[_PendingFactors]):
         """
         residual = pending.gradient[part.bucket] if pending.residual else pending.gradient[:0]
         if not part.rank:
-            np.multiply(pending.first[part.first], weight, out=out)
             residual[:] = 0
-            return max_magnitude(out)
+            return self._matrices.write(out, pending.first[part.first] * weight)
         qt = second[part.second].reshape(part.rank, part.columns)
         if self._method.warm_start:
             self._warm_starts.put(part.name, qt * np.float32(1 / ranks))
-        return expand(pt, qt, weight, out, pending.own[part.second].reshape(qt.shape), residual)
+        own = pending.own[part.second].reshape(qt.shape)
+        return self._matrices.expand(pt, self._matrices.place(qt), weight, out, own, residual)
 
 
 def _common(stream: Stream, part: _Part) -> Stream:

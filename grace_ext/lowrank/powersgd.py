@@ -70,19 +70,21 @@ class PowerSGD(Stage):
         pays = (rows + columns) * rank * self.min_rate < rows * columns
         return rows, columns, rank if pays else 0
 
-    def project(self, matrix: np.ndarray, qt: np.ndarray | None, stream: Stream, out: np.ndarray) -> None:
-        """Compute M·Q.
+    def basis(self, qt: np.ndarray | None, rank: int, columns: int, stream: Stream) -> np.ndarray:
+        """Compute what a matrix is projected to. All machines get the same bits.
 
         Args:
-            matrix: M, float32[n, m].
             qt: The last step's Qᵀ, float32[r, m], or None to start at random.
+            rank: r.
+            columns: m.
             stream: Random numbers, the same on all ranks.
-            out: Output, float32[n, r].
+
+        Returns:
+            Qᵀ with orthonormal rows, float32[r, m].
         """
-        basis = np.zeros((out.shape[1], matrix.shape[1]), np.float32) if qt is None else qt.copy()
-        orthonormalize(basis, *stream.key())
-        with np.errstate(over="ignore", invalid="ignore"):  # all ranks find an Inf or NaN in the sum
-            np.matmul(matrix, basis.T, out=out)
+        found = np.zeros((rank, columns), np.float32) if qt is None else qt.copy()
+        orthonormalize(found, *stream.key())
+        return found
 
     def orthonormalized(self, summed: np.ndarray, stream: Stream) -> np.ndarray:
         """Orthonormalize the sum of the ranks' P. All machines get the same bits.
@@ -97,14 +99,3 @@ class PowerSGD(Stage):
         pt = np.ascontiguousarray(summed.T)
         orthonormalize(pt, *dataclasses.replace(stream, name=stream.name + ".p").key())
         return pt
-
-    def project_back(self, pt: np.ndarray, matrix: np.ndarray, out: np.ndarray) -> None:
-        """Compute Pᵀ·M.
-
-        Args:
-            pt: Pᵀ, float32[r, n].
-            matrix: M, float32[n, m].
-            out: Output, float32[r, m].
-        """
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.matmul(pt, matrix, out=out)

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._util.rng import Stream
 from ..communicators.allreduce import Allreduce
-from ..kernels.lowrank import expand
+from ..lowrank.matrices import HostMatrices
 from ..pipeline import container
 from ..pipeline.decoder import decode_sum
 from ..transport.base import CollectiveHandle, Transport
@@ -162,11 +162,11 @@ def measure_factors(method: Any, side: int) -> Codec:
     for step in range(_REPEATS):
         started = time.thread_time()
         for _ in range(method.iterations):
-            method.project(matrix, qt if step else None, Stream(step=step), p)
+            HostMatrices.project(matrix, method.basis(qt if step else None, *qt.shape, Stream(step=step)), p)
             pt = method.orthonormalized(p, Stream(step=step))
-            method.project_back(pt, matrix, qt)
+            HostMatrices.project_back(pt, matrix, qt)
         made = time.thread_time()
-        expand(pt, qt, np.float32(1), out, qt, matrix.reshape(-1).copy())
+        HostMatrices.expand(pt, qt, np.float32(1), out, qt, matrix.reshape(-1).copy())
         encode.append(made - started)
         decode.append(time.thread_time() - made)
     sent = 4 * method.iterations * rank * (rows + columns) / matrix.size

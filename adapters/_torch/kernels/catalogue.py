@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from . import accumulate, half, minmax, qsgd, ranges, rice, signs, sketch, ternary, topk
+from . import accumulate, half, lowrank, minmax, qsgd, ranges, rice, signs, sketch, ternary, topk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +89,12 @@ VARIANTS = [
     Variant(minmax.minmax_decode, "*u8 *fp32 *fp32 i32", {"WIDTH": 8, "BLOCK": minmax.BLOCK}, hot=True),
     Variant(sketch.sketch_blocks, "*fp32 *i64 *i64 *i64 *fp32 i32 i32", {"AT_ONCE": sketch.AT_ONCE}, hot=True),
     Variant(sketch.sketch_tensors, "*fp32 *i64 *i64 *i64 *fp32 *fp32 i32 i32", {}, 1),
+    Variant(
+        lowrank.expand_factors,
+        "*fp32 *fp32 *fp32 fp32 *fp32 *fp32 *i32 i32 i32 i32",
+        {"KEEP": True, "BLOCK": lowrank.BLOCK},
+        hot=True,
+    ),
     Variant(accumulate.add_at, "*fp32 *i32 *fp32 fp32 i32 i32", {"BLOCK": accumulate.BLOCK}),
     Variant(accumulate.add_dense, "*fp32 *fp32 fp32 i32", {"BLOCK": accumulate.BLOCK}, hot=True),
 ]

@@ -11,7 +11,8 @@ from support.exchanges import arrays_of
 from support.in_process_ranks import on_all_ranks
 
 import grace_ext
-from grace_ext.adapters._torch.device import TorchBucket, bucket_class
+from grace_ext.adapters._torch.device import TorchBucket, bucket_classes
+from grace_ext.adapters._torch.factor_bucket import FactorBucket
 from grace_ext.adapters._torch.kernel_bucket import KernelBucket
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
@@ -31,7 +32,7 @@ def make(transport, kind, spec, memory, sizes):
     bucket = exchange.bucket("bucket", tensors, grace_ext.compressor(spec), parse_stage("communicator", "allgather"))
     if kind is not None:
         assert kind.fits(bucket.compressor, bucket.communicator, bucket.memory), spec
-        bucket = kind(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
+        bucket = kind.made_of(bucket)
     exchange.set_buckets([bucket])
     return exchange
 
@@ -72,7 +73,7 @@ def copy(given, into):
 
 @check
 def steps_are_the_host_s_in_every_bit():
-    assert bucket_class("cpu") is KernelBucket
+    assert bucket_classes("cpu") == [KernelBucket, FactorBucket]
     for spec in SPECS:
         for memory in ("residual", "none"):
             expected = train(None, spec, memory)

@@ -25,7 +25,7 @@ def test_check(job, name, record_property):
 @pytest.mark.alone
 @pytest.mark.mpi
 def test_a_training_with_ddp_is_the_same_with_kernels():
-    specs = ["topk:0.02/rice/qsgd:7", "dense/qsgd:4", "adam"]
+    specs = ["topk:0.02/rice/qsgd:7", "dense/qsgd:4", "adam", "powersgd:2"]
     done = run("interpreted-torchrun-2", HERE / "ddp_worker.py", *specs)
     assert done.returncode == 0, done.stdout[-4000:]
     assert all(f"rank {rank}: {spec} is the same" in done.stdout for rank in range(2) for spec in specs)
