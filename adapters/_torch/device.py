@@ -37,6 +37,10 @@ class TorchArrays:
     def from_host(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
 
+    @staticmethod
+    def normalized(matrix: torch.Tensor, least: float) -> torch.Tensor:
+        return matrix / torch.linalg.norm(matrix).clamp(min=least)
+
 
 class TorchBucket(Bucket):
     """A top-k bucket on an accelerator, exchanged by allgather."""
@@ -51,7 +55,7 @@ class TorchBucket(Bucket):
     @classmethod
     def fits(cls, compressor, communicator, memory) -> bool:
         """Whether such a bucket can have these parts; otherwise the whole gradient is copied to the host."""
-        able = not memory.has_hooks or cls.can_sketch and memory.works_at_positions(compressor)
+        able = not memory.has_hooks or cls.has_hooks and memory.works_at_positions(compressor)
         return communicator.name == "allgather" and able and cls.can_encode(compressor)
 
     @classmethod
@@ -60,7 +64,7 @@ class TorchBucket(Bucket):
         return cls(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
 
     #: Whether memories that work at positions can have such a bucket.
-    can_sketch = False
+    has_hooks = False
 
     @staticmethod
     def can_encode(compressor) -> bool:
@@ -86,7 +90,7 @@ class TorchBucket(Bucket):
 
     def _send(self, transport, dense, state, stream, started):
         """Encode and send the gradient, which is in the memory's buffer for the next residual, if the memory has one."""
-        sketch = self._sketch(dense, stream) if self.memory.has_hooks else None
+        sketch = self._correct(dense, stream) if self.memory.has_hooks else None
         encoded = self._encode(dense, state and state[0], stream, started)
         pending = Pending(
             transport.allgather(self.name, encoded.blob),
@@ -98,8 +102,8 @@ class TorchBucket(Bucket):
         self._start_sketch(pending, transport, sketch)
         return pending
 
-    def _sketch(self, dense: torch.Tensor, stream) -> np.ndarray:
-        """The sketches of the gradient's tensors, float32[8 * tensors], after which `dense` holds what is owed as well."""
+    def _correct(self, dense: torch.Tensor, stream) -> np.ndarray | None:
+        """Let the memory change the gradient. Returns sketches of what it was, float32[8 * tensors], if the memory wants some."""
         raise NotImplementedError
 
     def _encode(self, dense, residual, stream, started):

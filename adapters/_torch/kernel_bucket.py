@@ -29,24 +29,26 @@ class KernelBucket(TorchBucket):
         with self._on_device():
             return device_encoder.encode(self.compressor, dense, residual, stream, started)
 
-    can_sketch = True
+    has_hooks = True
 
     @functools.cached_property
     def _sketcher(self) -> Sketcher:
         return Sketcher(self.sizes, self.device)
 
-    def _sketch(self, dense, stream):
-        with self._on_device():
-            sketches = to_host(self._sketcher.sketches(dense, stream.shared().key())).reshape(-1)
-        owed = self.memory.owed(self.name, self.size)
-        if owed is not None:
-            dense += to_device(owed, self.device)
+    def _correct(self, dense, stream):
+        sketches = None
+        if self._sketch_size:
+            with self._on_device():
+                sketches = to_host(self._sketcher.sketches(dense, stream.shared().key())).reshape(-1)
+        self.memory.correct_at(self.name, dense, self._arrays)
         return sketches
 
     def finish(self, pending, transport, out, weight):
         finite = super().finish(pending, transport, out, weight)
         if finite and self.memory.has_hooks:
-            self.memory.on_received_at(self.name, *self._received)
+            factor = self.memory.on_received_at(self.name, *self._received, weight * transport.size)
+            if factor != 1:
+                out *= factor
         return finite
 
     def _decode_sum(self, containers: list[Container], out: torch.Tensor, weight: float) -> bool:

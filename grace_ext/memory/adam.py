@@ -22,7 +22,7 @@ from ..sparsifiers.parts import SketchedParts
 from ._by_tensor import ResidualByTensor
 from .base import Memory
 from .residual import Residual
-from .states import States
+from .states import Arrays, States
 
 # In a state: where the learning rate is, and where the sums of rows and columns begin; see the kernel update_moments.
 _RATE, _SUMS = 2, 3
@@ -133,7 +133,7 @@ class Adam(ResidualByTensor):
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
     ) -> tuple[np.ndarray | list[np.ndarray], SketchedParts]:
         sketched, holds = SketchedParts(parts, *map(np.uint32, stream.shared().key())), density >= _SPARSE
-        held, following = self._held.begin(name, out.size) if holds else (self.owed(name, out.size), NO_VALUES)
+        held, following = self._held.begin(name, out.size) if holds else (self._give_up(name, out.size), NO_VALUES)
         if held is None:
             return sketched, sketched
         sketched.complete()
@@ -151,7 +151,13 @@ class Adam(ResidualByTensor):
     def works_at_positions(self, compressor: Compressor) -> bool:
         return self.bits == 32 and compressor.density < _SPARSE
 
-    def owed(self, name: str, size: int) -> np.ndarray | None:
+    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
+        held = self._give_up(name, len(gradient))
+        if held is not None:
+            gradient += arrays.from_host(held)
+
+    def _give_up(self, name: str, size: int) -> np.ndarray | None:
+        """What the first moment still holds where there is none any more, float32[size]."""
         held = self._held.find(name, size)
         if held is not None:
             self._given_up.append(name)
@@ -169,10 +175,11 @@ class Adam(ResidualByTensor):
     def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
         self._update(name, self._sums.pop(name).of(out), functools.partial(largest_in_rows, out))
 
-    def on_received_at(self, name: str, at: np.ndarray, values: np.ndarray) -> None:
+    def on_received_at(self, name: str, at: np.ndarray, values: np.ndarray, scale: float) -> float:
         sums = np.empty(int(self._matrices[name].sum()), np.float32)
         square_sums_at(at, values, self._matrices[name], sums)
         self._update(name, sums, functools.partial(largest_in_rows_at, at, values))
+        return 1.0
 
     def _update(self, name: str, sums: np.ndarray, find_largest: Callable) -> None:
         """sums: what SquareSums has of the result. find_largest: the kernel largest_in_rows for the result."""

@@ -40,8 +40,7 @@ class Memory(Stage, OptimizerPart):
     shared: dict[str, SharedStates] = {}
     #: Whether a residual is of gradients, so that the energies of both tell how much waits.
     residual_is_of_gradients = True
-    #: Whether it can keep states for the rows of a table.
-    supports_rows = False
+    supports_rows = False  #: Whether it can keep states for the rows of a table.
     #: Whether `correct_gradient`, `on_sent` or `on_received` do anything; see `works_at_positions`.
     has_hooks = False
     #: Whether `correct_gradient` is one of the hooks that do something. Then gradients need not lie in one array.
@@ -235,27 +234,24 @@ class Memory(Stage, OptimizerPart):
         raise NotImplementedError
 
     def works_at_positions(self, compressor: Compressor) -> bool:
-        """Say whether the hooks get along without the gradient and the result as arrays, so that both can be on an accelerator.
+        """Say whether the hooks get along without the result as an array, so that gradients can be on an accelerator.
 
         Args:
             compressor: The bucket's compressor, before a schedule changes it.
 
         Returns:
-            Whether `owed`, sketches and `on_received_at` do in the place of `correct_gradient` and `on_received`.
+            Whether sketches, `correct_at` and `on_received_at` do in place of `correct_gradient` and `on_received`.
         """
         return False
 
-    def owed(self, name: str, size: int) -> np.ndarray | None:
-        """Give up what is to be added to this step's gradient beside the residual. Only if `works_at_positions`.
+    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
+        """Make what is encoded of a gradient, where it lies. Only if `works_at_positions`.
 
         Args:
             name: Name of the bucket.
-            size: Number of its elements.
-
-        Returns:
-            float32[size]; None for nothing.
+            gradient: An array of that kind, float32[d], changed.
+            arrays: The kind.
         """
-        raise NotImplementedError
 
     def on_sent(self, name: str, pending: Pending) -> None:
         """See what this rank sends, in the thread that has encoded it.
@@ -285,13 +281,17 @@ class Memory(Stage, OptimizerPart):
             scale: Factor of the mean over ranks.
         """
 
-    def on_received_at(self, name: str, at: np.ndarray, values: np.ndarray) -> None:
+    def on_received_at(self, name: str, at: np.ndarray, values: np.ndarray, scale: float) -> float:
         """See the elements of a result that are not zero. Only if `works_at_positions`.
 
         Args:
             name: Name of the bucket.
             at: Positions, uint32[n], ascending.
             values: As `out` of `on_received`.
+            scale: See `on_received`.
+
+        Returns:
+            A factor for the whole result.
         """
         raise NotImplementedError
 

@@ -12,9 +12,11 @@ from .._util.shared_states import SharedStates
 from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
 from ..kernels.momentum import accumulate_momentum
+from ..pipeline.compressor import Compressor
 from ..registry import register
 from ._by_tensor import ResidualByTensor
 from .base import Memory
+from .states import Arrays, NumpyArrays
 from .velocity import Velocity
 
 #: What torch.optim.Muon has by default; the memory has no options for them.
@@ -125,12 +127,26 @@ class Muon(ResidualByTensor):
             for tensor, gradient in zip(self._tensors[name], parts, strict=True):
                 at = self._places[tensor.name][1]
                 accumulate_momentum(velocity[at], gradient, momentum, share, following[at])
-                update = momentum * following[at] + share * gradient if self.nesterov else following[at]
-                rows = tensor.shape[0] if tensor.size and tensor.shape else 1
-                matrix = update.reshape(rows, -1)
-                factor = ADJUSTMENTS[self.adjust](rows, max(matrix.shape[1], 1))
-                out[at] = (np.float32(factor) * orthogonalized(matrix, self.steps)).reshape(-1)
+                out[at] = self._update(tensor, gradient, following[at], NumpyArrays)
         return out, None
+
+    def works_at_positions(self, compressor: Compressor) -> bool:
+        return self.bits == 32
+
+    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
+        velocity, following = self._average.begin_step(name, len(gradient), arrays)
+        following[:] = velocity * self.momentum + gradient * (1 - self.momentum)
+        for tensor in self._tensors[name]:
+            at = self._places[tensor.name][1]
+            gradient[at] = self._update(tensor, gradient[at], following[at], arrays)
+
+    def _update(self, tensor: ShapedTensor, gradient: Any, momentum: Any, arrays: Arrays) -> Any:
+        """A tensor's update, float32[d], of its gradient and its new momentum; all are arrays of that kind."""
+        update = momentum * self.momentum + gradient * (1 - self.momentum) if self.nesterov else momentum
+        rows = tensor.shape[0] if tensor.size and tensor.shape else 1
+        matrix = update.reshape(rows, -1)
+        factor = ADJUSTMENTS[self.adjust](rows, max(matrix.shape[1], 1))
+        return (orthogonalized(matrix, self.steps, arrays) * factor).reshape(-1)
 
     def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
         if scale != 1:
@@ -139,6 +155,15 @@ class Muon(ResidualByTensor):
             part = out[self._places[tensor.name][1]]
             largest = int(np.abs(part).argmax()) if part.size else 0
             self._last[tensor.name] = largest, part[largest] if part.size else np.float32(0)
+
+    def on_received_at(self, name: str, at: np.ndarray, values: np.ndarray, scale: float) -> float:
+        for tensor in self._tensors[name]:
+            place = self._places[tensor.name][1]
+            own = slice(*np.searchsorted(at, [place.start, place.stop]))
+            largest = int(np.abs(values[own]).argmax()) if values[own].size else -1
+            found = (int(at[own][largest]) - place.start, values[own][largest]) if largest >= 0 else (0, np.float32(0))
+            self._last[tensor.name] = found[0], found[1] * np.float32(1 / scale)
+        return 1 / scale
 
     def element_needed(self, tensor: ShapedTensor) -> int:
         return self._last.get(tensor.name, (0, np.float32(0)))[0]
@@ -195,21 +220,21 @@ def spec_of(options: Mapping[str, Any]) -> str | None:
     return f"muon:{options['momentum']:g}:nesterov={options['nesterov']}:steps={options['ns_steps']}:adjust={adjust}".lower()
 
 
-def orthogonalized(matrix: np.ndarray, steps: int) -> np.ndarray:
+def orthogonalized(matrix: Any, steps: int, arrays: Arrays = NumpyArrays) -> Any:
     """Bring the singular values of a matrix to about 1, by Newton-Schulz iterations in float32.
 
     Args:
-        matrix: float32[n, m].
+        matrix: An array of the kind, float32[n, m].
         steps: Number of iterations.
+        arrays: The kind.
 
     Returns:
         float32[n, m]; singular values are from 0.7 to 1.2, except those that are less than about 0.003 of the norm.
     """
-    a, b, c = map(np.float32, COEFFICIENTS)
-    found = matrix / max(np.linalg.norm(matrix), np.float32(EPS))
-    tall = matrix.shape[0] > matrix.shape[1]
+    a, b, c = COEFFICIENTS
+    tall, found = matrix.shape[0] > matrix.shape[1], arrays.normalized(matrix, EPS)
     found = found.T if tall else found
     for _ in range(steps):
         gram = found @ found.T
-        found = a * found + (b * gram + c * (gram @ gram)) @ found
+        found = found * a + (gram * b + (gram @ gram) * c) @ found
     return found.T if tall else found

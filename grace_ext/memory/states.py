@@ -41,6 +41,17 @@ class Arrays(Protocol):
             An array of this kind; for numpy, the same one.
         """
 
+    def normalized(self, matrix: Any, least: float) -> Any:
+        """Divide a matrix by its Frobenius norm.
+
+        Args:
+            matrix: An array of this kind, float32[n, m].
+            least: What it is divided by instead if the norm is smaller.
+
+        Returns:
+            An array of this kind, float32[n, m].
+        """
+
 
 class NumpyArrays(Arrays):
     """numpy's arrays."""
@@ -56,6 +67,10 @@ class NumpyArrays(Arrays):
     @staticmethod
     def from_host(array: np.ndarray) -> np.ndarray:
         return array
+
+    @staticmethod
+    def normalized(matrix: np.ndarray, least: float) -> np.ndarray:
+        return matrix / max(np.linalg.norm(matrix), np.float32(least))
 
 
 class States:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from .._util.rng import Stream
 from ..kernels.momentum import accumulate_momentum, accumulate_nesterov
 from .base import Memory
-from .states import States
+from .states import Arrays, NumpyArrays, States
 
 
 class Velocity(Memory):
@@ -50,17 +51,18 @@ class Velocity(Memory):
             start += gradient.size
         return out if self.nesterov else following, None
 
-    def begin_step(self, name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+    def begin_step(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> tuple[Any, Any]:
         """Begin a step for what computes the next velocity itself.
 
         Args:
             name: Name of the bucket.
             size: Number of its elements.
+            arrays: The kind of arrays that the velocity is kept in.
 
         Returns:
-            The velocity and a buffer for the next one, both float32[size].
+            The velocity and a buffer for the next one, both float32[size] of that kind.
         """
-        return self._velocity.begin(name, size)
+        return self._velocity.begin(name, size, arrays)
 
     def restart(self, name: str, support: np.ndarray) -> None:
         """Let the next velocity start from zero at some positions.

@@ -230,7 +230,7 @@ def test_the_elements_of_a_result_tell_as_much_as_the_result():
         assert memory.works_at_positions(exchange.buckets[0].compressor)
         if sparse:
             memory.on_received = lambda name, out, scale: (
-                memory.on_received_at(name, (at := np.flatnonzero(out).astype(np.uint32)), out[at]),
+                memory.on_received_at(name, (at := np.flatnonzero(out).astype(np.uint32)), out[at], scale),
                 memory._sums.pop(name),
             )
         for i in range(4):

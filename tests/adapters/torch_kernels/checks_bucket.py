@@ -93,6 +93,18 @@ def adams_steps_are_the_host_s_in_every_bit():
 
 
 @check
+def muons_updates_are_the_host_s_within_rounding_and_alike_on_all_ranks():
+    """Each rank's own are multiplied by torch on the device and by numpy on the host."""
+    expected, found = (train(kind, "topk:0.05/rice/raw", "muon:0.9") for kind in (None, KernelBucket))
+    assert found[0][0] == found[1][0]
+    for (results, kept), (own, state) in zip(expected, found, strict=True):
+        assert kept.keys() == state.keys() and {key.partition(":")[0] for key in kept} == {"residual", "velocity", "rate"}
+        for a, b in [*zip(results, own, strict=True), *((kept[key], state[key]) for key in kept)]:
+            np.testing.assert_allclose(np.frombuffer(b, np.float32), np.frombuffer(a, np.float32), rtol=0, atol=1e-4)
+    assert np.abs(np.frombuffer(found[0][0][0], np.float32)).max() > 0.01
+
+
+@check
 def what_a_first_moment_still_holds_is_given_up():
     """A training that has sent more goes on with less."""
 
@@ -150,7 +162,7 @@ def crossings(spec, d, memory="residual", kind="normal"):
             dense = torch.zeros(d, device="cpu") if state is None else state[1]
             dense.copy_(torch.from_numpy(vector(kind, d)))
             if bucket.memory.has_hooks:
-                assert bucket._sketch(dense, STREAM).size == 8
+                assert bucket._correct(dense, STREAM).size == 8
             blob = bucket._encode(dense, state and state[0], STREAM, 0.0).blob
             before = dataclasses.replace(accelerator.crossings)
             assert bucket._decode_sum(split(blob, 1, d), out, 1.0)
