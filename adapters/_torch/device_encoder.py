@@ -22,7 +22,7 @@ from grace_ext.pipeline.encoded import StageClock
 
 from . import device_values
 from .device_values import Source
-from .kernels import rice, topk
+from .kernels import block_topk, rice, topk
 from .mailbox import Outbox, to_device, to_host
 
 
@@ -36,26 +36,36 @@ class DeviceEncoded(NamedTuple):
 
 
 def fits(compressor: Compressor) -> bool:
-    """Whether gradients can be encoded where they are: top-k of a bucket, or all elements with a codec that has kernels."""
+    """Whether gradients can be encoded where they are: top-k without a transform, or all elements with a codec that has kernels."""
     if compressor.lowrank is not None or compressor.transform is not None:
         return False
     if compressor.dense:
         return device_values.find(compressor.value) is not None
-    return compressor.sparsifier.name == "topk" and compressor.sparsifier.per == "bucket"
+    if compressor.sparsifier.name != "topk" or compressor.sparsifier.per == "chunk":
+        return False
+    return compressor.sparsifier.block <= block_topk.MOST_ELEMENTS
 
 
 def encode(
-    compressor: Compressor, gradient: torch.Tensor, residual: torch.Tensor | None, stream: Stream, started: float
+    compressor: Compressor,
+    gradient: torch.Tensor,
+    residual: torch.Tensor | None,
+    stream: Stream,
+    started: float,
+    sizes: tuple[int, ...] | None = None,
 ) -> DeviceEncoded:
     """Encode gradient + residual, or the gradient where the residual is None.
+
+    sizes: numbers of elements of the tensors that the gradient consists of; None for a single tensor.
 
     gradient: float32[d], and with a residual overwritten by what the container does not carry (undefined if gradient +
     residual is not finite). The work is queued on the current stream; at the end the host has waited for it.
     """
     container.check_elements(gradient.numel())
     clock = StageClock(started)
-    encode_part = _encode_dense if compressor.dense else _encode_sparse
-    return encode_part(compressor, gradient, residual, stream, clock)
+    if compressor.dense:
+        return _encode_dense(compressor, gradient, residual, stream, clock)
+    return _encode_sparse(compressor, gradient, residual, stream, clock, sizes or (gradient.numel(),))
 
 
 def _non_finite(d: int, clock: StageClock) -> DeviceEncoded:
@@ -95,9 +105,17 @@ def _is_longer_than_raw(sizes: dict[str, int], n: int) -> bool:
     return sum(sizes.values()) + 8 >= 4 * n  # the parameters have fewer than 8 bytes
 
 
-def _encode_sparse(compressor, gradient, residual, stream, clock) -> DeviceEncoded:
+def _select(sparsifier, gradient, residual, sizes: tuple[int, ...]) -> topk.Selection:
+    if sparsifier.block:
+        return block_topk.select_of_blocks(gradient, residual, gradient, sizes, sparsifier.block, sparsifier.count)
+    if sparsifier.per == "tensor":
+        return topk.select_topk_of_parts(gradient, residual, gradient, sizes, sparsifier.count)
+    return topk.select_topk(gradient, residual, gradient, sparsifier.count(gradient.numel()))
+
+
+def _encode_sparse(compressor, gradient, residual, stream, clock, sizes) -> DeviceEncoded:
     d, device = gradient.numel(), gradient.device
-    selection = topk.select_topk(gradient, residual, gradient, compressor.sparsifier.count(d))
+    selection = _select(compressor.sparsifier, gradient, residual, sizes)
     clock.lap("select")
     if not selection.finite:
         return _non_finite(d, clock)

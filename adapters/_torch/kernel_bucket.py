@@ -27,7 +27,7 @@ class KernelBucket(TorchBucket):
 
     def _encode(self, dense, residual, stream, started):
         with self._on_device():
-            return device_encoder.encode(self.compressor, dense, residual, stream, started)
+            return device_encoder.encode(self.compressor, dense, residual, stream, started, self.sizes)
 
     has_hooks = True
 

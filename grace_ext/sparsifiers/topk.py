@@ -51,8 +51,9 @@ class TopK(Sparsifier):
             raise ConfigError(f"topk: density={density}; allowed: above 0 and at most 1")
         self.density = density
         self.per = str(per)
-        self._block = int(self.per) if self.per.isdecimal() else 0  # elements, of each of which the share is taken
-        if not (2 <= self._block <= _LARGEST_BLOCK or self.per in ("bucket", "tensor", "chunk")):
+        #: Number of elements, of each of which the share is taken; 0 where `per` is a word.
+        self.block = int(self.per) if self.per.isdecimal() else 0
+        if not (2 <= self.block <= _LARGEST_BLOCK or self.per in ("bucket", "tensor", "chunk")):
             raise ConfigError(f"topk: per={per}; allowed: bucket, tensor, chunk, or a number from 2 to {_LARGEST_BLOCK}")
 
     def count(self, d: int) -> int:
@@ -74,7 +75,7 @@ class TopK(Sparsifier):
     def select(self, dense: np.ndarray, scope: Scope) -> tuple[np.ndarray, np.ndarray]:
         if self.per == "chunk":
             return select_largest_per_chunk(dense, scope.chunk, self.count(scope.chunk))
-        if self._block:
+        if self.block:
             return self._select_of_blocks(dense, scope.sizes)
         return self._run(dense, dense, NO_VALUES, False, scope.sizes)  # dense itself may be read-only
 
@@ -88,7 +89,7 @@ class TopK(Sparsifier):
     ) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(gradient, list):
             return select_largest_of_parts(gradient, residual, out, self.count(out.size))
-        if self._block:
+        if self.block:
             with non_finite_allowed():
                 np.add(gradient, residual, out=out)
             return self._select_of_blocks(out, scope.sizes)
@@ -98,8 +99,8 @@ class TopK(Sparsifier):
         """As `select`, where the share is taken of each block of a tensor. The last one of a tensor may be short."""
         runs, start = [], 0  # where blocks of one length begin and end, and that length
         for size in sizes:
-            rest, end = size % self._block, start + size
-            runs += [(start, end - rest, self._block), (end - rest, end, rest)]
+            rest, end = size % self.block, start + size
+            runs += [(start, end - rest, self.block), (end - rest, end, rest)]
             start = end
         runs = [(start, end, block) for start, end, block in runs if start < end]
         room = sum((end - start) // block * self.count(block) for start, end, block in runs)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from . import accumulate, half, lowrank, minmax, qsgd, ranges, rice, signs, sketch, ternary, topk
+from . import accumulate, block_topk, half, lowrank, minmax, qsgd, ranges, rice, signs, sketch, ternary, topk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +53,17 @@ VARIANTS = [
     Variant(topk.count_kept, _PER_BLOCK, {"WHOLE": True, "LANES": 8 * topk.LANES}, hot=True),
     Variant(topk.compact, _COMPACT, {"WHOLE": False, "LANES": topk.LANES}, 1),
     Variant(topk.compact, _COMPACT, {"WHOLE": True, "LANES": 8 * topk.LANES}, hot=True),
+    *(
+        Variant(
+            block_topk.select_in_blocks,
+            "*fp32 *fp32 *fp32 *i64 *i32 *i32 *i64 *i32 *i32 *i32 *i32",
+            {"FUSED": True, "BLOCK": block},
+            warps,
+            hot=True,
+        )
+        for block, warps in ((4096, 16), (8192, 16))
+    ),
+    Variant(block_topk.join_blocks, "*i32 *i32 *i64 *i32 *i32 *i32 *i32", {"BLOCK": 128}, 1),
     Variant(rice.rice_quotients, "*i32 *i32 i32 i32", {"BLOCK": rice.BLOCK}),
     Variant(rice.rice_write, "*i32 *i32 *i32 *i32 i32 i32", {"BLOCK": rice.BLOCK}),
     Variant(rice.rice_count_ones, "*i32 *i32 i32", {"BLOCK": rice.BLOCK}),

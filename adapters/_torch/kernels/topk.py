@@ -8,6 +8,7 @@ kernels go over the whole gradient.
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 import triton
@@ -21,6 +22,7 @@ LANES = 128  # candidates of a block that are looked at at once
 BINS = 2048
 RADIX_BLOCK = 1024
 _MOST_PROGRAMS = 128  # of a radix selection
+_SPARE = 65536  # candidates that there is room for beside twice those that are selected
 _MAX_LINES = 4096  # sampled cache lines of 16 floats
 _SAMPLE_BLOCK = 1024
 ROUNDS = ((20, 11), (9, 11), (0, 9))  # shift and width of the bits that each round of the radix selection finds
@@ -198,10 +200,11 @@ class Selection:
 
 
 class _Work:
-    """The arrays of one selection. States: that of the sample, then that of the candidates."""
+    """The arrays of one selection. target: where it is selected from. States: that of the sample, then that of the candidates."""
 
-    def __init__(self, d: int, k: int, spare: int, device):
-        self.d, self.k = d, k
+    def __init__(self, target: torch.Tensor, k: int, spare: int):
+        d, device = target.numel(), target.device
+        self.target, self.d, self.k = target, d, k
         self.room = min(d, 2 * k + spare)
         self.programs = blocks(d, BLOCK)
         self.states = torch.zeros((2, 4), dtype=torch.int32, device=device)
@@ -211,7 +214,7 @@ class _Work:
         self.selected = torch.empty((2, k), dtype=torch.int32, device=device)
 
 
-def select_topk(gradient, residual, out, k: int, spare: int = 65536) -> Selection:
+def select_topk(gradient, residual, out, k: int, spare: int = _SPARE) -> Selection:
     """Select the k largest magnitudes of gradient + residual, which is written to `out`, or of gradient.
 
     gradient, out: float32[d], which may be the same; residual: float32[d], or None: then `out` is not written. 1 <= k <= d.
@@ -220,9 +223,36 @@ def select_topk(gradient, residual, out, k: int, spare: int = 65536) -> Selectio
     """
     if gradient.numel() == 0:
         return Selection(*torch.empty((2, 0), dtype=torch.int32, device=gradient.device), True)
-    work = _Work(gradient.numel(), k, spare, gradient.device)
+    work = _begin(gradient, residual, out, k, spare)
+    return _end(work, work.states.tolist())  # the one time that the host waits
+
+
+def select_topk_of_parts(gradient, residual, out, sizes: Sequence[int], count: Callable[[int], int]) -> Selection:
+    """Select count(n) of each n elements that belong together; see select_topk. The host waits once for all of them.
+
+    sizes: how many elements belong together, in the order of the gradient.
+    """
+    works, starts, start = [], [], 0
+    for size in sizes:
+        part = slice(start, start + size)
+        if size:
+            addend = None if residual is None else residual[part]
+            works.append(_begin(gradient[part], addend, out[part], count(size), _SPARE // len(sizes)))
+            starts.append(start)
+        start += size
+    if not works:
+        return Selection(*torch.empty((2, 0), dtype=torch.int32, device=gradient.device), True)
+    states = torch.stack([work.states for work in works]).tolist()
+    found = [_end(work, state) for work, state in zip(works, states, strict=True)]
+    positions = torch.cat([one.positions + start for one, start in zip(found, starts, strict=True)])
+    return Selection(positions, torch.cat([one.bits for one in found]), all(one.finite for one in found))
+
+
+def _begin(gradient, residual, out, k: int, spare: int) -> "_Work":
+    """Queue a selection."""
     fused = residual is not None
     addend, target = (residual, out) if fused else (gradient, gradient)
+    work = _Work(target, k, spare)
     _bound_from_sample(work, gradient, addend, fused)
     sample, state = work.states
     segments, counts = work.per_block[:2]
@@ -231,10 +261,15 @@ def select_topk(gradient, residual, out, k: int, spare: int = 65536) -> Selectio
         work.room, FUSED=fused, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
     _select(work, work.candidates[1], work.room, whole=False)
-    (bound, _, _, _), (_, _, special, count) = work.states.tolist()  # the one time that the host waits
-    n = min(k, count)
-    if count > work.room or count < k and bound > 1:
-        n, special = _select_from_all(work, target)
+    return work
+
+
+def _end(work: "_Work", states: list[list[int]]) -> Selection:
+    """What was selected. states: the work's on the host."""
+    (bound, _, _, _), (_, _, special, count) = states
+    n = min(work.k, count)
+    if count > work.room or count < work.k and bound > 1:
+        n, special = _select_from_all(work, work.target)
     return Selection(*work.selected[:, :n], not special)
 
 

@@ -22,6 +22,7 @@ from grace_ext.pipeline.spec import parse_stage
 
 ADAM = "topk:0.012/rice_adaptive/lloyd:0.05"  # its default
 SPECS = ["topk:0.01/rice/qsgd:7", "topk:0.02/auto/lloyd", "dense/qsgd:4"]
+OF_PARTS = ["topk:0.01:per=tensor/rice/qsgd:7", "topk:0.02:per=512/rice/qsgd:7"]
 #: What may cross beside the container: where sizes are not known before, and numbers that the host needs.
 SLACK = 64 * 1024
 
@@ -74,7 +75,7 @@ def copy(given, into):
 @check
 def steps_are_the_host_s_in_every_bit():
     assert bucket_classes("cpu") == [KernelBucket, FactorBucket]
-    for spec in SPECS:
+    for spec in [*SPECS, *OF_PARTS]:
         for memory in ("residual", "none"):
             expected = train(None, spec, memory)
             assert train(KernelBucket, spec, memory) == expected, (spec, memory)
@@ -139,7 +140,8 @@ def not_fitting(transport, kind, spec, memory):
 def what_has_no_kernels_is_left_to_the_host():
     def work(transport):
         for spec, memory in (
-            ("topk:0.01:per=tensor/rice/raw", "residual"),
+            ("topk:0.01:per=16384/rice/raw", "residual"),
+            ("dct:16/topk:0.25:per=chunk/rice/raw", "residual"),
             ("dense/raw", "none"),
             (SPECS[0], "dgc"),
             ("topk:0.1/rice/raw", "adam"),
@@ -175,7 +177,8 @@ def crossings(spec, d, memory="residual", kind="normal"):
 def nothing_dense_crosses():
     """At most 1.5 times the container, and 64 KiB; of the sums, only whether codes were sound."""
     d, published = 16_000, [name for name, spec in PRESETS.items() if spec.startswith("topk")]
-    cases = [(spec, memory) for memory, specs in (("none", SPECS), ("residual", [*SPECS, *published])) for spec in specs]
+    both = [*SPECS, *OF_PARTS]
+    cases = [(spec, memory) for memory, specs in (("none", both), ("residual", [*both, *published])) for spec in specs]
     for spec, memory in [*cases, (ADAM, "adam")]:
         came, waits, container, received = crossings(spec, d, memory)
         assert came <= 1.5 * container + SLACK, (spec, came, container)

@@ -1,11 +1,13 @@
 """Top-k: the same positions and bits as the host's kernel, whatever the sample says, and the same sum."""
 
 import numpy as np
-from inputs import KINDS, same, tensor, vector, with_special
+from inputs import KINDS, STREAM, same, tensor, vector, with_special
 from support.checking import check
 
+from grace_ext.adapters._torch.device_encoder import _select
 from grace_ext.adapters._torch.kernels import topk
-from grace_ext.sparsifiers.topk import select_largest
+from grace_ext.sparsifiers.base import Scope
+from grace_ext.sparsifiers.topk import TopK, select_largest
 
 BLOCK = topk.BLOCK
 CASES = [(1, 1), (2, 1), (17, 5), (BLOCK - 1, 40), (BLOCK, BLOCK), (BLOCK + 1, 1), (3 * BLOCK + 5, 123)]
@@ -30,6 +32,37 @@ def the_same_elements_are_selected_and_the_sum_is_the_same():
         for d, k in CASES:
             compare(vector(kind, d), vector(kind, d, 1), k)
         compare(vector(kind, 2 * BLOCK + 9), None, 77)
+
+
+SIZES = (0, 1, 300, 210, 0, 40)
+
+
+def compare_parts(sparsifier, given, residual, sizes):
+    own, summed, scope = tensor(given), np.empty_like(given), Scope(STREAM, sizes)
+    found = _select(sparsifier, own, None if residual is None else tensor(residual), sizes)
+    if residual is None:
+        positions, values = sparsifier.select(given, scope)
+    else:
+        positions, values = sparsifier.select_compensated(given, residual, summed, scope)
+        assert same(own, summed)
+    assert found.finite and same(found.positions, positions) and same(found.bits, values), (str(sparsifier), sizes)
+
+
+@check
+def the_same_elements_of_each_tensor_and_each_block_are_selected():
+    """Each block is a program, which takes the interpreter milliseconds."""
+    d = sum(SIZES)
+    for number, kind in enumerate(KINDS):
+        for sparsifier in (TopK(0.02, "tensor"), TopK(0.1, "100"), TopK(1.0, "128")):
+            compare_parts(sparsifier, vector(kind, d), vector(kind, d, 1) if number % 2 else None, SIZES)
+    compare_parts(TopK(0.3, "7"), vector("ties", d), vector("ties", d, 1), SIZES)
+    large = (BLOCK + 9, 2 * BLOCK - 1)
+    for per in ("tensor", str(BLOCK), "8192"):
+        compare_parts(TopK(0.01, per), vector("normal", sum(large)), vector("normal", sum(large), 1), large)
+    for per in ("tensor", "100"):
+        assert not _select(TopK(0.01, per), tensor(with_special(vector("normal", d), np.inf)), None, SIZES).finite
+        empty = _select(TopK(0.01, per), tensor(np.empty(0, np.float32)), None, (0, 0))
+        assert empty.finite and not empty.positions.numel()
 
 
 @check
