@@ -12,7 +12,7 @@ from ._helpers import NON_FINITE, bits_of, magnitude_of
 from ._launch import launch
 from .topk import Selection
 
-MOST_ELEMENTS = 8192  # of a block, which a program keeps in registers
+MOST_ELEMENTS = 4096  # of a block, which a program keeps in registers
 
 
 @triton.jit

@@ -53,15 +53,12 @@ VARIANTS = [
     Variant(topk.count_kept, _PER_BLOCK, {"WHOLE": True, "LANES": 8 * topk.LANES}, hot=True),
     Variant(topk.compact, _COMPACT, {"WHOLE": False, "LANES": topk.LANES}, 1),
     Variant(topk.compact, _COMPACT, {"WHOLE": True, "LANES": 8 * topk.LANES}, hot=True),
-    *(
-        Variant(
-            block_topk.select_in_blocks,
-            "*fp32 *fp32 *fp32 *i64 *i32 *i32 *i64 *i32 *i32 *i32 *i32",
-            {"FUSED": True, "BLOCK": block},
-            warps,
-            hot=True,
-        )
-        for block, warps in ((4096, 16), (8192, 16))
+    Variant(
+        block_topk.select_in_blocks,
+        "*fp32 *fp32 *fp32 *i64 *i32 *i32 *i64 *i32 *i32 *i32 *i32",
+        {"FUSED": True, "BLOCK": block_topk.MOST_ELEMENTS},
+        16,
+        hot=True,
     ),
     Variant(block_topk.join_blocks, "*i32 *i32 *i64 *i32 *i32 *i32 *i32", {"BLOCK": 128}, 1),
     Variant(rice.rice_quotients, "*i32 *i32 i32 i32", {"BLOCK": rice.BLOCK}),

@@ -140,7 +140,7 @@ def not_fitting(transport, kind, spec, memory):
 def what_has_no_kernels_is_left_to_the_host():
     def work(transport):
         for spec, memory in (
-            ("topk:0.01:per=16384/rice/raw", "residual"),
+            ("topk:0.01:per=4097/rice/raw", "residual"),
             ("dct:16/topk:0.25:per=chunk/rice/raw", "residual"),
             ("dense/raw", "none"),
             (SPECS[0], "dgc"),
