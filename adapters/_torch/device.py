@@ -84,23 +84,23 @@ class TorchBucket(Bucket):
         pack(dense)
         if on_gradient:
             on_gradient(dense, state and state[0])
+        sketch = self._correct(dense, stream) if self.memory.has_hooks else None
         if on_compensated_gradient:
             on_compensated_gradient(dense.cpu().numpy(), state and state[0].cpu().numpy())
-        return self._send(transport, dense, state, stream, started)
+        pending = self._send(transport, dense, state, stream, started)
+        self._start_sketch(pending, transport, sketch)
+        return pending
 
     def _send(self, transport, dense, state, stream, started):
         """Encode and send the gradient, which is in the memory's buffer for the next residual, if the memory has one."""
-        sketch = self._correct(dense, stream) if self.memory.has_hooks else None
         encoded = self._encode(dense, state and state[0], stream, started)
-        pending = Pending(
+        return Pending(
             transport.allgather(self.name, encoded.blob),
             encoded.blob.size,
             encoded.seconds,
             index_codecs=[encoded.index_codec] if encoded.index_codec else [],
             container=encoded.blob,
         )
-        self._start_sketch(pending, transport, sketch)
-        return pending
 
     def _correct(self, dense: torch.Tensor, stream) -> np.ndarray | None:
         """Let the memory change the gradient. Returns sketches of what it was, float32[8 * tensors], if the memory wants some."""
