@@ -35,6 +35,7 @@ SPECS = (
     "dense/qsgd:4",
     "dense/terngrad",
     "dense/minmax",
+    "dense/natural",
     "dense/onebit",
     "dense/fp16",
 )

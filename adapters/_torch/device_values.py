@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from grace_ext.kernels.levels import unpack_levels_fixed
 from grace_ext.value._buckets import to_byte
+from grace_ext.value._levels import pack_levels
 from grace_ext.value.bfloat import BFloat16
 from grace_ext.value.half import Half
 from grace_ext.value.minmax import MinMax
+from grace_ext.value.natural import LAST, Natural
 from grace_ext.value.onebit import OneBit
 from grace_ext.value.qsgd import OUT_OF_RANGE, QSGD
 from grace_ext.value.terngrad import TernGrad
 
-from .kernels import half, minmax, qsgd, ranges, signs, ternary
+from .kernels import half, minmax, natural, qsgd, ranges, signs, ternary
 from .kernels._launch import blocks
 from .mailbox import Inbox, Outbox
 
@@ -247,6 +250,54 @@ class DeviceMinMax(DeviceCodec):
         return ""
 
 
+class DeviceNatural(DeviceCodec):
+    """`natural` without an entropy code."""
+
+    _HEAD = 3  # the smallest exponent, how many there are, and the mode of the levels
+
+    @staticmethod
+    def fits(codec: Natural) -> bool:
+        return codec.entropy == "none"
+
+    @staticmethod
+    def _width(count: int) -> int:
+        return max(1, (2 * count).bit_length())
+
+    def sizes(self, n: int) -> dict[str, int]:
+        return {"range": 8, "exponents": 8, "levels": blocks(n * self._codec.bits, 8)}
+
+    def encode(self, source, outbox, special, key):
+        self._n = source.values.numel()
+        found, exponents = outbox.view("range", torch.int32), outbox.view("exponents", torch.int32)
+        natural.encode(source, found, exponents, outbox.view("levels", torch.uint8), special, self._codec.bits, key)
+
+    def section(self, fetched):
+        lowest, count = fetched["exponents"].view(np.int32).tolist()
+        head, packed = np.array([lowest, count, 0], np.uint8), fetched["levels"]
+        if self._width(count) != self._codec.bits:  # the values span fewer exponents than there are levels for
+            levels = np.empty(self._n, np.uint8)
+            unpack_levels_fixed(packed, self._codec.bits, levels)
+            return np.concatenate([head[:2], pack_levels(levels, 2 * count + 1, "none")])
+        return np.concatenate([head, packed])
+
+    @classmethod
+    def unpack(cls, section, n):
+        if section.size <= cls._HEAD or section[2] or section[0] == 0:
+            return None
+        lowest, count = int(section[0]), int(section[1])
+        width = cls._width(count)
+        if count > 127 or lowest + count > LAST + 1 or section.size != cls._HEAD + blocks(n * width, 8):
+            return None
+        if int(section[-1]) >> 8 - -n * width % 8:
+            return None
+        return {"levels": section[cls._HEAD :]}, {"lowest": lowest, "count": count}
+
+    @classmethod
+    def decode(cls, inbox, prefix, out, bad, lowest, count):
+        natural.decode(inbox.view(f"{prefix} levels", torch.uint8), out, bad, lowest, count, cls._width(count))
+        return "levels: a level is out of range"
+
+
 #: By the codec's class.
 CODECS: dict[type, Any] = {
     QSGD: DeviceQSGD,
@@ -255,6 +306,7 @@ CODECS: dict[type, Any] = {
     BFloat16: DeviceBFloat16,
     TernGrad: DeviceTernGrad,
     MinMax: DeviceMinMax,
+    Natural: DeviceNatural,
 }
 _BY_ID = {codec.id: device_codec for codec, device_codec in CODECS.items()}
 

@@ -23,6 +23,7 @@ DENSE = [
     "dense/bf16",
     "dense/terngrad",
     "dense/minmax:4",
+    "dense/natural",
 ]
 PUBLISHED = [name for name, spec in PRESETS.items() if spec.startswith("topk")]
 
@@ -98,7 +99,7 @@ def damaged_sections_are_refused_as_the_host_refuses_them():
     """Bytes are changed behind the checksum's back."""
     d, rng = 3000, np.random.default_rng(0)
     refused = 0
-    for spec in ("topk:0.05/rice/qsgd:4:levels=5", "dense/qsgd:4:levels=5"):
+    for spec in ("topk:0.05/rice/qsgd:4:levels=5", "dense/qsgd:4:levels=5", "dense/natural:4"):
         [sound] = containers([spec], d)
         for which in ("index_section", "value_section"):
             for _ in range(12 if getattr(sound, which).size else 0):

@@ -12,6 +12,7 @@ from grace_ext.value.bfloat import BFloat16
 from grace_ext.value.half import Half
 from grace_ext.value.lloyd import Lloyd
 from grace_ext.value.minmax import MinMax
+from grace_ext.value.natural import Natural
 from grace_ext.value.onebit import OneBit
 from grace_ext.value.qsgd import QSGD
 from grace_ext.value.raw import RawValue
@@ -21,6 +22,9 @@ CODECS = [
     TernGrad(),
     MinMax(),
     MinMax(3),
+    Natural(),
+    Natural(2),
+    Natural(8),
     OneBit(),
     OneBit(8),
     Half(),
@@ -118,6 +122,7 @@ def codecs_without_kernels_stay_on_the_host():
         OneBit(4096),
         TernGrad("ans"),
         MinMax(chunk=64),
+        Natural(entropy="ans"),
         Lloyd(),
         RawValue(),
     ):
