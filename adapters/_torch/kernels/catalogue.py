@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from . import accumulate, block_topk, half, lowrank, minmax, qsgd, ranges, rice, signs, sketch, ternary, topk
+from . import accumulate, block_topk, half, lowrank, minmax, natural, qsgd, ranges, rice, signs, sketch, ternary, topk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +95,19 @@ VARIANTS = [
         minmax.minmax_encode, "*fp32 *i32 *fp32 *i32 *fp32 *u8 i32", {"WIDTH": 8, **_KEPT, "BLOCK": minmax.BLOCK}, hot=True
     ),
     Variant(minmax.minmax_decode, "*u8 *fp32 *fp32 i32", {"WIDTH": 8, "BLOCK": minmax.BLOCK}, hot=True),
+    Variant(
+        natural.nonzero_range,
+        "*fp32 *fp32 *i32 *i32 i32",
+        {"FUSED": True, "SPARSE": False, "BLOCK": natural.BLOCK},
+        hot=True,
+    ),
+    Variant(
+        natural.natural_encode,
+        "*fp32 *i32 *fp32 *i32 *i32 *u8 i32 i32 i32",
+        {"WIDTH": 5, **_KEPT, "BLOCK": natural.BLOCK},
+        hot=True,
+    ),
+    Variant(natural.natural_decode, "*u8 *fp32 *i32 i32 i32 i32", {"WIDTH": 5, "BLOCK": natural.BLOCK}, hot=True),
     Variant(sketch.sketch_blocks, "*fp32 *i64 *i64 *i64 *fp32 i32 i32", {"AT_ONCE": sketch.AT_ONCE}, hot=True),
     Variant(sketch.sketch_tensors, "*fp32 *i64 *i64 *i64 *fp32 *fp32 i32 i32", {}, 1),
     Variant(
