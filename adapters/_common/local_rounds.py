@@ -10,10 +10,13 @@ from typing import Any
 from grace_ext import ConfigError
 from grace_ext.exchange.bucketing import build_buckets
 from grace_ext.exchange.session import StateSession
+from grace_ext.means import Mean
+from grace_ext.means.base import check_mean
 from grace_ext.outer import OuterOptimizer, make_outer
 from grace_ext.rounds import Fragment, Parameters, Rounds
 from grace_ext.rounds.fragments import Fragments, split
 from grace_ext.rounds.presets import preset as find_preset
+from grace_ext.rounds.rank_mean import separated
 from grace_ext.rounds.weights import SAMPLES, UNIFORM
 from grace_ext.transport.base import Transport
 
@@ -33,7 +36,7 @@ class RoundSettings:
     """When fragments are exchanged, and how ranks count: arguments of LocalSteps, which describes them.
 
     Raises:
-        ConfigError: `most_samples` is out of range, or `buffers` is unknown.
+        ConfigError: `most_samples` is out of range, `buffers` is unknown, or the mean does not work with the weights.
     """
 
     preset: str
@@ -46,6 +49,7 @@ class RoundSettings:
     buffers: str
     weights: str = UNIFORM
     most_samples: float | None = None
+    mean: Mean | None = None
 
     def __post_init__(self) -> None:
         if self.buffers not in BUFFERS:
@@ -55,6 +59,8 @@ class RoundSettings:
                 f"most_samples={self.most_samples} with weights={self.weights!r}; allowed: finite and above 0, with "
                 f"weights={SAMPLES!r}"
             )
+        if self.mean is not None:
+            check_mean(self.mean, self.weights == UNIFORM)
         chosen = find_preset(self.preset)
         self.outer = chosen.outer if self.outer is None else self.outer
         if self.seconds is None and self.steps is None:
@@ -115,11 +121,13 @@ def build_rounds(
         name = f"{prefix}.fragment{number}"
         exchange = options.make_exchange(transport, 1 / transport.size, worker)
         communicator = options.make_communicator()
+        if settings.mean is not None:
+            communicator = separated(communicator, settings.mean)
         exchange.set_buckets(
             build_buckets(exchange, [tensors], (), options.make_rules(), communicator, name, options.bucket_bytes)
         )
         states = StateSession(options.on_resize, gather_memories)
-        made.append(Fragment(exchange, transport, outer, parameters, states, name, most))
+        made.append(Fragment(exchange, transport, outer, parameters, states, name, most, settings.mean))
     rounds = Rounds(
         made,
         parameters,

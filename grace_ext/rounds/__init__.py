@@ -1,6 +1,6 @@
 """Rounds of local steps: workers train by themselves, and then exchange by how much their parameters have moved.
 
-grace_ext.adapters.local_steps uses it for PyTorch. Federated training shares its weights, and the outer optimizers.
+grace_ext.adapters.local_steps uses it for PyTorch. Federated training shares its weights, the outer optimizers and the means.
 """
 
 from .engine import Rounds

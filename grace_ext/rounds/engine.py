@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..errors import ConfigError, ExchangeError
+from ..means.base import check_mean
 from .fragment import Fragment, Outcome
 from .header import Contribution
 from .parameters import Parameters
-from .timing import check_timing
+from .timing import check_timing, first_exchange
 from .weights import SAMPLES, UNIFORM
 
 VERSION = 1
@@ -53,7 +54,8 @@ class Rounds:
             a single fragment without delay.
         delay: Number of steps that hide an exchange, from 0 to below steps / P, so that one fragment is under way at a time.
         keep: What a parameter keeps of itself when the result is applied, from 0 to below 1; above 0 only with a delay.
-        weights: "uniform", or "samples": each rank counts by its number of samples since the fragment's last exchange.
+        weights: "uniform", or "samples": each rank counts by its number of samples since the fragment's last exchange, which a
+            mean by coordinates does not allow.
         clock: Returns the time in seconds.
 
     Raises:
@@ -74,6 +76,8 @@ class Rounds:
         clock: Callable[[], float] = time.monotonic,
     ):
         check_timing(len(fragments), steps, seconds, delay, keep, weights)
+        for mean in [fragment.mean for fragment in fragments if fragment.mean is not None]:
+            check_mean(mean, weights == UNIFORM)
         self._parameters, self._worker, self._clock = parameters, worker, clock
         self._length, self._seconds, self._delay, self._keep, self._weights = steps, seconds, delay, keep, weights
         #: Number of local steps so far.
@@ -176,7 +180,7 @@ class Rounds:
         """The fragments' next turns, from this step on."""
         for number, turn in enumerate(self._turns):
             length = self._steps_of(turn)
-            turn.following = self._position + (number * length // len(self._turns) or length)
+            turn.following = self._position + first_exchange(number, len(self._turns), length)
 
     def _steps_of(self, turn: _Turn) -> int:
         """Number of steps of the fragment's next round; 0 where a round has a time."""

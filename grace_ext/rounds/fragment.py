@@ -15,10 +15,12 @@ from ..exchange.buckets import Bucket
 from ..exchange.engine import Exchange
 from ..exchange.session import StateSession
 from ..exchange.stalls import watch_ranks
+from ..means import Mean
 from ..outer import OuterOptimizer
 from ..transport.base import Transport
 from .header import Contribution, gather_headers
 from .parameters import Parameters
+from .rank_mean import RankMean
 from .weights import shares_of
 
 _LOG = logging.getLogger("grace_ext")
@@ -48,7 +50,8 @@ class Fragment:
 
     With θ what the ranks share, θ_r what a rank has, and C the compression with its memory, a round is
     Δ_r = θ - θ_r; Δ = Σ share_r C(Δ_r); θ = outer(θ, Δ). The memory, the containers and the sum over ranks are those of an
-    Exchange, in which the rank's vector is share_r · ranks · Δ_r: the residual, too, is in these units.
+    Exchange, in which the rank's vector is share_r · ranks · Δ_r: the residual, too, is in these units. With a `mean`, the vector
+    is Δ_r, and Δ = mean(C(Δ_r)).
 
     `exchange_round` and whatever else has collectives run in one thread, the same for all fragments.
 
@@ -60,9 +63,11 @@ class Fragment:
         states: Saves and loads the exchange's memories.
         prefix: What the names of this fragment's collectives begin with, unique in the job and the same on all ranks.
         most: The largest weight that a rank can have in the mean, above 0, whatever it claims.
+        mean: A mean of what each rank sends, in the place of the weighted sum. The buckets go by communicator Separate then.
 
     Raises:
-        ConfigError: A memory applies a momentum or changes an optimizer's step, or `most` is not above 0.
+        ConfigError: A memory applies a momentum or changes an optimizer's step, `most` is not above 0, or the mean cannot be
+            taken of what the buckets send.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class Fragment:
         states: StateSession,
         prefix: str,
         most: float = math.inf,
+        mean: Mean | None = None,
     ):
         if not most > 0:
             raise ConfigError(f"most={most}; allowed: weights above 0")
@@ -88,6 +94,8 @@ class Fragment:
                     f"memory {str(bucket.memory)!r} is for gradients; allowed for pseudo-gradients: residual, ef21, none, "
                     "with the momentum in the outer optimizer"
                 )
+        self.mean = mean
+        self._of_ranks = None if mean is None else RankMean(mean, exchange, transport, prefix)
         self._tensors = [tensor for bucket in exchange.buckets for tensor in bucket.tensors]
         #: What the ranks share, float32[size] by name. Between rounds all ranks have the same bits.
         self.shared = {tensor.name: np.empty(tensor.size, np.float32) for tensor in self._tensors}
@@ -145,7 +153,7 @@ class Fragment:
         Raises:
             ConfigError: The ranks differ; on all ranks.
         """
-        own = xxhash.xxh64_digest(repr((signature, str(self.outer), self._most)).encode())
+        own = xxhash.xxh64_digest(repr((signature, str(self.outer), self._most, self.mean)).encode())
         message = np.concatenate([self.exchange.config_digest(), np.frombuffer(own, np.uint8)])
         gathered = watch_ranks(self, lambda sent: self._gather("config", sent), message)
         self.exchange.check_config_digests(gathered[:, : -len(own)])
@@ -175,7 +183,7 @@ class Fragment:
             headers = gather_headers(self.transport, f"{self.prefix}.header", self.step, own)
             shares = shares_of({rank: min(claimed, self._most) for rank, claimed in enumerate(headers["weight"].tolist())})
             averaged, sent = self._averaged(own.buffers, shares)
-            exchanged = any(shares.values()) and self._exchange(shares[self.transport.rank] * self.transport.size)
+            exchanged = any(shares.values()) and self._exchange(shares)
             if exchanged:
                 self._step()
             self._report(headers, exchanged)
@@ -198,6 +206,8 @@ class Fragment:
                 digest.update(array)
         rows = self._gather("shared", np.frombuffer(digest.digest(), np.uint8)).reshape(self.transport.size, -1)
         self._check_equal("start from another state than", rows)
+        if self._of_ranks is not None:
+            self._of_ranks.settle()
 
     def _check_equal(self, differ: str, rows: np.ndarray) -> None:
         others = [rank for rank, row in enumerate(rows) if row.tobytes() != rows[0].tobytes()]
@@ -211,17 +221,20 @@ class Fragment:
         return self.transport.allgather(f"{self.prefix}.{name}", payload).wait()
 
     def _averaged(self, buffers: np.ndarray, shares: dict[int, float]) -> tuple[np.ndarray | None, int]:
-        """The weighted mean of the ranks' buffers, in the order of ranks, and the bytes that this rank has sent for it."""
+        """The mean of the ranks' buffers, in the order of ranks, and the bytes that this rank has sent for it."""
         if not buffers.size or not any(shares.values()):
             return None, 0
         own = buffers if shares[self.transport.rank] else np.zeros_like(buffers)
         rows = self._gather("buffers", own.view(np.uint8)).copy().view(np.float32).reshape(self.transport.size, -1)
+        if self._of_ranks is not None:
+            return self._of_ranks.of_rows(rows, shares), buffers.nbytes
         mean = sum(share * row.astype(np.float64) for share, row in zip(shares.values(), rows, strict=True))
         return mean.astype(np.float32), buffers.nbytes  # type: ignore[union-attr]
 
-    def _exchange(self, factor: float) -> bool:
-        """Sum the ranks' vectors, each times its factor, in `_moved`. False if a sum was not finite, which no memory keeps."""
-        exchange = self.exchange
+    def _exchange(self, shares: dict[int, float]) -> bool:
+        """Write Δ to `_moved`. False if it is not finite, which no memory keeps, or if no rank counts."""
+        exchange, own = self.exchange, shares[self.transport.rank]
+        factor = own * self.transport.size if self._of_ranks is None else float(own > 0)
         if factor:
             for bucket in exchange.buckets:
                 exchange.start(bucket, self._packed(bucket, np.float32(factor)))
@@ -234,7 +247,11 @@ class Fragment:
         exchange.advance()
         for bucket in exchange.buckets:
             exchange.finish(bucket, self._moved[bucket.name])
+        if self._of_ranks is not None:
+            self._of_ranks.check_received([rank for rank, share in shares.items() if share])
         finite = exchange.end_step()
+        if self._of_ranks is not None:
+            finite &= self._of_ranks.take(shares, self._moved)
         return finite and all(bool(np.isfinite(array).all()) for array in self._moved.values())
 
     def _abort(self) -> None:

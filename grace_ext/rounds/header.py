@@ -36,7 +36,7 @@ def gather_headers(transport: Transport, name: str, step: int, own: Contribution
         own: What this rank brings. Its weight is sent as 0 if it is not finite.
 
     Returns:
-        HEADER[ranks], in the order of ranks.
+        HEADER[ranks], in the order of ranks. A weight that is no finite number from 0 on counts as 0.
 
     Raises:
         ExchangeError: The ranks are in different rounds, or have different numbers of buffers; on all ranks.
@@ -47,6 +47,7 @@ def gather_headers(transport: Transport, name: str, step: int, own: Contribution
     if received.size != header.nbytes * transport.size:
         raise ExchangeError(f"{received.size} bytes are no headers of {transport.size} ranks")
     headers = received.copy().view(HEADER)
+    headers["weight"][~(np.isfinite(headers["weight"]) & (headers["weight"] >= 0))] = 0  # a rank that lies
     for field in ("step", "buffers"):
         if len(set(headers[field].tolist())) > 1:
             raise ExchangeError(f"the ranks differ in {field} of the round: {headers[field].tolist()}")

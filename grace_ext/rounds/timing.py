@@ -6,6 +6,20 @@ from ..errors import ConfigError
 from .weights import SAMPLES, UNIFORM
 
 
+def first_exchange(number: int, fragments: int, steps: int) -> int:
+    """Compute after how many steps a fragment is exchanged for the first time; then it is every `steps` steps.
+
+    Args:
+        number: Number of the fragment, from 0.
+        fragments: How many there are.
+        steps: Number of local steps between two exchanges of a fragment; 0 where a round has a time.
+
+    Returns:
+        The number of steps.
+    """
+    return number * steps // fragments or steps
+
+
 def check_timing(fragments: int, steps: object, seconds: float | None, delay: int, keep: float, weights: str) -> None:
     """Check arguments of Rounds.
 
