@@ -47,7 +47,8 @@ class LocalSteps:
         preset: Settings of a published method, for what is left open: "sparseloco", "diloco", "muloco" or "fedavg"; see
             grace_ext.rounds.presets.
         steps: Number of local steps in a round; or a function of the number of the round, from 1 on, that gives the same on
-            all ranks. None: that of the preset.
+            all ranks; or "auto", or a grace_ext.rounds.AutoSteps: as many as make exchanges a tenth, or another share, of the
+            time. None: that of the preset.
         seconds: In the place of `steps`: ranks make as many steps as fit into this time, so that slow ones make fewer.
         compression: The spec of pseudo-gradients, see CompressionOptions; None: that of the preset.
         memory: Its error feedback: "residual:decay=0.95", "ef21" or "none", or by name pattern, see CompressionOptions; None:
@@ -83,7 +84,7 @@ class LocalSteps:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         preset: str = "sparseloco",
         *,
-        steps: int | Callable[[int], int] | None = None,
+        steps: int | str | Callable[[int], int] | None = None,
         seconds: float | None = None,
         compression: str | dict | Compressor | None = None,
         memory: str | dict | Memory | None = None,

@@ -41,7 +41,7 @@ class LocalStepsCallback(Callback):
 
     Args:
         preset: See LocalSteps of grace_ext.adapters.local_steps, and so with all of the following.
-        steps: Number of batches in a round, or a function of the number of the round.
+        steps: Number of batches in a round, or a function of the number of the round, or "auto".
         seconds: The time of a round, in the place of `steps`.
         compression: The spec of pseudo-gradients; None: that of the preset.
         memory: Its error feedback; None: that of the preset.
@@ -64,7 +64,7 @@ class LocalStepsCallback(Callback):
         self,
         preset: str = "sparseloco",
         *,
-        steps: int | Callable[[int], int] | None = None,
+        steps: int | str | Callable[[int], int] | None = None,
         seconds: float | None = None,
         compression: str | dict | Compressor | None = None,
         memory: str | dict | None = None,

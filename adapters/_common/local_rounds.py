@@ -13,7 +13,7 @@ from grace_ext.exchange.session import StateSession
 from grace_ext.means import Mean
 from grace_ext.means.base import check_mean
 from grace_ext.outer import OuterOptimizer, make_outer
-from grace_ext.rounds import Fragment, Parameters, Rounds
+from grace_ext.rounds import AutoSteps, Fragment, Parameters, Rounds
 from grace_ext.rounds.fragments import Fragments, split
 from grace_ext.rounds.presets import preset as find_preset
 from grace_ext.rounds.rank_mean import separated
@@ -23,6 +23,7 @@ from grace_ext.transport.base import Transport
 from .options import CompressionOptions
 
 BUFFERS = ("average", "local")
+AUTO = "auto"
 
 
 class LocalOptions(CompressionOptions):
@@ -36,11 +37,11 @@ class RoundSettings:
     """When fragments are exchanged, and how ranks count: arguments of LocalSteps, which describes them.
 
     Raises:
-        ConfigError: `most_samples` is out of range, `buffers` is unknown, or the mean does not work with the weights.
+        ConfigError: `most_samples` is out of range, `buffers` or `steps` is unknown, or the mean does not work with the weights.
     """
 
     preset: str
-    steps: int | Callable[[int], int] | None
+    steps: int | str | Callable[[int], int] | None
     seconds: float | None
     outer: str | OuterOptimizer | None
     fragments: Fragments
@@ -63,6 +64,12 @@ class RoundSettings:
             check_mean(self.mean, self.weights == UNIFORM)
         chosen = find_preset(self.preset)
         self.outer = chosen.outer if self.outer is None else self.outer
+        if isinstance(self.steps, str):
+            if self.steps != AUTO:
+                raise ConfigError(
+                    f"steps={self.steps!r}; allowed: a number, a function of the round, an AutoSteps or {AUTO!r}"
+                )
+            self.steps = AutoSteps()
         if self.seconds is None and self.steps is None:
             self.steps = chosen.steps
             if self.steps is None:
@@ -111,6 +118,12 @@ def build_rounds(
     Raises:
         ConfigError: Arguments do not fit together.
     """
+    density = str((options.schedule or {}).get("density"))
+    if isinstance(settings.steps, AutoSteps) and density.startswith("kimad"):
+        raise ConfigError(
+            f"steps={settings.steps} with density {density!r}: either the steps or the density can follow the link; allowed: a "
+            "number of steps, or another schedule"
+        )
     parts = split(parameters.tensors(), settings.fragments)
     if options.capture is not None and len(parts) > 1:
         raise ConfigError(f"capture with {len(parts)} fragments: allowed with one")
@@ -132,7 +145,7 @@ def build_rounds(
         made,
         parameters,
         worker,
-        steps=settings.steps,
+        steps=settings.steps,  # type: ignore[arg-type]  # "auto" has become an AutoSteps
         seconds=settings.seconds,
         delay=settings.delay,
         keep=settings.keep,

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..means import Mean
 from ..outer import OuterOptimizer
 from ..transport.base import Transport
 from .header import Contribution, gather_headers
-from .parameters import Parameters
+from .parameters import Parameters, fitting_arrays
 from .rank_mean import RankMean
 from .weights import shares_of
 
@@ -36,6 +37,9 @@ class Outcome:
         all_joined: Whether no rank has data any more.
         buffers: The mean of the ranks' buffers, float32[n]; None if no rank contributed.
         other_bytes: Bytes that this rank has sent beside pseudo-gradients.
+        step_seconds: Seconds of a local step of the slowest rank, as all ranks have told; 0 if there were none.
+        exchange_seconds: Seconds of the exchange before this one on the slowest rank, as all have told; 0 if there was none.
+        own_seconds: Seconds of this exchange on this rank, from the headers on.
     """
 
     finite: bool
@@ -43,6 +47,9 @@ class Outcome:
     all_joined: bool
     buffers: np.ndarray | None
     other_bytes: int
+    step_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    own_seconds: float = 0.0
 
 
 class Fragment:
@@ -163,11 +170,12 @@ class Fragment:
             received = self.transport.broadcast(f"{self.prefix}.{name}", payload, 0).wait()
             shared[:] = received.view(np.float32)
 
-    def exchange_round(self, own: Contribution) -> Outcome:
+    def exchange_round(self, own: Contribution, clock: Callable[[], float] = time.monotonic) -> Outcome:
         """Make a round with what `measure` has computed. A collective.
 
         Args:
             own: What this rank brings.
+            clock: Returns the time in seconds.
 
         Returns:
             What came of it. If nothing was exchanged, memories and shared values are as before.
@@ -181,6 +189,7 @@ class Fragment:
             self.states.begin_step()
             self._settle()
             headers = gather_headers(self.transport, f"{self.prefix}.header", self.step, own)
+            began = clock()
             shares = shares_of({rank: min(claimed, self._most) for rank, claimed in enumerate(headers["weight"].tolist())})
             averaged, sent = self._averaged(own.buffers, shares)
             exchanged = any(shares.values()) and self._exchange(shares)
@@ -188,7 +197,9 @@ class Fragment:
                 self._step()
             self._report(headers, exchanged)
             self.step += 1
-            return Outcome(own.finite, exchanged, bool(headers["joined"].all()), averaged, headers[:1].nbytes + sent)
+            joined, nbytes = bool(headers["joined"].all()), headers[:1].nbytes + sent
+            steps, before = (float(headers[field].max()) for field in ("step_seconds", "exchange_seconds"))
+            return Outcome(own.finite, exchanged, joined, averaged, nbytes, steps, before, clock() - began)
         except BaseException:
             self._abort()
             raise
@@ -320,9 +331,9 @@ class Fragment:
         Raises:
             ConfigError: It is that of other tensors or of another outer optimizer. Then nothing has changed.
         """
-        shared = _fitting("shared values", state["shared"], self.shared)
+        shared = fitting_arrays("shared values", state["shared"], self.shared)
         outer = {
-            name: _fitting(f"outer state of {name!r}", state["outer"].get(name, {}), fields)
+            name: fitting_arrays(f"outer state of {name!r}", state["outer"].get(name, {}), fields)
             for name, fields in self._outer_state.items()
         }
         self.states.load(state["exchange"], self.exchange)
@@ -333,18 +344,3 @@ class Fragment:
 def _parts(bucket: Bucket, vector: np.ndarray) -> Sequence[tuple[str, np.ndarray]]:
     parts = np.split(vector, np.cumsum(bucket.sizes)[:-1])
     return [(tensor.name, part) for tensor, part in zip(bucket.tensors, parts, strict=True)]
-
-
-def _fitting(what: str, given: dict, wanted: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Copies of the given arrays, if they are those of these names and sizes."""
-    sizes = {name: np.size(array) for name, array in given.items()}
-    if sizes != {name: array.size for name, array in wanted.items()}:
-        differing = sorted(
-            name
-            for name in sizes.keys() | wanted.keys()
-            if sizes.get(name) != (wanted[name].size if name in wanted else None)
-        )
-        raise ConfigError(
-            f"the checkpoint's {what} are of other tensors or of another outer optimizer; they differ in {', '.join(differing[:5])}"
-        )
-    return {name: np.array(given[name], np.float32).reshape(-1) for name in wanted}

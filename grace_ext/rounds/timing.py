@@ -3,6 +3,7 @@
 import math
 
 from ..errors import ConfigError
+from .auto_steps import AutoSteps
 from .weights import SAMPLES, UNIFORM
 
 
@@ -46,6 +47,8 @@ def check_timing(fragments: int, steps: object, seconds: float | None, delay: in
     elif callable(steps):
         if fragments > 1:
             raise ConfigError(f"steps by round with fragments={fragments}; allowed: a single fragment")
+        if isinstance(steps, AutoSteps) and delay:
+            raise ConfigError(f"steps={steps} with delay={delay}; allowed: no delay")
     elif not isinstance(steps, int) or steps < fragments:
         raise ConfigError(f"steps={steps!r}; allowed: whole numbers from the number of fragments on, {fragments}")
     elif not 0 <= delay < max(steps // fragments, 1):
