@@ -21,7 +21,8 @@ from grace_ext.simulate.traces import constant
 PAGE = "simulator.md"
 PARAMS = 10**9
 TOKENS = 20 * PARAMS
-BATCH = 2048  # tokens of a worker in a local step
+BATCH = 2**21  # tokens of all workers in a local step
+STEPS = round(TOKENS / BATCH)
 SPEED = 40e12  # floating-point operations a second that a worker makes of a training
 SAMPLE = 2**18  # elements of the gradients that codecs are measured with
 #: Label, spec, steps, fragments, delay.
@@ -35,8 +36,13 @@ METHODS = [
     ("Streaming, 4 bits, 500 steps", "dense/qsgd:4", 500, 4, 120),
     ("Streaming, SparseLoCo's containers, 500 steps", PRESETS["sparseloco"].compression, 500, 4, 120),
 ]
-SETTINGS = [(8, 100e6, 0.05), (64, 100e6, 0.05), (1024, 100e6, 0.05), (1024, 100e6, 0.001), (1024, 1e9, 0.05)]
+SETTINGS = [(16, 100e6, 0.05), (128, 100e6, 0.05), (1024, 100e6, 0.05), (1024, 100e6, 0.001), (1024, 1e9, 0.05)]
 HEAD = ["", "spec", "local steps", "fragments, delay", "by", "s an exchange", "GB sent by a worker", "hours", "computing"]
+
+
+def seconds_of_step(workers: int) -> float:
+    """6 operations for each parameter and token."""
+    return 6 * PARAMS * BATCH / workers / SPEED
 
 
 def rows_of(workers: int, bandwidth: float, latency: float, codecs: dict) -> list[list[str]]:
@@ -45,8 +51,8 @@ def rows_of(workers: int, bandwidth: float, latency: float, codecs: dict) -> lis
         setting = LocalSetting(
             PARAMS,
             [constant(bandwidth / 8)] * workers,
-            compute=6 * PARAMS * BATCH / SPEED,
-            total=max(1, round(TOKENS / (BATCH * workers))),
+            compute=seconds_of_step(workers),
+            total=STEPS,
             steps=steps,
             fragments=fragments,
             delay=delay,
@@ -67,21 +73,20 @@ def main() -> None:
     codecs = {spec: measure_codec(spec, SAMPLE) for spec in {method[1] for method in METHODS}}
     text = [
         "Written by `benchmarks/local_steps_predicted.py`; do not edit between the markers. Predicted, not measured.\n",
-        f"A language model of {PARAMS / 1e9:g} billion parameters is trained on {TOKENS / 1e9:g} billion tokens, by workers that make "
-        f"{SPEED / 1e12:g} TFLOP/s each and train on {BATCH:,} tokens in a local step, for "
-        f"{6 * PARAMS * BATCH / SPEED:.3f} s (6 operations for each parameter and token). More workers share the same tokens, so that "
-        "there are fewer steps. Each has a link of its own, as fast in both directions.\n",
+        f"A language model of {PARAMS / 1e9:g} billion parameters is trained on {TOKENS / 1e9:g} billion tokens, in {STEPS:,} local steps "
+        f"with {BATCH:,} tokens of all workers together. A worker makes {SPEED / 1e12:g} TFLOP/s, at 6 operations for each parameter and "
+        "token, and has a link of its own, as fast in both directions.\n",
     ]
     for workers, bandwidth, latency in SETTINGS:
-        total = max(1, round(TOKENS / (BATCH * workers)))
+        seconds = seconds_of_step(workers)
         text.append(
-            f"**{workers:,} workers, {bandwidth / 1e6:,.0f} Mbit/s, {1e3 * latency:g} ms**: {total:,} local steps, "
-            f"{total * 6 * PARAMS * BATCH / SPEED / 3600:,.1f} hours of computing.\n"
+            f"**{workers:,} workers, {bandwidth / 1e6:,.0f} Mbit/s, {1e3 * latency:g} ms**: {seconds:,.2f} s for a local step, "
+            f"{STEPS * seconds / 3600:,.1f} hours of computing.\n"
         )
         text.append(as_markdown([HEAD, *rows_of(workers, bandwidth, latency, codecs)]) + "\n")
     text.append(
-        "- The time of the same number of local steps. What the loss is after them, nothing here says: it is worse the more steps "
-        "there are in a round, and with 1,024 workers there are few rounds.\n"
+        "- The time of the same number of local steps. What the loss is after them, nothing here says: it can be worse the more "
+        f"steps there are in a round. 500 steps leave {STEPS // 500} rounds.\n"
         f"- Sizes of containers, and seconds of codecs on one core, were measured on this machine with gradients of heavy tails of "
         f"{SAMPLE:,} elements, and are taken to grow with the number of elements.\n"
         "- Each of 2 (n − 1) messages of an allreduce, and of n − 1 of an allgather or alltoall, waits for the one before. So many "

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import xxhash
@@ -20,7 +20,7 @@ from ..means import Mean
 from ..outer import OuterOptimizer
 from ..transport.base import Transport
 from .header import Contribution, gather_headers
-from .parameters import Parameters, fitting_arrays
+from .parameters import Parameters, fitting_arrays, parts_of
 from .rank_mean import RankMean
 from .weights import shares_of
 
@@ -135,7 +135,7 @@ class Fragment:
         """
         finite = True
         for bucket in self.exchange.buckets:
-            for tensor, part in _parts(bucket, self._moved[bucket.name]):
+            for tensor, part in parts_of(bucket, self._moved[bucket.name]):
                 self._parameters.moved(tensor, self.shared[tensor], part)
             finite &= bool(np.isfinite(self._moved[bucket.name]).all())
         return finite
@@ -286,7 +286,7 @@ class Fragment:
         self._outer_steps += 1
         with non_finite_allowed():
             for bucket in self.exchange.buckets:
-                for name, change in _parts(bucket, self._moved[bucket.name]):
+                for name, change in parts_of(bucket, self._moved[bucket.name]):
                     self.outer.step(self.shared[name], change, self._outer_state[name], self._outer_steps)
 
     def _report(self, headers: np.ndarray, exchanged: bool) -> None:
@@ -320,6 +320,7 @@ class Fragment:
             },
             "round": self.step,
             "outer_steps": self._outer_steps,
+            "separate": self._of_ranks is not None,
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -329,8 +330,13 @@ class Fragment:
             state: The state.
 
         Raises:
-            ConfigError: It is that of other tensors or of another outer optimizer. Then nothing has changed.
+            ConfigError: It is that of other tensors or of another outer optimizer or mean. Then nothing has changed.
         """
+        kept = any(bucket.memory.sends_differences for bucket in self.exchange.buckets)
+        if kept and state.get("separate", False) != (
+            self._of_ranks is not None
+        ):  # the mean is part of what such memories keep
+            raise ConfigError("the checkpoint's memory goes with another mean; allowed: `mean` given, or left out, as there")
         shared = fitting_arrays("shared values", state["shared"], self.shared)
         outer = {
             name: fitting_arrays(f"outer state of {name!r}", state["outer"].get(name, {}), fields)
@@ -339,8 +345,3 @@ class Fragment:
         self.states.load(state["exchange"], self.exchange)
         self.shared, self._outer_state = shared, outer
         self.step, self._outer_steps = int(state["round"]), int(state["outer_steps"])
-
-
-def _parts(bucket: Bucket, vector: np.ndarray) -> Sequence[tuple[str, np.ndarray]]:
-    parts = np.split(vector, np.cumsum(bucket.sizes)[:-1])
-    return [(tensor.name, part) for tensor, part in zip(bucket.tensors, parts, strict=True)]

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import ConfigError
-from ..exchange.buckets import Tensor
+from ..exchange.buckets import Bucket, Tensor
 
 
 class Parameters(Protocol):
@@ -141,3 +141,17 @@ def fitting_arrays(what: str, given: dict, wanted: dict[str, np.ndarray]) -> dic
             f"the checkpoint's {what} are of other tensors or of another outer optimizer; they differ in {', '.join(differing[:5])}"
         )
     return {name: np.array(given[name], np.float32).reshape(-1) for name in wanted}
+
+
+def parts_of(bucket: Bucket, vector: np.ndarray) -> Sequence[tuple[str, np.ndarray]]:
+    """Split what a bucket holds by tensor.
+
+    Args:
+        bucket: The bucket.
+        vector: float32[size].
+
+    Returns:
+        The name of each tensor, and a view of its part.
+    """
+    parts = np.split(vector, np.cumsum(bucket.sizes)[:-1])
+    return [(tensor.name, part) for tensor, part in zip(bucket.tensors, parts, strict=True)]

@@ -138,9 +138,13 @@ class _Clocks:
         self._transfers: list[Transfer] = []
 
     def run(self) -> LocalTraining:
-        setting = self._setting
-        for step in range(1, setting.total + 1):
-            self._compute()
+        setting, step = self._setting, 0
+        while step < setting.total:
+            before, step = (
+                step,
+                min(setting.total, *(at for turn in self._turns for at in (turn.following, turn.due or math.inf))),
+            )
+            self._compute(step - before)
             for turn in [turn for turn in self._turns if turn.due == step]:
                 self._apply(turn)
             for turn in [turn for turn in self._turns if turn.following == step]:
@@ -151,13 +155,14 @@ class _Clocks:
         self._synchronize()
         return LocalTraining(float(self._now.max()), float(self._computing.mean()), self._transfers)
 
-    def _compute(self) -> None:
-        spread = self._setting.spread
-        factors = np.exp(self._random.normal(-(spread**2) / 2, spread, self._now.size)) if spread else 1.0
-        self._now += self._setting.compute * factors
-        self._computing += self._setting.compute * factors
+    def _compute(self, steps: int) -> None:
+        spread, each = self._setting.spread, float(steps)
+        if spread:
+            each = np.exp(self._random.normal(-(spread**2) / 2, spread, (steps, self._now.size))).sum(axis=0)
+        self._now += self._setting.compute * each
+        self._computing += self._setting.compute * each
         for turn in self._turns:
-            turn.steps += 1
+            turn.steps += steps
 
     def _start(self, turn: _Turn, step: int) -> None:
         """The last worker begins the exchange, once the one before is over. Where no step was made, only headers go."""

@@ -219,6 +219,22 @@ def test_saved_ranks_go_on_bit_for_bit(spec, memory, mean):
     same([row[0] for row in rows])
 
 
+def test_estimates_do_not_go_with_another_kind_of_mean():
+    """Memory "ef21" keeps the plain mean of all ranks' estimates, which a robust mean does without."""
+
+    def train(transport):
+        made = [
+            Worker(transport, rules={"*": "topk:0.2/rice/raw"}, memory="ef21", mean=mean, steps=1)
+            for mean in (None, Median())
+        ]
+        for one, other in (made, made[::-1]):
+            with pytest.raises(ConfigError, match="goes with another mean; allowed: `mean` given, or left out, as there"):
+                one.rounds.load_state_dict(other.rounds.state_dict())
+        return True
+
+    assert on_all_ranks(train, 2) == [True, True]
+
+
 def test_buffers_go_by_the_same_mean():
     def train(transport):
         rank = transport.rank
