@@ -57,6 +57,7 @@ def rows_of(workers: int, bandwidth: float, latency: float, codecs: dict) -> lis
             fragments=fragments,
             delay=delay,
             latency=latency,
+            headers=steps > 1,
         )
         communicator, found = fastest(setting, codecs[spec], communicators_for(spec, workers))
         exchange = sum(one.seconds for one in found.transfers) / len(found.transfers)

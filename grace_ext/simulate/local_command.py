@@ -119,7 +119,7 @@ def setting_of(method: str, workers: int, arguments: argparse.Namespace) -> tupl
         "seed": arguments.seed,
     }
     if method == EVERY_STEP:
-        return _FLOAT32, LocalSetting(**common, steps=1)
+        return _FLOAT32, LocalSetting(**common, steps=1, headers=False)
     preset = PRESETS[method]
     steps = arguments.steps or preset.steps
     if steps is None:

@@ -33,6 +33,7 @@ class LocalSetting:
         latency: Seconds of a message, from 0 on.
         spread: Workers take another time for each step: standard deviation of the logarithm of its factor, from 0 on.
         seed: Seed of these factors.
+        headers: Whether workers tell each other headers before each exchange, as in rounds. Gradients of each step have none.
 
     Raises:
         ConfigError: An attribute is out of range, or they do not fit together.
@@ -48,6 +49,7 @@ class LocalSetting:
     latency: float = 0.0
     spread: float = 0.0
     seed: int = 0
+    headers: bool = True
 
     def __post_init__(self) -> None:
         if len(self.links) < 2:
@@ -127,11 +129,11 @@ class _Clocks:
         self._links = list({id(link): link for link in setting.links}.values())
         self._latency = Link(setting.latency, setting.latency, 0.0)
         self._random = np.random.default_rng(setting.seed)
-        self._header = ring_allgather(np.full(workers, HEADER.itemsize))
+        self._headers = [ring_allgather(np.full(workers, HEADER.itemsize))] if setting.headers else []
         sizes = np.diff(np.linspace(0, setting.params, setting.fragments + 1).astype(int)).tolist()
         steps = {size: step_of(communicator, workers, size, codec) for size in set(sizes)}
         self._turns = [
-            _Turn(number, [self._header, *steps[size]], first_exchange(number, setting.fragments, setting.steps))
+            _Turn(number, [*self._headers, *steps[size]], first_exchange(number, setting.fragments, setting.steps))
             for number, size in enumerate(sizes)
         ]
         self._computing, self._free = np.zeros(workers), 0.0
@@ -167,7 +169,7 @@ class _Clocks:
     def _start(self, turn: _Turn, step: int) -> None:
         """The last worker begins the exchange, once the one before is over. Where no step was made, only headers go."""
         start = max(float(self._now.max()), self._free)
-        parts = turn.parts if turn.steps else [self._header]
+        parts = turn.parts if turn.steps else self._headers
         self._free = self._end(start, parts)
         turn.under_way = step, start, self._free, float(bytes_of(parts, "sent").mean())
         turn.steps, turn.due = 0, step + self._setting.delay

@@ -33,6 +33,12 @@ def test_an_exchange_takes_codecs_bytes_and_messages():
     assert found.sent == pytest.approx(2 * 1000 + 3 * HEADER.itemsize)
 
 
+def test_gradients_of_each_step_have_no_headers():
+    found = simulate_local_steps(setting(steps=1, total=2, headers=False), CODEC, "allgather")
+    assert [one.seconds for one in found.transfers] == pytest.approx([2.0, 2.0, 0.0])
+    assert found.seconds == pytest.approx(6) and found.sent == 2000
+
+
 def test_what_is_unfinished_is_exchanged_at_the_end():
     found = simulate_local_steps(setting(total=4), CODEC, "allgather")
     assert [one.step for one in found.transfers] == [3, 4]
