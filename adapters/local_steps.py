@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from grace_ext import ConfigError
+from grace_ext.means import Mean
 from grace_ext.memory import Memory
 from grace_ext.outer import OuterOptimizer
 from grace_ext.pipeline.compressor import Compressor
@@ -46,7 +47,8 @@ class LocalSteps:
         preset: Settings of a published method, for what is left open: "sparseloco", "diloco", "muloco" or "fedavg"; see
             grace_ext.rounds.presets.
         steps: Number of local steps in a round; or a function of the number of the round, from 1 on, that gives the same on
-            all ranks. None: that of the preset.
+            all ranks; or "auto", or a grace_ext.rounds.AutoSteps: as many as make exchanges a tenth, or another share, of the
+            time. None: that of the preset.
         seconds: In the place of `steps`: ranks make as many steps as fit into this time, so that slow ones make fewer.
         compression: The spec of pseudo-gradients, see CompressionOptions; None: that of the preset.
         memory: Its error feedback: "residual:decay=0.95", "ef21" or "none", or by name pattern, see CompressionOptions; None:
@@ -58,8 +60,13 @@ class LocalSteps:
         keep: The share of its own value that a parameter keeps when what was exchanged is applied after a delay.
         weights: "uniform", or "samples": ranks count by the samples that they gave to `step` since the last round.
         most_samples: With "samples": a rank that gave more in a round counts as if it had given so many; None for no cap.
+        mean: In the place of the weighted mean, one that bears some ranks that lie or fail: Median(), TrimmedMean(0.25),
+            ClippedMean() or NearestNeighborMixing(Median(), 0.25) of grace_ext.means. All ranks get what each one sends, so that
+            the communicator has to be "allgather". All but ClippedMean need uniform weights, and a dense compression or memory
+            "ef21".
         buffers: "average": floating-point buffers, such as the running means of BatchNorm, are averaged in each round, in
-            float32 and uncompressed. "local": each rank keeps its own. Buffers of integers always stay each rank's own.
+            float32 and uncompressed, by `mean` if it is given. "local": each rank keeps its own. Buffers of integers always stay
+            each rank's own.
         process_group: The ranks, with torch.distributed; None for all.
         backend: See CompressionState of grace_ext.adapters.torch_ddp.
         timeout: See CompressionState of grace_ext.adapters.torch_ddp.
@@ -77,7 +84,7 @@ class LocalSteps:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         preset: str = "sparseloco",
         *,
-        steps: int | Callable[[int], int] | None = None,
+        steps: int | str | Callable[[int], int] | None = None,
         seconds: float | None = None,
         compression: str | dict | Compressor | None = None,
         memory: str | dict | Memory | None = None,
@@ -87,6 +94,7 @@ class LocalSteps:
         keep: float = 0.0,
         weights: str = "uniform",
         most_samples: float | None = None,
+        mean: Mean | None = None,
         buffers: str = "average",
         process_group: dist.ProcessGroup | None = None,
         backend: str | None = None,
@@ -96,9 +104,7 @@ class LocalSteps:
     ):
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         _check(model, optimizers, preset)
-        settings = RoundSettings(
-            preset, steps, seconds, outer, fragments, delay, keep, buffers, weights=weights, most_samples=most_samples
-        )
+        settings = RoundSettings(preset, steps, seconds, outer, fragments, delay, keep, buffers, weights, most_samples, mean)
         shared = settings.options(compression, memory, options)
         self._parameters = parameters = ModuleParameters(model, optimizers, buffers == "average")
         transport, prefix = _transport(process_group, backend, timeout, process_set)

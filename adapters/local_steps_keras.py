@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from grace_ext import ConfigError
 from grace_ext._util.files import atomic_write
+from grace_ext.means import Mean
 from grace_ext.outer import OuterOptimizer
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.rounds import Rounds
@@ -40,7 +41,7 @@ class LocalStepsCallback(Callback):
 
     Args:
         preset: See LocalSteps of grace_ext.adapters.local_steps, and so with all of the following.
-        steps: Number of batches in a round, or a function of the number of the round.
+        steps: Number of batches in a round, or a function of the number of the round, or "auto".
         seconds: The time of a round, in the place of `steps`.
         compression: The spec of pseudo-gradients; None: that of the preset.
         memory: Its error feedback; None: that of the preset.
@@ -48,6 +49,7 @@ class LocalStepsCallback(Callback):
         fragments: In how many fragments the model is exchanged, or name patterns for each fragment.
         delay: Number of batches during which an exchange goes on in the background.
         keep: The share of its own value that a variable keeps when what was exchanged is applied after a delay.
+        mean: A mean that bears some ranks that lie or fail, of grace_ext.means; None: the plain mean.
         buffers: "average" or "local": what becomes of floating-point weights that are not trainable.
         process_set: The ranks; None for all.
         **options: All others of CompressionOptions but groups, selection and grad_scaler. A schedule's steps are rounds.
@@ -62,7 +64,7 @@ class LocalStepsCallback(Callback):
         self,
         preset: str = "sparseloco",
         *,
-        steps: int | Callable[[int], int] | None = None,
+        steps: int | str | Callable[[int], int] | None = None,
         seconds: float | None = None,
         compression: str | dict | Compressor | None = None,
         memory: str | dict | None = None,
@@ -70,12 +72,13 @@ class LocalStepsCallback(Callback):
         fragments: Fragments = 1,
         delay: int = 0,
         keep: float = 0.0,
+        mean: Mean | None = None,
         buffers: str = "average",
         process_set: Any = None,
         **options: Any,
     ):
         super().__init__()
-        self._settings = RoundSettings(preset, steps, seconds, outer, fragments, delay, keep, buffers)
+        self._settings = RoundSettings(preset, steps, seconds, outer, fragments, delay, keep, buffers, mean=mean)
         self._options = self._settings.options(compression, memory, options)
         self._process_set = process_set
         self._rounds: Rounds | None = None

@@ -1,4 +1,5 @@
-"""The command line: `python -m grace_ext warmup | codecs | inspect | bench | advise | simulate | timeline | device-check`.
+"""The command line: `python -m grace_ext warmup | codecs | inspect | bench | advise | simulate | simulate-local |
+timeline | device-check`.
 
 Results go to stdout, progress and errors to stderr. The exit status is 0, 1 for a file that is not what it should be, 2 for
 arguments that cannot work, or 130 after an interrupt.
@@ -27,6 +28,7 @@ from .pipeline.container import parse
 from .pipeline.presets import PRESETS
 from .policy import advisor, projections
 from .simulate import command as simulate_command
+from .simulate import local_command
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -159,6 +161,11 @@ def _simulate(arguments: argparse.Namespace) -> int:
     return simulate_command.run(arguments, Progress())
 
 
+def _simulate_local(arguments: argparse.Namespace) -> int:
+    """Predict how long a training with local steps takes, over links of varying bandwidth, from this machine's codecs."""
+    return local_command.run(arguments)
+
+
 def _timeline(arguments: argparse.Namespace) -> int:
     """Merge the phases of compression into Horovod's timeline."""
     phases = merge_timelines(arguments.horovod, arguments.ours, arguments.output)
@@ -208,6 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     bench_command.add_arguments(add("bench", _bench))
     _add_advise_arguments(add("advise", _advise))
     simulate_command.add_arguments(add("simulate", _simulate))
+    local_command.add_arguments(add("simulate-local", _simulate_local))
     added = add("timeline", _timeline)
     added.add_argument("horovod", help="the timeline that Horovod wrote (HOROVOD_TIMELINE or hvd.start_timeline)")
     added.add_argument("ours", help="the timeline that grace_ext.observe.Timeline wrote in the same run")

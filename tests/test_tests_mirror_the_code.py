@@ -40,6 +40,7 @@ SHARED = {
     "outer/test_outer.py": "outer/{adam,adamw,base,nesterov,sgd,yogi}",
     "rounds/test_engine.py": "rounds/timing",
     "rounds/test_fragment.py": "rounds/header",
+    "rounds/test_rank_mean.py": "communicators/separate",
     "observe/test_dispatch.py": "observe/{base,listener,norms}",
     "pipeline/test_conformance.py": "pipeline/{encoded,encoder}",
     "simulate/test_command.py": "simulate/{plot,tasks}",

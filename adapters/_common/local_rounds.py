@@ -10,16 +10,20 @@ from typing import Any
 from grace_ext import ConfigError
 from grace_ext.exchange.bucketing import build_buckets
 from grace_ext.exchange.session import StateSession
+from grace_ext.means import Mean
+from grace_ext.means.base import check_mean
 from grace_ext.outer import OuterOptimizer, make_outer
-from grace_ext.rounds import Fragment, Parameters, Rounds
+from grace_ext.rounds import AutoSteps, Fragment, Parameters, Rounds
 from grace_ext.rounds.fragments import Fragments, split
 from grace_ext.rounds.presets import preset as find_preset
+from grace_ext.rounds.rank_mean import separated
 from grace_ext.rounds.weights import SAMPLES, UNIFORM
 from grace_ext.transport.base import Transport
 
 from .options import CompressionOptions
 
 BUFFERS = ("average", "local")
+AUTO = "auto"
 
 
 class LocalOptions(CompressionOptions):
@@ -33,11 +37,11 @@ class RoundSettings:
     """When fragments are exchanged, and how ranks count: arguments of LocalSteps, which describes them.
 
     Raises:
-        ConfigError: `most_samples` is out of range, or `buffers` is unknown.
+        ConfigError: `most_samples` is out of range, `buffers` or `steps` is unknown, or the mean does not work with the weights.
     """
 
     preset: str
-    steps: int | Callable[[int], int] | None
+    steps: int | str | Callable[[int], int] | None
     seconds: float | None
     outer: str | OuterOptimizer | None
     fragments: Fragments
@@ -46,6 +50,7 @@ class RoundSettings:
     buffers: str
     weights: str = UNIFORM
     most_samples: float | None = None
+    mean: Mean | None = None
 
     def __post_init__(self) -> None:
         if self.buffers not in BUFFERS:
@@ -55,8 +60,16 @@ class RoundSettings:
                 f"most_samples={self.most_samples} with weights={self.weights!r}; allowed: finite and above 0, with "
                 f"weights={SAMPLES!r}"
             )
+        if self.mean is not None:
+            check_mean(self.mean, self.weights == UNIFORM)
         chosen = find_preset(self.preset)
         self.outer = chosen.outer if self.outer is None else self.outer
+        if isinstance(self.steps, str):
+            if self.steps != AUTO:
+                raise ConfigError(
+                    f"steps={self.steps!r}; allowed: a number, a function of the round, an AutoSteps or {AUTO!r}"
+                )
+            self.steps = AutoSteps()
         if self.seconds is None and self.steps is None:
             self.steps = chosen.steps
             if self.steps is None:
@@ -105,6 +118,12 @@ def build_rounds(
     Raises:
         ConfigError: Arguments do not fit together.
     """
+    density = str((options.schedule or {}).get("density"))
+    if isinstance(settings.steps, AutoSteps) and density.startswith("kimad"):
+        raise ConfigError(
+            f"steps={settings.steps} with density {density!r}: either the steps or the density can follow the link; allowed: a "
+            "number of steps, or another schedule"
+        )
     parts = split(parameters.tensors(), settings.fragments)
     if options.capture is not None and len(parts) > 1:
         raise ConfigError(f"capture with {len(parts)} fragments: allowed with one")
@@ -115,16 +134,18 @@ def build_rounds(
         name = f"{prefix}.fragment{number}"
         exchange = options.make_exchange(transport, 1 / transport.size, worker)
         communicator = options.make_communicator()
+        if settings.mean is not None:
+            communicator = separated(communicator, settings.mean)
         exchange.set_buckets(
             build_buckets(exchange, [tensors], (), options.make_rules(), communicator, name, options.bucket_bytes)
         )
         states = StateSession(options.on_resize, gather_memories)
-        made.append(Fragment(exchange, transport, outer, parameters, states, name, most))
+        made.append(Fragment(exchange, transport, outer, parameters, states, name, most, settings.mean))
     rounds = Rounds(
         made,
         parameters,
         worker,
-        steps=settings.steps,
+        steps=settings.steps,  # type: ignore[arg-type]  # "auto" has become an AutoSteps
         seconds=settings.seconds,
         delay=settings.delay,
         keep=settings.keep,

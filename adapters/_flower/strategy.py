@@ -11,12 +11,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from grace_ext import ConfigError
-from grace_ext.federated import Rejected, Report, Server, WeightedMean
+from grace_ext.federated import Rejected, Report, Server
 from grace_ext.federated.client import MEMORIES
 from grace_ext.federated.compression import checked_compressor
-from grace_ext.federated.mean import Mean
 from grace_ext.federated.messages import FRESH, read_down
 from grace_ext.federated.weights import Weights
+from grace_ext.means import Mean, WeightedMean
 from grace_ext.outer import OuterOptimizer
 
 from .layout import Layout
@@ -39,7 +39,7 @@ class CompressedFedAvg(FedAvg):
         compression: Spec for the way down; neither low-rank nor unbiased.
         client_compression: Spec for the updates; None: as on the way down.
         memory: The memory of the clients: "residual", "ef21" or "none".
-        mean: A mean of grace_ext.federated; None: the weighted mean. See Server there.
+        mean: A mean of grace_ext.means; None: the weighted mean. See Server there.
         optimizer: An outer optimizer, its spec, or a function; None: FedAvg's step. See Server.
         weights: "uniform", "samples", or a mapping from the ID of each node that may take part to its weight.
         most_samples: The most samples of a client that count, with weights "samples".

@@ -103,25 +103,25 @@ class Communicator(Stage, Generic[PendingType]):
     #: The transport's collectives that a bucket takes, each needing the result of the one before. Adapters whose
     #: collectives are nodes of a graph have to know them before the first step.
     collectives: tuple[str, ...] = ("allgather",)
-    #: Whether what a rank sends is its container.
-    sends_containers = False
+    sends_containers = False  #: Whether what a rank sends is its container.
     #: Whether `Pending.support` tells, as soon as an exchange has started, what is sent of the whole gradient.
     reports_support = True
     #: Whether it needs a compressor whose values can be summed as they are (`Compressor.reducible_dtype`).
     needs_reducible = False
     votes = False  #: Whether the result is a vote on signs, and not a sum.
-    #: Whether the next step needs what the memory remembers.
-    needs_memory = True
-    #: Whether `start` leaves the gradient as it is.
-    preserves_input = False
+    #: Whether it hands over what each rank has sent, and no sum; then float32, too, goes by it.
+    needs_each_rank = False
+    #: Only then: the containers of the last step, in the order of ranks, without those that have sent none.
+    received: list[Container]
+    needs_memory = True  #: Whether the next step needs what the memory remembers.
+    preserves_input = False  #: Whether `start` leaves the gradient as it is.
     #: Whether `receive` and `decode` can be called one after the other in the place of `finish`.
     decodes_later = False
     #: Whether it changes between compressed and dense steps; `strategy` tells which one is in use.
     switches = False
     #: Whether it sends what it is given as it is, for now, and not what the bucket's compressor makes of it.
     sends_whole = False
-    #: Whether it switches when it is told to, because of what was measured.
-    is_tuned = False
+    is_tuned = False  #: Whether it switches when it is told to, because of what was measured.
     #: The strategy in use, only where it switches.
     strategy: str
     #: "float32" or "fp16" while gradients may bypass the exchange: see Exchange.bypass_dtype.

@@ -64,7 +64,8 @@ class ExchangeSetup:
         """Build the bucket of these tensors.
 
         Two kinds of buckets go by allreduce whatever the communicator: plain float32, because the result is the same and
-        the bytes are fewer, without errors to remember; and low-rank factors, because only sums carry them.
+        the bytes are fewer, without errors to remember; and low-rank factors, because only sums carry them. A communicator that
+        `needs_each_rank` carries float32 itself, and refuses factors.
 
         Args:
             name: Name of the bucket, unique in the exchange and the same on all ranks.
@@ -79,7 +80,7 @@ class ExchangeSetup:
             ConfigError: Compressor, memory and communicator do not fit together.
         """
         memory = self.memory_of(tensors[0]).for_compressor(compressor)
-        if compressor.exact:
+        if compressor.exact and not communicator.needs_each_rank:
             return Bucket(name, tensors, compressor, Allreduce(), memory)
         factors = FactorAllreduce(tensors, compressor, self.state.warm_starts) if compressor.lowrank is not None else None
         own = communicator.for_bucket(compressor, memory, self.transport, factors)

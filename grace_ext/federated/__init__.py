@@ -3,16 +3,12 @@
 Nothing here moves bytes between processes: grace_ext.adapters.mpi, grace_ext.adapters.flower and the simulator do.
 """
 
+from ..means import ClippedMean, Median, NearestNeighborMixing, TrimmedMean, WeightedMean
 from .client import Client
-from .clipped_mean import ClippedMean
-from .mean import WeightedMean
-from .median import Median
 from .messages import Rejected
-from .nearest_neighbor_mixing import NearestNeighborMixing
 from .pace import Fitted, Pace
 from .report import Report
 from .server import Server
-from .trimmed_mean import TrimmedMean
 
 __all__ = [
     "Client",

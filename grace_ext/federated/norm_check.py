@@ -14,18 +14,6 @@ _KEPT = 32  # norms of the last updates
 Norms = dict[int, tuple[int, float]]  # client -> number of values of its update, and its norm
 
 
-def l2_norm(vector: np.ndarray) -> float:
-    """Compute the L2 norm of a vector.
-
-    Args:
-        vector: float32[d].
-
-    Returns:
-        The norm, computed in float64, so that it is finite for every finite vector.
-    """
-    return float(np.linalg.norm(vector.astype(np.float64)))
-
-
 class NormCheck:
     """Compares the norms of a round's updates with the median norm of the last updates.
 

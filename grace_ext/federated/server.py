@@ -11,10 +11,10 @@ import numpy as np
 
 from .._util.rng import Stream
 from ..errors import ConfigError
+from ..means.base import l2_norm
 from ..pipeline.compressor import Compressor
 from .compression import checked_compressor
 from .messages import FRESH, Down, Rejected, as_message
-from .norm_check import l2_norm
 from .report import Report
 from .server_state import DOWN_MEMORY, ServerState
 from .updates import Received

@@ -9,12 +9,12 @@ import numpy as np
 
 from .._util.files import atomic_write
 from ..errors import ConfigError
+from ..means import Mean, WeightedMean
 from ..outer import OuterOptimizer
 from ..pipeline.compressor import Compressor
 from .broadcast import ModelBroadcast
 from .compression import checked_compressor
 from .estimate import Estimate
-from .mean import Mean, WeightedMean
 from .messages import Rejected
 from .norm_check import NormCheck
 from .outer_step import OuterStep

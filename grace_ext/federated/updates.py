@@ -8,13 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import ConfigError, ContainerError
+from ..means.base import Mean, Update, check_mean, l2_norm
 from ..pipeline.container import Container
 from ..pipeline.decoder import decode_sum
 from .client import MEMORIES
 from .estimate import Estimate
-from .mean import Mean, Update
 from .messages import WHOLE, Rejected, Up, read_up
-from .norm_check import l2_norm
 from .weights import Weights
 
 _LARGEST_NORM = 2.0**100  # of an update; with larger ones, some rounds would take a float32 model to Inf
@@ -67,21 +66,12 @@ class ClientUpdates:
         if staleness < 0:
             raise ConfigError(f"staleness={staleness}; allowed: from 0 on")
         self._size, self._mean, self._weights, self._memory, self._staleness = size, mean, weights, memory, staleness
-        self._check_mean()
+        check_mean(mean, weights.uniform)
         #: For each client, the round of its last update that was accepted; 0: none.
         self.taken = dict.fromkeys(range(clients), 0)
         #: With memory "ef21", the estimate of each client's update.
         self.estimates: dict[int, Estimate] = {}
         self._samples: dict[int, float] = {}
-
-    def _check_mean(self) -> None:
-        if not isinstance(self._mean, Mean):
-            raise ConfigError(
-                f"mean={self._mean!r}; allowed: an instance of WeightedMean, ClippedMean, Median, "
-                "TrimmedMean or NearestNeighborMixing"
-            )
-        if self._mean.by_coordinate and not self._weights.uniform:
-            raise ConfigError(f"mean {type(self._mean).__name__} takes no weights; allowed: weights='uniform'")
 
     def examine(self, client: int, message: np.ndarray, asked: int, round_: int) -> Received:
         """Check a message that a client has sent.

@@ -51,6 +51,8 @@ class Memory(Stage, OptimizerPart):
     has_exact_steps = False
     #: Whether a step needs the gradients of all ranks, so that none may leave the training loop before the others.
     needs_all_ranks = False
+    #: Whether containers hold differences from an estimate of this rank's gradient, its state "estimate", which adds them up.
+    sends_differences = False
     #: Whether communicators that put signs to the vote can be used. What a vote leaves out is in no gradient's units.
     suits_votes = False
 

@@ -38,6 +38,7 @@ class EF21(Memory):
     stateful = True
     has_hooks = True
     corrects_gradient = True
+    sends_differences = True
     summed_fields: frozenset[str] = frozenset()
 
     def __init__(self, momentum: float = 0.0):

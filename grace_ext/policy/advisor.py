@@ -109,7 +109,7 @@ def advise(
         codec = _FREE if method.spec is None else codecs[method.spec]
         options = [
             _predict(method, communicator, codec, params, step_time, workers, per_host, links, overlap)
-            for communicator in _communicators(method, workers, per_host)
+            for communicator in cost_model.communicators_for(method.spec, workers, per_host)
         ]
         predictions.append(min(options, key=lambda one: one.step_seconds))
     wanted = OPTIMIZERS if optimizer is None else (optimizer,)
@@ -171,11 +171,12 @@ def measure_codecs(known: dict | None = None) -> dict[str, cost_model.Codec]:
     return {**{spec: measure_codec(spec) for spec in specs if spec not in (known or {})}, **(known or {})}
 
 
-def measure_codec(spec: str) -> cost_model.Codec:
+def measure_codec(spec: str, elements: int = _MEASURED) -> cost_model.Codec:
     """Measure the codec of a spec on this machine, with synthetic gradients with heavy tails.
 
     Args:
         spec: The spec.
+        elements: Number of elements of these gradients. Beyond it, sizes and seconds are taken to grow with the elements.
 
     Returns:
         The codec for the cost model.
@@ -183,30 +184,20 @@ def measure_codec(spec: str) -> cost_model.Codec:
     made = make_compressor(spec)
     if made.lowrank is not None:
         return codec_timing.measure_factors(made.lowrank, _SIDE)
-    gradients = [np.random.default_rng(seed).standard_t(3, _MEASURED).astype(np.float32) for seed in range(_GRADIENTS)]
+    gradients = [np.random.default_rng(seed).standard_t(3, elements).astype(np.float32) for seed in range(_GRADIENTS)]
     if made.reducible_dtype is not None:
         one = codec_timing.measure_reducible_codec(made, gradients[0])
         scaled = np.dtype(made.reducible_dtype).itemsize
         return cost_model.Codec(
-            lambda elements, summed: scaled * elements,
-            lambda elements: one.encode(0) * elements / _MEASURED,
-            lambda elements, containers: one.decode(0, 1) * elements / _MEASURED,
+            lambda d, summed: scaled * d,
+            lambda d: one.encode(0) * d / elements,
+            lambda d, containers: one.decode(0, 1) * d / elements,
         )
     return codec_timing.measure_codec(made, gradients)
 
 
 #: The codec of gradients that the library sends itself.
 _FREE = cost_model.Codec(lambda elements, summed: 4 * elements, lambda elements: 0.0, lambda elements, containers: 0.0)
-
-
-def _communicators(method: Method, workers: int, per_host: int) -> list[str]:
-    made = None if method.spec is None else make_compressor(method.spec)
-    if made is None or made.reducible_dtype is not None:
-        return ["allreduce"]  # the only one that sums values as they are
-    if made.lowrank is not None:
-        return ["factors"]
-    found = ["allgather", *(["sharded"] if workers > 2 else [])]
-    return [*found, "hierarchical"] if 1 < per_host < workers else found
 
 
 def _predict(

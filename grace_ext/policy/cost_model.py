@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ..communicators.slices import equal_slices
 from ..errors import ConfigError
+from ..pipeline.compressor import make_compressor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,6 +251,26 @@ STEPS: dict[str, Callable[[int, int, Codec], list]] = {
     "factors": _factors,
     "tree": _tree,
 }
+
+
+def communicators_for(spec: str | None, workers: int, per_host: int = 1) -> list[str]:
+    """List the communicators that can be predicted for a spec.
+
+    Args:
+        spec: The spec; None: float32 by the library's own allreduce.
+        workers: Number of workers in all.
+        per_host: Number of workers that share a host.
+
+    Returns:
+        Their names.
+    """
+    made = None if spec is None else make_compressor(spec)
+    if made is None or made.reducible_dtype is not None:
+        return ["allreduce"]  # the only one that sums values as they are
+    if made.lowrank is not None:
+        return ["factors"]
+    found = ["allgather", *(["sharded"] if workers > 2 else [])]
+    return [*found, "hierarchical"] if 1 < per_host < workers else found
 
 
 def step_of(

@@ -5,6 +5,7 @@ Douillard et al., Streaming DiLoCo, arXiv 2501.18512, algorithm 2.
 """
 
 import concurrent.futures
+import copy
 import dataclasses
 import math
 import time
@@ -13,10 +14,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..errors import ConfigError, ExchangeError
+from ..means.base import check_mean
+from .auto_steps import AutoSteps
 from .fragment import Fragment, Outcome
 from .header import Contribution
 from .parameters import Parameters
-from .timing import check_timing
+from .timing import check_timing, first_exchange
 from .weights import SAMPLES, UNIFORM
 
 VERSION = 1
@@ -48,12 +51,13 @@ class Rounds:
         parameters: The model.
         worker: An executor of one thread, in which all collectives run, in the same order on all ranks.
         steps: Number of local steps between two exchanges of a fragment; or steps(round), from round 1 on, the same on all
-            ranks, for a single fragment.
+            ranks, for a single fragment; or an AutoSteps, for a single fragment without delay.
         seconds: In the place of `steps`: each rank makes as many steps as fit into this time, then waits for the others. For
             a single fragment without delay.
         delay: Number of steps that hide an exchange, from 0 to below steps / P, so that one fragment is under way at a time.
         keep: What a parameter keeps of itself when the result is applied, from 0 to below 1; above 0 only with a delay.
-        weights: "uniform", or "samples": each rank counts by its number of samples since the fragment's last exchange.
+        weights: "uniform", or "samples": each rank counts by its number of samples since the fragment's last exchange, which a
+            mean by coordinates does not allow.
         clock: Returns the time in seconds.
 
     Raises:
@@ -74,14 +78,17 @@ class Rounds:
         clock: Callable[[], float] = time.monotonic,
     ):
         check_timing(len(fragments), steps, seconds, delay, keep, weights)
+        for mean in [fragment.mean for fragment in fragments if fragment.mean is not None]:
+            check_mean(mean, weights == UNIFORM)
         self._parameters, self._worker, self._clock = parameters, worker, clock
+        steps = copy.copy(steps)  # an AutoSteps changes
         self._length, self._seconds, self._delay, self._keep, self._weights = steps, seconds, delay, keep, weights
         #: Number of local steps so far.
         self.steps = 0
         self._position = 0  # in the schedule: local steps, and those of others that were shadowed
         #: Rounds in which this rank contributed nothing, because its parameters were not finite.
         self.lost = 0
-        self._other_bytes, self._waited = 0, 0.0
+        self._other_bytes, self._waited, self._exchanged_in = 0, 0.0, 0.0
         self._error: BaseException | None = None
         self._turns = [_Turn(fragment, 0) for fragment in fragments]
         self._schedule()
@@ -101,7 +108,7 @@ class Rounds:
         Raises:
             ConfigError: The ranks differ; on all ranks.
         """
-        steps = self._length if isinstance(self._length, int | None) else "by round"
+        steps = self._length if isinstance(self._length, int | AutoSteps | None) else "by round"
         own = (signature, len(self._turns), steps, self._seconds, self._delay, self._keep, self._weights)
         for turn in self._turns:
             self._worker.submit(turn.fragment.connect, own).result()
@@ -176,7 +183,7 @@ class Rounds:
         """The fragments' next turns, from this step on."""
         for number, turn in enumerate(self._turns):
             length = self._steps_of(turn)
-            turn.following = self._position + (number * length // len(self._turns) or length)
+            turn.following = self._position + first_exchange(number, len(self._turns), length)
 
     def _steps_of(self, turn: _Turn) -> int:
         """Number of steps of the fragment's next round; 0 where a round has a time."""
@@ -204,10 +211,10 @@ class Rounds:
         for turn in self._turns:
             if self._is_turn(turn, joined):
                 self._start(turn, joined)
-                turn.following = self._position + self._steps_of(turn)
                 if not self._delay:
                     ended.append(self._apply(turn, 0.0))
                     self._began = self._clock()
+                turn.following = self._position + self._steps_of(turn)
         return ended
 
     def _start(self, turn: _Turn, joined: bool) -> None:
@@ -216,9 +223,11 @@ class Rounds:
         if not finite:
             self._recover()
         weight = turn.samples if self._weights == SAMPLES else float(turn.steps > 0)
+        each = (self._clock() - self._began) / turn.steps if turn.steps else 0.0
+        own = Contribution(weight, finite, joined, buffers, each, self._exchanged_in)
         turn.rounds += 1
         turn.steps, turn.samples, turn.due = 0, 0.0, self._position + self._delay
-        turn.outcome = self._worker.submit(turn.fragment.exchange_round, Contribution(weight, finite, joined, buffers))
+        turn.outcome = self._worker.submit(turn.fragment.exchange_round, own, self._clock)
 
     def _recover(self) -> None:
         """All parameters of this rank return to what the ranks share, those of other fragments as well: each is computed with
@@ -244,6 +253,9 @@ class Rounds:
         if outcome.buffers is not None:
             self._parameters.assign_buffers(outcome.buffers, keep if outcome.finite else 0.0)
         self._other_bytes += outcome.other_bytes
+        self._exchanged_in = outcome.own_seconds
+        if isinstance(self._length, AutoSteps):
+            self._length.observe(outcome.step_seconds, outcome.exchange_seconds)
         return outcome
 
     def close(self) -> None:
@@ -280,6 +292,8 @@ class Rounds:
             The state. What is under way is in it as its result.
         """
         found: dict = {"version": VERSION, "steps": self.steps, "position": self._position, "lost": self.lost, "turns": {}}
+        if isinstance(self._length, AutoSteps):
+            found["auto_steps"] = self._length.steps
         for number, turn in enumerate(self._turns):
             under_way: dict = {}
             if turn.outcome is not None:
@@ -321,4 +335,6 @@ class Rounds:
                     Outcome(under_way["finite"], True, False, under_way.get("buffers"), under_way["other_bytes"])
                 )
         self.steps, self._position, self.lost = state["steps"], state["position"], state["lost"]
+        if isinstance(self._length, AutoSteps):
+            self._length.steps = state.get("auto_steps", self._length.steps)
         self._began = self._clock()

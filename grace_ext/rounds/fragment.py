@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 
 import numpy as np
 import xxhash
@@ -15,10 +16,12 @@ from ..exchange.buckets import Bucket
 from ..exchange.engine import Exchange
 from ..exchange.session import StateSession
 from ..exchange.stalls import watch_ranks
+from ..means import Mean
 from ..outer import OuterOptimizer
 from ..transport.base import Transport
 from .header import Contribution, gather_headers
-from .parameters import Parameters
+from .parameters import Parameters, fitting_arrays, parts_of
+from .rank_mean import RankMean
 from .weights import shares_of
 
 _LOG = logging.getLogger("grace_ext")
@@ -34,6 +37,9 @@ class Outcome:
         all_joined: Whether no rank has data any more.
         buffers: The mean of the ranks' buffers, float32[n]; None if no rank contributed.
         other_bytes: Bytes that this rank has sent beside pseudo-gradients.
+        step_seconds: Seconds of a local step of the slowest rank, as all ranks have told; 0 if there were none.
+        exchange_seconds: Seconds of the exchange before this one on the slowest rank, as all have told; 0 if there was none.
+        own_seconds: Seconds of this exchange on this rank, from the headers on.
     """
 
     finite: bool
@@ -41,6 +47,9 @@ class Outcome:
     all_joined: bool
     buffers: np.ndarray | None
     other_bytes: int
+    step_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    own_seconds: float = 0.0
 
 
 class Fragment:
@@ -48,7 +57,8 @@ class Fragment:
 
     With θ what the ranks share, θ_r what a rank has, and C the compression with its memory, a round is
     Δ_r = θ - θ_r; Δ = Σ share_r C(Δ_r); θ = outer(θ, Δ). The memory, the containers and the sum over ranks are those of an
-    Exchange, in which the rank's vector is share_r · ranks · Δ_r: the residual, too, is in these units.
+    Exchange, in which the rank's vector is share_r · ranks · Δ_r: the residual, too, is in these units. With a `mean`, the vector
+    is Δ_r, and Δ = mean(C(Δ_r)).
 
     `exchange_round` and whatever else has collectives run in one thread, the same for all fragments.
 
@@ -60,9 +70,11 @@ class Fragment:
         states: Saves and loads the exchange's memories.
         prefix: What the names of this fragment's collectives begin with, unique in the job and the same on all ranks.
         most: The largest weight that a rank can have in the mean, above 0, whatever it claims.
+        mean: A mean of what each rank sends, in the place of the weighted sum. The buckets go by communicator Separate then.
 
     Raises:
-        ConfigError: A memory applies a momentum or changes an optimizer's step, or `most` is not above 0.
+        ConfigError: A memory applies a momentum or changes an optimizer's step, `most` is not above 0, or the mean cannot be
+            taken of what the buckets send.
     """
 
     def __init__(
@@ -74,6 +86,7 @@ class Fragment:
         states: StateSession,
         prefix: str,
         most: float = math.inf,
+        mean: Mean | None = None,
     ):
         if not most > 0:
             raise ConfigError(f"most={most}; allowed: weights above 0")
@@ -88,6 +101,8 @@ class Fragment:
                     f"memory {str(bucket.memory)!r} is for gradients; allowed for pseudo-gradients: residual, ef21, none, "
                     "with the momentum in the outer optimizer"
                 )
+        self.mean = mean
+        self._of_ranks = None if mean is None else RankMean(mean, exchange, transport, prefix)
         self._tensors = [tensor for bucket in exchange.buckets for tensor in bucket.tensors]
         #: What the ranks share, float32[size] by name. Between rounds all ranks have the same bits.
         self.shared = {tensor.name: np.empty(tensor.size, np.float32) for tensor in self._tensors}
@@ -120,7 +135,7 @@ class Fragment:
         """
         finite = True
         for bucket in self.exchange.buckets:
-            for tensor, part in _parts(bucket, self._moved[bucket.name]):
+            for tensor, part in parts_of(bucket, self._moved[bucket.name]):
                 self._parameters.moved(tensor, self.shared[tensor], part)
             finite &= bool(np.isfinite(self._moved[bucket.name]).all())
         return finite
@@ -145,7 +160,7 @@ class Fragment:
         Raises:
             ConfigError: The ranks differ; on all ranks.
         """
-        own = xxhash.xxh64_digest(repr((signature, str(self.outer), self._most)).encode())
+        own = xxhash.xxh64_digest(repr((signature, str(self.outer), self._most, self.mean)).encode())
         message = np.concatenate([self.exchange.config_digest(), np.frombuffer(own, np.uint8)])
         gathered = watch_ranks(self, lambda sent: self._gather("config", sent), message)
         self.exchange.check_config_digests(gathered[:, : -len(own)])
@@ -155,11 +170,12 @@ class Fragment:
             received = self.transport.broadcast(f"{self.prefix}.{name}", payload, 0).wait()
             shared[:] = received.view(np.float32)
 
-    def exchange_round(self, own: Contribution) -> Outcome:
+    def exchange_round(self, own: Contribution, clock: Callable[[], float] = time.monotonic) -> Outcome:
         """Make a round with what `measure` has computed. A collective.
 
         Args:
             own: What this rank brings.
+            clock: Returns the time in seconds.
 
         Returns:
             What came of it. If nothing was exchanged, memories and shared values are as before.
@@ -173,14 +189,17 @@ class Fragment:
             self.states.begin_step()
             self._settle()
             headers = gather_headers(self.transport, f"{self.prefix}.header", self.step, own)
+            began = clock()
             shares = shares_of({rank: min(claimed, self._most) for rank, claimed in enumerate(headers["weight"].tolist())})
             averaged, sent = self._averaged(own.buffers, shares)
-            exchanged = any(shares.values()) and self._exchange(shares[self.transport.rank] * self.transport.size)
+            exchanged = any(shares.values()) and self._exchange(shares)
             if exchanged:
                 self._step()
             self._report(headers, exchanged)
             self.step += 1
-            return Outcome(own.finite, exchanged, bool(headers["joined"].all()), averaged, headers[:1].nbytes + sent)
+            joined, nbytes = bool(headers["joined"].all()), headers[:1].nbytes + sent
+            steps, before = (float(headers[field].max()) for field in ("step_seconds", "exchange_seconds"))
+            return Outcome(own.finite, exchanged, joined, averaged, nbytes, steps, before, clock() - began)
         except BaseException:
             self._abort()
             raise
@@ -198,6 +217,8 @@ class Fragment:
                 digest.update(array)
         rows = self._gather("shared", np.frombuffer(digest.digest(), np.uint8)).reshape(self.transport.size, -1)
         self._check_equal("start from another state than", rows)
+        if self._of_ranks is not None:
+            self._of_ranks.settle()
 
     def _check_equal(self, differ: str, rows: np.ndarray) -> None:
         others = [rank for rank, row in enumerate(rows) if row.tobytes() != rows[0].tobytes()]
@@ -211,17 +232,20 @@ class Fragment:
         return self.transport.allgather(f"{self.prefix}.{name}", payload).wait()
 
     def _averaged(self, buffers: np.ndarray, shares: dict[int, float]) -> tuple[np.ndarray | None, int]:
-        """The weighted mean of the ranks' buffers, in the order of ranks, and the bytes that this rank has sent for it."""
+        """The mean of the ranks' buffers, in the order of ranks, and the bytes that this rank has sent for it."""
         if not buffers.size or not any(shares.values()):
             return None, 0
         own = buffers if shares[self.transport.rank] else np.zeros_like(buffers)
         rows = self._gather("buffers", own.view(np.uint8)).copy().view(np.float32).reshape(self.transport.size, -1)
+        if self._of_ranks is not None:
+            return self._of_ranks.of_rows(rows, shares), buffers.nbytes
         mean = sum(share * row.astype(np.float64) for share, row in zip(shares.values(), rows, strict=True))
         return mean.astype(np.float32), buffers.nbytes  # type: ignore[union-attr]
 
-    def _exchange(self, factor: float) -> bool:
-        """Sum the ranks' vectors, each times its factor, in `_moved`. False if a sum was not finite, which no memory keeps."""
-        exchange = self.exchange
+    def _exchange(self, shares: dict[int, float]) -> bool:
+        """Write Δ to `_moved`. False if it is not finite, which no memory keeps, or if no rank counts."""
+        exchange, own = self.exchange, shares[self.transport.rank]
+        factor = own * self.transport.size if self._of_ranks is None else float(own > 0)
         if factor:
             for bucket in exchange.buckets:
                 exchange.start(bucket, self._packed(bucket, np.float32(factor)))
@@ -234,7 +258,11 @@ class Fragment:
         exchange.advance()
         for bucket in exchange.buckets:
             exchange.finish(bucket, self._moved[bucket.name])
+        if self._of_ranks is not None:
+            self._of_ranks.check_received([rank for rank, share in shares.items() if share])
         finite = exchange.end_step()
+        if self._of_ranks is not None:
+            finite &= self._of_ranks.take(shares, self._moved)
         return finite and all(bool(np.isfinite(array).all()) for array in self._moved.values())
 
     def _abort(self) -> None:
@@ -258,7 +286,7 @@ class Fragment:
         self._outer_steps += 1
         with non_finite_allowed():
             for bucket in self.exchange.buckets:
-                for name, change in _parts(bucket, self._moved[bucket.name]):
+                for name, change in parts_of(bucket, self._moved[bucket.name]):
                     self.outer.step(self.shared[name], change, self._outer_state[name], self._outer_steps)
 
     def _report(self, headers: np.ndarray, exchanged: bool) -> None:
@@ -292,6 +320,7 @@ class Fragment:
             },
             "round": self.step,
             "outer_steps": self._outer_steps,
+            "separate": self._of_ranks is not None,
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -301,33 +330,18 @@ class Fragment:
             state: The state.
 
         Raises:
-            ConfigError: It is that of other tensors or of another outer optimizer. Then nothing has changed.
+            ConfigError: It is that of other tensors or of another outer optimizer or mean. Then nothing has changed.
         """
-        shared = _fitting("shared values", state["shared"], self.shared)
+        kept = any(bucket.memory.sends_differences for bucket in self.exchange.buckets)
+        if kept and state.get("separate", False) != (
+            self._of_ranks is not None
+        ):  # the mean is part of what such memories keep
+            raise ConfigError("the checkpoint's memory goes with another mean; allowed: `mean` given, or left out, as there")
+        shared = fitting_arrays("shared values", state["shared"], self.shared)
         outer = {
-            name: _fitting(f"outer state of {name!r}", state["outer"].get(name, {}), fields)
+            name: fitting_arrays(f"outer state of {name!r}", state["outer"].get(name, {}), fields)
             for name, fields in self._outer_state.items()
         }
         self.states.load(state["exchange"], self.exchange)
         self.shared, self._outer_state = shared, outer
         self.step, self._outer_steps = int(state["round"]), int(state["outer_steps"])
-
-
-def _parts(bucket: Bucket, vector: np.ndarray) -> Sequence[tuple[str, np.ndarray]]:
-    parts = np.split(vector, np.cumsum(bucket.sizes)[:-1])
-    return [(tensor.name, part) for tensor, part in zip(bucket.tensors, parts, strict=True)]
-
-
-def _fitting(what: str, given: dict, wanted: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Copies of the given arrays, if they are those of these names and sizes."""
-    sizes = {name: np.size(array) for name, array in given.items()}
-    if sizes != {name: array.size for name, array in wanted.items()}:
-        differing = sorted(
-            name
-            for name in sizes.keys() | wanted.keys()
-            if sizes.get(name) != (wanted[name].size if name in wanted else None)
-        )
-        raise ConfigError(
-            f"the checkpoint's {what} are of other tensors or of another outer optimizer; they differ in {', '.join(differing[:5])}"
-        )
-    return {name: np.array(given[name], np.float32).reshape(-1) for name in wanted}

@@ -7,7 +7,17 @@ import numpy as np
 from ..errors import ExchangeError
 from ..transport.base import Transport
 
-HEADER = np.dtype([("step", "<i8"), ("weight", "<f8"), ("finite", "u1"), ("joined", "u1"), ("buffers", "<u4")])
+HEADER = np.dtype(
+    [
+        ("step", "<i8"),
+        ("weight", "<f8"),
+        ("finite", "u1"),
+        ("joined", "u1"),
+        ("buffers", "<u4"),
+        ("step_seconds", "<f4"),
+        ("exchange_seconds", "<f4"),
+    ]
+)
 
 
 class Contribution(NamedTuple):
@@ -18,12 +28,16 @@ class Contribution(NamedTuple):
         finite: Whether its parameters and buffers were finite. If not, it contributes nothing.
         joined: Whether it has no data any more.
         buffers: Its buffers, float32[n], the same n on all ranks.
+        step_seconds: Seconds of each of its local steps in the round; 0 if there were none.
+        exchange_seconds: Seconds of the exchange of the round before; 0 if there was none.
     """
 
     weight: float
     finite: bool
     joined: bool
     buffers: np.ndarray
+    step_seconds: float = 0.0
+    exchange_seconds: float = 0.0
 
 
 def gather_headers(transport: Transport, name: str, step: int, own: Contribution) -> np.ndarray:
@@ -36,17 +50,19 @@ def gather_headers(transport: Transport, name: str, step: int, own: Contribution
         own: What this rank brings. Its weight is sent as 0 if it is not finite.
 
     Returns:
-        HEADER[ranks], in the order of ranks.
+        HEADER[ranks], in the order of ranks. A weight that is no finite number from 0 on counts as 0.
 
     Raises:
         ExchangeError: The ranks are in different rounds, or have different numbers of buffers; on all ranks.
     """
     weight = own.weight if own.finite else 0.0
-    header = np.array([(step, weight, own.finite, own.joined, own.buffers.size)], HEADER)
+    seconds = own.step_seconds, own.exchange_seconds
+    header = np.array([(step, weight, own.finite, own.joined, own.buffers.size, *seconds)], HEADER)
     received = transport.allgather(name, header.view(np.uint8)).wait()
     if received.size != header.nbytes * transport.size:
         raise ExchangeError(f"{received.size} bytes are no headers of {transport.size} ranks")
     headers = received.copy().view(HEADER)
+    headers["weight"][~(np.isfinite(headers["weight"]) & (headers["weight"] >= 0))] = 0  # a rank that lies
     for field in ("step", "buffers"):
         if len(set(headers[field].tolist())) > 1:
             raise ExchangeError(f"the ranks differ in {field} of the round: {headers[field].tolist()}")

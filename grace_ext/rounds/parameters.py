@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import ConfigError
-from ..exchange.buckets import Tensor
+from ..exchange.buckets import Bucket, Tensor
 
 
 class Parameters(Protocol):
@@ -114,3 +114,44 @@ def _mix(array: np.ndarray, shared: np.ndarray, keep: float) -> None:
         array += np.float32(1 - keep) * shared
     else:
         np.copyto(array, shared)
+
+
+def fitting_arrays(what: str, given: dict, wanted: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Copy arrays of a checkpoint, if they are those of these names and sizes.
+
+    Args:
+        what: What they are, for the message.
+        given: The arrays by name.
+        wanted: Arrays of the sizes that are wanted, by name.
+
+    Returns:
+        Copies, float32[size] by name.
+
+    Raises:
+        ConfigError: They have other names or sizes.
+    """
+    sizes = {name: np.size(array) for name, array in given.items()}
+    if sizes != {name: array.size for name, array in wanted.items()}:
+        differing = sorted(
+            name
+            for name in sizes.keys() | wanted.keys()
+            if sizes.get(name) != (wanted[name].size if name in wanted else None)
+        )
+        raise ConfigError(
+            f"the checkpoint's {what} are of other tensors or of another outer optimizer; they differ in {', '.join(differing[:5])}"
+        )
+    return {name: np.array(given[name], np.float32).reshape(-1) for name in wanted}
+
+
+def parts_of(bucket: Bucket, vector: np.ndarray) -> Sequence[tuple[str, np.ndarray]]:
+    """Split what a bucket holds by tensor.
+
+    Args:
+        bucket: The bucket.
+        vector: float32[size].
+
+    Returns:
+        The name of each tensor, and a view of its part.
+    """
+    parts = np.split(vector, np.cumsum(bucket.sizes)[:-1])
+    return [(tensor.name, part) for tensor, part in zip(bucket.tensors, parts, strict=True)]

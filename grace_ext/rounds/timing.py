@@ -3,7 +3,22 @@
 import math
 
 from ..errors import ConfigError
+from .auto_steps import AutoSteps
 from .weights import SAMPLES, UNIFORM
+
+
+def first_exchange(number: int, fragments: int, steps: int) -> int:
+    """Compute after how many steps a fragment is exchanged for the first time; then it is every `steps` steps.
+
+    Args:
+        number: Number of the fragment, from 0.
+        fragments: How many there are.
+        steps: Number of local steps between two exchanges of a fragment; 0 where a round has a time.
+
+    Returns:
+        The number of steps.
+    """
+    return number * steps // fragments or steps
 
 
 def check_timing(fragments: int, steps: object, seconds: float | None, delay: int, keep: float, weights: str) -> None:
@@ -32,6 +47,8 @@ def check_timing(fragments: int, steps: object, seconds: float | None, delay: in
     elif callable(steps):
         if fragments > 1:
             raise ConfigError(f"steps by round with fragments={fragments}; allowed: a single fragment")
+        if isinstance(steps, AutoSteps) and delay:
+            raise ConfigError(f"steps={steps} with delay={delay}; allowed: no delay")
     elif not isinstance(steps, int) or steps < fragments:
         raise ConfigError(f"steps={steps!r}; allowed: whole numbers from the number of fragments on, {fragments}")
     elif not 0 <= delay < max(steps // fragments, 1):

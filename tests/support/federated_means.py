@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from grace_ext.federated import Client, Median, Server, TrimmedMean
-from grace_ext.federated.mean import Update
+from grace_ext.federated import Client, Server
+from grace_ext.means import Median, TrimmedMean, Update
 
 D, CLIENTS, LIARS = 300, 10, 3  # those with the lowest numbers lie
 

@@ -15,6 +15,7 @@ from grace_ext.pipeline.spec import parse_stage
 from grace_ext.policy import Rules
 from grace_ext.rounds import ArrayParameters, Fragment, Rounds
 from grace_ext.rounds.fragments import split
+from grace_ext.rounds.rank_mean import separated
 
 SHAPES = {"a": (60, 50), "bias": (50,), "b": (40, 50), "c": (30, 50)}
 
@@ -41,6 +42,7 @@ class Worker:
         rules=None,
         schedule=None,
         most=math.inf,
+        mean=None,
         **options,
     ):
         self.rank, self.size = transport.rank, transport.size
@@ -53,9 +55,10 @@ class Worker:
             prefix = f"rounds{number}"
             exchange = Exchange(transport, memory, 1 / transport.size, executor=self.executor, schedule=schedule)
             shared: Communicator = parse_stage("communicator", communicator)
+            shared = shared if mean is None else separated(shared, mean)
             exchange.set_buckets(build_buckets(exchange, [tensors], (), Rules(compression, rules), shared, prefix))
             states = StateSession(None, lambda *_: [])
-            parts.append(Fragment(exchange, transport, make_outer(outer), self.parameters, states, prefix, most))
+            parts.append(Fragment(exchange, transport, make_outer(outer), self.parameters, states, prefix, most, mean))
         self.rounds = Rounds(parts, self.parameters, self.executor, **options)
         self.rounds.connect()
 

@@ -12,6 +12,7 @@ from support.checking import check, check_under_every_launcher, raises
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.adapters.local_steps import LocalSteps
+from grace_ext.rounds import AutoSteps
 
 
 @check_under_every_launcher
@@ -248,6 +249,21 @@ def observers_write_a_record_for_each_round():
 
 
 @check
+def with_auto_all_ranks_choose_the_same_steps():
+    model = net()
+    optimizer = adamw(model)
+    local = LocalSteps(
+        model, optimizer, steps=AutoSteps(share=0.999, least=2, most=6)
+    )  # steps are few whatever the machine does
+    assert train(model, optimizer, local, 30) >= 5
+    local.synchronize()
+    same_on_all_ranks(flat(model))
+    steps = local.state_dict()["auto_steps"]
+    assert 2 <= steps <= 6 and (gather(torch.tensor([steps])) == steps).all()
+    assert LocalSteps(model, optimizer, steps="auto").state_dict()["auto_steps"] == 10
+
+
+@check
 def only_some_ranks_make_rounds():
     members = list(range(0, ranks(), 2))
     model = net()
@@ -288,6 +304,9 @@ def what_makes_no_sense_is_refused():
         ({"capture": "folder", "fragments": 2}, "capture"),
         ({"steps": 3, "seconds": 1.0}, "one of them"),
         ({"most_samples": 64}, "most_samples=64 with weights='uniform'"),
+        ({"steps": "often"}, "steps='often'; allowed: a number"),
+        ({"steps": "auto", "delay": 2}, "allowed: no delay"),
+        ({"steps": "auto", "schedule": {"density": "kimad:60"}}, "either the steps or the density can follow the link"),
         ({"most_samples": 0, "weights": "samples"}, "most_samples=0"),
     ):
         with raises(ConfigError, said):

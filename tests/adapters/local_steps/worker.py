@@ -3,6 +3,7 @@
 import os
 import sys
 
+import checks_means  # noqa: F401
 import checks_rounds  # noqa: F401  (importing registers the checks)
 import harness
 import torch

@@ -14,6 +14,7 @@ from grace_ext import ConfigError
 from grace_ext.adapters._common import state_files
 from grace_ext.adapters.horovod_tensorflow import DistributedOptimizer
 from grace_ext.adapters.local_steps_keras import LocalStepsCallback
+from grace_ext.means import Median
 
 APIS = (keras, tf_keras)
 BATCH = 8  # of each rank
@@ -153,3 +154,20 @@ def what_cannot_work_is_refused():
         LocalStepsCallback(weights="samples")
     with raises(ConfigError, "all ranks must make their rounds from the same model with the same options"):
         fit(compiled(keras), [LocalStepsCallback(steps=2 + hvd.rank())])
+
+
+@check
+def a_rank_that_lies_does_not_move_a_robust_mean():
+    class Liar(keras.callbacks.Callback):
+        """Called before the round ends."""
+
+        def on_train_batch_end(self, batch, logs=None):
+            if hvd.rank() == hvd.size() - 1:
+                self.model.set_weights([1e6 * value for value in self.model.get_weights()])
+
+    net = compiled(keras)
+    fit(net, [Liar(), LocalStepsCallback("fedavg", steps=2, mean=Median())])
+    same_on_all_ranks(net)
+    assert (np.abs(flat(net)).max() < 10) == (hvd.size() > 2), "of two ranks, nobody knows who lies"
+    with raises(ConfigError, "is sent sparsely"):
+        fit(compiled(keras), [LocalStepsCallback(mean=Median())])

@@ -1,4 +1,4 @@
-"""The base class of the means that the server takes of a round's updates, and the weighted mean."""
+"""The base class of the means that are taken of the updates of a round, and the weighted mean."""
 
 import dataclasses
 import math
@@ -13,17 +13,29 @@ BLOCK = 1 << 16  # elements of the model that a mean by coordinates sorts at onc
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """A client's contribution to the mean: its update or, with memory "ef21", the server's estimate of it.
+    """What one worker contributes to the mean: a client's update or a rank's pseudo-gradient, or an estimate of it.
 
     Attributes:
         vector: Returns the update, float32[d], finite, which must not be changed; each call may decode it again.
         norm: Its L2 norm.
-        share: The client's share in a weighted mean, 0 to 1.
+        share: The worker's share in a weighted mean, 0 to 1.
     """
 
     vector: Callable[[], np.ndarray]
     norm: float
     share: float
+
+
+def l2_norm(vector: np.ndarray) -> float:
+    """Compute the L2 norm of a vector.
+
+    Args:
+        vector: float32[d].
+
+    Returns:
+        The norm, computed in float64, so that it is finite for every finite vector.
+    """
+    return float(np.linalg.norm(vector.astype(np.float64)))
 
 
 def check_share(kind: str, share: float) -> None:
@@ -70,7 +82,7 @@ def blocks(vectors: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
 class Mean:
     """Base of the means: `mean(updates, size)` returns float32[size] for at least one update.
 
-    A mean has no state between rounds.
+    A mean has no state between rounds. Its text names its options, so that ranks can compare theirs.
     """
 
     #: Whether each element is judged by itself. Such a mean requires dense updates, because an element that was not sent is
@@ -79,6 +91,27 @@ class Mean:
 
     def __call__(self, updates: Sequence[Update], size: int) -> np.ndarray:
         raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{option}={value!r}' for option, value in vars(self).items())})"
+
+
+def check_mean(mean: object, uniform: bool) -> None:
+    """Check a mean that a user has given.
+
+    Args:
+        mean: What the user gave.
+        uniform: Whether all workers count alike.
+
+    Raises:
+        ConfigError: It is no mean, or a mean by coordinates although workers do not count alike.
+    """
+    if not isinstance(mean, Mean):
+        raise ConfigError(
+            f"mean={mean!r}; allowed: an instance of WeightedMean, ClippedMean, Median, TrimmedMean or NearestNeighborMixing"
+        )
+    if mean.by_coordinate and not uniform:
+        raise ConfigError(f"mean {mean!r} takes no weights; allowed: weights='uniform'")
 
 
 class WeightedMean(Mean):

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from support.federated_means import SORTING, D, flipped, train, updates_of, vectors_of
 
-from grace_ext.federated import NearestNeighborMixing, TrimmedMean, mean
+from grace_ext.means import NearestNeighborMixing, TrimmedMean, base
 
 
 @pytest.mark.parametrize("clients, share, kept", [(10, 0.3, 7), (10, 0.0, 10), (7, 0.25, 5), (2, 0.3, 2), (1, 0.4, 1)])
 @pytest.mark.parametrize("one", SORTING)
 @pytest.mark.parametrize("block", [7, 1000])
 def test_mixing_replaces_updates_by_the_means_of_their_neighbors(one, clients, share, kept, block, monkeypatch):
-    monkeypatch.setattr(mean, "BLOCK", block)
+    monkeypatch.setattr(base, "BLOCK", block)
     vectors = vectors_of(clients)
     mixed = []
     for vector in vectors:

@@ -6,7 +6,7 @@ Definition 2 and Algorithm 1, option II.
 
 import numpy as np
 
-from .mean import CoordinateMean, byzantine_count, check_share
+from .base import CoordinateMean, byzantine_count, check_share
 
 
 class TrimmedMean(CoordinateMean):

@@ -7,18 +7,8 @@ import pytest
 from support.federated_means import SORTING, D, flipped, train, updates_of, vectors_of
 
 from grace_ext import ConfigError
-from grace_ext.federated import (
-    Client,
-    ClippedMean,
-    Median,
-    NearestNeighborMixing,
-    Rejected,
-    Server,
-    TrimmedMean,
-    WeightedMean,
-    mean,
-)
-from grace_ext.federated.mean import Update
+from grace_ext.federated import Client, Rejected, Server
+from grace_ext.means import ClippedMean, Median, NearestNeighborMixing, TrimmedMean, Update, WeightedMean, base
 
 ROBUST = [*SORTING, *(NearestNeighborMixing(one, 0.3) for one in SORTING)]
 
@@ -39,7 +29,7 @@ def test_weighted_means_hold_one_decoded_update_at_a_time(kind):
 
 @pytest.mark.parametrize("one", SORTING)
 def test_means_by_coordinates_sort_a_block_at_a_time(one, monkeypatch):
-    monkeypatch.setattr(mean, "BLOCK", 64)
+    monkeypatch.setattr(base, "BLOCK", 64)
     shapes, of_sorted = [], type(one).of_sorted
     monkeypatch.setattr(type(one), "of_sorted", lambda self, block: shapes.append(block.shape) or of_sorted(self, block))
     one(updates_of(vectors_of(5)), D)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import ConfigError
-from .mean import Mean, Update
+from .base import Mean, Update
 
 
 class ClippedMean(Mean):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.federated_means import D, updates_of, vectors_of
 
-from grace_ext.federated import TrimmedMean
+from grace_ext.means import TrimmedMean
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 from support.federated_means import D, train, updates_of, vectors_of
 
-from grace_ext.federated import ClippedMean, WeightedMean
+from grace_ext.means import ClippedMean, WeightedMean
 
 
 def test_the_clipped_mean_scales_long_updates_down():

@@ -6,7 +6,7 @@ Definition 1 and Algorithm 1, option I.
 
 import numpy as np
 
-from .mean import CoordinateMean
+from .base import CoordinateMean
 
 
 class Median(CoordinateMean):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import ConfigError
-from .mean import CoordinateMean, Mean, Update, blocks, byzantine_count, check_share
+from .base import CoordinateMean, Mean, Update, blocks, byzantine_count, check_share
 
 
 class NearestNeighborMixing(Mean):
