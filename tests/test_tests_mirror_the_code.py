@@ -13,6 +13,7 @@ ROOT = TESTS.parent
 SHARED = {
     "bench/test_bench.py": "bench/{codecs,command,end_to_end,inputs,parts,peers,plot,report,run,subject,variants}",
     "test_cli.py": "{catalogue,inspection,errors}",
+    "lowrank/test_powersgd.py": "lowrank/matrices",
     "communicators/test_summing.py": "communicators/{slices,_compressed_sums,sharded,tree}",
     "communicators/test_exact_steps.py": "communicators/_alternating",
     "exchange/test_engine.py": "exchange/{listeners,setup}",
@@ -60,8 +61,10 @@ SHARED = {
     "adapters/fsdp/test_fsdp.py": "adapters/_torch/{group_exchange,parameter_groups}",
     "adapters/local_steps_keras/test_local_steps_keras.py": "adapters/_tensorflow/model_parameters",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
-    "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_decoder,device_encoder,device_values,kernel_bucket,mailbox}"
-    " adapters/_torch/kernels/{_helpers,_launch,accumulate,half,minmax,qsgd,ranges,rice,signs,ternary,topk,traffic}",
+    "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_decoder,device_encoder,device_values,factor_bucket}"
+    " adapters/_torch/{kernel_bucket,mailbox}"
+    " adapters/_torch/kernels/{_helpers,_launch,accumulate,block_topk,half,lowrank,minmax,natural,qsgd,ranges,rice,signs}"
+    " adapters/_torch/kernels/{sketch,ternary,topk,traffic}",
     "adapters/torch_kernels/test_compiling.py": "adapters/_torch/kernels/{catalogue,compiling}",
     "adapters/torch_kernels/test_device_check.py": "adapters/_torch/device_check",
     "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_options,ddp_transport,first_step}",

@@ -30,8 +30,7 @@ class Memory(Stage, OptimizerPart):
 
     kind = "memory"
     stateful = False
-    #: Whether `begin` can be lent a buffer for the next state, and `settle` gives one back.
-    takes_lent_buffers = False
+    takes_lent_buffers = False  #: Whether `begin` can be lent a buffer for the next state, and `settle` gives one back.
     #: The states that are kept, by field; set in __init__ by memories that keep some.
     states: dict[str, States] = {}
     #: The fields whose sum over ranks has to be preserved when ranks change. Of the others, the mean counts.
@@ -47,8 +46,7 @@ class Memory(Stage, OptimizerPart):
     corrects_gradient = False
     #: Whether the hooks also work in steps in which communicator "auto" sends what they give whole, without containers.
     hooks_work_dense = False
-    #: Whether buckets are sent exactly in the steps for which `sends_exactly` says so.
-    has_exact_steps = False
+    has_exact_steps = False  #: Whether buckets are sent exactly in the steps for which `sends_exactly` says so.
     #: Whether a step needs the gradients of all ranks, so that none may leave the training loop before the others.
     needs_all_ranks = False
     #: Whether containers hold differences from an estimate of this rank's gradient, its state "estimate", which adds them up.
