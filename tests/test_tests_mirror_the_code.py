@@ -13,7 +13,6 @@ ROOT = TESTS.parent
 SHARED = {
     "bench/test_bench.py": "bench/{codecs,command,end_to_end,inputs,parts,peers,plot,report,run,subject,variants}",
     "test_cli.py": "{catalogue,inspection,errors}",
-    "lowrank/test_powersgd.py": "lowrank/matrices",
     "communicators/test_summing.py": "communicators/{slices,_compressed_sums,sharded,tree}",
     "communicators/test_exact_steps.py": "communicators/_alternating",
     "exchange/test_engine.py": "exchange/{listeners,setup}",
@@ -35,7 +34,7 @@ SHARED = {
     "value/test_lloyd.py": "kernels/lloyd",
     "transforms/test_dct.py": "kernels/{_columns,dct} transforms/base",
     "policy/test_allocation.py": "kernels/curves",
-    "lowrank/test_powersgd.py": "communicators/factors _util/shared_states",
+    "lowrank/test_powersgd.py": "communicators/factors lowrank/matrices _util/shared_states",
     "memory/test_muon.py": "memory/_by_tensor",
     "memory/test_residual.py": "memory/{base,optimizer_part}",
     "outer/test_outer.py": "outer/{adam,adamw,base,nesterov,sgd,yogi}",
