@@ -110,8 +110,8 @@ class Communicator(Stage, Generic[PendingType]):
     #: Whether it needs a compressor whose values can be summed as they are (`Compressor.reducible_dtype`).
     needs_reducible = False
     votes = False  #: Whether the result is a vote on signs, and not a sum.
-    #: Whether the next step needs what the memory remembers.
-    needs_memory = True
+    divides_by_senders = False  #: Whether each element is the mean over the ranks that have sent it.
+    needs_memory = True  #: Whether the next step needs what the memory remembers.
     #: Whether `start` leaves the gradient as it is.
     preserves_input = False
     #: Whether `receive` and `decode` can be called one after the other in the place of `finish`.
