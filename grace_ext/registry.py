@@ -143,7 +143,10 @@ def by_id(kind: str, id: int) -> Any:
     Returns:
         The class, or None.
     """
-    return next((cls for cls in _classes[kind].values() if cls.id == id and id is not None), None)
+    for cls in _classes[kind].values():
+        if cls.id == id is not None:
+            return cls
+    return None
 
 
 def build(kind: str, name: str, options: dict | None = None) -> Any:

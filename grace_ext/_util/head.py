@@ -12,6 +12,8 @@ def varint(number: int) -> bytes:
     Returns:
         The bytes, as few as possible.
     """
+    if number < 128:
+        return bytes((number,))
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -60,12 +62,16 @@ class HeaderReader:
         Raises:
             ContainerError: The head ends before it, the number is too large, or it is not in its shortest form.
         """
-        number = 0
+        head, at, number = self.head, self.at, 0
         for shift in range(0, 35, 7):
-            byte = self.byte(what)
+            if at >= len(head):
+                raise ContainerError(f"the buffer ends before {what}")
+            byte = head[at]
+            at += 1
             number |= (byte & 127) << shift
             if byte < 128:
                 if (byte == 0 and shift) or number >= 2**32:
                     break
+                self.at = at
                 return number
         raise ContainerError(f"{what} is not a varint below 2**32 in its shortest form")

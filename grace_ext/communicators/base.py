@@ -109,6 +109,7 @@ class Communicator(Stage, Generic[PendingType]):
     #: Whether it needs a compressor whose values can be summed as they are (`Compressor.reducible_dtype`).
     needs_reducible = False
     votes = False  #: Whether the result is a vote on signs, and not a sum.
+    divides_by_senders = False  #: Whether each element is the mean over the ranks that have sent it.
     #: Whether it hands over what each rank has sent, and no sum; then float32, too, goes by it.
     needs_each_rank = False
     #: Only then: the containers of the last step, in the order of ranks, without those that have sent none.

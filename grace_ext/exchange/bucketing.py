@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Container, Iterable
 
 from ..communicators.base import Communicator
+from ..errors import ConfigError
 from ..memory.base import Memory
 from ..pipeline.compressor import Compressor
 from ..policy import Rules
@@ -44,6 +45,11 @@ def build_buckets(
         ConfigError: Specs, memories and the communicator do not fit together.
     """
     tensors = [tensor for part in parts for tensor in part]
+    if communicator.divides_by_senders and any(tensor.name in tables for tensor in tensors):
+        raise ConfigError(
+            f"communicator {communicator.name!r} has no means of gradients that come as rows, which go by allgather: "
+            f"use communicator allgather, or a dense gradient"
+        )
     specs = {tensor.name: rules.choose(tensor.name, tensor.size, tensor.ndim, tensor.name in tables) for tensor in tensors}
 
     def in_common(tensor: Tensor) -> tuple[Compressor, Memory]:

@@ -29,7 +29,7 @@ _MAGIC, _VERSION = b"GXF", ord("2")
 _DOWN, _UP = struct.Struct("<3sBBIIII"), struct.Struct("<3sBBIId")
 _KINDS = {"down": 1, "up": 2}
 FRESH = WHOLE = 2**32 - 1  # bases
-_CHECKSUM = len(container.checksum(np.empty(0, np.uint8)))
+_CHECKSUM = len(container.checksum(memoryview(b"")))
 _HEADER = 64  # bytes that a container may have beside its sections
 
 
@@ -105,7 +105,7 @@ class Up:
 
 def _joined(head: bytes, *containers: np.ndarray) -> np.ndarray:
     first = np.frombuffer(head, np.uint8)
-    return np.concatenate([first, np.frombuffer(container.checksum(first), np.uint8), *containers])
+    return np.concatenate([first, np.frombuffer(container.checksum(first.data), np.uint8), *containers])
 
 
 def largest(size: int) -> int:
@@ -214,6 +214,6 @@ def _head(layout: struct.Struct, kind: str, data: np.ndarray) -> tuple[tuple, np
         raise ContainerError(f"this is not a message of the kind {kind!r}")
     if version != _VERSION:
         raise ContainerError(f"a message of version {chr(version)!r}; this code reads and writes version {chr(_VERSION)!r}")
-    if data[layout.size : end].tobytes() != container.checksum(data[: layout.size]):
+    if data[layout.size : end].tobytes() != container.checksum(data[: layout.size].data):
         raise ContainerError("the header's checksum is wrong")
     return tuple(fields), data[end:]

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..errors import ConfigError, ContainerError
 from ..kernels.byte_huffman import MOST_BYTES, STREAMS, byte_huffman_decode, byte_huffman_encode, byte_huffman_ends
-from ..kernels.gap_huffman import CLASSES, CONTEXTS, ROW, gap_huffman_decode, gap_huffman_encode, plan_gap_codes
+from ..kernels.gap_huffman import CLASSES, CONTEXTS, gap_huffman_decode, gap_huffman_encode
 from ..registry import register
 from ._gaps import GapCounts
 from .base import IndexCodec
@@ -41,21 +41,20 @@ class Huffman(IndexCodec):
     def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         if self.scheme == "bytes":
             return _encode_bytes(indices, d), indices
-        rows, classes, size, lengths = _plan(GapCounts(indices, d))
-        payload = np.empty(size + 8, np.uint8)
-        payload[:2] = rows, classes
-        gap_huffman_encode(indices, lengths, rows, classes, payload[2:])
-        return payload[:size], indices
+        return _encode_gaps(GapCounts(indices, d)), indices
 
     def size(self, indices: np.ndarray, d: int) -> int:
         if self.scheme == "bytes":
             ends = np.empty(STREAMS, np.int64)
             byte_huffman_ends(indices, d, ends)
             return _HEAD + int(ends[-1])
-        return _plan(GapCounts(indices, d))[2]
+        return _size(GapCounts(indices, d))
 
     def size_from_gaps(self, gaps: GapCounts) -> int:
-        return _plan(gaps)[2] if self.scheme == "gaps" else self.size(gaps.indices, gaps.d)
+        return _size(gaps) if self.scheme == "gaps" else self.size(gaps.indices, gaps.d)
+
+    def prepared(self, gaps: GapCounts) -> IndexCodec:
+        return _Planned(gaps) if self.scheme == "gaps" else self
 
     @staticmethod
     def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
@@ -68,11 +67,31 @@ class Huffman(IndexCodec):
             raise ContainerError(f"huffman: the section is not tables and codes of {out.size} positions below {d}")
 
 
-def _plan(gaps: GapCounts) -> tuple[int, int, int, np.ndarray]:
-    """Return (rows, classes, bytes of the section, code lengths)."""
-    lengths = np.empty(CONTEXTS * ROW, np.uint8)
-    rows, classes, bits = plan_gap_codes(gaps.counts, gaps.classes, lengths)
-    return rows, classes, 2 + (bits + 7) // 8, lengths
+class _Planned(Huffman):
+    """Codes of one support, which are planned already."""
+
+    def __init__(self, gaps: GapCounts):
+        super().__init__()
+        self._gaps = gaps
+
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
+        if indices is not self._gaps.indices:
+            return super().encode(indices, d)
+        return _encode_gaps(self._gaps), indices
+
+
+def _size(gaps: GapCounts) -> int:
+    """Return the bytes of the section."""
+    return 2 + (gaps.plan[2] + 7) // 8
+
+
+def _encode_gaps(gaps: GapCounts) -> np.ndarray:
+    rows, classes, _ = gaps.plan
+    size = _size(gaps)
+    payload = np.empty(size + 8, np.uint8)
+    payload[0], payload[1] = rows, classes
+    gap_huffman_encode(gaps.indices, gaps.lengths, rows, classes, payload[2:])
+    return payload[:size]
 
 
 def _encode_bytes(indices: np.ndarray, d: int) -> np.ndarray:

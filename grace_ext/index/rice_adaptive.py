@@ -37,7 +37,7 @@ class RiceAdaptive(IndexCodec):
         self.block = block
 
     def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
-        shifts, (shift_bytes, remainder_bytes, quotient_bytes) = self._plan(indices)
+        shifts, shift_bytes, remainder_bytes, quotient_bytes = self._plan(indices)
         split = 1 + shift_bytes + remainder_bytes
         end = split + quotient_bytes
         payload = np.empty(end + 8, np.uint8)
@@ -49,13 +49,13 @@ class RiceAdaptive(IndexCodec):
         return payload[:end], indices
 
     def size(self, indices: np.ndarray, d: int) -> int:
-        return 1 + sum(self._plan(indices)[1])
+        return 1 + sum(self._plan(indices)[1:])
 
-    def _plan(self, indices: np.ndarray) -> tuple[np.ndarray, list[int]]:
-        """Return (parameter of each block, [bytes of the parameters, of the remainders and of the quotients])."""
+    def _plan(self, indices: np.ndarray) -> tuple[np.ndarray, int, int, int]:
+        """Return (parameter of each block, bytes of the parameters, of the remainders and of the quotients)."""
         shifts = np.empty(-(-indices.size // self.block), np.uint32)
-        bits = _WIDTH * shifts.size, *block_shifts(indices, self.block, shifts)
-        return shifts, [(n + 7) // 8 for n in bits]
+        remainder_bits, quotient_bits = block_shifts(indices, self.block, shifts)
+        return shifts, (_WIDTH * shifts.size + 7) // 8, (remainder_bits + 7) // 8, (quotient_bits + 7) // 8
 
     @staticmethod
     def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:

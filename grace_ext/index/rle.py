@@ -5,7 +5,6 @@ import numpy as np
 from .._util.scratch import scratch
 from ..errors import ContainerError
 from ..kernels._helpers import MAX_SHIFT
-from ..kernels.gap_huffman import least_run_bits
 from ..kernels.runs import GOLOMB, best_run_code, fill_runs, numbers_decode, numbers_encode, runs_of
 from ..registry import register
 from ._gaps import GapCounts
@@ -47,7 +46,7 @@ class RunLength(IndexCodec):
 
     def size_lower_bound(self, gaps: GapCounts) -> int:
         runs = gaps.indices.size - int(gaps.classes[0])  # each run of ones takes at least one bit
-        return _HEAD + (least_run_bits(gaps.classes) + runs) // 8
+        return _HEAD + (gaps.run_bits + runs) // 8
 
     @staticmethod
     def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:

@@ -44,7 +44,7 @@ def _class_of(gap):
     return (shift << _2) + (gap >> shift), shift
 
 
-@kernel("void(Array(uint32, 1, 'C', readonly=True), int64[::1], int64[::1])")
+@helper
 def count_gaps(indices, counts, classes):
     """Count how often each class occurs in each context: counts, int64[CONTEXTS * ROW]; and in all: classes, int64[ROW].
 
@@ -107,7 +107,7 @@ def _plan(counts, rows, classes, lengths):
     return bits
 
 
-@kernel("int64(Array(int64, 1, 'C', readonly=True))")
+@helper
 def least_run_bits(classes):
     """Return a lower bound of the bits that runs of zeros need in any code of runs.py, if they are gaps of these classes.
 
@@ -151,7 +151,7 @@ def _entropy_bits(row, classes):
     return bits
 
 
-@kernel("UniTuple(int64, 3)(Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), uint8[::1])")
+@helper
 def plan_gap_codes(counts, classes, lengths):
     """Return (rows, classes, bits) of the shorter of one code (1 row) and one for each context (CONTEXTS rows).
 
@@ -171,6 +171,20 @@ def plan_gap_codes(counts, classes, lengths):
             return CONTEXTS, used, bits_in_contexts
     lengths[:ROW] = alone
     return 1, used, bits
+
+
+@kernel("UniTuple(int64, 4)(Array(uint32, 1, 'C', readonly=True), int64[::1], uint8[::1])")
+def survey_gaps(indices, counts, lengths):
+    """Do all that codecs are compared by: count the gaps, plan their codes, and bound the bits of runs.
+
+    indices: uint32[k], strictly ascending, below 2**31. counts: int64[(CONTEXTS + 1) * ROW], written: the contexts' counts,
+    then the sums over them. lengths: uint8[CONTEXTS * ROW], written by plan_gap_codes. Returns its (rows, classes, bits), and
+    least_run_bits.
+    """
+    in_contexts, classes = counts[: CONTEXTS * ROW], counts[CONTEXTS * ROW :]
+    count_gaps(indices, in_contexts, classes)
+    rows, used, bits = plan_gap_codes(in_contexts, classes, lengths)
+    return rows, used, bits, least_run_bits(classes)
 
 
 @helper

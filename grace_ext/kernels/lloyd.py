@@ -18,6 +18,7 @@ from ._intrinsics import bits_of, float_of, helper, numpy_helper
 BINS = 2048
 SAMPLE = 1 << 15  # number of values in the histogram
 MOST = 127  # levels on each side
+HEAD = 13  # bytes of a section ahead of the fractions
 FRACTIONS = 16  # levels with a centroid of their own; the higher ones share the last
 SMALLEST, LARGEST = 2.0**-120, 2.0**125  # the range of steps whose inverse is a normal float32
 _BINS_PER_ERROR = 2.0  # bins in the target's root mean square error; a step is 3 of those or more
@@ -228,26 +229,43 @@ def lloyd_encode(values, grid, most, codes):
         codes[i] = np.uint8(middle + np.int32(np.int32(m ^ sign) - sign))
 
 
-@kernel("int64(Array(float32, 1, 'C', readonly=True), float64, float32[::1], uint8[::1], uint8[::1])")
-def quantize(values, error, grid, fractions, codes):
-    """Choose the levels and write the code of each value; returns the number of levels on each side.
+@helper
+def _put_float(x, out, at):
+    """Write a float32 to 4 bytes of out, little-endian."""
+    u = bits_of(x)
+    for byte in range(4):
+        out[at + byte] = np.uint8(np.uint32(u >> np.uint32(8 * byte)) & np.uint32(255))
 
-    For the arrays see choose_levels and lloyd_encode. Where all values are 0, the grid and the codes are, too.
+
+@kernel("UniTuple(int64, 2)(Array(float32, 1, 'C', readonly=True), float64, uint8[::1], uint8[::1])")
+def quantize(values, error, head, codes):
+    """Choose the levels and write the code of each value; returns the levels on each side, and how many values are beyond.
+
+    values: float32[k], k >= 1, finite. head: uint8[HEAD + FRACTIONS], written as the section begins: these two numbers, the
+    grid and the fractions. codes: uint8[k], as lloyd_encode writes them. Where all values are 0, all of this is.
     """
-    found = np.empty(3)
+    found, grid, fractions = np.empty(3), np.zeros(2, np.float32), head[HEAD:]
     moments(values, found)
+    most = beyond = 0
     if found[0] == 0:
-        grid[:] = np.float32(0)
         codes[:] = np.uint8(0)
-        return 0
-    most = choose_levels(values, found, error, grid, fractions)
-    lloyd_encode(values, grid, most, codes)
-    return most
+    else:
+        most = choose_levels(values, found, error, grid, fractions)
+        lloyd_encode(values, grid, most, codes)
+    if most == MOST:
+        for code in codes:
+            beyond += np.int64(code == 255)
+    head[0] = np.uint8(most)
+    _put_float(grid[0], head, 1)
+    _put_float(grid[1], head, 5)
+    for byte in range(4):
+        head[9 + byte] = np.uint8((beyond >> (8 * byte)) & 255)
+    return most, beyond
 
 
 @kernel("int64(Array(float32, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, float32[::1])")
 def gather_escapes(values, codes, escape, out):
-    """Write the values whose code is `escape` to out (float32[k]); returns how many."""
+    """Write the values whose code is `escape` to out, which has room for them; returns how many."""
     j = 0
     for i in range(codes.size):
         if codes[i] == escape:

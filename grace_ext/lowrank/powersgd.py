@@ -70,6 +70,33 @@ class PowerSGD(Stage):
         pays = (rows + columns) * rank * self.min_rate < rows * columns
         return rows, columns, rank if pays else 0
 
+    @staticmethod
+    def rank_of_ratio(shape: tuple[int, ...], ratio: float) -> int:
+        """Return the largest rank with which a tensor's factors have at most 1 / ratio of its elements.
+
+        Args:
+            shape: The tensor's shape: a matrix of n = its first dimension by m = all others.
+            ratio: How many times fewer numbers the factors are to have, above 0 and finite.
+
+        Returns:
+            floor(n m / (ratio (n + m))), and at most n and m.
+
+        Raises:
+            ConfigError: The tensor has fewer than two dimensions or no elements, the ratio is out of range, or even factors of
+                rank 1 have more elements.
+        """
+        if not 0 < ratio < math.inf:
+            raise ConfigError(f"powersgd: ratio={ratio}; allowed: finite and above 0")
+        if len(shape) < 2 or not all(shape):
+            raise ConfigError(f"powersgd: a tensor of shape {shape} is sent as it is; factors need two dimensions")
+        rows, columns = shape[0], math.prod(shape[1:])
+        rank = min(rows, columns, int(rows * columns / (ratio * (rows + columns))))
+        if rank < 1:
+            raise ConfigError(
+                f"powersgd: ratio={ratio} of shape {shape}; factors of rank 1 give {rows * columns / (rows + columns):.4g}"
+            )
+        return rank
+
     def basis(self, qt: np.ndarray | None, rank: int, columns: int, stream: Stream) -> np.ndarray:
         """Compute what a matrix is projected to. All machines get the same bits.
 

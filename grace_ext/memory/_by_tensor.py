@@ -18,6 +18,8 @@ class ResidualByTensor(Residual):
         bits: See Residual.
     """
 
+    suits_sender_means = False  # steps made of what the ranks send have the size of its sum
+
     def __init__(self, decay: float = 1.0, bits: int = 32):
         super().__init__(decay, bits)
         self._tensors: dict[str, Sequence[ShapedTensor]] = {}  # by bucket

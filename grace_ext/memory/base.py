@@ -53,6 +53,8 @@ class Memory(Stage, OptimizerPart):
     sends_differences = False
     #: Whether communicators that put signs to the vote can be used. What a vote leaves out is in no gradient's units.
     suits_votes = False
+    #: Whether the result need not be the sum of what the ranks send: it is not where elements are divided by their senders.
+    suits_sender_means = False
 
     def check(self, compressor: Compressor, communicator: Communicator) -> None:
         """Check that this memory can be used with a compressor and a communicator.
@@ -68,6 +70,11 @@ class Memory(Stage, OptimizerPart):
             raise ConfigError(
                 f"memory {self.name!r} cannot make up for what communicator {communicator.name!r} leaves out, which puts signs "
                 f"to the vote: use memory 'none' or 'signum'"
+            )
+        if communicator.divides_by_senders and not self.suits_sender_means:
+            raise ConfigError(
+                f"memory {self.name!r} needs the sum of what the ranks send, which communicator {communicator.name!r} does not "
+                f"give: use communicator allgather, or one of the memories none, residual, momentum, dgc and demo"
             )
         if self.stateful and compressor.unbiased:
             raise ConfigError(

@@ -12,11 +12,12 @@ from .residual import Residual
 class DeMo(Residual):
     """Decoupled momentum: each rank's momentum stays its own, and only its fast components are sent; the step is the sign.
 
-    With m the momentum of a rank: m = decay · m + g; the largest components of m are sent, and taken out of it. The optimizer
-    gets the sign of the sum of what all ranks sent, times the factor of the mean. So it is that of the mean over the ranks
-    that sent a component as well. It is meant for the spec "dct:64/topk:0.008:per=chunk/auto/lloyd:0.05", for SGD without
-    momentum, and for learning rates as of Adam or signSGD; SGD's weight decay is then a decoupled one. Tensors that are sent
-    exactly give the sign of the mean gradient.
+    With m the momentum of a rank: m = decay · m + g; the largest components of m are sent, and taken out of it. The
+    optimizer gets the sign of the sum of what all ranks sent, times the factor of the mean. By communicator "senders" it is
+    that of the mean over the ranks that sent a component, as in the paper's code; the two differ only with a transform. It
+    is meant for the spec "dct:64/topk:0.008:per=chunk/auto/lloyd:0.05", for SGD without momentum, and for learning rates as
+    of Adam or signSGD; SGD's weight decay is then a decoupled one. Tensors that are sent exactly give the sign of the mean
+    gradient.
 
     Args:
         decay: Factor of the momentum, above 0 and at most 1.

@@ -11,3 +11,4 @@ class NoMemory(Memory):
     name = "none"
     supports_rows = True
     suits_votes = True
+    suits_sender_means = True

@@ -32,6 +32,7 @@ class Residual(Memory):
     stateful = True
     takes_lent_buffers = True
     supports_rows = True
+    suits_sender_means = True
 
     def __init__(self, decay: float = 1.0, bits: int = 32):
         if not 0 < decay <= 1:

@@ -1,5 +1,7 @@
 """Decoding: containers back to gradients. The bytes suffice; the sender's spec is not needed."""
 
+import itertools
+
 import numpy as np
 
 from .. import registry
@@ -196,6 +198,45 @@ def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0
         np.multiply(_invert(containers[0], coefficients), scale, out=out)
 
 
+def decode_sender_mean(containers: list[Container], out: np.ndarray, weight: float = 1.0) -> None:
+    """Write weight * (mean of the containers' gradients), where the mean of each element is that of the containers that have it.
+
+    An element that no container has is 0. Containers with a transform have coefficients, whose means are inverted once.
+
+    Args:
+        containers: Parsed containers, each of d elements, all with the same transform or none.
+        out: Output, float32[d], contiguous and writable; undefined if an error is raised.
+        weight: Factor of the mean.
+
+    Raises:
+        ConfigError: `out` is not such an array.
+        ContainerError: A container is damaged, or has another number of elements or another transform than the first one.
+    """
+    _check_accumulator(out)
+    for parsed in containers:
+        _check_size(parsed, out)
+    if any(parsed.non_finite for parsed in containers):
+        out[:] = np.nan
+        return
+    transforms = {parsed.transform for parsed in containers}
+    if len(transforms) > 1:
+        raise ContainerError("elements of containers with different transforms have no mean")
+    transformed = transforms not in (set(), {None})
+    mean = scratch("restored", np.float32, containers[0].domain) if transformed else out
+    count = scratch("senders", np.float32, mean.size)
+    mean[:] = count[:] = 0
+    for parsed in containers:
+        sparse, support, values = _unpack_to_scratch(parsed)
+        if sparse:
+            add_at(mean, support, values, np.float32(1))
+            count[support] += np.float32(1)
+        else:
+            add_dense(mean, values, np.float32(1))
+            count += np.float32(1)
+    np.divide(mean, count, out=mean, where=count > 1)
+    np.multiply(_invert(containers[0], mean) if transformed else mean, np.float32(weight), out=out)
+
+
 def decode_rows(containers: list[Container], width: int, weight: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """Sum containers of the same table, and return only the rows in which some container has positions.
 
@@ -265,14 +306,11 @@ def sum_at(containers: list[Container], weight: float) -> tuple[np.ndarray, np.n
 
 def _unpack_all(containers: list[Container]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return positions uint32[n], values float32[n] and where each container's begin and end, int64; in scratch arrays."""
-    counts = np.array([parsed.k for parsed in containers], np.int64)
-    ends = np.cumsum(counts)
-    starts = ends - counts
-    total = int(ends[-1]) if len(containers) else 0
-    positions, values = scratch("support", np.uint32, total), scratch("values", np.float32, total)
-    for start, end, parsed in zip(starts, ends, containers, strict=True):
+    bounds = [0, *itertools.accumulate(parsed.k for parsed in containers)]
+    positions, values = scratch("support", np.uint32, bounds[-1]), scratch("values", np.float32, bounds[-1])
+    for start, end, parsed in zip(bounds[:-1], bounds[1:], containers, strict=True):
         unpack(parsed, positions[start:end], values[start:end])
-    return positions, values, starts, ends
+    return positions, values, np.array(bounds[:-1], np.int64), np.array(bounds[1:], np.int64)
 
 
 def _check_size(parsed: Container, out: np.ndarray) -> None:

@@ -223,8 +223,6 @@ def select_largest_of_parts(
 def _work_arrays(d: int, k: int) -> tuple[np.ndarray, ...]:
     """Those of select_topk: positions, found, band, sample and histogram."""
     room = candidate_room(d, k)
-    return (
-        *(scratch(f"topk {name}", np.uint32, room) for name in ("positions", "found", "band")),
-        scratch("topk sample", np.uint32, sample_room(d)),
-        scratch("topk histogram", np.int64, BINS),
-    )
+    work = scratch("topk work", np.uint32, 3 * room + sample_room(d))
+    positions, found, band = work[:room], work[room : 2 * room], work[2 * room : 3 * room]
+    return positions, found, band, work[3 * room :], scratch("topk histogram", np.int64, BINS)

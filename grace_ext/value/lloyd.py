@@ -52,15 +52,15 @@ class Lloyd(ValueCodec):
 
     def encode(self, values: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray | None]:
         codes = scratch("lloyd_codes", np.uint8, values.size)
-        grid, fractions = np.empty(2, np.float32), np.empty(FRACTIONS, np.uint8)
-        most = quantize(values, self.error, grid, fractions, codes)
-        escapes = _escapes(values, codes) if most == MOST else _NO_VALUES
+        head = scratch("lloyd_head", np.uint8, _HEAD.size + FRACTIONS)
+        most, beyond = quantize(values, self.error, head, codes)
         first = _HEAD.size + min(most, FRACTIONS)
-        second = first + 4 * escapes.size
-        payload = pack_levels(codes, 2 * most + 1 + (escapes.size > 0), self.entropy, second)
-        _HEAD.pack_into(payload.data, 0, most, *grid.tolist(), escapes.size)
-        payload[_HEAD.size : first] = fractions[:most]
-        if escapes.size:
+        second = first + 4 * beyond
+        payload = pack_levels(codes, 2 * most + 1 + (beyond > 0), self.entropy, second)
+        payload[:first] = head[:first]
+        if beyond:
+            escapes = scratch("lloyd_escapes", np.float32, beyond)
+            gather_escapes(values, codes, _ESCAPE, escapes)
             payload[first:second] = escapes.astype("<f4", copy=False).view(np.uint8)
         return payload, None
 
@@ -75,16 +75,12 @@ class Lloyd(ValueCodec):
         second = first + 4 * count
         if payload.size < second:
             raise ContainerError(f"lloyd: {payload.size} bytes do not hold {count} values beyond the levels")
-        escapes = np.frombuffer(payload[first:second], "<f4").astype(np.float32) if count else _NO_VALUES
-        if not np.isfinite(escapes).all():
-            raise ContainerError("lloyd: a value is not finite")
+        escapes = _NO_VALUES
+        if count:
+            escapes = np.frombuffer(payload[first:second], "<f4").astype(np.float32)
+            if not np.isfinite(escapes).all():
+                raise ContainerError("lloyd: a value is not finite")
         codes = scratch("lloyd_codes", np.uint8, out.size)
         unpack_levels(payload[second:], 2 * most + 1 + (count > 0), codes)
         if not dequantize(codes, start, step, payload[_HEAD.size : first], most, escapes, out):
             raise ContainerError("lloyd: the values beyond the levels are not as many as the levels say")
-
-
-def _escapes(values: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Return the values beyond the levels, float32[n], in a scratch array."""
-    escapes = scratch("lloyd_escapes", np.float32, values.size)
-    return escapes[: gather_escapes(values, codes, _ESCAPE, escapes)]

@@ -7,6 +7,7 @@ import pstats
 import pytest
 
 import grace_ext
+from grace_ext import ConfigError
 from grace_ext.exchange.bucketing import build_buckets, group_tensors
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
@@ -55,6 +56,19 @@ def test_a_layout_keeps_apart_what_has_no_place_in_one_bucket():
         "first.rows0": (["table"], "topk:0.1/rows:100/raw", "none"),
         "first.rows1": (["sparse"], "dense/rows:100/raw", "none"),
     }
+
+
+def test_tables_have_no_means_over_senders():
+    exchange = Exchange(InProcessGroup(1).transport(0), "residual", 1.0)
+    parts, senders = (
+        [[Tensor(name, 5000, 2, shape=(50, 100)) for name in ("a", "table")]],
+        parse_stage("communicator", "senders"),
+    )
+    assert len(build_buckets(exchange, parts, set(), Rules("topk:0.1"), senders, "p")) == 1
+    with pytest.raises(
+        ConfigError, match="'senders' has no means of gradients that come as rows.*use communicator allgather"
+    ):
+        build_buckets(exchange, parts, {"table"}, Rules("topk:0.1"), senders, "p")
 
 
 @pytest.mark.parametrize("bucket_bytes", [math.inf, 1000])

@@ -28,6 +28,19 @@ FACTORED = {"conv": (16, 36), "wide": (8, 90), "tall": (120, 12)}  # at rank 2
 # The spec
 
 
+def test_the_rank_of_a_ratio():
+    """Of 4096 x 4096, 100 times fewer are factors of rank 20; a rank more would be too many."""
+    assert PowerSGD.rank_of_ratio((4096, 4096), 100) == 20
+    for shape, ratio in (((4096, 4096), 100), ((64, 3, 7, 7), 2.5), ((120, 12), 10), ((5, 1), 0.1)):
+        rank, rows, columns = PowerSGD.rank_of_ratio(shape, ratio), shape[0], int(np.prod(shape[1:]))
+        assert rank * (rows + columns) * ratio <= rows * columns
+        assert rank == min(rows, columns) or (rank + 1) * (rows + columns) * ratio > rows * columns
+        assert PowerSGD(rank, min_rate=ratio / 1.001).factorization(shape) == (rows, columns, rank)
+    for shape, ratio, message in (((8, 8), 4.1, "rank 1 give 4"), ((8,), 2, "two dimensions"), ((8, 8), 0, "above 0")):
+        with pytest.raises(ConfigError, match=message):
+            PowerSGD.rank_of_ratio(shape, ratio)
+
+
 def test_a_spec():
     c = grace_ext.compressor("powersgd:2:start=3:warm_start=false", seed=4)
     assert str(c) == "powersgd:2:start=3:warm_start=false" and c.lowrank == PowerSGD(2, start=3, warm_start=False)

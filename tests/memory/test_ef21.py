@@ -40,3 +40,28 @@ def test_ef21_with_momentum_finds_a_constant_gradient(spec):
     error = np.linalg.norm(results[0] - expected) / np.linalg.norm(expected)
     assert error < 0.02, error
     assert all(same_bits(results[0], other) for other in results)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5])
+def test_the_estimate_contracts_as_lemma_3_of_kimad_says(share):
+    """|u' - g'|² <= (1 - a)(1 + z) |u - g|² + (1 - a)(1 + 1/z) |g' - g|² for any z > 0, with Top-K's a = k / d."""
+
+    def work(transport):
+        exchange, estimates = make(transport, "ef21", f"topk:{share}/rice/raw"), [np.zeros(SIZE)]
+        for i in range(5):
+            step(exchange, gradients[i])
+            state = arrays_of(exchange)
+            estimates.append(np.concatenate([state["estimate:a"], state["estimate:b"]]).astype(np.float64))
+        return estimates
+
+    def square(x):
+        return float(np.dot(x, x))
+
+    gradients = [gradient(0, 0) + np.float32(0.3) * gradient(0, i) for i in range(5)]
+    (estimates,) = on_all_ranks(work, 1)
+    for i in range(1, 5):
+        before, after = square(estimates[i] - gradients[i - 1]), square(estimates[i + 1] - gradients[i])
+        for z in (0.01, 0.1, 0.5, 1.0, 4.0, 50.0):
+            bound = (1 + z) * before + (1 + 1 / z) * square(gradients[i] - gradients[i - 1])
+            assert after <= (1 - share) * bound * (1 + 1e-5)
+        assert after > 0
