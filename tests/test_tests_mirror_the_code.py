@@ -37,6 +37,7 @@ SHARED = {
     "lowrank/test_powersgd.py": "communicators/factors lowrank/matrices _util/shared_states",
     "memory/test_muon.py": "memory/_by_tensor",
     "memory/test_residual.py": "memory/{base,optimizer_part}",
+    "memory/test_adam.py": "memory/accelerator_part",
     "outer/test_outer.py": "outer/{adam,adamw,base,nesterov,sgd,yogi}",
     "rounds/test_engine.py": "rounds/timing",
     "rounds/test_fragment.py": "rounds/header",

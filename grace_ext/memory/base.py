@@ -14,11 +14,12 @@ from ..pipeline.compressor import Compressor
 from ..pipeline.square_sums import SquareSums
 from ..registry import Stage, build
 from ..sparsifiers.parts import SketchedParts
+from .accelerator_part import AcceleratorPart
 from .optimizer_part import OptimizerPart
 from .states import Arrays, NumpyArrays, States
 
 
-class Memory(Stage, OptimizerPart):
+class Memory(Stage, OptimizerPart, AcceleratorPart):
     """What a rank remembers, by name of bucket or tensor, to make up for the errors of compression.
 
     There are two ways to use a memory. With those that are error feedback one can call `compensate`, compress the result,
@@ -240,26 +241,6 @@ class Memory(Stage, OptimizerPart):
         """
         raise NotImplementedError
 
-    def works_at_positions(self, compressor: Compressor) -> bool:
-        """Say whether the hooks get along without the result as an array, so that gradients can be on an accelerator.
-
-        Args:
-            compressor: The bucket's compressor, before a schedule changes it.
-
-        Returns:
-            Whether sketches, `correct_at` and `on_received_at` do in place of `correct_gradient` and `on_received`.
-        """
-        return False
-
-    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
-        """Make what is encoded of a gradient, where it lies. Only if `works_at_positions`.
-
-        Args:
-            name: Name of the bucket.
-            gradient: An array of that kind, float32[d], changed.
-            arrays: The kind.
-        """
-
     def on_sent(self, name: str, pending: Pending) -> None:
         """See what this rank sends, in the thread that has encoded it.
 
@@ -287,20 +268,6 @@ class Memory(Stage, OptimizerPart):
             out: float32[d], finite: the sum over ranks of what they sent, times scale / ranks. It may be changed in place.
             scale: Factor of the mean over ranks.
         """
-
-    def on_received_at(self, name: str, at: np.ndarray, values: np.ndarray, scale: float) -> float:
-        """See the elements of a result that are not zero. Only if `works_at_positions`.
-
-        Args:
-            name: Name of the bucket.
-            at: Positions, uint32[n], ascending.
-            values: As `out` of `on_received`.
-            scale: See `on_received`.
-
-        Returns:
-            A factor for the whole result.
-        """
-        raise NotImplementedError
 
     def commit(self) -> None:
         """Put the next states of all begun names in force."""

@@ -1,0 +1,49 @@
+"""What a memory with hooks has to do where gradients are on an accelerator."""
+
+from typing import Any
+
+import numpy as np
+
+from ..pipeline.compressor import Compressor
+from .states import Arrays
+
+
+class AcceleratorPart:
+    """The part of a memory's interface that takes the place of some of its hooks on an accelerator; the hooks are in Memory.
+
+    Memories without hooks, and those that need the whole gradient on the host, keep what is here.
+    """
+
+    def works_at_positions(self, compressor: Compressor) -> bool:
+        """Say whether the hooks get along without the result as an array, so that gradients can be on an accelerator.
+
+        Args:
+            compressor: The bucket's compressor, before a schedule changes it.
+
+        Returns:
+            Whether sketches, `correct_at` and `on_received_at` do in place of `correct_gradient` and `on_received`.
+        """
+        return False
+
+    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
+        """Make what is encoded of a gradient, where it lies. Only if `works_at_positions`.
+
+        Args:
+            name: Name of the bucket.
+            gradient: An array of that kind, float32[d], changed.
+            arrays: The kind.
+        """
+
+    def on_received_at(self, name: str, at: np.ndarray, values: np.ndarray, scale: float) -> float:
+        """See the elements of a result that are not zero. Only if `works_at_positions`.
+
+        Args:
+            name: Name of the bucket.
+            at: Positions, uint32[n], ascending.
+            values: As `out` of `on_received`.
+            scale: See `on_received`.
+
+        Returns:
+            A factor for the whole result.
+        """
+        raise NotImplementedError
