@@ -123,8 +123,7 @@ class Communicator(Stage, Generic[PendingType]):
     #: Whether it sends what it is given as it is, for now, and not what the bucket's compressor makes of it.
     sends_whole = False
     is_tuned = False  #: Whether it switches when it is told to, because of what was measured.
-    #: The strategy in use, only where it switches.
-    strategy: str
+    strategy: str  #: The one in use, only where it switches.
     #: "float32" or "fp16" while gradients may bypass the exchange: see Exchange.bypass_dtype.
     bypass_dtype: str | None = None
 
