@@ -37,11 +37,15 @@ class Huffman(IndexCodec):
         if scheme not in _SCHEMES:
             raise ConfigError(f"huffman: scheme={scheme}; allowed: {', '.join(_SCHEMES)}")
         self.scheme = scheme
+        self._planned: GapCounts | None = None  # of the one support whose codes are planned already
 
     def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
         if self.scheme == "bytes":
             return _encode_bytes(indices, d), indices
-        return _encode_gaps(GapCounts(indices, d)), indices
+        planned = self._planned
+        if planned is None or planned.indices is not indices:
+            planned = GapCounts(indices, d)
+        return _encode_gaps(planned), indices
 
     def size(self, indices: np.ndarray, d: int) -> int:
         if self.scheme == "bytes":
@@ -54,7 +58,9 @@ class Huffman(IndexCodec):
         return _size(gaps) if self.scheme == "gaps" else self.size(gaps.indices, gaps.d)
 
     def prepared(self, gaps: GapCounts) -> IndexCodec:
-        return _Planned(gaps) if self.scheme == "gaps" else self
+        planned = Huffman(self.scheme)
+        planned._planned = gaps
+        return planned
 
     @staticmethod
     def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
@@ -65,19 +71,6 @@ class Huffman(IndexCodec):
             raise ContainerError("huffman: the scheme or the number of classes is missing or out of range")
         if not gap_huffman_decode(payload[2:], int(payload[0]), int(payload[1]), d, out):
             raise ContainerError(f"huffman: the section is not tables and codes of {out.size} positions below {d}")
-
-
-class _Planned(Huffman):
-    """Codes of one support, which are planned already."""
-
-    def __init__(self, gaps: GapCounts):
-        super().__init__()
-        self._gaps = gaps
-
-    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
-        if indices is not self._gaps.indices:
-            return super().encode(indices, d)
-        return _encode_gaps(self._gaps), indices
 
 
 def _size(gaps: GapCounts) -> int:

@@ -59,7 +59,7 @@ def test_the_kernel_makes_the_step_of_torch(make, monkeypatch):
             moments._kept[id(p)] = None, None
             version = p._version
             with torch.no_grad():
-                moments._step(p, optimizer.param_groups[0], roots)
+                moments._step(p, p.grad, roots, moments._options(optimizer.param_groups[0]))
             assert p._version > version, "autograd knows that it has changed"
         steps.append([p.detach().clone() for p in parameters])
     assert all(map(torch.equal, *steps)), "a rank may have another number of threads"
