@@ -45,6 +45,8 @@ class TorchArrays:
 class TorchBucket(Bucket):
     """A top-k bucket on an accelerator, exchanged by allgather."""
 
+    serves_hooks = False  #: Whether memories that work at positions can have such a bucket.
+
     def __post_init__(self):
         super().__post_init__()
         self._arrays = TorchArrays(self.device)
@@ -55,16 +57,14 @@ class TorchBucket(Bucket):
     @classmethod
     def fits(cls, compressor, communicator, memory) -> bool:
         """Whether such a bucket can have these parts; otherwise the whole gradient is copied to the host."""
-        able = not memory.has_hooks or cls.has_hooks and memory.works_at_positions(compressor)
-        return communicator.name == "allgather" and able and cls.can_encode(compressor)
+        if communicator.name != "allgather" or not cls.can_encode(compressor):
+            return False
+        return not memory.has_hooks or cls.serves_hooks and not compressor.dense and memory.works_at_positions(compressor)
 
     @classmethod
     def made_of(cls, bucket: Bucket) -> "TorchBucket":
         """Make such a bucket of one that fits."""
         return cls(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
-
-    #: Whether memories that work at positions can have such a bucket.
-    has_hooks = False
 
     @staticmethod
     def can_encode(compressor) -> bool:

@@ -107,7 +107,7 @@ def _is_longer_than_raw(sizes: dict[str, int], n: int) -> bool:
 
 def _select(sparsifier, gradient, residual, sizes: tuple[int, ...]) -> topk.Selection:
     if sparsifier.block:
-        return block_topk.select_of_blocks(gradient, residual, gradient, sizes, sparsifier.block, sparsifier.count)
+        return block_topk.select_of_blocks(gradient, residual, gradient, sizes, sparsifier)
     if sparsifier.per == "tensor":
         return topk.select_topk_of_parts(gradient, residual, gradient, sizes, sparsifier.count)
     return topk.select_topk(gradient, residual, gradient, sparsifier.count(gradient.numel()))

@@ -21,6 +21,8 @@ class KernelBucket(TorchBucket):
     Memories with hooks get sketches, and the elements of the result that are not zero.
     """
 
+    serves_hooks = True
+
     @staticmethod
     def can_encode(compressor) -> bool:
         return device_encoder.fits(compressor)
@@ -28,8 +30,6 @@ class KernelBucket(TorchBucket):
     def _encode(self, dense, residual, stream, started):
         with self._on_device():
             return device_encoder.encode(self.compressor, dense, residual, stream, started, self.sizes)
-
-    has_hooks = True
 
     @functools.cached_property
     def _sketcher(self) -> Sketcher:
@@ -56,7 +56,7 @@ class KernelBucket(TorchBucket):
             if not self.memory.has_hooks or any(one.non_finite for one in containers):
                 return device_decoder.decode_sum(containers, out, weight)
             # The memory has to know the elements, so the host sums them, and the device gets the sums.
-            at, sums = sum_at(containers, weight)
+            at, sums = sum_at(containers, self.size, weight)
             out.zero_()
             accumulate.add(out, to_device(at.view(np.int32), self.device), to_device(sums, self.device), 1.0)
         self._received = at, sums

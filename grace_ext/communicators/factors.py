@@ -174,8 +174,9 @@ class FactorAllreduce(Communicator[_PendingFactors]):
             for part in pending.parts:
                 p = summed[part.first if summed is pending.first else part.further]
                 pending.factors.append(self._second(part, pending, p, message[part.second]))
-        pending.own = message
-        return self._matrices.to_host(message)
+        sent = self._matrices.to_host(message)
+        pending.own = message.copy() if sent is message else message  # the transport may write to what is sent
+        return sent
 
     def _second(self, part: _Part, pending: _PendingFactors, p: np.ndarray, out: Any) -> Any | None:
         if not part.rank:

@@ -1,25 +1,14 @@
 """Communicator `senders`."""
 
-import dataclasses
 import time
-from typing import Any
 
 import numpy as np
 
-from .._util.rng import Stream
-from ..pipeline.compressor import Compressor
 from ..pipeline.decoder import decode_sender_mean
 from ..registry import register
 from ..transport.base import Transport
 from .allgather import Allgather
 from .base import Pending
-
-
-@dataclasses.dataclass
-class _Counted(Pending):
-    """The exchange of a bucket among so many ranks."""
-
-    ranks: int = dataclasses.field(default=1, kw_only=True)
 
 
 @register
@@ -41,36 +30,14 @@ class Senders(Allgather):
 
     name = "senders"
     divides_by_senders = True
+    _ranks = 1  # of the exchange, once something has come
 
-    def start(
-        self,
-        transport: Transport,
-        name: str,
-        compressor: Compressor,
-        gradient: Any,
-        state: tuple[np.ndarray, np.ndarray] | None,
-        stream: Stream,
-        sizes: tuple[int, ...] | None = None,
-    ) -> Pending:
-        return _counted(super().start(transport, name, compressor, gradient, state, stream, sizes), transport)
-
-    def start_empty(
-        self,
-        transport: Transport,
-        name: str,
-        compressor: Compressor,
-        size: int,
-        stream: Stream,
-        sizes: tuple[int, ...] | None = None,
-    ) -> Pending:
-        return _counted(super().start_empty(transport, name, compressor, size, stream, sizes), transport)
+    def receive(self, pending: Pending, transport: Transport, size: int) -> bool:
+        self._ranks = transport.size
+        return super().receive(pending, transport, size)
 
     def decode(self, pending: Pending, out: np.ndarray, weight: float) -> None:
         started = time.perf_counter()
         containers, pending.containers = pending.containers, []  # not kept until the step ends
-        decode_sender_mean(containers, out, weight * pending.ranks)  # type: ignore[attr-defined]  # it is one of _counted
+        decode_sender_mean(containers, out, weight * self._ranks)
         pending.add_seconds({"decode": time.perf_counter() - started})
-
-
-def _counted(pending: Pending, transport: Transport) -> Pending:
-    return _Counted(**vars(pending), ranks=transport.size)

@@ -283,24 +283,27 @@ def _sum_sparse(containers: list[Container], out: np.ndarray, weight: np.float32
         squares.written = True
 
 
-def sum_at(containers: list[Container], weight: float) -> tuple[np.ndarray, np.ndarray]:
+def sum_at(containers: list[Container], d: int, weight: float) -> tuple[np.ndarray, np.ndarray]:
     """Sum sparse containers into the elements that some of them have.
 
     Args:
-        containers: Containers of the same tensor, sparse, finite and without a transform.
+        containers: Containers, sparse, finite and without a transform.
+        d: Number of elements of each.
         weight: Factor of the sum.
 
     Returns:
         Positions uint32[n], ascending, and float32[n]: the bits that `decode_sum` writes there.
 
     Raises:
-        ContainerError: A container is of another kind, or damaged.
+        ContainerError: A container is of another kind or size, or damaged.
     """
+    if any(parsed.d != d for parsed in containers):
+        raise ContainerError(f"containers of {sorted({parsed.d for parsed in containers})} elements, {d} were expected")
     if any(parsed.non_finite or parsed.transform or not parsed.index_id for parsed in containers):
         raise ContainerError("a container is dense, not finite or has a transform, where none of these was expected")
     positions, values, starts, ends = _unpack_all(containers)
     at, sums = np.empty(positions.size, np.uint32), np.empty(positions.size, np.float32)
-    n = sum_sparse_at(containers[0].d, positions, values, starts, ends, np.float32(weight), at, sums)
+    n = sum_sparse_at(d, positions, values, starts, ends, np.float32(weight), at, sums)
     return at[:n], sums[:n]
 
 

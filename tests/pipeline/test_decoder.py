@@ -72,7 +72,7 @@ def test_the_elements_of_a_sum_are_those_of_the_dense_one(spec):
     parsed = [parse(blob(spec, seed)) for seed in range(3)]
     out = np.empty(D, np.float32)
     decode_sum(parsed, out, 0.25)
-    at, values = sum_at(parsed, 0.25)
+    at, values = sum_at(parsed, D, 0.25)
     assert (np.diff(at.astype(int)) > 0).all() and set(np.flatnonzero(out)) <= set(at.tolist())
     assert same_bits(values, out[at])
 
@@ -81,7 +81,14 @@ def test_the_elements_of_a_sum_are_those_of_the_dense_one(spec):
 def test_only_sparse_containers_have_elements(spec):
     other = container.pack_non_finite(D) if spec is None else blob(spec)
     with pytest.raises(ContainerError, match="dense, not finite or has a transform"):
-        sum_at([parse(blob()), parse(other)], 1.0)
+        sum_at([parse(blob()), parse(other)], D, 1.0)
+
+
+def test_elements_of_nothing_and_of_another_size():
+    at, values = sum_at([], D, 1.0)
+    assert at.size == values.size == 0
+    with pytest.raises(ContainerError, match="601\\] elements, 600 were expected"):
+        sum_at([parse(blob()), parse(blob(d=D + 1))], D, 1.0)
 
 
 def test_one_non_finite_container_makes_the_sum_non_finite_everywhere():

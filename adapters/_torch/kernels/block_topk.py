@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from grace_ext.sparsifiers.topk import TopK
+
 from ..mailbox import to_device
 from ._helpers import NON_FINITE, bits_of, magnitude_of
 from ._launch import launch
@@ -62,20 +64,20 @@ def join_blocks(positions, bits, firsts, counts, ends, out_positions, out_bits, 
         tl.store(out_bits + to + at, tl.load(bits + first + at, mask=inside, other=0), mask=inside)
 
 
-def select_of_blocks(gradient, residual, out, sizes: tuple[int, ...], block: int, count) -> Selection:
-    """Select count(n) elements of each block of n elements, `block` or at the end of a tensor fewer.
+def select_of_blocks(gradient, residual, out, sizes: tuple[int, ...], sparsifier: TopK) -> Selection:
+    """Select the sparsifier's share of the elements of each block, which are fewer at the end of a tensor.
 
     gradient, out: float32[d], which may be the same; residual: float32[d], or None: then `out` is not written. sizes: those of
-    the tensors. count: the sparsifier's.
+    the tensors.
     """
-    blocks = _Blocks.of(sizes, block, tuple(map(count, range(block + 1))), str(gradient.device))
+    blocks = _blocks_of(sizes, sparsifier, str(gradient.device))
     room, device = blocks.room, gradient.device
     positions, bits = torch.empty((2, room), dtype=torch.int32, device=device)
     counts, special = (
         torch.zeros(blocks.number, dtype=torch.int32, device=device),
         torch.zeros(1, dtype=torch.int32, device=device),
     )
-    fused, width = residual is not None, max(16, triton.next_power_of_2(block))
+    fused, width = residual is not None, max(16, triton.next_power_of_2(sparsifier.block))
     launch(
         select_in_blocks, blocks.number, gradient, residual if fused else gradient, out, *blocks.table, positions, bits, counts,
         special, FUSED=fused, BLOCK=width, num_warps=max(1, min(16, width // 256)),
@@ -92,19 +94,17 @@ def select_of_blocks(gradient, residual, out, sizes: tuple[int, ...], block: int
 class _Blocks:
     """Where blocks begin, int64, their sizes and how many of each are selected, int32, and where these are written, int64."""
 
-    @staticmethod
-    @functools.lru_cache(maxsize=64)
-    def of(sizes: tuple[int, ...], block: int, counts: tuple[int, ...], device: str) -> "_Blocks":
-        """counts: by the number of a block's elements, how many are selected."""
-        return _Blocks(sizes, block, counts, device)
-
-    def __init__(self, sizes: tuple[int, ...], block: int, counts: tuple[int, ...], device: str):
-        given = np.array(sizes, np.int64)
+    def __init__(self, sizes: tuple[int, ...], sparsifier: TopK, device: str):
+        given, block = np.array(sizes, np.int64), sparsifier.block
         blocks = -(-given // block)
         within = np.arange(blocks.sum()) - np.repeat(np.cumsum(blocks) - blocks, blocks)
         starts = np.repeat(np.cumsum(given) - given, blocks) + within * block
         elements = np.minimum(np.repeat(given, blocks) - within * block, block)
-        ranks = np.array(counts, np.int64)[elements]
+        kinds, kind = np.unique(elements, return_inverse=True)
+        ranks = np.array([sparsifier.count(int(n)) for n in kinds], np.int64)[kind]
         self.number, self.room = len(starts), int(ranks.sum())
         arrays = starts, elements.astype(np.int32), ranks.astype(np.int32), np.cumsum(ranks) - ranks
         self.table = [to_device(array, device) for array in arrays]
+
+
+_blocks_of = functools.lru_cache(maxsize=64)(_Blocks)

@@ -145,6 +145,7 @@ def what_has_no_kernels_is_left_to_the_host():
             ("dense/raw", "none"),
             (SPECS[0], "dgc"),
             ("topk:0.1/rice/raw", "adam"),
+            ("dense/qsgd:4", "muon"),
             (ADAM, "adam:bits=8"),
         ):
             not_fitting(transport, KernelBucket, spec, memory)
