@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .._util.text_table import text_table
 from ..errors import ConfigError
 from ..pipeline.compressor import make_compressor
 from . import codec_timing, cost_model
@@ -301,7 +302,6 @@ def report(advice: Advice) -> str:
     Returns:
         A table of the predictions, with an asterisk at the recommended one, and the reason.
     """
-    text_columns = 5
     rows = [("method", "spec", "memory", "communicator", "accuracy kept with", "ms a step", "codecs", "wire", "bytes sent")]
     rows += [
         (
@@ -317,18 +317,10 @@ def report(advice: Advice) -> str:
         )
         for one in advice.predictions
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if number < text_columns else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
     ratio = (
         f"optimal ratio of this link: {advice.ratio:.3g} of the float32 bytes; the allreduce of more takes longer than what it can "
         f"hide behind"
         if advice.ratio
         else "optimal ratio of this link: none, its latency alone takes longer than what an exchange can hide behind"
     )
-    return "\n".join([*lines, "", ratio, advice.reason])
+    return "\n".join([text_table(rows, text_columns=range(5)), "", ratio, advice.reason])

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from .._util.text_table import text_table
 from ..errors import ConfigError
 from ..pipeline import container
 from ..pipeline.compressor import make_compressor
@@ -132,11 +133,4 @@ def table(rows: dict[str, dict[int, float]]) -> str:
     columns: Iterable[int] = next(iter(rows.values())) if rows else ()
     cells = [["E(P), workers:", *map(str, columns)]]
     cells += [[label, *(f"{100 * value:.0f} %" for value in found.values())] for label, found in rows.items()]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in cells
-    )
+    return text_table(cells, text_columns=(0,))

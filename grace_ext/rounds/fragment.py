@@ -333,9 +333,7 @@ class Fragment:
             ConfigError: It is that of other tensors or of another outer optimizer or mean. Then nothing has changed.
         """
         kept = any(bucket.memory.sends_differences for bucket in self.exchange.buckets)
-        if kept and state.get("separate", False) != (
-            self._of_ranks is not None
-        ):  # the mean is part of what such memories keep
+        if kept and state.get("separate", False) != (self._of_ranks is not None):  # a part of what such memories keep
             raise ConfigError("the checkpoint's memory goes with another mean; allowed: `mean` given, or left out, as there")
         shared = fitting_arrays("shared values", state["shared"], self.shared)
         outer = {

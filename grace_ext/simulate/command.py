@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .._util.text_table import text_table
 from .._util.units import count, seconds
 from ..errors import ConfigError
 from ..pipeline.compressor import make_compressor
@@ -316,12 +317,4 @@ def table(found: dict[tuple[int, str], list[Round]]) -> str:
                 "" if best is None else f"{best:.2%}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [
-        [
-            cell.ljust(width) if number < 2 else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in rows
-    ]
-    return "\n".join("  ".join(row).rstrip() for row in cells)
+    return text_table(rows, text_columns=(0, 1))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .._util.text_table import text_table
 from .._util.units import count, seconds
 from ..errors import ConfigError
 from ..policy.advisor import measure_codec
@@ -154,7 +155,6 @@ def table(found: Found) -> str:
     Returns:
         The table, without a final line break.
     """
-    text_columns = (1, 2, 4)
     rows = [("workers", "method", "spec", "steps", "communicator", "s an exchange", "GB sent", "hours", "computing")]
     for (workers, method, steps, spec), (communicator, training) in found.items():
         rows.append(
@@ -170,12 +170,4 @@ def table(found: Found) -> str:
                 f"{training.efficiency:.1%}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [
-        [
-            cell.ljust(width) if number in text_columns else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in rows
-    ]
-    return "\n".join("  ".join(row).rstrip() for row in cells)
+    return text_table(rows, text_columns=(1, 2, 4))
