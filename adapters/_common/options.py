@@ -45,8 +45,8 @@ class CompressionOptions:
             on each host (see docs/training.md); "allreduce" for dense raw and fp16 specs, and for randomk; or "auto", which
             measures these, except "tree", and float16 and float32 without compression in the first steps, and takes the fastest
             for each bucket.
-            Dense float32 always goes by allreduce: the result is the same and the bytes are fewer. So do low-rank factors
-            ("powersgd:4"), which only sums can carry.
+            Dense float32 goes by allreduce: the result is the same and the bytes are fewer; little of it goes with the
+            containers of allgather. Low-rank factors ("powersgd:4") go by allreduce, since only sums can carry them.
         rules: Specs by name pattern or size: {"*.bias": "dense/raw", "<=4096": "dense/raw"}. The first that fits counts. Where
             none fits, tensors of at most 1024 elements or fewer than two dimensions go into a dense float32 bucket.
         seed: The seed of the stochastic codecs; the same on all ranks.

@@ -1,4 +1,4 @@
-"""Several small buckets' containers in one allgather, and memories' sketches with the containers of their buckets.
+"""Several small buckets' containers in one allgather; memories' sketches and small float32 buckets with the containers of others.
 
 A collective costs more than such bytes do.
 
@@ -18,7 +18,25 @@ from ..transport.base import CollectiveHandle, Transport, TransportWrapper
 from .buckets import sketch_name
 
 MOST_BYTES = 32 * 1024  # of a rank's containers in one collective
+_MOST_FLOAT32 = 128 * 1024  # bytes of a float32 bucket that goes with containers
 _AGAIN = 100  # steps after which the groups are formed anew
+
+
+def goes_with_containers(transport: Transport, elements: int) -> bool:
+    """Say whether a float32 bucket goes with the containers of other buckets, and not by an allreduce of its own.
+
+    It does if few bytes more leave a rank then than in a ring's allreduce: none with two ranks.
+
+    Args:
+        transport: The transport of the exchange.
+        elements: Number of elements of the bucket.
+
+    Returns:
+        Whether it does, the same on all ranks.
+    """
+    ranks = transport.size
+    more = 4 * elements * (ranks - 1) * (ranks - 2) / ranks
+    return transport.can_fuse and 4 * elements <= _MOST_FLOAT32 and more <= MOST_BYTES
 
 
 class Fusion(StepListener):
@@ -77,18 +95,27 @@ class Fusion(StepListener):
             self._steps += 1
 
     def _regroup(self) -> None:
-        """Put neighbours into one group while a rank's containers are, on average, few enough bytes for one collective."""
-        self._groups, total = [], 0
+        """Put neighbours into one group while a rank's containers are, on average, few enough bytes for one collective.
+
+        A bucket of float32 joins the next one, whatever the bytes: its gradients are those of all layers, so that it is ready
+        with the last of the others.
+        """
+        self._groups, total, float32 = [], 0, []
         most = MOST_BYTES * self._transport.size
         for bucket in self._buckets:
             size = self._received.get(bucket.name)
             if size is None:
                 continue
+            if bucket.compressor.exact:
+                float32.append(bucket)
+                continue
             if not self._groups or total + size > most:
                 self._groups.append([])
                 total = 0
-            self._groups[-1].append(bucket)
-            total += size
+            self._groups[-1] += [*float32, bucket]
+            total, float32 = total + size, []
+        if float32:
+            self._groups[-1:] = [[*(self._groups[-1] if self._groups else []), *float32]]
         self._received = {}
 
     def bucket_failed(self, bucket: BucketView, error: BaseException) -> None:

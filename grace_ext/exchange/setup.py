@@ -18,6 +18,7 @@ from ..policy.schedules import Schedules
 from ..transport.base import Transport
 from . import config_digest, stats
 from .buckets import Bucket, Tensor
+from .fusion import goes_with_containers
 from .listeners import listeners_for
 from .state import DENSITY, ExchangeState
 
@@ -64,8 +65,9 @@ class ExchangeSetup:
         """Build the bucket of these tensors.
 
         Two kinds of buckets go by allreduce whatever the communicator: plain float32, because the result is the same and
-        the bytes are fewer, without errors to remember; and low-rank factors, because only sums carry them. A communicator that
-        `needs_each_rank` carries float32 itself, and refuses factors.
+        the bytes are fewer, without errors to remember; and low-rank factors, because only sums carry them. With communicator
+        `allgather`, float32 of few bytes goes with the containers of other buckets, which spares a collective. A communicator
+        that `needs_each_rank` carries float32 itself, and refuses factors.
 
         Args:
             name: Name of the bucket, unique in the exchange and the same on all ranks.
@@ -81,7 +83,8 @@ class ExchangeSetup:
         """
         memory = self.memory_of(tensors[0]).for_compressor(compressor)
         if compressor.exact and not communicator.needs_each_rank:
-            return Bucket(name, tensors, compressor, Allreduce(), memory)
+            small = communicator.name == "allgather" and goes_with_containers(self.transport, sum(one.size for one in tensors))
+            return Bucket(name, tensors, compressor, communicator if small else Allreduce(), memory)
         factors = FactorAllreduce(tensors, compressor, self.state.warm_starts) if compressor.lowrank is not None else None
         own = communicator.for_bucket(compressor, memory, self.transport, factors)
         if memory.has_exact_steps:

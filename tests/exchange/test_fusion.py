@@ -60,11 +60,12 @@ def make(transport, specs=ALL_TOPK, communicator="allgather", **options):
     return exchange
 
 
-def view(name, sketch=0):
+def view(name, sketch=0, exact=False):
     """What Fusion sees of a bucket that sends containers."""
     return SimpleNamespace(
         name=name,
         communicator=SimpleNamespace(sends_containers=True),
+        compressor=SimpleNamespace(exact=exact),
         memory=SimpleNamespace(sketch_size=lambda tensors: sketch),
         tensors=(),
     )
@@ -111,6 +112,57 @@ def test_containers_of_small_buckets_go_together_and_nothing_else_changes(specs,
         assert len(names) < 5 and any(name.endswith(".fused") for name in names), names
         beside = stats["last_step"]["bytes_out"] - plain_stats["last_step"]["bytes_out"]
         assert beside == 4 * (5 - len(names) + sum(name.endswith(".fused") for name in names)), "lengths are counted"
+
+
+@pytest.mark.parametrize("communicator", ["allgather", "sharded"])
+def test_small_float32_buckets_go_with_containers(communicator):
+    specs = ("dense/raw", TOPK, TOPK, "dense/raw", TOPK)
+    apart = on_all_ranks(lambda transport: train(transport, False, specs=specs, communicator=communicator))
+    together = on_all_ranks(lambda transport: train(transport, True, specs=specs, communicator=communicator))
+    for (received, names, _), (plain, plain_names, _) in zip(together, apart, strict=True):
+        np.testing.assert_allclose(received, plain, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(received, together[0][0])
+        if communicator == "allgather":
+            assert names == ["bucket0.fused"], names
+        else:
+            assert {"bucket0", "bucket3"} < set(names) and names == plain_names
+
+
+def test_a_float32_bucket_that_is_not_finite_ends_the_step_on_all_ranks():
+    def work(transport):
+        exchange = make(transport, specs=("dense/raw", *ALL_TOPK[1:]))
+        step(exchange, parts_of(transport.rank))
+        given = parts_of(10 + transport.rank)
+        given[0][5] = np.nan if transport.rank == 1 else 0
+        out = start(exchange, given)
+        exchange.advance()
+        for bucket, room in zip(exchange.buckets, out, strict=True):
+            exchange.finish(bucket, room)
+        return exchange.end_step(), exchange.state_dict()["residual"]["t1"], np.isnan(out[0][5])
+
+    for finite, residual, seen in on_all_ranks(work):
+        assert not finite and residual.any() and seen
+
+
+@pytest.mark.parametrize(
+    ("ranks", "elements", "goes"),
+    [(1, 32_768, True), (2, 32_768, True), (2, 32_769, False), (4, 5461, True), (4, 5462, False), (64, 132, True), (64, 135, False)],
+)
+def test_float32_goes_with_containers_where_few_more_bytes_leave_a_rank(ranks, elements, goes):
+    for can_fuse in (True, False):
+        found = fusion.goes_with_containers(SimpleNamespace(size=ranks, can_fuse=can_fuse), elements)
+        assert found == (goes and can_fuse)
+
+
+def test_a_float32_bucket_joins_the_next_one_or_else_the_last():
+    fused = Fusion(SimpleNamespace(size=1, can_fuse=True))
+    for exact, groups in (("a", ["ab", "c"]), ("b", ["a", "bc"]), ("c", ["a", "bc"]), ("abc", ["abc"])):
+        buckets = [view(name, exact=name in exact) for name in "abc"]
+        fused.buckets_set(buckets)
+        for bucket in buckets:
+            fused.bucket_finished(0, bucket, Pending(None, 0, {}, received=40_000))
+        fused.end_step(0, True, None)
+        assert ["".join(bucket.name for bucket in group) for group in fused._groups] == groups
 
 
 def test_large_containers_go_alone():

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.hosts import ENVIRONMENT, SCRIPT, Hosts, id_of, namespaces, state_of, wait_until
+from support.hosts import CANNOT, ENVIRONMENT, SCRIPT, Hosts, id_of, namespaces, state_of, wait_until
 
 HERE = Path(__file__).parent
 MEGABYTE = 1_000_000
@@ -147,6 +147,57 @@ def test_bytes_counts_what_each_host_sends_and_receives(three, receivers):
     assert MEGABYTE < grown["host1", "tx"] < 1.2 * MEGABYTE, grown
     assert MEGABYTE < grown["host2", "rx"] < 1.2 * MEGABYTE, grown
     assert all(grown[key] < 0.1 * MEGABYTE for key in grown if key not in (("host1", "tx"), ("host2", "rx"))), grown
+
+
+SPIN = """
+import time
+began, used = time.monotonic(), time.process_time()
+while time.monotonic() < began + 1:
+    pass
+print((time.process_time() - used) / (time.monotonic() - began))
+"""
+
+
+@pytest.fixture
+def limited(three):
+    limited = three.run("cores", "0.2", 2)
+    if limited.returncode == CANNOT:
+        pytest.skip(limited.stdout.strip())
+    assert limited.returncode == 0, limited.stdout
+    yield
+    three("cores", "none")
+
+
+def test_processor_time_is_limited_for_one_host_whoever_started_the_process(three, limited):
+    """Far more than 0.3 of a core is what a process gets without a limit, unless others keep all cores busy."""
+    assert float(three("exec", 2, sys.executable, "-c", SPIN)) < 0.3
+    by_ssh = three("exec", 1, "ssh", "host2", f"{sys.executable} - <<'END'\n{SPIN}END\n")
+    assert float(by_ssh) < 0.3
+    three("crash", 2)
+    three("boot", 2)
+    by_ssh = three("exec", 1, "ssh", "host2", f"{sys.executable} - <<'END'\n{SPIN}END\n")
+    assert float(by_ssh) < 0.3
+    assert throttled(2) and not throttled(1)
+    running = three.start("exec", 1, sys.executable, "-c", f"print('started', flush=True)\n{SPIN}")
+    assert running.stdout.readline() == "started\n"
+    three("cores", "0.2", 1)
+    running.communicate(timeout=300)
+    assert throttled(1), "processes that run already are limited, too"
+
+
+def throttled(host: int) -> int:
+    """How often the host's processes have had to wait for their share."""
+    group = f"{id_of('tests')}.host{host}"
+    for found in Path("/sys/fs/cgroup").glob(f"**/{group}/cpu.stat"):
+        counts = dict(line.split() for line in found.read_text().splitlines())
+        return int(counts["nr_throttled"])
+    return 0
+
+
+@pytest.mark.parametrize("cores", ["0", "-1", "half", "0.0001"])
+def test_what_is_no_number_of_cores_is_refused(three, cores):
+    refused = three.run("cores", cores)
+    assert refused.returncode == 2 and "is not a number of cores from 0.001 to 1000, or none" in refused.stdout
 
 
 def test_a_crash_ends_every_process_and_boot_brings_the_host_back(three):
