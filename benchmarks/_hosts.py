@@ -67,6 +67,10 @@ class Job:
         self.started = time.time()
         self.processes = [up.start("exec", host, *command, env=env) for host, command in commands]
 
+    def has_ended(self) -> bool:
+        """Whether a process of the job has ended."""
+        return any(process.poll() is not None for process in self.processes)
+
     def end(self, timeout: float) -> str:
         """Wait for the job, and return its output. Raises JobFailed if it does not end in time, or not with status 0."""
         deadline = time.monotonic() + timeout

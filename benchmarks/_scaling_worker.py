@@ -1,11 +1,14 @@
 """One rank of a run of benchmarks/scaling.py, which starts it: _scaling_worker.py OPTIONS, with the options as JSON.
 
-It exchanges synthetic gradients, without a model, and times collectives. Rank 0 writes the measurements of all ranks, a JSON
-object, to options["out"].
+It exchanges synthetic gradients, without a model, and times collectives, first over Horovod and then over torch.distributed. Rank 0
+writes the measurements of all ranks, a JSON object, to options["out"]. Before it measures anything, each rank makes a file
+options["out"].ready.RANK and waits for options["out"].go: by then its host's processor time has been limited.
 """
 
 import contextlib
+import functools
 import json
+import os
 import socket
 import statistics
 import sys
@@ -14,12 +17,16 @@ import time
 import horovod.torch as hvd
 import numpy as np
 import torch
+import torch.distributed as dist
+from _hosts import wait_until
 from scaling import METHODS, gradient_of
 
 import grace_ext
+from grace_ext.adapters._torch.ddp_transport import GroupTransport
 from grace_ext.adapters.horovod_torch import HorovodTransport
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
+from grace_ext.exchange.scheduler import CallersThread
 from grace_ext.pipeline.spec import parse_stage
 from grace_ext.transport import TransportWrapper
 
@@ -33,8 +40,39 @@ IDLE = 1.0  # seconds of Horovod's coordination alone
 ROUND_TRIPS = 300
 
 
-def barrier() -> None:
-    hvd.allreduce(torch.zeros(1), name="barrier", op=hvd.Sum)
+class OverHorovod:
+    """Horovod's collectives."""
+
+    executor = None  # a thread of the exchange's own, as in the adapter
+
+    def transport(self):
+        return HorovodTransport(hvd.global_process_set)
+
+    def mean_of_halves(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        hvd.allreduce(tensor, name="fp16", compression=hvd.Compression.fp16)
+
+    def largest(self, seconds: list[float]) -> list[float]:
+        """The largest of all ranks, element by element."""
+        return hvd.allreduce(torch.tensor(seconds), name=f"largest.{len(seconds)}", op=hvd.Max).tolist()
+
+
+class OverTorch:
+    """The collectives of torch.distributed, over Gloo, one of them at a time."""
+
+    executor = CallersThread()
+
+    def transport(self):
+        return GroupTransport(dist.group.WORLD, torch.device("cpu"))
+
+    def mean_of_halves(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        half = tensor.half().div_(dist.get_world_size())  # as DDP's fp16_compress_hook
+        dist.all_reduce(half)
+        out.copy_(half)
+
+    def largest(self, seconds: list[float]) -> list[float]:
+        found = torch.tensor(seconds)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return found.tolist()
 
 
 class Clocked(TransportWrapper):
@@ -44,13 +82,13 @@ class Clocked(TransportWrapper):
     ranks.
     """
 
-    def __init__(self, transport):
-        super().__init__(transport)
-        self.apart, self.seconds = False, []
+    def __init__(self, library):
+        super().__init__(library.transport())
+        self.apart, self.seconds, self._library = False, [], library
 
     def start_collective(self, kind, name, array, *args):
         if self.apart:
-            barrier()
+            self._library.largest([0.0])
         started = time.perf_counter()
         return (
             super()
@@ -62,12 +100,15 @@ class Clocked(TransportWrapper):
 class Compressed:
     """A method of grace_ext, with everything in one bucket."""
 
-    def __init__(self, label: str, elements: int):
-        spec, communicator, memory, _ = METHODS[label]
-        self.clock = Clocked(HorovodTransport(hvd.global_process_set))
-        self._exchange = Exchange(self.clock, memory, 1 / hvd.size())
+    def __init__(self, label: str, elements: int, library):
+        method = METHODS[label]
+        self.clock = Clocked(library)
+        self._exchange = Exchange(self.clock, method.memory, 1 / self.clock.size, executor=library.executor)
         self._bucket = self._exchange.bucket(
-            label, [Tensor(label, elements, 2)], grace_ext.compressor(spec), parse_stage("communicator", communicator)
+            label,
+            [Tensor(label, elements, 2)],
+            grace_ext.compressor(method.spec),
+            parse_stage("communicator", method.communicator),
         )
         self._exchange.set_buckets([self._bucket])
         digests = self.clock.allgather(f"{label}.config", self._exchange.config_digest())
@@ -89,21 +130,18 @@ class Compressed:
 
 
 class Plain:
-    """Horovod's own allreduce of float16."""
+    """The library's own allreduce of float16."""
 
-    def __init__(self, label: str, elements: int):
-        self.clock = Clocked(HorovodTransport(hvd.global_process_set))
-        self._label, self._sent = label, 0
+    def __init__(self, label: str, elements: int, library):
+        self.clock = Clocked(library)
+        self._library, self._sent, self._out = library, 0, torch.empty(elements)
 
     def step(self, gradient):
-        tensor = torch.from_numpy(gradient)
         self._sent += 2 * gradient.size
         if self.clock.apart:
-            half, context = hvd.Compression.fp16.compress(tensor)
-            half = self.clock.allreduce(self._label, half.numpy()).wait()
-            hvd.Compression.fp16.decompress(torch.from_numpy(half), context)
+            self.clock.allreduce("fp16 apart", torch.from_numpy(gradient).half().numpy()).wait()
         else:
-            hvd.allreduce(tensor, name=self._label, compression=hvd.Compression.fp16)
+            self._library.mean_of_halves(torch.from_numpy(gradient), self._out)
 
     def payload(self):
         return self._sent
@@ -112,7 +150,7 @@ class Plain:
         pass
 
 
-def measure(method, gradients, steps: int, seconds: float) -> dict:
+def measure(method, library, gradients, steps: int, seconds: float) -> dict:
     """Measure this rank: "steps", seconds of each; "apart", seconds of the collectives of other steps; bytes per step."""
 
     def step(number):
@@ -121,12 +159,12 @@ def measure(method, gradients, steps: int, seconds: float) -> dict:
         return time.perf_counter() - started
 
     warm = [step(number) for number in range(WARM_UP)]
-    longest = float(hvd.allreduce(torch.tensor(warm[-1]), name="longest", op=hvd.Max))
+    [longest] = library.largest(warm[-1:])
     steps = min(steps, max(AT_LEAST, round(seconds / longest)))
-    barrier()
+    library.largest([0.0])
     payload, sent = method.payload(), bytes_sent()
     taken = [step(number) for number in range(steps)]
-    barrier()
+    library.largest([0.0])
     payload, sent = method.payload() - payload, bytes_sent() - sent
     method.clock.apart, apart = True, []
     for number in range(steps):
@@ -137,9 +175,9 @@ def measure(method, gradients, steps: int, seconds: float) -> dict:
     return {"steps": taken, "apart": apart, "payload": payload / steps, "sent": sent / steps}
 
 
-def probe() -> list[tuple[str, int, float]]:
+def probe(library) -> list[tuple[str, int, float]]:
     """Return (collective, payload bytes of a rank, seconds of the slowest rank)."""
-    clock, found = Clocked(HorovodTransport(hvd.global_process_set)), []
+    clock, found = Clocked(library), []
     clock.apart = True
     for collective in ("allreduce", "allgather", "alltoall"):
         for payload in PROBES:
@@ -157,26 +195,35 @@ def probe() -> list[tuple[str, int, float]]:
                     splits = np.full(clock.size, data.size // clock.size)
                     splits[clock.rank] = 0
                     clock.alltoall(name, data[: splits.sum()], splits.tolist()).wait()
-            slowest = statistics.median(hvd.allreduce(torch.tensor(clock.seconds), name="slowest", op=hvd.Max).tolist())
+            slowest = statistics.median(library.largest(clock.seconds))
             found.append((collective, payload, slowest))
             if slowest > LONGEST_PROBE / 4:
                 break
     return found
 
 
+@functools.cache
+def local_size() -> int:
+    return hvd.local_size()
+
+
 def bytes_sent() -> int:
     """Return what this host has sent on its link, as `mpirun/hosts bytes` counts, divided by its ranks."""
     with open("/proc/self/net/dev") as file:
         [counts] = (line.split(":")[1].split() for line in file if line.strip().startswith("eth0:"))
-    return int(counts[8]) // hvd.local_size()
+    return int(counts[8]) // local_size()
 
 
-def idle() -> float:
+def idle(library) -> float:
     """Return the bytes per second that a rank sends while all are idle."""
-    barrier()
+    library.largest([0.0])
     before = bytes_sent()
     time.sleep(IDLE)
     return (bytes_sent() - before) / IDLE
+
+
+def own_address() -> str:
+    return socket.gethostbyname(socket.gethostname())
 
 
 def message_seconds() -> float:
@@ -184,7 +231,7 @@ def message_seconds() -> float:
     taken = 0.0
     with contextlib.ExitStack() as opened:
         if hvd.rank() == 0:
-            listener = opened.enter_context(socket.create_server((socket.gethostbyname(socket.gethostname()), 0)))
+            listener = opened.enter_context(socket.create_server((own_address(), 0)))
         address = hvd.broadcast_object(listener.getsockname() if hvd.rank() == 0 else None, name="address")
         if hvd.rank() < 2:
             connection = listener.accept()[0] if hvd.rank() == 0 else socket.create_connection(address)
@@ -199,23 +246,49 @@ def message_seconds() -> float:
                     connection.sendall(b"x")
                 trips.append(time.perf_counter() - started)
             taken = statistics.median(trips) / 2
-        barrier()
+        hvd.barrier()
     return taken
+
+
+def measure_all(name: str, library, gradients, options: dict) -> dict:
+    """Measure the methods of one library, by label."""
+    found = {}
+    for label in options["methods"]:
+        if METHODS[label].library == name:
+            method = (Compressed if METHODS[label].communicator else Plain)(label, options["elements"], library)
+            found[label] = measure(method, library, gradients, options["steps"], options["seconds"])
+    return found
 
 
 def main() -> None:
     options = json.loads(sys.argv[1])
     hvd.init()
     torch.set_num_threads(1)
-    result = {"idle": idle(), "probes": probe(), "message": message_seconds(), "methods": {}}
-    gradients = [gradient_of(options["elements"], hvd.rank(), step) for step in range(GRADIENTS)]
-    for label in options["methods"]:
-        method = (Compressed if METHODS[label][1] else Plain)(label, options["elements"])
-        result["methods"][label] = measure(method, gradients, options["steps"], options["seconds"])
-    everything = hvd.allgather_object(result)
-    if hvd.rank() == 0:
+    rank, ranks = hvd.rank(), hvd.size()
+    local_size()  # before the shutdown
+    gradients = [gradient_of(options["elements"], rank, step) for step in range(GRADIENTS)]
+    open(f"{options['out']}.ready.{rank}", "w").close()
+    if not wait_until(lambda: os.path.exists(f"{options['out']}.go")):
+        sys.exit("the benchmark does not go on")
+    library = OverHorovod()
+    result = {"idle": idle(library), "message": message_seconds(), "probes": {"Horovod": probe(library)}}
+    result["methods"] = measure_all("Horovod", library, gradients, options)
+    port = None
+    if rank == 0:
+        with socket.create_server((own_address(), 0)) as free:
+            port = free.getsockname()
+    port = hvd.broadcast_object(port, name="port")
+    hvd.shutdown()  # its coordination would take its share of the core
+    dist.init_process_group("gloo", f"tcp://{port[0]}:{port[1]}", rank=rank, world_size=ranks)
+    library = OverTorch()
+    result["probes"]["torch"] = probe(library)
+    result["methods"] |= measure_all("torch", library, gradients, options)
+    everything = [None] * ranks if rank == 0 else None
+    dist.gather_object(result, everything)
+    if rank == 0:
         with open(options["out"], "w") as file:
             json.dump(everything, file)
+    dist.destroy_process_group()
 
 
 main()

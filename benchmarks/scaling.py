@@ -3,11 +3,13 @@
     python benchmarks/scaling.py
 
 Writes the section "Scaling" of docs/benchmarks.md and docs/scaling.png. Needs root, for hosts on this machine
-(mpirun/hosts). Takes about 10 minutes.
+(mpirun/hosts), each of which has the same share of a core in all jobs, so that the number of hosts changes nothing else. Takes
+about an hour.
 """
 
 import argparse
 import dataclasses
+import glob
 import json
 import os
 import signal
@@ -16,26 +18,41 @@ import sys
 import time
 
 import numpy as np
-from _hosts import Hosts, Job, JobFailed
+from _hosts import Hosts, Job, JobFailed, wait_until
 from _lib import ROOT
 from _page import write_section
-from _scaling_page import FITTED, document, plot
+from _scaling_page import FITTED, LIBRARIES, document, plot
 
 from grace_ext import compressor
 from grace_ext.policy import codec_timing, cost_model
 
 WORKER = os.path.join(ROOT, "benchmarks", "_scaling_worker.py")
 TOPK = "topk:0.01/rice/qsgd:7"
-#: label -> spec, communicator (None: Horovod's own allreduce), memory, ranks on a host
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """communicator: None for the library's own allreduce. library: whose collectives, "Horovod" or "torch"."""
+
+    spec: str
+    communicator: str | None
+    memory: str = "residual"
+    per_host: int = 1
+    library: str = "Horovod"
+
+
 METHODS = {
-    "Horovod fp16": ("dense/fp16", None, "none", 1),
-    "allreduce, fp16": ("dense/fp16", "allreduce", "none", 1),
-    "allgather": (TOPK, "allgather", "residual", 1),
-    "sharded": (TOPK, "sharded", "residual", 1),
-    "tree": (TOPK, "tree", "residual", 1),
-    "hierarchical, 2 ranks a host": (TOPK, "hierarchical", "residual", 2),
+    "Horovod fp16": Method("dense/fp16", None, "none"),
+    "allreduce, fp16": Method("dense/fp16", "allreduce", "none"),
+    "allgather": Method(TOPK, "allgather"),
+    "sharded": Method(TOPK, "sharded"),
+    "tree": Method(TOPK, "tree"),
+    "hierarchical, 2 ranks a host": Method(TOPK, "hierarchical", per_host=2),
+    "DDP fp16": Method("dense/fp16", None, "none", library="torch"),
+    "allgather over DDP": Method(TOPK, "allgather", library="torch"),
 }
-LAYOUTS = sorted({per_host for *_, per_host in METHODS.values()})  # ranks on a host
+LAYOUTS = sorted({method.per_host for method in METHODS.values()})  # ranks on a host
+SPARE = 0.2  # of all cores, for the kernel and what else runs
 CLUSTER = 256  # elements that share a scale
 SOURCES = 8  # number of gradients that codecs are measured on
 
@@ -79,35 +96,48 @@ def point_of(results: list[dict], label: str) -> Point:
 
 
 class Model:
-    """Predicts at one rate. codecs: by label; links: by collective; cores: of all ranks together."""
+    """Predicts at one rate.
 
-    def __init__(self, elements: int, codecs: dict[str, cost_model.Codec], links: dict[str, cost_model.Link], cores: float):
-        self.links = links
-        self._elements, self._codecs, self._cores = elements, codecs, cores
+    codecs: by label, with a core to themselves. links: by library, by collective. share: of a core, of each rank. rest: seconds
+    of a step beside, by label.
+    """
+
+    def __init__(
+        self, elements: int, codecs: dict[str, cost_model.Codec], links: dict[str, dict[str, cost_model.Link]], share=1.0
+    ):
+        self.links, self.rest = links, dict.fromkeys(METHODS, 0.0)
+        self._elements, self._codecs, self._share = elements, codecs, share
 
     def step(self, label: str, ranks: int) -> list:
-        _, communicator, _, per_host = METHODS[label]
-        hosts = [rank // per_host for rank in range(ranks)]
-        return cost_model.step_of(communicator or "allreduce", ranks, self._elements, self._codecs[label], hosts)
+        method = METHODS[label]
+        hosts = [rank // method.per_host for rank in range(ranks)]
+        return cost_model.step_of(method.communicator or "allreduce", ranks, self._elements, self._codecs[label], hosts)
 
     def wire(self, label, ranks) -> float:
-        return cost_model.wire_seconds(self.step(label, ranks), self.links)
+        return cost_model.wire_seconds(self.step(label, ranks), self.links[METHODS[label].library])
 
     def codec(self, label, ranks) -> float:
-        return cost_model.codec_seconds(self.step(label, ranks), self._cores)
+        return cost_model.codec_seconds(self.step(label, ranks)) / self._share
 
     def seconds(self, label, ranks) -> float:
-        return self.wire(label, ranks) + self.codec(label, ranks)
+        return self.wire(label, ranks) + self.codec(label, ranks) + self.rest[label]
 
     def sent(self, label, ranks) -> float:
         return float(cost_model.bytes_of(self.step(label, ranks), "sent").mean())
+
+    def fit_rest(self, points: dict[str, dict[int, Point]]) -> None:
+        """Take what steps on few hosts last longer than predicted, on average, for what all steps of a method do."""
+        for label, found in points.items():
+            few = [point for ranks, point in found.items() if ranks // METHODS[label].per_host in FITTED]
+            beside = [point.seconds - self.wire(label, point.ranks) - self.codec(label, point.ranks) for point in few]
+            self.rest[label] = statistics.mean(beside) if beside else 0.0
 
 
 @dataclasses.dataclass
 class Rate:
     """All results of a rate: points by method and ranks, and two models.
 
-    One is of this machine, the other of a machine whose ranks have their own cores.
+    One is of hosts with a share of a core each, as measured, the other of hosts with a whole one.
     """
 
     name: str
@@ -116,15 +146,20 @@ class Rate:
     own: Model
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0))
+def points_of(jobs: dict[int, dict[int, list[dict]]]) -> dict[str, dict[int, Point]]:
+    """Summarize the jobs, by ranks on a host and ranks."""
+    return {
+        label: {ranks: point_of(results, label) for ranks, results in jobs[method.per_host].items()}
+        for label, method in METHODS.items()
+        if jobs.get(method.per_host)
+    }
 
 
-def probes(runs: dict[int, list[dict]]) -> dict[str, list[tuple[int, float, float]]]:
+def probes(runs: dict[int, list[dict]], library: str) -> dict[str, list[tuple[int, float, float]]]:
     """Return (rounds, path, seconds) by collective. runs: results of all ranks, by number of ranks."""
     samples = {}
     for ranks, results in runs.items():
-        for collective, payload, seconds in results[0]["probes"]:
+        for collective, payload, seconds in results[0]["probes"][library]:
             splits = np.full((ranks, ranks), payload // ranks)
             part = {
                 "allreduce": lambda p=payload, n=ranks: cost_model.ring_allreduce(n, p),
@@ -135,29 +170,38 @@ def probes(runs: dict[int, list[dict]]) -> dict[str, list[tuple[int, float, floa
     return samples
 
 
-def fit_shared(runs) -> dict[str, cost_model.Link]:
-    """Fit the links of this machine, on whose cores ranks take turns.
+def fit_shared(runs: dict[int, list[dict]]) -> dict[str, dict[str, cost_model.Link]]:
+    """Fit the links of hosts with a share of a core. runs: results of all ranks, by number of ranks."""
+    few = {ranks: results for ranks, results in runs.items() if ranks in FITTED}
+    return {
+        library: {collective: cost_model.fit(samples) for collective, samples in probes(few, library).items()}
+        for library in LIBRARIES
+    }
 
-    What that adds to a collective grows with the ranks, as its rounds do, and is part of alpha.
-    """
-    return {collective: cost_model.fit(samples) for collective, samples in probes(runs).items()}
 
-
-def fit_own(two: list[dict]) -> dict[str, cost_model.Link]:
+def fit_own(two: list[dict]) -> dict[str, dict[str, cost_model.Link]]:
     """Fit the links of two ranks, each of which has a core.
 
-    alpha is a message's own time, measured without Horovod, because the probes of two ranks cannot separate it from the
+    alpha is a message's own time, measured without either library, because the probes of two ranks cannot separate it from the
     rest. beta is that of the link, so the minimum of any collective.
     """
     alpha = two[0]["message"]
     fitted = {
-        collective: cost_model.fit(
+        (library, collective): cost_model.fit(
             [(0, path, max(seconds - alpha * rounds, 0.1 * seconds)) for rounds, path, seconds in samples]
         )
-        for collective, samples in probes({2: two}).items()
+        for library in LIBRARIES
+        for collective, samples in probes({2: two}, library).items()
     }
     beta = min(link.beta for link in fitted.values())
-    return {collective: cost_model.Link(link.setup, alpha, beta) for collective, link in fitted.items()}
+    return {
+        library: {
+            collective: cost_model.Link(link.setup, alpha, beta)
+            for (of, collective), link in fitted.items()
+            if of == library
+        }
+        for library in LIBRARIES
+    }
 
 
 def measure_codecs(elements: int) -> dict[str, cost_model.Codec]:
@@ -165,14 +209,14 @@ def measure_codecs(elements: int) -> dict[str, cost_model.Codec]:
     gradients = [gradient_of(elements, rank, 0) for rank in range(SOURCES)]
     topk = codec_timing.measure_codec(compressor(TOPK), gradients)
     return {
-        "Horovod fp16": measure_casts(gradients[0]),
         "allreduce, fp16": codec_timing.measure_reducible_codec(compressor("dense/fp16"), gradients[0]),
-        **{label: topk for label, (spec, *_) in METHODS.items() if spec == TOPK},
+        **dict.fromkeys(("Horovod fp16", "DDP fp16"), measure_casts(gradients[0])),
+        **{label: topk for label, method in METHODS.items() if method.spec == TOPK},
     }
 
 
 def measure_casts(gradient: np.ndarray, times=9) -> cost_model.Codec:
-    """Measure what Horovod's fp16 does in addition to its allreduce."""
+    """Measure what the libraries' fp16 does in addition to an allreduce."""
     import torch
 
     torch.set_num_threads(1)
@@ -187,31 +231,44 @@ def measure_casts(gradient: np.ndarray, times=9) -> cost_model.Codec:
     return cost_model.Codec(lambda elements, summed: 2 * elements, lambda elements: there, lambda elements, containers: back)
 
 
-def run(up: Hosts, rate: str, ranks: int, per_host: int, args) -> list[dict]:
-    """Return the results of all ranks of a job, or those that an earlier job left. Raises JobFailed."""
-    out = os.path.join(args.logs, f"{rate}-{ranks}-{per_host}.json")
+def run(up: Hosts, rate: str, ranks: int, per_host: int, share: float | None, args) -> list[dict]:
+    """Return the results of all ranks of a job, or those that an earlier job left. share: of a core, of each rank. Raises JobFailed."""
+    out = os.path.join(args.logs, f"{rate}-{ranks}-{per_host}{'' if share else '-whole'}.json")
     if not (args.resume and os.path.exists(out)):
-        print(f"{rate}, {ranks} ranks, {per_host} on a host", file=sys.stderr, flush=True)
-        _start(up, ranks, per_host, out, args)
+        print(f"{rate}, {ranks} ranks, {per_host} on a host, {share or 1:g} of a core each", file=sys.stderr, flush=True)
+        _start(up, ranks, per_host, share, out, args)
     with open(out) as file:
         return json.load(file)
 
 
-def _start(up: Hosts, ranks: int, per_host: int, out: str, args) -> None:
+def _start(up: Hosts, ranks: int, per_host: int, share: float | None, out: str, args) -> None:
     options = {
         "out": out,
         "elements": args.elements,
         "steps": args.steps,
         "seconds": args.seconds,
-        "methods": [label for label, (*_, on_host) in METHODS.items() if on_host == per_host],
+        "methods": [label for label, method in METHODS.items() if method.per_host == per_host],
     }
+    # All that a processor does takes longer by 1 / share, and so does a cycle of Horovod's coordination.
+    env = {"HOROVOD_CYCLE_TIME": f"{1 / share:g}"} if share else None
     for attempt in (1, 2):  # mpirun occasionally hangs (docs/cluster.md)
+        for old in glob.glob(f"{out}.*"):
+            os.remove(old)
         try:
-            Job(up, args.launcher, ranks, [WORKER, json.dumps(options)], per_host=per_host).end(args.timeout)
+            job = Job(up, args.launcher, ranks, [WORKER, json.dumps(options)], env, per_host)
+            wait_until(lambda job=job: len(glob.glob(f"{out}.ready.*")) == ranks or job.has_ended(), args.timeout)
+            if share:
+                up("cores", f"{share * per_host:g}")
+            open(f"{out}.go", "w").close()
+            job.end(args.timeout)
             return
         except JobFailed:
             if attempt == 2:
                 raise
+        finally:
+            up("cores", "none")
+            for old in glob.glob(f"{out}.*"):
+                os.remove(old)
 
 
 def main():
@@ -220,7 +277,8 @@ def main():
     parser.add_argument("--logs", default=os.path.join(ROOT, "build", "scaling"), help="folder for the ranks' results")
     parser.add_argument("--resume", action="store_true", help="do not repeat the jobs that have left results there")
     parser.add_argument("--rates", nargs="+", default=["100mbit", "1gbit"])
-    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4, 6, 8])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4, 6, 8, 12, 16])
+    parser.add_argument("--share", type=float, help="of a core, of each rank; default: what all cores give the most ranks")
     parser.add_argument("--elements", type=int, default=4_000_000, help="float32 elements of the gradient")
     parser.add_argument("--steps", type=int, default=20, help="measured steps of each method")
     parser.add_argument("--seconds", type=float, default=6.0, help="seconds after which a slow method takes fewer steps")
@@ -230,6 +288,7 @@ def main():
     args = parser.parse_args()
     args.logs = os.path.abspath(args.logs)
     os.makedirs(args.logs, exist_ok=True)
+    args.share = args.share or (1 - SPARE) * len(os.sched_getaffinity(0)) / max(args.ranks)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are removed
     started = time.perf_counter()
     print("codecs", file=sys.stderr, flush=True)
@@ -239,27 +298,22 @@ def main():
             up("rate", rate)
             jobs = {
                 per_host: {
-                    ranks: run(up, rate, ranks, per_host, args)
+                    ranks: run(up, rate, ranks, per_host, args.share, args)
                     for ranks in args.ranks
                     if ranks % per_host == 0 and (per_host == 1 or ranks > per_host)
                 }
                 for per_host in LAYOUTS
             }
-            runs = jobs[1]
-            rates.append(
-                Rate(
-                    rate,
-                    {
-                        label: {ranks: point_of(one, label) for ranks, one in jobs[per_host].items()}
-                        for label, (*_, per_host) in METHODS.items()
-                        if jobs[per_host]
-                    },
-                    Model(
-                        args.elements, codecs, fit_shared({ranks: runs[ranks] for ranks in FITTED if ranks in runs}), cores()
-                    ),
-                    Model(args.elements, codecs, fit_own(runs[2]), float("inf")),
-                )
+            whole = {1: {2: run(up, rate, 2, 1, None, args)}}
+            found = Rate(
+                rate,
+                points_of(jobs),
+                Model(args.elements, codecs, fit_shared(jobs[1]), args.share),
+                Model(args.elements, codecs, fit_own(whole[1][2])),
             )
+            found.shared.fit_rest(found.points)
+            found.own.fit_rest(points_of(whole))
+            rates.append(found)
     text = document(rates, args)
     plot(rates, os.path.join(args.out, "scaling.png"))
     write_section(args.out, "scaling", "Scaling", text)

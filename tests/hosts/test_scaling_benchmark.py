@@ -47,7 +47,14 @@ def test_the_scaling_benchmark_writes_its_section(machine, tmp_path):
     page = (tmp_path / "benchmarks.md").read_text()
     assert page.startswith(before) and page.endswith(after) and "\nold\n" not in page
     # 1,000 of 100,000 elements at 7 bits of value and 8 of position are 2 kB; float16 of all are 200 kB.
-    for label, handed in (("Horovod fp16", "200 kB"), ("allreduce, fp16", "200 kB"), ("sharded", "1.9"), ("tree", "1.9")):
+    for label, handed in (
+        ("Horovod fp16", "200 kB"),
+        ("allreduce, fp16", "200 kB"),
+        ("sharded", "1.9"),
+        ("tree", "1.9"),
+        ("DDP fp16", "200 kB"),
+        ("allgather over DDP", "1.9"),
+    ):
         [row, *_] = (line for line in page.splitlines() if line.startswith(f"| {label} | "))
         assert row.split(" | ")[1].startswith(handed), row
     [row, *_] = (line for line in page.splitlines() if line.startswith("| hierarchical, 2 ranks a host | "))
