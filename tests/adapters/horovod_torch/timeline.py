@@ -27,11 +27,14 @@ def check_order(events: list[dict], buckets: list[str]) -> None:
     assert buckets
     for bucket in buckets:
         (pid,) = (pid for pid, name in names.items() if name.endswith(f".{bucket}"))
-        assert names[pid].startswith("allgather."), names
-        rows = [event for event in events if event.get("pid") == pid]
-        sent = [event["ts"] for event in rows if event.get("name") == "ALLGATHER"]
+        # From the second step on it goes with the float32 bucket.
+        collectives = [pid, *(fused for fused, name in names.items() if name.endswith(".fused"))]
+        assert all(names[one].startswith("allgather.") for one in collectives), names
+        sent = sorted(
+            event["ts"] for event in events if event.get("pid") in collectives and event.get("name") == "ALLGATHER"
+        )
         phases = {
-            name: [event for event in rows if event.get("name") == name]
+            name: [event for event in events if event.get("pid") == pid and event.get("name") == name]
             for name in ("encode", "select", "index", "value", "exchange", "decode")
         }
         assert len(sent) == 3 and all(len(found) == 3 for found in phases.values()), (sent, phases)
