@@ -137,7 +137,7 @@ def build_rounds(
         if settings.mean is not None:
             communicator = separated(communicator, settings.mean)
         exchange.set_buckets(
-            build_buckets(exchange, [tensors], (), options.make_rules(), communicator, name, options.bucket_bytes)
+            build_buckets(exchange, [tensors], (), options.make_rules(), communicator, name, options.largest_bucket)
         )
         states = StateSession(options.on_resize, gather_memories)
         made.append(Fragment(exchange, transport, outer, parameters, states, name, most, settings.mean))

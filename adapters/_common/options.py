@@ -17,7 +17,7 @@ from grace_ext.observe.advice import warn_of_large_steps, warn_of_residual
 from grace_ext.observe.parse import Observe
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.pipeline.spec import parse_stage
-from grace_ext.policy import Memories, Rules, default_for
+from grace_ext.policy import Memories, Rules, bucket_size, default_for
 from grace_ext.policy.defaults import PLAIN, Default
 from grace_ext.transport.base import Transport
 
@@ -62,7 +62,9 @@ class CompressionOptions:
         observe: Where rank 0 writes bytes, ratio, seconds and residual norms of every tenth step: a path that ends in .jsonl
             or .csv, a folder for TensorBoard, an object of grace_ext.observe (which can take other steps, and a Timeline), or
             a list of these.
-        bucket_bytes: The float32 bytes after which a bucket is closed. With Horovod and JAX only: DDP has buckets of its own.
+        bucket_bytes: The float32 bytes after which a bucket is closed, or "auto": 25 MiB, and with Horovod for PyTorch and communicator
+            "allgather" less, if the first steps show that steps are shorter then (see docs/training.md). With Horovod and JAX
+            only: DDP has buckets of its own.
         groups: Lists of parameters that share a bucket, or a number of equal groups; overrides bucket_bytes. With Horovod only.
         selection: "host", "device" (gradients are encoded and summed where they are, by Triton's kernels or, without Triton and
             for top-k, by torch operations; what has neither goes to the host) or "auto": device for tensors on an accelerator.
@@ -85,7 +87,7 @@ class CompressionOptions:
     capture: Capture | str | os.PathLike | None = None
     schedule: dict | None = None
     observe: Observe = None
-    bucket_bytes: int = 25 * 2**20
+    bucket_bytes: int | str = "auto"
     groups: list | int | None = None
     selection: str = "auto"
     on_resize: str | None = None
@@ -101,9 +103,16 @@ class CompressionOptions:
             raise ConfigError(f"selection={self.selection!r}; allowed: auto, host, device")
         if self.grad_scaler is not None and not hasattr(self.grad_scaler, "get_scale"):
             raise ConfigError(f"grad_scaler={self.grad_scaler!r}; allowed: a torch.amp.GradScaler")
+        if self.bucket_bytes != "auto" and (not isinstance(self.bucket_bytes, int) or self.bucket_bytes < 1):
+            raise ConfigError(f"bucket_bytes={self.bucket_bytes!r}; allowed: a number of bytes from 1 on, or 'auto'")
         checkpoint.check_policy(self.on_resize)
         #: What `capture` and `observe` stand for.
         self.observers = parse_observers(self.capture, self.observe)
+
+    @property
+    def largest_bucket(self) -> int:
+        """The bytes of float32 after which a bucket is closed, as far as the options say."""
+        return bucket_size.SIZES[0] if isinstance(self.bucket_bytes, str) else self.bucket_bytes
 
     @classmethod
     def from_keywords(cls: type[OptionsType], keywords: dict, **named: Any) -> OptionsType:

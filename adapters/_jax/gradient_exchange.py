@@ -98,7 +98,7 @@ class GradientExchange:
         if self.exchange is None:
             return
         tensors = [Tensor(name, math.prod(shape), len(shape), shape=shape) for name, shape in shapes.items()]
-        limit = self._options.bucket_bytes
+        limit = self._options.largest_bucket
         built = build_buckets(self.exchange, [tensors], (), self._rules, self._communicator, _PREFIX, limit)
         self.exchange.set_buckets(built)
         for bucket in built:

@@ -166,7 +166,7 @@ class _Layout:
             options.make_rules(),
             options.make_communicator(),
             prefix_of(process_set),
-            options.bucket_bytes,
+            options.largest_bucket,
             group_names(options.groups, names),
         )
         self.exchange.set_buckets(buckets)

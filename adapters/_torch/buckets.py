@@ -13,6 +13,7 @@ from grace_ext.exchange.shadow import shadow_step
 from grace_ext.exchange.stalls import check_config_digests
 
 from .._horovod.options import group_names
+from .bucket_sizing import BucketSize
 from .bypass import BypassBucket
 from .device import behind_current_stream
 from .output_buffer import OutputBuffer, to_gradient_layout
@@ -45,7 +46,8 @@ class TorchBuckets(ParameterBuckets):
         super().__init__(exchange, options, prefix)
         self.all_parameters = parameters
         self._prescale, self._passes, self._sparse_as_dense = options.prescale, passes, options.sparse_as_dense
-        self._bucket_bytes, self._grad_scaler = options.bucket_bytes, options.grad_scaler
+        self._grad_scaler = options.grad_scaler
+        self._size = BucketSize(options, options.groups is not None, exchange, prefix)
         self._lends = self._releases = options.release_gradients
         self._taken = TakenGradients()
         self._groups = group_names(options.groups, {id(p): name for name, p in parameters.items() if p.requires_grad})
@@ -70,16 +72,23 @@ class TorchBuckets(ParameterBuckets):
         """Raises ConfigError on all ranks if they were not built alike."""
         check_config_digests(self.exchange, lambda digest: self.gather("config", digest))
 
-    def request_order(self, order: list[str]) -> None:
-        """Before the next step the ranks agree on an order of the tensors: this one if rank 0 asks for it; for an empty
-        one, or one of other names, that of the next backward pass."""
+    def request_order(self, order: list[str], bucket_bytes: int | None) -> None:
+        """Before the next step the ranks agree on an order of the tensors and a size of buckets: these if rank 0 asks for them; for
+        an empty order, or one of other names, that of the next backward pass. bucket_bytes: None for a size that is yet to be
+        chosen."""
         self.order = None
         self._ready_order = list(order) if sorted(order) == sorted(self.parameters) else []
+        self._size.requested = bucket_bytes if self._ready_order else None
 
     @property
     def wanted_order(self) -> list[str]:
         """The order in force, or what this rank will ask for; empty if it does not know yet."""
         return self._ready_order if self.order is None else self.order
+
+    @property
+    def wanted_bytes(self) -> int | None:
+        """The size of buckets that belongs to `wanted_order`; None for one that is not chosen."""
+        return self._size.requested if self.order is None else self._size.chosen
 
     # Buckets
 
@@ -87,7 +96,7 @@ class TorchBuckets(ParameterBuckets):
         """tables: names of those whose gradients come as rows; each has a bucket of its own."""
         self._built_with = order, tables
         tensors = [as_tensor(name, self.parameters[name]) for name in order]
-        self._set_buckets([tensors], tables, bucket_bytes=self._bucket_bytes, groups=self._groups)
+        self._set_buckets([tensors], tables, bucket_bytes=self._size.bytes, groups=self._groups)
         for bucket in self.exchange.buckets:
             bucket.may_bypass = self.sends_gradients and all(
                 self.parameters[tensor.name].dtype == torch.float32 for tensor in bucket.tensors
@@ -106,14 +115,18 @@ class TorchBuckets(ParameterBuckets):
         known = set(self._ready_order)
         order = self._ready_order + [name for name in reversed(names) if name not in known]
         own = np.array(
-            [*((number[name], self._gradient_kinds.get(name, _NONE)) for name in order), (self.has_losses, 0)], "<u4"
+            [
+                *((number[name], self._gradient_kinds.get(name, _NONE)) for name in order),
+                (self.has_losses, self._size.requested or 0),
+            ],
+            "<u4",
         )
         message = np.empty(0, np.uint8) if joined else own.view(np.uint8).reshape(-1)
         received = self.exchange.transport.allgather(f"{self.prefix}.order", message).wait()
         reports = received.copy().view("<u4").reshape(-1, *own.shape)
         if len(reports) < self.exchange.transport.size and reports[:, -1, 0].any():
             raise ConfigError(JOIN_AND_CLOSURE)
-        reports = reports[:, :-1]
+        reports, sizes = reports[:, :-1], reports[:, -1, 1]
         kinds = np.zeros((len(reports), len(names)), np.uint8)
         for row, report in zip(kinds, reports, strict=True):
             row[report[:, 0]] = report[:, 1]
@@ -123,9 +136,14 @@ class TorchBuckets(ParameterBuckets):
         rows, dense = (kinds == _ROWS).any(axis=0), (kinds == _DENSE).any(axis=0)
         self.order = [names[i] for i in reports[np.argmax(some)][:, 0]]
         layout = self.order, {names[i] for i in np.flatnonzero(rows & ~dense)}
-        if layout != self._built_with:
+        is_resized = self._size.agree(int(sizes[np.argmax(some)]) or None)
+        if layout != self._built_with or is_resized:
             self._build(*layout)
         return True
+
+    def _end_step_of_size(self) -> None:
+        if self._size.on_step_end(self._built_with[0]):
+            self._build(*self._built_with)
 
     # The step
 
@@ -150,6 +168,7 @@ class TorchBuckets(ParameterBuckets):
         """The parameter has its gradient of one backward pass. Starts the bucket that it completes, except in a first step:
         there the ranks have yet to agree on the buckets."""
         self.has_new_gradients = True
+        self._size.on_gradient(name)
         if name not in self.parameters:
             return  # it was frozen at the last exchange; the next one takes it in
         if self._passes_left[name] == 0:
@@ -209,6 +228,7 @@ class TorchBuckets(ParameterBuckets):
     def synchronize(self) -> None:
         """Finish all buckets; those with a parameter that got no gradient on this rank are started first."""
         try:
+            self._size.on_backward_end()
             if self.order is None:
                 self._agree_on_buckets()
             for bucket in self.exchange.buckets:
@@ -227,6 +247,7 @@ class TorchBuckets(ParameterBuckets):
             self._reset_counts()
             self.has_new_gradients = False
         self._follow_requires_grad()
+        self._end_step_of_size()
 
     def reduce_loss(self, loss):
         """A collective: what a closure returned on each rank, a number or a tensor with one, summed over ranks and scaled as
@@ -250,7 +271,10 @@ class TorchBuckets(ParameterBuckets):
         try:
             if self.order is None and not self._agree_on_buckets(joined=True):
                 return False
-            return shadow_step(self.exchange, lambda bucket: OutputBuffer(bucket).out, self._bypass_with_zeros)
+            goes_on = shadow_step(self.exchange, lambda bucket: OutputBuffer(bucket).out, self._bypass_with_zeros)
+            if goes_on:
+                self._end_step_of_size()
+            return goes_on
         except BaseException:
             self.exchange.abort()
             raise

@@ -92,7 +92,7 @@ class MembershipSession:
         self._members = self._membership()
         self._build_buckets()
         if self._buckets is not None:
-            self._buckets.request_order(saved["order"])
+            self._buckets.request_order(saved["order"], saved.get("bucket_bytes"))
         self._states.carry_over(saved, self._exchange)
 
     def on_gradient_ready(self, name: str) -> None:
@@ -146,7 +146,8 @@ class MembershipSession:
 
     def save(self) -> dict:
         """No collective."""
-        return self._states.save(self._exchange, self._buckets.wanted_order if self._buckets else [])
+        order, chosen = (self._buckets.wanted_order, self._buckets.wanted_bytes) if self._buckets else ([], None)
+        return self._states.save(self._exchange, order, chosen)
 
     def load(self, saved: dict | None) -> None:
         """Raises ConfigError for what does not fit, and ExchangeError during a step. All ranks must load, or all take their
@@ -156,20 +157,20 @@ class MembershipSession:
             raise ExchangeError("load_state_dict() between backward() and step(): load before backward(), on all ranks")
         self._states.load(saved, self._exchange)
         if buckets is not None:
-            buckets.request_order(saved["order"] if saved else [])
+            buckets.request_order(*((saved["order"], saved.get("bucket_bytes")) if saved else ([], None)))
 
     def restore(self, saved: dict) -> None:
         """To be followed by `reconnect`."""
         if self._buckets is not None:
             self._buckets.abort()
-            self._buckets.request_order(saved["order"])
+            self._buckets.request_order(saved["order"], saved.get("bucket_bytes"))
         self._states.restore(saved, self._exchange)
 
     def consolidate(self, to: int) -> None:
         """A collective: until the next step, `save` on rank `to` has the memories of all ranks."""
         buckets = self.buckets
         if buckets is not None:
-            self._states.consolidate(buckets.exchange, buckets.wanted_order, buckets.prefix, to)
+            self._states.consolidate(buckets.exchange, buckets.wanted_order, buckets.prefix, to, buckets.wanted_bytes)
 
 
 def _hook(owner: weakref.ref, name: str) -> Callable:

@@ -4,7 +4,8 @@ A saved state is a dict that adapters put beside the optimizer's own under KEY; 
 the framework in the file:
 
     {"version": 1, "ranks": n, "step": the number of the next one, "order": names of the tensors in the order of the buckets
-     (empty before the first step), "memories": {rank: {field: {tensor name: float32[size]}}}}
+     (empty before the first step), "bucket_bytes": the size of buckets, only if the ranks have chosen it,
+     "memories": {rank: {field: {tensor name: float32[size]}}}}
 
 The fields are those of Exchange.state_dict. A rank saves its own memory, or those of all ranks if they were gathered.
 """
@@ -74,7 +75,7 @@ def check_policy(on_resize: object) -> None:
         raise ConfigError(f"on_resize={on_resize!r}; allowed: {', '.join(map(repr, POLICIES))}")
 
 
-def pack(state: dict, rank: int, ranks: int, order: list[str]) -> dict:
+def pack(state: dict, rank: int, ranks: int, order: list[str], bucket_bytes: int | None = None) -> dict:
     """Make the saved state of one rank.
 
     Args:
@@ -82,12 +83,15 @@ def pack(state: dict, rank: int, ranks: int, order: list[str]) -> dict:
         rank: The rank.
         ranks: How many there are.
         order: The names of the tensors in the order of the buckets; empty if it is not known yet.
+        bucket_bytes: The size of buckets that the ranks have chosen; None if they have not.
 
     Returns:
         The saved state.
     """
     memory = {field: value for field, value in state.items() if field != "step"}
-    return {"version": VERSION, "ranks": ranks, "step": state["step"], "order": list(order), "memories": {rank: memory}}
+    chosen = {} if bucket_bytes is None else {"bucket_bytes": bucket_bytes}
+    layout = {"order": list(order), **chosen}
+    return {"version": VERSION, "ranks": ranks, "step": state["step"], **layout, "memories": {rank: memory}}
 
 
 def choose(saved: dict | None, exchange: Exchange, on_resize: str | None) -> Loaded:

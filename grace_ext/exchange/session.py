@@ -41,12 +41,13 @@ class StateSession:
     def _start_with(self, what: int, memory: dict | None = None) -> None:
         self._starts_with, self._memory, self.settled, self.waiting = what, memory, False, None
 
-    def save(self, exchange: Exchange | None, order: list[str]) -> dict:
+    def save(self, exchange: Exchange | None, order: list[str], bucket_bytes: int | None = None) -> dict:
         """The state of this rank, as grace_ext.exchange.checkpoint describes it. No collective.
 
         Args:
             exchange: The exchange in force; None only while a state is waiting for one.
             order: The names of the tensors in the order of the buckets; empty if it is not known yet.
+            bucket_bytes: The size of buckets that the ranks have chosen; None if they have not.
 
         Returns:
             The saved state, with the memories of all ranks after `consolidate`.
@@ -54,7 +55,7 @@ class StateSession:
         if self.waiting is not None:
             return self.waiting
         transport = exchange.transport
-        saved = checkpoint.pack(exchange.state_dict(), transport.rank, transport.size, order)
+        saved = checkpoint.pack(exchange.state_dict(), transport.rank, transport.size, order, bucket_bytes)
         if not self.settled and self._starts_with == _CARRIED_OVER:
             saved["memories"][transport.rank] = self._memory
         saved["memories"].update(self._consolidated)
@@ -87,7 +88,9 @@ class StateSession:
         """
         memory = next(iter(saved["memories"].values()))  # its own is the first
         if exchange is None:
-            self.waiting = checkpoint.pack({"step": saved["step"], **memory}, 0, 1, saved["order"])
+            self.waiting = checkpoint.pack(
+                {"step": saved["step"], **memory}, 0, 1, saved["order"], saved.get("bucket_bytes")
+            )
             return
         exchange.step = saved["step"]
         self._start_with(_CARRIED_OVER, memory)
@@ -108,13 +111,15 @@ class StateSession:
             self._start_with(_CARRIED_OVER if saved["step"] else _FRESH, memory)
         elif self.waiting is None:
             kept = {} if self._on_resize == checkpoint.RESET else memory
-            self.waiting = checkpoint.pack({"step": saved["step"], **kept}, 0, 1, saved["order"])
+            self.waiting = checkpoint.pack({"step": saved["step"], **kept}, 0, 1, saved["order"], saved.get("bucket_bytes"))
 
     def begin_step(self) -> None:
         """Discard what `consolidate` gathered."""
         self._consolidated = {}
 
-    def consolidate(self, exchange: Exchange, order: list[str], prefix: str, to: int) -> None:
+    def consolidate(
+        self, exchange: Exchange, order: list[str], prefix: str, to: int, bucket_bytes: int | None = None
+    ) -> None:
         """Gather the memories of all ranks on one, for `save` until the next step: a collective.
 
         Args:
@@ -122,6 +127,7 @@ class StateSession:
             order: See `save`.
             prefix: Of the collective's name.
             to: The rank.
+            bucket_bytes: See `save`.
 
         Raises:
             ConfigError: There is no such rank.
@@ -132,7 +138,7 @@ class StateSession:
         if self.waiting is not None:
             return
         self._consolidated = {}
-        own = self.save(exchange, order)["memories"][transport.rank]
+        own = self.save(exchange, order, bucket_bytes)["memories"][transport.rank]
         self._consolidated = dict(enumerate(self._gather_memories(transport, f"{prefix}.consolidate", own, to)))
 
     def settle(self, exchange: Exchange, prefix: str) -> None:

@@ -83,7 +83,9 @@ class ExchangeSetup:
         """
         memory = self.memory_of(tensors[0]).for_compressor(compressor)
         if compressor.exact and not communicator.needs_each_rank:
-            small = communicator.name == "allgather" and goes_with_containers(self.transport, sum(one.size for one in tensors))
+            small = communicator.name == "allgather" and goes_with_containers(
+                self.transport, sum(one.size for one in tensors)
+            )
             return Bucket(name, tensors, compressor, communicator if small else Allreduce(), memory)
         factors = FactorAllreduce(tensors, compressor, self.state.warm_starts) if compressor.lowrank is not None else None
         own = communicator.for_bucket(compressor, memory, self.transport, factors)

@@ -146,7 +146,15 @@ def test_a_float32_bucket_that_is_not_finite_ends_the_step_on_all_ranks():
 
 @pytest.mark.parametrize(
     ("ranks", "elements", "goes"),
-    [(1, 32_768, True), (2, 32_768, True), (2, 32_769, False), (4, 5461, True), (4, 5462, False), (64, 132, True), (64, 135, False)],
+    [
+        (1, 32_768, True),
+        (2, 32_768, True),
+        (2, 32_769, False),
+        (4, 5461, True),
+        (4, 5462, False),
+        (64, 132, True),
+        (64, 135, False),
+    ],
 )
 def test_float32_goes_with_containers_where_few_more_bytes_leave_a_rank(ranks, elements, goes):
     for can_fuse in (True, False):

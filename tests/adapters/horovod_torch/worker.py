@@ -4,6 +4,7 @@ import sys
 
 import checks_auto  # noqa: F401  (importing registers its checks)
 import checks_batch_norm  # noqa: F401  (importing registers its checks)
+import checks_bucket_sizing  # noqa: F401
 import checks_gradients  # noqa: F401
 import checks_join  # noqa: F401
 import checks_loop_features  # noqa: F401  (importing registers its checks)
