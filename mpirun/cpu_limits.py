@@ -80,7 +80,9 @@ def _mount():
         try:
             _write(path, "cgroup.subtree_control", "+cpu")
         except OSError as error:
-            raise Failure(f"this machine can't limit processor time: {path}/cgroup.subtree_control: {error}", CANNOT) from None
+            raise Failure(
+                f"this machine can't limit processor time: {path}/cgroup.subtree_control: {error}", CANNOT
+            ) from None
     return found
 
 
