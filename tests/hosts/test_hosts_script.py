@@ -149,6 +149,38 @@ def test_bytes_counts_what_each_host_sends_and_receives(three, receivers):
     assert all(grown[key] < 0.1 * MEGABYTE for key in grown if key not in (("host1", "tx"), ("host2", "rx"))), grown
 
 
+ROUND_TRIP = """
+import socket, sys, time
+connection = socket.create_connection(("host2", 22))
+connection.recv(100)
+began = time.monotonic()
+connection.sendall(b"SSH-2.0-none\\r\\n")
+while connection.recv(10000):
+    break
+print(time.monotonic() - began)
+"""
+
+
+def test_packets_take_longer_with_a_delay_and_rates_still_hold(three, receivers):
+    assert three.run("delay", "60").returncode == 0
+    try:
+        trip = float(three("exec", 1, sys.executable, "-c", ROUND_TRIP))
+        assert trip > 2 * 0.06, trip
+        three("rate", "16mbit", 2)
+        assert seconds(three, 1, 2, MEGABYTE) > 0.9 * 8 * MEGABYTE / 16e6 + 2 * 0.06
+        assert three("exec", 1, "ssh", "host3", "hostname") == "host3\n"
+        three("crash", 2)
+        three("boot", 2)
+        assert three("exec", 1, "ssh", "host2", "hostname") == "host2\n"
+        assert float(three("exec", 1, sys.executable, "-c", ROUND_TRIP)) > 2 * 0.06
+    finally:
+        three("delay", "0")
+        three("rate", "none")
+    assert three("exec", 1, "ssh", "host3", "hostname") == "host3\n"
+    switch = f"{id_of('tests')}.switch"
+    assert not subprocess.run(["ip", "netns", "pids", switch], capture_output=True, text=True, check=True).stdout.split()
+
+
 SPIN = """
 import time
 began, used = time.monotonic(), time.process_time()
@@ -178,11 +210,14 @@ def test_processor_time_is_limited_for_one_host_whoever_started_the_process(thre
     by_ssh = three("exec", 1, "ssh", "host2", f"{sys.executable} - <<'END'\n{SPIN}END\n")
     assert float(by_ssh) < 0.3
     assert throttled(2) and not throttled(1)
-    running = three.start("exec", 1, sys.executable, "-c", f"print('started', flush=True)\n{SPIN}")
-    assert running.stdout.readline() == "started\n"
-    three("cores", "0.2", 1)
-    running.communicate(timeout=300)
-    assert throttled(1), "processes that run already are limited, too"
+    running = three.start("exec", 1, sys.executable, "-c", "print('started', flush=True)\nwhile True: pass")
+    try:
+        assert running.stdout.readline() == "started\n"
+        three("cores", "0.2", 1)
+        assert wait_until(lambda: throttled(1)), "processes that run already are limited, too"
+    finally:
+        running.terminate()
+        running.communicate(timeout=300)
 
 
 def throttled(host: int) -> int:
