@@ -1,32 +1,40 @@
 """Local steps: loss against tokens, bytes and seconds, method by method; writes the section of docs/local-steps.md.
 
     python benchmarks/local_steps.py run --data DIR --seeds 0 1 2
-    python benchmarks/local_steps.py links --data DIR --rates 10mbit 100mbit 1gbit
+    python benchmarks/local_steps.py links --data DIR --rates 10mbit 100mbit 1gbit --delays 0 20 100
     python benchmarks/local_steps.py page
 
 `run` trains on this machine and keeps the losses; `links` measures a few rounds on four hosts with limited links, which needs
 root, for mpirun/hosts. Each run's result is a file in benchmarks/results/local-steps, and a run whose result is there is not
-repeated. The tasks are those of benchmarks/transformer.py.
+repeated. The tasks are those of benchmarks/transformer.py, and so are the runs with an exchange in each step, which have the same
+model, data and batches.
 """
 
 import argparse
+import dataclasses
 import datetime
 import glob
+import itertools
 import json
 import os
 import statistics
 import sys
+from collections.abc import Iterator
 
 from _hosts import Hosts, Job, JobFailed
 from _lib import ROOT, SHARED_CORES, RunFailed, as_markdown, launch, machine
 from _page import commit, write_section
+from _transformer_results import DENSE
+from _transformer_results import read as runs_of_transformer
 from _transformer_tasks import TASKS
 
 WORKER = os.path.join(ROOT, "benchmarks", "_local_steps_worker.py")
 RESULTS = os.path.join(ROOT, "benchmarks", "results", "local-steps")
+TRANSFORMERS = os.path.join(ROOT, "benchmarks", "results", "transformers")
 HOSTS, SEED = 4, 0
 LENGTHS = (5, 15, 30, 100)  # local steps in a round
-DENSE, FP16 = "horovod-fp32", "horovod-fp16"
+FP16 = "horovod-fp16"
+SHOWN = (DENSE, FP16, "default", "fedavg-30", "diloco-30", "sparseloco-30", "streaming-30")  # in the plots
 
 
 def methods() -> dict[str, tuple[str, str, dict]]:
@@ -47,7 +55,7 @@ def methods() -> dict[str, tuple[str, str, dict]]:
 
 
 def path_of(folder: str, task: str, method: str, which: str) -> str:
-    """Name a result. which: "seed0", …, or the rate of the links."""
+    """Name a result. which: "seed0", …, or the links."""
     return os.path.join(folder, f"{task}_{method}_{which}.json")
 
 
@@ -70,7 +78,11 @@ def keep(out: str, label: str, options: dict, **more) -> dict:
     return found
 
 
-def missing(args, which: str):
+def name_of(rate: str, delay: float) -> str:
+    return f"{rate}-{delay:g}ms"
+
+
+def missing(args, which: str) -> Iterator[tuple[str, str, str, str]]:
     """Yield (task, method, label, path of the result) of runs without a result."""
     for task in args.tasks:
         for method in args.methods:
@@ -82,6 +94,9 @@ def missing(args, which: str):
 def run(args) -> None:
     for seed in args.seeds:
         for task, method, label, out in missing(args, f"seed{seed}"):
+            if methods()[method][1] != "local":
+                print(f"[local_steps] {label}: run benchmarks/transformer.py, whose results are shown", flush=True)
+                continue
             options = options_of(args, task, method, seed, args.steps or TASKS[task].steps, out, False)
             title = f"{task}, {label}, seed {seed}"
             launch(title, WORKER, [json.dumps(options)], args.ranks, args.timeout, SHARED_CORES)
@@ -91,17 +106,19 @@ def run(args) -> None:
 
 def links(args) -> None:
     with Hosts("local-steps", HOSTS, "none") as up:
-        for rate in args.rates:
+        for rate, delay in itertools.product(args.rates, args.delays):
             up("rate", rate)
-            for task, method, label, out in missing(args, rate):
+            up("delay", f"{delay:g}")
+            which = name_of(rate, delay)
+            for task, method, label, out in missing(args, which):
                 steps = args.steps or max(20, 3 * methods()[method][2].get("steps", 1))
                 options = options_of(args, task, method, SEED, steps, out, True)
                 try:
                     Job(up, "horovodrun --gloo", HOSTS, [WORKER, json.dumps(options)]).end(args.timeout)
                 except JobFailed as error:
-                    raise RunFailed(f"{task}, {label}, {rate}: {error}") from error
-                found = keep(out, label, options, ranks=HOSTS, rate=rate)
-                print(f"[local_steps] {task}, {label}, {rate}: {found['ms_per_step']:.1f} ms a step", flush=True)
+                    raise RunFailed(f"{task}, {label}, {which}: {error}") from error
+                found = keep(out, label, options, ranks=HOSTS, rate=rate, delay=delay)
+                print(f"[local_steps] {task}, {label}, {which}: {found['ms_per_step']:.1f} ms a step", flush=True)
 
 
 def steps_to(curve: list[dict], measure: str, target: float) -> float | None:
@@ -118,53 +135,141 @@ def steps_to(curve: list[dict], measure: str, target: float) -> float | None:
     return None
 
 
+@dataclasses.dataclass
+class Measured:
+    """What was measured of a method on a task. runs: by seed. milliseconds: of a step, by the name of the links."""
+
+    label: str
+    runs: dict[int, dict]
+    milliseconds: dict[str, float]
+
+    def steps_to_the_end_of(self, dense: "Measured", measure: str) -> float | None:
+        """Return the mean number of steps until a run is as good as the dense one of its seed is at its end; None if one is not."""
+        reached = [
+            steps_to(found["curve"], measure, dense.runs[seed]["curve"][-1][measure])
+            for seed, found in self.runs.items()
+            if seed in dense.runs
+        ]
+        return None if not reached or None in reached else statistics.mean(reached)
+
+
+def measured(args, task: str) -> dict[str, Measured]:
+    """Read what there is of a task, by method."""
+    per_step, found = runs_of_transformer(task, args.transformers), {}
+    for method, (label, library, _) in methods().items():
+        runs, milliseconds = {}, {}
+        if library != "local" and method in per_step:
+            runs = dict(per_step[method].runs)
+        for path in sorted(glob.glob(path_of(args.results, task, method, "*"))):
+            with open(path) as file:
+                result = json.load(file)
+            which = os.path.basename(path)[:-5].rsplit("_", 1)[1]
+            if which.startswith("seed"):
+                runs[int(which[4:])] = result
+            else:
+                milliseconds[which] = result["ms_per_step"]
+        if runs:
+            found[method] = Measured(label, runs, milliseconds)
+    return found
+
+
 def page(args) -> None:
-    text = ""
+    text, plotted = "", {}
     for task in TASKS:
-        rates = sorted(
-            {os.path.basename(path)[:-5].split("_")[2] for path in glob.glob(path_of(args.results, task, DENSE, "*"))}
-            - {os.path.basename(path)[:-5].split("_")[2] for path in glob.glob(path_of(args.results, task, DENSE, "seed*"))}
-        )
-        rows = [row for method in methods() if (row := row_of(args.results, task, method, rates))]
-        if rows:
-            header = ["method", TASKS[task].measure, "times fewer bytes"]
-            header += [column for rate in rates for column in (f"ms per step, {rate}", f"seconds to the same, {rate}")]
-            text += f"### {TASKS[task].label}\n\n{as_markdown([header, *rows])}\n"
+        found = measured(args, task)
+        if any(methods()[method][1] == "local" for method in found):
+            plotted[task] = found
+            text += f"### {TASKS[task].label}\n\n{tables(found, TASKS[task].measure)}\n"
+    if plotted:
+        draw(plotted, os.path.join(args.out, "local-steps.png"))
+        text = f"![loss against tokens, bytes and seconds](local-steps.png)\n\n{text}"
     print(write_section(args.out, "local-steps", "Measurements", text, "local-steps.md"))
 
 
-def row_of(folder: str, task: str, method: str, rates: list[str]) -> list[str] | None:
-    """A row of the page; None where nothing was measured. "The same" is the end of Horovod float32, of the same seed."""
-    measure, runs = TASKS[task].measure, seeds_of(folder, task, method)
-    if not runs:
-        return None
-    ends = [found["curve"][-1] for found in runs.values()]
-    fewer = [4 * found["parameters"] * found["steps"] / found["bytes_sent"] for found in runs.values()]
-    row = [next(iter(runs.values()))["label"], f"{statistics.mean(end[measure] for end in ends):.4f}"]
-    row.append(f"{statistics.mean(fewer):.1f}")
-    dense = seeds_of(folder, task, DENSE)
-    reached = [
-        steps_to(found["curve"], measure, dense[seed]["curve"][-1][measure]) for seed, found in runs.items() if seed in dense
-    ]
-    for rate in rates:
-        path = path_of(folder, task, method, rate)
-        if not os.path.exists(path):
-            row += ["", ""]
-            continue
-        with open(path) as file:
-            milliseconds = json.load(file)["ms_per_step"]
-        row.append(f"{milliseconds:.1f}")
-        never = not reached or None in reached
-        row.append("not reached" if never else f"{milliseconds / 1000 * statistics.mean(reached):.0f}")
-    return row
+def tables(found: dict[str, Measured], measure: str) -> str:
+    """The loss and the bytes of each method, and how long it takes on each link to be as good as Horovod float32 at its end."""
+    dense = found.get(DENSE)
+    rows = [["method", measure, "seeds", "worse than float32, %", "times fewer bytes", "steps to the same"]]
+    for method in found.values():
+        ends = [run["curve"][-1] for run in method.runs.values()]
+        mean = statistics.mean(end[measure] for end in ends)
+        fewer = [4 * run["parameters"] * run["steps"] / run["curve"][-1]["bytes_sent"] for run in method.runs.values()]
+        worse, needed = "", None
+        if dense:
+            base = statistics.mean(run["curve"][-1][measure] for run in dense.runs.values())
+            worse = f"{100 * (mean / base - 1) * (1 if measure == 'loss' else -1):+.2f}"
+            needed = method.steps_to_the_end_of(dense, measure)
+        rows.append(
+            [
+                method.label,
+                f"{mean:.4f}",
+                str(len(ends)),
+                worse,
+                f"{statistics.mean(fewer):.1f}",
+                "not reached" if needed is None else f"{needed:.0f}",
+            ]
+        )
+    text = as_markdown(rows)
+    links = sorted({name for method in found.values() for name in method.milliseconds}, key=_by_rate)
+    if links:
+        text += (
+            "\n\nMilliseconds a step / seconds to the same, by the rate of the links and the delay from host to host:\n\n"
+        )
+        rows = [["method", *links]]
+        for method in found.values():
+            needed = method.steps_to_the_end_of(dense, measure) if dense else None
+            cells = [method.milliseconds.get(name) for name in links]
+            rows.append(
+                [
+                    method.label,
+                    *(
+                        "" if cell is None else f"{cell:.1f} / {'–' if needed is None else f'{cell * needed / 1000:,.0f}'}"
+                        for cell in cells
+                    ),
+                ]
+            )
+        text += as_markdown(rows)
+    return text + "\n"
 
 
-def seeds_of(folder: str, task: str, method: str) -> dict[str, dict]:
-    found = {}
-    for path in sorted(glob.glob(path_of(folder, task, method, "seed*"))):
-        with open(path) as file:
-            found[path.rsplit("_", 1)[1]] = json.load(file)
-    return found
+def _by_rate(name: str) -> tuple[float, float]:
+    rate, delay = name.rsplit("-", 1)
+    number, unit = rate[:-4], rate[-4:]
+    return float(number) * {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[unit], float(delay.removesuffix("ms"))
+
+
+def draw(tasks: dict[str, dict[str, Measured]], path: str) -> None:
+    """Draw the loss of each task against steps, bytes and, on the link that most methods were measured on, seconds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(len(tasks), 3, figsize=(14, 4 * len(tasks)), layout="constrained", squeeze=False)
+    for (task, found), (by_steps, by_bytes, by_seconds) in zip(tasks.items(), axes, strict=True):
+        names = [name for method in found.values() for name in method.milliseconds]
+        link = max(sorted(set(names), key=_by_rate), key=names.count) if names else None
+        for number, method in enumerate(SHOWN):
+            if method not in found:
+                continue
+            one = found[method]
+            curve = next(run["curve"] for _, run in sorted(one.runs.items()))
+            scores = [point[TASKS[task].measure] for point in curve]
+            look = {"color": f"C{number}", "label": one.label, "marker": ".", "linewidth": 1}
+            by_steps.plot([point["step"] for point in curve], scores, **look)
+            by_bytes.plot([point["bytes_sent"] / 1e6 for point in curve], scores, **look)
+            if link in one.milliseconds:
+                by_seconds.plot([point["step"] * one.milliseconds[link] / 1000 for point in curve], scores, **look)
+        by_steps.set(
+            xlabel="steps of a rank", ylabel=f"{TASKS[task].measure}, held-out, first seed", title=TASKS[task].label
+        )
+        by_bytes.set(xlabel="MB that a rank has sent", xscale="log")
+        by_seconds.set(xlabel=f"seconds with links of {link}" if link else "no links were measured", xscale="log")
+        for ax in (by_steps, by_bytes, by_seconds):
+            ax.grid(alpha=0.3)
+        by_steps.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def main():
@@ -175,6 +280,7 @@ def main():
     trains.add_argument("--ranks", type=int, default=4)
     limited = commands.add_parser("links", help="measure steps on hosts with limited links")
     limited.add_argument("--rates", nargs="+", default=["10mbit", "100mbit", "1gbit"], help="as for mpirun/hosts")
+    limited.add_argument("--delays", nargs="+", type=float, default=[0, 20, 100], help="milliseconds from host to host")
     for command in (trains, limited):
         command.add_argument("--data", required=True, help="folder of the texts and of Fashion-MNIST")
         command.add_argument("--tasks", nargs="+", default=["gpt"], choices=TASKS)
@@ -182,7 +288,8 @@ def main():
         command.add_argument("--steps", type=int, help="for a trial, with another --results")
         command.add_argument("--timeout", type=float, default=7200, help="seconds of one run")
     writes = commands.add_parser("page", help="write the section of docs/local-steps.md")
-    writes.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of local-steps.md")
+    writes.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of local-steps.md and its plot")
+    writes.add_argument("--transformers", default=TRANSFORMERS, help="folder of the results of benchmarks/transformer.py")
     for command in commands.choices.values():
         command.add_argument("--results", default=RESULTS)
     args = parser.parse_args()

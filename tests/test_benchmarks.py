@@ -202,15 +202,26 @@ def test_the_page_of_local_steps_has_loss_bytes_and_seconds(tmp_path):
 
     import local_steps
 
-    local_run(tmp_path, "horovod-fp32", "seed0", [{"step": 50, "loss": 6.0}, {"step": 100, "loss": 5.0}], bytes_sent=400_000)
-    local_run(tmp_path, "horovod-fp32", "100mbit", [], ms_per_step=500.0)
-    local_run(tmp_path, "sparseloco-15", "seed0", [{"step": 50, "loss": 6.0}, {"step": 100, "loss": 4.0}])
-    local_run(tmp_path, "sparseloco-15", "100mbit", [], ms_per_step=20.0)
-    local_run(tmp_path, "diloco-5", "seed0", [{"step": 100, "loss": 5.5}])
+    dense = [{"step": 50, "loss": 6.0, "bytes_sent": 200_000}, {"step": 100, "loss": 5.0, "bytes_sent": 400_000}]
+    folder = tmp_path / "transformers"
+    folder.mkdir()
+    described = {"label": "Horovod float32", "steps": 100, "parameters": 1000}
+    (folder / "gpt_horovod-fp32_0.json").write_text(json.dumps({**described, "curve": dense}))
+    local_run(tmp_path, "horovod-fp32", "100mbit-20ms", [], ms_per_step=500.0)
+    faster = [{"step": 50, "loss": 6.0, "bytes_sent": 2000}, {"step": 100, "loss": 4.0, "bytes_sent": 4000}]
+    local_run(tmp_path, "sparseloco-15", "seed0", faster)
+    local_run(tmp_path, "sparseloco-15", "100mbit-20ms", [], ms_per_step=20.0)
+    local_run(tmp_path, "sparseloco-15", "1gbit-0ms", [], ms_per_step=10.0)
+    local_run(tmp_path, "diloco-5", "seed0", [{"step": 100, "loss": 5.5, "bytes_sent": 4000}])
     (tmp_path / "local-steps.md").write_text("# Local steps\n\nby hand\n")
-    local_steps.page(argparse.Namespace(results=str(tmp_path), out=str(tmp_path)))
+    given = argparse.Namespace(results=str(tmp_path), out=str(tmp_path), transformers=str(folder))
+    local_steps.page(given)
     text = (tmp_path / "local-steps.md").read_text()
     assert text.startswith("# Local steps\n\nby hand\n")
-    assert "| Horovod float32, each step | 5.0000 | 1.0 | 500.0 | 50 |" in text
-    assert "| SparseLoCo, H = 15 | 4.0000 | 100.0 | 20.0 | 2 |" in text  # 75 steps
-    assert "| DiLoCo, H = 5 | 5.5000 | 100.0 |  |  |" in text
+    assert "| Horovod float32, each step | 5.0000 | 1 | +0.00 | 1.0 | 100 |" in text
+    assert "| SparseLoCo, H = 15 | 4.0000 | 1 | -20.00 | 100.0 | 75 |" in text
+    assert "| DiLoCo, H = 5 | 5.5000 | 1 | +10.00 | 100.0 | not reached |" in text
+    assert "| method | 100mbit-20ms | 1gbit-0ms |" in text
+    assert "| Horovod float32, each step | 500.0 / 50 |  |" in text
+    assert "| SparseLoCo, H = 15 | 20.0 / 2 | 10.0 / 1 |" in text
+    assert (tmp_path / "local-steps.png").stat().st_size > 10_000
