@@ -188,6 +188,29 @@ def test_the_learning_rate_rises_and_falls_to_a_tenth():
     assert rates[10:] == sorted(rates[10:], reverse=True) and rates[-1] == pytest.approx(0.1, abs=1e-3)
 
 
+def test_the_page_of_the_recommendation_model_has_hit_rates_volumes_and_times(tmp_path):
+    import argparse
+
+    import ncf
+
+    described = {"steps": 10, "batch": 100, "parameters": 1000, "density": 0.5, "date": "2026-01-01", "machine": "here"}
+    for label, hits, sent, milliseconds in (
+        ("Horovod float32", (0.5, 0.6), 40_000, 90.0),
+        ("SKCompress", (0.4,), 10_000, 30.0),
+    ):
+        for seed, hit in enumerate(hits):
+            found = {**described, "label": label, "hit_rate": hit, "bytes_sent": sent, "ms_per_step": 1.0}
+            Path(ncf.path_of(label, f"seed{seed}", str(tmp_path))).write_text(json.dumps(found))
+        found = {**described, "label": label, "ms_per_step": milliseconds, "ms_codecs": 4.0}
+        Path(ncf.path_of(label, "100mbit", str(tmp_path))).write_text(json.dumps(found))
+    ncf.page(argparse.Namespace(results=str(tmp_path), out=str(tmp_path)))
+    text = (tmp_path / "ncf.md").read_text()
+    assert "50 % of the elements of a gradient are not zero" in text
+    assert "| Horovod float32 | 0.5500 | 2 | 0.5000 … 0.6000 | 1.0000 | 4,000 |" in text
+    assert "| SKCompress | 0.4000 | 1 | 0.4000 … 0.4000 | 0.2500 | 1,000 |" in text
+    assert "| SKCompress | 30.0 | 4.0 | 3.00 |" in text
+
+
 def local_run(folder, method, which, curve, **more):
     import local_steps
 
