@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from grace_ext.exchange.bucketing import group_tensors
-from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.row_buckets import RowBucket
 from grace_ext.policy import bucket_size, cost_model, link_probe
@@ -49,10 +49,9 @@ class BucketSize:
         return self.bytes != before
 
     def _has_a_choice(self) -> bool:
-        buckets = self._exchange.buckets
+        buckets = _compressed(self._exchange)
         return bucket_size.LEAST <= 4 * sum(bucket.size for bucket in buckets) <= bucket_size.MOST and all(
-            bucket.compressor.exact
-            or bucket.communicator.name == "allgather"
+            bucket.communicator.name == "allgather"
             and not bucket.communicator.switches
             and not bucket.memory.has_exact_steps
             for bucket in buckets
@@ -127,7 +126,7 @@ class _FirstSteps:
 
     def _thinning(self) -> float:
         """By how much a schedule will have lowered the density of this step. Steps at first may be denser than all others."""
-        buckets = [bucket for bucket in self._exchange.buckets if not bucket.compressor.exact]
+        buckets = _compressed(self._exchange)
         now, later = (
             sum(bucket.size * compressor.density for bucket, compressor in zip(buckets, compressors, strict=True))
             for compressors in ([one.compressor for one in buckets], [one.declared for one in buckets])
@@ -168,12 +167,15 @@ class _FirstSteps:
     def _buckets_of(self, order: list[str], size: int) -> list[list[Tensor]]:
         """The tensors of each compressed bucket that there would be."""
         place = {name: number for number, name in enumerate(order)}
-        buckets = [
-            bucket for bucket in self._exchange.buckets if not (bucket.compressor.exact or isinstance(bucket, RowBucket))
-        ]
+        buckets = _compressed(self._exchange)
         kinds = {tensor.name: (bucket.declared, bucket.memory) for bucket in buckets for tensor in bucket.tensors}
         tensors = sorted((one for bucket in buckets for one in bucket.tensors), key=lambda tensor: place[tensor.name])
         return group_tensors(tensors, lambda tensor: kinds[tensor.name], size)
+
+
+def _compressed(exchange: Exchange) -> list[Bucket]:
+    """The buckets whose size is to be chosen: not those of float32, and not those of rows, which have a tensor each."""
+    return [bucket for bucket in exchange.buckets if not (bucket.compressor.exact or isinstance(bucket, RowBucket))]
 
 
 def _has_spare_core(hosts: tuple[int, ...] | None) -> bool:
