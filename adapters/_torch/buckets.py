@@ -66,6 +66,7 @@ class TorchBuckets(ParameterBuckets):
         self.order: list[str] | None = None  # of the buckets' tensors, once all ranks agreed on it
         self._ready_order: list[str] = []  # the order of this rank's first backward pass, or that of a checkpoint
         self._gradient_kinds: dict[str, int] = {}  # what that backward pass gave
+        self._size.requested = self._size.chosen
         self._build(list(reversed(self.parameters)))
 
     def check_config_digests(self) -> None:

@@ -122,6 +122,17 @@ def a_size_that_the_user_gives_stays():
 
 
 @check
+def parameters_that_are_frozen_later_leave_the_size_as_it_is():
+    with choose(lambda rank: SMALLEST):
+        net, optimizer = make()
+        train(net, optimizer, STEPS)
+    net[1].requires_grad_(False)
+    train(net, optimizer, 2, STEPS)
+    assert buckets_of(optimizer) == [["2.weight"], ["0.weight"]]
+    same_on_all_ranks(flat(net))
+
+
+@check
 def ranks_that_have_joined_choose_with_the_others():
     with choose(lambda rank: SMALLEST):
         net, optimizer = make()
