@@ -1,6 +1,7 @@
 """polyfit: kernels against reference implementations, errors against known ones, and sections that are refused."""
 
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from support.reference_kernels import fits as reference_fits
 import grace_ext
 from grace_ext import ContainerError
 from grace_ext._util.rng import Stream
-from grace_ext.kernels.polyfit import evaluate_segments, find_knots, fit_segments
+from grace_ext.kernels.polyfit import _fit, evaluate_segments, find_knots, fit_segments
 from grace_ext.pipeline.container import parse
 from grace_ext.value._sorting import sort_by_sign
 from grace_ext.value.polyfit import PolyFit
@@ -215,6 +216,30 @@ def test_evaluation_is_exactly_the_reference_decoders(name):
         out = np.empty_like(CASES[name])
         codec.decode(payload, out)
         assert np.array_equal(out, np.array(fits_decoder.polyfit(payload.tobytes(), out.size), np.float32))
+
+
+def test_fitting_takes_a_time_for_each_value_and_coefficient():
+    """O(d n), where the appendix has O(d n²) for a least-squares solution: executed lines of the kernel, as Python, are counted."""
+
+    def lines(d, terms):
+        counted = 0
+
+        def trace(frame, event, argument):
+            nonlocal counted
+            counted += event == "line"
+            return trace if frame.f_code is _fit.py_func.__code__ else None
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            _fit.py_func(np.arange(d, dtype=np.float32) ** 2, np.empty(terms, np.float32))
+        finally:
+            sys.settrace(before)
+        return counted
+
+    one, two, four, eight = (lines(1024, terms) for terms in (1, 2, 4, 8))
+    assert 2 * (two - one) == four - two == (eight - four) / 2, "the same for each coefficient"
+    assert lines(2048, 8) == pytest.approx(2 * eight, rel=0.02) and eight > 1024 * 8
 
 
 def test_decoded_values_keep_sign_and_segment():
