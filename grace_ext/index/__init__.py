@@ -1,6 +1,6 @@
 """Index codecs, one file each. A new one takes a file and a line here."""
 
-from . import (
+from . import (  # noqa: F401  (importing registers them)
     auto,
     bitmap,
     bloom,
@@ -15,7 +15,7 @@ from . import (
     rows,
     shared,
     varint,
-)  # noqa: F401  (importing registers them)
+)
 from .base import IndexCodec
 
 __all__ = ["IndexCodec"]
