@@ -32,7 +32,11 @@ def test_they_take_the_place_of_the_order_section(value):
     assert keys.nbytes == raw.nbytes - (3000 * 12 + 7) // 8
     sent = gradient[keys.index_section.copy().view("<u4")]
     count = int((sent > 0).sum())
-    assert (sent[:count] > 0).all() and (np.diff(np.abs(sent[:count])) >= 0).all() and (np.diff(np.abs(sent[count:])) >= 0).all()
+    assert (
+        (sent[:count] > 0).all()
+        and (np.diff(np.abs(sent[:count])) >= 0).all()
+        and (np.diff(np.abs(sent[count:])) >= 0).all()
+    )
 
 
 @pytest.mark.parametrize("before", ["topk:0.1", "dct:8/topk:0.1", "randomk:0.2:unbiased=true", "topk:1.0", "topk:0.00001"])
@@ -77,7 +81,9 @@ def test_they_are_no_part_of_another_codec():
     """Of `rows`, whose parts have no values of their own."""
     section = bytes([Keys.id, 0]) + u32(2, 2, 8) + u32(0, 1)
     values = f32(1, 1, 1, 1)
-    refused("index codec 13", container_builder.container(index=Rows.id, d=8, k=4, index_section=section, value_section=values))
+    refused(
+        "index codec 13", container_builder.container(index=Rows.id, d=8, k=4, index_section=section, value_section=values)
+    )
     fine = container_builder.container(index=Rows.id, d=8, k=4, index_section=b"\1" + section[1:], value_section=values)
     assert grace_ext.decompress(fine, 8).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
 

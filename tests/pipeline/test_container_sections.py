@@ -27,7 +27,9 @@ def test_raw_sections_of_another_length():
 def test_keys_twice_or_beyond_d(keys):
     accepted = container_builder.container(index=13, index_section=u32(7, 1, 4))
     assert grace_ext.decompress(accepted, 8).tolist() == [0, 2, 0, 0, 3, 0, 0, 1]
-    refused("keys: the positions are not distinct and below d", container_builder.container(index=13, index_section=u32(*keys)))
+    refused(
+        "keys: the positions are not distinct and below d", container_builder.container(index=13, index_section=u32(*keys))
+    )
 
 
 def test_keys_of_another_length_or_with_an_order_section():
