@@ -35,7 +35,13 @@ def decode_part(name: str, id: int, section: np.ndarray, domain: int, out: np.nd
     if id == ALL:
         if section.size or out.size != domain:
             raise ContainerError(f"{name}: {section.size} bytes, {out.size} positions: not all {domain} and no section")
-    elif codec is None or codec.composite or not (codec.lossless and codec.universal) or out.size > domain:
+    elif (
+        codec is None
+        or codec.composite
+        or codec.follows_values
+        or not (codec.lossless and codec.universal)
+        or out.size > domain
+    ):
         raise ContainerError(f"{name}: index codec {id} cannot be that of {out.size} positions below {domain}")
     else:
         codec.decode(section, domain, out)

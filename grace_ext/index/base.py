@@ -27,6 +27,9 @@ class IndexCodec(Stage):
     universal = True
     #: Whether other codecs are several times as fast: then `auto` chooses it only if it saves over half a percent.
     slow = False
+    #: Whether its section has the positions in the order in which the values are sent: `section` writes it, and `decode` tells the
+    #: order. Otherwise positions are sent in ascending order, and the container says where each value belongs.
+    follows_values = False
     #: Whether its section consists of other codecs' sections: then no other such codec uses it, and `auto` only if it competes.
     composite = False
     competes = False
@@ -44,13 +47,17 @@ class IndexCodec(Stage):
         raise NotImplementedError
 
     @staticmethod
-    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> None:
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> np.ndarray | None:
         """Decode the support.
 
         Args:
             payload: uint8[m], any bytes.
             d: Number of elements of the domain that the positions are in.
             out: Output, uint32[k], 1 <= k <= d: the support, strictly ascending, below d.
+
+        Returns:
+            None. With follows_values: which of the values in the container is that of each position of the support, uint32[k],
+            a permutation, possibly in a scratch array.
 
         Raises:
             ContainerError: The payload is not that of k positions below d.

@@ -53,6 +53,13 @@ def unpack(parsed: Container, support: np.ndarray, values: np.ndarray) -> bool:
         if parsed.index_section.size or parsed.value_section.size:
             raise ContainerError("an empty support has a section")
         return index is not None
+    if index and index.follows_values:
+        if parsed.order_section is not None:
+            raise ContainerError(f"index codec {index.name!r} has the order of the values, and there is an order section")
+        order = index.decode(parsed.index_section, parsed.domain, support)
+        value.decode(parsed.value_section, values)
+        values[:] = values[order]
+        return True
     if index:
         index.decode(parsed.index_section, parsed.domain, support)
     value.decode(parsed.value_section, values)

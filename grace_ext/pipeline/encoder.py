@@ -11,6 +11,7 @@ from .._util.rng import Stream, checked_seed
 from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..index.base import IndexCodec
+from ..index.keys import Keys
 from ..index.raw import RawIndex
 from ..index.shared import Shared
 from ..kernels import max_magnitude
@@ -263,7 +264,10 @@ class Encoder:
         clock.lap("index")
         if self.sparsifier.unbiased:
             sent = scaled(sent, d)
-        value_codec, value_section, order = self._encode_values(sent, stream)
+        keys = index_id == Keys.id  # which follow the values, in the place of an order section
+        value_codec, value_section, order = self._encode_values(sent, stream, not keys)
+        if keys and order is not None:
+            index_section = Keys.section(support[order])
         clock.lap("value")
         blob = container.pack(
             given,
@@ -272,7 +276,7 @@ class Encoder:
             index_section,
             value_codec.id,
             value_section,
-            order=order,
+            order=None if keys else order,
             dtype=dtype,
             shape=shape,
             transform=transform,
@@ -320,13 +324,13 @@ class Encoder:
             return RawIndex.id, *RawIndex().encode(indices, d)
         return codec.id, section, support
 
-    def _encode_values(self, values: np.ndarray, stream: Stream) -> tuple[ValueCodec, np.ndarray, np.ndarray | None]:
-        """Encode float32[k], raw where the codec would need more bytes; returns (codec, section, order or None)."""
+    def _encode_values(self, values: np.ndarray, stream: Stream, with_order: bool) -> tuple[ValueCodec, np.ndarray, Any]:
+        """Encode float32[k], raw where the codec, with its order section, is longer; returns (codec, section, order or None)."""
         if not values.size:
             return self.value, _EMPTY, None
         section, order = self._value.encode(values, stream)
-        order_bytes = 0 if order is None else (values.size * container.order_width(values.size) + 7) // 8
-        if section.size + order_bytes >= 4 * values.size:
+        order_bytes = (values.size * container.order_width(values.size) + 7) // 8
+        if section.size + (order_bytes if with_order and order is not None else 0) >= 4 * values.size:
             return RawValue(), *RawValue().encode(values, stream)
         return self.value, section, order
 

@@ -21,7 +21,7 @@ class PolyFit(ValueCodec):
     gives depends on the unit of the gradient, so here it grows with the logarithm of the number of values instead. Splitting
     one segment after the other is greedy, and not proven to meet the bound of Lemma 12, which is that of the best knots; on
     curves of many kinds, lines between these knots stay below 0.15 of it (a test checks the lemma and Remark 5). The order of
-    the values costs ceil(log2 k) bits each, more than a whole 8-bit quantizer.
+    the values costs ceil(log2 k) bits each, more than a whole 8-bit quantizer, and nothing beside the index codec `keys`.
 
     The payload holds the segments' lengths, edges and coefficients for each sign (docs/container-format.md, "Value
     sections").

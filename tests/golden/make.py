@@ -55,6 +55,7 @@ def cases():
     found["huffman-bytes"] = {"spec": "topk:0.2/huffman:bytes/raw"}
     for policy in ("p1", "p2", "leftmost", "middle", "rightmost", "naive"):
         found[f"bloom-{policy}"] = {"spec": f"topk:0.2/bloom:{policy}:fpr=0.1:seed=1/raw"}
+    found["keys-sorted-values"] = {"spec": "topk:0.2/keys/polyfit"}
     found["rows-few"] = {"spec": "topk:0.05/rows:8/raw"}
     found["rows-all"] = {"spec": "dgc:1.0/rows:20/raw"}
     found["row-context"] = {"spec": "topk:0.5/row_context:10/raw"}

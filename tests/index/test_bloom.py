@@ -15,6 +15,7 @@ from grace_ext import ConfigError, ContainerError
 from grace_ext._util.rng import Stream
 from grace_ext.index.bloom import MAX_HASHES, POLICIES, Bloom, filter_size
 from grace_ext.pipeline.container import parse
+from grace_ext.policy.projections import contraction
 
 EXACT = [policy for policy in POLICIES if policy != "naive"]
 
@@ -239,3 +240,146 @@ def test_options_out_of_range(options, message):
 def test_specs():
     assert str(grace_ext.compressor("topk:0.01/bloom:p2:fpr=0.01:seed=3/raw").index) == "bloom:p2:fpr=0.01:seed=3"
     assert str(Bloom()) == "bloom" and Bloom().policy == "p0"
+
+
+# The appendix's worked examples and lemmas
+
+
+def test_the_example_of_figure_10():
+    """Three positions, three hash functions: a true positive, a true negative, and a false positive whose bits others have set.
+
+    The figure's filter has 12 bits. Remark 2 wants as few for a rate of 1/8, and a filter has whole words of 64.
+    """
+    d, inserted = 4000, np.array([700, 1900, 3100], np.uint32)
+    assert filter_size(3, 1 / 8) == (3, 1)
+    payload, support = Bloom("p0", 1 / 8).encode(inserted, d)
+    hashes, seed, content = parameters(payload)
+    assert (hashes, len(content)) == (3, 8)
+    set_bits = {bit for y in inserted.tolist() for bit in bloom_decoder.bits_of(y, d, hashes, seed, 1)}
+    assert int.from_bytes(content, "little") == sum(1 << bit for bit in set_bits) and 3 < len(set_bits) <= 9
+    hit = [set(bloom_decoder.bits_of(y, d, hashes, seed, 1)) <= set_bits for y in range(d)]
+    assert np.isin(inserted, support).all(), "true positives"
+    assert np.array_equal(np.flatnonzero(hit), support), "all others are true negatives"
+    assert 3 < support.size < 100, "false positives: (9 / 64)**3 of 4,000 are 11"
+
+
+def test_the_example_of_figure_11():
+    """Five selected elements, four of which are rebuilt: position 4 is a false positive, from which on values are shifted.
+
+    Of 128 elements, because the 64 positions of a group never collide with each other.
+    """
+    selected = np.array([1, 3, 6, 9, 12], np.uint32)
+    filters = (Bloom("naive", 0.5, seed) for seed in range(5000))
+    codec = next(one for one in filters if one.encode(selected, 128)[1].tolist() == [1, 3, 4, 6, 9])
+    gradient = np.zeros(128, np.float32)
+    gradient[selected] = 5, -4, 3, -2, 1
+    blob = grace_ext.compressor(f"topk:0.04/{codec}/raw").compress(gradient)
+    assert parse(blob).index_id == Bloom.id and parse(blob).k == 5
+    dense = grace_ext.decompress(blob, 128)
+    assert dense[[1, 3]].tolist() == [5, -4], "what precedes the false positive stays in its place"
+    assert dense[[4, 6, 9]].tolist() == [3, -2, 1], "what follows goes to the next positive"
+    assert dense[12] == 0 and np.count_nonzero(dense) == 5
+
+
+def squared(values):
+    return float(np.sum(values.astype(np.float64) ** 2))
+
+
+def left_out(spec, gradient, seeds=1):
+    """(‖g - C(g)‖² / ‖g‖², |support| / d), each the mean over as many draws and filters."""
+    errors, shares = [], []
+    for seed in range(seeds):
+        encoded = grace_ext.compressor(spec, seed=seed).encode(gradient, Stream(seed))
+        dense = grace_ext.decompress(encoded.blob, gradient.size)
+        assert parse(encoded.blob).index_id == Bloom.id
+        errors.append(squared(gradient - dense) / squared(gradient))
+        shares.append(encoded.support.size / gradient.size)
+    return np.mean(errors), np.mean(shares)
+
+
+@pytest.mark.parametrize("fpr", [0.1, 0.01])
+def test_the_error_of_p0_is_within_lemma_7(fpr):
+    """At most (1 - β) ‖g‖², where β = |P| / d is above r / d. All magnitudes equal, it is reached; random-r reaches it on average."""
+    top, random_, d = f"topk:0.1/bloom:p0:fpr={fpr}/raw", f"randomk:0.1/bloom:p0:fpr={fpr}/raw", 40_000
+    for gradient in (gauss(d), np.random.default_rng(0).standard_t(3, d).astype(np.float32)):
+        error, beta = left_out(top, gradient)
+        assert error <= 1 - beta and beta > 0.1 + 0.5 * fpr
+    error, beta = left_out(top, np.sign(gauss(d)))
+    assert error == pytest.approx(1 - beta, abs=1e-6)
+    error, beta = left_out(random_, gauss(d), seeds=10)
+    assert error == pytest.approx(1 - beta, abs=0.005)  # 7 standard deviations of the mean
+
+
+def test_p0_loses_nothing_of_a_sparse_gradient():
+    """Lemma 7 (ii): β = δ = 1. False positives carry zeros."""
+    gradient = np.zeros(30_000, np.float32)
+    gradient[uniform(30_000, 300)] = gauss(300)
+    blob = grace_ext.compressor("nonzero/bloom:p0:fpr=0.01/raw").compress(gradient)
+    assert parse(blob).index_id == Bloom.id and parse(blob).k > 500
+    assert np.array_equal(grace_ext.decompress(blob, gradient.size), gradient)
+
+
+def test_top_r_and_random_r_with_p0_are_in_the_order_of_remark_3():
+    """Random-r ≥ random-r with the filter; random-r ≥ top-r ≥ top-r with the filter."""
+    gradient, rest = gauss(40_000), "bloom:p0:fpr=0.05/raw"
+    exact = {name: contraction(f"{name}:0.1/rice/raw", gradient) for name in ("topk", "randomk")}
+    filtered = {name: left_out(f"{name}:0.1/{rest}", gradient, seeds=5) for name in ("topk", "randomk")}
+    assert filtered["topk"][0] < exact["topk"] < filtered["randomk"][0] < exact["randomk"] == pytest.approx(0.9, abs=0.02)
+    for name, (error, beta) in filtered.items():
+        assert beta == pytest.approx(0.1 + 0.05 * 0.9, abs=0.005), name
+        assert error <= 1 - beta + 0.005, name
+
+
+TAKES_R = ["leftmost", "middle", "rightmost", "p1"]
+
+
+@pytest.mark.parametrize("policy", TAKES_R)
+def test_a_sparse_gradient_loses_what_lemma_8_and_equation_10_say(policy):
+    """‖g - C(g)‖² = (1 - |I1| / r) ‖g‖² on average over the places of the values, I1 being the true positives that are kept."""
+    d, r, errors, bounds = 50_000, 500, [], []
+    for seed in range(40):
+        gradient, indices = np.zeros(d, np.float32), uniform(d, r, seed)
+        gradient[indices] = gauss(r, seed)
+        support = Bloom(policy, 0.02, seed).encode(indices, d)[1]
+        blob = grace_ext.compressor(f"nonzero/bloom:{policy}:fpr=0.02:seed={seed}/raw").compress(gradient)
+        errors.append(squared(gradient - grace_ext.decompress(blob, d)) / squared(gradient))
+        bounds.append(1 - np.isin(indices, support).mean())
+    assert 0.5 < np.mean(bounds) < 0.8, "about a third of 1,500 positives is true"
+    assert np.mean(errors) == pytest.approx(np.mean(bounds), abs=0.02)  # 5 standard deviations
+
+
+@pytest.mark.parametrize("policy", TAKES_R)
+def test_the_error_of_policies_that_take_r_is_within_lemma_8_and_equation_9(policy):
+    """(1 - r / d) ‖g‖²: random-r reaches it on average, top-r stays below, and above what it loses without a filter."""
+    gradient, rest = gauss(40_000), f"bloom:{policy}:fpr=0.2/raw"
+    error, share = left_out(f"randomk:0.1/{rest}", gradient, seeds=20)
+    assert share == pytest.approx(0.1) and error == pytest.approx(0.9, abs=0.005)
+    error, share = left_out(f"topk:0.1/{rest}", gradient)
+    assert share == pytest.approx(0.1) and contraction("topk:0.1/rice/raw", gradient) + 0.1 < error < 0.9
+
+
+def test_the_errors_of_p1_are_those_of_lemma_9():
+    """E1 = (1 - k1 / r) ‖g_P‖², E2 = (1 - k2 / (m0 - r)) ‖g_P‖², and the total is at most E1 + E2.
+
+    The lemma draws I1 from r elements and I2 from the other m0 - r, yet sums over all m0. Its first formula is that of
+    gradients with zeros at the false positives, its second that of gradients with zeros at the true ones. For all gradients,
+    k1 / r stands at the norm of the true positives, and k2 / (m0 - r) at that of the false ones.
+    """
+    d, r = 50_000, 500
+    sums = {name: np.zeros(2) for name in ("I1", "I2", "only true", "only false")}
+    for seed in range(40):
+        indices, gradient = uniform(d, r, seed), gauss(d, seed).astype(np.float64)
+        positives = Bloom("p0", 0.02, seed).encode(indices, d)[1]
+        support = Bloom("p1", 0.02, seed).encode(indices, d)[1]
+        true = np.isin(positives, indices)
+        kept, on_p = np.isin(positives, support), gradient[positives]
+        k1, k2, m0 = (kept & true).sum(), (kept & ~true).sum(), positives.size
+        assert k1 + k2 == r
+        e1, e2 = squared(on_p[~(kept & true)]), squared(on_p[~(kept & ~true)])
+        assert squared(on_p[~kept]) <= e1 + e2
+        sums["I1"] += e1, squared(on_p) - k1 / r * squared(on_p[true])
+        sums["I2"] += e2, squared(on_p) - k2 / (m0 - r) * squared(on_p[~true])
+        sums["only true"] += squared(on_p[true & ~kept]), (1 - k1 / r) * squared(on_p[true])
+        sums["only false"] += squared(on_p[~true & ~kept]), (1 - k2 / (m0 - r)) * squared(on_p[~true])
+    for name, (measured, formula) in sums.items():
+        assert measured == pytest.approx(formula, rel=0.02), name

@@ -23,6 +23,23 @@ def test_raw_sections_of_another_length():
     refused("raw value section: 8 bytes for 3", container_builder.container(value_section=f32(1, 2)))
 
 
+@pytest.mark.parametrize("keys", [(4, 8, 1), (1, 2**32 - 1, 4), (2**31, 1, 4), (4, 1, 4), (7, 7, 7)])
+def test_keys_twice_or_beyond_d(keys):
+    accepted = container_builder.container(index=13, index_section=u32(7, 1, 4))
+    assert grace_ext.decompress(accepted, 8).tolist() == [0, 2, 0, 0, 3, 0, 0, 1]
+    refused(
+        "keys: the positions are not distinct and below d", container_builder.container(index=13, index_section=u32(*keys))
+    )
+
+
+def test_keys_of_another_length_or_with_an_order_section():
+    refused("keys: 8 bytes for 3", container_builder.container(index=13, index_section=u32(1, 4)))
+    refused(
+        "'keys' has the order of the values, and there is an order section",
+        container_builder.container(index=13, flags=ORDER, index_section=u32(7, 1, 4), order_section=bytes([0b100001])),
+    )
+
+
 @pytest.mark.parametrize("bits, k", [(0b1011, 2), (0b1011, 4), (0, 3)])
 def test_bitmap_with_another_count(bits, k):
     refused(

@@ -124,7 +124,7 @@ section = st.one_of(
 
 @given(
     fields=st.fixed_dictionaries(
-        {"d": st.integers(0, 40), "index": st.integers(0, 11), "value": st.integers(0, 15)},
+        {"d": st.integers(0, 40), "index": st.integers(0, 14), "value": st.integers(0, 15)},
         optional={
             "flags": st.integers(0, 255),
             "k": number,
@@ -175,7 +175,7 @@ def test_memory_is_bounded_by_the_expected_size():
     rng = np.random.default_rng(0)
     claims = []
     for value in range(1, 16):
-        for index in range(12):
+        for index in range(14):
             for k in (1, 1000, d):
                 for size in (0, 1, 60, 500):
                     junk = rng.integers(0, 256, size, np.uint8).tobytes()

@@ -166,6 +166,7 @@ def specs():
     found += [f"dense/{v}" for v in value]
     roads = ("topk:0.1/auto/raw", "topk:0.1:per=chunk/rice/qsgd", "dense/raw")
     found += [f"{transform}/{road}" for transform in variants("transform") for road in roads]
+    found += ["topk:0.1/keys/polyfit", "topk:0.1/keys/dexp"]
     found += ["randomk:0.1/rice/qsgd:7", "randomk:0.1/shared/fp16", "randomk:0.1:unbiased=true/shared/qsgd"]
     return sorted(set(found))
 

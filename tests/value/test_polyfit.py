@@ -1,6 +1,7 @@
 """polyfit: kernels against reference implementations, errors against known ones, and sections that are refused."""
 
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -10,8 +11,12 @@ from support.fits import CASES, error, heavy, round_trip, value
 from support.reference_decoder import fits as fits_decoder
 from support.reference_kernels import fits as reference_fits
 
+import grace_ext
 from grace_ext import ContainerError
-from grace_ext.kernels.polyfit import evaluate_segments, find_knots, fit_segments
+from grace_ext._util.rng import Stream
+from grace_ext.kernels.polyfit import _fit, evaluate_segments, find_knots, fit_segments
+from grace_ext.pipeline.container import parse
+from grace_ext.value._sorting import sort_by_sign
 from grace_ext.value.polyfit import PolyFit
 
 
@@ -81,6 +86,113 @@ def test_the_knots_meet_lemma_12_and_remark_5(name):
         assert np.linalg.norm(off) <= 2 * np.sqrt(d) * variation / p**2
 
 
+@pytest.mark.parametrize("name", ["circle", "concave", "kinks", "steep"])
+def test_constants_between_these_knots_miss_lemma_11(name):
+    """The best p + 1 constants are at most M / (2 p + 2) off, where M is the variation. Those of degree 0 are means between
+    knots that are chosen for lines: up to 16 times as far off."""
+    curve = CURVES[name].astype(np.float32)
+    for p in (1, 3, 8, 21, 64):
+        bound = np.abs(np.diff(CURVES[name])).sum() / (2 * p + 2)
+        count, low = 1, curve[0]  # the longest segments whose middle is near enough to all of their values
+        for y in curve:
+            if y - low > 2 * bound * (1 + 1e-6):
+                count, low = count + 1, y
+        assert count <= p + 1, "the lemma"
+        ((c, low, high, magnitudes), *more) = pieces(PolyFit(0, p + 1), curve)
+        assert len(more) == p
+        decoded, _ = round_trip(PolyFit(0, p + 1), curve)
+        assert bound < np.abs(decoded - curve).max() < 16 * bound
+
+
+def test_sorting_moves_a_vector_as_lemma_4_says():
+    """‖x - x_S‖² = 2 (1 - cos θ) ‖x‖², as for every permutation; x_S is made of what the codecs fit."""
+    for values in (gauss(5000), heavy(), np.sort(np.abs(gauss(100)))):
+        order, (plus, minus) = sort_by_sign(values)
+        x, ordered = values.astype(np.float64), np.concatenate([plus, -minus]).astype(np.float64)
+        assert np.array_equal(ordered, x[order])
+        cosine = x @ ordered / (x @ x)
+        assert np.sum((x - ordered) ** 2) == pytest.approx(2 * (1 - cosine) * (x @ x), abs=1e-9 * (x @ x))
+
+
+LINES = 12  # segments for each sign
+
+
+def fitted(spec, gradient, seed=0):
+    """What the lemmas compare, all float64[d]: C(g) as decoded, C_δ(g), C_S(g), s; then p and M.
+
+    C_S holds the values of C_δ as the codec sorts them, and s what it fits to them, both with zeros in front. M is the
+    paper's: the variation of the derivative on [1, d].
+    """
+    c = grace_ext.compressor(spec, seed=seed)
+    encoded = c.encode(gradient, Stream(seed))
+    parsed = parse(encoded.blob)
+    k, support = parsed.k, slice(None) if encoded.support is None else encoded.support
+    sent = encoded.values * np.float32(gradient.size / k) if c.unbiased else encoded.values
+    found = [np.zeros(gradient.size) for _ in range(4)]
+    decoded, sparse, ordered, fit = found
+    decoded[:] = grace_ext.decompress(encoded.blob, gradient.size)
+    sparse[support] = sent
+    ordered[-k:] = sent[sort_by_sign(sent)[0]]
+    out = np.empty(k, np.float32)
+    PolyFit.decode(parsed.value_section, out)
+    fit[-k:] = out
+    segments = int(parsed.value_section[1]) + int(parsed.value_section[2])
+    return *found, segments - 1, np.abs(np.diff(ordered[-k:], 2)).sum()
+
+
+def squared(vector):
+    return float(np.sum(vector.astype(np.float64) ** 2))
+
+
+def cosine(a, b):
+    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+
+SORTED = np.sort(np.abs(gauss(5000)))  # both angles are 0, and the bounds at their tightest
+HEAVY = np.random.default_rng(0).standard_t(3, 20_000).astype(np.float32)
+CHOSEN = {"dense": 1.0, "topk:0.5": 0.5, "topk:0.1": 0.1, "randomk:0.75:unbiased=true": 0.75}  # r / d
+MOMENTS = [
+    ("topk:0.5", SORTED),
+    ("topk:0.1", gauss(20_000)),
+    ("topk:0.1", HEAVY),
+    ("randomk:0.75:unbiased=true", SORTED),
+    ("randomk:0.75:unbiased=true", gauss(20_000)),
+]
+P1 = "/bloom:p1:fpr=0.05:seed={seed}"
+
+
+@pytest.mark.parametrize(
+    "sparsifier, index, gradient",
+    [("dense", "", SORTED), *((name, index, gradient) for index in ("/raw", P1) for name, gradient in MOMENTS)],
+)
+def test_the_second_moment_is_within_lemmas_13_and_14(sparsifier, index, gradient):
+    """Of gradients whose values are fitted, and of those whose positions are in a filter with policy P1 before. (12) and (19)
+    are the bounds where C_δ is unbiased, (13) and (20) where it is not; (14), (15), (21) and (22) are steps of their proofs.
+    Moments and bounds are means of 8 draws and filters."""
+    d, g, share, unbiased = gradient.size, squared(gradient), CHOSEN[sparsifier], "unbiased" in sparsifier
+    delta = 2 - 1 / share if unbiased else share  # 1 - δ is d / r - 1 for random-r that is scaled, else 1 - r / d
+    moments, bounds = [], []
+    for seed in range(8):
+        text = f"{sparsifier}{index.format(seed=seed)}/polyfit:1:segments={LINES}"
+        result, sparse, ordered, s, p, m = fitted(text, gradient, seed)
+        turned, back, fit = 1 - cosine(sparse, ordered), 1 - cosine(s, result), d * m**2 / p**4
+        assert squared(sparse - ordered) == pytest.approx(2 * turned * squared(sparse), abs=1e-9 * g)
+        assert squared(ordered - s) <= 4 * fit, "Remark 5"
+        assert squared(ordered - result) <= 8 * fit + 2 * squared(s - result)
+        if index != P1 and unbiased:
+            bounds.append(2 * (2 - delta) * (1 + 4 * turned + 16 * back) * g + (1 + 4 * back) * 32 * fit)
+        elif index != P1:
+            bounds.append((2 * (3 - 2 * delta) + 16 * (2 - delta) * (turned + 4 * back)) * g + (1 + 4 * back) * 32 * fit)
+        else:
+            first = 2 * (2 - delta) + 4 * (2 - share - delta) if unbiased else 2 * (3 - delta) + 16 * (2 - share - delta)
+            angles = 32 * turned * (2 - share) + (64 if unbiased else 128) * back * (2 - delta)
+            bounds.append((first + angles) * g + (1 + 4 * back) * 64 * fit)
+        moments.append(squared(result))
+    assert np.mean(moments) <= np.mean(bounds) < 600 * g
+    if sparsifier == "dense":
+        assert np.mean(bounds) < 2.1 * g, "a fit that is 1.5 times too long would not pass"
+
+
 @pytest.mark.parametrize("text", ["polyfit", "polyfit:2:segments=3", "polyfit:9", "polyfit:0"])
 @pytest.mark.parametrize("name", CASES)
 def test_least_squares_of_every_segment(name, text):
@@ -104,6 +216,30 @@ def test_evaluation_is_exactly_the_reference_decoders(name):
         out = np.empty_like(CASES[name])
         codec.decode(payload, out)
         assert np.array_equal(out, np.array(fits_decoder.polyfit(payload.tobytes(), out.size), np.float32))
+
+
+def test_fitting_takes_a_time_for_each_value_and_coefficient():
+    """O(d n), where the appendix has O(d n²) for a least-squares solution: executed lines of the kernel, as Python, are counted."""
+
+    def lines(d, terms):
+        counted = 0
+
+        def trace(frame, event, argument):
+            nonlocal counted
+            counted += event == "line"
+            return trace if frame.f_code is _fit.py_func.__code__ else None
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            _fit.py_func(np.arange(d, dtype=np.float32) ** 2, np.empty(terms, np.float32))
+        finally:
+            sys.settrace(before)
+        return counted
+
+    one, two, four, eight = (lines(1024, terms) for terms in (1, 2, 4, 8))
+    assert 2 * (two - one) == four - two == (eight - four) / 2, "the same for each coefficient"
+    assert lines(2048, 8) == pytest.approx(2 * eight, rel=0.02) and eight > 1024 * 8
 
 
 def test_decoded_values_keep_sign_and_segment():

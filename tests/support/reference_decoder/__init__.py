@@ -108,7 +108,7 @@ def deflate(section, k):
 
 
 # id -> decoder, for transforms (domain, inverse). The other modules of this folder have more of them, under the same names.
-INDEX = {1: raw_index, 2: bitmap, 3: rice}
+INDEX = {1: raw_index, 2: bitmap, 3: rice, 13: raw_index}  # 13: in the order of the values
 VALUE = {1: raw_values, 2: fp16, 3: qsgd, 4: deflate}
 TRANSFORM = {}
 for found in pkgutil.iter_modules(__path__):

@@ -1,0 +1,59 @@
+"""Index codec `keys`."""
+
+import numpy as np
+
+from .._util.scratch import scratch
+from ..errors import ContainerError
+from ..kernels.sort import argsort_bits
+from ..registry import register
+from .base import IndexCodec
+
+
+@register
+class Keys(IndexCodec):
+    """The positions as they are, 32 bits each, in the order in which the value codec sends the values.
+
+    Value codecs that sort (polyfit, dexp) need no order section beside it, which has ceil(log2 k) bits for each value. With
+    all others it is `raw` under another id. The shortest code of ascending positions and an order section take fewer bits
+    together as long as k is below some millions, so that `auto` never chooses it.
+
+    The payload is k uint32, in any order (docs/container-format.md, "Index sections").
+
+    Source:
+        DeepReduce's value compression without index compression: Xu et al., DeepReduce: A Sparse-tensor Communication
+        Framework for Federated Deep Learning, NeurIPS 2021, appendix, Tables 4 and 5.
+    """
+
+    name, id = "keys", 13
+    follows_values = True
+
+    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.section(indices), indices
+
+    def size(self, indices: np.ndarray, d: int) -> int:
+        return 4 * indices.size
+
+    @staticmethod
+    def section(positions: np.ndarray) -> np.ndarray:
+        """Encode positions in any order.
+
+        Args:
+            positions: uint32[k], the position of each value.
+
+        Returns:
+            The payload, uint8[4 k].
+        """
+        return positions.astype("<u4", copy=False).view(np.uint8)
+
+    @staticmethod
+    def decode(payload: np.ndarray, d: int, out: np.ndarray) -> np.ndarray:
+        k = out.size
+        if payload.size != 4 * k:
+            raise ContainerError(f"keys: {payload.size} bytes for {k} positions")
+        out[:] = np.frombuffer(payload, "<u4")
+        order, bits = scratch("order of keys", np.uint32, k), out.view(np.float32)
+        # The kernel reads all bits before it writes the sorted ones.
+        argsort_bits(bits, scratch("sort", np.uint64, k), scratch("sort spare", np.uint64, k), order, bits)
+        if out[-1] >= d or not (out[1:] > out[:-1]).all():
+            raise ContainerError("keys: the positions are not distinct and below d")
+        return order
