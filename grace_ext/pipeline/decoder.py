@@ -1,6 +1,7 @@
 """Decoding: containers back to gradients. The bytes suffice; the sender's spec is not needed."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,25 @@ def reorder(values: np.ndarray, order: np.ndarray | None) -> np.ndarray:
     if order is not None:
         values[order] = values.copy()
     return values
+
+
+def as_received(values: np.ndarray, codec: Any, section: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    """Return what receivers decode of a sender's values: these themselves if nothing is lost, else a scratch array.
+
+    Args:
+        values: float32[k].
+        codec: The value codec that has encoded them.
+        section: The section that it wrote, uint8[m].
+        order: The order of the values in it, uint32[k], or None.
+
+    Returns:
+        float32[k], in the order of the support.
+    """
+    if codec.lossless or not values.size:
+        return values
+    decoded = scratch("decoded", np.float32, values.size)
+    codec.decode(section, decoded)
+    return reorder(decoded, order)
 
 
 def unpack(parsed: Container, support: np.ndarray, values: np.ndarray) -> bool:

@@ -20,12 +20,12 @@ from ..transforms.base import Transform
 from ..value.base import ValueCodec
 from ..value.raw import RawValue
 from . import container
-from .decoder import reorder
+from .decoder import as_received
 from .encoded import Encoded, StageClock
 
 _EMPTY = np.empty(0, np.uint8)
 #: The bits of 2**126. From there on, the difference of two values may overflow, and with it the residual.
-_HUGE = NON_FINITE - (2 << 23)
+HUGE = NON_FINITE - (2 << 23)
 
 
 class Encoder:
@@ -258,12 +258,12 @@ class Encoder:
             values = gather(support)
             if not (self.index.remaps_values and index_id == self.index.id):
                 sent = values
-            elif max(max_magnitude(sent), max_magnitude(values)) >= _HUGE:
+            elif max(max_magnitude(sent), max_magnitude(values)) >= HUGE:
                 index_id, (index_section, support), values = RawIndex.id, RawIndex().encode(indices, d), sent
         clock.lap("index")
         if self.sparsifier.unbiased:
             sent = scaled(sent, d)
-        value_codec, value_section, order = self._encode_values(sent, stream)
+        value_codec, value_section, order = self.encode_values(sent, stream)
         clock.lap("value")
         blob = container.pack(
             given,
@@ -278,11 +278,7 @@ class Encoder:
             transform=transform,
         )
         clock.lap("container")
-        decoded = sent
-        if not value_codec.lossless and sent.size:
-            decoded = scratch("decoded", np.float32, sent.size)
-            value_codec.decode(value_section, decoded)
-            decoded = reorder(decoded, order)
+        decoded = as_received(sent, value_codec, value_section, order)
         clock.lap("residual")
         return Encoded(
             blob,
@@ -320,8 +316,16 @@ class Encoder:
             return RawIndex.id, *RawIndex().encode(indices, d)
         return codec.id, section, support
 
-    def _encode_values(self, values: np.ndarray, stream: Stream) -> tuple[ValueCodec, np.ndarray, np.ndarray | None]:
-        """Encode float32[k], raw where the codec would need more bytes; returns (codec, section, order or None)."""
+    def encode_values(self, values: np.ndarray, stream: Stream) -> tuple[ValueCodec, np.ndarray, np.ndarray | None]:
+        """Encode values, with the raw codec where the value codec would need more bytes.
+
+        Args:
+            values: float32[k].
+            stream: The random numbers of this gradient on this rank.
+
+        Returns:
+            The codec, the section uint8[m], and the order of the values, uint32[k], or None.
+        """
         if not values.size:
             return self.value, _EMPTY, None
         section, order = self._value.encode(values, stream)
