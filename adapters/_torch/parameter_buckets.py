@@ -60,7 +60,8 @@ class ParameterBuckets:
         for kind in bucket_classes(bucket.device):
             if kind.fits(bucket.compressor, bucket.communicator, bucket.memory):
                 return kind.made_of(bucket)
-        if self._selection == "device" and not bucket.compressor.exact:  # nothing is encoded of what is sent as it is
+        # Nothing is encoded of what is sent as it is, and no user has asked for the spec of small tensors.
+        if self._selection == "device" and not (bucket.compressor.exact or bucket.compressor == self._rules.small):
             raise ConfigError(
                 f"selection='device': the bucket of {bucket.tensors[0].name!r}, {bucket.compressor} with memory {bucket.memory}, "
                 f"cannot be encoded where it is: {why_not(bucket)}. Use selection='auto', or 'host'"
