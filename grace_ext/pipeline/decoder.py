@@ -16,16 +16,8 @@ from .container import Container
 from .square_sums import SquareSums
 
 
-def reorder(values: np.ndarray, order: np.ndarray | None) -> np.ndarray:
-    """Put decoded values into the order of the support, in place.
-
-    Args:
-        values: float32[k], in the order of a codec that sorts.
-        order: uint32[k], the place in the support of each value, or None if they are in order already.
-
-    Returns:
-        `values`.
-    """
+def _reorder(values: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    """Put float32[k] into the order of the support, in place. order: the place in it of each value, uint32[k], or None."""
     if order is not None:
         values[order] = values.copy()
     return values
@@ -47,7 +39,7 @@ def as_received(values: np.ndarray, codec: Any, section: np.ndarray, order: np.n
         return values
     decoded = scratch("decoded", np.float32, values.size)
     codec.decode(section, decoded)
-    return reorder(decoded, order)
+    return _reorder(decoded, order)
 
 
 def unpack(parsed: Container, support: np.ndarray, values: np.ndarray) -> bool:
@@ -76,7 +68,7 @@ def unpack(parsed: Container, support: np.ndarray, values: np.ndarray) -> bool:
     if index:
         index.decode(parsed.index_section, parsed.domain, support)
     value.decode(parsed.value_section, values)
-    reorder(values, parsed.order())
+    _reorder(values, parsed.order())
     return index is not None
 
 
