@@ -20,8 +20,7 @@ from grace_ext.kernels._helpers import MAX_SHIFT
 from grace_ext.kernels.rice import quotient_room, remainder_bytes
 from grace_ext.pipeline import container
 from grace_ext.pipeline.compressor import Compressor
-from grace_ext.pipeline.decoder import as_received
-from grace_ext.pipeline.encoded import StageClock
+from grace_ext.pipeline.encoded import StageClock, as_received
 from grace_ext.pipeline.encoder import HUGE
 from grace_ext.value.raw import RawValue
 

@@ -1,7 +1,6 @@
 """Decoding: containers back to gradients. The bytes suffice; the sender's spec is not needed."""
 
 import itertools
-from typing import Any
 
 import numpy as np
 
@@ -16,30 +15,19 @@ from .container import Container
 from .square_sums import SquareSums
 
 
-def _reorder(values: np.ndarray, order: np.ndarray | None) -> np.ndarray:
-    """Put float32[k] into the order of the support, in place. order: the place in it of each value, uint32[k], or None."""
+def reorder(values: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    """Put decoded values into the order of the support, in place.
+
+    Args:
+        values: float32[k], in the order of a codec that sorts.
+        order: uint32[k], the place in the support of each value, or None if they are in order already.
+
+    Returns:
+        `values`.
+    """
     if order is not None:
         values[order] = values.copy()
     return values
-
-
-def as_received(values: np.ndarray, codec: Any, section: np.ndarray, order: np.ndarray | None) -> np.ndarray:
-    """Return what receivers decode of a sender's values: these themselves if nothing is lost, else a scratch array.
-
-    Args:
-        values: float32[k].
-        codec: The value codec that has encoded them.
-        section: The section that it wrote, uint8[m].
-        order: The order of the values in it, uint32[k], or None.
-
-    Returns:
-        float32[k], in the order of the support.
-    """
-    if codec.lossless or not values.size:
-        return values
-    decoded = scratch("decoded", np.float32, values.size)
-    codec.decode(section, decoded)
-    return _reorder(decoded, order)
 
 
 def unpack(parsed: Container, support: np.ndarray, values: np.ndarray) -> bool:
@@ -68,7 +56,7 @@ def unpack(parsed: Container, support: np.ndarray, values: np.ndarray) -> bool:
     if index:
         index.decode(parsed.index_section, parsed.domain, support)
     value.decode(parsed.value_section, values)
-    _reorder(values, parsed.order())
+    reorder(values, parsed.order())
     return index is not None
 
 

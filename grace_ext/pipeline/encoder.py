@@ -20,8 +20,7 @@ from ..transforms.base import Transform
 from ..value.base import ValueCodec
 from ..value.raw import RawValue
 from . import container
-from .decoder import as_received
-from .encoded import Encoded, StageClock
+from .encoded import Encoded, StageClock, as_received
 
 _EMPTY = np.empty(0, np.uint8)
 #: The bits of 2**126. From there on, the difference of two values may overflow, and with it the residual.
