@@ -31,7 +31,7 @@ SHARED = {
     "value/test_dexp.py": "kernels/dexp",
     "value/test_polyfit.py": "kernels/polyfit",
     "value/test_sketchml.py": "kernels/sketch",
-    "value/test_lloyd.py": "kernels/lloyd",
+    "value/test_lloyd.py": "kernels/{lloyd,lloyd_counts}",
     "transforms/test_dct.py": "kernels/{_columns,dct} transforms/base",
     "policy/test_allocation.py": "kernels/curves",
     "lowrank/test_powersgd.py": "communicators/factors lowrank/matrices _util/shared_states",
@@ -61,10 +61,10 @@ SHARED = {
     "adapters/fsdp/test_fsdp.py": "adapters/_torch/{group_exchange,parameter_groups}",
     "adapters/local_steps_keras/test_local_steps_keras.py": "adapters/_tensorflow/model_parameters",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
-    "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_decoder,device_encoder,device_values,factor_bucket}"
-    " adapters/_torch/{kernel_bucket,mailbox}"
+    "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_codec,device_decoder,device_encoder,device_tables}"
+    " adapters/_torch/{device_values,factor_bucket,kernel_bucket,mailbox}"
     " adapters/_torch/kernels/{_helpers,_launch,accumulate,block_topk,half,lowrank,minmax,natural,qsgd,ranges,rice,signs}"
-    " adapters/_torch/kernels/{sketch,ternary,topk,traffic}",
+    " adapters/_torch/kernels/{lloyd,sketch,sketchml,tables,ternary,threelc,topk,traffic}",
     "adapters/torch_kernels/test_compiling.py": "adapters/_torch/kernels/{catalogue,compiling}",
     "adapters/torch_kernels/test_device_check.py": "adapters/_torch/device_check",
     "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_options,ddp_transport,first_step}",

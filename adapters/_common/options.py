@@ -66,9 +66,10 @@ class CompressionOptions:
             "allgather" less, if the first steps show that steps are shorter then (see docs/training.md). With Horovod and JAX
             only: DDP has buckets of its own.
         groups: Lists of parameters that share a bucket, or a number of equal groups; overrides bucket_bytes. With Horovod only.
-        selection: "host", "device" (gradients are encoded and summed where they are, by Triton's kernels or, without Triton and
-            for top-k, by torch operations; what has neither goes to the host) or "auto": device for tensors on an accelerator.
-            The bytes are the same. With PyTorch only.
+        selection: "device" (gradients are encoded and summed where they are, by Triton's kernels or, without Triton and for
+            top-k, by torch operations; what has neither raises ConfigError, small tensors by default excepted), "host", or
+            "auto": device for tensors on an accelerator, host for what has no kernels. The bytes are the same. With PyTorch
+            only.
         on_resize: What becomes of the memories when a checkpoint of another number of ranks is loaded, or when elastic Horovod
             adds or removes ranks. "reset": they start from zero. "redistribute": the sum of residuals is preserved, and each
             rank takes an equal part. None: redistribute, or reset with a warning where a checkpoint does not have all

@@ -15,6 +15,7 @@ import torch
 from grace_ext._util.scratch import scratch
 from grace_ext.communicators.base import Pending, wait
 from grace_ext.exchange.buckets import Bucket
+from grace_ext.exchange.row_buckets import RowBucket
 from grace_ext.pipeline import container
 from grace_ext.pipeline.decoder import unpack
 
@@ -164,6 +165,22 @@ def bucket_classes(device: str) -> list[type[TorchBucket]]:
     from .kernel_bucket import KernelBucket
 
     return [KernelBucket, FactorBucket]
+
+
+def why_not(bucket: Bucket) -> str:
+    """Why a bucket is none of the `bucket_classes` of its device, for an error message."""
+    compressor, communicator, classes = bucket.compressor, bucket.communicator, bucket_classes(bucket.device)
+    if isinstance(bucket, RowBucket):
+        return "gradients that come as rows are encoded on the host"
+    if communicator.name != "allgather":
+        return f"communicator {communicator.name!r} encodes on the host; allowed: allgather"
+    if any(kind.can_encode(compressor) for kind in classes):
+        return "its memory works on the host; allowed: residual in 32 bits, none and, with Triton and top-k, adam and muon"
+    if classes == [TorchBucket]:
+        return f"without Triton that runs on {bucket.device!r}, only the top-k of whole buckets can"
+    if compressor.transform is not None:
+        return f"there are no kernels for the transform {compressor.transform}"
+    return "there are no kernels for these codecs (docs/gpu.md says for which there are)"
 
 
 def behind_current_stream(bucket: Bucket, pack: Callable) -> Callable:

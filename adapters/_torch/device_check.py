@@ -38,6 +38,8 @@ SPECS = (
     "dense/natural",
     "dense/onebit",
     "dense/fp16",
+    "dense/threelc",
+    "topk:0.1/huffman/sketchml:16",
 )
 KINDS = ("normal", "ties", "denormal", "not finite", "equal")
 SIZES = {"cpu": (1, 5000), "cuda": (1, 5000, 1_000_003, 25_600_000)}

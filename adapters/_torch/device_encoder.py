@@ -1,10 +1,11 @@
 """Encoding where the gradient is: kernels select, code and pack, and the host assembles the container from what they packed.
 
 The bytes are those of the host's encoder. Positions cross as Rice codes, whatever the index codec: the host decodes them and
-encodes them anew if it is another one. Values cross as the codes of the value codec if that has kernels, else as float32.
+encodes them anew if it is another one. Values cross as the codes of the value codec if that has kernels, else as float32; those of
+an index codec that rebuilds another support once the host has told the device where that is.
 """
 
-import time
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -12,16 +13,21 @@ import torch
 
 from grace_ext import registry
 from grace_ext._util.rng import Stream
+from grace_ext.index.keys import Keys
+from grace_ext.index.raw import RawIndex
 from grace_ext.index.rice import Rice, best_shift
 from grace_ext.kernels import rice_decode
 from grace_ext.kernels._helpers import MAX_SHIFT
 from grace_ext.kernels.rice import quotient_room, remainder_bytes
 from grace_ext.pipeline import container
 from grace_ext.pipeline.compressor import Compressor
-from grace_ext.pipeline.encoded import StageClock
+from grace_ext.pipeline.encoded import StageClock, as_received
+from grace_ext.pipeline.encoder import HUGE
+from grace_ext.value.raw import RawValue
 
 from . import device_values
-from .device_values import Source
+from .device import MAGNITUDE
+from .device_codec import Source
 from .kernels import block_topk, rice, topk
 from .mailbox import Outbox, to_device, to_host
 
@@ -74,19 +80,33 @@ def _non_finite(d: int, clock: StageClock) -> DeviceEncoded:
 
 def _encode_dense(compressor, gradient, residual, stream, clock) -> DeviceEncoded:
     d, codec = gradient.numel(), device_values.find(compressor.value)
-    sizes = codec.sizes(d)
-    if _is_longer_than_raw(sizes, d):
+    if _is_longer_than_raw(codec.sizes(d), d):
         return _encode_few(compressor, gradient, residual, stream, clock)
-    outbox = Outbox({"special": 4, **sizes}, gradient.device)
-    remainder = None if residual is None else gradient
-    codec.encode(Source(gradient, residual, None, remainder), outbox, outbox.view("special", torch.int32), stream.key())
+    source = codec.prepare(Source(gradient, residual, None, None if residual is None else gradient))
+    if source is None:
+        return _non_finite(d, clock)
+    outbox = Outbox({"special": 4, **codec.sizes(d)}, gradient.device)
+    codec.encode(source, outbox, outbox.view("special", torch.int32), stream.key())
     fetched = outbox.fetch()
     clock.lap("value")
     if fetched["special"].any():
         return _non_finite(d, clock)
-    blob = container.pack(d, d, 0, np.empty(0, np.uint8), compressor.value.id, codec.section(fetched))
+    value_id, section = _value_section(compressor, codec, source, fetched)
+    blob = container.pack(d, d, 0, np.empty(0, np.uint8), value_id, section)
     clock.lap("container")
     return DeviceEncoded(blob, clock.seconds, None, False)
+
+
+def _value_section(compressor, codec, source: Source, fetched) -> tuple[int, np.ndarray]:
+    """The id and the section of values that kernels have encoded, raw where that is not longer; and their remainder."""
+    n, section = source.values.numel(), codec.section(fetched)
+    if section.size < 4 * n:
+        codec.subtract(source)
+        return compressor.value.id, section
+    raw = to_host(source.values).copy().view(np.uint8)
+    if source.remainder is not None:
+        source.remainder[... if source.positions is None else source.positions.long()] = 0
+    return RawValue.id, raw
 
 
 def _encode_few(compressor, gradient, residual, stream, clock) -> DeviceEncoded:
@@ -120,35 +140,55 @@ def _encode_sparse(compressor, gradient, residual, stream, clock, sizes) -> Devi
     if not selection.finite:
         return _non_finite(d, clock)
     n, remainder = selection.positions.numel(), None if residual is None else gradient
-    codec = device_values.find(compressor.value) if n and compressor.index.lossless else None
-    if codec is not None and _is_longer_than_raw(codec.sizes(n), n):
-        codec = None
-    values = selection.bits.view(torch.float32)
-    e = best_shift(d, n) if n else MAX_SHIFT  # which leaves no room for quotients that there are not
-    sizes = {"remainders": remainder_bytes(n, e), "unary": quotient_room(d, n, e), "bits": 4}
-    outbox = Outbox(sizes | (codec.sizes(n) if codec else {"values": 4 * n}), device)
-    if n:
-        bits = rice.encode(selection.positions, e, outbox.words("remainders"), outbox.words("unary"))
-        outbox.view("bits", torch.int32).copy_(bits)
+    source = Source(selection.bits.view(torch.float32), None, selection.positions, remainder)
+    if n and not compressor.index.lossless:
+        return _encode_elsewhere(compressor, gradient, source, stream, clock)
+    codec = _value_codec(compressor, n)
     if codec:
-        codec.encode(Source(values, None, selection.positions, remainder), outbox, None, stream.key())
-    else:
-        outbox.view("values", torch.float32).copy_(values)
-    fetched = outbox.fetch()
-    fetched["unary"] = fetched["unary"][: (int(fetched["bits"].view(np.int32)[0]) + 7) // 8]
+        source = codec.prepare(source)
+    e, fetched = _fetch(d, source, codec, stream, device)
     clock.lap("value")
-    if codec is None:
-        return _pack_on_host(compressor, gradient, remainder, selection, e, fetched, stream, clock)
     index_id, index_section = _index_section(compressor, d, n, e, fetched, stream)
     clock.lap("index")
-    blob = container.pack(d, n, index_id, index_section, compressor.value.id, codec.section(fetched))
-    clock.lap("container")
-    return DeviceEncoded(blob, clock.seconds, registry.by_id("index", index_id).name, False)
+    return _pack(compressor, d, index_id, index_section, source, source.values, codec, fetched, stream, clock)
+
+
+def _value_codec(compressor, n: int):
+    """The kernels for n values, or None where the host encodes them."""
+    codec = device_values.find(compressor.value) if n else None
+    return None if codec is None or _is_longer_than_raw(codec.sizes(n), n) else codec
+
+
+def _fetch(d: int, source: Source, codec, stream, device, values: bool = True) -> tuple[int, dict[str, np.ndarray]]:
+    """Bring positions as Rice codes, whose shift is returned, and values: encoded, or as float32 where there is no codec."""
+    n = source.positions.numel()
+    e = best_shift(d, n) if n else MAX_SHIFT  # which leaves no room for quotients that there are not
+    sizes = {"remainders": remainder_bytes(n, e), "unary": quotient_room(d, n, e), "bits": 4}
+    outbox = Outbox(sizes | (_value_sizes(codec, n) if values else {}), device)
+    if n:
+        bits = rice.encode(source.positions, e, outbox.words("remainders"), outbox.words("unary"))
+        outbox.view("bits", torch.int32).copy_(bits)
+    if values:
+        _put_values(source, codec, outbox, stream)
+    fetched = outbox.fetch()
+    fetched["unary"] = fetched["unary"][: (int(fetched["bits"].view(np.int32)[0]) + 7) // 8]
+    return e, fetched
+
+
+def _value_sizes(codec, n: int) -> dict[str, int]:
+    return codec.sizes(n) if codec else {"values": 4 * n}
+
+
+def _put_values(source: Source, codec, outbox: Outbox, stream) -> None:
+    if codec:
+        codec.encode(source, outbox, None, stream.key())
+    else:
+        outbox.view("values", torch.float32).copy_(source.values)
 
 
 def _index_section(compressor, d, n, e, fetched, stream) -> tuple[int, np.ndarray]:
     """The id and the section of the positions, which have crossed as Rice codes."""
-    if compressor.index.name == Rice.name:
+    if n and compressor.index.name == Rice.name:
         section = np.concatenate([np.array([e], np.uint8), fetched["remainders"], fetched["unary"]])
         if section.size <= 4 * n:
             return Rice.id, section
@@ -163,22 +203,53 @@ def _positions(d: int, n: int, e: int, fetched) -> np.ndarray:
     return positions
 
 
-def _pack_on_host(compressor, gradient, remainder, selection, e, fetched, stream, clock) -> DeviceEncoded:
-    """For value codecs without kernels, and for index codecs that rebuild another support than the given one."""
+def _encode_elsewhere(compressor, gradient, source: Source, stream, clock) -> DeviceEncoded:
+    """With an index codec that rebuilds another support than the selected positions: these cross first, then the values there."""
     d, device = gradient.numel(), gradient.device
-    indices = _positions(d, selection.positions.numel(), e, fetched)
-    encoded = compressor.pack(
-        d,
-        indices,
-        fetched["values"].view(np.float32),
-        lambda support: to_host(gradient[to_device(support.view(np.int32), device).long()]),
-        stream,
-    )
-    started = time.perf_counter()
-    if remainder is not None:
-        support = to_device(encoded.support.view(np.int32), device).long()
-        remainder[support] = to_device(encoded.values - encoded.decoded, device)
-    seconds = clock.seconds | encoded.seconds
-    seconds["select"] = clock.seconds["select"]
-    seconds["residual"] += time.perf_counter() - started
-    return DeviceEncoded(encoded.blob, seconds, encoded.index_codec, False)
+    e, fetched = _fetch(d, source, None, stream, device, values=False)
+    indices = _positions(d, source.positions.numel(), e, fetched)
+    index_id, section, support = compressor.encode_index(indices, d, stream)
+    sent, values = source, source.values  # what is encoded, and what it stands for
+    if support is not indices:
+        positions = to_device(support.view(np.int32), device)
+        values = gradient[positions.long()]
+        shifted = compressor.index.remaps_values and index_id == compressor.index.id
+        sent = dataclasses.replace(source, positions=positions, values=source.values if shifted else values)
+    clock.lap("index")
+    # What shifted values leave is another difference than kernels write.
+    codec = None if values is not sent.values else _value_codec(compressor, values.numel())
+    if codec:
+        sent = codec.prepare(sent)
+    outbox = Outbox({"largest": 4} | _value_sizes(codec, values.numel()), device)
+    if values is not sent.values:
+        bits = torch.cat([values, sent.values]).view(torch.int32)
+        outbox.view("largest", torch.int32).copy_((bits & MAGNITUDE).amax())
+    _put_values(sent, codec, outbox, stream)
+    fetched = outbox.fetch()
+    clock.lap("value")
+    if fetched["largest"].view(np.uint32)[0] >= HUGE:
+        index_id, (section, _), sent, values = RawIndex.id, RawIndex().encode(indices, d), source, source.values
+    return _pack(compressor, d, index_id, section, sent, values, codec, fetched, stream, clock)
+
+
+def _pack(compressor, d, index_id, index_section, source: Source, values, codec, fetched, stream, clock) -> DeviceEncoded:
+    """Write the container and the remainder. values: float32[n] on the device, those that the source's stand for."""
+    n, order = values.numel(), None
+    if codec:
+        value_id, section = _value_section(compressor, codec, source, fetched)
+    else:
+        sent = fetched["values"].view(np.float32)
+        value, section, order = compressor.encode_values(sent, stream, with_order=index_id != Keys.id)
+        value_id = value.id
+    clock.lap("value codec")
+    index_section, sent_order = Keys.following(index_id, index_section, order)
+    blob = container.pack(d, n, index_id, index_section, value_id, section, order=sent_order)
+    clock.lap("container")
+    if not codec and source.remainder is not None:
+        received = source.values
+        if not value.lossless:
+            received = to_device(as_received(sent, value, section, order), values.device)
+        source.remainder[source.positions.long()] = values - received
+        clock.lap("residual")
+    clock.seconds["value"] += clock.seconds.pop("value codec")
+    return DeviceEncoded(blob, clock.seconds, registry.by_id("index", index_id).name, False)

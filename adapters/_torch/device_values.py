@@ -3,7 +3,6 @@
 There is one class for each. The host's codec still decides the options, and checks the section's parameters.
 """
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,77 +13,19 @@ from grace_ext.value._buckets import to_byte
 from grace_ext.value._levels import pack_levels
 from grace_ext.value.bfloat import BFloat16
 from grace_ext.value.half import Half
+from grace_ext.value.lloyd import Lloyd
 from grace_ext.value.minmax import MinMax
 from grace_ext.value.natural import LAST, Natural
 from grace_ext.value.onebit import OneBit
 from grace_ext.value.qsgd import OUT_OF_RANGE, QSGD
+from grace_ext.value.sketchml import SketchML
 from grace_ext.value.terngrad import TernGrad
+from grace_ext.value.threelc import ThreeLC
 
+from .device_codec import DeviceCodec
+from .device_tables import DeviceLloyd, DeviceSketchML, DeviceThreeLC
 from .kernels import half, minmax, natural, qsgd, ranges, signs, ternary
 from .kernels._launch import blocks
-from .mailbox import Inbox, Outbox
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """What is encoded.
-
-    values: float32[n]; residual: float32[n], which is added to it, or None. positions: int32[n], where the values are in the
-    gradient; None for everywhere. remainder: float32[d] for what the codes do not carry, or None.
-    """
-
-    values: torch.Tensor
-    residual: torch.Tensor | None = None
-    positions: torch.Tensor | None = None
-    remainder: torch.Tensor | None = None
-
-    def arrays(self, unused: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The four, for a kernel; `unused` where there is none."""
-        given = (self.values, self.residual, self.positions, self.remainder)
-        return tuple(unused if one is None else one for one in given)
-
-    def without_residual(self) -> "Source":
-        """The same, once the residual has been added to the values."""
-        return dataclasses.replace(self, residual=None)
-
-    def flags(self) -> dict[str, bool]:
-        """Which of them there are, as kernels' constants."""
-        return {"FUSED": self.residual is not None, "KEEP": self.remainder is not None, "SPARSE": self.positions is not None}
-
-
-class DeviceCodec:
-    """What a value codec has kernels for. A subclass names the codec's class.
-
-    fits(codec): whether a codec with these options is one of them. sizes(n): bytes of the sections that `encode` writes to the
-    outbox for n values, and `section` makes the container's section of. unpack(section, n): parts of a received section for
-    the inbox, checked, and options for `decode`; None if kernels can't decode it, and where the host is to say what is wrong.
-    """
-
-    def __init__(self, codec: Any):
-        self._codec = codec
-
-    @staticmethod
-    def fits(codec: Any) -> bool:
-        return True
-
-    def sizes(self, n: int) -> dict[str, int]:
-        raise NotImplementedError
-
-    def encode(self, source: Source, outbox: Outbox, special: torch.Tensor | None, key: tuple[int, int]) -> None:
-        """special, int32[1], becomes other than 0 if a value is not finite; None if all are known to be."""
-        raise NotImplementedError
-
-    def section(self, fetched: dict[str, np.ndarray]) -> np.ndarray:
-        raise NotImplementedError
-
-    @staticmethod
-    def unpack(section: np.ndarray, n: int) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-        raise NotImplementedError
-
-    @staticmethod
-    def decode(inbox: Inbox, prefix: str, out: torch.Tensor, bad: torch.Tensor, **options: Any) -> str:
-        """Decode to `out`, float32[n], and set `bad`, int32[1], where a code is damaged; returns the message for that."""
-        raise NotImplementedError
 
 
 class DeviceQSGD(DeviceCodec):
@@ -307,6 +248,9 @@ CODECS: dict[type, Any] = {
     TernGrad: DeviceTernGrad,
     MinMax: DeviceMinMax,
     Natural: DeviceNatural,
+    ThreeLC: DeviceThreeLC,
+    SketchML: DeviceSketchML,
+    Lloyd: DeviceLloyd,
 }
 _BY_ID = {codec.id: device_codec for codec, device_codec in CODECS.items()}
 

@@ -11,9 +11,9 @@ from ..kernels import max_magnitude, sum_sparse, write_error
 from ..kernels.half import fp16_decode, fp16_encode
 from ..kernels.topk import NON_FINITE
 from ..pipeline.compressor import Compressor
-from ..pipeline.encoder import scaled
 from ..registry import register
 from ..sparsifiers.base import Scope
+from ..sparsifiers.randomk import scaled
 from ..transport.base import Transport
 from .base import Communicator, Pending, wait
 

@@ -45,6 +45,22 @@ class Keys(IndexCodec):
         """
         return positions.astype("<u4", copy=False).view(np.uint8)
 
+    @classmethod
+    def following(cls, id: int, section: np.ndarray, order: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Put positions in the order of the values, if they are keys.
+
+        Args:
+            id: The index codec's id in the container.
+            section: Its section.
+            order: The order of the values, uint32[k], or None.
+
+        Returns:
+            The section, and the order that is to be sent: None with keys.
+        """
+        if id != cls.id or order is None:
+            return section, order
+        return cls.section(section.view("<u4")[order]), None
+
     @staticmethod
     def decode(payload: np.ndarray, d: int, out: np.ndarray) -> np.ndarray:
         k = out.size

@@ -55,8 +55,8 @@ def moments(values, out):
 
 
 @helper
-def _histogram(values, width, bins, sums):
-    """Fill sums, float64[bins + 1, 3], zeroed, with count, sum and sum of squares (in bins) of the magnitudes below each bin.
+def _count(values, width, sums):
+    """Count the magnitudes in each bin: sums, float64[bins + 1, 3], zeroed; sums[j + 1, 0] is the count of bin j.
 
     Returns the number of values that were counted: all, or a sample.
     """
@@ -70,6 +70,12 @@ def _histogram(values, width, bins, sums):
         x = float_of(np.uint32(bits_of(values[i]) & MAGNITUDE)) * scale
         if x < np.float32(BINS):
             sums[np.uint64(x) + _1, 0] += 1.0
+    return n
+
+
+@helper
+def _cumulate(sums, bins):
+    """Make of the counts the count, the sum and the sum of squares (in bins) of the magnitudes below each bin."""
     count = total = squares = 0.0
     for j in range(bins):
         here, middle = sums[j + 1, 0], j + 0.5
@@ -77,7 +83,6 @@ def _histogram(values, width, bins, sums):
         total += here * middle
         squares += here * (middle * middle + 1.0 / 12.0)
         sums[j + 1, 0], sums[j + 1, 1], sums[j + 1, 2] = count, total, squares
-    return n
 
 
 @helper
@@ -178,13 +183,30 @@ def choose_levels(values, moments, error, grid, fractions):
     uint8[FRACTIONS], written: where the centroids are in their intervals, in 1/256. Returns the number of levels on each side,
     at most MOST; the largest value may lie beyond them.
     """
-    k = values.size
-    width = error * math.sqrt(moments[0] / k) / _BINS_PER_ERROR
-    width = min(max(width, SMALLEST), LARGEST / 1024)
-    # The last bin with a value; those beyond it are as if they were there.
-    bins = 1 + np.int64(min(np.float32(moments[2]) * np.float32(1.0 / width), np.float32(BINS - 1)))
+    width = bin_width(moments, values.size, error)
+    bins = used_bins(moments, width)
     sums = np.zeros((bins + 1, 3))
-    total = np.float64(_histogram(values, width, bins, sums))
+    total = np.float64(_count(values, width, sums))
+    return choose_by_counts(sums, bins, total, moments, width, grid, fractions)
+
+
+@helper
+def bin_width(moments, k, error):
+    """Return the width of a bin for k values."""
+    width = error * math.sqrt(moments[0] / k) / _BINS_PER_ERROR
+    return min(max(width, SMALLEST), LARGEST / 1024)
+
+
+@helper
+def used_bins(moments, width):
+    """Return the number of bins up to the last one with a value; values beyond it are as if they were there."""
+    return 1 + np.int64(min(np.float32(moments[2]) * np.float32(1.0 / width), np.float32(BINS - 1)))
+
+
+@helper
+def choose_by_counts(sums, bins, total, moments, width, grid, fractions):
+    """See choose_levels. sums: the counts, see _count; total: how many values were counted."""
+    _cumulate(sums, bins)
     # In bins: what the squared errors of the sample may sum to, and where the bin with the smallest magnitude begins. A start
     # within the bin would count a part of its values as zeros.
     target, smallest = total * _BINS_PER_ERROR * _BINS_PER_ERROR, np.floor(moments[1] / width)
@@ -255,12 +277,17 @@ def quantize(values, error, head, codes):
     if most == MOST:
         for code in codes:
             beyond += np.int64(code == 255)
+    put_head(most, grid, beyond, head)
+    return most, beyond
+
+
+@helper
+def put_head(most, grid, beyond, head):
     head[0] = np.uint8(most)
     _put_float(grid[0], head, 1)
     _put_float(grid[1], head, 5)
     for byte in range(4):
         head[9 + byte] = np.uint8((beyond >> (8 * byte)) & 255)
-    return most, beyond
 
 
 @kernel("int64(Array(float32, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, float32[::1])")

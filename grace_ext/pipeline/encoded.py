@@ -2,10 +2,13 @@
 
 import dataclasses
 import time
+from typing import Any
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..kernels import write_error
+from .decoder import reorder
 
 
 @dataclasses.dataclass
@@ -73,3 +76,22 @@ class StageClock:
         """
         now = time.perf_counter()
         self.seconds[stage], self.last = now - self.last, now
+
+
+def as_received(values: np.ndarray, codec: Any, section: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    """Return what receivers decode of a sender's values: these themselves if nothing is lost, else a scratch array.
+
+    Args:
+        values: float32[k].
+        codec: The value codec that has encoded them.
+        section: The section that it wrote, uint8[m].
+        order: The order of the values in it, uint32[k], or None.
+
+    Returns:
+        float32[k], in the order of the support.
+    """
+    if codec.lossless or not values.size:
+        return values
+    decoded = scratch("decoded", np.float32, values.size)
+    codec.decode(section, decoded)
+    return reorder(decoded, order)

@@ -17,16 +17,16 @@ from ..index.shared import Shared
 from ..kernels import max_magnitude
 from ..kernels.topk import NON_FINITE
 from ..sparsifiers.base import Scope, Sparsifier
+from ..sparsifiers.randomk import scaled
 from ..transforms.base import Transform
 from ..value.base import ValueCodec
 from ..value.raw import RawValue
 from . import container
-from .decoder import reorder
-from .encoded import Encoded, StageClock
+from .encoded import Encoded, StageClock, as_received
 
 _EMPTY = np.empty(0, np.uint8)
 #: The bits of 2**126. From there on, the difference of two values may overflow, and with it the residual.
-_HUGE = NON_FINITE - (2 << 23)
+HUGE = NON_FINITE - (2 << 23)
 
 
 class Encoder:
@@ -259,15 +259,13 @@ class Encoder:
             values = gather(support)
             if not (self.index.remaps_values and index_id == self.index.id):
                 sent = values
-            elif max(max_magnitude(sent), max_magnitude(values)) >= _HUGE:
+            elif max(max_magnitude(sent), max_magnitude(values)) >= HUGE:
                 index_id, (index_section, support), values = RawIndex.id, RawIndex().encode(indices, d), sent
         clock.lap("index")
         if self.sparsifier.unbiased:
             sent = scaled(sent, d)
-        keys = index_id == Keys.id  # which follow the values, in the place of an order section
-        value_codec, value_section, order = self._encode_values(sent, stream, not keys)
-        if keys and order is not None:
-            index_section = Keys.section(support[order])
+        value_codec, value_section, order = self.encode_values(sent, stream, with_order=index_id != Keys.id)
+        index_section, sent_order = Keys.following(index_id, index_section, order)
         clock.lap("value")
         blob = container.pack(
             given,
@@ -276,17 +274,13 @@ class Encoder:
             index_section,
             value_codec.id,
             value_section,
-            order=None if keys else order,
+            order=sent_order,
             dtype=dtype,
             shape=shape,
             transform=transform,
         )
         clock.lap("container")
-        decoded = sent
-        if not value_codec.lossless and sent.size:
-            decoded = scratch("decoded", np.float32, sent.size)
-            value_codec.decode(value_section, decoded)
-            decoded = reorder(decoded, order)
+        decoded = as_received(sent, value_codec, value_section, order)
         clock.lap("residual")
         return Encoded(
             blob,
@@ -324,8 +318,19 @@ class Encoder:
             return RawIndex.id, *RawIndex().encode(indices, d)
         return codec.id, section, support
 
-    def _encode_values(self, values: np.ndarray, stream: Stream, with_order: bool) -> tuple[ValueCodec, np.ndarray, Any]:
-        """Encode float32[k], raw where the codec, with its order section, is longer; returns (codec, section, order or None)."""
+    def encode_values(
+        self, values: np.ndarray, stream: Stream, with_order: bool = True
+    ) -> tuple[ValueCodec, np.ndarray, np.ndarray | None]:
+        """Encode values, with the raw codec where the value codec would need more bytes.
+
+        Args:
+            values: float32[k].
+            stream: The random numbers of this gradient on this rank.
+            with_order: Whether an order is sent as a section of its own.
+
+        Returns:
+            The codec, the section uint8[m], and the order of the values, uint32[k], or None.
+        """
         if not values.size:
             return self.value, _EMPTY, None
         section, order = self._value.encode(values, stream)
@@ -333,18 +338,3 @@ class Encoder:
         if section.size + (order_bytes if with_order and order is not None else 0) >= 4 * values.size:
             return RawValue(), *RawValue().encode(values, stream)
         return self.value, section, order
-
-
-def scaled(values: np.ndarray, d: int) -> np.ndarray:
-    """Multiply values by d / k: unbiased if each of the d elements is selected with probability k / d.
-
-    Args:
-        values: float32[k].
-        d: Number of elements that the values were selected from.
-
-    Returns:
-        float32[k]; finite values stay finite, cut to the largest float32.
-    """
-    limit = np.finfo(np.float32).max
-    with np.errstate(over="ignore"):
-        return np.clip(values * np.float32(d / max(1, values.size)), -limit, limit)

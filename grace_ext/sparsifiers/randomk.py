@@ -57,3 +57,18 @@ class RandomK(Sparsifier):
             if non_finite:
                 values[0] = np.nan  # wherever the gradient is not finite
         return indices, values
+
+
+def scaled(values: np.ndarray, d: int) -> np.ndarray:
+    """Multiply values by d / k: unbiased if each of the d elements is selected with probability k / d.
+
+    Args:
+        values: float32[k].
+        d: Number of elements that the values were selected from.
+
+    Returns:
+        float32[k]; finite values stay finite, cut to the largest float32.
+    """
+    limit = np.finfo(np.float32).max
+    with np.errstate(over="ignore"):
+        return np.clip(values * np.float32(d / max(1, values.size)), -limit, limit)

@@ -65,7 +65,20 @@ class Lloyd(ValueCodec):
         return payload, None
 
     @staticmethod
-    def decode(payload: np.ndarray, out: np.ndarray) -> None:
+    def parts(payload: np.ndarray, n: int) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+        """Take a payload apart, and check it but for the number of values beyond the levels.
+
+        Args:
+            payload: uint8[m], any bytes.
+            n: Number of values.
+
+        Returns:
+            The number of levels on each side; the grid and the centroids' offsets, uint8[h]; the values beyond the levels,
+            float32[e]; and the code of each value, uint8[n], in a scratch array.
+
+        Raises:
+            ContainerError: The payload is not that of n values.
+        """
         if payload.size < _HEAD.size:
             raise ContainerError("lloyd: the parameters are missing")
         most, start, step, count = _HEAD.unpack_from(payload.data)
@@ -80,7 +93,29 @@ class Lloyd(ValueCodec):
             escapes = np.frombuffer(payload[first:second], "<f4").astype(np.float32)
             if not np.isfinite(escapes).all():
                 raise ContainerError("lloyd: a value is not finite")
-        codes = scratch("lloyd_codes", np.uint8, out.size)
+        codes = scratch("lloyd_codes", np.uint8, n)
         unpack_levels(payload[second:], 2 * most + 1 + (count > 0), codes)
-        if not dequantize(codes, start, step, payload[_HEAD.size : first], most, escapes, out):
+        return most, payload[:first], escapes, codes
+
+    @staticmethod
+    def values_of(head: np.ndarray, most: int, codes: np.ndarray, out: np.ndarray, escapes: np.ndarray = _NO_VALUES) -> bool:
+        """Write the values of codes.
+
+        Args:
+            head: The grid and the centroids' offsets, as a payload begins with them.
+            most: Number of levels on each side.
+            codes: uint8[k].
+            out: Output, float32[k].
+            escapes: The values beyond the levels, in order.
+
+        Returns:
+            Whether there were as many values beyond the levels as codes for them; without any, such codes are 0.
+        """
+        _, start, step, _ = _HEAD.unpack_from(head.data)
+        return dequantize(codes, start, step, head[_HEAD.size : _HEAD.size + min(most, FRACTIONS)], most, escapes, out)
+
+    @staticmethod
+    def decode(payload: np.ndarray, out: np.ndarray) -> None:
+        most, head, escapes, codes = Lloyd.parts(payload, out.size)
+        if not Lloyd.values_of(head, most, codes, out, escapes):
             raise ContainerError("lloyd: the values beyond the levels are not as many as the levels say")

@@ -55,6 +55,8 @@ ONLY = {  # of each library
 }
 #: Specs that change values. What is done by hand instead has every tensor in a container of its own.
 LOSSY = frozenset(BOTH["spec"][2:])
+#: What is sent as it is, and what torch operations select; `selection="device"` refuses others where there are no kernels.
+ON_DEVICE = ("dense/raw", "topk:0.1/rice/raw", "topk:0.05/auto/lloyd:0.05")
 CHOICES = {kind: BOTH | only for kind, only in ONLY.items()}
 
 
@@ -137,6 +139,8 @@ def settled(kind: str, program: dict, ranks: int) -> dict:
             p["bucket_bytes"] = 1
         elif p["spec"] != "dense/fp16":  # DDP's buckets have several tensors
             p["spec"] = "topk:0.2:per=tensor/elias_fano/fp16"
+    if p["spec"] not in ON_DEVICE:
+        simplest("selection")
     if p.get("groups"):
         simplest("bucket_bytes")
         if p["frozen"] != "none":

@@ -11,6 +11,7 @@ from support.guards import guarded
 from grace_ext import ConfigError, ContainerError
 from grace_ext._util.rng import Stream
 from grace_ext.kernels import lloyd as kernels
+from grace_ext.kernels.lloyd_counts import choose_from_counts
 from grace_ext.pipeline import spec
 from grace_ext.value.lloyd import Lloyd
 
@@ -215,6 +216,27 @@ def test_kernels(name, error):
         assert out.tolist() == expected
         for wrong in (escapes[: count - 1].copy(), np.append(escapes[:count], np.float32(0))):
             assert count <= 1 or not kernels.lloyd_decode(codes, table, wrong, out)
+
+
+@pytest.mark.parametrize("error", [0.01, 0.1, 0.9])
+@pytest.mark.parametrize("name", VALUES)
+def test_levels_from_counts_are_those_of_the_values(name, error):
+    """As on an accelerator, which has counted the magnitudes in bins."""
+    values, found = read_only(VALUES[name]), np.empty(3)
+    kernels.moments(values, found)
+    expected, codes = np.zeros(kernels.HEAD + kernels.FRACTIONS, np.uint8), np.empty(values.size, np.uint8)
+    most, _ = kernels.quantize(values, error, expected, codes)
+    expected[9:13] = 0  # how many are beyond the levels is not known yet
+    width = error * math.sqrt(found[0] / values.size) / 2
+    width = min(max(width, kernels.SMALLEST), kernels.LARGEST / 1024)
+    bins = abs(values) * np.float32(1 / width)
+    counts = np.bincount(bins[bins < kernels.BINS].astype(np.int64), minlength=kernels.BINS).astype(np.int32)
+    head, intact = guarded(expected.size)
+    places = np.empty(2, np.float32)
+    assert choose_from_counts(counts, values.size, values.size, found, error, head, places) == most
+    assert intact() and head.tobytes() == expected.tobytes()
+    start, step = np.frombuffer(head[1:9].tobytes(), np.float32)
+    assert places.tolist() == ([1 / step, 1 - start / step] if found[0] else [0, 0])
 
 
 @pytest.mark.parametrize("error", [0.02, 0.1, 0.3])

@@ -3,7 +3,25 @@
 import dataclasses
 from typing import Any
 
-from . import accumulate, block_topk, half, lowrank, minmax, natural, qsgd, ranges, rice, signs, sketch, ternary, topk
+from . import (
+    accumulate,
+    block_topk,
+    half,
+    lloyd,
+    lowrank,
+    minmax,
+    natural,
+    qsgd,
+    ranges,
+    rice,
+    signs,
+    sketch,
+    sketchml,
+    tables,
+    ternary,
+    threelc,
+    topk,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +126,30 @@ VARIANTS = [
         hot=True,
     ),
     Variant(natural.natural_decode, "*u8 *fp32 *i32 i32 i32 i32", {"WIDTH": 5, "BLOCK": natural.BLOCK}, hot=True),
+    Variant(
+        threelc.nearest_encode, "*fp32 *i32 *fp32 *i32 *fp64 *fp32 *u8 i32", {**_KEPT, "BLOCK": threelc.BLOCK}, hot=True
+    ),
+    Variant(threelc.last_nonzero, "*u8 *i32 i32", {"BLOCK": threelc.FOLD_BLOCK}, 2, hot=True),
+    Variant(threelc.fold_count, "*u8 *i32 *i32 i32", {"BLOCK": threelc.FOLD_BLOCK}, 2, hot=True),
+    Variant(threelc.fold_write, "*u8 *i32 *i32 *i32 *u8 i32", {"BLOCK": threelc.FOLD_BLOCK}, 2, hot=True),
+    Variant(lloyd.square_sum, "*fp32 *fp64 i32", {"UNROLLED": lloyd.UNROLLED}, 1, hot=True),
+    Variant(lloyd.magnitude_histogram, "*fp32 *fp64 *fp64 *i32 i32 i32", {"BINS": lloyd.BINS, "BLOCK": lloyd.BLOCK}),
+    Variant(lloyd.nearest_levels, "*fp32 *fp32 *u8 *i32 i32 i32", {"BLOCK": lloyd.BLOCK}, hot=True),
+    Variant(sketchml.count_bins, "*fp32 *i32 *i32 i32 i32", {"BLOCK": sketchml.BLOCK}, hot=True),
+    Variant(sketchml.cut_bins, "*i32 *u8 *i32 *i32 i32 i32", {"BLOCK": sketchml.BLOCK}),
+    Variant(sketchml.assign_levels, "*fp32 *i32 *u8 *u8 *i16 i32 i32", {"BLOCK": sketchml.BLOCK}, hot=True),
+    Variant(
+        sketchml.mean_of_lists,
+        "*fp32 *i64 *i32 *fp32",
+        {"LANES": sketchml.LANES, "UNROLLED": sketchml.UNROLLED},
+        1,
+        hot=True,
+    ),
+    Variant(tables.pack_levels, "*u8 *u8 i32", {"WIDTH": 6, "BLOCK": tables.BLOCK}, hot=True),
+    Variant(
+        tables.subtract_levels, "*fp32 *u8 *fp32 *i32 *fp32 i32 i32", {"SPARSE": False, "BLOCK": tables.BLOCK}, hot=True
+    ),
+    Variant(tables.look_up, "*u8 *fp32 *fp32 i32", {"BLOCK": tables.BLOCK}, hot=True),
     Variant(sketch.sketch_blocks, "*fp32 *i64 *i64 *i64 *fp32 i32 i32", {"AT_ONCE": sketch.AT_ONCE}, hot=True),
     Variant(sketch.sketch_tensors, "*fp32 *i64 *i64 *i64 *fp32 *fp32 i32 i32", {}, 1),
     Variant(

@@ -20,7 +20,7 @@ from ._helpers import (
 from ._launch import blocks, launch, signed32
 
 BLOCK = 1024
-_NOTHING = tl.constexpr(0x7FFFFFFF)  # in found[0]: all values are zeros
+NOTHING = tl.constexpr(0x7FFFFFFF)  # in found[0]: all values are zeros
 _LAST = tl.constexpr(254)  # the largest biased exponent of a finite float32
 
 
@@ -36,7 +36,7 @@ def nonzero_range(values, residual, found, special, n, FUSED: tl.constexpr, SPAR
     if FUSED:
         tl.store(values + at, x, mask=inside)
     magnitude = magnitude_of(x).to(tl.int32)
-    tl.atomic_min(found, tl.min(tl.where(magnitude > 0, magnitude - 1, _NOTHING)))
+    tl.atomic_min(found, tl.min(tl.where(magnitude > 0, magnitude - 1, NOTHING)))
     tl.atomic_max(found + 1, tl.max(magnitude))
 
 
@@ -51,7 +51,7 @@ def natural_encode(
     of WIDTH bits, uint8[ceil(n * WIDTH / 8)]. For the rest see qsgd_encode.
     """
     smallest = tl.load(found)
-    smallest = tl.where(smallest == _NOTHING, 0, smallest + 1)
+    smallest = tl.where(smallest == NOTHING, 0, smallest + 1)
     top = tl.minimum((tl.load(found + 1).to(tl.uint32) + 0x7FFFFF) >> 23, _LAST).to(tl.int32)
     lowest = tl.maximum(tl.maximum(smallest >> 23, top - (1 << (WIDTH - 1)) + 2), 1)
     count = top - lowest + 1
@@ -93,15 +93,23 @@ def natural_decode(packed, out, bad, lowest, count, n, WIDTH: tl.constexpr, BLOC
     tl.atomic_max(bad, 1, mask=tl.max((inside & (level > 2 * count)).to(tl.int32)) > 0)
 
 
+def find_range(source, found: torch.Tensor, special):
+    """See nonzero_range; found: int32[2]. Returns the source of the same values without a residual, which has been added."""
+    n, flags = source.values.numel(), source.flags()
+    found[0].fill_(NOTHING.value)
+    found[1].zero_()
+    launch(
+        nonzero_range, blocks(n, BLOCK), source.values, source.residual if flags["FUSED"] else source.values, found,
+        found if special is None else special, n, FUSED=flags["FUSED"], SPARSE=flags["SPARSE"], BLOCK=BLOCK,
+    )  # fmt: skip
+    return source.without_residual()
+
+
 def encode(source, found, exponents, out, special, width: int, key: tuple[int, int]) -> None:
     """See the kernels. source: a device_values.Source; found: int32[2]."""
+    source = find_range(source, found, special)
     n, flags = source.values.numel(), source.flags()
-    found[0].fill_(_NOTHING.value)
-    values, residual, positions, remainder = source.arrays(exponents)
-    launch(
-        nonzero_range, blocks(n, BLOCK), values, residual if flags["FUSED"] else values, found, found if special is None else special, n,
-        FUSED=flags["FUSED"], SPARSE=flags["SPARSE"], BLOCK=BLOCK,
-    )  # fmt: skip
+    values, _, positions, remainder = source.arrays(exponents)
     launch(
         natural_encode, blocks(n, BLOCK), values, positions, remainder, found, exponents, out, n, *map(signed32, key), WIDTH=width,
         KEEP=flags["KEEP"], SPARSE=flags["SPARSE"], BLOCK=BLOCK,

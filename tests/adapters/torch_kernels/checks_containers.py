@@ -13,8 +13,17 @@ from grace_ext.adapters._torch import device_decoder, device_encoder
 from grace_ext.pipeline import container, decoder
 from grace_ext.pipeline.presets import PRESETS
 
-SPARSE = ["topk:0.01/rice/qsgd:7", "topk:0.01/rice/raw", "topk:0.05/auto/qsgd:4:bucket=64", "topk:0.01/rice/lloyd"]
-SPARSE += ["topk:0.3/elias_fano/qsgd:8:norm=l2", "topk:1/rice/qsgd:7", "topk:0.02/rice/qsgd:4:levels=300"]
+SPARSE = [
+    "topk:0.01/rice/qsgd:7",
+    "topk:0.01/rice/raw",
+    "topk:0.05/auto/qsgd:4:bucket=64",
+    "topk:0.01/rice/lloyd",
+    "topk:0.02/bloom:p0:fpr=0.01/lloyd",
+    "topk:0.02/bloom:naive/qsgd:4",
+    "topk:0.3/elias_fano/qsgd:8:norm=l2",
+    "topk:1/rice/qsgd:7",
+    "topk:0.02/rice/qsgd:4:levels=300",
+]
 DENSE = [
     "dense/qsgd:4",
     "dense/qsgd:6:norm=l2",
@@ -24,8 +33,11 @@ DENSE = [
     "dense/terngrad",
     "dense/minmax:4",
     "dense/natural",
+    "dense/threelc:1.5",
+    "dense/lloyd",
+    "dense/sketchml:8",
 ]
-PUBLISHED = [name for name, spec in PRESETS.items() if spec.startswith("topk")]
+PUBLISHED = [name for name in PRESETS if name != "panthalia"]  # which begins with a transform
 
 
 def compare(spec, gradient, residual):
@@ -99,7 +111,14 @@ def damaged_sections_are_refused_as_the_host_refuses_them():
     """Bytes are changed behind the checksum's back."""
     d, rng = 3000, np.random.default_rng(0)
     refused = 0
-    for spec in ("topk:0.05/rice/qsgd:4:levels=5", "dense/qsgd:4:levels=5", "dense/natural:4"):
+    for spec in (
+        "topk:0.05/rice/qsgd:4:levels=5",
+        "dense/qsgd:4:levels=5",
+        "dense/natural:4",
+        "dense/threelc",
+        "topk:0.05/rice/lloyd:0.02:entropy=none",
+        "topk:0.1/rice/sketchml:5",
+    ):
         [sound] = containers([spec], d)
         for which in ("index_section", "value_section"):
             for _ in range(12 if getattr(sound, which).size else 0):
