@@ -107,14 +107,14 @@ METHODS = (
         "residual",
         evidence=(
             Evidence("sgd", 0.06, 3, _CNN, "memories.md", "powersgd rank 4, residual"),
-            Evidence("adam", -2.52, 2, _TRANSFORMER, "transformers.md", "PowerSGD rank 4"),
+            Evidence("adam", -2.48, 3, _TRANSFORMER, "transformers.md", "PowerSGD rank 4"),
         ),
     ),
     Method(
         "top 1 %, lloyd",
         "topk:0.01/auto/lloyd:0.05",
         "residual",
-        evidence=(Evidence("adam", -3.19, 2, _TRANSFORMER, "transformers.md", "top-k 1 %, lloyd, residual"),),
+        evidence=(Evidence("adam", -4.42, 3, _TRANSFORMER, "transformers.md", "top-k 1 %, lloyd, residual"),),
     ),
     Method(
         "1-bit Adam",
