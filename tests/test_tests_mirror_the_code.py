@@ -31,7 +31,7 @@ SHARED = {
     "value/test_dexp.py": "kernels/dexp",
     "value/test_polyfit.py": "kernels/polyfit",
     "value/test_sketchml.py": "kernels/sketch",
-    "value/test_lloyd.py": "kernels/{lloyd,lloyd_counts}",
+    "value/test_lloyd.py": "kernels/{lloyd,_lloyd_levels}",
     "transforms/test_dct.py": "kernels/{_columns,dct} transforms/base",
     "policy/test_allocation.py": "kernels/curves",
     "lowrank/test_powersgd.py": "communicators/factors lowrank/matrices _util/shared_states",

@@ -126,11 +126,10 @@ class _FirstSteps:
 
     def _thinning(self) -> float:
         """By how much a schedule will have lowered the density of this step. Steps at first may be denser than all others."""
-        buckets = _compressed(self._exchange)
-        now, later = (
-            sum(bucket.size * compressor.density for bucket, compressor in zip(buckets, compressors, strict=True))
-            for compressors in ([one.compressor for one in buckets], [one.declared for one in buckets])
-        )
+        now = later = 0.0
+        for bucket in _compressed(self._exchange):
+            now += bucket.size * (bucket.compressor.density or 1.0)  # 0 where no schedule can change it
+            later += bucket.size * (bucket.declared.density or 1.0)
         return min(1.0, later / now)
 
     def choose(self, order: list[str], largest: int) -> int:

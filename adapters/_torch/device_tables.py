@@ -8,8 +8,7 @@ import torch
 
 from grace_ext.errors import ContainerError
 from grace_ext.kernels.levels import unpack_levels_fixed
-from grace_ext.kernels.lloyd import FRACTIONS, HEAD, MOST
-from grace_ext.kernels.lloyd_counts import choose_from_counts
+from grace_ext.kernels.lloyd import FRACTIONS, HEAD, MOST, choose_from_counts
 from grace_ext.kernels.ternary import unfold_zeros
 from grace_ext.value._levels import pack_levels, unpack_levels
 from grace_ext.value.lloyd import Lloyd

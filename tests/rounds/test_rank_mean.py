@@ -297,7 +297,7 @@ def test_buckets_that_are_summed_are_refused():
     def train(transport):
         worker = Worker(transport, **DENSE, steps=1)
         one = worker.rounds.fragments[0]
-        with pytest.raises(ConfigError, match="goes by 'allreduce', which sums; allowed: Separate"):
+        with pytest.raises(ConfigError, match="goes by 'allgather', which sums; allowed: Separate"):
             Fragment(one.exchange, transport, one.outer, worker.parameters, one.states, "other", mean=Median())
         return True
 

@@ -11,7 +11,6 @@ from support.guards import guarded
 from grace_ext import ConfigError, ContainerError
 from grace_ext._util.rng import Stream
 from grace_ext.kernels import lloyd as kernels
-from grace_ext.kernels.lloyd_counts import choose_from_counts
 from grace_ext.pipeline import spec
 from grace_ext.value.lloyd import Lloyd
 
@@ -233,7 +232,7 @@ def test_levels_from_counts_are_those_of_the_values(name, error):
     counts = np.bincount(bins[bins < kernels.BINS].astype(np.int64), minlength=kernels.BINS).astype(np.int32)
     head, intact = guarded(expected.size)
     places = np.empty(2, np.float32)
-    assert choose_from_counts(counts, values.size, values.size, found, error, head, places) == most
+    assert kernels.choose_from_counts(counts, values.size, values.size, found, error, head, places) == most
     assert intact() and head.tobytes() == expected.tobytes()
     start, step = np.frombuffer(head[1:9].tobytes(), np.float32)
     assert places.tolist() == ([1 / step, 1 - start / step] if found[0] else [0, 0])

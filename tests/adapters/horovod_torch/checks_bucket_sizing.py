@@ -74,6 +74,14 @@ def what_the_ranks_measure_leads_to_one_choice():
 
 
 @check
+def specs_without_a_density_have_a_choice_as_well():
+    for spec in ("dense/qsgd:7", "threshold:0.1/rice/raw"):
+        net, optimizer = make(spec)
+        train(net, optimizer, STEPS)
+        assert optimizer.state_dict()["grace_ext"]["bucket_bytes"] in bucket_size.SIZES
+
+
+@check
 def residuals_follow_their_tensors_into_smaller_buckets():
     with choose(lambda rank: SMALLEST):
         net, optimizer = make("topk:0.01/rice/raw")
