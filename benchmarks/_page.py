@@ -1,9 +1,11 @@
-"""Sections of docs/benchmarks.md and of other pages: each benchmark writes its own."""
+"""Sections of docs/benchmarks.md and of other pages, which each benchmark writes for itself, and the results they are made of."""
 
+import datetime
+import json
 import os
 import subprocess
 
-from _lib import ROOT, replace_between
+from _lib import ROOT, machine, replace_between
 
 PAGE = "benchmarks.md"
 
@@ -12,6 +14,14 @@ def commit(checkout: str = ROOT) -> str:
     """Describe a checkout's commit, and whether files have changed since."""
     done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=checkout, capture_output=True, text=True)
     return done.stdout.strip()
+
+
+def keep(found: dict, path: str) -> None:
+    """Write a result, with the date, the commit and the machine."""
+    found |= {"date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
+    with open(path, "w") as file:
+        json.dump(found, file, indent=1)
+        file.write("\n")
 
 
 def write_section(folder: str, name: str, title: str, text: str, page: str = PAGE) -> str:

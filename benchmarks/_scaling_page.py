@@ -29,10 +29,6 @@ def ranks_of(rate) -> list[int]:
     return sorted(next(iter(rate.points.values())))
 
 
-def hosts_of(label: str, ranks: int) -> int:
-    return ranks // 2 if label.startswith("hierarchical") else ranks
-
-
 def bytes_table(rate) -> list[list[str]]:
     ranks = ranks_of(rate)
     rows = [
@@ -102,7 +98,7 @@ def errors(rate) -> dict[str, list[tuple[float, str, int]]]:
     found = {"step": [], "wire": [], "bytes": []}
     for label, points in rate.points.items():
         for point in points.values():
-            if hosts_of(label, point.ranks) not in FITTED:
+            if point.hosts not in FITTED:
                 pairs = {
                     "step": (rate.shared.seconds(label, point.ranks), point.seconds),
                     "wire": (rate.shared.wire(label, point.ranks), point.wire),

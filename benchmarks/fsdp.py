@@ -8,13 +8,12 @@ repeated. All runs take about an hour on two idle cores.
 """
 
 import argparse
-import datetime
 import json
 import os
 import sys
 
-from _lib import EXAMPLES, ROOT, SHARED_CORES, RunFailed, as_markdown, finish, machine
-from _page import commit, write_section
+from _lib import EXAMPLES, ROOT, SHARED_CORES, RunFailed, as_markdown, finish
+from _page import keep, write_section
 
 sys.path.insert(0, EXAMPLES)
 from _launch import torchrun  # noqa: E402
@@ -55,11 +54,7 @@ def run(label: str, seed: int, args) -> None:
     with open(out) as file:
         found = json.load(file)
     described = {key: options[key] for key in ("task", "seed", "steps", "compression", "memory")}
-    found |= {"label": label, **described, "ranks": args.ranks, "commit": commit(), "machine": machine()}
-    found["date"] = datetime.date.today().isoformat()
-    with open(out, "w") as file:
-        json.dump(found, file, indent=1)
-        file.write("\n")
+    keep(found | {"label": label, **described, "ranks": args.ranks}, out)
 
 
 def write_page(folder: str) -> str:

@@ -9,14 +9,13 @@ repeated. About half an hour on two idle cores.
 
 import argparse
 import dataclasses
-import datetime
 import json
 import os
 import statistics
 import sys
 
-from _lib import EXAMPLES, ROOT, SHARED_CORES, RunFailed, as_markdown, finish, machine
-from _page import commit
+from _lib import EXAMPLES, ROOT, SHARED_CORES, RunFailed, as_markdown, finish
+from _page import keep
 
 from grace_ext.policy.defaults import ADAM
 
@@ -95,10 +94,7 @@ def run(model: str, way_name: str, args) -> None:
     with open(out) as file:
         found = json.load(file)
     del found["options"]["out"]
-    found |= {"date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
-    with open(out, "w") as file:
-        json.dump(found, file, indent=1)
-        file.write("\n")
+    keep(found, out)
 
 
 def table(model: str, ranks: int, folder: str) -> list[str]:

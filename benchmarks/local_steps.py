@@ -12,7 +12,6 @@ model, data and batches.
 
 import argparse
 import dataclasses
-import datetime
 import glob
 import itertools
 import json
@@ -22,8 +21,8 @@ import sys
 from collections.abc import Iterator
 
 from _hosts import Hosts, Job, JobFailed
-from _lib import ROOT, SHARED_CORES, RunFailed, as_markdown, launch, machine
-from _page import commit, write_section
+from _lib import ROOT, SHARED_CORES, RunFailed, as_markdown, launch
+from _page import keep, write_section
 from _transformer_results import DENSE
 from _transformer_results import read as runs_of_transformer
 from _transformer_tasks import TASKS
@@ -65,16 +64,13 @@ def options_of(args, task: str, method: str, seed: int, steps: int, out: str, me
     return {**given, "data": args.data, "out": out}
 
 
-def keep(out: str, label: str, options: dict, **more) -> dict:
+def complete(out: str, label: str, options: dict, **more) -> dict:
     """Complete a result with what it was made with."""
     with open(out) as file:
         found = json.load(file)
     described = {key: options[key] for key in ("task", "seed", "steps", "library", "arguments")}
     found = {"label": label, **described, **more, **found}
-    found |= {"date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
-    with open(out, "w") as file:
-        json.dump(found, file, indent=1)
-        file.write("\n")
+    keep(found, out)
     return found
 
 
@@ -100,7 +96,7 @@ def run(args) -> None:
             options = options_of(args, task, method, seed, args.steps or TASKS[task].steps, out, False)
             title = f"{task}, {label}, seed {seed}"
             launch(title, WORKER, [json.dumps(options)], args.ranks, args.timeout, SHARED_CORES)
-            found = keep(out, label, options, ranks=args.ranks)
+            found = complete(out, label, options, ranks=args.ranks)
             print(f"[local_steps] {title}: {TASKS[task].measure} {found['curve'][-1][TASKS[task].measure]:.4f}", flush=True)
 
 
@@ -117,7 +113,7 @@ def links(args) -> None:
                     Job(up, "horovodrun --gloo", HOSTS, [WORKER, json.dumps(options)]).end(args.timeout)
                 except JobFailed as error:
                     raise RunFailed(f"{task}, {label}, {which}: {error}") from error
-                found = keep(out, label, options, ranks=HOSTS, rate=rate, delay=delay)
+                found = complete(out, label, options, ranks=HOSTS, rate=rate, delay=delay)
                 print(f"[local_steps] {task}, {label}, {which}: {found['ms_per_step']:.1f} ms a step", flush=True)
 
 

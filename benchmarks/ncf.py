@@ -10,7 +10,6 @@ half an hour on two idle cores.
 """
 
 import argparse
-import datetime
 import glob
 import json
 import os
@@ -20,8 +19,8 @@ import sys
 import zipfile
 
 from _hosts import Hosts, Job, JobFailed
-from _lib import ROOT, SHARED_CORES, RunFailed, as_markdown, launch, machine
-from _page import commit
+from _lib import ROOT, SHARED_CORES, RunFailed, as_markdown, launch
+from _page import keep
 
 RESULTS = os.path.join(ROOT, "benchmarks", "results", "ncf")
 WORKER = os.path.join(ROOT, "benchmarks", "_ncf_worker.py")
@@ -69,18 +68,14 @@ def options_of(label: str, seed: int, steps: int, out: str, measure: bool, args)
     return {**described, "measure": measure, "every": EVERY, "ratings": ratings_in(args.data), "out": out}
 
 
-def keep(label: str, options: dict, **more) -> None:
+def complete(label: str, options: dict, **more) -> None:
     """Complete a result with what it was made with."""
     part = options["out"] + ".part"
     with open(part) as file:
         found = json.load(file)
     os.remove(part)
     described = {key: options[key] for key in ("seed", "steps", "batch", "library", "arguments")}
-    found = {"label": label, **described, "ranks": RANKS, **more, **found}
-    found |= {"date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
-    with open(options["out"], "w") as file:
-        json.dump(found, file, indent=1)
-        file.write("\n")
+    keep({"label": label, **described, "ranks": RANKS, **more, **found}, options["out"])
 
 
 def run(args) -> None:
@@ -91,7 +86,7 @@ def run(args) -> None:
                 continue
             options = options_of(label, seed, args.steps or 1500, out, False, args)
             launch(f"{label}, seed {seed}", WORKER, [json.dumps(options)], RANKS, args.timeout, SHARED_CORES)
-            keep(label, options)
+            complete(label, options)
 
 
 def links(args) -> None:
@@ -107,7 +102,7 @@ def links(args) -> None:
                     Job(up, "horovodrun --gloo", RANKS, [WORKER, json.dumps(options)]).end(args.timeout)
                 except JobFailed as error:
                     raise RunFailed(f"{label}, {rate}: {error}") from error
-                keep(label, options, rate=rate)
+                complete(label, options, rate=rate)
 
 
 def read(folder: str) -> dict[str, dict[str, dict]]:

@@ -70,13 +70,14 @@ def gradient_of(elements: int, rank: int, step: int) -> np.ndarray:
 
 @dataclasses.dataclass
 class Point:
-    """The measurements of a method.
+    """The measurements of a method, by numbers of ranks and hosts.
 
     Seconds of a step and of its collectives, without waiting for other ranks' codecs; bytes of a step, means over ranks:
     handed to collectives, and sent by the interface; bytes per second that are sent while idle.
     """
 
     ranks: int
+    hosts: int
     seconds: float
     wire: float
     payload: float
@@ -92,7 +93,7 @@ def point_of(results: list[dict], label: str) -> Point:
     seconds = float(np.median(steps))
     payload, sent = (statistics.mean(one[kind] for one in own) for kind in ("payload", "sent"))
     coordination = statistics.mean(result["idle"] for result in results)
-    return Point(len(own), seconds, float(np.median(wire)), payload, sent, coordination)
+    return Point(len(own), len(own) // METHODS[label].per_host, seconds, float(np.median(wire)), payload, sent, coordination)
 
 
 class Model:
@@ -128,7 +129,7 @@ class Model:
     def fit_rest(self, points: dict[str, dict[int, Point]]) -> None:
         """Take what steps on few hosts last longer than predicted, on average, for what all steps of a method do."""
         for label, found in points.items():
-            few = [point for ranks, point in found.items() if ranks // METHODS[label].per_host in FITTED]
+            few = [point for point in found.values() if point.hosts in FITTED]
             beside = [point.seconds - self.wire(label, point.ranks) - self.codec(label, point.ranks) for point in few]
             self.rest[label] = statistics.mean(beside) if beside else 0.0
 

@@ -10,15 +10,14 @@ run whose result is there is not repeated. `page` writes the tables and plots fr
 
 import argparse
 import dataclasses
-import datetime
 import json
 import os
 import sys
 import time
 
 from _accuracy_map import file_name, specs, train_all
-from _lib import ROOT, SHARED_CORES, RunFailed, launch, machine
-from _page import commit
+from _lib import ROOT, SHARED_CORES, RunFailed, launch
+from _page import keep
 from _transformer_cost import measure
 from _transformer_page import write_page
 from _transformer_results import DENSE, RESULTS, path_of
@@ -147,14 +146,6 @@ def run_map(seed: int, args) -> None:
         print(
             f"[transformer] {MAP} {number}/{len(wanted)}: {label}: accuracy {found['curve'][-1]['accuracy']:.4f}", flush=True
         )
-
-
-def keep(found: dict, path: str) -> None:
-    """Write a result, with the date, the commit and the machine."""
-    found |= {"date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
-    with open(path, "w") as file:
-        json.dump(found, file, indent=1)
-        file.write("\n")
 
 
 def main():

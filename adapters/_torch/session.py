@@ -170,7 +170,7 @@ class MembershipSession:
         """A collective: until the next step, `save` on rank `to` has the memories of all ranks."""
         buckets = self.buckets
         if buckets is not None:
-            self._states.consolidate(buckets.exchange, buckets.wanted_order, buckets.prefix, to, buckets.wanted_bytes)
+            self._states.consolidate(buckets.exchange, buckets.wanted_order, buckets.prefix, to)
 
 
 def _hook(owner: weakref.ref, name: str) -> Callable:

@@ -117,9 +117,7 @@ class StateSession:
         """Discard what `consolidate` gathered."""
         self._consolidated = {}
 
-    def consolidate(
-        self, exchange: Exchange, order: list[str], prefix: str, to: int, bucket_bytes: int | None = None
-    ) -> None:
+    def consolidate(self, exchange: Exchange, order: list[str], prefix: str, to: int) -> None:
         """Gather the memories of all ranks on one, for `save` until the next step: a collective.
 
         Args:
@@ -127,7 +125,6 @@ class StateSession:
             order: See `save`.
             prefix: Of the collective's name.
             to: The rank.
-            bucket_bytes: See `save`.
 
         Raises:
             ConfigError: There is no such rank.
@@ -138,7 +135,7 @@ class StateSession:
         if self.waiting is not None:
             return
         self._consolidated = {}
-        own = self.save(exchange, order, bucket_bytes)["memories"][transport.rank]
+        own = self.save(exchange, order)["memories"][transport.rank]
         self._consolidated = dict(enumerate(self._gather_memories(transport, f"{prefix}.consolidate", own, to)))
 
     def settle(self, exchange: Exchange, prefix: str) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ._helpers import MAGNITUDE, log2, random32
 from ._intrinsics import bits_of, float_of, helper, numpy_helper
+from ._sums import sum_of_squares
 
 BINS = 2048
 SAMPLE = 1 << 15  # number of values in the histogram
@@ -30,24 +31,12 @@ _1 = np.uint64(1)
 @helper
 def moments(values, out):
     """Compute out = (sum of squares, smallest magnitude, largest magnitude) of float32[k], k >= 1, finite."""
-    sums = np.zeros(16)
     low, high = MAGNITUDE, np.uint32(0)
-    whole = values.size & ~15
-    for start in range(0, whole, 16):
-        part = values[start : start + 16]
-        for i in range(16):
-            x = np.float64(part[i])
-            sums[i] += x * x
-    for i in range(whole, values.size):
-        x = np.float64(values[i])
-        sums[i & 15] += x * x
+    out[0] = sum_of_squares(values, np.empty(16))
     for i in range(values.size):
         u = np.uint32(bits_of(values[i]) & MAGNITUDE)
         low = min(low, u)
         high = max(high, u)
-    out[0] = 0.0
-    for i in range(16):
-        out[0] += sums[i]
     out[1], out[2] = float_of(low), float_of(high)
 
 

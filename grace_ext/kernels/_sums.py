@@ -140,3 +140,25 @@ def add_sketch(values, start, stop, low, high, sketch):
     for at in range(whole, stop):
         sign = np.float32(1) - np.float32(2) * np.float32(word >> np.uint32((at - whole) // LANES) & np.uint32(1))
         sketch[at % LANES] += sign * values[at]
+
+
+@helper
+def sum_of_squares(values, sums):
+    """Return the sum of squares of float32[n] in float64. sums: float64[16], overwritten.
+
+    The square of value i is added to sum i & 15, and then the sums are added in order.
+    """
+    sums[:] = 0.0
+    whole = values.size & ~15
+    for start in range(0, whole, 16):
+        part = values[start : start + 16]
+        for i in range(16):
+            x = np.float64(part[i])
+            sums[i] += x * x
+    for i in range(values.size - whole):
+        x = np.float64(values[whole + i])
+        sums[i] += x * x
+    total = 0.0
+    for i in range(16):
+        total += sums[i]
+    return total

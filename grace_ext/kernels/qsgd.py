@@ -7,6 +7,7 @@ import numpy as np
 from ._compile import kernel
 from ._helpers import largest_magnitude, random32, spread, squeeze
 from ._intrinsics import float_of, helper, load64, store64
+from ._sums import sum_of_squares
 
 _SMALLEST = np.float32(2.0**-119)  # below it, levels / norm would overflow; such a bucket is sent as zeros
 _SMALLEST_WIDE = np.float32(2.0**-110)
@@ -37,25 +38,8 @@ def _dequantize(codes, levels, scale, out):
 
 @helper
 def _norm2(values, sums):
-    """Return the 2-norm of float32[n] in float64. sums: float64[16].
-
-    The additions are in a fixed order, so that all machines get the same result: value i is added to sum i & 15, and then
-    the sums are added in order.
-    """
-    sums[:] = 0.0
-    whole = values.size & ~15
-    for start in range(0, whole, 16):
-        part = values[start : start + 16]
-        for i in range(16):
-            x = np.float64(part[i])
-            sums[i] += x * x
-    for i in range(values.size - whole):
-        x = np.float64(values[whole + i])
-        sums[i] += x * x
-    total = 0.0
-    for i in range(16):
-        total += sums[i]
-    return np.float32(min(math.sqrt(total), np.float64(_LARGEST)))
+    """Return the 2-norm of float32[n]. sums: float64[16], scratch."""
+    return np.float32(min(math.sqrt(sum_of_squares(values, sums)), np.float64(_LARGEST)))
 
 
 @kernel(

@@ -15,9 +15,8 @@ SIZES = tuple(25 * 2**20 // 2**halvings for halvings in range(4))
 LEAST = 2**23
 #: Models of more bytes keep it because their last bucket is a small part of them, and other buckets would need a copy of the memory.
 MOST = 2**27
-_OF_A_BUCKET = (
-    1e-3  # seconds of the processor for one bucket more; docs/benchmarks.md#where-the-time-of-a-step-goes has 0.7 to 1.1 ms
-)
+#: Seconds of the processor for one bucket more: docs/benchmarks.md#where-the-time-of-a-step-goes has 0.7 to 1.1 ms.
+_OF_A_BUCKET = 1e-3
 _WORTH = 0.05  # of a step, which the choice has to save
 
 
@@ -61,9 +60,8 @@ def seconds_of(buckets: Sequence[tuple[float, int]], measured: Measured, link: c
         wire = cost_model.ring_allgather([measured.bytes_sent * elements] * ranks)
         arrived = max(encoded, arrived) + link.seconds(wire.rounds, wire.path)
     backward = measured.backward if measured.has_spare_core else measured.backward + work
-    left = (
-        sorted(buckets)[-1:] if measured.has_spare_core else buckets
-    )  # the others are decoded while the last one is on its way
+    # With a core to spare, all others are decoded while the last one is on its way.
+    left = sorted(buckets)[-1:] if measured.has_spare_core else buckets
     return max(arrived, backward) + measured.decode * sum(elements for _, elements in left)
 
 
