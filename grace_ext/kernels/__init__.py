@@ -13,6 +13,7 @@ from . import (  # noqa: F401  (so that warmup knows them)
     half,
     level_blocks,
     level_huffman,
+    level_signs,
     levels,
     lloyd,
     lowrank,

@@ -90,3 +90,9 @@ def log2(x):
     z2 = z * z
     series = z * (1.0 + z2 * (1.0 / 3 + z2 * (0.2 + z2 / 7)))  # artanh(z) = ln(m) / 2
     return np.float64(np.int64(u >> np.uint32(23)) - 127) + series * 2.8853900817779268
+
+
+@helper
+def n_log2(n):
+    """Return n * log2(n) of an integer n >= 0, 0 for n = 0."""
+    return n * log2(np.float64(n)) if n > 1 else 0.0

@@ -7,7 +7,7 @@ width; neighbouring ones are merged while that saves bits or while there are too
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import log2
+from ._helpers import n_log2
 from ._intrinsics import bits_of, helper, load64, store64
 
 BLOCK = 64
@@ -27,19 +27,14 @@ def _fine_class(block, middle):
 
 
 @helper
-def _n_log2(n):
-    return n * log2(np.float64(n)) if n > 1 else 0.0
-
-
-@helper
 def _cost(counts, a, b, blocks):
     """Return the bits of the levels in rows a and b (counted once if they are equal) and of the numbers of their blocks."""
-    total, bits = 0, _STREAM - _n_log2(blocks)
+    total, bits = 0, _STREAM - n_log2(blocks)
     for s in range(counts.shape[1]):
         n = counts[a, s] + (counts[b, s] if a != b else 0)
         total += n
-        bits += _LEVEL - _n_log2(n) if n else _ABSENT
-    return bits + _n_log2(total)
+        bits += _LEVEL - n_log2(n) if n else _ABSENT
+    return bits + n_log2(total)
 
 
 @kernel("float64(Array(uint8, 1, 'C', readonly=True), int64, uint8[::1], int64[::1])")
@@ -104,7 +99,7 @@ def choose_classes(levels, alphabet, numbers, sizes):
     for b in range(numbers.size):
         numbers[b] = lookup[numbers[b]]
     sizes[:] = 0
-    saved = _cost(counts, _FINE, _FINE, 1) - _STREAM - _n_log2(numbers.size)
+    saved = _cost(counts, _FINE, _FINE, 1) - _STREAM - n_log2(numbers.size)
     for c in range(n):
         saved -= own[c]
         for s in range(alphabet):

@@ -1,7 +1,8 @@
 """Levels of quantizers, packed at a fixed width or with an entropy code. Lossless; docs/container-format.md, "Levels".
 
 Magnitudes of gradients change from place to place, so blocks of 64 levels are sorted into classes by their width, each with
-a table of its own, where that is shorter.
+a table of its own, where that is shorter. Signs repeat from one value to the next in convolutional layers and where
+activations have one sign, so each level may be told by the sign of the one before.
 """
 
 import numpy as np
@@ -11,11 +12,13 @@ from ..errors import ConfigError, ContainerError
 from ..kernels.ans import LANES, ans_pack, ans_unpack
 from ..kernels.level_blocks import BLOCK, MOST_CLASSES, choose_classes, class_sizes, merge_blocks, split_blocks
 from ..kernels.level_huffman import MAX_LENGTH, STREAMS, huffman_pack, huffman_unpack
+from ..kernels.level_signs import mirror_levels, signs_saved, unmirror_levels
 from ..kernels.levels import pack_levels_fixed, unpack_levels_fixed
 
 ENTROPY = ("none", "huffman", "ans")
-_FIXED, _HUFFMAN, _ANS, _CONSTANT, _BLOCKS = range(5)
+_FIXED, _HUFFMAN, _ANS, _CONSTANT, _BLOCKS, _MIRRORED = range(6)
 _WORTH_CLASSES = 1 << 12  # number of levels from which on classes can save more than their tables cost
+_WORTH_MIRRORING = 64, 1 / 256  # bits that it must save: in all and a level, so that its pass is made for more than chance
 
 
 def check_entropy(name: str, entropy: str) -> str:
@@ -31,6 +34,23 @@ def pack_levels(levels: np.ndarray, alphabet: int, entropy: str, room: int = 0) 
     With an entropy code, the payload is never longer than with the fixed width: at most ceil(k * width / 8) + 1 bytes. Ahead
     of it there are `room` bytes more, which the caller is to fill.
     """
+    if entropy != "none" and levels.size > _WORTH_MIRRORING[0]:
+        middle = _middle(alphabet)
+        if signs_saved(levels, middle) > max(_WORTH_MIRRORING[0], _WORTH_MIRRORING[1] * levels.size):
+            mirrored = scratch("mirrored_levels", np.uint8, levels.size)
+            mirror_levels(levels, middle, mirrored)
+            payload = _pack(mirrored, alphabet, entropy, room + 1)
+            if payload[room + 1] != _FIXED:
+                payload[room] = _MIRRORED
+                return payload
+    return _pack(levels, alphabet, entropy, room)
+
+
+def _middle(alphabet: int) -> int:
+    return (alphabet - 1) >> 1
+
+
+def _pack(levels: np.ndarray, alphabet: int, entropy: str, room: int) -> np.ndarray:
     payload = _pack_stream(levels, alphabet, entropy, room)
     if entropy != "none" and levels.size >= _WORTH_CLASSES and payload[room] != _CONSTANT:
         blocks = _pack_blocks(levels, alphabet, entropy, room)
@@ -85,10 +105,15 @@ def unpack_levels(payload: np.ndarray, alphabet: int, out: np.ndarray) -> None:
 
     The payload itself tells how it is coded. Raises ContainerError.
     """
+    mirrored = payload.size > 0 and payload[0] == _MIRRORED
+    if mirrored:
+        payload = payload[1:]
     if payload.size and payload[0] == _BLOCKS:
         _unpack_blocks(payload[1:], alphabet, out)
     else:
         _unpack_stream(payload, alphabet, out)
+    if mirrored:
+        unmirror_levels(out, _middle(alphabet))
 
 
 def _unpack_stream(payload: np.ndarray, alphabet: int, out: np.ndarray) -> None:

@@ -63,6 +63,8 @@ def cases():
     found["lloyd-huffman"] = {"spec": "dense/lloyd:0.3:entropy=huffman"}
     for entropy in ("ans", "huffman"):
         found[f"levels-{entropy}-classes"] = {"spec": f"dense/lloyd:0.1:entropy={entropy}", "fading": 4224}
+        found[f"levels-{entropy}-mirrored"] = {"spec": f"dense/lloyd:0.1:entropy={entropy}", "runs": 640}
+    found["levels-classes-mirrored"] = {"spec": "dense/lloyd:0.1", "fading": 4224, "runs": 4224}
     found["key"] = {"spec": "dense/qsgd:4", "seed": -5, "name": "conv1.wéight", "step": 1000, "rank": 3}
     found["shape"] = {"spec": "topk:0.1/rice/fp16", "shape": [3, 1, 50]}
     for dtype in ("float16", "float64"):
@@ -77,6 +79,8 @@ def gradient_of(case, arrays):
     gradient = arrays[case["input"]][: case.get("take")].astype(case.get("dtype", "float32"))
     if "fading" in case:  # so long, in eight parts, each a half of the one before
         gradient = np.ldexp(np.resize(gradient, case["fading"]), -(np.arange(case["fading"]) * 8 // case["fading"]))
+    if "runs" in case:  # so long, in runs of 16 of the same sign
+        gradient = np.copysign(np.resize(gradient, case["runs"]), 15.5 - np.arange(case["runs"]) % 32)
     if "first" in case:
         gradient[0] = float(case["first"])
     return gradient.reshape(case.get("shape", -1))

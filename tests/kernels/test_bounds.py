@@ -14,6 +14,7 @@ from support.guards import survives
 from grace_ext import kernels
 from grace_ext._util.rng import Stream
 from grace_ext.kernels.level_blocks import choose_classes, class_sizes, merge_blocks, split_blocks
+from grace_ext.kernels.level_signs import mirror_levels, signs_saved, unmirror_levels
 from grace_ext.kernels.rice import quotient_room, remainder_bytes
 from grace_ext.kernels.topk import BINS, candidate_room, sample_room
 from grace_ext.value._levels import ENTROPY, pack_levels, unpack_levels
@@ -109,6 +110,29 @@ def level_blocks(fence):
     for bad in codec_conformance.mutations(packed, count=200):
         codec_conformance.refused_or(lambda data, into: unpack_levels(data, 256, into), fence(bad), out)
     return good and packed[0] == 4
+
+
+def level_signs(fence):
+    good = True
+    for k in (1, 2, 63, 64, 65, 1000):
+        drawn, out = (
+            fence(np.sort(np.random.default_rng(k).integers(0, 256, k)).astype(np.uint8)),
+            fence(np.zeros(k, np.uint8)),
+        )
+        signs_saved(drawn, 127)
+        mirror_levels(drawn, 127, out)
+        unmirror_levels(out, 127)
+        good &= np.array_equal(out, drawn)
+    packed = pack_levels(fence(np.repeat(np.arange(1000) % 2 * 100 + 77, 8).astype(np.uint8)), 256, "ans")
+    for bad in codec_conformance.mutations(packed, count=200):
+        codec_conformance.refused_or(
+            lambda data, into: unpack_levels(data, 256, into), fence(bad), fence(np.zeros(8000, np.uint8))
+        )
+    return good and packed[0] == 5
+
+
+def test_level_signs():
+    assert survives(level_signs)
 
 
 def test_level_blocks():

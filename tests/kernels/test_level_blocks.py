@@ -90,7 +90,7 @@ def test_split_and_merge(k):
 def test_round_trip(name, entropy, monkeypatch):
     monkeypatch.setattr(_levels, "_WORTH_CLASSES", 0)
     levels, alphabet = INPUTS[name]
-    payload, out = pack_levels(read_only(levels), alphabet, entropy), np.empty_like(levels)
+    payload, out = _levels._pack(read_only(levels), alphabet, entropy, 0), np.empty_like(levels)
     assert (payload[0] == 4) == (name in ("two scales", "many", "constant blocks", "at the ends", "two levels"))
     assert payload.size <= _levels._pack_stream(levels, alphabet, entropy).size
     unpack_levels(read_only(payload), alphabet, out)

@@ -17,7 +17,18 @@ def levels(payload, alphabet, k):
         return [body[0]] * k
     if mode == 4:
         return blocks(body, alphabet, k)
+    if mode == 5:
+        return mirrored(body, alphabet, k)
     return {1: huffman, 2: ans}[mode](body, alphabet, k)
+
+
+def mirrored(body, alphabet, k):
+    assert body[0] <= 4
+    middle = (alphabet - 1) // 2
+    found = [middle]
+    for stored in levels(body, alphabet, k):
+        found.append(2 * middle - stored if found[-1] < middle and stored <= 2 * middle else stored)
+    return found[1:]
 
 
 def blocks(body, alphabet, k):

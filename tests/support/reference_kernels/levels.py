@@ -1,4 +1,4 @@
-"""Slow reference implementations of the encoders of levels: kernels/levels.py, ans.py, level_huffman.py and level_blocks.py."""
+"""Slow reference implementations of the encoders of levels: kernels/levels.py, ans.py and the files whose names begin with level_."""
 
 import heapq
 import math
@@ -92,3 +92,19 @@ def stream_cost(levels, alphabet):
     """Bits that the choice of the classes reckons with: the levels, 4 for each that occurs, 1 for others, 320."""
     counts = [levels.count(s) for s in range(alphabet)]
     return entropy(counts) + sum(4 if n else 1 for n in counts) + 320
+
+
+def mirrored(levels, middle):
+    before = [middle, *levels[:-1]]
+    return [
+        2 * middle - level if b < middle and level <= 2 * middle else level for b, level in zip(before, levels, strict=True)
+    ]
+
+
+def saved_by_mirroring(levels, middle):
+    """The entropy of the signs behind a sign, less that of whether they are the same."""
+    signs = [(level > middle) - (level < middle) for level in levels]
+    pairs = [(a, b) for a, b in zip(signs, signs[1:], strict=False) if a and b]
+    same = sum(a == b for a, b in pairs)
+    negative = sum(b < 0 for _, b in pairs)
+    return entropy([negative, len(pairs) - negative]) - entropy([same, len(pairs) - same])
