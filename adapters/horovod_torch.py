@@ -33,6 +33,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: hvd.ProcessSet = hvd.global_process_set,
     release_gradients: bool = False,
+    backend: str | None = None,
     **options: Any,
 ) -> Any:
     """Wrap a torch.optim.Optimizer so that gradients are compressed, exchanged and averaged before each step.
@@ -67,6 +68,8 @@ def DistributedOptimizer(
         release_gradients: Take gradients out of p.grad when they are exchanged, and free their memory once they are encoded, so
             that error feedback by allgather needs one float32 copy of them less (docs/choosing.md). Until synchronize() or step()
             puts the result there, a stand-in is in p.grad, and reading or changing that raises ExchangeError.
+        backend: What carries containers: None for MPI or Gloo, as Horovod was started; "nccl" for Horovod's NCCL, through this
+            rank's current GPU. Alike on all ranks.
         **options: All others of CompressionOptions.
 
     Returns:
@@ -74,7 +77,8 @@ def DistributedOptimizer(
 
     Raises:
         ConfigError: Something cannot be honoured: op=Adasum, complex parameters, gradients that are sparse in another way
-            than by rows without sparse_as_dense, an optimizer that Horovod has wrapped, specs that differ between ranks.
+            than by rows without sparse_as_dense, an optimizer that Horovod has wrapped, specs that differ between ranks, a backend
+            that Horovod was built without.
         TypeError: An option is unknown.
     """
     named = TorchOptions.from_keywords(
@@ -88,5 +92,6 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
         release_gradients=release_gradients,
+        backend=backend,
     )
     return wrap(optimizer, named_parameters, named)

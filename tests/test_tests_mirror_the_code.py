@@ -13,7 +13,7 @@ ROOT = TESTS.parent
 SHARED = {
     "bench/test_bench.py": "bench/{codecs,command,end_to_end,inputs,parts,peers,plot,report,run,subject,variants}",
     "test_cli.py": "{catalogue,inspection,errors}",
-    "communicators/test_summing.py": "communicators/{slices,_compressed_sums,sharded,tree}",
+    "communicators/test_summing.py": "communicators/{places,slices,_compressed_sums,sharded,tree}",
     "communicators/test_exact_steps.py": "communicators/_alternating",
     "exchange/test_engine.py": "exchange/{listeners,setup}",
     "federated/test_server.py": "federated/{compression,report,server_state}",
@@ -62,7 +62,7 @@ SHARED = {
     "adapters/local_steps_keras/test_local_steps_keras.py": "adapters/_tensorflow/model_parameters",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
     "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_codec,device_decoder,device_encoder,device_tables}"
-    " adapters/_torch/{device_values,factor_bucket,kernel_bucket,mailbox}"
+    " adapters/_torch/{device_values,factor_bucket,kernel_bucket,mailbox,summing_bucket}"
     " adapters/_torch/kernels/{_helpers,_launch,accumulate,block_topk,half,lowrank,minmax,natural,qsgd,ranges,rice,signs}"
     " adapters/_torch/kernels/{lloyd,sketch,sketchml,tables,ternary,threelc,topk,traffic}",
     "adapters/torch_kernels/test_compiling.py": "adapters/_torch/kernels/{catalogue,compiling}",

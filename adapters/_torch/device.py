@@ -46,6 +46,7 @@ class TorchArrays:
 class TorchBucket(Bucket):
     """A top-k bucket on an accelerator, exchanged by allgather."""
 
+    communicators: tuple[str, ...] = ("allgather",)  #: Names of those that can exchange such a bucket.
     serves_hooks = False  #: Whether memories that work at positions can have such a bucket.
 
     def __post_init__(self):
@@ -58,9 +59,9 @@ class TorchBucket(Bucket):
     @classmethod
     def fits(cls, compressor, communicator, memory) -> bool:
         """Whether such a bucket can have these parts; otherwise the whole gradient is copied to the host."""
-        if communicator.name != "allgather" or not cls.can_encode(compressor):
+        if communicator.name not in cls.communicators or not cls.can_encode(compressor):
             return False
-        return not memory.has_hooks or cls.serves_hooks and not compressor.dense and memory.works_at_positions(compressor)
+        return not memory.has_hooks or cls.serves_hooks and memory.works_at_positions(compressor)
 
     @classmethod
     def made_of(cls, bucket: Bucket) -> "TorchBucket":
@@ -89,11 +90,15 @@ class TorchBucket(Bucket):
         if on_compensated_gradient:
             on_compensated_gradient(dense.cpu().numpy(), state and state[0].cpu().numpy())
         pending = self._send(transport, dense, state, stream, started)
+        self.memory.on_sent(self.name, pending)
         self._start_sketch(pending, transport, sketch)
         return pending
 
     def _send(self, transport, dense, state, stream, started):
-        """Encode and send the gradient, which is in the memory's buffer for the next residual, if the memory has one."""
+        """Encode and send the gradient, which is in the memory's buffer for the next residual, if the memory has one.
+
+        What has been sent is told to memories with hooks only, as int64[k] on the device.
+        """
         encoded = self._encode(dense, state and state[0], stream, started)
         return Pending(
             transport.allgather(self.name, encoded.blob),
@@ -101,6 +106,7 @@ class TorchBucket(Bucket):
             encoded.seconds,
             index_codecs=[encoded.index_codec] if encoded.index_codec else [],
             container=encoded.blob,
+            support=encoded.support.long() if self.memory.has_hooks and encoded.support is not None else None,
         )
 
     def _correct(self, dense: torch.Tensor, stream) -> np.ndarray | None:
@@ -163,8 +169,9 @@ def bucket_classes(device: str) -> list[type[TorchBucket]]:
         return [TorchBucket]
     from .factor_bucket import FactorBucket
     from .kernel_bucket import KernelBucket
+    from .summing_bucket import SummingBucket
 
-    return [KernelBucket, FactorBucket]
+    return [KernelBucket, SummingBucket, FactorBucket]
 
 
 def why_not(bucket: Bucket) -> str:
@@ -172,10 +179,15 @@ def why_not(bucket: Bucket) -> str:
     compressor, communicator, classes = bucket.compressor, bucket.communicator, bucket_classes(bucket.device)
     if isinstance(bucket, RowBucket):
         return "gradients that come as rows are encoded on the host"
-    if communicator.name != "allgather":
-        return f"communicator {communicator.name!r} encodes on the host; allowed: allgather"
+    if communicator.name not in {name for kind in classes for name in kind.communicators}:
+        return (
+            f"communicator {communicator.name!r} encodes on the host; allowed: allgather and, with Triton, sharded and tree"
+        )
     if any(kind.can_encode(compressor) for kind in classes):
-        return "its memory works on the host; allowed: residual in 32 bits, none and, with Triton and top-k, adam and muon"
+        return (
+            "its memory works on the host; allowed: residual in 32 bits, none and, with Triton, momentum, dgc without limits "
+            "and, with top-k, adam and muon"
+        )
     if classes == [TorchBucket]:
         return f"without Triton that runs on {bucket.device!r}, only the top-k of whole buckets can"
     if compressor.transform is not None:

@@ -1,6 +1,6 @@
 """Summing received containers where the gradient is. What kernels can't decode, the host decodes, and uploads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -24,15 +24,27 @@ def decode_sum(containers: list[Container], out: torch.Tensor, weight: float) ->
     if any(one.non_finite for one in containers):
         out.fill_(torch.nan)
         return False
-    if any(one.transform for one in containers):
+    out.zero_()
+    add_each([(one, out) for one in containers], weight)
+    return True
+
+
+def add_each(targets: Sequence[tuple[Container, torch.Tensor]], weight: float) -> None:
+    """Add weight * gradient of each container, all of them finite, to the float32[d] beside it.
+
+    Raises ContainerError if one is damaged; the arrays are undefined then. The host waits once, for whether a code was out of range.
+    """
+    if not targets:
+        return
+    if any(one.transform for one, _ in targets):
         raise ContainerError("a container with a transform, where none was expected")
     sections: dict[str, np.ndarray] = {}
-    parts = [_prepare(one, f"{number}", sections) for number, one in enumerate(containers)]
-    inbox = Inbox(sections, out.device)
-    bad = torch.zeros((max(1, len(parts)), 2), dtype=torch.int32, device=out.device)
-    out.zero_()
+    parts = [_prepare(one, f"{number}", sections) for number, (one, _) in enumerate(targets)]
+    device = targets[0][1].device
+    inbox = Inbox(sections, device)
+    bad = torch.zeros((len(parts), 2), dtype=torch.int32, device=device)
     messages = []
-    for decode, flags in zip(parts, bad, strict=False):
+    for decode, flags, (_, out) in zip(parts, bad, targets, strict=True):
         positions, values, wrong = decode(inbox, out, flags)
         messages.append(wrong)
         accumulate.add(out, positions, values, weight)
@@ -40,7 +52,6 @@ def decode_sum(containers: list[Container], out: torch.Tensor, weight: float) ->
         for flag, message in zip(flags, wrong, strict=True):
             if flag:
                 raise ContainerError(message)
-    return True
 
 
 def _prepare(one: Container, prefix: str, sections: dict[str, np.ndarray]) -> Callable:

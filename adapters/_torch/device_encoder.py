@@ -33,12 +33,16 @@ from .mailbox import Outbox, to_device, to_host
 
 
 class DeviceEncoded(NamedTuple):
-    """A container, uint8[m], and what the sender knows about it; see grace_ext.pipeline.encoded.Encoded."""
+    """A container, uint8[m], and what the sender knows about it; see grace_ext.pipeline.encoded.Encoded.
+
+    support: the positions that have been sent, int32[k] on the device; None for all.
+    """
 
     blob: np.ndarray
     seconds: dict[str, float]
     index_codec: str | None
     non_finite: bool
+    support: torch.Tensor | None = None
 
 
 def fits(compressor: Compressor) -> bool:
@@ -59,30 +63,33 @@ def encode(
     stream: Stream,
     started: float,
     sizes: tuple[int, ...] | None = None,
+    *,
+    in_place: bool = False,
 ) -> DeviceEncoded:
     """Encode gradient + residual, or the gradient where the residual is None.
 
     sizes: numbers of elements of the tensors that the gradient consists of; None for a single tensor.
 
-    gradient: float32[d], and with a residual overwritten by what the container does not carry (undefined if gradient +
+    gradient: float32[d], and with a residual or `in_place` overwritten by what the container does not carry (undefined if gradient +
     residual is not finite). The work is queued on the current stream; at the end the host has waited for it.
     """
     container.check_elements(gradient.numel())
     clock = StageClock(started)
+    keep = in_place or residual is not None
     if compressor.dense:
-        return _encode_dense(compressor, gradient, residual, stream, clock)
-    return _encode_sparse(compressor, gradient, residual, stream, clock, sizes or (gradient.numel(),))
+        return _encode_dense(compressor, gradient, residual, keep, stream, clock)
+    return _encode_sparse(compressor, gradient, residual, keep, stream, clock, sizes or (gradient.numel(),))
 
 
 def _non_finite(d: int, clock: StageClock) -> DeviceEncoded:
     return DeviceEncoded(container.pack_non_finite(d), clock.seconds, None, True)
 
 
-def _encode_dense(compressor, gradient, residual, stream, clock) -> DeviceEncoded:
+def _encode_dense(compressor, gradient, residual, keep, stream, clock) -> DeviceEncoded:
     d, codec = gradient.numel(), device_values.find(compressor.value)
     if _is_longer_than_raw(codec.sizes(d), d):
-        return _encode_few(compressor, gradient, residual, stream, clock)
-    source = codec.prepare(Source(gradient, residual, None, None if residual is None else gradient))
+        return _encode_few(compressor, gradient, residual, keep, stream, clock)
+    source = codec.prepare(Source(gradient, residual, None, gradient if keep else None))
     if source is None:
         return _non_finite(d, clock)
     outbox = Outbox({"special": 4, **codec.sizes(d)}, gradient.device)
@@ -109,13 +116,13 @@ def _value_section(compressor, codec, source: Source, fetched) -> tuple[int, np.
     return RawValue.id, raw
 
 
-def _encode_few(compressor, gradient, residual, stream, clock) -> DeviceEncoded:
+def _encode_few(compressor, gradient, residual, keep, stream, clock) -> DeviceEncoded:
     """A dense gradient of so few elements that the host might send them raw: it does all of it."""
     if residual is not None:
         gradient += residual
     values = to_host(gradient).copy()
     encoded = compressor.pack(values.size, None, values, lambda support: values[support], stream)
-    if residual is not None and not encoded.non_finite:
+    if keep and not encoded.non_finite:
         gradient.copy_(to_device(encoded.values - encoded.decoded, gradient.device))
     return DeviceEncoded(encoded.blob, clock.seconds | encoded.seconds, encoded.index_codec, encoded.non_finite)
 
@@ -133,14 +140,14 @@ def _select(sparsifier, gradient, residual, sizes: tuple[int, ...]) -> topk.Sele
     return topk.select_topk(gradient, residual, gradient, sparsifier.count(gradient.numel()))
 
 
-def _encode_sparse(compressor, gradient, residual, stream, clock, sizes) -> DeviceEncoded:
+def _encode_sparse(compressor, gradient, residual, keep, stream, clock, sizes) -> DeviceEncoded:
     d, device = gradient.numel(), gradient.device
     selection = _select(compressor.sparsifier, gradient, residual, sizes)
     clock.lap("select")
     if not selection.finite:
         return _non_finite(d, clock)
-    n, remainder = selection.positions.numel(), None if residual is None else gradient
-    source = Source(selection.bits.view(torch.float32), None, selection.positions, remainder)
+    n = selection.positions.numel()
+    source = Source(selection.bits.view(torch.float32), None, selection.positions, gradient if keep else None)
     if n and not compressor.index.lossless:
         return _encode_elsewhere(compressor, gradient, source, stream, clock)
     codec = _value_codec(compressor, n)
@@ -252,4 +259,4 @@ def _pack(compressor, d, index_id, index_section, source: Source, values, codec,
         source.remainder[source.positions.long()] = values - received
         clock.lap("residual")
     clock.seconds["value"] += clock.seconds.pop("value codec")
-    return DeviceEncoded(blob, clock.seconds, registry.by_id("index", index_id).name, False)
+    return DeviceEncoded(blob, clock.seconds, registry.by_id("index", index_id).name, False, source.positions)

@@ -75,9 +75,11 @@ class TorchMatrices(Matrices):
 class FactorBucket(TorchBucket):
     """A bucket of a low-rank method on an accelerator: only factors, and tensors that are sent as they are, cross."""
 
+    communicators = ("factors",)
+
     @classmethod
     def fits(cls, compressor: Compressor, communicator: Communicator, memory: Memory) -> bool:
-        return communicator.name == "factors" and not memory.has_hooks
+        return communicator.name in cls.communicators and not memory.has_hooks
 
     @classmethod
     def made_of(cls, bucket: Bucket) -> "FactorBucket":

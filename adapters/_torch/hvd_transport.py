@@ -11,11 +11,14 @@ import torch
 # The public allgather_async and alltoall_async allocate the results themselves, and _hold needs them before they start.
 from horovod.torch.mpi_ops import _allgather_async, _alltoall_async
 
+from grace_ext import ConfigError
 from grace_ext.transport import CollectiveHandle, Transport
 from grace_ext.transport.padding import SteadyLengths, pad, pad_own_part, unpad, unpad_own_part
 
 from .._common.waiting import wait_until
 from .._horovod.splits import as_splits
+
+_HOST = torch.device("cpu")
 
 
 class HorovodTransport(Transport):
@@ -23,10 +26,12 @@ class HorovodTransport(Transport):
 
     Args:
         process_set: The process set; this rank is one of its ranks.
+        device: Where Horovod gets messages, alike on all ranks: on the host they go by MPI or Gloo, and on a GPU by what Horovod
+            was built with for it.
     """
 
-    def __init__(self, process_set: hvd.ProcessSet):
-        self._process_set = process_set
+    def __init__(self, process_set: hvd.ProcessSet, device: torch.device = _HOST):
+        self._process_set, self._device = process_set, device
         self.rank, self.size, self.world_rank = process_set.rank(), process_set.size(), hvd.rank()
         self._lengths = SteadyLengths()
 
@@ -35,14 +40,14 @@ class HorovodTransport(Transport):
 
     def allgather(self, name: str, payload: np.ndarray) -> CollectiveHandle:
         message = pad(payload, self._lengths.length_for(name, payload.size))
-        sent = torch.from_numpy(message)
+        sent = torch.from_numpy(message).to(self._device)
         received = sent.new()
         held = _hold(sent, received)
         handle = _allgather_async(sent, received, name, self._process_set)
-        return _collective(handle, held, lambda received: unpad(name, received.numpy()), message.size - payload.size)
+        return _collective(handle, held, lambda received: unpad(name, _array_of(received)), message.size - payload.size)
 
     def allreduce(self, name: str, array: np.ndarray) -> CollectiveHandle:
-        return self._sum(name, torch.from_numpy(array), torch.Tensor.numpy)
+        return self._sum(name, torch.from_numpy(array).to(self._device), _array_of)
 
     def sum_tensor(self, name: str, tensor: torch.Tensor, prescale: float, postscale: float) -> CollectiveHandle:
         """Sum a tensor over ranks in place, as Horovod's own optimizer does.
@@ -66,13 +71,13 @@ class HorovodTransport(Transport):
     def alltoall(self, name: str, payload: np.ndarray, splits: list[int]) -> CollectiveHandle:
         length = self._lengths.length_for(name, payload.size)
         message, parts = pad_own_part(payload, splits, self.rank, length)
-        sent, sizes = torch.from_numpy(message), torch.from_numpy(as_splits(name, parts))
+        sent, sizes = torch.from_numpy(message).to(self._device), torch.from_numpy(as_splits(name, parts))
         received, received_sizes = sent.new(), sizes.new()
         held = _hold(sent, sizes, received, received_sizes)
         return _collective(
             _alltoall_async(sent, sizes, received, received_sizes, name, self._process_set),
             held,
-            lambda got: unpad_own_part(got[0].numpy(), got[1].tolist(), self.rank, length - payload.size),
+            lambda got: unpad_own_part(_array_of(got[0]), got[1].tolist(), self.rank, length - payload.size),
         )
 
     def gather_to(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
@@ -90,6 +95,34 @@ class HorovodTransport(Transport):
         splits[to] = payload.size
         joined, lengths = hvd.alltoall(torch.from_numpy(payload.copy()), splits, name=name, process_set=self._process_set)
         return np.split(joined.numpy(), np.cumsum(lengths.numpy())[:-1]) if self.rank == to else []
+
+
+def make_transport(process_set: hvd.ProcessSet, backend: str | None) -> HorovodTransport:
+    """Make the transport of a process set.
+
+    Args:
+        process_set: The process set.
+        backend: None for MPI or Gloo, with messages on the host; "nccl" for messages on this rank's current GPU.
+
+    Returns:
+        The transport.
+
+    Raises:
+        ConfigError: There is no such backend here.
+    """
+    if backend is None:
+        return HorovodTransport(process_set)
+    if backend != "nccl":
+        raise ConfigError(f"backend={backend!r}; allowed: None for MPI or Gloo, as Horovod was started, or 'nccl'")
+    if not hvd.nccl_built():
+        raise ConfigError("backend='nccl': Horovod was built without NCCL (see horovodrun --check-build); allowed: None")
+    if not torch.cuda.is_available():
+        raise ConfigError("backend='nccl': this rank has no GPU; allowed: None")
+    return HorovodTransport(process_set, torch.device("cuda", torch.cuda.current_device()))
+
+
+def _array_of(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.cpu().numpy()
 
 
 def _hold(*tensors: torch.Tensor) -> list[torch.Tensor]:

@@ -28,7 +28,7 @@ class KernelBucket(TorchBucket):
         return device_encoder.fits(compressor)
 
     def _encode(self, dense, residual, stream, started):
-        with self._on_device():
+        with on_device(self.device):
             return device_encoder.encode(self.compressor, dense, residual, stream, started, self.sizes)
 
     @functools.cached_property
@@ -38,22 +38,26 @@ class KernelBucket(TorchBucket):
     def _correct(self, dense, stream):
         sketches = None
         if self._sketch_size:
-            with self._on_device():
+            with on_device(self.device):
                 sketches = to_host(self._sketcher.sketches(dense, stream.shared().key())).reshape(-1)
         self.memory.correct_at(self.name, dense, self._arrays)
         return sketches
 
+    @property
+    def _shows_received(self) -> bool:
+        return self.memory.has_hooks and self.memory.receives_at_positions
+
     def finish(self, pending, transport, out, weight):
         finite = super().finish(pending, transport, out, weight)
-        if finite and self.memory.has_hooks:
+        if finite and self._shows_received:
             factor = self.memory.on_received_at(self.name, *self._received, weight * transport.size)
             if factor != 1:
                 out *= factor
         return finite
 
     def _decode_sum(self, containers: list[Container], out: torch.Tensor, weight: float) -> bool:
-        with self._on_device():
-            if not self.memory.has_hooks or any(one.non_finite for one in containers):
+        with on_device(self.device):
+            if not self._shows_received or any(one.non_finite for one in containers):
                 return device_decoder.decode_sum(containers, out, weight)
             # The memory has to know the elements, so the host sums them, and the device gets the sums.
             at, sums = sum_at(containers, self.size, weight)
@@ -62,6 +66,7 @@ class KernelBucket(TorchBucket):
         self._received = at, sums
         return True
 
-    def _on_device(self):
-        """Triton launches on the current device."""
-        return torch.cuda.device(self.device if torch.device(self.device).type == "cuda" else -1)
+
+def on_device(device: str):
+    """Triton launches on the current device: this makes a bucket's the current one."""
+    return torch.cuda.device(device if torch.device(device).type == "cuda" else -1)

@@ -14,4 +14,5 @@ class TorchOptions(HorovodOptions):
     op: object = hvd.Average
     process_set: hvd.ProcessSet = hvd.global_process_set
     release_gradients: bool = False
+    backend: str | None = None
     hvd = hvd

@@ -1,7 +1,9 @@
 """What the communicators have in common whose ranks sum containers on the way and compress the sum."""
 
+import copy
 import dataclasses
 import time
+from typing import Any, Self
 
 import numpy as np
 
@@ -10,9 +12,8 @@ from ..errors import ConfigError, ContainerError, ExchangeError
 from ..pipeline import container
 from ..pipeline.compressor import Compressor, make_compressor
 from ..pipeline.container import Container
-from ..pipeline.decoder import decode_sum
-from ..pipeline.encoded import Encoded
 from .base import Communicator, Pending, PendingType
+from .places import HOST, Place
 
 #: The first byte of the report that some rank could not read what it got. No container begins with it.
 _UNREADABLE = 0
@@ -22,37 +23,39 @@ NO_BYTES = np.empty(0, np.uint8)
 
 @dataclasses.dataclass
 class InFlightSum(Pending):
-    """An exchange under way. unreadable: what was wrong with the containers that this rank got."""
+    """An exchange under way. place: where its arrays lie. unreadable: what was wrong with the containers that this rank got."""
 
     keeps_state = True
     name: str
     compressor: Compressor
     stream: Stream
+    place: Place = dataclasses.field(default=HOST, kw_only=True)
     unreadable: ContainerError | ExchangeError | None = dataclasses.field(default=None, kw_only=True)
 
-    def encode(self, gradient: np.ndarray, state: tuple | None, stream: Stream, sizes: tuple[int, ...] | None) -> np.ndarray:
+    def encode(self, gradient: Any, state: tuple | None, stream: Stream, sizes: tuple[int, ...] | None) -> np.ndarray:
         """Return the container of float32[n], and count its cost.
 
         state: (residual, buffer for the next one), both float32[n], or None.
         """
-        return self._counted(self.compressor.encode(gradient, stream, state=state, sizes=sizes))
+        return self._counted(self.place.encode(self.compressor, gradient, state, stream, sizes))
 
-    def encode_sum(self, summed: np.ndarray, keep: bool, stream: Stream, sizes: tuple[int, ...] | None) -> np.ndarray:
+    def encode_sum(self, summed: Any, keep: bool, stream: Stream, sizes: tuple[int, ...] | None) -> np.ndarray:
         """Return the container of float32[n], and count its cost.
 
         keep: whether to leave in `summed` what the container does not carry.
         """
-        compress = self.compressor.encode_in_place if keep else self.compressor.encode
-        return self._counted(compress(summed, stream, sizes=sizes))
+        if keep:
+            return self._counted(self.place.encode_in_place(self.compressor, summed, stream, sizes))
+        return self.encode(summed, None, stream, sizes)
 
-    def _counted(self, encoded: Encoded) -> np.ndarray:
+    def _counted(self, encoded: Any) -> np.ndarray:
         self.add_seconds(encoded.seconds)
         if encoded.index_codec:
             self.index_codecs.append(encoded.index_codec)
         return encoded.blob
 
     def decode_slices(
-        self, data: np.ndarray, slices: list[slice], out: np.ndarray, weight: float, containers_each: int = 1
+        self, data: np.ndarray, slices: list[slice], out: Any, weight: float, containers_each: int = 1
     ) -> bool:
         """Write weight * (sum of each slice's containers) to out, float32[d], and count the time.
 
@@ -64,10 +67,11 @@ class InFlightSum(Pending):
         started = time.perf_counter()
         sizes = [part.stop - part.start for part in slices for _ in range(containers_each)]
         containers = parse_containers(self.name, data, sizes)
-        for number, part in enumerate(slices):
-            decode_sum(containers[number * containers_each :][:containers_each], out[part], weight)
         finite = not any(one.non_finite for one in containers)
-        if not finite:
+        if finite:
+            groups = [containers[at : at + containers_each] for at in range(0, len(containers), containers_each)]
+            self.place.decode_slices(list(zip(slices, groups, strict=True)), out, weight)
+        else:
             out[:] = np.nan
         self.add_seconds({"decode": time.perf_counter() - started})
         return finite
@@ -80,6 +84,13 @@ class SummingCommunicator(Communicator[PendingType]):
     """
 
     reports_support = False
+    place: Place = HOST  #: Where gradients lie.
+
+    def at(self, place: Place) -> Self:
+        """Return the same communicator for gradients that lie somewhere else."""
+        other = copy.copy(self)
+        other.place = place
+        return other
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)

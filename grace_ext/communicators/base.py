@@ -25,9 +25,9 @@ class Pending:
         seconds: Seconds that each stage took.
         index_codecs: Names of the index codecs of this rank's containers.
         gradient_bytes: Bytes of this rank's gradient; None where it is dense.
-        received: Bytes of all ranks' containers once they have arrived, the same on all ranks; else None.
+        received: Bytes of all ranks' containers once they have arrived; else None.
         container: This rank's container, a new array, which others may keep; None if it has sent none.
-        support: The positions that this rank has sent, uint32[k], or None for all; valid until the thread's next encoding.
+        support: Sent positions, uint32[k], valid until the thread's next encoding; None for all.
         last_waited: The handle that was waited for last.
         sketch: The handle of all ranks' sketches, if the memory has some.
         squares: What the memory wants to know of the result; see Memory.square_sums.
@@ -42,7 +42,7 @@ class Pending:
     gradient_bytes: int | None = dataclasses.field(default=None, kw_only=True)
     received: int | None = dataclasses.field(default=None, kw_only=True)
     container: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
-    support: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
+    support: Any = dataclasses.field(default=None, kw_only=True)
     last_waited: CollectiveHandle | None = dataclasses.field(default=None, kw_only=True, repr=False)
     sketch: CollectiveHandle | None = dataclasses.field(default=None, kw_only=True, repr=False)
     squares: SquareSums | None = dataclasses.field(default=None, kw_only=True, repr=False)

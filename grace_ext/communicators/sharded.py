@@ -2,16 +2,14 @@
 
 import dataclasses
 import time
+from typing import Any
 
 import numpy as np
 
-from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
-from .._util.scratch import scratch
 from ..errors import ContainerError
 from ..pipeline import container
 from ..pipeline.compressor import Compressor
-from ..pipeline.decoder import add_all
 from ..registry import register
 from ..transport.base import Transport
 from ._compressed_sums import NO_BYTES, InFlightSum, SummingCommunicator, lossless_compressor, report_unreadable
@@ -29,7 +27,7 @@ class _PendingSlices(InFlightSum):
     """
 
     parts: list[slice]
-    summed: np.ndarray | None
+    summed: Any | None
     keeps: bool
     sizes: tuple[int, ...]
     advanced: bool = False
@@ -64,17 +62,18 @@ class Sharded(SummingCommunicator[_PendingSlices]):
         transport: Transport,
         name: str,
         compressor: Compressor,
-        gradient: np.ndarray,
-        state: tuple[np.ndarray, np.ndarray] | None,
+        gradient: Any,
+        state: tuple | None,
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
     ) -> _PendingSlices:
-        parts = equal_slices(gradient.size, transport.size)
-        sizes = (gradient.size,) if sizes is None else sizes
+        parts = equal_slices(len(gradient), transport.size)
+        sizes = (len(gradient),) if sizes is None else sizes
         own = parts[transport.rank]
         pending = _PendingSlices(
-            None, 0, {}, name, compressor, stream, parts, gradient[own], state is not None, sizes_in_slice(sizes, own)
-        )
+            None, 0, {}, name, compressor, stream, parts, gradient[own], state is not None, sizes_in_slice(sizes, own),
+            place=self.place,
+        )  # fmt: skip
         payloads = []
         for owner, part in enumerate(parts):
             if owner == transport.rank or part.start == part.stop:
@@ -87,8 +86,7 @@ class Sharded(SummingCommunicator[_PendingSlices]):
         _send(pending, transport, payloads)
         if state is not None:  # while the others' slices are on their way, and the gradient may still be in the cache
             started = time.perf_counter()
-            with non_finite_allowed():
-                pending.summed = np.add(gradient[own], state[0][own], out=state[1][own])
+            pending.summed = self.place.add(gradient[own], state[0][own], state[1][own])
             pending.add_seconds({"residual": time.perf_counter() - started})
         return pending
 
@@ -104,7 +102,7 @@ class Sharded(SummingCommunicator[_PendingSlices]):
         parts = equal_slices(size, transport.size)
         own = parts[transport.rank]
         pending = _PendingSlices(
-            None, 0, {}, name, lossless_compressor(), stream, parts, None, False, (own.stop - own.start,)
+            None, 0, {}, name, lossless_compressor(), stream, parts, None, False, (own.stop - own.start,), place=self.place
         )
         _send(pending, transport, [NO_BYTES] * transport.size)
         return pending
@@ -128,16 +126,15 @@ class Sharded(SummingCommunicator[_PendingSlices]):
         started = time.perf_counter()
         summed = pending.summed
         if not pending.keeps:
-            summed = scratch("sharded", np.float32, own.stop - own.start)
+            summed = pending.place.empty("sharded", own.stop - own.start)
             summed[:] = 0 if pending.summed is None else pending.summed
-        with non_finite_allowed():
-            add_all(container.split(received, transport.size - 1, summed.size), summed)
+        pending.place.add_all(container.split(received, transport.size - 1, len(summed)), summed)
         pending.add_seconds({"decode": time.perf_counter() - started})
         # All ranks draw the same positions of a slice, for the sum as well, but each rounds with random numbers of its own.
         stream = dataclasses.replace(stream_of_slice(pending.stream, transport.rank), rank=-2 - transport.rank)
         return pending.encode_sum(summed, pending.keeps, stream, pending.sizes)
 
-    def finish(self, pending: _PendingSlices, transport: Transport, out: np.ndarray, weight: float) -> bool:
+    def finish(self, pending: _PendingSlices, transport: Transport, out: Any, weight: float) -> bool:
         self.advance(pending, transport)
         return pending.decode_slices(wait(pending), non_empty(pending.parts), out, weight)
 

@@ -2,14 +2,14 @@
 
 import dataclasses
 import time
+from typing import Any
 
 import numpy as np
 
-from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
 from ..errors import ContainerError, ExchangeError
+from ..pipeline import container
 from ..pipeline.compressor import Compressor
-from ..pipeline.decoder import decode_add
 from ..registry import register
 from ..transport.base import Transport
 from ._compressed_sums import (
@@ -31,7 +31,7 @@ class _PendingTree(InFlightSum):
     report: what to send in place of a container after an error.
     """
 
-    gradient: np.ndarray
+    gradient: Any
     state: tuple | None
     sizes: tuple[int, ...]
     level: int = -1
@@ -65,12 +65,13 @@ class Tree(SummingCommunicator[_PendingTree]):
         transport: Transport,
         name: str,
         compressor: Compressor,
-        gradient: np.ndarray,
-        state: tuple[np.ndarray, np.ndarray] | None,
+        gradient: Any,
+        state: tuple | None,
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
     ) -> _PendingTree:
-        return self._started(_PendingTree(None, 0, {}, name, compressor, stream, gradient, state, sizes), transport)
+        pending = _PendingTree(None, 0, {}, name, compressor, stream, gradient, state, sizes, place=self.place)
+        return self._started(pending, transport)
 
     def start_empty(
         self,
@@ -81,9 +82,9 @@ class Tree(SummingCommunicator[_PendingTree]):
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
     ) -> _PendingTree:
-        return self._started(
-            _PendingTree(None, 0, {}, name, lossless_compressor(), stream, np.zeros(size, np.float32), None, None), transport
-        )
+        zeros = self.place.zeros(size)
+        pending = _PendingTree(None, 0, {}, name, lossless_compressor(), stream, zeros, None, None, place=self.place)
+        return self._started(pending, transport)
 
     def _started(self, pending: _PendingTree, transport: Transport) -> _PendingTree:
         self._go_on(pending, transport)
@@ -102,8 +103,7 @@ class Tree(SummingCommunicator[_PendingTree]):
         started = time.perf_counter()
         try:
             check_readable(pending.name, received)
-            with non_finite_allowed():
-                decode_add(received, pending.gradient)
+            pending.place.add_all([container.parse(received, len(pending.gradient))], pending.gradient)
         except ContainerError as error:
             pending.unreadable, pending.report = error, report_unreadable(transport.rank)
         except ExchangeError as error:
@@ -131,10 +131,10 @@ class Tree(SummingCommunicator[_PendingTree]):
             return pending.report
         return pending.encode(pending.gradient, pending.state, pending.stream, pending.sizes)
 
-    def finish(self, pending: _PendingTree, transport: Transport, out: np.ndarray, weight: float) -> bool:
+    def finish(self, pending: _PendingTree, transport: Transport, out: Any, weight: float) -> bool:
         while pending.level < _levels(transport.size):
             self.advance(pending, transport)
-        return pending.decode_slices(wait(pending), [slice(0, out.size)], out, weight)
+        return pending.decode_slices(wait(pending), [slice(0, len(out))], out, weight)
 
 
 def _levels(ranks: int) -> int:

@@ -14,6 +14,8 @@ class AcceleratorPart:
     Memories without hooks, and those that need the whole gradient on the host, keep what is here.
     """
 
+    receives_at_positions = True  #: Whether `on_received_at` does anything, where the memory `works_at_positions`.
+
     def works_at_positions(self, compressor: Compressor) -> bool:
         """Say whether the hooks get along without the result as an array, so that gradients can be on an accelerator.
 
@@ -35,7 +37,7 @@ class AcceleratorPart:
         """
 
     def on_received_at(self, name: str, at: np.ndarray, values: np.ndarray, scale: float) -> float:
-        """See the elements of a result that are not zero. Only if `works_at_positions`.
+        """See the elements of a result that are not zero. Only if `receives_at_positions`.
 
         Args:
             name: Name of the bucket.

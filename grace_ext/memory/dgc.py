@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from ..pipeline.compressor import Compressor
 from ..registry import register
 from .base import Memory
 from .residual import Residual
+from .states import Arrays
 from .velocity import Velocity
 
 
@@ -42,6 +44,7 @@ class DGC(Residual):
     has_hooks = True
     corrects_gradient = True
     applies_momentum = True
+    receives_at_positions = False
 
     def __init__(
         self, momentum: float = 0.9, clip: float = 0.0, masking: bool = True, nesterov: bool = False, deviations: float = 0.0
@@ -82,6 +85,12 @@ class DGC(Residual):
         if self.deviations:
             velocity = self._clipped(name, velocity, [part.size for part in parts], out)
         return velocity, None
+
+    def works_at_positions(self, compressor: Compressor) -> bool:
+        return not self.deviations and self._velocity.works_at_positions(compressor)
+
+    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
+        self._velocity.correct_at(name, gradient, arrays)
 
     def _clipped(self, name: str, velocity: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
         """Write what has to be added to the residual for a sum that is clipped, float32[d], to out, and return it."""

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from .._util.rng import Stream
 from ..errors import ConfigError
+from ..pipeline.compressor import Compressor
 from ..registry import register
 from .residual import Residual
+from .states import Arrays
 from .velocity import Velocity
 
 
@@ -37,6 +40,7 @@ class Momentum(Residual):
     corrects_gradient = True
     hooks_work_dense = True
     applies_momentum = True
+    receives_at_positions = False
 
     def __init__(self, momentum: float = 0.9, decay: float = 1.0):
         if not 0 <= momentum < 1:
@@ -62,6 +66,12 @@ class Momentum(Residual):
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
     ) -> tuple[np.ndarray, None]:
         return self._first_moment.correct_gradient(name, parts, out, ranks, stream, density)
+
+    def works_at_positions(self, compressor: Compressor) -> bool:
+        return self._first_moment.works_at_positions(compressor)
+
+    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
+        self._first_moment.correct_at(name, gradient, arrays)
 
     def commit(self) -> None:
         super().commit()

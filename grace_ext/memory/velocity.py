@@ -8,6 +8,7 @@ import numpy as np
 
 from .._util.rng import Stream
 from ..kernels.momentum import accumulate_momentum, accumulate_nesterov
+from ..pipeline.compressor import Compressor
 from .base import Memory
 from .states import Arrays, NumpyArrays, States
 
@@ -29,6 +30,7 @@ class Velocity(Memory):
     has_hooks = True
     corrects_gradient = True
     applies_momentum = True
+    receives_at_positions = False
 
     def __init__(self, momentum: float, share: float = 1.0, nesterov: bool = False, clip: float = 0.0):
         self.momentum, self.share, self.nesterov, self.clip = momentum, share, nesterov, clip
@@ -51,6 +53,19 @@ class Velocity(Memory):
             start += gradient.size
         return out if self.nesterov else following, None
 
+    def works_at_positions(self, compressor: Compressor) -> bool:
+        return not self.clip  # norms that are summed in another order would make other bytes
+
+    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
+        velocity, following = self._velocity.begin(name, len(gradient), arrays)
+        if self.nesterov:
+            gradient *= self.share
+            following[:] = (velocity + gradient) * self.momentum
+            gradient += following
+        else:
+            following[:] = velocity * self.momentum + gradient * self.share
+            gradient[:] = following
+
     def begin_step(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> tuple[Any, Any]:
         """Begin a step for what computes the next velocity itself.
 
@@ -64,12 +79,12 @@ class Velocity(Memory):
         """
         return self._velocity.begin(name, size, arrays)
 
-    def restart(self, name: str, support: np.ndarray) -> None:
+    def restart(self, name: str, support: Any) -> None:
         """Let the next velocity start from zero at some positions.
 
         Args:
             name: Name of the bucket.
-            support: The positions, uint32[k].
+            support: The positions, uint32[k], or int64[k] of the kind of arrays that the velocity is kept in.
         """
         self._velocity.upcoming(name)[support] = 0
 

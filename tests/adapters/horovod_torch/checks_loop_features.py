@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from unittest import mock
 
 import horovod.torch as hvd
 import numpy as np
@@ -117,6 +118,40 @@ def payloads_of_any_length_arrive_as_they_were_sent():
         assert gathered.wait().tobytes() == np.concatenate([payload(sender) for sender in range(size)]).tobytes()
         assert swapped.wait().tobytes() == np.concatenate([payload(sender, rank) for sender in range(size)]).tobytes()
         assert 16 <= gathered.padding <= 16 + length // 16 and swapped.padding == 0
+
+
+@check
+def messages_go_to_the_transports_device_and_come_back_from_it():
+    """There is no GPU here, so the device is the CPU, and what a GPU would copy is counted."""
+    moves, to, cpu = [], torch.Tensor.to, torch.Tensor.cpu
+    transport = HorovodTransport(hvd.global_process_set, torch.device("cpu"))
+    own = np.arange(8, dtype=np.uint8)
+    with (
+        mock.patch.object(torch.Tensor, "to", lambda tensor, *given: moves.append(given) or to(tensor, *given)),
+        mock.patch.object(torch.Tensor, "cpu", lambda tensor: moves.append("back") or cpu(tensor)),
+    ):
+        for collective in (
+            lambda: transport.allgather("there and back", own),
+            lambda: transport.allreduce("summed there", own.astype(np.float32)),
+            lambda: transport.alltoall("to each there", own, [8, *[0] * (hvd.size() - 1)]),
+        ):
+            moves.clear()
+            collective().wait()
+            assert moves == [(torch.device("cpu"),), "back"], moves
+
+
+@check
+def a_backend_that_is_not_there_is_refused():
+    def made(backend):
+        net = small()
+        DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters(), backend=backend)
+
+    with raises(ConfigError, "backend='gloo'; allowed: None for MPI or Gloo, as Horovod was started, or 'nccl'"):
+        made("gloo")
+    with raises(ConfigError, "Horovod was built without NCCL (see horovodrun --check-build)"):
+        made("nccl")
+    with mock.patch.object(hvd, "nccl_built", lambda: 1), raises(ConfigError, "this rank has no GPU"):
+        made("nccl")
 
 
 @check

@@ -17,6 +17,7 @@ from grace_ext.adapters._torch.device import TorchBucket, bucket_classes
 from grace_ext.adapters._torch.factor_bucket import FactorBucket
 from grace_ext.adapters._torch.kernel_bucket import KernelBucket
 from grace_ext.adapters._torch.parameter_buckets import ParameterBuckets
+from grace_ext.adapters._torch.summing_bucket import SummingBucket
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.exchange.engine import Exchange
 from grace_ext.pipeline.container import split
@@ -32,10 +33,10 @@ PUBLISHED = [name for name in PRESETS if name != "panthalia"]
 SLACK = 64 * 1024
 
 
-def make(transport, kind, spec, memory, sizes):
+def make(transport, kind, spec, memory, sizes, communicator="allgather"):
     tensors = [Tensor(f"t{number}", size, 2, shape=shape_of(size)) for number, size in enumerate(sizes)]
     exchange = Exchange(transport, grace_ext.memory(memory), 1 / transport.size)
-    bucket = exchange.bucket("bucket", tensors, grace_ext.compressor(spec), parse_stage("communicator", "allgather"))
+    bucket = exchange.bucket("bucket", tensors, grace_ext.compressor(spec), parse_stage("communicator", communicator))
     if kind is not None:
         assert kind.fits(bucket.compressor, bucket.communicator, bucket.memory), spec
         bucket = kind.made_of(bucket)
@@ -48,11 +49,11 @@ def shape_of(size):
     return (size // 100, 100) if size % 100 == 0 else (size,)
 
 
-def train(kind, spec, memory, sizes=(2500, 1200), steps=3, ranks=2):
+def train(kind, spec, memory, sizes=(2500, 1200), steps=3, ranks=2, communicator="allgather"):
     """The results of some steps, the second with a gradient that is not finite on rank 1, and what the memories keep."""
 
     def work(transport):
-        exchange = make(transport, kind, spec, memory, sizes)
+        exchange = make(transport, kind, spec, memory, sizes, communicator)
         results = []
         for step in range(steps):
             given = vector("normal", sum(sizes), 10 * step + transport.rank)
@@ -79,7 +80,7 @@ def copy(given, into):
 
 @check
 def steps_are_the_host_s_in_every_bit():
-    assert bucket_classes("cpu") == [KernelBucket, FactorBucket]
+    assert bucket_classes("cpu") == [KernelBucket, SummingBucket, FactorBucket]
     for spec in [*SPECS, *OF_PARTS]:
         for memory in ("residual", "none"):
             expected = train(None, spec, memory)
@@ -96,6 +97,61 @@ def adams_steps_are_the_host_s_in_every_bit():
         assert expected[0][0] == expected[1][0]
     # Without kernels, the memory works on the host.
     on_all_ranks(lambda transport: not_fitting(transport, TorchBucket, ADAM, "adam"), 1)
+
+
+@check
+def momenta_are_the_host_s_in_every_bit():
+    """Also where the positions that have been sent, whose velocity begins anew, are not those that were selected."""
+    bloom = "topk:0.02/bloom:fpr=0.05/qsgd:7"
+    for spec, memory in (
+        (SPECS[0], "momentum"),
+        (SPECS[2], "momentum:0.8"),
+        (SPECS[1], "dgc"),
+        (bloom, "dgc:0.7:nesterov=true"),
+        (bloom, "dgc:masking=false"),
+    ):
+        expected = train(None, spec, memory)
+        assert train(KernelBucket, spec, memory) == expected, (spec, memory)
+        assert expected[0][0] == expected[1][0]
+        assert any(name.startswith("velocity") for name in expected[0][1])
+
+
+@check
+def sums_of_containers_are_the_host_s_in_every_bit():
+    """In three ranks, one of which gets only a part of a tensor for its slice."""
+    for communicator, spec, memory in (
+        ("sharded", SPECS[1], "residual"),
+        ("sharded", SPECS[2], "residual"),
+        ("sharded", OF_PARTS[0], "none"),
+        ("sharded", "topk:0.02/bloom:fpr=0.05/raw", "residual"),
+        ("sharded", SPECS[0], "momentum"),
+        ("tree", SPECS[0], "residual"),
+        ("tree", "dense/fp16", "none"),
+        ("tree", SPECS[0], "dgc:masking=false"),
+    ):
+        expected, found = (train(kind, spec, memory, (1500, 701), 2, 3, communicator) for kind in (None, SummingBucket))
+        assert found == expected, (communicator, spec, memory)
+        assert len({tuple(results) for results, _ in expected}) == 1
+
+
+@check
+def a_rank_that_has_joined_gives_nothing_to_the_sums():
+    def work(transport, kind, communicator):
+        exchange = make(transport, kind, SPECS[0], "residual", (2500, 1200), communicator)
+        bucket, out = exchange.buckets[0], np.empty(3700, np.float32) if kind is None else torch.empty(3700)
+        if transport.rank == 1:
+            bucket.finish(bucket.start_empty(transport, STREAM), transport, out, 0.5)
+        else:
+            pending = bucket.start(transport, lambda into: copy(vector("normal", 3700, transport.rank), into), STREAM)
+            bucket.finish(pending, transport, out, 0.5)
+        return np.array(out).tobytes()
+
+    for communicator in ("sharded", "tree"):
+        expected, found = (
+            on_all_ranks(lambda transport, k=kind, c=communicator: work(transport, k, c), 3)
+            for kind in (None, SummingBucket)
+        )
+        assert found == expected and len(set(found)) == 1
 
 
 @check
@@ -148,7 +204,8 @@ def what_has_no_kernels_is_left_to_the_host():
             ("topk:0.01:per=4097/rice/raw", "residual"),
             ("dct:16/topk:0.25:per=chunk/rice/raw", "residual"),
             ("dense/raw", "none"),
-            (SPECS[0], "dgc"),
+            (SPECS[0], "dgc:clip=1"),
+            (SPECS[0], "dgc:deviations=2.5"),
             ("topk:0.1/rice/raw", "adam"),
             ("dense/qsgd:4", "muon"),
             (ADAM, "adam:bits=8"),
@@ -179,6 +236,10 @@ def what_is_asked_for_the_device_is_there_or_refused():
         for spec in [*PUBLISHED, "topk:0.01/rice/qsgd:7", "dense/raw", "powersgd:4"]:
             assert refused(transport, spec, "residual") == "", spec
         assert refused(transport, ADAM, "adam") == ""
+        for memory in ("momentum", "dgc"):
+            assert refused(transport, SPECS[0], memory) == ""
+        for communicator in ("sharded", "tree"):
+            assert refused(transport, SPECS[0], "residual", communicator) == ""
         for told, text in (
             (
                 refused(transport, "panthalia"),
@@ -186,11 +247,12 @@ def what_is_asked_for_the_device_is_there_or_refused():
             ),
             (refused(transport, "panthalia"), "there are no kernels for the transform dct"),
             (refused(transport, "dense/deflate"), "there are no kernels for these codecs"),
-            (refused(transport, SPECS[0], "dgc"), "its memory works on the host; allowed: residual in 32 bits, none"),
+            (refused(transport, SPECS[0], "dgc:clip=1"), "its memory works on the host; allowed: residual in 32 bits, none"),
             (refused(transport, SPECS[0], "residual:bits=8"), "its memory works on the host"),
+            (refused(transport, SPECS[0], "adam", "sharded"), "its memory works on the host"),
             (
-                refused(transport, SPECS[0], communicator="sharded"),
-                "communicator 'sharded' encodes on the host; allowed: allg",
+                refused(transport, SPECS[0], communicator="hierarchical"),
+                "communicator 'hierarchical' encodes on the host; allowed: allg",
             ),
         ):
             assert text in told and "Use selection='auto', or 'host'" in told, (text, told)
@@ -210,7 +272,8 @@ def crossings(spec, d, memory="residual", kind="normal"):
             dense = torch.zeros(d, device="cpu") if state is None else state[1]
             dense.copy_(torch.from_numpy(vector(kind, d)))
             if bucket.memory.has_hooks:
-                assert bucket._correct(dense, STREAM).size == 8
+                sketches = bucket._correct(dense, STREAM)
+                assert memory == "momentum" or sketches.size == 8
             blob = bucket._encode(dense, state and state[0], STREAM, 0.0).blob
             before = dataclasses.replace(accelerator.crossings)
             assert bucket._decode_sum(split(blob, 1, d), out, 1.0)
@@ -224,11 +287,31 @@ def nothing_dense_crosses():
     """At most 1.5 times the container, and 64 KiB; of the sums, only whether codes were sound."""
     d, both = 16_000, [*SPECS, *OF_PARTS]
     cases = [(spec, memory) for memory, specs in (("none", both), ("residual", [*both, *PUBLISHED])) for spec in specs]
-    for spec, memory in [*cases, (ADAM, "adam")]:
+    for spec, memory in [*cases, (ADAM, "adam"), (SPECS[0], "momentum")]:
         came, waits, container, received = crossings(spec, d, memory)
         assert came <= 1.5 * container + SLACK, (spec, came, container)
         assert came < 4 * d / 4, (spec, came)
         assert waits <= (4 if memory == "adam" else 3) and received <= 64, (spec, waits, received)
+
+
+@check
+def nothing_dense_crosses_on_the_way_to_a_sum():
+    """Two ranks: containers, each counted once where it is made, and whether codes were sound of those that came."""
+
+    def work(transport, spec, communicator):
+        d = 40_000
+        bucket = make(transport, SummingBucket, spec, "residual", (d,), communicator).buckets[0]
+        given = torch.from_numpy(vector("normal", d, transport.rank))
+        with Accelerator() as accelerator:
+            out = torch.empty(d, device="cpu")
+            pending = bucket.start(transport, lambda into: into.copy_(given), STREAM)
+            assert bucket.finish(pending, transport, out, 1.0)
+        return accelerator.crossings.nbytes, pending.wire_bytes
+
+    for spec in (SPECS[0], SPECS[2]):
+        for communicator in ("sharded", "tree"):
+            for came, sent in on_all_ranks(lambda transport, s=spec, c=communicator: work(transport, s, c), 2):
+                assert came <= 1.5 * sent + 20 * 1024, (spec, communicator, came, sent)
 
 
 @check

@@ -1,0 +1,146 @@
+"""Where gradients lie while communicators encode them and sum containers."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from .._util.numerics import non_finite_allowed
+from .._util.rng import Stream
+from .._util.scratch import scratch
+from ..pipeline.compressor import Compressor
+from ..pipeline.container import Container
+from ..pipeline.decoder import add_all, decode_sum
+
+
+class Place(Protocol):
+    """A kind of place. Adapters for accelerators have classes of their own; on all of them the bytes and bits are those of the host.
+
+    Arrays are float32 and of the place; they are sliced as numpy's, and a slice can be set to a number.
+    """
+
+    def empty(self, what: str, size: int) -> Any:
+        """Make a scratch array of the thread.
+
+        Args:
+            what: What it is for; the next one for the same may take its place.
+            size: Number of elements.
+
+        Returns:
+            An array of this place, float32[size].
+        """
+
+    def zeros(self, size: int) -> Any:
+        """Make an array of zeros.
+
+        Args:
+            size: Number of elements.
+
+        Returns:
+            An array of this place, float32[size].
+        """
+
+    def add(self, a: Any, b: Any, out: Any) -> Any:
+        """Add two arrays.
+
+        Args:
+            a: float32[n].
+            b: float32[n].
+            out: Output, float32[n]; it may be one of them.
+
+        Returns:
+            `out`.
+        """
+
+    def encode(
+        self, compressor: Compressor, gradient: Any, state: tuple | None, stream: Stream, sizes: tuple[int, ...] | None
+    ) -> Any:
+        """Encode gradient + residual.
+
+        Args:
+            compressor: The compressor.
+            gradient: float32[n].
+            state: The residual and a buffer for the next one, both float32[n], or None. If it lies elsewhere than on the host, the
+                gradient is that buffer.
+            stream: The random stream.
+            sizes: Numbers of elements of the tensors; None for a single one.
+
+        Returns:
+            What grace_ext.pipeline.encoded.Encoded tells of the container: `blob`, `seconds` and `index_codec`.
+        """
+
+    def encode_in_place(self, compressor: Compressor, summed: Any, stream: Stream, sizes: tuple[int, ...] | None) -> Any:
+        """Encode a sum, and leave in it what the container does not carry.
+
+        Args:
+            compressor: The compressor.
+            summed: float32[n], overwritten.
+            stream: The random stream.
+            sizes: See `encode`.
+
+        Returns:
+            See `encode`.
+        """
+
+    def add_all(self, containers: list[Container], accumulator: Any) -> None:
+        """Add containers to an array, one after the other. One that is not finite makes all elements NaN.
+
+        Args:
+            containers: Parsed containers of n elements each.
+            accumulator: float32[n], changed.
+
+        Raises:
+            ContainerError: One of them is damaged.
+        """
+
+    def decode_slices(self, slices: Sequence[tuple[slice, list[Container]]], out: Any, weight: float) -> None:
+        """Write weight * (the sum of a slice's containers) to each slice of an array.
+
+        Args:
+            slices: The slices, which cover the array, each with its containers, all of them finite.
+            out: Output, float32[d].
+            weight: Factor of the sums.
+
+        Raises:
+            ContainerError: One of them is damaged.
+        """
+
+
+class HostPlace(Place):
+    """Numpy arrays."""
+
+    @staticmethod
+    def empty(what: str, size: int) -> np.ndarray:
+        return scratch(what, np.float32, size)
+
+    @staticmethod
+    def zeros(size: int) -> np.ndarray:
+        return np.zeros(size, np.float32)
+
+    @staticmethod
+    def add(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> np.ndarray:
+        with non_finite_allowed():
+            return np.add(a, b, out=out)
+
+    @staticmethod
+    def encode(
+        compressor: Compressor, gradient: np.ndarray, state: tuple | None, stream: Stream, sizes: tuple[int, ...] | None
+    ) -> Any:
+        return compressor.encode(gradient, stream, state=state, sizes=sizes)
+
+    @staticmethod
+    def encode_in_place(compressor: Compressor, summed: np.ndarray, stream: Stream, sizes: tuple[int, ...] | None) -> Any:
+        return compressor.encode_in_place(summed, stream, sizes=sizes)
+
+    @staticmethod
+    def add_all(containers: list[Container], accumulator: np.ndarray) -> None:
+        with non_finite_allowed():
+            add_all(containers, accumulator)
+
+    @staticmethod
+    def decode_slices(slices: Sequence[tuple[slice, list[Container]]], out: np.ndarray, weight: float) -> None:
+        for part, containers in slices:
+            decode_sum(containers, out[part], weight)
+
+
+HOST = HostPlace()
