@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -33,7 +32,7 @@ __all__ = ["CompressedReduceScatter", "CompressedReplicas", "CompressionOptions"
 
 
 class _Options(CompressionOptions):
-    absent = ("bucket_bytes", "groups", "selection", "on_resize", "schedule")
+    absent = ("bucket_bytes", "groups", "on_resize", "schedule")
 
 
 class _ScatterOptions(CompressionOptions):
@@ -48,7 +47,7 @@ class CompressedReduceScatter(GroupExchange):
     the sender's residual. Where some rank's gradient of a group is not finite, the result of the group is not finite on all
     ranks, and no rank's memory changes in this step. Gradients that are accumulated without synchronization
     (set_requires_gradient_sync), gradients of any dtype (reduce_dtype), offloaded ones and hybrid sharding are as without it.
-    It is as synchronous as Gloo's own reduce-scatter on a CPU; on an accelerator, gradients are compressed on the host.
+    It is as synchronous as Gloo's own reduce-scatter on a CPU. On an accelerator, most specs are encoded and summed there.
 
     Args:
         model: The model, after all calls of fully_shard. Which parameters require gradients is decided now. All ranks of a
@@ -59,7 +58,7 @@ class CompressedReduceScatter(GroupExchange):
             to other ranks; of those of its own slice, a rank keeps none.
         backend: See CompressionState of grace_ext.adapters.torch_ddp.
         timeout: See CompressionState of grace_ext.adapters.torch_ddp.
-        **options: All others of CompressionOptions but communicator, bucket_bytes, groups, selection, on_resize and schedule.
+        **options: All others of CompressionOptions but communicator, bucket_bytes, groups, on_resize and schedule.
 
     Raises:
         ConfigError: Nothing is sharded, parameters are sharded in several dimensions, ranks differ, or options do not fit.
@@ -88,7 +87,7 @@ class CompressedReduceScatter(GroupExchange):
         """Its tensors are the slices of the other ranks. Their common names are the same on all ranks."""
         owners = [rank for rank in range(self.ranks) if rank != self.rank]
         tensors = [
-            Tensor(f"{group.name}@{owner}", group.size, 2, common_name=f"{group.name}@{position}")
+            Tensor(f"{group.name}@{owner}", group.size, 2, group.device, common_name=f"{group.name}@{position}")
             for position, owner in enumerate(owners)
         ]
         return Bucket(name, tensors, compressor, ReduceScatter(), self._memory_of(group).for_compressor(compressor))
@@ -111,19 +110,18 @@ class CompressedReduceScatter(GroupExchange):
                     f"model.set_reduce_scatter_unused_params(True), or make CompressedReduceScatter anew"
                 )
             )
-        slices = source.detach().to("cpu", torch.float32).view(self.ranks, -1)
+        slices = self._placed(number, source).view(self.ranks, -1)
         own = slices[self.rank] / unit
         is_finite = bool(torch.isfinite(own).all())
 
-        def pack(out: np.ndarray) -> None:
-            flat = torch.from_numpy(out)
+        def pack(flat: torch.Tensor) -> None:
             torch.cat([slices[: self.rank].flatten(), slices[self.rank + 1 :].flatten()], out=flat)
             if not is_finite:  # the others have to know
                 flat.fill_(torch.nan)
             elif unit != 1:
                 flat.div_(unit)
 
-        self._run(number, pack, own.numpy())
+        self._run(number, pack, own)
         output.copy_(own.mul_(unit / (self.ranks if op == dist.ReduceOp.AVG else 1)))
 
 
@@ -147,7 +145,7 @@ class CompressedReplicas(GroupExchange):
         memory: "residual" with its options, or "none".
         backend: See CompressionState of grace_ext.adapters.torch_ddp.
         timeout: See CompressionState of grace_ext.adapters.torch_ddp.
-        **options: All others of CompressionOptions but bucket_bytes, groups, selection, on_resize and schedule.
+        **options: All others of CompressionOptions but bucket_bytes, groups, on_resize and schedule.
 
     Raises:
         ConfigError: Nothing is sharded, replicas are a mesh of several dimensions, ranks differ, or options do not fit.
@@ -191,17 +189,17 @@ class CompressedReplicas(GroupExchange):
                 _setter(module, "set_all_reduce_hook")(functools.partial(self._reduce, number))
 
     def _make_bucket(self, name: str, group: ParameterGroup, compressor: Compressor) -> Bucket:
-        return self._exchange.bucket(name, [Tensor(group.name, group.size, 2)], compressor, self._communicator)
+        return self._exchange.bucket(name, [Tensor(group.name, group.size, 2, group.device)], compressor, self._communicator)
 
     def _reduce(self, number: int, output: torch.Tensor) -> None:
         unit = self._begin(number)
-        own = output.detach().to("cpu", torch.float32)
+        own = self._placed(number, output)
         result = torch.empty_like(own)
 
-        def pack(out: np.ndarray) -> None:
-            torch.div(own, unit, out=torch.from_numpy(out))
+        def pack(flat: torch.Tensor) -> None:
+            torch.div(own, unit, out=flat)
 
-        self._run(number, pack, result.numpy())
+        self._run(number, pack, result)
         output.copy_(result.mul_(unit))
 
 

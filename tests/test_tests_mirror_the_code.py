@@ -36,6 +36,7 @@ SHARED = {
     "policy/test_allocation.py": "kernels/curves",
     "lowrank/test_powersgd.py": "communicators/factors lowrank/matrices _util/shared_states",
     "memory/test_muon.py": "memory/_by_tensor",
+    "memory/test_packed_states.py": "memory/packed_vector",
     "memory/test_residual.py": "memory/{base,optimizer_part}",
     "memory/test_adam.py": "memory/accelerator_part",
     "outer/test_outer.py": "outer/{adam,adamw,base,nesterov,sgd,yogi}",
@@ -62,8 +63,8 @@ SHARED = {
     "adapters/local_steps_keras/test_local_steps_keras.py": "adapters/_tensorflow/model_parameters",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
     "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_codec,device_decoder,device_encoder,device_tables}"
-    " adapters/_torch/{device_values,factor_bucket,kernel_bucket,mailbox,summing_bucket}"
-    " adapters/_torch/kernels/{_helpers,_launch,accumulate,block_topk,half,lowrank,minmax,natural,qsgd,ranges,rice,signs}"
+    " adapters/_torch/{device_values,factor_bucket,kernel_bucket,mailbox,packed_vector,summing_bucket}"
+    " adapters/_torch/kernels/{_helpers,_launch,accumulate,block_topk,half,lowrank,minmax,natural,packed,qsgd,ranges,rice,signs}"
     " adapters/_torch/kernels/{lloyd,sketch,sketchml,tables,ternary,threelc,topk,traffic}",
     "adapters/torch_kernels/test_compiling.py": "adapters/_torch/kernels/{catalogue,compiling}",
     "adapters/torch_kernels/test_device_check.py": "adapters/_torch/device_check",

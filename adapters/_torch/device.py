@@ -12,11 +12,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from grace_ext import ConfigError
 from grace_ext._util.scratch import scratch
 from grace_ext.communicators.base import Pending, wait
 from grace_ext.exchange.buckets import Bucket
 from grace_ext.exchange.row_buckets import RowBucket
+from grace_ext.memory.packed_vector import PackedVector
 from grace_ext.pipeline import container
+from grace_ext.pipeline.compressor import Compressor
 from grace_ext.pipeline.decoder import unpack
 
 MAGNITUDE = 0x7FFFFFFF
@@ -30,6 +33,14 @@ class TorchArrays:
 
     def zeros(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.float32, device=self.device)
+
+    def empty(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.float32, device=self.device)
+
+    def packed(self, size: int, bits: int) -> PackedVector:
+        from .packed_vector import TorchPackedVector
+
+        return TorchPackedVector(size, bits, self.device)
 
     @staticmethod
     def to_host(array: torch.Tensor) -> np.ndarray:
@@ -86,7 +97,7 @@ class TorchBucket(Bucket):
         pack(dense)
         if on_gradient:
             on_gradient(dense, state and state[0])
-        sketch = self._correct(dense, stream) if self.memory.has_hooks else None
+        sketch = self._correct(dense, stream) if self.memory.corrects_gradient else None
         if on_compensated_gradient:
             on_compensated_gradient(dense.cpu().numpy(), state and state[0].cpu().numpy())
         pending = self._send(transport, dense, state, stream, started)
@@ -174,6 +185,26 @@ def bucket_classes(device: str) -> list[type[TorchBucket]]:
     return [KernelBucket, SummingBucket, FactorBucket]
 
 
+def on_its_device(bucket: Bucket, selection: str, small: Compressor | None) -> Bucket:
+    """The same bucket for an accelerator, if it can be one and selection ("auto", "device" or "host") wants it.
+
+    small: the compressor of small tensors. Raises ConfigError if it cannot be one, and the user has asked for it.
+    """
+    wanted = selection == "device" or selection == "auto" and bucket.device != "cpu"
+    if not wanted:
+        return bucket
+    for kind in bucket_classes(bucket.device):
+        if kind.fits(bucket.compressor, bucket.communicator, bucket.memory):
+            return kind.made_of(bucket)
+    # Nothing is encoded of what is sent as it is, and no user has asked for the spec of small tensors.
+    if selection == "device" and not (bucket.compressor.exact or bucket.compressor == small):
+        raise ConfigError(
+            f"selection='device': the bucket of {bucket.tensors[0].name!r}, {bucket.compressor} with memory {bucket.memory}, "
+            f"cannot be encoded where it is: {why_not(bucket)}. Use selection='auto', or 'host'"
+        )
+    return bucket
+
+
 def why_not(bucket: Bucket) -> str:
     """Why a bucket is none of the `bucket_classes` of its device, for an error message."""
     compressor, communicator, classes = bucket.compressor, bucket.communicator, bucket_classes(bucket.device)
@@ -185,8 +216,8 @@ def why_not(bucket: Bucket) -> str:
         )
     if any(kind.can_encode(compressor) for kind in classes):
         return (
-            "its memory works on the host; allowed: residual in 32 bits, none and, with Triton, momentum, dgc without limits "
-            "and, with top-k, adam and muon"
+            "its memory works on the host; allowed: none, residual (without Triton in 32 bits) and, with Triton, momentum, "
+            "dgc without limits and, with top-k, adam and muon"
         )
     if classes == [TorchBucket]:
         return f"without Triton that runs on {bucket.device!r}, only the top-k of whole buckets can"

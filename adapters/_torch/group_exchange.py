@@ -15,6 +15,7 @@ from grace_ext.pipeline.compressor import Compressor
 
 from .._common.options import CompressionOptions
 from .ddp_transport import GroupTransport
+from .device import TorchBucket, behind_current_stream, on_its_device
 from .parameter_groups import ParameterGroup
 
 _MEMORIES = ("residual", "none")
@@ -36,7 +37,7 @@ class GroupExchange:
         self._scaler: Any = options.grad_scaler
         transport.can_fuse = False  # a bucket is waited for before the next one starts
         self._exchange = options.make_exchange(transport, weight)
-        self._rules, self._prefix = options.make_rules(), prefix
+        self._rules, self._selection, self._prefix = options.make_rules(), options.selection, prefix
         self._seen: set[int] = set()  # the groups that have come in this step
         self._unit = 1.0
         self._error: BaseException | None = None
@@ -54,7 +55,8 @@ class GroupExchange:
         memory = self._memory_of(group)
         if memory.name not in _MEMORIES:
             raise ConfigError(f"memory {str(memory)!r} for {group.name!r}; allowed with slices: {', '.join(_MEMORIES)}")
-        return self._make_bucket(f"{self._prefix}{number}", group, compressor)
+        bucket = self._make_bucket(f"{self._prefix}{number}", group, compressor)
+        return on_its_device(bucket, self._selection, self._rules.small)
 
     def _memory_of(self, group: ParameterGroup) -> Memory:
         return self._exchange.memory_of(Tensor(group.name, group.size, 2))
@@ -79,12 +81,23 @@ class GroupExchange:
         self._seen.add(number)
         return self._unit
 
-    def _run(self, number: int, pack: Callable[[np.ndarray], Any], out: np.ndarray) -> None:
-        """Exchange a bucket in the thread of backward, as all ranks do in the same order."""
+    def _placed(self, number: int, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient as float32 where the bucket is encoded."""
         bucket = self._exchange.buckets[number]
+        device = bucket.device if isinstance(bucket, TorchBucket) else "cpu"
+        return gradient.detach().to(device, torch.float32)
+
+    def _run(self, number: int, pack: Callable[[torch.Tensor], None], out: torch.Tensor) -> None:
+        """Exchange a bucket in the thread of backward, as all ranks do in the same order. pack(into): writes the gradient."""
+        bucket = self._exchange.buckets[number]
+        given, result = pack, out
+        if not isinstance(bucket, TorchBucket):
+            given, result = lambda into: pack(torch.from_numpy(into)), out.numpy()
+        elif torch.device(bucket.device).type == "cuda":
+            given = behind_current_stream(bucket, pack)
         try:
-            self._exchange.start(bucket, pack)
-            self._exchange.finish(bucket, out)
+            self._exchange.start(bucket, given)
+            self._exchange.finish(bucket, result)
         except BaseException as error:
             self._failed(error)
             raise

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from grace_ext import ConfigError
 from grace_ext.exchange.bucketing import build_buckets
 from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.row_buckets import RowBucket
 
 from .._common.options import CompressionOptions
-from .device import bucket_classes, why_not
+from .device import on_its_device
 from .gradients import pack
 from .output_buffer import OutputBuffer
 from .rows import from_rows
@@ -47,26 +46,10 @@ class ParameterBuckets:
     def _set_buckets(self, parts: list[list[Tensor]], tables, **limits) -> None:
         """See grace_ext.exchange.bucketing.build_buckets."""
         built = build_buckets(self.exchange, parts, tables, self._rules, self._communicator, self.prefix, **limits)
-        self.exchange.set_buckets([self._on_device(bucket) for bucket in built])
+        self.exchange.set_buckets([on_its_device(bucket, self._selection, self._rules.small) for bucket in built])
         lends = self._lends or sum(bucket.size for bucket in built) >= LENDS_FROM
         self._outputs = {bucket.name: OutputBuffer(bucket, lends) for bucket in self.exchange.buckets}
         self._bucket_of = {tensor.name: bucket for bucket in self.exchange.buckets for tensor in bucket.tensors}
-
-    def _on_device(self, bucket: Bucket) -> Bucket:
-        """The same bucket for an accelerator, if it can be one. Raises ConfigError if it cannot, and the user has asked for it."""
-        wanted = self._selection == "device" or self._selection == "auto" and bucket.device != "cpu"
-        if not wanted:
-            return bucket
-        for kind in bucket_classes(bucket.device):
-            if kind.fits(bucket.compressor, bucket.communicator, bucket.memory):
-                return kind.made_of(bucket)
-        # Nothing is encoded of what is sent as it is, and no user has asked for the spec of small tensors.
-        if self._selection == "device" and not (bucket.compressor.exact or bucket.compressor == self._rules.small):
-            raise ConfigError(
-                f"selection='device': the bucket of {bucket.tensors[0].name!r}, {bucket.compressor} with memory {bucket.memory}, "
-                f"cannot be encoded where it is: {why_not(bucket)}. Use selection='auto', or 'host'"
-            )
-        return bucket
 
     def _count_missing(self) -> None:
         """A step begins: no bucket has any of its gradients."""

@@ -16,13 +16,14 @@ class ParameterGroup:
     """Parameters whose gradients fully_shard gives to one reduce-scatter.
 
     name: of its modules in the model, joined by "+"; "model" for the model itself. size: elements of one rank's slice, padding
-    included. ranks: the process group that the parameters are sharded over.
+    included. ranks: the process group that the parameters are sharded over. device: where they are.
     """
 
     name: str
     modules: list[FSDPModule]
     size: int
     ranks: dist.ProcessGroup
+    device: str
 
 
 def parameter_groups(model: torch.nn.Module) -> list[ParameterGroup]:
@@ -46,8 +47,9 @@ def parameter_groups(model: torch.nn.Module) -> list[ParameterGroup]:
     for state, members in modules.items():
         if sharded[state]:
             names, own = zip(*members, strict=True)
-            ranks = _ranks("+".join(names), sharded[state][0])
-            found.append(ParameterGroup("+".join(names), list(own), sum(map(_slice_size, sharded[state])), ranks))
+            name, first = "+".join(names), sharded[state][0]
+            size, device = sum(map(_slice_size, sharded[state])), str(first.to_local().device)
+            found.append(ParameterGroup(name, list(own), size, _ranks(name, first), device))
     if not found:
         raise ConfigError("no parameter of the model is sharded: call torch.distributed.fsdp.fully_shard before this")
     if len({tuple(dist.get_process_group_ranks(group.ranks)) for group in found}) > 1:

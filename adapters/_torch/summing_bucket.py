@@ -1,4 +1,4 @@
-"""Buckets on an accelerator whose communicator sums containers on the way and encodes the sum, there. It imports Triton."""
+"""Buckets on an accelerator whose communicator encodes parts of a gradient and sums containers, there. It imports Triton."""
 
 import time
 from collections.abc import Sequence
@@ -70,9 +70,9 @@ class DevicePlace(Place):
 
 
 class SummingBucket(KernelBucket):
-    """A bucket on an accelerator, exchanged by communicator `sharded` or `tree`. Only containers cross."""
+    """A bucket on an accelerator, exchanged by communicator `sharded`, `tree` or `reduce_scatter`. Only containers cross."""
 
-    communicators = ("sharded", "tree")
+    communicators = ("sharded", "tree", "reduce_scatter")
 
     @classmethod
     def fits(cls, compressor: Compressor, communicator: Communicator, memory: Memory) -> bool:

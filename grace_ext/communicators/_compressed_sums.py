@@ -1,9 +1,8 @@
 """What the communicators have in common whose ranks sum containers on the way and compress the sum."""
 
-import copy
 import dataclasses
 import time
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from ..pipeline import container
 from ..pipeline.compressor import Compressor, make_compressor
 from ..pipeline.container import Container
 from .base import Communicator, Pending, PendingType
-from .places import HOST, Place
+from .places import HOST, Place, Placed
 
 #: The first byte of the report that some rank could not read what it got. No container begins with it.
 _UNREADABLE = 0
@@ -77,20 +76,13 @@ class InFlightSum(Pending):
         return finite
 
 
-class SummingCommunicator(Communicator[PendingType]):
+class SummingCommunicator(Placed, Communicator[PendingType]):
     """Compresses sums of what was compressed.
 
     A rank that has joined the others has no gradient and compresses a sum without loss, because its memory must not change.
     """
 
     reports_support = False
-    place: Place = HOST  #: Where gradients lie.
-
-    def at(self, place: Place) -> Self:
-        """Return the same communicator for gradients that lie somewhere else."""
-        other = copy.copy(self)
-        other.place = place
-        return other
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)

@@ -1,7 +1,8 @@
 """Where gradients lie while communicators encode them and sum containers."""
 
+import copy
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -66,7 +67,7 @@ class Place(Protocol):
             sizes: Numbers of elements of the tensors; None for a single one.
 
         Returns:
-            What grace_ext.pipeline.encoded.Encoded tells of the container: `blob`, `seconds` and `index_codec`.
+            What grace_ext.pipeline.encoded.Encoded tells of the container: `blob`, `seconds`, `index_codec` and `non_finite`.
         """
 
     def encode_in_place(self, compressor: Compressor, summed: Any, stream: Stream, sizes: tuple[int, ...] | None) -> Any:
@@ -144,3 +145,22 @@ class HostPlace(Place):
 
 
 HOST = HostPlace()
+
+
+class Placed:
+    """The part of a communicator that tells where gradients lie."""
+
+    place: Place = HOST  #: Where gradients lie.
+
+    def at(self, place: Place) -> Self:
+        """Make the same communicator for gradients that lie somewhere else.
+
+        Args:
+            place: Where they lie.
+
+        Returns:
+            The communicator.
+        """
+        other = copy.copy(self)
+        other.place = place
+        return other

@@ -2,17 +2,17 @@
 
 import dataclasses
 import time
+from typing import Any
 
 import numpy as np
 
-from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
 from ..pipeline import container
 from ..pipeline.compressor import Compressor
-from ..pipeline.decoder import add_all
 from ..transport.base import Transport
 from ._compressed_sums import NO_BYTES, parse_containers
 from .base import Communicator, Pending, wait
+from .places import Placed
 from .slices import equal_slices, sizes_in_slice, stream_of_slice
 
 
@@ -24,7 +24,7 @@ class _PendingScatter(Pending):
     finite: bool
 
 
-class ReduceScatter(Communicator[_PendingScatter]):
+class ReduceScatter(Placed, Communicator[_PendingScatter]):
     """Every rank owns a slice of the gradient, and gets the sum of that slice only.
 
     The vector of a bucket has the slices of the other ranks, in their order, all of the same size. What a rank has of its own
@@ -50,32 +50,32 @@ class ReduceScatter(Communicator[_PendingScatter]):
         transport: Transport,
         name: str,
         compressor: Compressor,
-        gradient: np.ndarray,
-        state: tuple[np.ndarray, np.ndarray] | None,
+        gradient: Any,
+        state: tuple | None,
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
     ) -> _PendingScatter:
-        sizes = (gradient.size,) if sizes is None else sizes
+        sizes = (len(gradient),) if sizes is None else sizes
         pending = _PendingScatter(None, 0, {}, name=name, finite=True)
         payloads = [NO_BYTES] * transport.size
         owners = [rank for rank in range(transport.size) if rank != transport.rank]
-        for owner, part in zip(owners, equal_slices(gradient.size, len(owners)), strict=True):
+        for owner, part in zip(owners, equal_slices(len(gradient), len(owners)), strict=True):
             residual = state and (state[0][part], state[1][part])
             inside = sizes_in_slice(sizes, part)
-            encoded = compressor.encode(gradient[part], stream_of_slice(stream, owner), state=residual, sizes=inside)
+            encoded = self.place.encode(compressor, gradient[part], residual, stream_of_slice(stream, owner), inside)
             pending.add_seconds(encoded.seconds)
             pending.index_codecs += [encoded.index_codec] if encoded.index_codec else []
             pending.finite &= not encoded.non_finite
             payloads[owner] = encoded.blob
         if not pending.finite:
             for owner in owners:
-                payloads[owner] = container.pack_non_finite(gradient.size // len(owners))
+                payloads[owner] = container.pack_non_finite(len(gradient) // len(owners))
         joined = np.concatenate(payloads)
         pending.handle = transport.alltoall(f"{name}.slices", joined, [payload.size for payload in payloads])
         pending.wire_bytes = joined.size
         return pending
 
-    def finish(self, pending: _PendingScatter, transport: Transport, out: np.ndarray, weight: float) -> bool:
+    def finish(self, pending: _PendingScatter, transport: Transport, out: Any, weight: float) -> bool:
         """See Communicator.finish, but for `out`.
 
         Args:
@@ -89,13 +89,12 @@ class ReduceScatter(Communicator[_PendingScatter]):
         """
         received = wait(pending)
         started = time.perf_counter()
-        containers = parse_containers(pending.name, received, [out.size] * (transport.size - 1))
+        containers = parse_containers(pending.name, received, [len(out)] * (transport.size - 1))
         finite = pending.finite and not any(one.non_finite for one in containers)
         if finite:
-            with non_finite_allowed():
-                add_all(containers, out)
-                if weight != 1:
-                    out *= np.float32(weight)
+            self.place.add_all(containers, out)
+            if weight != 1:
+                out *= float(weight)
         else:
             out[:] = np.nan
         pending.add_seconds({"decode": time.perf_counter() - started})

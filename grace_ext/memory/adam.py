@@ -77,6 +77,7 @@ class Adam(ResidualByTensor):
     summed_fields = frozenset({"residual", "held"})
     has_hooks = True
     corrects_gradient = True
+    receives_at_positions = True
     hooks_work_dense = True
     applies_momentum = True
     needs_step = True
@@ -149,7 +150,7 @@ class Adam(ResidualByTensor):
         return out, sketched
 
     def works_at_positions(self, compressor: Compressor) -> bool:
-        return self.bits == 32 and compressor.density < _SPARSE
+        return compressor.density < _SPARSE
 
     def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
         held = self._give_up(name, len(gradient))

@@ -44,7 +44,6 @@ class DGC(Residual):
     has_hooks = True
     corrects_gradient = True
     applies_momentum = True
-    receives_at_positions = False
 
     def __init__(
         self, momentum: float = 0.9, clip: float = 0.0, masking: bool = True, nesterov: bool = False, deviations: float = 0.0

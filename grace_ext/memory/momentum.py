@@ -40,7 +40,6 @@ class Momentum(Residual):
     corrects_gradient = True
     hooks_work_dense = True
     applies_momentum = True
-    receives_at_positions = False
 
     def __init__(self, momentum: float = 0.9, decay: float = 1.0):
         if not 0 <= momentum < 1:

@@ -66,6 +66,7 @@ class Muon(ResidualByTensor):
     supports_rows = False
     has_hooks = True
     corrects_gradient = True
+    receives_at_positions = True
     hooks_work_dense = True
     applies_momentum = True
     needs_step = True

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
-from ..kernels.half import bf16_decode
-from ..kernels.packed import BLOCK, pack8, pack16, unpack8
+from .packed_vector import PackedVector
 from .states import Arrays, NumpyArrays, States
 
 #: The bits of an element that states can be kept in, float32 included.
@@ -34,13 +33,12 @@ def make_states(what: str, bits: int) -> States:
 
 
 class PackedStates(States):
-    """States that are float32 only while a step works on them.
+    """States that are float32 only while a step works on them; see PackedVector for how they are kept.
 
-    With 16 bits they are bfloat16; with 8, integers with a power of two for each block of 128 elements. Both are rounded at
-    random to one of both neighbors, so that what is too small to be kept is kept on average, and both stay the same when they
-    are unpacked and packed again. The next state is packed as soon as `seal` is called, at the latest by `commit`. The float32
-    arrays of `begin` then go to the next name that is begun, so they must not be used any more. In a lent buffer, the next state
-    waits for `settle`, which packs it in the place of the one in force.
+    What is too small to be kept is kept on average, and a state stays the same when it is unpacked and packed again. The next
+    state is packed as soon as `seal` is called, at the latest by `commit`. Numpy arrays of `begin` then go to the next name that
+    is begun, so they must not be used any more. In a lent buffer, the next state waits for `settle`, which packs it in the place
+    of the one in force.
 
     Args:
         what: What the states are, for messages.
@@ -58,32 +56,45 @@ class PackedStates(States):
         self._working: dict[str, _Working] = {}
         self._free: collections.deque[np.ndarray] = collections.deque()
 
-    def find(self, name: str, size: int) -> np.ndarray | None:
+    def find(self, name: str, size: int) -> Any:
         """See States.find; the state is a copy."""
-        state = super().find(name, size)
-        return None if state is None else state.unpacked(np.empty(size, np.float32))
+        return None if super().find(name, size) is None else self.current(name)
 
-    def get(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> np.ndarray:
+    def get(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> Any:
         """See States.get; the state is a copy."""
+        self._place(name, size, arrays)
         state = self.find(name, size)
-        return np.zeros(size, np.float32) if state is None else state
+        return arrays.zeros(size) if state is None else state
 
-    def current(self, name: str) -> np.ndarray:
+    def current(self, name: str) -> Any:
         """See States.current; the state is a copy."""
-        return self._state[name].unpacked(np.empty(len(self._state[name]), np.float32))
+        packed = self._state[name]
+        return packed.unpacked(packed.empty(len(packed)))
 
-    def upcoming(self, name: str) -> np.ndarray:
+    def upcoming(self, name: str) -> Any:
         return self._working[name].following
 
-    def put(self, name: str, state: Any) -> None:
-        self._state[name] = _Packed(state.size, self._bits).filled(state)
+    def put(self, name: str, state: np.ndarray) -> None:
+        self._state[name] = PackedVector(state.size, self._bits).filled(state)
+        self._arrays[name] = NumpyArrays
+        self._next.pop(name, None)
 
-    def begin(
-        self, name: str, size: int, arrays: Arrays = NumpyArrays, lent: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _place(self, name: str, size: int, arrays: Arrays) -> Any:
+        """Let a name's state be kept in arrays of that kind from now on, and return it, or None if there is none."""
         packed = super().find(name, size)
+        former = self._arrays.get(name, arrays)
+        if former is not arrays:
+            self._next.pop(name, None)
+        if packed is not None and former is not arrays:
+            state = arrays.from_host(former.to_host(self.current(name)))
+            packed = self._state[name] = arrays.packed(size, self._bits).filled(state)
+        self._arrays[name] = arrays
+        return packed
+
+    def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays, lent: np.ndarray | None = None) -> tuple[Any, Any]:
+        packed = self._place(name, size, arrays)
         self._give_back(name)
-        state, following = self._borrow(size), self._borrow(size) if lent is None else lent
+        state, following = self._borrow(name, size), self._borrow(name, size) if lent is None else lent
         self._working[name] = _Working(state, following, lent is not None)
         if packed is None:
             state[:] = 0
@@ -91,6 +102,9 @@ class PackedStates(States):
             packed.unpacked(state)
         self._begun.add(name)
         return state, following
+
+    def _make(self, name: str, size: int) -> Any:
+        return self._arrays[name].packed(size, self._bits)
 
     def seal(self, name: str) -> None:
         """Pack the next state of a name, to which nothing more will be written. Nothing happens if it was not begun.
@@ -102,12 +116,12 @@ class PackedStates(States):
         if working is None:
             return
         if working.is_lent:  # the next state waits there for `settle`
-            self._free.append(_whole(working.state))
+            self._keep(working.state)
             working.state = np.empty(0, np.float32)
             return
         following = working.following
-        if name not in self._next or len(self._next[name]) != following.size:
-            self._next[name] = _Packed(following.size, self._bits)
+        if name not in self._next or len(self._next[name]) != len(following):
+            self._next[name] = self._make(name, len(following))
         self._next[name].filled(following)
         self._give_back(name)
 
@@ -117,7 +131,7 @@ class PackedStates(States):
         self._begun.discard(name)
         if keep:
             if name not in self._state:
-                self._state[name] = _Packed(following.size, self._bits)
+                self._state[name] = self._make(name, len(following))
             self._state[name].filled(following)
         return following
 
@@ -130,7 +144,7 @@ class PackedStates(States):
         for name in list(self._working):
             self.seal(name)
         for name in self._begun - self._state.keys():
-            self._state[name] = _Packed(len(self._next[name]), self._bits)
+            self._state[name] = self._make(name, len(self._next[name]))
         return super().commit()
 
     def rollback(self) -> None:
@@ -139,7 +153,7 @@ class PackedStates(States):
             self._give_back(name)
 
     def copies(self) -> dict[str, np.ndarray]:
-        return {name: self.current(name) for name in self._state}
+        return {name: self._arrays[name].to_host(self.current(name)) for name in self._state}
 
     def take(self) -> dict[str, np.ndarray]:
         found = self.copies()
@@ -152,63 +166,30 @@ class PackedStates(States):
             self.put(name, state)
         self.rollback()
 
-    def _borrow(self, size: int) -> np.ndarray:
+    def _borrow(self, name: str, size: int) -> Any:
+        """An array of the name's kind, float32[size], of any content."""
+        if self._arrays[name] is not NumpyArrays:
+            return self._arrays[name].empty(size)
         array = self._free.pop() if self._free else np.empty(0, np.float32)
         return (array if array.size >= size else np.empty(size, np.float32))[:size]
+
+    def _keep(self, array: Any) -> None:
+        """Keep a numpy array for the next name. Devices' own allocators do so with others."""
+        if isinstance(array, np.ndarray) and array.size:
+            self._free.append(array if array.base is None else array.base)
 
     def _give_back(self, name: str) -> None:
         working = self._working.pop(name, None)
         if working is not None:
-            own = [working.state] if working.is_lent else [working.state, working.following]
-            self._free.extend(_whole(array) for array in own if array.size)
+            self._keep(working.state)
+            if not working.is_lent:
+                self._keep(working.following)
 
 
 @dataclasses.dataclass
 class _Working:
     """The float32 arrays of a name: the state in force and the next one, which is a caller's if it is lent."""
 
-    state: np.ndarray
-    following: np.ndarray
+    state: Any
+    following: Any
     is_lent: bool
-
-
-def _whole(array: np.ndarray) -> np.ndarray:
-    """The array that this one is the beginning of."""
-    return array if array.base is None else array.base
-
-
-class _Packed:
-    """A vector float32[size] in 8 or 16 bits an element."""
-
-    def __init__(self, size: int, bits: int):
-        self._codes = np.zeros(size, np.int8 if bits == 8 else np.uint16)
-        self._scales = np.zeros(-(-size // BLOCK), np.float32) if bits == 8 else None
-
-    def __len__(self) -> int:
-        return self._codes.size
-
-    def unpacked(self, out: np.ndarray, start: int = 0) -> np.ndarray:
-        """Write the elements from `start` on to out, float32[n], and return it. start: a multiple of BLOCK."""
-        codes = self._codes[start : start + out.size]
-        if self._scales is None:
-            bf16_decode(codes, out)
-        else:
-            unpack8(codes, self._scales[start // BLOCK :][: -(-out.size // BLOCK)], out)
-        return out
-
-    def filled(self, values: np.ndarray, start: int = 0) -> "_Packed":
-        """Pack float32[n] in the place of the elements from `start` on. start: as above; n: to the end, or a multiple, too."""
-        codes = self._codes[start : start + values.size]
-        if self._scales is None:
-            pack16(values, codes)
-        else:
-            pack8(values, codes, self._scales[start // BLOCK :][: -(-values.size // BLOCK)])
-        return self
-
-    def scale(self, part: slice, factor: np.float32) -> None:
-        """Multiply the elements of a part by a factor. Others of the same blocks may be rounded once more."""
-        start, stop, _ = part.indices(len(self))
-        first = start // BLOCK * BLOCK
-        values = self.unpacked(np.empty(min(-(-stop // BLOCK) * BLOCK, len(self)) - first, np.float32), first)
-        values[start - first : stop - first] *= factor
-        self.filled(values, first)

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..communicators.base import Pending
 from ..errors import ConfigError
+from ..pipeline.compressor import Compressor
 from ..registry import register
 from .base import Memory
 from .packed_states import PackedStates, make_states
@@ -33,13 +34,14 @@ class Residual(Memory):
     takes_lent_buffers = True
     supports_rows = True
     suits_sender_means = True
+    receives_at_positions = False
 
     def __init__(self, decay: float = 1.0, bits: int = 32):
         if not 0 < decay <= 1:
             raise ConfigError(f"residual: decay={decay}; allowed: above 0 and at most 1")
         self.decay, self.bits = decay, bits
         self._residual = make_states("residual", bits)
-        if bits != 32:  # they are packed on the host, once something has been sent
+        if bits != 32:  # they are packed once something has been sent
             self.has_hooks = self.hooks_work_dense = True
         self._of_rows: Residual | None = None
         self.states = {"residual": self._residual}
@@ -65,6 +67,9 @@ class Residual(Memory):
     def on_sent(self, name: str, pending: Pending) -> None:
         if isinstance(self._residual, PackedStates) and not pending.keeps_state:
             self._residual.seal(name)
+
+    def works_at_positions(self, compressor: Compressor) -> bool:
+        return isinstance(self._residual, PackedStates) and not self.corrects_gradient
 
     def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays, lent: np.ndarray | None = None) -> tuple[Any, Any]:
         return self._residual.begin(name, size, arrays, lent)

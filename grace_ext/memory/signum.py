@@ -38,6 +38,9 @@ class Signum(Velocity):
     def for_compressor(self, compressor: Compressor) -> Memory:
         return self
 
+    def works_at_positions(self, compressor: Compressor) -> bool:
+        return False
+
     def correct_gradient(
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
     ) -> tuple[np.ndarray, None]:

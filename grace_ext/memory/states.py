@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import ConfigError
+from .packed_vector import PackedVector
 
 
 class Arrays(Protocol):
@@ -18,6 +19,27 @@ class Arrays(Protocol):
 
         Returns:
             An array of this kind, float32[size].
+        """
+
+    def empty(self, size: int) -> Any:
+        """Make an array of any content.
+
+        Args:
+            size: Number of elements.
+
+        Returns:
+            An array of this kind, float32[size].
+        """
+
+    def packed(self, size: int, bits: int) -> Any:
+        """Make a vector of zeros in fewer bits.
+
+        Args:
+            size: Number of elements.
+            bits: 8 or 16.
+
+        Returns:
+            A grace_ext.memory.packed_vector.PackedVector of this kind.
         """
 
     def to_host(self, array: Any) -> np.ndarray:
@@ -59,6 +81,14 @@ class NumpyArrays(Arrays):
     @staticmethod
     def zeros(size: int) -> np.ndarray:
         return np.zeros(size, np.float32)
+
+    @staticmethod
+    def empty(size: int) -> np.ndarray:
+        return np.empty(size, np.float32)
+
+    @staticmethod
+    def packed(size: int, bits: int) -> PackedVector:
+        return PackedVector(size, bits)
 
     @staticmethod
     def to_host(array: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import grace_ext
 from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.memory.packed_states import make_states
+from grace_ext.memory.states import NumpyArrays
 from grace_ext.transport import InProcessGroup
 
 TOLERANCE = {8: 1 / 63, 16: 2**-7}  # a step of the largest value of a block; of each value
@@ -136,8 +137,23 @@ def test_rows_keep_32_bits(bits):
     assert plain.for_rows() is plain
 
 
-def test_an_accelerator_does_not_keep_packed_states(bits):
-    assert grace_ext.memory(f"residual:bits={bits}").has_hooks and not grace_ext.memory("residual").has_hooks
+class OtherArrays(NumpyArrays):
+    """As numpy's, but of a kind of its own."""
+
+
+def test_a_state_moves_to_the_kind_of_arrays_that_a_step_has(states):
+    given = gauss(1000, 3)
+    states.load({"w": given})
+    kept = states.copies()["w"]
+    for arrays in (OtherArrays, NumpyArrays, OtherArrays):
+        state, following = states.begin("w", 1000, arrays)
+        assert same_bits(state, kept) and states._arrays["w"] is arrays
+        following[:] = kept
+        states.seal("w")
+        states.commit()
+        assert same_bits(states.copies()["w"], kept)
+    states.load({"w": given})
+    assert same_bits(states.copies()["w"], kept) and states._arrays["w"] is NumpyArrays
 
 
 def test_decay(bits):

@@ -11,6 +11,7 @@ from . import (
     lowrank,
     minmax,
     natural,
+    packed,
     qsgd,
     ranges,
     rice,
@@ -158,6 +159,9 @@ VARIANTS = [
         {"KEEP": True, "BLOCK": lowrank.BLOCK},
         hot=True,
     ),
+    Variant(packed.pack8, "*fp32 *i8 *fp32 i32", {"ROWS": packed.ROWS, "BLOCK": packed.BLOCK}, hot=True),
+    Variant(packed.unpack8, "*i8 *fp32 *fp32 i32", {"WIDE": packed.WIDE, "BLOCK": packed.BLOCK}, hot=True),
+    Variant(packed.pack16, "*fp32 *i16 i32", {"WIDE": packed.WIDE}, hot=True),
     Variant(accumulate.add_at, "*fp32 *i32 *fp32 fp32 i32 i32", {"BLOCK": accumulate.BLOCK}),
     Variant(accumulate.add_dense, "*fp32 *fp32 fp32 i32", {"BLOCK": accumulate.BLOCK}, hot=True),
 ]

@@ -24,8 +24,14 @@ def test_check(job, name, record_property):
 @pytest.mark.tier("test")
 @pytest.mark.alone
 @pytest.mark.mpi
-def test_a_training_with_ddp_is_the_same_with_kernels():
-    specs = ["topk:0.02/rice/qsgd:7", "dense/qsgd:4", "adam", "powersgd:2"]
-    done = run("interpreted-torchrun-2", HERE / "ddp_worker.py", *specs)
+@pytest.mark.parametrize(
+    "worker, specs",
+    [
+        ("ddp_worker.py", ["topk:0.02/rice/qsgd:7", "dense/qsgd:4", "adam", "powersgd:2"]),
+        ("fsdp_worker.py", ["dense/qsgd:4+residual:bits=8", "topk:0.05/rice/raw+none"]),
+    ],
+)
+def test_a_training_is_the_same_with_kernels(worker, specs):
+    done = run("interpreted-torchrun-2", HERE / worker, *specs)
     assert done.returncode == 0, done.stdout[-4000:]
     assert all(f"rank {rank}: {spec} is the same" in done.stdout for rank in range(2) for spec in specs)

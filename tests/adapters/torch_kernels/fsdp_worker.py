@@ -1,0 +1,40 @@
+"""A rank of a training with fully_shard whose tensors of the CPU take the way of a GPU's, with kernels in Triton's interpreter."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from grace_ext.adapters._torch.summing_bucket import SummingBucket
+from grace_ext.adapters.fsdp import CompressedReduceScatter
+
+
+def train(spec: str, memory: str, selection: str) -> torch.Tensor:
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(torch.nn.Linear(80, 60), torch.nn.ReLU(), torch.nn.Linear(60, 10))
+    fully_shard(net[0])
+    fully_shard(net)
+    compression = CompressedReduceScatter(net, spec, memory=memory, selection=selection)
+    kinds = {type(bucket) for bucket in compression._exchange.buckets}
+    assert (SummingBucket in kinds) == (selection == "device"), kinds
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(4):
+        optimizer.zero_grad()
+        x, y = torch.randn(8, 80, generator=generator), torch.randint(0, 10, (8,), generator=generator)
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    kept = compression.state_dict()[f"rank{dist.get_rank()}"]["residual"].values()
+    return torch.cat([*(p.detach().to_local().flatten() for p in net.parameters()), *kept])
+
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+for given in sys.argv[1:]:
+    spec, memory = given.split("+")
+    torch.testing.assert_close(train(spec, memory, "device"), train(spec, memory, "host"), rtol=0, atol=0)
+    print(f"rank {dist.get_rank()}: {given} is the same", flush=True)
+dist.destroy_process_group()
+os._exit(0)
