@@ -63,7 +63,7 @@ SHARED = {
     "adapters/local_steps_keras/test_local_steps_keras.py": "adapters/_tensorflow/model_parameters",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
     "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_codec,device_decoder,device_encoder,device_tables}"
-    " adapters/_torch/{device_values,factor_bucket,kernel_bucket,mailbox,packed_vector,summing_bucket}"
+    " adapters/_torch/{device_transform,device_values,factor_bucket,kernel_bucket,mailbox,packed_vector,summing_bucket}"
     " adapters/_torch/kernels/{_helpers,_launch,accumulate,block_topk,half,lowrank,minmax,natural,packed,qsgd,ranges,rice,signs}"
     " adapters/_torch/kernels/{lloyd,sketch,sketchml,tables,ternary,threelc,topk,traffic}",
     "adapters/torch_kernels/test_compiling.py": "adapters/_torch/kernels/{catalogue,compiling}",

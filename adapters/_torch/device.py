@@ -221,8 +221,6 @@ def why_not(bucket: Bucket) -> str:
         )
     if classes == [TorchBucket]:
         return f"without Triton that runs on {bucket.device!r}, only the top-k of whole buckets can"
-    if compressor.transform is not None:
-        return f"there are no kernels for the transform {compressor.transform}"
     return "there are no kernels for these codecs (docs/gpu.md says for which there are)"
 
 

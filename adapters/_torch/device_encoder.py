@@ -25,7 +25,7 @@ from grace_ext.pipeline.encoded import StageClock, as_received
 from grace_ext.pipeline.encoder import HUGE
 from grace_ext.value.raw import RawValue
 
-from . import device_values
+from . import device_decoder, device_transform, device_values
 from .device import MAGNITUDE
 from .device_codec import Source
 from .kernels import block_topk, rice, topk
@@ -46,14 +46,15 @@ class DeviceEncoded(NamedTuple):
 
 
 def fits(compressor: Compressor) -> bool:
-    """Whether gradients can be encoded where they are: top-k without a transform, or all elements with a codec that has kernels."""
-    if compressor.lowrank is not None or compressor.transform is not None:
+    """Whether gradients can be encoded where they are: by top-k, or all elements with a codec that has kernels."""
+    transform, sparsifier = compressor.transform, compressor.sparsifier
+    if compressor.lowrank is not None or transform is not None and not device_transform.fits((transform.id, b"")):
         return False
     if compressor.dense:
-        return device_values.find(compressor.value) is not None
-    if compressor.sparsifier.name != "topk" or compressor.sparsifier.per == "chunk":
+        return transform is None and device_values.find(compressor.value) is not None
+    if sparsifier.name != "topk":
         return False
-    return compressor.sparsifier.block <= block_topk.MOST_ELEMENTS
+    return (transform.chunk if sparsifier.needs_chunks else sparsifier.block) <= block_topk.MOST_ELEMENTS
 
 
 def encode(
@@ -78,6 +79,8 @@ def encode(
     keep = in_place or residual is not None
     if compressor.dense:
         return _encode_dense(compressor, gradient, residual, keep, stream, clock)
+    if compressor.transform is not None:
+        return _encode_transformed(compressor, gradient, residual, keep, stream, clock)
     return _encode_sparse(compressor, gradient, residual, keep, stream, clock, sizes or (gradient.numel(),))
 
 
@@ -132,24 +135,43 @@ def _is_longer_than_raw(sizes: dict[str, int], n: int) -> bool:
     return sum(sizes.values()) + 8 >= 4 * n  # the parameters have fewer than 8 bytes
 
 
-def _select(sparsifier, gradient, residual, sizes: tuple[int, ...]) -> topk.Selection:
-    if sparsifier.block:
-        return block_topk.select_of_blocks(gradient, residual, gradient, sizes, sparsifier)
+def _select(sparsifier, gradient, residual, sizes: tuple[int, ...], chunk: int = 0) -> topk.Selection:
+    """chunk: elements of a chunk of the transform, where the sparsifier's share is one of these."""
+    if sparsifier.block or chunk:
+        return block_topk.select_of_blocks(gradient, residual, gradient, sizes, sparsifier, chunk)
     if sparsifier.per == "tensor":
         return topk.select_topk_of_parts(gradient, residual, gradient, sizes, sparsifier.count)
     return topk.select_topk(gradient, residual, gradient, sparsifier.count(gradient.numel()))
 
 
-def _encode_sparse(compressor, gradient, residual, keep, stream, clock, sizes) -> DeviceEncoded:
+def _encode_transformed(compressor, gradient, residual, keep, stream, clock) -> DeviceEncoded:
+    """Encode the transform's coefficients in place of the gradient. What does not count is subtracted where receivers see it."""
+    if residual is not None:
+        gradient += residual
+    coefficients = device_transform.forward(gradient, compressor.transform)
+    clock.lap("transform")
+    encoded = _encode_sparse(compressor, coefficients, None, False, stream, clock, (coefficients.numel(),), gradient.numel())
+    if keep and not encoded.non_finite:
+        sent = torch.empty_like(gradient)
+        device_decoder.decode_sum([container.parse(encoded.blob)], sent, 1.0)
+        gradient -= sent
+        clock.lap("residual")
+    return encoded._replace(support=None)
+
+
+def _encode_sparse(compressor, gradient, residual, keep, stream, clock, sizes, given: int | None = None) -> DeviceEncoded:
+    """given: elements of the gradient whose transform this is, None for this one."""
     d, device = gradient.numel(), gradient.device
-    selection = _select(compressor.sparsifier, gradient, residual, sizes)
+    transform = None if given is None else compressor.transform
+    chunk = transform.chunk if transform is not None and compressor.sparsifier.needs_chunks else 0
+    selection = _select(compressor.sparsifier, gradient, residual, sizes, chunk)
     clock.lap("select")
     if not selection.finite:
-        return _non_finite(d, clock)
+        return _non_finite(d if given is None else given, clock)
     n = selection.positions.numel()
     source = Source(selection.bits.view(torch.float32), None, selection.positions, gradient if keep else None)
     if n and not compressor.index.lossless:
-        return _encode_elsewhere(compressor, gradient, source, stream, clock)
+        return _encode_elsewhere(compressor, gradient, source, stream, clock, given)
     codec = _value_codec(compressor, n)
     if codec:
         source = codec.prepare(source)
@@ -157,12 +179,12 @@ def _encode_sparse(compressor, gradient, residual, keep, stream, clock, sizes) -
     clock.lap("value")
     index_id, index_section = _index_section(compressor, d, n, e, fetched, stream)
     clock.lap("index")
-    return _pack(compressor, d, index_id, index_section, source, source.values, codec, fetched, stream, clock)
+    return _pack(compressor, d, given, index_id, index_section, source, source.values, codec, fetched, stream, clock)
 
 
 def _value_codec(compressor, n: int):
     """The kernels for n values, or None where the host encodes them."""
-    codec = device_values.find(compressor.value) if n else None
+    codec = device_values.find(compressor.fitted_value) if n else None
     return None if codec is None or _is_longer_than_raw(codec.sizes(n), n) else codec
 
 
@@ -210,7 +232,7 @@ def _positions(d: int, n: int, e: int, fetched) -> np.ndarray:
     return positions
 
 
-def _encode_elsewhere(compressor, gradient, source: Source, stream, clock) -> DeviceEncoded:
+def _encode_elsewhere(compressor, gradient, source: Source, stream, clock, given) -> DeviceEncoded:
     """With an index codec that rebuilds another support than the selected positions: these cross first, then the values there."""
     d, device = gradient.numel(), gradient.device
     e, fetched = _fetch(d, source, None, stream, device, values=False)
@@ -236,10 +258,12 @@ def _encode_elsewhere(compressor, gradient, source: Source, stream, clock) -> De
     clock.lap("value")
     if fetched["largest"].view(np.uint32)[0] >= HUGE:
         index_id, (section, _), sent, values = RawIndex.id, RawIndex().encode(indices, d), source, source.values
-    return _pack(compressor, d, index_id, section, sent, values, codec, fetched, stream, clock)
+    return _pack(compressor, d, given, index_id, section, sent, values, codec, fetched, stream, clock)
 
 
-def _pack(compressor, d, index_id, index_section, source: Source, values, codec, fetched, stream, clock) -> DeviceEncoded:
+def _pack(
+    compressor, d, given, index_id, index_section, source: Source, values, codec, fetched, stream, clock
+) -> DeviceEncoded:
     """Write the container and the remainder. values: float32[n] on the device, those that the source's stand for."""
     n, order = values.numel(), None
     if codec:
@@ -250,7 +274,9 @@ def _pack(compressor, d, index_id, index_section, source: Source, values, codec,
         value_id = value.id
     clock.lap("value codec")
     index_section, sent_order = Keys.following(index_id, index_section, order)
-    blob = container.pack(d, n, index_id, index_section, value_id, section, order=sent_order)
+    transform = None if given is None else (compressor.transform.id, compressor.transform.parameters())
+    elements = d if given is None else given
+    blob = container.pack(elements, n, index_id, index_section, value_id, section, order=sent_order, transform=transform)
     clock.lap("container")
     if not codec and source.remainder is not None:
         received = source.values

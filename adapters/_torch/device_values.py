@@ -153,41 +153,52 @@ class DeviceTernGrad(DeviceCodec):
 
 
 class DeviceMinMax(DeviceCodec):
-    """`minmax` with one range for all values, without an entropy code."""
+    """`minmax` without an entropy code, with one range for all values or for chunks that a program can keep."""
 
-    _HEAD = 14  # bits, the size of a chunk, both extremes, and the mode of the levels
+    _HEAD = 5  # bits and the size of a chunk; both extremes of each chunk follow, and the mode of the levels
 
     @staticmethod
     def fits(codec: MinMax) -> bool:
-        return codec.chunk == 0 and codec.entropy == "none" and not codec.needs_chunks
+        return codec.chunk <= minmax.MOST_CHUNK and codec.entropy == "none" and not codec.needs_chunks
 
     def sizes(self, n: int) -> dict[str, int]:
-        return {"range": 8, "extremes": 8, "levels": blocks(n * self._codec.bits, 8)}
+        chunks = blocks(n, self._codec.chunk) if self._codec.chunk else 1
+        return {"range": 8, "extremes": 8 * chunks, "levels": blocks(n * self._codec.bits, 8)}
 
     def encode(self, source, outbox, special, key):
-        found = outbox.view("range", torch.int32)
-        source = ranges.find(source, found, special)
         extremes, levels = outbox.view("extremes", torch.float32), outbox.view("levels", torch.uint8)
-        minmax.encode(source, found, extremes, levels, self._codec.bits)
+        if self._codec.chunk:
+            minmax.encode_of_chunks(source, extremes, levels, special, self._codec.bits, self._codec.chunk)
+        else:
+            found = outbox.view("range", torch.int32)
+            minmax.encode(ranges.find(source, found, special), found, extremes, levels, self._codec.bits)
 
     def section(self, fetched):
-        head = np.array([self._codec.bits, 0, 0, 0, 0], np.uint8)
-        return np.concatenate([head, fetched["extremes"], np.zeros(1, np.uint8), fetched["levels"]])
+        head = [np.array([self._codec.bits], np.uint8), np.array([self._codec.chunk], "<u4").view(np.uint8)]
+        return np.concatenate([*head, fetched["extremes"], np.zeros(1, np.uint8), fetched["levels"]])
 
     @classmethod
     def unpack(cls, section, n):
-        bits = int(section[0]) if section.size > cls._HEAD else 0
-        if not 1 <= bits <= 8 or section[1:5].any() or section[13] or section.size != cls._HEAD + blocks(n * bits, 8):
+        bits, chunk = int(section[0]) if section.size else 0, int.from_bytes(section[1 : cls._HEAD].tobytes(), "little")
+        mode = cls._HEAD + 8 * (blocks(n, chunk) if chunk else 1)
+        if not 1 <= bits <= 8 or section.size != mode + 1 + blocks(n * bits, 8) or section[mode]:
             return None
-        extremes = section[5:13].view("<f4")
-        if not np.isfinite(extremes).all() or extremes[0] > extremes[1] or int(section[-1]) >> 8 - -n * bits % 8:
+        extremes = section[cls._HEAD : mode].view("<f4").reshape(-1, 2)
+        if (
+            not np.isfinite(extremes).all()
+            or (extremes[:, 0] > extremes[:, 1]).any()
+            or int(section[-1]) >> 8 - -n * bits % 8
+        ):
             return None
-        return {"extremes": section[5:13], "levels": section[cls._HEAD :]}, {"bits": bits}
+        return {"extremes": section[cls._HEAD : mode], "levels": section[mode + 1 :]}, {"bits": bits, "chunk": chunk}
 
     @staticmethod
-    def decode(inbox, prefix, out, bad, bits):
+    def decode(inbox, prefix, out, bad, bits, chunk):
         levels, extremes = inbox.view(f"{prefix} levels", torch.uint8), inbox.view(f"{prefix} extremes", torch.float32)
-        minmax.decode(levels, extremes, out, bits)
+        if chunk:
+            minmax.decode_of_chunks(levels, extremes, out, bits, chunk)
+        else:
+            minmax.decode(levels, extremes, out, bits)
         return ""
 
 

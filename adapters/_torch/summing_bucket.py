@@ -61,11 +61,20 @@ class DevicePlace(Place):
             accumulator.fill_(torch.nan)
             return
         with on_device(self._device):
-            device_decoder.add_each([(one, accumulator) for one in containers], 1.0)
+            if any(one.transform for one in containers):
+                summed = self.empty("summed", len(accumulator))
+                device_decoder.decode_sum(containers, summed, 1.0)
+                accumulator += summed
+            else:
+                device_decoder.add_each([(one, accumulator) for one in containers], 1.0)
 
     def decode_slices(self, slices: Sequence[tuple[slice, list[Container]]], out: torch.Tensor, weight: float) -> None:
-        out.zero_()
         with on_device(self._device):
+            if any(one.transform for _, containers in slices for one in containers):
+                for part, containers in slices:
+                    device_decoder.decode_sum(containers, out[part], weight)
+                return
+            out.zero_()
             device_decoder.add_each([(one, out[part]) for part, containers in slices for one in containers], weight)
 
 

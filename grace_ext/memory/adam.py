@@ -150,7 +150,7 @@ class Adam(ResidualByTensor):
         return out, sketched
 
     def works_at_positions(self, compressor: Compressor) -> bool:
-        return compressor.density < _SPARSE
+        return compressor.density < _SPARSE and compressor.transform is None
 
     def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
         held = self._give_up(name, len(gradient))

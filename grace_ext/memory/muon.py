@@ -132,7 +132,7 @@ class Muon(ResidualByTensor):
         return out, None
 
     def works_at_positions(self, compressor: Compressor) -> bool:
-        return self.bits == 32 and not compressor.dense
+        return self.bits == 32 and not compressor.dense and compressor.transform is None
 
     def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
         velocity, following = self._average.begin_step(name, len(gradient), arrays)

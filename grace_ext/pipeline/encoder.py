@@ -53,9 +53,9 @@ class Encoder:
                 f"{self.value} needs a sparsifier that sends as many values of each of a transform's chunks, "
                 f"like topk:per=chunk, and not {self.sparsifier}"
             )
-        self._value = self.value
+        self.fitted_value = self.value  #: The value codec as it works: fitted to the values of a transform's chunks.
         if self.value.needs_chunks:
-            self._value = self.value.for_chunks(self.sparsifier.count(self.transform.chunk))
+            self.fitted_value = self.value.for_chunks(self.sparsifier.count(self.transform.chunk))
         if not (self.index.universal or self.sparsifier.shared):
             raise ConfigError(
                 f"index codec {self.index.name!r} is for positions that all ranks draw alike, as randomk "
@@ -333,7 +333,7 @@ class Encoder:
         """
         if not values.size:
             return self.value, _EMPTY, None
-        section, order = self._value.encode(values, stream)
+        section, order = self.fitted_value.encode(values, stream)
         order_bytes = (values.size * container.order_width(values.size) + 7) // 8
         if section.size + (order_bytes if with_order and order is not None else 0) >= 4 * values.size:
             return RawValue(), *RawValue().encode(values, stream)

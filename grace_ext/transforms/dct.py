@@ -11,7 +11,7 @@ from ..registry import register
 from .base import Transform
 
 _SIZES = tuple(1 << n for n in range(1, 9))
-_LARGEST = np.float32(2.0**100)
+LARGEST = np.float32(2.0**100)  #: The largest magnitude that is transformed.
 
 
 @functools.lru_cache
@@ -72,7 +72,7 @@ class DCT(Transform):
         return bytes((self.size.bit_length() - 1, self.dims))
 
     def forward(self, dense: np.ndarray, out: np.ndarray) -> None:
-        forward(dense, self.dims, _LARGEST, factors(self.size), out.reshape(-1, self.size))
+        forward(dense, self.dims, LARGEST, factors(self.size), out.reshape(-1, self.size))
 
     def subtract(self, dense: np.ndarray, support: np.ndarray | None, values: np.ndarray, out: np.ndarray) -> None:
         if support is None:

@@ -19,11 +19,12 @@ MOST_ELEMENTS = 4096  # of a block, which a program keeps in registers
 
 @triton.jit
 def select_in_blocks(
-    gradient, residual, out, starts, sizes, ranks, firsts, positions, bits, counts, special, FUSED: tl.constexpr, BLOCK: tl.constexpr
+    gradient, residual, out, starts, sizes, ranks, firsts, positions, bits, counts, special,
+    FUSED: tl.constexpr, ZEROS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """out = gradient + residual if FUSED (out may be one of both), and select the largest magnitudes of each block.
 
-    Program i has sizes[i] elements from starts[i] on, selects ranks[i] of them, ties by the lowest index and never a zero, writes
+    Program i has sizes[i] elements from starts[i] on, selects ranks[i] of them, ties by the lowest index and a zero only if ZEROS, writes
     them from firsts[i] on in ascending order, and their number to counts[i]. special: int32[1], other than 0 afterwards if one
     of all elements is not finite. The bound is found bit by bit.
     """
@@ -43,7 +44,7 @@ def select_in_blocks(
         trial = bound | (1 << (30 - bit))
         bound = tl.where(tl.sum((magnitude >= trial).to(tl.int32)) >= rank, trial, bound)
     above = (magnitude > bound).to(tl.int32)
-    tie = ((magnitude == bound) & (bound > 0)).to(tl.int32)
+    tie = (inside & (magnitude == bound) & (ZEROS | (bound > 0))).to(tl.int32)
     kept = above | (tie & (tl.cumsum(tie) - tie < rank - tl.sum(above)).to(tl.int32))
     place = tl.load(firsts + block) + tl.cumsum(kept) - kept
     tl.store(positions + place, (start + lane).to(tl.int32), mask=kept > 0)
@@ -64,23 +65,25 @@ def join_blocks(positions, bits, firsts, counts, ends, out_positions, out_bits, 
         tl.store(out_bits + to + at, tl.load(bits + first + at, mask=inside, other=0), mask=inside)
 
 
-def select_of_blocks(gradient, residual, out, sizes: tuple[int, ...], sparsifier: TopK) -> Selection:
+def select_of_blocks(gradient, residual, out, sizes: tuple[int, ...], sparsifier: TopK, chunk: int = 0) -> Selection:
     """Select the sparsifier's share of the elements of each block, which are fewer at the end of a tensor.
 
     gradient, out: float32[d], which may be the same; residual: float32[d], or None: then `out` is not written. sizes: those of
-    the tensors.
+    the tensors. chunk: elements of a chunk of a transform, each of which is a block, and of which zeros are selected, too; 0 for
+    the sparsifier's blocks.
     """
-    blocks = _blocks_of(sizes, sparsifier, str(gradient.device))
+    block = chunk or sparsifier.block
+    blocks = _blocks_of(sizes, sparsifier, block, str(gradient.device))
     room, device = blocks.room, gradient.device
     positions, bits = torch.empty((2, room), dtype=torch.int32, device=device)
     counts, special = (
         torch.zeros(blocks.number, dtype=torch.int32, device=device),
         torch.zeros(1, dtype=torch.int32, device=device),
     )
-    fused, width = residual is not None, max(16, triton.next_power_of_2(sparsifier.block))
+    fused, width = residual is not None, max(16, triton.next_power_of_2(block))
     launch(
         select_in_blocks, blocks.number, gradient, residual if fused else gradient, out, *blocks.table, positions, bits, counts,
-        special, FUSED=fused, BLOCK=width, num_warps=max(1, min(16, width // 256)),
+        special, FUSED=fused, ZEROS=chunk > 0, BLOCK=width, num_warps=max(1, min(16, width // 256)),
     )  # fmt: skip
     ends = torch.cumsum(counts, 0, dtype=torch.int32)
     n, found = torch.cat([ends[-1:], special]).tolist() if blocks.number else (0, 0)  # the one time that the host waits
@@ -94,8 +97,8 @@ def select_of_blocks(gradient, residual, out, sizes: tuple[int, ...], sparsifier
 class _Blocks:
     """Where blocks begin, int64, their sizes and how many of each are selected, int32, and where these are written, int64."""
 
-    def __init__(self, sizes: tuple[int, ...], sparsifier: TopK, device: str):
-        given, block = np.array(sizes, np.int64), sparsifier.block
+    def __init__(self, sizes: tuple[int, ...], sparsifier: TopK, block: int, device: str):
+        given = np.array(sizes, np.int64)
         blocks = -(-given // block)
         within = np.arange(blocks.sum()) - np.repeat(np.cumsum(blocks) - blocks, blocks)
         starts = np.repeat(np.cumsum(given) - given, blocks) + within * block

@@ -75,7 +75,7 @@ VARIANTS = [
     Variant(
         block_topk.select_in_blocks,
         "*fp32 *fp32 *fp32 *i64 *i32 *i32 *i64 *i32 *i32 *i32 *i32",
-        {"FUSED": True, "BLOCK": block_topk.MOST_ELEMENTS},
+        {"FUSED": True, "ZEROS": False, "BLOCK": block_topk.MOST_ELEMENTS},
         16,
         hot=True,
     ),
@@ -114,6 +114,14 @@ VARIANTS = [
         minmax.minmax_encode, "*fp32 *i32 *fp32 *i32 *fp32 *u8 i32", {"WIDTH": 8, **_KEPT, "BLOCK": minmax.BLOCK}, hot=True
     ),
     Variant(minmax.minmax_decode, "*u8 *fp32 *fp32 i32", {"WIDTH": 8, "BLOCK": minmax.BLOCK}, hot=True),
+    Variant(
+        minmax.encode_chunks,
+        "*fp32 *fp32 *i32 *fp32 *fp32 *u8 *i32 i32 i32",
+        {"WIDTH": 8, **_DENSE, "BLOCK": minmax.MOST_CHUNK},
+        16,
+        hot=True,
+    ),
+    Variant(minmax.decode_chunks, "*u8 *fp32 *fp32 i32 i32", {"WIDTH": 8, "BLOCK": minmax.BLOCK}, hot=True),
     Variant(
         natural.nonzero_range,
         "*fp32 *fp32 *i32 *i32 i32",

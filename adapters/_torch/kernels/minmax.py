@@ -1,13 +1,16 @@
-"""The nearest of evenly spaced levels between the extremes. The counterpart of grace_ext/kernels/minmax.py, for one chunk."""
+"""The nearest of evenly spaced levels between the extremes. The counterpart of grace_ext/kernels/minmax.py."""
 
+import torch
 import triton
 import triton.language as tl
 
-from ._helpers import bucket_offsets, load_codes, store_codes, store_remainder
+from . import tables
+from ._helpers import bits_of, bucket_offsets, float_of, load_codes, load_source, store_codes, store_remainder
 from ._launch import blocks, launch
-from .ranges import range_of
+from .ranges import ordered, range_of
 
 BLOCK = 1024
+MOST_CHUNK = 4096  # values of a chunk, which a program keeps in registers
 
 
 @triton.jit
@@ -47,6 +50,47 @@ def minmax_decode(packed, ranges, out, n, WIDTH: tl.constexpr, BLOCK: tl.constex
     tl.store(out + at, (low + level.to(tl.float64) * step).to(tl.float32), mask=at < n)
 
 
+@triton.jit
+def encode_chunks(
+    values, residual, positions, remainder, ranges, levels, special, n, chunk,
+    WIDTH: tl.constexpr, FUSED: tl.constexpr, KEEP: tl.constexpr, SPARSE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Quantize each `chunk` of float32[n], or values + residual if FUSED, between its own extremes; a program for each.
+
+    ranges: float32[chunks, 2]; levels: uint8[n], not packed. All is in float64. For the rest see qsgd_encode.
+    """
+    lane = tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * chunk + lane
+    inside = (lane < chunk) & (at < n)
+    x = load_source(values, residual, at, inside, special, FUSED, SPARSE)
+    place = ordered(bits_of(x).to(tl.int32, bitcast=True))
+    smallest = ordered(tl.min(tl.where(inside, place, 0x7FFFFFFF)))
+    largest = ordered(tl.max(tl.where(inside, place, -0x80000000)))
+    smallest, largest = float_of(smallest.to(tl.uint32, bitcast=True)), float_of(largest.to(tl.uint32, bitcast=True))
+    tl.store(ranges + 2 * tl.program_id(0), smallest)
+    tl.store(ranges + 2 * tl.program_id(0) + 1, largest)
+    top: tl.constexpr = (1 << WIDTH) - 1
+    low = smallest.to(tl.float64)
+    width = largest.to(tl.float64) - low
+    scale = tl.where(width > 0, top / tl.where(width > 0, width, 1.0), 0.0)
+    level = tl.where(inside, (x.to(tl.float64) - low) * scale + 0.5, 0.0).to(tl.int32)
+    tl.store(levels + at, level.to(tl.uint8), mask=inside)
+    if KEEP:
+        decoded = (low + level.to(tl.float64) * (width / top)).to(tl.float32)
+        store_remainder(remainder, positions, at, inside, x - decoded, SPARSE)
+
+
+@triton.jit
+def decode_chunks(packed, ranges, out, n, chunk, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The inverse of encode_chunks, of levels that are packed. out: float32[n]."""
+    at = bucket_offsets(BLOCK)
+    inside = at < n
+    level = load_codes(packed, tl.program_id(0).to(tl.int64) * BLOCK, n, WIDTH, BLOCK // 8)
+    low = tl.load(ranges + 2 * (at // chunk), mask=inside, other=0.0).to(tl.float64)
+    step = (tl.load(ranges + 2 * (at // chunk) + 1, mask=inside, other=0.0).to(tl.float64) - low) / ((1 << WIDTH) - 1)
+    tl.store(out + at, (low + level.to(tl.float64) * step).to(tl.float32), mask=inside)
+
+
 def encode(source, found, ranges, out, width: int) -> None:
     """See the kernel. source: a device_values.Source without a residual."""
     n, flags = source.values.numel(), source.flags()
@@ -60,3 +104,21 @@ def encode(source, found, ranges, out, width: int) -> None:
 def decode(packed, ranges, out, width: int) -> None:
     """See the kernel."""
     launch(minmax_decode, blocks(out.numel(), BLOCK), packed, ranges, out, out.numel(), WIDTH=width, BLOCK=BLOCK)
+
+
+def encode_of_chunks(source, ranges, out, special, width: int, chunk: int) -> None:
+    """See encode_chunks; out: the packed levels. source: a device_values.Source."""
+    n, levels = source.values.numel(), torch.empty(source.values.numel(), dtype=torch.uint8, device=out.device)
+    size = max(16, triton.next_power_of_2(chunk))
+    launch(
+        encode_chunks, blocks(n, chunk), *source.arrays(ranges), ranges, levels, levels if special is None else special, n, chunk,
+        WIDTH=width, **source.flags(), BLOCK=size, num_warps=max(1, min(16, size // 256)),
+    )  # fmt: skip
+    tables.pack(levels, out, width)
+
+
+def decode_of_chunks(packed, ranges, out, width: int, chunk: int) -> None:
+    """See decode_chunks."""
+    launch(
+        decode_chunks, blocks(out.numel(), BLOCK), packed, ranges, out, out.numel(), chunk, WIDTH=width, BLOCK=BLOCK,
+    )  # fmt: skip

@@ -21,13 +21,13 @@ def value_range(values, residual, found, special, n, FUSED: tl.constexpr, SPARSE
     x = load_source(values, residual, at, inside, special, FUSED, SPARSE)
     if FUSED:
         tl.store(values + at, x, mask=inside)
-    ordered = _ordered(bits_of(x).to(tl.int32, bitcast=True))
-    tl.atomic_min(found, tl.min(tl.where(inside, ordered, 0x7FFFFFFF)))
-    tl.atomic_max(found + 1, tl.max(tl.where(inside, ordered, -0x80000000)))
+    place = ordered(bits_of(x).to(tl.int32, bitcast=True))
+    tl.atomic_min(found, tl.min(tl.where(inside, place, 0x7FFFFFFF)))
+    tl.atomic_max(found + 1, tl.max(tl.where(inside, place, -0x80000000)))
 
 
 @triton.jit
-def _ordered(x):
+def ordered(x):
     """The bits of a float32 as an integer in the order of the values, or back; int32."""
     return x ^ ((x >> 31) & MAGNITUDE)
 
@@ -35,7 +35,7 @@ def _ordered(x):
 @triton.jit
 def range_of(found):
     """The smallest and the largest value, float32."""
-    low, high = _ordered(tl.load(found)), _ordered(tl.load(found + 1))
+    low, high = ordered(tl.load(found)), ordered(tl.load(found + 1))
     return float_of(low.to(tl.uint32, bitcast=True)), float_of(high.to(tl.uint32, bitcast=True))
 
 

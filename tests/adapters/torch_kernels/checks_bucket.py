@@ -27,8 +27,7 @@ from grace_ext.pipeline.spec import parse_stage
 ADAM = "topk:0.012/rice_adaptive/lloyd:0.05"  # its default
 SPECS = ["topk:0.01/rice/qsgd:7", "topk:0.02/auto/lloyd", "dense/qsgd:4"]
 OF_PARTS = ["topk:0.01:per=tensor/rice/qsgd:7", "topk:0.02:per=512/rice/qsgd:7"]
-#: All but those that begin with a transform.
-PUBLISHED = [name for name in PRESETS if name != "panthalia"]
+DCT = "dct:16/topk:0.05:per=chunk/rice/minmax:per=chunk"
 #: What may cross beside the container: where sizes are not known before, and numbers that the host needs.
 SLACK = 64 * 1024
 
@@ -81,7 +80,7 @@ def copy(given, into):
 @check
 def steps_are_the_host_s_in_every_bit():
     assert bucket_classes("cpu") == [KernelBucket, SummingBucket, FactorBucket]
-    for spec in [*SPECS, *OF_PARTS]:
+    for spec in [*SPECS, *OF_PARTS, DCT]:
         for memory in ("residual", "none"):
             expected = train(None, spec, memory)
             assert train(KernelBucket, spec, memory) == expected, (spec, memory)
@@ -133,10 +132,10 @@ def sums_of_containers_are_the_host_s_in_every_bit():
     for communicator, spec, memory in (
         ("sharded", SPECS[1], "residual"),
         ("sharded", SPECS[2], "residual"),
-        ("sharded", OF_PARTS[0], "none"),
         ("sharded", "topk:0.02/bloom:fpr=0.05/raw", "residual"),
         ("sharded", SPECS[0], "momentum"),
-        ("tree", SPECS[0], "residual"),
+        ("sharded", DCT, "residual"),
+        ("tree", DCT, "residual"),
         ("tree", "dense/fp16", "none"),
         ("tree", SPECS[0], "dgc:masking=false"),
     ):
@@ -213,7 +212,8 @@ def what_has_no_kernels_is_left_to_the_host():
     def work(transport):
         for spec, memory in (
             ("topk:0.01:per=4097/rice/raw", "residual"),
-            ("dct:16/topk:0.25:per=chunk/rice/raw", "residual"),
+            ("dct:128/topk:0.25:per=chunk/rice/raw", "residual"),
+            ("dct:16/topk:0.01/rice/raw", "adam"),
             ("dense/raw", "none"),
             (SPECS[0], "dgc:clip=1"),
             (SPECS[0], "dgc:deviations=2.5"),
@@ -243,7 +243,7 @@ def refused(transport, spec, memory="none", communicator="allgather"):
 @check
 def what_is_asked_for_the_device_is_there_or_refused():
     def work(transport):
-        for spec in [*PUBLISHED, "topk:0.01/rice/qsgd:7", "dense/raw", "powersgd:4"]:
+        for spec in [*PRESETS, "topk:0.01/rice/qsgd:7", "dense/raw", "powersgd:4"]:
             assert refused(transport, spec, "residual") == "", spec
         assert refused(transport, ADAM, "adam") == ""
         for memory in ("momentum", "dgc", "residual:bits=8", "residual:bits=16"):
@@ -252,10 +252,10 @@ def what_is_asked_for_the_device_is_there_or_refused():
             assert refused(transport, SPECS[0], "residual", communicator) == ""
         for told, text in (
             (
-                refused(transport, "panthalia"),
-                "the bucket of 't', dct/topk:per=chunk/auto/minmax:per=chunk with memory none",
+                refused(transport, "dct:128/topk:per=chunk/auto/raw"),
+                "the bucket of 't', dct:128/topk:per=chunk/auto/raw with memory none",
             ),
-            (refused(transport, "panthalia"), "there are no kernels for the transform dct"),
+            (refused(transport, "dct/dense/fp16"), "there are no kernels for these codecs"),
             (refused(transport, "dense/deflate"), "there are no kernels for these codecs"),
             (refused(transport, SPECS[0], "dgc:clip=1"), "its memory works on the host; allowed: none, residual"),
             (refused(transport, SPECS[0], "adam", "sharded"), "its memory works on the host"),
@@ -295,7 +295,7 @@ def crossings(spec, d, memory="residual", kind="normal"):
 def nothing_dense_crosses():
     """At most 1.5 times the container, and 64 KiB; of the sums, only whether codes were sound."""
     d, both = 16_000, [*SPECS, *OF_PARTS]
-    cases = [(spec, memory) for memory, specs in (("none", both), ("residual", [*both, *PUBLISHED])) for spec in specs]
+    cases = [(spec, memory) for memory, specs in (("none", both), ("residual", [*both, *PRESETS])) for spec in specs]
     for spec, memory in [*cases, (ADAM, "adam"), (SPECS[0], "momentum")]:
         came, waits, container, received = crossings(spec, d, memory)
         assert came <= 1.5 * container + SLACK, (spec, came, container)
@@ -326,7 +326,7 @@ def nothing_dense_crosses_on_the_way_to_a_sum():
 @check
 def what_crosses_grows_as_the_container_does():
     """As above, for gradients so large that 64 KiB would hide what grows with them: all that does not is 8 KiB, for `lloyd`."""
-    for spec in PUBLISHED:
+    for spec in PRESETS:
         dense = grace_ext.compressor(spec).dense
         came, _, container, _ = crossings(spec, 20_000 if dense else 100_000)
         assert came <= 1.55 * container + 256, (spec, came, container)

@@ -24,6 +24,8 @@ CODECS = [
     TernGrad(),
     MinMax(),
     MinMax(3),
+    MinMax(8, 41),
+    MinMax(3, 7),
     Natural(),
     Natural(2),
     Natural(8),
