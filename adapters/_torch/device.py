@@ -170,6 +170,21 @@ class TorchBucket(Bucket):
         return torch.from_numpy(values).to(self.device)
 
 
+class PlacedBucket(TorchBucket):
+    """A bucket on an accelerator whose communicator was made for where the gradient lies, and does all."""
+
+    def _send(self, transport, dense, state, stream, started):
+        return self.communicator.start(transport, self.name, self.compressor, dense, state, stream, self.sizes)
+
+    def advance(self, pending, transport):
+        with torch.cuda.stream(self.stream):
+            super().advance(pending, transport)
+
+    def finish(self, pending, transport, out, weight):
+        with torch.cuda.stream(self.stream):
+            return self.communicator.finish(pending, transport, out, weight)
+
+
 def bucket_classes(device: str) -> list[type[TorchBucket]]:
     """The classes of buckets on a device: those with kernels, where Triton is installed and can run them there."""
     if importlib.util.find_spec("triton") is None:

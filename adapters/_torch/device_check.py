@@ -40,6 +40,7 @@ SPECS = (
     "dense/fp16",
     "dense/threelc",
     "topk:0.1/huffman/sketchml:16",
+    "dct:16/topk:0.02:per=chunk/rice/minmax:per=chunk",
 )
 KINDS = ("normal", "ties", "denormal", "not finite", "equal")
 SIZES = {"cpu": (1, 5000), "cuda": (1, 5000, 1_000_003, 25_600_000)}

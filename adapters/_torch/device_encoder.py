@@ -145,7 +145,7 @@ def _select(sparsifier, gradient, residual, sizes: tuple[int, ...], chunk: int =
 
 
 def _encode_transformed(compressor, gradient, residual, keep, stream, clock) -> DeviceEncoded:
-    """Encode the transform's coefficients in place of the gradient. What does not count is subtracted where receivers see it."""
+    """Encode the transform's coefficients. What remains of the gradient is what a receiver of the container does not get."""
     if residual is not None:
         gradient += residual
     coefficients = device_transform.forward(gradient, compressor.transform)

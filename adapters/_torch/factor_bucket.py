@@ -15,7 +15,7 @@ from grace_ext.memory import Memory
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.transport.base import Transport
 
-from .device import TorchBucket
+from .device import PlacedBucket
 from .kernels import lowrank
 from .mailbox import to_device, to_host
 
@@ -72,7 +72,7 @@ class TorchMatrices(Matrices):
         return bool(to_host(torch.cat(list(found))).max() < NON_FINITE)
 
 
-class FactorBucket(TorchBucket):
+class FactorBucket(PlacedBucket):
     """A bucket of a low-rank method on an accelerator: only factors, and tensors that are sent as they are, cross."""
 
     communicators = ("factors",)
@@ -86,27 +86,9 @@ class FactorBucket(TorchBucket):
         factors: Any = bucket.communicator
         return cls(bucket.name, bucket.tensors, bucket.compressor, factors.at(TorchMatrices(bucket.device)), bucket.memory)
 
-    def _send(
-        self,
-        transport: Transport,
-        dense: torch.Tensor,
-        state: tuple[torch.Tensor, torch.Tensor] | None,
-        stream: Stream,
-        started: float,
-    ) -> Pending:
-        return self.communicator.start(transport, self.name, self.compressor, dense, state, stream, self.sizes)
-
     def start_empty(self, transport: Transport, stream: Stream) -> Pending:
         with torch.cuda.stream(self.stream):
             zeros = torch.zeros(self.size, dtype=torch.float32, device=self.device)
             pending = self._send(transport, zeros, None, stream, 0.0)
         pending.gradient_bytes = 0
         return pending
-
-    def advance(self, pending: Pending, transport: Transport) -> None:
-        with torch.cuda.stream(self.stream):
-            super().advance(pending, transport)
-
-    def finish(self, pending: Pending, transport: Transport, out: torch.Tensor, weight: float) -> bool:
-        with torch.cuda.stream(self.stream):
-            return self.communicator.finish(pending, transport, out, weight)

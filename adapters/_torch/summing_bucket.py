@@ -16,6 +16,7 @@ from grace_ext.pipeline.container import Container
 from grace_ext.transport.base import Transport
 
 from . import device_decoder, device_encoder
+from .device import PlacedBucket
 from .kernel_bucket import KernelBucket, on_device
 from .mailbox import to_host
 
@@ -78,7 +79,7 @@ class DevicePlace(Place):
             device_decoder.add_each([(one, out[part]) for part, containers in slices for one in containers], weight)
 
 
-class SummingBucket(KernelBucket):
+class SummingBucket(PlacedBucket, KernelBucket):
     """A bucket on an accelerator, exchanged by communicator `sharded`, `tree` or `reduce_scatter`. Only containers cross."""
 
     communicators = ("sharded", "tree", "reduce_scatter")
@@ -92,24 +93,6 @@ class SummingBucket(KernelBucket):
         summing: Any = bucket.communicator
         return cls(bucket.name, bucket.tensors, bucket.compressor, summing.at(DevicePlace(bucket.device)), bucket.memory)
 
-    def _send(
-        self,
-        transport: Transport,
-        dense: torch.Tensor,
-        state: tuple[torch.Tensor, torch.Tensor] | None,
-        stream: Stream,
-        started: float,
-    ) -> Pending:
-        return self.communicator.start(transport, self.name, self.compressor, dense, state, stream, self.sizes)
-
     def start_empty(self, transport: Transport, stream: Stream) -> Pending:
         with torch.cuda.stream(self.stream):
             return super().start_empty(transport, stream)
-
-    def advance(self, pending: Pending, transport: Transport) -> None:
-        with torch.cuda.stream(self.stream):
-            super().advance(pending, transport)
-
-    def finish(self, pending: Pending, transport: Transport, out: torch.Tensor, weight: float) -> bool:
-        with torch.cuda.stream(self.stream):
-            return self.communicator.finish(pending, transport, out, weight)
