@@ -5,6 +5,7 @@ and values cross to the host, where the codecs run. The bytes are those that the
 exact, with ties going to the lowest index.
 """
 
+import functools
 import importlib.util
 import time
 from collections.abc import Callable
@@ -50,6 +51,19 @@ class TorchArrays:
         return torch.from_numpy(array).to(self.device)
 
     @staticmethod
+    def to_sign(array: torch.Tensor) -> None:
+        array.sign_()
+
+    def add_container(self, blob: np.ndarray, array: torch.Tensor) -> None:
+        from .device_decoder import decode_sum
+        from .kernel_bucket import on_device
+
+        own = torch.empty_like(array)
+        with on_device(self.device):
+            decode_sum([container.parse(blob)], own, 1.0)
+        array += own
+
+    @staticmethod
     def normalized(matrix: torch.Tensor, least: float) -> torch.Tensor:
         return matrix / torch.linalg.norm(matrix).clamp(min=least)
 
@@ -63,9 +77,13 @@ class TorchBucket(Bucket):
     def __post_init__(self):
         super().__post_init__()
         self._arrays = TorchArrays(self.device)
-        self._gradient = None if self.memory.stateful else self._arrays.zeros(self.size)
         #: The stream that has the gradients of the step; None for the thread's current one.
         self.stream: torch.cuda.Stream | None = None
+
+    @functools.cached_property
+    def _gradient(self) -> torch.Tensor:
+        """Where pack writes to if the memory has no array for it."""
+        return self._arrays.zeros(self.size)
 
     @classmethod
     def fits(cls, compressor, communicator, memory) -> bool:
@@ -153,6 +171,12 @@ class TorchBucket(Bucket):
         self._receive_sketch(pending, weight)
         return finite
 
+    def _show(self, out, scale):
+        """Let the memory change the result where it lies, if it does so."""
+        if self.memory.receives_anywhere:
+            with torch.cuda.stream(self.stream):
+                self.memory.on_received_anywhere(self.name, out, scale, self._arrays)
+
     def _decode_sum(self, containers, out, weight):
         """out = weight * the sum of the containers, NaN if one is not finite; returns whether all are."""
         non_finite = any(one.non_finite for one in containers)
@@ -182,7 +206,10 @@ class PlacedBucket(TorchBucket):
 
     def finish(self, pending, transport, out, weight):
         with torch.cuda.stream(self.stream):
-            return self.communicator.finish(pending, transport, out, weight)
+            finite = self.communicator.finish(pending, transport, out, weight)
+        if finite:
+            self._show(out, weight * transport.size)
+        return finite
 
 
 def bucket_classes(device: str) -> list[type[TorchBucket]]:
@@ -232,7 +259,7 @@ def why_not(bucket: Bucket) -> str:
     if any(kind.can_encode(compressor) for kind in classes):
         return (
             "its memory works on the host; allowed: none, residual (without Triton in 32 bits) and, with Triton, momentum, "
-            "dgc without limits and, with top-k, adam and muon"
+            "ef21, demo, dgc without limits and, with top-k, adam and muon"
         )
     if classes == [TorchBucket]:
         return f"without Triton that runs on {bucket.device!r}, only the top-k of whole buckets can"

@@ -53,6 +53,8 @@ class KernelBucket(TorchBucket):
             factor = self.memory.on_received_at(self.name, *self._received, weight * transport.size)
             if factor != 1:
                 out *= factor
+        if finite:
+            self._show(out, weight * transport.size)
         return finite
 
     def _decode_sum(self, containers: list[Container], out: torch.Tensor, weight: float) -> bool:

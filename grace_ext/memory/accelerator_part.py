@@ -15,6 +15,7 @@ class AcceleratorPart:
     """
 
     receives_at_positions = True  #: Whether `on_received_at` does anything, where the memory `works_at_positions`.
+    receives_anywhere = False  #: Whether `on_received_anywhere` does anything, where the memory `works_at_positions`.
 
     def works_at_positions(self, compressor: Compressor) -> bool:
         """Say whether the hooks get along without the result as an array, so that gradients can be on an accelerator.
@@ -23,7 +24,8 @@ class AcceleratorPart:
             compressor: The bucket's compressor, before a schedule changes it.
 
         Returns:
-            Whether sketches, `correct_at` and `on_received_at` do in place of `correct_gradient` and `on_received`.
+            Whether sketches, `correct_at`, and `on_received_at` or `on_received_anywhere` do in place of `correct_gradient` and
+            `on_received`.
         """
         return False
 
@@ -49,3 +51,13 @@ class AcceleratorPart:
             A factor for the whole result.
         """
         raise NotImplementedError
+
+    def on_received_anywhere(self, name: str, out: Any, scale: float, arrays: Arrays) -> None:
+        """See the result of an exchange where it lies, and change it. Only if `receives_anywhere`.
+
+        Args:
+            name: Name of the bucket.
+            out: As `out` of `on_received`, an array of that kind.
+            scale: See `on_received`.
+            arrays: The kind.
+        """

@@ -1,11 +1,14 @@
 """Memory `demo`."""
 
+from typing import Any
+
 import numpy as np
 
 from ..pipeline.compressor import Compressor
 from ..registry import register
 from .base import Memory
 from .residual import Residual
+from .states import Arrays, NumpyArrays
 
 
 @register
@@ -31,6 +34,7 @@ class DeMo(Residual):
     supports_rows = False
     has_hooks = True
     applies_momentum = True
+    receives_anywhere = True
 
     def __init__(self, decay: float = 0.999):
         super().__init__(decay)
@@ -39,5 +43,11 @@ class DeMo(Residual):
         return self
 
     def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
-        np.sign(out, out=out)
-        out *= np.float32(scale)
+        self.on_received_anywhere(name, out, scale, NumpyArrays)
+
+    def works_at_positions(self, compressor: Compressor) -> bool:
+        return True
+
+    def on_received_anywhere(self, name: str, out: Any, scale: float, arrays: Arrays) -> None:
+        arrays.to_sign(out)
+        out *= float(scale)

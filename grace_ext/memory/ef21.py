@@ -1,6 +1,7 @@
 """Memory `ef21`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,10 +10,9 @@ from .._util.rng import Stream
 from ..communicators.base import Communicator, Pending
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
-from ..pipeline.decoder import decode_add
 from ..registry import register
 from .base import Memory
-from .states import States
+from .states import Arrays, NumpyArrays, States
 from .velocity import Velocity
 
 
@@ -39,6 +39,8 @@ class EF21(Memory):
     has_hooks = True
     corrects_gradient = True
     sends_differences = True
+    receives_at_positions = False
+    receives_anywhere = True
     summed_fields: frozenset[str] = frozenset()
 
     def __init__(self, momentum: float = 0.0):
@@ -73,19 +75,32 @@ class EF21(Memory):
                 start += part.size
         return out, None
 
+    def works_at_positions(self, compressor: Compressor) -> bool:
+        return True
+
+    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
+        if self.momentum:
+            self._averaged.correct_at(name, gradient, arrays)
+        gradient -= self._estimate.get(name, len(gradient), arrays)
+
     def on_sent(self, name: str, pending: Pending) -> None:
         self._containers[name] = pending.container  # type: ignore[assignment]  # `check` lets only those in that have one
 
     def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
-        aggregate, following = self._aggregate.begin(name, out.size)
-        np.multiply(out, np.float32(1 / scale), out=following)
+        self.on_received_anywhere(name, out, scale, NumpyArrays)
+
+    def on_received_anywhere(self, name: str, out: Any, scale: float, arrays: Arrays) -> None:
+        aggregate, following = self._aggregate.begin(name, len(out), arrays)
+        following[:] = out
+        following *= float(1 / scale)
         following += aggregate
-        np.multiply(following, np.float32(scale), out=out)
+        out[:] = following
+        out *= float(scale)
 
     def commit(self) -> None:
         super().commit()
         for name, container in self._containers.items():
-            decode_add(container, self._estimate.current(name), 1.0)
+            self._estimate.arrays_of(name).add_container(container, self._estimate.current(name))
         self._containers.clear()
 
     def rollback(self) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import ConfigError
+from ..pipeline.decoder import decode_add
 from .packed_vector import PackedVector
 
 
@@ -63,6 +64,21 @@ class Arrays(Protocol):
             An array of this kind; for numpy, the same one.
         """
 
+    def to_sign(self, array: Any) -> None:
+        """Replace each element by its sign, -1, 0 or 1.
+
+        Args:
+            array: An array of this kind, float32[size], changed.
+        """
+
+    def add_container(self, blob: np.ndarray, array: Any) -> None:
+        """Add what a finite container holds to an array.
+
+        Args:
+            blob: The container, uint8[m].
+            array: An array of this kind, float32[size], changed.
+        """
+
     def normalized(self, matrix: Any, least: float) -> Any:
         """Divide a matrix by its Frobenius norm.
 
@@ -97,6 +113,14 @@ class NumpyArrays(Arrays):
     @staticmethod
     def from_host(array: np.ndarray) -> np.ndarray:
         return array
+
+    @staticmethod
+    def to_sign(array: np.ndarray) -> None:
+        np.sign(array, out=array)
+
+    @staticmethod
+    def add_container(blob: np.ndarray, array: np.ndarray) -> None:
+        decode_add(blob, array)
 
     @staticmethod
     def normalized(matrix: np.ndarray, least: float) -> np.ndarray:
@@ -156,6 +180,17 @@ class States:
             self._state[name] = arrays.zeros(size) if state is None else arrays.from_host(state)
             self._arrays[name] = arrays
         return self._state[name]
+
+    def arrays_of(self, name: str) -> Arrays:
+        """Return the kind of arrays that a state is kept in.
+
+        Args:
+            name: Name of the state.
+
+        Returns:
+            The kind.
+        """
+        return self._arrays.get(name, NumpyArrays)
 
     def current(self, name: str) -> Any:
         """Return the state in force of a name that has one.
@@ -275,7 +310,7 @@ class States:
         Returns:
             name -> float32[size], a numpy array.
         """
-        return {name: self._arrays.get(name, NumpyArrays).to_host(state) for name, state in self._state.items()}
+        return {name: self.arrays_of(name).to_host(state) for name, state in self._state.items()}
 
     def take(self) -> dict[str, np.ndarray]:
         """Remove all states, and discard what is begun.
@@ -284,7 +319,7 @@ class States:
             name -> float32[size], which are the caller's from now on.
         """
         found = {
-            name: state if self._arrays.get(name, NumpyArrays) is NumpyArrays else self._arrays[name].to_host(state)
+            name: state if self.arrays_of(name) is NumpyArrays else self.arrays_of(name).to_host(state)
             for name, state in self._state.items()
         }
         self.load({})

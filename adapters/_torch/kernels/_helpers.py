@@ -26,6 +26,12 @@ def magnitude_of(x):
 
 
 @triton.jit
+def ordered(x):
+    """The bits of a float32 as an integer in the order of the values, or back; int32."""
+    return x ^ ((x >> 31) & MAGNITUDE)
+
+
+@triton.jit
 def random32(i, low, high):
     """The core's counter-based random uint32 (kernels/_helpers.py). i: uint32; low, high: the key, uint32."""
     x = (i * 0x9E3779B1) ^ low

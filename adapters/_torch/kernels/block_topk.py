@@ -44,7 +44,10 @@ def select_in_blocks(
         trial = bound | (1 << (30 - bit))
         bound = tl.where(tl.sum((magnitude >= trial).to(tl.int32)) >= rank, trial, bound)
     above = (magnitude > bound).to(tl.int32)
-    tie = (inside & (magnitude == bound) & (ZEROS | (bound > 0))).to(tl.int32)
+    if ZEROS:
+        tie = (inside & (magnitude == bound)).to(tl.int32)
+    else:
+        tie = ((magnitude == bound) & (bound > 0)).to(tl.int32)
     kept = above | (tie & (tl.cumsum(tie) - tie < rank - tl.sum(above)).to(tl.int32))
     place = tl.load(firsts + block) + tl.cumsum(kept) - kept
     tl.store(positions + place, (start + lane).to(tl.int32), mask=kept > 0)

@@ -118,7 +118,7 @@ VARIANTS = [
         minmax.encode_chunks,
         "*fp32 *fp32 *i32 *fp32 *fp32 *u8 *i32 i32 i32",
         {"WIDTH": 8, **_DENSE, "BLOCK": minmax.MOST_CHUNK},
-        16,
+        8,
         hot=True,
     ),
     Variant(minmax.decode_chunks, "*u8 *fp32 *fp32 i32 i32", {"WIDTH": 8, "BLOCK": minmax.BLOCK}, hot=True),

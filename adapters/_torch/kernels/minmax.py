@@ -5,12 +5,12 @@ import triton
 import triton.language as tl
 
 from . import tables
-from ._helpers import bits_of, bucket_offsets, float_of, load_codes, load_source, store_codes, store_remainder
+from ._helpers import bits_of, bucket_offsets, float_of, load_codes, load_source, ordered, store_codes, store_remainder
 from ._launch import blocks, launch
-from .ranges import ordered, range_of
+from .ranges import range_of
 
 BLOCK = 1024
-MOST_CHUNK = 4096  # values of a chunk, which a program keeps in registers
+MOST_CHUNK = 2048  # values of a chunk, which a program keeps in registers
 
 
 @triton.jit

@@ -27,9 +27,10 @@ def pack8(values, codes, scales, d, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     exponent = tl.where(kept, exponent, 127)
     inverse = float_of((254 - exponent) << 23)
     random = _random16(x, at).to(tl.float32) * 1.52587890625e-05  # 2**-16
-    code = tl.minimum(tl.maximum(tl.floor(x * inverse[:, None] + random), -127.0), 127.0)
-    code = tl.where(kept[:, None], code, 0.0)
-    tl.store(codes + at, code.to(tl.int32).to(tl.int8), mask=at < d)
+    exact = tl.where(kept[:, None], x * inverse[:, None] + random, 0.0)
+    code = exact.to(tl.int32)
+    code -= (code.to(tl.float32) > exact).to(tl.int32)  # the floor; that of PTX takes subnormal numbers for 0
+    tl.store(codes + at, tl.minimum(tl.maximum(code, -127), 127).to(tl.int8), mask=at < d)
     scale = tl.where(kept, float_of(exponent << 23), 0.0)
     tl.store(scales + row, scale, mask=row * BLOCK < d)
 

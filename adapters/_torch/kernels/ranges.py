@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._helpers import MAGNITUDE, bits_of, block_offsets, float_of, load_source
+from ._helpers import bits_of, block_offsets, float_of, load_source, ordered
 from ._launch import blocks, launch
 
 BLOCK = 2048
@@ -24,12 +24,6 @@ def value_range(values, residual, found, special, n, FUSED: tl.constexpr, SPARSE
     place = ordered(bits_of(x).to(tl.int32, bitcast=True))
     tl.atomic_min(found, tl.min(tl.where(inside, place, 0x7FFFFFFF)))
     tl.atomic_max(found + 1, tl.max(tl.where(inside, place, -0x80000000)))
-
-
-@triton.jit
-def ordered(x):
-    """The bits of a float32 as an integer in the order of the values, or back; int32."""
-    return x ^ ((x >> 31) & MAGNITUDE)
 
 
 @triton.jit

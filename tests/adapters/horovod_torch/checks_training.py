@@ -350,7 +350,7 @@ def impossible_pairings_are_refused_when_built():
         ({"memory": "resid"}, "residual"),
         ({"selection": "gpu"}, "allowed: auto, host, device"),
         ({"selection": "device", "communicator": "sharded"}, "communicator 'sharded' encodes on the host"),
-        ({"selection": "device", "memory": "dgc"}, "its memory works on the host; allowed: residual in 32 bits, none"),
+        ({"selection": "device", "memory": "dgc"}, "its memory works on the host; allowed: none, residual"),
         ({"selection": "device", "compression": "dense/deflate"}, "without Triton that runs on 'cpu'"),
         ({"backward_passes_per_step": 0}, "allowed: 1 and more"),
     ):

@@ -99,7 +99,7 @@ def adams_steps_are_the_host_s_in_every_bit():
 
 
 @check
-def momenta_are_the_host_s_in_every_bit():
+def memories_with_hooks_do_what_they_do_on_the_host_in_every_bit():
     """Also where the positions that have been sent, whose velocity begins anew, are not those that were selected."""
     bloom = "topk:0.02/bloom:fpr=0.05/qsgd:7"
     for spec, memory in (
@@ -108,11 +108,14 @@ def momenta_are_the_host_s_in_every_bit():
         (SPECS[1], "dgc"),
         (bloom, "dgc:0.7:nesterov=true"),
         (bloom, "dgc:masking=false"),
+        (SPECS[0], "ef21"),
+        (SPECS[1], "ef21:momentum=0.9"),
+        (DCT, "demo"),
     ):
         expected = train(None, spec, memory)
         assert train(KernelBucket, spec, memory) == expected, (spec, memory)
         assert expected[0][0] == expected[1][0]
-        assert any(name.startswith("velocity") for name in expected[0][1])
+        assert expected[0][1], "nothing is kept"
 
 
 @check
@@ -137,6 +140,7 @@ def sums_of_containers_are_the_host_s_in_every_bit():
         ("sharded", DCT, "residual"),
         ("tree", DCT, "residual"),
         ("tree", "dense/fp16", "none"),
+        ("sharded", SPECS[0], "demo"),
         ("tree", SPECS[0], "dgc:masking=false"),
     ):
         expected, found = (train(kind, spec, memory, (1500, 701), 2, 3, communicator) for kind in (None, SummingBucket))

@@ -136,7 +136,7 @@ def codecs_without_kernels_stay_on_the_host():
         OneBit(0),
         OneBit(4096),
         TernGrad("ans"),
-        MinMax(chunk=64),
+        MinMax(chunk=4096),
         Natural(entropy="ans"),
         RawValue(),
     ):
