@@ -66,7 +66,7 @@ def warn_of_large_steps(gain: float) -> None:
             "steps",
             f"memory 'momentum' makes Adam's steps up to {gain:.1f} times as large as without compression, since Adam then divides by "
             f"the mean square of momenta, not of gradients. At the learning rate that is best without compression, the loss of a "
-            f"transformer rises by 12 to 14 %, at half of it by 6 % (docs/transformers.md). Take memory='adam', which keeps Adam's "
+            f"transformer rises by 12 %, at half of it by 6 % (docs/transformers.md). Take memory='adam', which keeps Adam's "
             f"steps, or lower the learning rate.",
         )
 
