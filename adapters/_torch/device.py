@@ -56,7 +56,7 @@ class TorchArrays:
 
     def add_container(self, blob: np.ndarray, array: torch.Tensor) -> None:
         from .device_decoder import decode_sum
-        from .kernel_bucket import on_device
+        from .kernels import on_device
 
         own = torch.empty_like(array)
         with on_device(self.device):

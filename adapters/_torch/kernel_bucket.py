@@ -10,7 +10,7 @@ from grace_ext.pipeline.decoder import sum_at
 
 from . import device_decoder, device_encoder
 from .device import TorchBucket
-from .kernels import accumulate
+from .kernels import accumulate, on_device
 from .kernels.sketch import Sketcher
 from .mailbox import to_device, to_host
 
@@ -67,8 +67,3 @@ class KernelBucket(TorchBucket):
             accumulate.add(out, to_device(at.view(np.int32), self.device), to_device(sums, self.device), 1.0)
         self._received = at, sums
         return True
-
-
-def on_device(device: str):
-    """Triton launches on the current device: this makes a bucket's the current one."""
-    return torch.cuda.device(device if torch.device(device).type == "cuda" else -1)

@@ -4,8 +4,7 @@ import torch
 
 from grace_ext.memory.packed_vector import PackedVector
 
-from .kernel_bucket import on_device
-from .kernels import half, packed
+from .kernels import half, on_device, packed
 
 
 class TorchPackedVector(PackedVector):
@@ -24,8 +23,8 @@ class TorchPackedVector(PackedVector):
     def empty(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.float32, device=self._device)
 
-    def _zeros(self, size: int, bits: int) -> torch.Tensor:
-        return torch.zeros(size, dtype=torch.int8 if bits == 8 else torch.int16, device=self._device)
+    def _zeros(self, size: int, dtype: str) -> torch.Tensor:
+        return torch.zeros(size, dtype=getattr(torch, dtype), device=self._device)
 
     def _unpack(self, codes: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor) -> None:
         with on_device(self._device):

@@ -17,7 +17,8 @@ from grace_ext.transport.base import Transport
 
 from . import device_decoder, device_encoder
 from .device import PlacedBucket
-from .kernel_bucket import KernelBucket, on_device
+from .kernel_bucket import KernelBucket
+from .kernels import on_device
 from .mailbox import to_host
 
 

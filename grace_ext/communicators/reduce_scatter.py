@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
 from ..pipeline import container
 from ..pipeline.compressor import Compressor
@@ -94,7 +95,8 @@ class ReduceScatter(Placed, Communicator[_PendingScatter]):
         if finite:
             self.place.add_all(containers, out)
             if weight != 1:
-                out *= float(weight)
+                with non_finite_allowed():
+                    out *= float(weight)
         else:
             out[:] = np.nan
         pending.add_seconds({"decode": time.perf_counter() - started})

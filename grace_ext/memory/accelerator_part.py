@@ -14,7 +14,7 @@ class AcceleratorPart:
     Memories without hooks, and those that need the whole gradient on the host, keep what is here.
     """
 
-    receives_at_positions = True  #: Whether `on_received_at` does anything, where the memory `works_at_positions`.
+    receives_at_positions = False  #: Whether `on_received_at` does anything, where the memory `works_at_positions`.
     receives_anywhere = False  #: Whether `on_received_anywhere` does anything, where the memory `works_at_positions`.
 
     def works_at_positions(self, compressor: Compressor) -> bool:

@@ -39,7 +39,6 @@ class EF21(Memory):
     has_hooks = True
     corrects_gradient = True
     sends_differences = True
-    receives_at_positions = False
     receives_anywhere = True
     summed_fields: frozenset[str] = frozenset()
 
@@ -91,11 +90,12 @@ class EF21(Memory):
 
     def on_received_anywhere(self, name: str, out: Any, scale: float, arrays: Arrays) -> None:
         aggregate, following = self._aggregate.begin(name, len(out), arrays)
+        if scale != 1:
+            out *= float(1 / scale)
+        out += aggregate
         following[:] = out
-        following *= float(1 / scale)
-        following += aggregate
-        out[:] = following
-        out *= float(scale)
+        if scale != 1:
+            out *= float(scale)
 
     def commit(self) -> None:
         super().commit()

@@ -101,6 +101,9 @@ class CompressedAdam(ResidualByTensor):
                 f"{beta2:g}: give both the same; the memory has options of these names"
             )
 
+    def works_at_positions(self, compressor: Compressor) -> bool:
+        return False
+
     def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
         raise ConfigError(f"memory {self.name!r} changes with each step: use it in an exchange, or memory 'residual'")
 

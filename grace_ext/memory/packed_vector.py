@@ -20,10 +20,9 @@ class PackedVector:
     """
 
     def __init__(self, size: int, bits: int):
-        self._codes = self._zeros(size, bits)
-        self._scales = self.empty(-(-size // BLOCK)) if bits == 8 else None
-        if self._scales is not None:
-            self._scales[:] = 0
+        self._codes, self._scales = self._zeros(size, "int8" if bits == 8 else "int16"), None
+        if bits == 8:
+            self._scales = self._zeros(-(-size // BLOCK), "float32")
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -39,19 +38,18 @@ class PackedVector:
         """
         return np.empty(size, np.float32)
 
-    def _zeros(self, size: int, bits: int) -> Any:
-        """Codes that stand for zeros: int8[size], or uint16[size]."""
-        return np.zeros(size, np.int8 if bits == 8 else np.uint16)
+    def _zeros(self, size: int, dtype: str) -> Any:
+        return np.zeros(size, dtype)
 
     def _unpack(self, codes: Any, scales: Any | None, out: Any) -> None:
         if scales is None:
-            bf16_decode(codes, out)
+            bf16_decode(codes.view(np.uint16), out)
         else:
             unpack8(codes, scales, out)
 
     def _pack(self, values: Any, codes: Any, scales: Any | None) -> None:
         if scales is None:
-            pack16(values, codes)
+            pack16(values, codes.view(np.uint16))
         else:
             pack8(values, codes, scales)
 

@@ -34,7 +34,6 @@ class Residual(Memory):
     takes_lent_buffers = True
     supports_rows = True
     suits_sender_means = True
-    receives_at_positions = False
 
     def __init__(self, decay: float = 1.0, bits: int = 32):
         if not 0 < decay <= 1:
@@ -69,7 +68,7 @@ class Residual(Memory):
             self._residual.seal(name)
 
     def works_at_positions(self, compressor: Compressor) -> bool:
-        return isinstance(self._residual, PackedStates) and not self.corrects_gradient
+        return True
 
     def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays, lent: np.ndarray | None = None) -> tuple[Any, Any]:
         return self._residual.begin(name, size, arrays, lent)

@@ -30,7 +30,6 @@ class Velocity(Memory):
     has_hooks = True
     corrects_gradient = True
     applies_momentum = True
-    receives_at_positions = False
 
     def __init__(self, momentum: float, share: float = 1.0, nesterov: bool = False, clip: float = 0.0):
         self.momentum, self.share, self.nesterov, self.clip = momentum, share, nesterov, clip
@@ -58,12 +57,16 @@ class Velocity(Memory):
 
     def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
         velocity, following = self._velocity.begin(name, len(gradient), arrays)
-        if self.nesterov:
+        if self.share != 1:
             gradient *= self.share
-            following[:] = (velocity + gradient) * self.momentum
+        following[:] = velocity
+        if self.nesterov:
+            following += gradient
+            following *= self.momentum
             gradient += following
         else:
-            following[:] = velocity * self.momentum + gradient * self.share
+            following *= self.momentum
+            following += gradient
             gradient[:] = following
 
     def begin_step(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> tuple[Any, Any]:

@@ -122,15 +122,8 @@ def test_any_payload_decodes_or_is_refused(entropy):
     assert payload[0] == 4
     for bad in codec_conformance.mutations(payload, count=1500):
         for size in (MIXED.size, MIXED.size + 1, MIXED.size - 64, 1):
-            found = []
-            for before in (0, 0xEE):
-                out, intact = guarded(size)
-                out[:] = before
-                good = codec_conformance.refused_or(lambda data, out: unpack_levels(data, 100, out), read_only(bad), out)
-                assert intact()
-                found.append(out.copy() if good else None)
-            if found[0] is not None:
-                assert found[0].max() < 100 and np.array_equal(*found)
+            found = codec_conformance.decoded_or_refused(lambda data, out: unpack_levels(data, 100, out), bad, size)
+            assert found is None or found.max() < 100
 
 
 def forged(classes, *payloads, lengths=None):

@@ -8,7 +8,8 @@ from support.in_process_ranks import on_all_ranks
 from support.memory_exchanges import RANKS, gradient, make, step, topk
 
 import grace_ext
-from grace_ext import ConfigError
+from grace_ext import ConfigError, registry
+from grace_ext.memory.base import Memory
 from grace_ext.transport import InProcessGroup
 
 
@@ -147,3 +148,15 @@ def test_pairings_that_make_no_sense():
     ]:
         with pytest.raises(ConfigError, match=message):
             grace_ext.memory(spec)
+
+
+@pytest.mark.parametrize("name", registry.names("memory"))
+def test_a_memory_with_hooks_of_its_own_says_itself_whether_they_work_on_an_accelerator(name):
+    """What it inherits was said of other hooks, and gradients on an accelerator would be treated as those hooks say."""
+    order = registry.lookup("memory", name).__mro__
+
+    def owner(attribute):
+        return next(number for number, kind in enumerate(order) if attribute in vars(kind))
+
+    for hook in ("correct_gradient", "on_received"):
+        assert order[owner(hook)] is Memory or owner("works_at_positions") <= owner(hook), hook

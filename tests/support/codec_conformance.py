@@ -15,6 +15,7 @@ from grace_ext.pipeline.container import parse as parse_container
 from grace_ext.pipeline.decoder import add_all, decode_sum
 from grace_ext.sparsifiers import Scope
 from support.arrays import FLT_MAX, gauss, read_only, same_bits
+from support.guards import guarded
 
 STREAM = Stream(seed=3, name="weight", step=5, rank=1)
 
@@ -26,6 +27,19 @@ def refused_or(decode, payload, out):
         return True
     except ContainerError:
         return False
+
+
+def decoded_or_refused(decode, payload, size):
+    """What decode(payload, out) writes to uint8[size], whatever was there and nowhere else; None if it refuses the payload."""
+    found = []
+    for before in (0, 0xEE):
+        out, intact = guarded(size)
+        out[:] = before
+        good = refused_or(decode, read_only(payload), out)
+        assert intact()
+        found.append(out.copy() if good else None)
+    assert found[0] is None and found[1] is None or np.array_equal(*found)
+    return found[0]
 
 
 def refused(message, blob, size=8):

@@ -17,6 +17,11 @@ def usable(device: str) -> bool:
     return INTERPRETED if torch.device(device).type == "cpu" else torch.device(device).type == "cuda" and not INTERPRETED
 
 
+def on_device(device: str):
+    """A context in which kernels run on a device: Triton launches on the current one."""
+    return torch.cuda.device(device if torch.device(device).type == "cuda" else -1)
+
+
 def launch(kernel, programs: int, *arguments, **constants) -> None:
     """Run a kernel in so many programs, none for 0.
 

@@ -5,6 +5,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import training
 
 from grace_ext.adapters._torch.factor_bucket import FactorBucket
 from grace_ext.adapters._torch.kernel_bucket import KernelBucket
@@ -13,8 +14,7 @@ from grace_ext.adapters.torch_ddp import CompressionState, comm_hook
 
 def train(spec: str, selection: str) -> torch.Tensor:
     """spec: "adam" for an AdamW and its default."""
-    torch.manual_seed(1)
-    net = torch.nn.Sequential(torch.nn.Linear(80, 60), torch.nn.ReLU(), torch.nn.Linear(60, 10))
+    net = training.network()
     model = torch.nn.parallel.DistributedDataParallel(net)
     if spec == "adam":
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
@@ -23,12 +23,7 @@ def train(spec: str, selection: str) -> torch.Tensor:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
         state = CompressionState(net.named_parameters(), spec, memory="residual", selection=selection)
     model.register_comm_hook(state, comm_hook)
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    for _ in range(4):
-        optimizer.zero_grad()
-        x, y = torch.randn(8, 80, generator=generator), torch.randint(0, 10, (8,), generator=generator)
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    training.train(model, optimizer)
     kinds = {type(bucket) for bucket in state._buckets.exchange.buckets}
     kind = FactorBucket if spec.startswith("powersgd") else KernelBucket
     assert (kind in kinds) == (selection == "device"), kinds

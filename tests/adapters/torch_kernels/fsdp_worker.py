@@ -5,6 +5,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import training
 from torch.distributed.fsdp import fully_shard
 
 from grace_ext.adapters._torch.summing_bucket import SummingBucket
@@ -12,20 +13,14 @@ from grace_ext.adapters.fsdp import CompressedReduceScatter
 
 
 def train(spec: str, memory: str, selection: str) -> torch.Tensor:
-    torch.manual_seed(1)
-    net = torch.nn.Sequential(torch.nn.Linear(80, 60), torch.nn.ReLU(), torch.nn.Linear(60, 10))
+    net = training.network()
     fully_shard(net[0])
     fully_shard(net)
     compression = CompressedReduceScatter(net, spec, memory=memory, selection=selection)
     kinds = {type(bucket) for bucket in compression._exchange.buckets}
     assert (SummingBucket in kinds) == (selection == "device"), kinds
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    for _ in range(4):
-        optimizer.zero_grad()
-        x, y = torch.randn(8, 80, generator=generator), torch.randint(0, 10, (8,), generator=generator)
-        torch.nn.functional.cross_entropy(net(x), y).backward()
-        optimizer.step()
+    training.train(net, optimizer)
     kept = compression.state_dict()[f"rank{dist.get_rank()}"]["residual"].values()
     return torch.cat([*(p.detach().to_local().flatten() for p in net.parameters()), *kept])
 
