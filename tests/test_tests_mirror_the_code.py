@@ -15,6 +15,7 @@ SHARED = {
     "test_cli.py": "{catalogue,inspection,errors}",
     "communicators/test_summing.py": "communicators/{places,slices,_compressed_sums,sharded,tree}",
     "communicators/test_exact_steps.py": "communicators/_alternating",
+    "communicators/test_allreduce.py": "communicators/reducible",
     "exchange/test_engine.py": "exchange/{listeners,setup}",
     "federated/test_server.py": "federated/{compression,report,server_state}",
     "index/test_conformance.py": "index/{base,bitmap,raw,varint}",
@@ -63,9 +64,10 @@ SHARED = {
     "adapters/local_steps_keras/test_local_steps_keras.py": "adapters/_tensorflow/model_parameters",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
     "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_codec,device_decoder,device_encoder,device_tables}"
-    " adapters/_torch/{device_transform,device_values,factor_bucket,kernel_bucket,mailbox,packed_vector,summing_bucket}"
-    " adapters/_torch/kernels/{_helpers,_launch,accumulate,block_topk,half,lowrank,minmax,natural,packed,qsgd,ranges,rice,signs}"
-    " adapters/_torch/kernels/{lloyd,sketch,sketchml,tables,ternary,threelc,topk,traffic}",
+    " adapters/_torch/{device_place,device_rows,device_selection,device_transform,device_values,factor_bucket,kernel_bucket}"
+    " adapters/_torch/{mailbox,packed_vector,torch_place}"
+    " adapters/_torch/kernels/{_helpers,_launch,accumulate,at_least,block_topk,half,lowrank,minmax,natural,packed,qsgd,ranges,rice}"
+    " adapters/_torch/kernels/{lloyd,rows,signs,sketch,sketchml,tables,ternary,threelc,topk,traffic}",
     "adapters/torch_kernels/test_compiling.py": "adapters/_torch/kernels/{catalogue,compiling}",
     "adapters/torch_kernels/test_device_check.py": "adapters/_torch/device_check",
     "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_options,ddp_transport,first_step}",

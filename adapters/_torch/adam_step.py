@@ -11,6 +11,7 @@ from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.kernels.second_moment import factored_step
 from grace_ext.memory import Memory
+from grace_ext.memory.arrays import NumpyArrays
 from grace_ext.memory.muon import spec_of
 
 from .mailbox import to_device, to_host
@@ -188,8 +189,7 @@ class MomentsInMemory:
         if options.shrink != 1:
             p.mul_(options.shrink)
         if roots is None:
-            penalty = _flat(p) * np.float32(options.decay) if options.decay else None
-            direction, denominator = _moments(memory, tensor, gradient, penalty)
+            direction, denominator = _moments(memory, tensor, gradient, p, options.decay)
         else:
             direction = gradient.add(p, alpha=options.decay) if options.decay else gradient
             rows, columns = (to_device(root, p.device) for root in roots)
@@ -307,12 +307,20 @@ def _suits_kernels(one: torch.Tensor) -> bool:
 
 
 def _moments(
-    memory: Memory, tensor: Tensor, gradient: torch.Tensor, penalty: np.ndarray | None
+    memory: Memory, tensor: Tensor, gradient: torch.Tensor, p: torch.Tensor, decay: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both moments, in the gradient's shape."""
-    found = memory.moments(tensor, _flat(gradient), penalty)
-    first, root = (torch.from_numpy(one).view(gradient.shape).to(gradient.device) for one in found)
-    return first, root
+    """Both moments, in the gradient's shape. decay: of the parameter p in the gradient."""
+    on_host = memory.arrays_of_moments(tensor) is NumpyArrays
+    flat = _flat if on_host else _flat_on_device
+    first, root = memory.moments(tensor, flat(gradient), flat(p) * decay if decay else None)
+    if on_host:
+        first, root = (torch.from_numpy(one).to(gradient.device) for one in (first, root))
+    return first.view(gradient.shape), root.view(gradient.shape)
+
+
+def _flat_on_device(array: torch.Tensor) -> torch.Tensor:
+    """Its elements in row-major order, float32 where they are."""
+    return array.detach().to(torch.float32).reshape(-1)
 
 
 def _flat(array: torch.Tensor) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import datetime
 import uuid
+from collections.abc import Sequence
 from unittest import mock
 
 import numpy as np
@@ -25,6 +26,7 @@ class GroupTransport(EqualLengthTransport):
         super().__init__()
         self.rank, self.size, self.world_rank = dist.get_rank(group), dist.get_world_size(group), dist.get_rank()
         self._group, self._device = group, device
+        self.message_device = None if device.type == "cpu" else device
         #: Ranks of the job, in the order of the group's.
         self.members: list[int] = dist.get_process_group_ranks(group)
         self.group_name: str = group.group_name
@@ -32,9 +34,22 @@ class GroupTransport(EqualLengthTransport):
     def probe_transport(self):
         return self  # a step ends in the thread that issues all collectives
 
-    def allreduce(self, name, array):
-        tensor = torch.from_numpy(array).to(self._device)
-        return _under_way(dist.all_reduce(tensor, group=self._group, async_op=True), tensor)
+    def allreduce(self, name: str, array: np.ndarray | torch.Tensor) -> CollectiveHandle:
+        tensor = self._tensor(array)
+        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        return _under_way(work, tensor, stays=isinstance(array, torch.Tensor))
+
+    def join(self, parts: Sequence[np.ndarray | torch.Tensor]) -> np.ndarray | torch.Tensor:
+        if any(isinstance(part, torch.Tensor) for part in parts):
+            return torch.cat([self._tensor(part) for part in parts])
+        return super().join(parts)
+
+    def head_at(self, message: np.ndarray | torch.Tensor, start: int) -> np.ndarray:
+        head = super().head_at(message, start)
+        return head.cpu().numpy() if isinstance(head, torch.Tensor) else head
+
+    def _tensor(self, array: np.ndarray | torch.Tensor) -> torch.Tensor:
+        return array if isinstance(array, torch.Tensor) else torch.from_numpy(array).to(self._device)
 
     def gather_to(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
         """A collective that returns all ranks' payloads, uint8[m], on rank `to` only, an empty list elsewhere."""
@@ -54,13 +69,16 @@ class GroupTransport(EqualLengthTransport):
         rows = torch.empty(self.size, message.size, dtype=torch.uint8, device=self._device)
         return _under_way(dist.all_gather(list(rows), own, group=self._group, async_op=True), rows, own)
 
-    def alltoall_known(self, message: np.ndarray, splits: list[int], received: list[int]) -> CollectiveHandle:
-        own = torch.from_numpy(message).to(self._device)
+    def alltoall_known(self, message: np.ndarray | torch.Tensor, splits: list[int], received: list[int]) -> CollectiveHandle:
+        own = self._tensor(message)
         parts = torch.empty(sum(received), dtype=torch.uint8, device=self._device)
-        return _under_way(dist.all_to_all_single(parts, own, received, splits, self._group, async_op=True), parts, own)
+        work = dist.all_to_all_single(parts, own, received, splits, self._group, async_op=True)
+        return _under_way(work, parts, own, stays=isinstance(message, torch.Tensor))
 
-    def send_and_receive(self, outgoing: dict[int, np.ndarray], incoming: dict[int, int]) -> dict[int, np.ndarray]:
-        sent = {rank: torch.from_numpy(payload).to(self._device) for rank, payload in outgoing.items()}
+    def send_and_receive(
+        self, outgoing: dict[int, np.ndarray | torch.Tensor], incoming: dict[int, int]
+    ) -> dict[int, np.ndarray]:
+        sent = {rank: self._tensor(payload) for rank, payload in outgoing.items()}
         buffers = {rank: torch.empty(size, dtype=torch.uint8, device=self._device) for rank, size in incoming.items()}
         operations = [
             dist.P2POp(operation, tensor, dist.get_global_rank(self._group, rank), self._group)
@@ -72,13 +90,13 @@ class GroupTransport(EqualLengthTransport):
         return {rank: buffer.cpu().numpy() for rank, buffer in buffers.items()}
 
 
-def _under_way(work, result: torch.Tensor, *sent: torch.Tensor) -> CollectiveHandle:
-    """sent: alive until it has left."""
+def _under_way(work, result: torch.Tensor, *sent: torch.Tensor, stays: bool = False) -> CollectiveHandle:
+    """sent: alive until it has left. stays: whether the result is a tensor, where it is."""
 
     def wait():
         work.wait()
         sent  # noqa: B018
-        return result.cpu().numpy()
+        return result if stays else result.cpu().numpy()
 
     return CollectiveHandle(wait)
 

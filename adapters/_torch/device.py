@@ -1,33 +1,34 @@
 """Buckets of tensors that live on an accelerator: selected and summed there.
 
-With Triton, kernels do it all (kernel_bucket.py). Without, torch operations select and sum, for top-k alone: the selected indices
-and values cross to the host, where the codecs run. The bytes are those that the host kernels would make: the selection is
-exact, with ties going to the lowest index.
+With Triton, kernels do it all (kernel_bucket.py). Without, torch operations select and sum, for top-k alone (torch_place.py). The
+bytes are those that the host kernels would make: the selection is exact, with ties going to the lowest index.
 """
 
 import functools
 import importlib.util
-import time
 from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from grace_ext import ConfigError
-from grace_ext._util.scratch import scratch
-from grace_ext.communicators.base import Pending, wait
+from grace_ext._util.rng import Stream
+from grace_ext.communicators.base import Communicator, Pending, wait
 from grace_ext.exchange.buckets import Bucket
 from grace_ext.exchange.row_buckets import RowBucket
+from grace_ext.memory import Memory
 from grace_ext.memory.packed_vector import PackedVector
 from grace_ext.pipeline import container
 from grace_ext.pipeline.compressor import Compressor
-from grace_ext.pipeline.decoder import unpack
+from grace_ext.transport.base import Transport
 
-MAGNITUDE = 0x7FFFFFFF
+from .mailbox import to_host
+from .torch_place import TorchPlace
 
 
 class TorchArrays:
-    """Keeps a memory's state as torch tensors on one device; see grace_ext.memory.states.Arrays."""
+    """Keeps a memory's state as torch tensors on one device; see grace_ext.memory.arrays.Arrays."""
 
     def __init__(self, device: str):
         self.device = device
@@ -64,15 +65,42 @@ class TorchArrays:
         array += own
 
     @staticmethod
+    def clipping(array: torch.Tensor, largest: float) -> torch.Tensor:
+        norm = torch.linalg.vector_norm(array, dtype=torch.float64)
+        return torch.where(norm > largest, largest / norm, 1.0)
+
+    @staticmethod
+    def clip(array: torch.Tensor, deviations: float) -> None:
+        if len(array):
+            limit = (array.double().std(correction=0) * deviations).float()
+            torch.clamp(array, -limit, limit, out=array)
+
+    @staticmethod
+    def accumulate(average: torch.Tensor, values: torch.Tensor, momentum: float, share: float) -> None:
+        average *= momentum
+        average += values * share
+
+    @staticmethod
+    def to_root(array: torch.Tensor, least: float) -> None:
+        array.copy_(
+            array.clamp(min=least).double().sqrt_()
+        )  # some libraries round a root of float32 to one neighbor or the other
+
+    @staticmethod
+    def total(array: torch.Tensor) -> float:
+        return float(to_host(array.sum(dtype=torch.float64)))
+
+    @staticmethod
     def normalized(matrix: torch.Tensor, least: float) -> torch.Tensor:
         return matrix / torch.linalg.norm(matrix).clamp(min=least)
 
 
 class TorchBucket(Bucket):
-    """A top-k bucket on an accelerator, exchanged by allgather."""
+    """A bucket on an accelerator, encoded and summed by torch operations there: the top-k of whole buckets, by allgather."""
 
     communicators: tuple[str, ...] = ("allgather",)  #: Names of those that can exchange such a bucket.
     serves_hooks = False  #: Whether memories that work at positions can have such a bucket.
+    place: Callable[[str], Any] = TorchPlace  #: Makes what the communicator needs, of a device.
 
     def __post_init__(self):
         super().__post_init__()
@@ -86,19 +114,20 @@ class TorchBucket(Bucket):
         return self._arrays.zeros(self.size)
 
     @classmethod
-    def fits(cls, compressor, communicator, memory) -> bool:
+    def fits(cls, compressor: Compressor, communicator: Communicator, memory: Memory) -> bool:
         """Whether such a bucket can have these parts; otherwise the whole gradient is copied to the host."""
-        if communicator.name not in cls.communicators or not cls.can_encode(compressor):
+        if communicator.name not in cls.communicators or not cls.can_encode(compressor, communicator):
             return False
         return not memory.has_hooks or cls.serves_hooks and memory.works_at_positions(compressor)
 
     @classmethod
-    def made_of(cls, bucket: Bucket) -> "TorchBucket":
+    def made_of(cls, bucket: Bucket) -> Self:
         """Make such a bucket of one that fits."""
-        return cls(bucket.name, bucket.tensors, bucket.compressor, bucket.communicator, bucket.memory)
+        communicator: Any = bucket.communicator
+        return cls(bucket.name, bucket.tensors, bucket.compressor, communicator.at(cls.place(bucket.device)), bucket.memory)
 
     @staticmethod
-    def can_encode(compressor) -> bool:
+    def can_encode(compressor: Compressor, communicator: Communicator) -> bool:
         return (
             compressor.transform is None and compressor.sparsifier.name == "topk" and compressor.sparsifier.per == "bucket"
         )
@@ -109,107 +138,49 @@ class TorchBucket(Bucket):
             return self._start(transport, pack, stream, on_gradient, on_compensated_gradient)
 
     def _start(self, transport, pack, stream, on_gradient, on_compensated_gradient):
-        started = time.perf_counter()
-        state = self.memory.begin(self.name, self.size, self._arrays)
+        state = self.memory.begin(self.name, self.size, self._arrays) if self.communicator.needs_memory else None
         dense = self._gradient if state is None else state[1]
         pack(dense)
         if on_gradient:
             on_gradient(dense, state and state[0])
-        sketch = self._correct(dense, stream) if self.memory.corrects_gradient else None
+        sketch = self._correct(dense, transport.size, stream) if self.memory.corrects_gradient else None
         if on_compensated_gradient:
-            on_compensated_gradient(dense.cpu().numpy(), state and state[0].cpu().numpy())
-        pending = self._send(transport, dense, state, stream, started)
+            on_compensated_gradient(to_host(dense), state and to_host(state[0]))
+        pending = self.communicator.start(transport, self.name, self.compressor, dense, state, stream, self.sizes)
         self.memory.on_sent(self.name, pending)
         self._start_sketch(pending, transport, sketch)
         return pending
 
-    def _send(self, transport, dense, state, stream, started):
-        """Encode and send the gradient, which is in the memory's buffer for the next residual, if the memory has one.
-
-        What has been sent is told to memories with hooks only, as int64[k] on the device.
-        """
-        encoded = self._encode(dense, state and state[0], stream, started)
-        return Pending(
-            transport.allgather(self.name, encoded.blob),
-            encoded.blob.size,
-            encoded.seconds,
-            index_codecs=[encoded.index_codec] if encoded.index_codec else [],
-            container=encoded.blob,
-            support=encoded.support.long() if self.memory.has_hooks and encoded.support is not None else None,
-        )
-
-    def _correct(self, dense: torch.Tensor, stream) -> np.ndarray | None:
+    def _correct(self, dense: torch.Tensor, ranks: int, stream: Stream) -> np.ndarray | None:
         """Let the memory change the gradient. Returns sketches of what it was, float32[8 * tensors], if the memory wants some."""
+        sketch = self._sketch(dense, stream) if self._sketch_size else None
+        self.memory.correct_at(self.name, dense, self.sizes, ranks, self._arrays)
+        return sketch
+
+    def _sketch(self, dense: torch.Tensor, stream: Stream) -> np.ndarray:
         raise NotImplementedError
 
-    def _encode(self, dense, residual, stream, started):
-        """Encode dense + residual (if that is not None), and leave in `dense` what the container does not carry. Both are
-        float32[size]."""
-        if residual is not None:
-            dense += residual
-        indices = select_topk(dense, self.compressor.sparsifier.count(self.size))
-        encoded = self.compressor.pack(
-            self.size,
-            indices.to(torch.int32).cpu().numpy().view(np.uint32),
-            dense[indices].cpu().numpy(),
-            lambda support: dense[self._positions(support)].cpu().numpy(),
-            stream,
-            started=started,
-        )
-        if residual is not None and not encoded.non_finite:
-            dense[self._positions(encoded.support)] = self._values(encoded.values - encoded.decoded)
-        return encoded
-
-    def finish(self, pending, transport, out, weight):
-        joined = wait(pending)
-        pending.received = joined.size
-        started = time.perf_counter()
-        containers = container.split(joined, transport.size, self.size)
+    def start_empty(self, transport: Transport, stream: Stream) -> Pending:
         with torch.cuda.stream(self.stream):
-            finite = self._decode_sum(containers, out, weight)
-        pending.seconds["decode"] = time.perf_counter() - started
-        self._receive_sketch(pending, weight)
-        return finite
+            return super().start_empty(transport, stream)
 
-    def _show(self, out, scale):
-        """Let the memory change the result where it lies, if it does so."""
-        if self.memory.receives_anywhere:
-            with torch.cuda.stream(self.stream):
-                self.memory.on_received_anywhere(self.name, out, scale, self._arrays)
-
-    def _decode_sum(self, containers, out, weight):
-        """out = weight * the sum of the containers, NaN if one is not finite; returns whether all are."""
-        non_finite = any(one.non_finite for one in containers)
-        out.fill_(torch.nan if non_finite else 0)
-        for one in containers if not non_finite else ():
-            support, values = scratch("support", np.uint32, one.k), scratch("values", np.float32, one.k)
-            unpack(one, support, values)
-            out.index_add_(0, self._positions(support), self._values(values) * weight)  # positions are unique: exact
-        return not non_finite
-
-    def _positions(self, support: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(support.view(np.int32)).to(self.device).long()
-
-    def _values(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.device)
-
-
-class PlacedBucket(TorchBucket):
-    """A bucket on an accelerator whose communicator was made for where the gradient lies, and does all."""
-
-    def _send(self, transport, dense, state, stream, started):
-        return self.communicator.start(transport, self.name, self.compressor, dense, state, stream, self.sizes)
-
-    def advance(self, pending, transport):
+    def advance(self, pending: Pending, transport: Transport) -> None:
         with torch.cuda.stream(self.stream):
             super().advance(pending, transport)
 
-    def finish(self, pending, transport, out, weight):
+    def finish(self, pending: Pending, transport: Transport, out: torch.Tensor, weight: float) -> bool:
+        if pending.bypasses:
+            wait(pending)
+            return True
         with torch.cuda.stream(self.stream):
-            finite = self.communicator.finish(pending, transport, out, weight)
-        if finite:
-            self._show(out, weight * transport.size)
+            finite = self._finish(pending, transport, out, weight)
+            self._receive_sketch(pending, weight)
+            if finite and self.memory.receives_anywhere:
+                self.memory.on_received_anywhere(self.name, out, weight * transport.size, self._arrays)
         return finite
+
+    def _finish(self, pending: Pending, transport: Transport, out: torch.Tensor, weight: float) -> bool:
+        return self.communicator.finish(pending, transport, out, weight)
 
 
 def bucket_classes(device: str) -> list[type[TorchBucket]]:
@@ -220,11 +191,11 @@ def bucket_classes(device: str) -> list[type[TorchBucket]]:
 
     if not usable(device):
         return [TorchBucket]
+    from .device_rows import DeviceRowBucket
     from .factor_bucket import FactorBucket
     from .kernel_bucket import KernelBucket
-    from .summing_bucket import SummingBucket
 
-    return [KernelBucket, SummingBucket, FactorBucket]
+    return [KernelBucket, FactorBucket, DeviceRowBucket]
 
 
 def on_its_device(bucket: Bucket, selection: str, small: Compressor | None) -> Bucket:
@@ -236,7 +207,9 @@ def on_its_device(bucket: Bucket, selection: str, small: Compressor | None) -> B
     if not wanted:
         return bucket
     for kind in bucket_classes(bucket.device):
-        if kind.fits(bucket.compressor, bucket.communicator, bucket.memory):
+        if issubclass(kind, RowBucket) == isinstance(bucket, RowBucket) and kind.fits(
+            bucket.compressor, bucket.communicator, bucket.memory
+        ):
             return kind.made_of(bucket)
     # Nothing is encoded of what is sent as it is, and no user has asked for the spec of small tensors.
     if selection == "device" and not (bucket.compressor.exact or bucket.compressor == small):
@@ -251,15 +224,18 @@ def why_not(bucket: Bucket) -> str:
     """Why a bucket is none of the `bucket_classes` of its device, for an error message."""
     compressor, communicator, classes = bucket.compressor, bucket.communicator, bucket_classes(bucket.device)
     if isinstance(bucket, RowBucket):
-        return "gradients that come as rows are encoded on the host"
+        return (
+            "of gradients that come as rows, the top-k or all of them with a value codec that has kernels can, with Triton"
+        )
     if communicator.name not in {name for kind in classes for name in kind.communicators}:
         return (
-            f"communicator {communicator.name!r} encodes on the host; allowed: allgather and, with Triton, sharded and tree"
+            f"communicator {communicator.name!r} encodes on the host; allowed: allgather and, with Triton, sharded, tree, "
+            f"hierarchical, allreduce, majority and auto"
         )
-    if any(kind.can_encode(compressor) for kind in classes):
+    if any(kind.can_encode(compressor, communicator) for kind in classes):
         return (
             "its memory works on the host; allowed: none, residual (without Triton in 32 bits) and, with Triton, momentum, "
-            "ef21, demo, dgc without limits and, with top-k, adam and muon"
+            "ef21, demo, dgc, signum, 1-bit and 0/1 Adam's and, with top-k and allgather, adam and muon"
         )
     if classes == [TorchBucket]:
         return f"without Triton that runs on {bucket.device!r}, only the top-k of whole buckets can"
@@ -279,12 +255,3 @@ def behind_current_stream(bucket: Bucket, pack: Callable) -> Callable:
             return pack(*out)
 
     return packed
-
-
-def select_topk(dense: torch.Tensor, k: int) -> torch.Tensor:
-    """Positions of the k largest magnitudes of float32[d], ascending; ties by lowest index, never an exact zero."""
-    magnitude = dense.view(torch.int32) & MAGNITUDE
-    bound = torch.topk(magnitude, k, sorted=False).values.min().clamp(min=1)
-    above = torch.nonzero(magnitude > bound).flatten()
-    ties = torch.nonzero(magnitude == bound).flatten()[: k - above.numel()]
-    return torch.cat([above, ties]).sort().values

@@ -25,11 +25,11 @@ from grace_ext.pipeline.encoded import StageClock, as_received
 from grace_ext.pipeline.encoder import HUGE
 from grace_ext.value.raw import RawValue
 
-from . import device_decoder, device_transform, device_values
-from .device import MAGNITUDE
+from . import device_decoder, device_selection, device_transform, device_values
 from .device_codec import Source
-from .kernels import block_topk, rice, topk
+from .kernels import rice
 from .mailbox import Outbox, to_device, to_host
+from .torch_place import MAGNITUDE
 
 
 class DeviceEncoded(NamedTuple):
@@ -46,15 +46,13 @@ class DeviceEncoded(NamedTuple):
 
 
 def fits(compressor: Compressor) -> bool:
-    """Whether gradients can be encoded where they are: by top-k, or all elements with a codec that has kernels."""
+    """Whether gradients can be encoded where they are: by magnitude, or all elements with a codec that has kernels."""
     transform, sparsifier = compressor.transform, compressor.sparsifier
     if compressor.lowrank is not None or transform is not None and not device_transform.fits((transform.id, b"")):
         return False
     if compressor.dense:
         return transform is None and device_values.find(compressor.value) is not None
-    if sparsifier.name != "topk":
-        return False
-    return (transform.chunk if sparsifier.needs_chunks else sparsifier.block) <= block_topk.MOST_ELEMENTS
+    return not compressor.unbiased and device_selection.fits(sparsifier, transform)
 
 
 def encode(
@@ -94,17 +92,18 @@ def _encode_dense(compressor, gradient, residual, keep, stream, clock) -> Device
         return _encode_few(compressor, gradient, residual, keep, stream, clock)
     source = codec.prepare(Source(gradient, residual, None, gradient if keep else None))
     if source is None:
-        return _non_finite(d, clock)
+        return _non_finite(compressor.elements_of(d), clock)
     outbox = Outbox({"special": 4, **codec.sizes(d)}, gradient.device)
     codec.encode(source, outbox, outbox.view("special", torch.int32), stream.key())
     fetched = outbox.fetch()
     clock.lap("value")
     if fetched["special"].any():
-        return _non_finite(d, clock)
+        return _non_finite(compressor.elements_of(d), clock)
+    index_id, index_section, _ = compressor.encode_index(None, d, stream)
     value_id, section = _value_section(compressor, codec, source, fetched)
-    blob = container.pack(d, d, 0, np.empty(0, np.uint8), value_id, section)
+    blob = container.pack(compressor.elements_of(d), d, index_id, index_section, value_id, section)
     clock.lap("container")
-    return DeviceEncoded(blob, clock.seconds, None, False)
+    return DeviceEncoded(blob, clock.seconds, registry.by_id("index", index_id).name if index_id else None, False)
 
 
 def _value_section(compressor, codec, source: Source, fetched) -> tuple[int, np.ndarray]:
@@ -135,15 +134,6 @@ def _is_longer_than_raw(sizes: dict[str, int], n: int) -> bool:
     return sum(sizes.values()) + 8 >= 4 * n  # the parameters have fewer than 8 bytes
 
 
-def _select(sparsifier, gradient, residual, sizes: tuple[int, ...], chunk: int = 0) -> topk.Selection:
-    """chunk: elements of a chunk of the transform, where the sparsifier's share is one of these."""
-    if sparsifier.block or chunk:
-        return block_topk.select_of_blocks(gradient, residual, gradient, sizes, sparsifier, chunk)
-    if sparsifier.per == "tensor":
-        return topk.select_topk_of_parts(gradient, residual, gradient, sizes, sparsifier.count)
-    return topk.select_topk(gradient, residual, gradient, sparsifier.count(gradient.numel()))
-
-
 def _encode_transformed(compressor, gradient, residual, keep, stream, clock) -> DeviceEncoded:
     """Encode the transform's coefficients. What remains of the gradient is what a receiver of the container does not get."""
     if residual is not None:
@@ -164,10 +154,10 @@ def _encode_sparse(compressor, gradient, residual, keep, stream, clock, sizes, g
     d, device = gradient.numel(), gradient.device
     transform = None if given is None else compressor.transform
     chunk = transform.chunk if transform is not None and compressor.sparsifier.needs_chunks else 0
-    selection = _select(compressor.sparsifier, gradient, residual, sizes, chunk)
+    selection = device_selection.select(compressor.sparsifier, gradient, residual, sizes, stream, chunk)
     clock.lap("select")
     if not selection.finite:
-        return _non_finite(d if given is None else given, clock)
+        return _non_finite(compressor.elements_of(d) if given is None else given, clock)
     n = selection.positions.numel()
     source = Source(selection.bits.view(torch.float32), None, selection.positions, gradient if keep else None)
     if n and not compressor.index.lossless:
@@ -275,7 +265,7 @@ def _pack(
     clock.lap("value codec")
     index_section, sent_order = Keys.following(index_id, index_section, order)
     transform = None if given is None else (compressor.transform.id, compressor.transform.parameters())
-    elements = d if given is None else given
+    elements = compressor.elements_of(d) if given is None else given
     blob = container.pack(elements, n, index_id, index_section, value_id, section, order=sent_order, transform=transform)
     clock.lap("container")
     if not codec and source.remainder is not None:

@@ -3,6 +3,7 @@
 There is one class for each. The host's codec still decides the options, and checks the section's parameters.
 """
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from grace_ext.value.minmax import MinMax
 from grace_ext.value.natural import LAST, Natural
 from grace_ext.value.onebit import OneBit
 from grace_ext.value.qsgd import OUT_OF_RANGE, QSGD
+from grace_ext.value.sign import Sign
 from grace_ext.value.sketchml import SketchML
 from grace_ext.value.terngrad import TernGrad
 from grace_ext.value.threelc import ThreeLC
@@ -26,6 +28,7 @@ from .device_codec import DeviceCodec
 from .device_tables import DeviceLloyd, DeviceSketchML, DeviceThreeLC
 from .kernels import half, minmax, natural, qsgd, ranges, signs, ternary
 from .kernels._launch import blocks
+from .mailbox import to_device
 
 
 class DeviceQSGD(DeviceCodec):
@@ -89,6 +92,56 @@ class DeviceOneBit(DeviceCodec):
         means, bits = inbox.view(f"{prefix} means", torch.float32), inbox.view(f"{prefix} signs", torch.uint8)
         signs.decode(bits, means, out, bucket)
         return ""
+
+
+class DeviceSign(DeviceCodec):
+    """`sign` with buckets that a program can keep, and `sign:one`: by the kernels of `onebit`, whose means give the scales."""
+
+    _WITHOUT = 512  # the bucket where there are no scales
+
+    @staticmethod
+    def fits(codec: Sign) -> bool:
+        return codec.scale == "one" or 0 < codec.bucket <= signs.MOST_BUCKET
+
+    @property
+    def _bucket(self) -> int:
+        return self._codec.bucket if self._codec.scale == "mean" else self._WITHOUT
+
+    def sizes(self, n: int) -> dict[str, int]:
+        return {"means": 8 * blocks(n, self._bucket), "signs": blocks(n, 8)}
+
+    def prepare(self, source):
+        if source.residual is not None:
+            source.values.add_(source.residual)
+        return source.without_residual()
+
+    def encode(self, source, outbox, special, key):
+        means, bits = outbox.view("means", torch.float32), outbox.view("signs", torch.uint8)
+        self._n = source.values.numel()
+        signs.encode(dataclasses.replace(source, remainder=None), means, bits, special, self._bucket)
+
+    def section(self, fetched):
+        means, bits = fetched["means"].view(np.float32).reshape(-1, 2), fetched["signs"]
+        self._scales, section = self._codec.section(means, bits, self._n)
+        return section
+
+    def subtract(self, source):
+        if source.remainder is None:
+            return
+        scales = to_device(self._scales, source.values.device).repeat_interleave(self._bucket)[: self._n]
+        left = source.values - torch.where(source.values < 0, -scales, scales)
+        source.remainder[... if source.positions is None else source.positions.long()] = left
+
+    @classmethod
+    def unpack(cls, section, n):
+        bucket, scales, bits = Sign.parts(section, n)
+        if scales is None:
+            bucket, scales = cls._WITHOUT, np.ones(blocks(n, cls._WITHOUT), np.float32)
+        if not 8 <= bucket <= signs.MOST_BUCKET or bucket & (bucket - 1):  # one bucket of all values can have any size
+            return None
+        return {"means": np.stack([scales, -scales], axis=1).reshape(-1).view(np.uint8), "signs": bits}, {"bucket": bucket}
+
+    decode = staticmethod(DeviceOneBit.decode)
 
 
 class DeviceHalf(DeviceCodec):
@@ -254,6 +307,7 @@ class DeviceNatural(DeviceCodec):
 CODECS: dict[type, Any] = {
     QSGD: DeviceQSGD,
     OneBit: DeviceOneBit,
+    Sign: DeviceSign,
     Half: DeviceHalf,
     BFloat16: DeviceBFloat16,
     TernGrad: DeviceTernGrad,

@@ -1,21 +1,19 @@
 """Buckets on an accelerator whose gradients are multiplied with low-rank factors there. It imports Triton."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from grace_ext._util.rng import Stream
 from grace_ext.communicators.base import Communicator, Pending
-from grace_ext.exchange.buckets import Bucket
 from grace_ext.kernels.topk import NON_FINITE
 from grace_ext.lowrank.matrices import Matrices
 from grace_ext.memory import Memory
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.transport.base import Transport
 
-from .device import PlacedBucket
+from .device import TorchBucket
 from .kernels import lowrank
 from .mailbox import to_device, to_host
 
@@ -72,23 +70,24 @@ class TorchMatrices(Matrices):
         return bool(to_host(torch.cat(list(found))).max() < NON_FINITE)
 
 
-class FactorBucket(PlacedBucket):
+class FactorBucket(TorchBucket):
     """A bucket of a low-rank method on an accelerator: only factors, and tensors that are sent as they are, cross."""
 
     communicators = ("factors",)
+    serves_hooks = True  # of residuals in fewer bits, which are packed at the end of the step
+    place = TorchMatrices
 
     @classmethod
     def fits(cls, compressor: Compressor, communicator: Communicator, memory: Memory) -> bool:
-        return communicator.name in cls.communicators and not memory.has_hooks
+        return super().fits(compressor, communicator, memory) and not memory.corrects_gradient
 
-    @classmethod
-    def made_of(cls, bucket: Bucket) -> "FactorBucket":
-        factors: Any = bucket.communicator
-        return cls(bucket.name, bucket.tensors, bucket.compressor, factors.at(TorchMatrices(bucket.device)), bucket.memory)
+    @staticmethod
+    def can_encode(compressor: Compressor, communicator: Communicator) -> bool:
+        return compressor.lowrank is not None
 
     def start_empty(self, transport: Transport, stream: Stream) -> Pending:
         with torch.cuda.stream(self.stream):
             zeros = torch.zeros(self.size, dtype=torch.float32, device=self.device)
-            pending = self._send(transport, zeros, None, stream, 0.0)
+            pending = self.communicator.start(transport, self.name, self.compressor, zeros, None, stream, self.sizes)
         pending.gradient_bytes = 0
         return pending

@@ -9,6 +9,7 @@ from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Bucket
 from grace_ext.exchange.row_buckets import RowBucket
 
+from .device import TorchBucket
 from .rows import to_rows
 
 
@@ -31,7 +32,9 @@ def pack(bucket: Bucket, gradients: list, factor: float, *out):
     out and get a RowGradient.
     """
     if isinstance(bucket, RowBucket):
-        return to_rows(gradients[0], bucket.tensors[0].shape, factor)
+        return to_rows(
+            gradients[0], bucket.tensors[0].shape, factor, bucket.device if isinstance(bucket, TorchBucket) else None
+        )
     in_parts = bucket.wants_parts
     if (len(gradients) == 1 or in_parts) and factor == 1.0 and isinstance(out[0], np.ndarray):
         if all(map(_is_flat, gradients)):

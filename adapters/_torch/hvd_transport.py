@@ -32,6 +32,7 @@ class HorovodTransport(Transport):
 
     def __init__(self, process_set: hvd.ProcessSet, device: torch.device = _HOST):
         self._process_set, self._device = process_set, device
+        self.message_device = None if device.type == "cpu" else device
         self.rank, self.size, self.world_rank = process_set.rank(), process_set.size(), hvd.rank()
         self._lengths = SteadyLengths()
 
@@ -46,7 +47,9 @@ class HorovodTransport(Transport):
         handle = _allgather_async(sent, received, name, self._process_set)
         return _collective(handle, held, lambda received: unpad(name, _array_of(received)), message.size - payload.size)
 
-    def allreduce(self, name: str, array: np.ndarray) -> CollectiveHandle:
+    def allreduce(self, name: str, array: np.ndarray | torch.Tensor) -> CollectiveHandle:
+        if isinstance(array, torch.Tensor):
+            return self._sum(name, array, lambda summed: summed)
         return self._sum(name, torch.from_numpy(array).to(self._device), _array_of)
 
     def sum_tensor(self, name: str, tensor: torch.Tensor, prescale: float, postscale: float) -> CollectiveHandle:
@@ -68,17 +71,25 @@ class HorovodTransport(Transport):
         handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=name, process_set=self._process_set, **factors)
         return _collective(handle, held, result)
 
-    def alltoall(self, name: str, payload: np.ndarray, splits: list[int]) -> CollectiveHandle:
+    def alltoall(self, name: str, payload: np.ndarray | torch.Tensor, splits: list[int]) -> CollectiveHandle:
+        if isinstance(payload, torch.Tensor):  # it is as long in each step
+            return self._exchange(name, payload, splits, lambda got: got[0])
         length = self._lengths.length_for(name, payload.size)
         message, parts = pad_own_part(payload, splits, self.rank, length)
-        sent, sizes = torch.from_numpy(message).to(self._device), torch.from_numpy(as_splits(name, parts))
-        received, received_sizes = sent.new(), sizes.new()
-        held = _hold(sent, sizes, received, received_sizes)
-        return _collective(
-            _alltoall_async(sent, sizes, received, received_sizes, name, self._process_set),
-            held,
+        return self._exchange(
+            name,
+            torch.from_numpy(message).to(self._device),
+            parts,
             lambda got: unpad_own_part(_array_of(got[0]), got[1].tolist(), self.rank, length - payload.size),
         )
+
+    def _exchange(self, name: str, sent: torch.Tensor, splits: list[int], result: Callable) -> CollectiveHandle:
+        """An alltoall of a tensor on the transport's device."""
+        sizes = torch.from_numpy(as_splits(name, splits))
+        received, received_sizes = sent.new(), sizes.new()
+        held = _hold(sent, sizes, received, received_sizes)
+        handle = _alltoall_async(sent, sizes, received, received_sizes, name, self._process_set)
+        return _collective(handle, held, result)
 
     def gather_to(self, name: str, payload: np.ndarray, to: int) -> list[np.ndarray]:
         """Send every rank's payload to one rank, a collective.

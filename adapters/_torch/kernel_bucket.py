@@ -5,65 +5,64 @@ import functools
 import numpy as np
 import torch
 
-from grace_ext.pipeline.container import Container
+from grace_ext._util.rng import Stream
+from grace_ext.communicators.base import Communicator, Pending
+from grace_ext.memory import Memory
+from grace_ext.pipeline.compressor import Compressor
 from grace_ext.pipeline.decoder import sum_at
+from grace_ext.transport.base import Transport
 
-from . import device_decoder, device_encoder
+from . import device_encoder
 from .device import TorchBucket
+from .device_place import DevicePlace
 from .kernels import accumulate, on_device
 from .kernels.sketch import Sketcher
 from .mailbox import to_device, to_host
 
 
 class KernelBucket(TorchBucket):
-    """A bucket on an accelerator, exchanged by allgather: top-k, or dense with a value codec that has kernels.
+    """A bucket on an accelerator that kernels encode: top-k, or dense with a value codec that has kernels.
 
-    Memories with hooks get sketches, and the elements of the result that are not zero.
+    Where its communicator sums on the way, kernels sum and encode the sums, too. Memories with hooks get sketches, and the elements
+    of the result that are not zero.
     """
 
+    communicators = ("allgather", "sharded", "tree", "reduce_scatter", "hierarchical", "auto", "allreduce", "majority")
     serves_hooks = True
+    place = DevicePlace
+
+    @classmethod
+    def fits(cls, compressor: Compressor, communicator: Communicator, memory: Memory) -> bool:
+        needs_containers = memory.has_hooks and memory.receives_at_positions
+        return super().fits(compressor, communicator, memory) and (communicator.name == "allgather" or not needs_containers)
 
     @staticmethod
-    def can_encode(compressor) -> bool:
-        return device_encoder.fits(compressor)
-
-    def _encode(self, dense, residual, stream, started):
-        with on_device(self.device):
-            return device_encoder.encode(self.compressor, dense, residual, stream, started, self.sizes)
+    def can_encode(compressor: Compressor, communicator: Communicator) -> bool:
+        return compressor.dense if communicator.name == "allreduce" else device_encoder.fits(compressor)
 
     @functools.cached_property
     def _sketcher(self) -> Sketcher:
         return Sketcher(self.sizes, self.device)
 
-    def _correct(self, dense, stream):
-        sketches = None
-        if self._sketch_size:
-            with on_device(self.device):
-                sketches = to_host(self._sketcher.sketches(dense, stream.shared().key())).reshape(-1)
-        self.memory.correct_at(self.name, dense, self._arrays)
-        return sketches
-
-    @property
-    def _shows_received(self) -> bool:
-        return self.memory.has_hooks and self.memory.receives_at_positions
-
-    def finish(self, pending, transport, out, weight):
-        finite = super().finish(pending, transport, out, weight)
-        if finite and self._shows_received:
-            factor = self.memory.on_received_at(self.name, *self._received, weight * transport.size)
-            if factor != 1:
-                out *= factor
-        if finite:
-            self._show(out, weight * transport.size)
-        return finite
-
-    def _decode_sum(self, containers: list[Container], out: torch.Tensor, weight: float) -> bool:
+    def _sketch(self, dense: torch.Tensor, stream: Stream) -> np.ndarray:
         with on_device(self.device):
-            if not self._shows_received or any(one.non_finite for one in containers):
-                return device_decoder.decode_sum(containers, out, weight)
-            # The memory has to know the elements, so the host sums them, and the device gets the sums.
-            at, sums = sum_at(containers, self.size, weight)
+            return to_host(self._sketcher.sketches(dense, stream.shared().key())).reshape(-1)
+
+    def _finish(self, pending: Pending, transport: Transport, out: torch.Tensor, weight: float) -> bool:
+        if not (self.memory.has_hooks and self.memory.receives_at_positions):
+            return super()._finish(pending, transport, out, weight)
+        finite = self.communicator.receive(pending, transport, self.size)
+        if not finite:
+            self.communicator.decode(pending, out, weight)
+            return False
+        # The memory has to know the elements, so the host sums them, and the device gets the sums.
+        at, sums = sum_at(pending.containers, self.size, weight)
+        pending.containers = []
+        with on_device(self.device):
             out.zero_()
             accumulate.add(out, to_device(at.view(np.int32), self.device), to_device(sums, self.device), 1.0)
-        self._received = at, sums
+        self._receive_sketch(pending, weight)
+        factor = self.memory.on_received_at(self.name, at, sums, weight * transport.size)
+        if factor != 1:
+            out *= factor
         return True

@@ -1,5 +1,7 @@
 """Sparse gradients, as nn.Embedding(sparse=True) makes them, in and out of grace_ext.exchange.row_buckets."""
 
+from typing import Any
+
 import torch
 
 from grace_ext import ConfigError
@@ -17,17 +19,21 @@ def comes_as_rows(name: str, gradient: torch.Tensor) -> bool:
     return True
 
 
-def to_rows(gradient: torch.Tensor | None, shape: tuple[int, ...], factor: float) -> RowGradient:
-    """A gradient of a table of that shape, times factor; None is no rows, a dense one all of them."""
-    width = torch.Size(shape[1:]).numel()
+def to_rows(gradient: torch.Tensor | None, shape: tuple[int, ...], factor: float, device: str | None = None) -> Any:
+    """A gradient of a table of that shape, times factor; None is no rows, a dense one all of them.
+
+    device: where its rows are to be. Returns a RowGradient with tensors there, or with numpy arrays where it is None.
+    """
+    width, place = torch.Size(shape[1:]).numel(), device or "cpu"
     if gradient is None:
         indices, values = torch.empty(0, dtype=torch.int64), torch.empty(0, width)
     elif gradient.is_sparse:
         indices, values = gradient._indices()[0], gradient._values()  # coalescing is the bucket's work
     else:
         indices, values = torch.arange(shape[0]), gradient
-    values = values.detach().to("cpu", torch.float32).reshape(-1, width)
-    return RowGradient(indices.cpu().numpy(), (values if factor == 1.0 else values * factor).numpy())
+    indices, values = indices.to(place), values.detach().to(place, torch.float32).reshape(-1, width)
+    values = values if factor == 1.0 else values * factor
+    return RowGradient(indices, values) if device else RowGradient(indices.numpy(), values.numpy())
 
 
 def from_rows(rows: RowGradient, like: torch.nn.Parameter, factor: float) -> torch.Tensor:

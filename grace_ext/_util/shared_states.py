@@ -1,16 +1,21 @@
 """Vectors by tensor that are the same on all ranks, changed in transactions."""
 
+from typing import Any
+
 import numpy as np
 
 
 class SharedStates:
-    """Arrays by tensor name, the same on all ranks: those in force, and those of the next step."""
+    """Arrays by tensor name, the same on all ranks: those in force, and those of the next step.
+
+    In place of an array, a subclass can have what has `size` and `flatten()`.
+    """
 
     def __init__(self) -> None:
-        self._state: dict[str, np.ndarray] = {}
-        self._next: dict[str, np.ndarray] = {}
+        self._state: dict[str, Any] = {}
+        self._next: dict[str, Any] = {}
 
-    def get(self, name: str, size: int) -> np.ndarray | None:
+    def get(self, name: str, size: int) -> Any:
         """Return the array in force.
 
         Args:
@@ -23,7 +28,7 @@ class SharedStates:
         found = self._state.get(name)
         return found if found is not None and found.size == size else None
 
-    def put(self, name: str, array: np.ndarray) -> None:
+    def put(self, name: str, array: Any) -> None:
         """Set the next array, which `commit` puts in force.
 
         Args:

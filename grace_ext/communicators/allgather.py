@@ -8,14 +8,14 @@ import numpy as np
 from .._util.rng import Stream
 from ..pipeline import container
 from ..pipeline.compressor import Compressor
-from ..pipeline.decoder import decode_sum
 from ..registry import register
 from ..transport.base import Transport
 from .base import Communicator, Pending, wait
+from .places import Placed
 
 
 @register
-class Allgather(Communicator[Pending]):
+class Allgather(Placed, Communicator[Pending]):
     """Every rank sends its container to every other one. Works with every compressor.
 
     A bucket takes one collective: containers tell their own length, so the joined bytes need no table of sizes.
@@ -35,11 +35,11 @@ class Allgather(Communicator[Pending]):
         name: str,
         compressor: Compressor,
         gradient: Any,
-        state: tuple[np.ndarray, np.ndarray] | None,
+        state: tuple | None,
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
     ) -> Pending:
-        encoded = compressor.encode(gradient, stream, state=state, sizes=sizes)
+        encoded = self.place.encode(compressor, gradient, state, stream, sizes)
         return Pending(
             transport.allgather(name, encoded.blob),
             encoded.blob.size,
@@ -60,8 +60,8 @@ class Allgather(Communicator[Pending]):
     ) -> Pending:
         return Pending(transport.allgather(name, np.empty(0, np.uint8)), 0, {})
 
-    def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
-        finite = self.receive(pending, transport, out.size)
+    def finish(self, pending: Pending, transport: Transport, out: Any, weight: float) -> bool:
+        finite = self.receive(pending, transport, len(out))
         self.decode(pending, out, weight)
         return finite
 
@@ -73,8 +73,8 @@ class Allgather(Communicator[Pending]):
         pending.add_seconds({"decode": time.perf_counter() - started})
         return not any(one.non_finite for one in pending.containers)
 
-    def decode(self, pending: Pending, out: np.ndarray, weight: float) -> None:
+    def decode(self, pending: Pending, out: Any, weight: float) -> None:
         started = time.perf_counter()
         containers, pending.containers = pending.containers, []  # not kept until the step ends
-        decode_sum(containers, out, weight, pending.squares)
+        self.place.decode_sum(containers, out, weight, pending.squares)
         pending.add_seconds({"decode": time.perf_counter() - started})

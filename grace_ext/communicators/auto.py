@@ -1,6 +1,7 @@
 """Communicator `auto`."""
 
-from typing import Any, NoReturn
+import copy
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from .allgather import Allgather
 from .allreduce import Allreduce
 from .base import BucketMemory, Communicator
 from .hierarchical import Hierarchical
+from .places import Place, Placed
 from .sharded import Sharded
 
 #: Strategies without containers, the more exact first.
@@ -91,6 +93,22 @@ class SwitchingCommunicator(Alternating):
             if ranks >= _FEWEST_RANKS.get(kind.name, 1) and can_carry(kind(), compressor):
                 found[kind.name] = kind()
         return cls(found)
+
+    def at(self, place: Place) -> Self:
+        """Make the same communicator for gradients that lie somewhere else. See grace_ext.communicators.places.Placed.
+
+        Args:
+            place: Where they lie.
+
+        Returns:
+            The communicator.
+        """
+        other = copy.copy(self)
+        other._allreduce = self._allreduce.at(place)
+        other._compressed = {
+            name: one.at(place) if isinstance(one, Placed) else one for name, one in self._compressed.items()
+        }
+        return other
 
     @property
     def sends_whole(self) -> bool:  # type: ignore[override]

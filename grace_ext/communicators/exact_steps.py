@@ -1,11 +1,13 @@
 """Steps in which a memory needs exact sums, between those that are compressed."""
 
-from typing import Protocol
+import copy
+from typing import Protocol, Self
 
 from ..pipeline.compressor import Compressor, make_compressor
 from ._alternating import Alternating
 from .allreduce import Allreduce
 from .base import Communicator
+from .places import Place, Placed
 
 
 class ExactStepsMemory(Protocol):
@@ -42,6 +44,20 @@ class ExactSteps(Alternating):
         self._allreduce, self._exact = Allreduce(), make_compressor("dense/raw")
         #: That of the compressed steps.
         self.name = compressed.name
+
+    def at(self, place: Place) -> Self:
+        """Make the same communicator for gradients that lie somewhere else. See grace_ext.communicators.places.Placed.
+
+        Args:
+            place: Where they lie.
+
+        Returns:
+            The communicator.
+        """
+        other, compressed = copy.copy(self), self._compressed
+        other._allreduce = self._allreduce.at(place)
+        other._compressed = compressed.at(place) if isinstance(compressed, Placed) else compressed
+        return other
 
     @property
     def is_exact(self) -> bool:

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
-from .._util.scratch import scratch
 from ..errors import ContainerError, ExchangeError
 from ..pipeline.compressor import Compressor, make_compressor
 from ..registry import register
@@ -26,6 +24,7 @@ from ._compressed_sums import (
 from .allgather import Allgather
 from .allreduce import Allreduce
 from .base import Communicator, Pending, wait
+from .places import Place, Placed
 from .slices import equal_slices, non_empty, sizes_in_slice, stream_of_slice
 
 
@@ -75,7 +74,7 @@ class _PendingLevels(InFlightSum):
 
     roles: _Roles
     parts: list[slice]
-    gradient: np.ndarray | None
+    gradient: Any | None
     state: tuple | None
     sizes: tuple[int, ...]
     phase: int = 0
@@ -92,7 +91,7 @@ class _PendingLevels(InFlightSum):
 
 
 @register
-class Hierarchical(Communicator):
+class Hierarchical(Placed, Communicator):
     """Dense sums inside each host, and containers between hosts.
 
     The ranks of a host sum their gradients as they are, in shared memory or over the loopback, and hosts send each other the
@@ -117,11 +116,11 @@ class Hierarchical(Communicator):
     reports_support = False
 
     def collectives_of(self, transport: Transport) -> tuple[str, ...]:
-        flat = _single_level_communicator(transport)
+        flat = self._single_level(transport)
         return flat.collectives if flat else self.collectives
 
     def wire_copies(self, transport: Transport) -> float:
-        return super().wire_copies(transport) if _single_level_communicator(transport) else 1
+        return super().wire_copies(transport) if self._single_level(transport) else 1
 
     def allreduce_dtype(self, compressor: Compressor) -> str:
         return "float32"
@@ -131,25 +130,23 @@ class Hierarchical(Communicator):
         transport: Transport,
         name: str,
         compressor: Compressor,
-        gradient: np.ndarray,
-        state: tuple[np.ndarray, np.ndarray] | None,
+        gradient: Any,
+        state: tuple | None,
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
     ) -> Pending:
-        if flat := _single_level_communicator(transport):
-            made = _float32_compressor() if flat is _SUM else compressor
-            return flat.start(transport, name, made, gradient, state, stream, sizes)
-        pending = _new_pending(transport, name, compressor, gradient.size, gradient, state, stream, sizes)
+        if flat := self._single_level(transport):
+            return flat.start(transport, name, _compressor_for(flat, compressor), gradient, state, stream, sizes)
+        pending = _new_pending(transport, name, compressor, len(gradient), gradient, state, stream, sizes, self.place)
         if state is not None:
             started = time.perf_counter()
             for part in _other_slices(pending):
-                with non_finite_allowed():
-                    gradient[part] += state[0][part]
+                self.place.add(gradient[part], state[0][part], gradient[part])
             pending.add_seconds({"residual": time.perf_counter() - started})
         splits = [0] * transport.size
         for owner, part in zip(pending.roles.owners, pending.parts, strict=True):
             splits[owner] = 4 * (part.stop - part.start)
-        pending.handle = transport.alltoall(f"{name}.local", gradient.view(np.uint8), splits)
+        pending.handle = transport.alltoall(f"{name}.local", self.place.to_bytes(gradient, transport), splits)
         return pending
 
     def start_empty(
@@ -161,16 +158,14 @@ class Hierarchical(Communicator):
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
     ) -> Pending:
-        if flat := _single_level_communicator(transport):
-            return flat.start_empty(
-                transport, name, _float32_compressor() if flat is _SUM else compressor, size, stream, sizes
-            )
-        pending = _new_pending(transport, name, lossless_compressor(), size, None, None, stream, sizes)
+        if flat := self._single_level(transport):
+            return flat.start_empty(transport, name, _compressor_for(flat, compressor), size, stream, sizes)
+        pending = _new_pending(transport, name, lossless_compressor(), size, None, None, stream, sizes, self.place)
         pending.handle = transport.alltoall(f"{name}.local", NO_BYTES, [0] * transport.size)
         return pending
 
     def advance(self, pending: Any, transport: Transport) -> None:
-        if _single_level_communicator(transport) or pending.phase == 2:
+        if self._single_level(transport) or pending.phase == 2:
             return
         sent = pending.wire_bytes
         received = wait(pending)
@@ -182,7 +177,7 @@ class Hierarchical(Communicator):
             self._inside_host(pending, transport, received)
 
     @staticmethod
-    def _between_hosts(pending: _PendingLevels, transport: Transport, received: np.ndarray) -> None:
+    def _between_hosts(pending: _PendingLevels, transport: Transport, received: Any) -> None:
         """Sum the own slice over the host, and start to send its container to the owners on other hosts."""
         if pending.state is not None:
             for part in _other_slices(pending):
@@ -212,8 +207,8 @@ class Hierarchical(Communicator):
         splits = _splits_for(receivers, payload, transport)
         pending.handle = transport.alltoall(f"{pending.name}.all", np.tile(payload, len(receivers)), splits)
 
-    def finish(self, pending: Any, transport: Transport, out: np.ndarray, weight: float) -> bool:
-        if flat := _single_level_communicator(transport):
+    def finish(self, pending: Any, transport: Transport, out: Any, weight: float) -> bool:
+        if flat := self._single_level(transport):
             return flat.finish(pending, transport, out, weight)
         while pending.phase < 2:
             self.advance(pending, transport)
@@ -222,8 +217,17 @@ class Hierarchical(Communicator):
         pending.wire_bytes = sent
         return pending.decode_slices(data, non_empty(pending.parts), out, weight, pending.roles.hosts)
 
-
-_SUM, _GATHER = Allreduce(), Allgather()
+    def _single_level(self, transport: Transport) -> Communicator | None:
+        """Return the communicator to use where there is only one level, else None."""
+        if transport.hosts is None:
+            raise ExchangeError(
+                "communicator 'hierarchical' does not know yet which ranks share a host: "
+                "call Exchange.check_config_digests with what all ranks' config_digest gave"
+            )
+        hosts = max(transport.hosts) + 1
+        if hosts == 1:
+            return Allreduce().at(self.place)
+        return Allgather().at(self.place) if hosts == transport.size else None
 
 
 @functools.cache
@@ -231,15 +235,9 @@ def _float32_compressor() -> Compressor:
     return make_compressor("dense/raw")
 
 
-def _single_level_communicator(transport: Transport) -> Communicator | None:
-    """Return the communicator to use where there is only one level, else None."""
-    if transport.hosts is None:
-        raise ExchangeError(
-            "communicator 'hierarchical' does not know yet which ranks share a host: "
-            "call Exchange.check_config_digests with what all ranks' config_digest gave"
-        )
-    hosts = max(transport.hosts) + 1
-    return _SUM if hosts == 1 else _GATHER if hosts == transport.size else None
+def _compressor_for(flat: Communicator, compressor: Compressor) -> Compressor:
+    """Return what a communicator of a single level compresses with: what is on one host is summed in float32."""
+    return _float32_compressor() if isinstance(flat, Allreduce) else compressor
 
 
 def _new_pending(
@@ -247,14 +245,15 @@ def _new_pending(
     name: str,
     compressor: Compressor,
     d: int,
-    gradient: np.ndarray | None,
-    state: tuple[np.ndarray, np.ndarray] | None,
+    gradient: Any | None,
+    state: tuple | None,
     stream: Stream,
     sizes: tuple[int, ...] | None,
+    place: Place,
 ) -> _PendingLevels:
     roles = roles_of(transport.hosts, transport.rank)
     pending = _PendingLevels(
-        None, 0, {}, name, compressor, stream, roles, equal_slices(d, len(roles.owners)), gradient, state, ()
+        None, 0, {}, name, compressor, stream, roles, equal_slices(d, len(roles.owners)), gradient, state, (), place=place
     )
     pending.sizes = sizes_in_slice((d,) if sizes is None else sizes, pending.own)
     return pending
@@ -273,16 +272,14 @@ def _splits_for(ranks: Iterable[int], payload: np.ndarray, transport: Transport)
     return splits
 
 
-def _encode_host_sum(pending: _PendingLevels, received: np.ndarray) -> np.ndarray:
+def _encode_host_sum(pending: _PendingLevels, received: Any) -> np.ndarray:
     """Return the container of the own slice's sum over this host, in the order of ranks (those that joined sent none)."""
     started = time.perf_counter()
-    if received.size % (4 * pending.n) or received.size > 4 * pending.n * len(pending.roles.local):
-        raise ContainerError(f"{received.size} bytes came from the ranks of this host for a slice of {pending.n} elements")
-    summed = scratch("hierarchical", np.float32, pending.n)
-    summed[:] = 0
-    with non_finite_allowed():
-        for row in received.view(np.float32).reshape(-1, pending.n):
-            summed += row
-    pending.add_seconds({"decode": time.perf_counter() - started})
+    if len(received) % (4 * pending.n) or len(received) > 4 * pending.n * len(pending.roles.local):
+        raise ContainerError(f"{len(received)} bytes came from the ranks of this host for a slice of {pending.n} elements")
     residual = pending.state and (pending.state[0][pending.own], pending.state[1][pending.own])
+    summed = residual[1] if residual else pending.place.empty("hierarchical", pending.n)
+    summed[:] = 0
+    pending.place.add_received(received, summed)
+    pending.add_seconds({"decode": time.perf_counter() - started})
     return pending.encode(summed, residual, stream_of_slice(pending.stream, pending.roles.own), pending.sizes)

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 from .._util.rng import Stream
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
@@ -38,16 +36,12 @@ class Majority(Sharded):
         transport: Transport,
         name: str,
         compressor: Compressor,
-        gradient: np.ndarray,
-        state: tuple[np.ndarray, np.ndarray] | None,
+        gradient: Any,
+        state: tuple | None,
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
     ) -> Any:
-        votes = np.where(gradient < 0, np.float32(-1), np.float32(1))
-        finite = np.isfinite(gradient)
-        if not finite.all():
-            votes[~finite] = np.nan
-        return super().start(transport, name, compressor, votes, None, stream, sizes)
+        return super().start(transport, name, compressor, self.place.votes_of(gradient), None, stream, sizes)
 
     def start_empty(
         self,
@@ -62,5 +56,5 @@ class Majority(Sharded):
         pending.compressor = compressor  # for the outcome on its own slice
         return pending
 
-    def finish(self, pending: Any, transport: Transport, out: np.ndarray, weight: float) -> bool:
+    def finish(self, pending: Any, transport: Transport, out: Any, weight: float) -> bool:
         return super().finish(pending, transport, out, weight * transport.size)

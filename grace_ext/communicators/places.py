@@ -9,9 +9,14 @@ import numpy as np
 from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
 from .._util.scratch import scratch
+from ..kernels import max_magnitude
+from ..kernels.topk import NON_FINITE
 from ..pipeline.compressor import Compressor
 from ..pipeline.container import Container
 from ..pipeline.decoder import add_all, decode_sum
+from ..pipeline.square_sums import SquareSums
+from ..transport.base import Transport
+from .reducible import from_reducible, to_reducible
 
 
 class Place(Protocol):
@@ -67,7 +72,8 @@ class Place(Protocol):
             sizes: Numbers of elements of the tensors; None for a single one.
 
         Returns:
-            What grace_ext.pipeline.encoded.Encoded tells of the container: `blob`, `seconds`, `index_codec` and `non_finite`.
+            What grace_ext.pipeline.encoded.Encoded tells of the container: `blob`, `seconds`, `index_codec`, `non_finite` and
+            `support`.
         """
 
     def encode_in_place(self, compressor: Compressor, summed: Any, stream: Stream, sizes: tuple[int, ...] | None) -> Any:
@@ -106,6 +112,76 @@ class Place(Protocol):
             ContainerError: One of them is damaged.
         """
 
+    def decode_sum(self, containers: list[Container], out: Any, weight: float, squares: SquareSums | None) -> None:
+        """Write weight * (the sum of containers), each element summed in the order of the list.
+
+        Args:
+            containers: Parsed containers of d elements each. If one is not finite, all elements become NaN.
+            out: Output, float32[d].
+            weight: Factor of the sum.
+            squares: See grace_ext.pipeline.decoder.decode_sum.
+
+        Raises:
+            ContainerError: One of them is damaged.
+        """
+
+    def to_reducible(self, gradient: Any, state: tuple | None, dtype: str, transport: Transport) -> Any:
+        """Make a message of gradient + residual that libraries can sum, and keep what is rounded away.
+
+        Args:
+            gradient: float32[n], which may be the message.
+            state: See `encode`.
+            dtype: "float32" or "float16".
+            transport: The transport of the exchange.
+
+        Returns:
+            What its `allreduce` takes, float32[n] or float16[n]; see grace_ext.communicators.reducible.to_reducible.
+        """
+        raise NotImplementedError
+
+    def write_sum(self, summed: Any, out: Any, weight: float) -> bool:
+        """Write weight * (the sum of such messages).
+
+        Args:
+            summed: What the transport's `allreduce` gave, float32[n] or float16[n].
+            out: Output, float32[n].
+            weight: Factor of the sum.
+
+        Returns:
+            Whether all of it is finite.
+        """
+        raise NotImplementedError
+
+    def to_bytes(self, gradient: Any, transport: Transport) -> Any:
+        """Make a message of a gradient as it is.
+
+        Args:
+            gradient: float32[n], which may be the message.
+            transport: The transport of the exchange.
+
+        Returns:
+            What its `alltoall` takes, uint8[4 * n].
+        """
+        raise NotImplementedError
+
+    def add_received(self, received: Any, accumulator: Any) -> None:
+        """Add gradients that were sent as they are, one after the other.
+
+        Args:
+            received: What the transport's `alltoall` gave, uint8[4 * m * n].
+            accumulator: float32[n], changed.
+        """
+
+    def votes_of(self, gradient: Any) -> Any:
+        """Make -1 of each element below 0, 1 of all others, and NaN of those that are not finite.
+
+        Args:
+            gradient: float32[n].
+
+        Returns:
+            float32[n].
+        """
+
 
 class HostPlace(Place):
     """Numpy arrays."""
@@ -142,6 +218,44 @@ class HostPlace(Place):
     def decode_slices(slices: Sequence[tuple[slice, list[Container]]], out: np.ndarray, weight: float) -> None:
         for part, containers in slices:
             decode_sum(containers, out[part], weight)
+
+    @staticmethod
+    def decode_sum(containers: list[Container], out: np.ndarray, weight: float, squares: SquareSums | None) -> None:
+        decode_sum(containers, out, weight, squares)
+
+    @staticmethod
+    def to_reducible(gradient: np.ndarray, state: tuple | None, dtype: str, transport: Transport) -> np.ndarray:
+        if state is None:
+            return gradient if dtype == "float32" else to_reducible(gradient, dtype, transport.size)
+        residual, following = state
+        with non_finite_allowed():
+            np.add(gradient, residual, out=following)
+            sent = to_reducible(following, dtype, transport.size)
+            np.subtract(following, from_reducible(sent), out=following)
+        return sent
+
+    @staticmethod
+    def write_sum(summed: np.ndarray, out: np.ndarray, weight: float) -> bool:
+        np.multiply(from_reducible(summed), np.float32(weight), out=out)
+        return bool(max_magnitude(out) < NON_FINITE)
+
+    @staticmethod
+    def to_bytes(gradient: np.ndarray, transport: Transport) -> np.ndarray:
+        return gradient.view(np.uint8)
+
+    @staticmethod
+    def add_received(received: np.ndarray, accumulator: np.ndarray) -> None:
+        with non_finite_allowed():
+            for row in received.view(np.float32).reshape(-1, accumulator.size):
+                accumulator += row
+
+    @staticmethod
+    def votes_of(gradient: np.ndarray) -> np.ndarray:
+        votes = np.where(gradient < 0, np.float32(-1), np.float32(1))
+        finite = np.isfinite(gradient)
+        if not finite.all():
+            votes[~finite] = np.nan
+        return votes
 
 
 HOST = HostPlace()

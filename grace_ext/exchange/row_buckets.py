@@ -6,7 +6,6 @@ Frameworks call them sparse: tf.IndexedSlices, and sparse tensors in PyTorch.
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from ..memory.none import NoMemory
 from ..pipeline import container
 from ..pipeline.compressor import Compressor
 from ..pipeline.decoder import decode_rows
-from ..pipeline.encoded import Encoded
 from ..registry import Stage, build
 from ..transport.base import Transport
 from .buckets import Bucket, Tensor
@@ -94,14 +92,8 @@ class RowBucket(Bucket):
         touched = given.summed()
         state = self.memory.begin_rows(self.name, self.size, touched.indices, self.width)
         summed = time.perf_counter() - started
-        pending = self.communicator.start(
-            transport,
-            self.name,
-            _Touched(self.compressor, touched.indices, self.size),
-            touched.values.reshape(-1),
-            state,
-            stream,
-        )
+        touched_rows = TouchedRows(self.compressor, touched.indices, self.size)
+        pending = self.communicator.start(transport, self.name, touched_rows, touched.values.reshape(-1), state, stream)
         pending.seconds["rows"] = summed
         pending.gradient_bytes = given.nbytes
         return pending
@@ -132,17 +124,28 @@ class RowBucket(Bucket):
         """Number of elements of a row."""
         return self.compressor.index.width  # type: ignore[attr-defined]  # row_bucket makes it with Rows
 
-    def _checked(self, given: RowGradient) -> RowGradient:
+    def check_rows(self, indices: np.ndarray, values: int) -> None:
+        """Check that a gradient is one of this table.
+
+        Args:
+            indices: Its rows, int64[n].
+            values: The number of its values.
+
+        Raises:
+            ConfigError: It is not.
+        """
         name, rows = self.tensors[0].name, self.size // self.width
-        indices = np.ascontiguousarray(given.indices, np.int64).reshape(-1)
-        if np.size(given.values) != indices.size * self.width:
+        if values != indices.size * self.width:
             raise ConfigError(
-                f"the gradient of {name!r} has {indices.size} rows and {np.size(given.values)} values; a row "
-                f"of this table has {self.width}"
+                f"the gradient of {name!r} has {indices.size} rows and {values} values; a row of this table has {self.width}"
             )
         outside = indices[(indices < 0) | (indices >= rows)]
         if outside.size:
             raise ConfigError(f"the gradient of {name!r} has a row {outside[0]}; the table has {rows}")
+
+    def _checked(self, given: RowGradient) -> RowGradient:
+        indices = np.ascontiguousarray(given.indices, np.int64).reshape(-1)
+        self.check_rows(indices, np.size(given.values))
         with np.errstate(over="ignore"):  # a float64 beyond float32 becomes Inf, which the container reports
             values = np.ascontiguousarray(given.values, np.float32).reshape(indices.size, self.width)
         return RowGradient(indices, values)
@@ -187,7 +190,7 @@ def row_bucket(name: str, tensor: Tensor, compressor: Compressor, memory: Memory
     return RowBucket(name, [tensor], compressor, Allgather(), NoMemory() if exact else memory)
 
 
-class _Touched(Compressor):
+class TouchedRows(Compressor):
     """Encodes the elements of some rows, float32[r * width], into containers of the whole table.
 
     Args:
@@ -202,8 +205,8 @@ class _Touched(Compressor):
         super().__init__(compressor.stages, compressor.seed)
         self._rows, self._size = rows.astype(np.uint32), size
 
-    def pack(self, d: int, *args: Any, **options: Any) -> Encoded:
-        return super().pack(d, *args, transformed=(self._size, None), **options)
+    def elements_of(self, d: int) -> int:
+        return self._size
 
     def encode_index(self, indices: np.ndarray | None, d: int, stream: Stream) -> tuple[int, np.ndarray, np.ndarray | None]:
         k = d if indices is None else indices.size

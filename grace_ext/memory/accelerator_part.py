@@ -1,11 +1,12 @@
 """What a memory with hooks has to do where gradients are on an accelerator."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..pipeline.compressor import Compressor
-from .states import Arrays
+from .arrays import Arrays
 
 
 class AcceleratorPart:
@@ -29,12 +30,14 @@ class AcceleratorPart:
         """
         return False
 
-    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
+    def correct_at(self, name: str, gradient: Any, sizes: Sequence[int], ranks: int, arrays: Arrays) -> None:
         """Make what is encoded of a gradient, where it lies. Only if `works_at_positions`.
 
         Args:
             name: Name of the bucket.
             gradient: An array of that kind, float32[d], changed.
+            sizes: Numbers of elements of the bucket's tensors.
+            ranks: Number of ranks.
             arrays: The kind.
         """
 

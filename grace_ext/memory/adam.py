@@ -20,9 +20,10 @@ from ..registry import register
 from ..sparsifiers.base import NO_VALUES
 from ..sparsifiers.parts import SketchedParts
 from ._by_tensor import ResidualByTensor
+from .arrays import Arrays
 from .base import Memory
 from .residual import Residual
-from .states import Arrays, States
+from .states import States
 
 # In a state: where the learning rate is, and where the sums of rows and columns begin; see the kernel update_moments.
 _RATE, _SUMS = 2, 3
@@ -152,7 +153,7 @@ class Adam(ResidualByTensor):
     def works_at_positions(self, compressor: Compressor) -> bool:
         return compressor.density < _SPARSE and compressor.transform is None
 
-    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
+    def correct_at(self, name: str, gradient: Any, sizes: Sequence[int], ranks: int, arrays: Arrays) -> None:
         held = self._give_up(name, len(gradient))
         if held is not None:
             gradient += arrays.from_host(held)

@@ -15,8 +15,9 @@ from ..pipeline.square_sums import SquareSums
 from ..registry import Stage, build
 from ..sparsifiers.parts import SketchedParts
 from .accelerator_part import AcceleratorPart
+from .arrays import Arrays, NumpyArrays
 from .optimizer_part import OptimizerPart
-from .states import Arrays, NumpyArrays, States
+from .states import States
 
 
 class Memory(Stage, OptimizerPart, AcceleratorPart):
@@ -155,7 +156,9 @@ class Memory(Stage, OptimizerPart, AcceleratorPart):
         """
         raise NotImplementedError
 
-    def begin_rows(self, name: str, size: int, rows: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray] | None:
+    def begin_rows(
+        self, name: str, size: int, rows: np.ndarray, width: int, arrays: Arrays = NumpyArrays
+    ) -> tuple[Any, Any] | None:
         """Begin a transaction for some rows of a table. Its cost depends on their number only. Only if `supports_rows`.
 
         Args:
@@ -163,9 +166,10 @@ class Memory(Stage, OptimizerPart, AcceleratorPart):
             size: Number of elements of the table.
             rows: int64[r], ascending, without repetition; `commit` changes these rows.
             width: Number of elements of a row.
+            arrays: The kind of arrays that the states are kept in.
 
         Returns:
-            The residual and a buffer for the next one, both float32[r * width], or None if nothing is to be added.
+            The residual and a buffer for the next one, both float32[r * width] of that kind, or None if nothing is to be added.
         """
         return None
 

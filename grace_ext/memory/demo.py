@@ -6,9 +6,9 @@ import numpy as np
 
 from ..pipeline.compressor import Compressor
 from ..registry import register
+from .arrays import Arrays, NumpyArrays
 from .base import Memory
 from .residual import Residual
-from .states import Arrays, NumpyArrays
 
 
 @register

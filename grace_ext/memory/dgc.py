@@ -12,9 +12,9 @@ from ..communicators.base import Communicator, Pending
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
 from ..registry import register
+from .arrays import Arrays, NumpyArrays
 from .base import Memory
 from .residual import Residual
-from .states import Arrays
 from .velocity import Velocity
 
 
@@ -82,25 +82,29 @@ class DGC(Residual):
     ) -> tuple[np.ndarray, None]:
         velocity, _ = self._velocity.correct_gradient(name, parts, out, ranks, stream, density)
         if self.deviations:
-            velocity = self._clipped(name, velocity, [part.size for part in parts], out)
+            if velocity is not out:
+                np.copyto(out, velocity)
+            self._clip(name, out, [part.size for part in parts], NumpyArrays)
+            return out, None
         return velocity, None
 
     def works_at_positions(self, compressor: Compressor) -> bool:
-        return not self.deviations and self._velocity.works_at_positions(compressor)
+        return True
 
-    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
-        self._velocity.correct_at(name, gradient, arrays)
+    def correct_at(self, name: str, gradient: Any, sizes: Sequence[int], ranks: int, arrays: Arrays) -> None:
+        self._velocity.correct_at(name, gradient, sizes, ranks, arrays)
+        if self.deviations:
+            self._clip(name, gradient, sizes, arrays)
 
-    def _clipped(self, name: str, velocity: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
-        """Write what has to be added to the residual for a sum that is clipped, float32[d], to out, and return it."""
-        residual = self._residual.current(name)
+    def _clip(self, name: str, velocity: Any, sizes: Sequence[int], arrays: Arrays) -> None:
+        """Make of the velocity, an array of that kind, what has to be added to the residual for a sum that is clipped."""
+        residual, start = self._residual.current(name), 0
         with non_finite_allowed():
-            np.add(velocity, residual, out=out)
-            for part in np.split(out, np.cumsum(sizes)[:-1]):
-                limit = np.float32(self.deviations * part.std(dtype=np.float64)) if part.size else np.float32(0)
-                np.clip(part, -limit, limit, out=part)
-            out -= residual
-        return out
+            velocity += residual
+            for size in sizes:
+                arrays.clip(velocity[start : start + size], self.deviations)
+                start += size
+            velocity -= residual
 
     def on_sent(self, name: str, pending: Pending) -> None:
         if self.masking and pending.support is not None:

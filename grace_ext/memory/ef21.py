@@ -11,8 +11,9 @@ from ..communicators.base import Communicator, Pending
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
 from ..registry import register
+from .arrays import Arrays, NumpyArrays
 from .base import Memory
-from .states import Arrays, NumpyArrays, States
+from .states import States
 from .velocity import Velocity
 
 
@@ -77,9 +78,9 @@ class EF21(Memory):
     def works_at_positions(self, compressor: Compressor) -> bool:
         return True
 
-    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
+    def correct_at(self, name: str, gradient: Any, sizes: Sequence[int], ranks: int, arrays: Arrays) -> None:
         if self.momentum:
-            self._averaged.correct_at(name, gradient, arrays)
+            self._averaged.correct_at(name, gradient, sizes, ranks, arrays)
         gradient -= self._estimate.get(name, len(gradient), arrays)
 
     def on_sent(self, name: str, pending: Pending) -> None:

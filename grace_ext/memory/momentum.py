@@ -10,8 +10,8 @@ from .._util.rng import Stream
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
 from ..registry import register
+from .arrays import Arrays
 from .residual import Residual
-from .states import Arrays
 from .velocity import Velocity
 
 
@@ -69,8 +69,8 @@ class Momentum(Residual):
     def works_at_positions(self, compressor: Compressor) -> bool:
         return self._first_moment.works_at_positions(compressor)
 
-    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
-        self._first_moment.correct_at(name, gradient, arrays)
+    def correct_at(self, name: str, gradient: Any, sizes: Sequence[int], ranks: int, arrays: Arrays) -> None:
+        self._first_moment.correct_at(name, gradient, sizes, ranks, arrays)
 
     def commit(self) -> None:
         super().commit()

@@ -15,8 +15,8 @@ from ..kernels.momentum import accumulate_momentum
 from ..pipeline.compressor import Compressor
 from ..registry import register
 from ._by_tensor import ResidualByTensor
+from .arrays import Arrays, NumpyArrays
 from .base import Memory
-from .states import Arrays, NumpyArrays
 from .velocity import Velocity
 
 #: What torch.optim.Muon has by default; the memory has no options for them.
@@ -132,9 +132,9 @@ class Muon(ResidualByTensor):
         return out, None
 
     def works_at_positions(self, compressor: Compressor) -> bool:
-        return self.bits == 32 and not compressor.dense and compressor.transform is None
+        return not compressor.dense and compressor.transform is None
 
-    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
+    def correct_at(self, name: str, gradient: Any, sizes: Sequence[int], ranks: int, arrays: Arrays) -> None:
         velocity, following = self._average.begin_step(name, len(gradient), arrays)
         following[:] = velocity * self.momentum + gradient * (1 - self.momentum)
         for tensor in self._tensors[name]:

@@ -8,7 +8,6 @@ import numpy as np
 
 from .._util.numerics import non_finite_allowed, power_of_two
 from .._util.rng import Stream
-from .._util.shared_states import SharedStates
 from ..communicators.base import Communicator
 from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError, ExchangeError
@@ -16,10 +15,8 @@ from ..kernels.momentum import accumulate_momentum
 from ..pipeline.compressor import Compressor
 from ..registry import register
 from ._by_tensor import ResidualByTensor
-
-# In a state: how many steps there were, in how many of them the variance was updated, the least variance that a step divides
-# by, and where the first moment begins. The second moment follows it.
-_STEPS, _UPDATES, _FLOOR, _FIRST = 0, 1, 2, 3
+from .arrays import Arrays, NumpyArrays
+from .moments import Moments, MomentStates
 
 
 class CompressedAdam(ResidualByTensor):
@@ -50,6 +47,7 @@ class CompressedAdam(ResidualByTensor):
     keeps_moments = True
     has_exact_steps = True
     needs_all_ranks = True
+    receives_anywhere = True
 
     def __init__(self, beta1: float, beta2: float, variance_floor: float):
         if not 0 <= beta1 < 1:
@@ -61,7 +59,7 @@ class CompressedAdam(ResidualByTensor):
         super().__init__()
         self.beta1 = self.first_moment = beta1
         self.beta2, self.variance_floor = beta2, variance_floor
-        self._moments = SharedStates()
+        self._moments = MomentStates()
         self.shared = {"moments": self._moments}
         #: By tensor: whether what has arrived is a gradient and no first moment, and its scale.
         self._arrived: dict[str, tuple[bool, float]] = {}
@@ -102,19 +100,19 @@ class CompressedAdam(ResidualByTensor):
             )
 
     def works_at_positions(self, compressor: Compressor) -> bool:
-        return False
+        return True
 
     def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
         raise ConfigError(f"memory {self.name!r} changes with each step: use it in an exchange, or memory 'residual'")
 
     def shared_size(self, tensor: ShapedTensor) -> int:
-        return _FIRST + 2 * tensor.size
+        return Moments.size_of(tensor.size)
 
-    def _state(self, tensor: ShapedTensor) -> np.ndarray | None:
+    def _state(self, tensor: ShapedTensor) -> Moments | None:
         return self._moments.get(tensor.name, self.shared_size(tensor))
 
-    def _updates(self, state: np.ndarray | None) -> bool:
-        return state is None or self.updates_variance(int(state[_STEPS]), int(state[_UPDATES]))
+    def _updates(self, state: Moments | None) -> bool:
+        return state is None or self.updates_variance(state.steps, state.updates)
 
     def sends_exactly(self, name: str) -> bool:
         # All tensors of a bucket, if one of them has begun later than the others.
@@ -123,14 +121,7 @@ class CompressedAdam(ResidualByTensor):
     def correct_gradient(
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
     ) -> tuple[np.ndarray, None]:
-        # One that was frozen, and so has lost its moments, waits for nothing.
-        waiting = [one.name for one in self._tensors[name] if one.name in self._arrived and self._state(one) is not None]
-        if waiting:
-            raise ExchangeError(
-                f"memory {self.name!r}: the optimizer made no step with what the last exchange gave for {waiting[0]!r}. It has to "
-                f"make one after each exchange, on all ranks: with DDP accumulate gradients in no_sync(), and give all ranks "
-                f"as many batches"
-            )
+        self._check_stepped(name)
         exact, start = self.sends_exactly(name), 0
         for tensor, gradient in zip(self._tensors[name], parts, strict=True):
             own = out[start : start + tensor.size]
@@ -139,47 +130,74 @@ class CompressedAdam(ResidualByTensor):
             if exact or state is None:
                 np.copyto(own, gradient)
             else:
-                first = state[_FIRST : _FIRST + tensor.size]
+                first = state.at(NumpyArrays).first
                 accumulate_momentum(first, gradient, np.float32(self.beta1), np.float32(1 - self.beta1), own)
         return out, None
 
+    def correct_at(self, name: str, gradient: Any, sizes: Sequence[int], ranks: int, arrays: Arrays) -> None:
+        self._check_stepped(name)
+        if self.sends_exactly(name):
+            return
+        for tensor in self._tensors[name]:
+            state, own = self._state(tensor), gradient[self._places[tensor.name][1]]
+            if state is not None:
+                own *= 1 - self.beta1
+                own += state.at(arrays).first * self.beta1
+
+    def _check_stepped(self, name: str) -> None:
+        """Raise ExchangeError if the optimizer has made no step with what the last exchange of the bucket gave."""
+        # One that was frozen, and so has lost its moments, waits for nothing.
+        waiting = [one.name for one in self._tensors[name] if one.name in self._arrived and self._state(one) is not None]
+        if waiting:
+            raise ExchangeError(
+                f"memory {self.name!r}: the optimizer made no step with what the last exchange gave for {waiting[0]!r}. It has to "
+                f"make one after each exchange, on all ranks: with DDP accumulate gradients in no_sync(), and give all ranks "
+                f"as many batches"
+            )
+
     def on_received(self, name: str, out: np.ndarray, scale: float) -> None:
+        self.on_received_anywhere(name, out, scale, NumpyArrays)
+
+    def on_received_anywhere(self, name: str, out: Any, scale: float, arrays: Arrays) -> None:
         exact = self.sends_exactly(name)
         for tensor in self._tensors[name]:
-            self._arrived[tensor.name] = exact, scale
+            self._arrived[tensor.name] = exact, float(scale)
             if self._state(tensor) is None:
-                self._moments.put(tensor.name, np.zeros(self.shared_size(tensor), np.float32))
+                self._moments.put(tensor.name, Moments(np.zeros(self.shared_size(tensor), np.float32)).at(arrays))
 
-    def moments(
-        self, tensor: ShapedTensor, gradient: np.ndarray, penalty: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def arrays_of_moments(self, tensor: ShapedTensor) -> Arrays:
+        state = self._state(tensor)
+        return super().arrays_of_moments(tensor) if state is None else state.arrays
+
+    def moments(self, tensor: ShapedTensor, gradient: Any, penalty: Any | None = None) -> tuple[Any, Any]:
         state, arrived = self._state(tensor), self._arrived.pop(tensor.name, None)
         if state is None or arrived is None:  # nothing has arrived in this step
-            return gradient, np.full(tensor.size, np.inf, np.float32)
+            root = self.arrays_of_moments(tensor).empty(tensor.size)
+            root[:] = np.inf
+            return gradient, root
         exact, scale = arrived
-        updates = self._updates(state)
-        beta1, beta2 = np.float32(self.beta1), np.float32(self.beta2)
-        share1, share2 = np.float32(1 - self.beta1), np.float32(1 - self.beta2)
-        first, second = state[_FIRST : _FIRST + tensor.size], state[_FIRST + tensor.size :]
+        updates, arrays, share1 = self._updates(state), state.arrays, 1 - self.beta1
         with non_finite_allowed():
             if penalty is not None:
                 gradient = gradient + (penalty if exact else share1 * penalty)
             if scale != 1:
-                gradient = gradient / np.float32(scale)
+                gradient = gradient / scale
             if exact:
-                accumulate_momentum(first, gradient, beta1, share1, first)
+                arrays.accumulate(state.first, gradient, self.beta1, share1)
             else:
-                np.copyto(first, gradient)
+                state.first[:] = gradient
             if updates:
-                accumulate_momentum(second, np.square(gradient), beta2, share2, second)
-        state[_STEPS] += 1
-        state[_UPDATES] += updates
-        root = np.maximum(second, state[_FLOOR]) if state[_FLOOR] else second.copy()
+                arrays.accumulate(state.second, gradient * gradient, self.beta2, 1 - self.beta2)
+        state.steps += 1
+        state.updates += updates
+        root = arrays.empty(tensor.size)
+        root[:] = state.second
+        arrays.to_root(root, state.floor)
         if updates and self.variance_floor and not self._updates(state):
-            state[_FLOOR] = power_of_two(self.variance_floor * float(second.sum(dtype=np.float64)) / max(tensor.size, 1))
-        np.sqrt(root, out=root)
-        root *= np.float32(scale / math.sqrt(1 - self.beta2 ** int(state[_UPDATES])))
-        return first * np.float32(scale / (1 - self.beta1 ** int(state[_STEPS]))), root
+            mean = arrays.total(state.second) / max(tensor.size, 1)
+            state.floor = float(np.float32(power_of_two(self.variance_floor * mean)))
+        root *= scale / math.sqrt(1 - self.beta2**state.updates)
+        return state.first * (scale / (1 - self.beta1**state.steps)), root
 
     def forget_arrivals(self) -> None:
         self._arrived.clear()

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..communicators.factors import ShapedTensor
 from ..errors import ConfigError
+from .arrays import Arrays, NumpyArrays
 
 
 class OptimizerPart:
@@ -84,14 +85,24 @@ class OptimizerPart:
         """
         raise NotImplementedError
 
-    def moments(
-        self, tensor: ShapedTensor, gradient: np.ndarray, penalty: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def arrays_of_moments(self, tensor: ShapedTensor) -> Arrays:
+        """Return the kind of arrays that `moments` takes and gives. Only if `keeps_moments`.
+
+        Args:
+            tensor: The tensor.
+
+        Returns:
+            The kind.
+        """
+        return NumpyArrays
+
+    def moments(self, tensor: ShapedTensor, gradient: Any, penalty: Any | None = None) -> tuple[Any, Any]:
         """Return both of a tensor's moments in a step, the same bits on all ranks. Only if `keeps_moments`.
 
         Args:
             tensor: The tensor.
-            gradient: The gradient that the optimizer steps with, float32[d], in the order of the bucket's vector.
+            gradient: The gradient that the optimizer steps with, float32[d], in the order of the bucket's vector; see
+                `arrays_of_moments`.
             penalty: What a weight decay that is part of the gradient adds to it, float32[d]; None for nothing.
 
         Returns:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
+from .arrays import Arrays, NumpyArrays
 from .packed_vector import PackedVector
-from .states import Arrays, NumpyArrays, States
+from .states import States
 
 #: The bits of an element that states can be kept in, float32 included.
 BITS = (8, 16, 32)

@@ -8,9 +8,9 @@ from ..communicators.base import Pending
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
 from ..registry import register
+from .arrays import Arrays, NumpyArrays
 from .base import Memory
 from .packed_states import PackedStates, make_states
-from .states import Arrays, NumpyArrays
 
 
 @register
@@ -45,7 +45,7 @@ class Residual(Memory):
         self._of_rows: Residual | None = None
         self.states = {"residual": self._residual}
         #: name -> (the table, float32[n, width]; the rows, int64[r]; their next state, float32[r, width])
-        self._begun_rows: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._begun_rows: dict[str, tuple[Any, Any, Any]] = {}
 
     def for_rows(self) -> Memory:
         if self.bits == 32:
@@ -79,12 +79,13 @@ class Residual(Memory):
             self._residual.scale(name, slice(None), np.float32(self.decay))
         return free
 
-    def begin_rows(self, name: str, size: int, rows: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-        table = self._residual.get(name, size).reshape(-1, width)
-        state = table[rows]
-        following = np.empty_like(state)
-        self._begun_rows[name] = table, rows, following
-        return state.reshape(-1), following.reshape(-1)
+    def begin_rows(
+        self, name: str, size: int, rows: np.ndarray, width: int, arrays: Arrays = NumpyArrays
+    ) -> tuple[Any, Any]:
+        table, places = self._residual.get(name, size, arrays).reshape(-1, width), arrays.from_host(rows)
+        following = arrays.empty(rows.size * width)
+        self._begun_rows[name] = table, places, following.reshape(-1, width)
+        return table[places].reshape(-1), following
 
     def _decayed(self, state: Any) -> Any:
         if self.decay != 1:

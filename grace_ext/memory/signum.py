@@ -1,6 +1,7 @@
 """Memory `signum`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from .._util.rng import Stream
 from ..errors import ConfigError
 from ..pipeline.compressor import Compressor
 from ..registry import register
+from .arrays import Arrays
 from .base import Memory
 from .velocity import Velocity
 
@@ -39,7 +41,7 @@ class Signum(Velocity):
         return self
 
     def works_at_positions(self, compressor: Compressor) -> bool:
-        return False
+        return True
 
     def correct_gradient(
         self, name: str, parts: Sequence[np.ndarray], out: np.ndarray, ranks: int, stream: Stream, density: float
@@ -49,3 +51,9 @@ class Signum(Velocity):
         first = self._velocity.begin(name, out.size)[1]
         np.concatenate(parts, out=first)
         return first, None
+
+    def correct_at(self, name: str, gradient: Any, sizes: Sequence[int], ranks: int, arrays: Arrays) -> None:
+        if self._velocity.find(name, len(gradient)) is not None:
+            super().correct_at(name, gradient, sizes, ranks, arrays)
+        else:
+            self._velocity.begin(name, len(gradient), arrays)[1][:] = gradient

@@ -9,8 +9,9 @@ import numpy as np
 from .._util.rng import Stream
 from ..kernels.momentum import accumulate_momentum, accumulate_nesterov
 from ..pipeline.compressor import Compressor
+from .arrays import Arrays, NumpyArrays
 from .base import Memory
-from .states import Arrays, NumpyArrays, States
+from .states import States
 
 
 class Velocity(Memory):
@@ -43,7 +44,7 @@ class Velocity(Memory):
         start = 0
         for gradient in parts:
             part = slice(start, start + gradient.size)
-            kept = clipping(gradient, self.clip / math.sqrt(ranks)) if self.clip else 1.0
+            kept = NumpyArrays.clipping(gradient, self._largest(ranks)) if self.clip else 1.0
             momentum, share = np.float32(self.momentum), np.float32(self.share * kept)
             if self.nesterov:
                 accumulate_nesterov(velocity[part], gradient, momentum, share, following[part], out[part])
@@ -53,11 +54,17 @@ class Velocity(Memory):
         return out if self.nesterov else following, None
 
     def works_at_positions(self, compressor: Compressor) -> bool:
-        return not self.clip  # norms that are summed in another order would make other bytes
+        return True
 
-    def correct_at(self, name: str, gradient: Any, arrays: Arrays) -> None:
+    def correct_at(self, name: str, gradient: Any, sizes: Sequence[int], ranks: int, arrays: Arrays) -> None:
         velocity, following = self._velocity.begin(name, len(gradient), arrays)
-        if self.share != 1:
+        if self.clip:
+            start = 0
+            for size in sizes:
+                part = gradient[start : start + size]
+                part *= self.share * arrays.clipping(part, self._largest(ranks))
+                start += size
+        elif self.share != 1:
             gradient *= self.share
         following[:] = velocity
         if self.nesterov:
@@ -68,6 +75,10 @@ class Velocity(Memory):
             following *= self.momentum
             following += gradient
             gradient[:] = following
+
+    def _largest(self, ranks: int) -> float:
+        """Return the largest norm that a rank's gradient may have."""
+        return self.clip / math.sqrt(ranks)
 
     def begin_step(self, name: str, size: int, arrays: Arrays = NumpyArrays) -> tuple[Any, Any]:
         """Begin a step for what computes the next velocity itself.
@@ -90,20 +101,3 @@ class Velocity(Memory):
             support: The positions, uint32[k], or int64[k] of the kind of arrays that the velocity is kept in.
         """
         self._velocity.upcoming(name)[support] = 0
-
-
-def clipping(gradient: np.ndarray, largest: float) -> float:
-    """Return the factor that limits the L2 norm of a gradient.
-
-    Args:
-        gradient: float32[n].
-        largest: The largest L2 norm allowed.
-
-    Returns:
-        A factor of at most 1; 0 if the gradient holds an Inf.
-    """
-    with np.errstate(over="ignore"):
-        norm = float(np.linalg.norm(gradient))
-    if math.isinf(norm):  # of the squares in float32, or of the gradient itself, which then becomes NaN
-        norm = float(np.linalg.norm(gradient.astype(np.float64)))
-    return largest / norm if norm > largest else 1.0

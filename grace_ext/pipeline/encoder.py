@@ -247,7 +247,7 @@ class Encoder:
             ConfigError: No container can hold d elements.
         """
         container.check_elements(d)
-        given, transform = transformed or (d, None)
+        given, transform = transformed or (self.elements_of(d), None)
         clock = StageClock(started)
         finite = max_magnitude(values) < NON_FINITE
         clock.lap("select")
@@ -293,6 +293,17 @@ class Encoder:
             registry.by_id("index", index_id).name if index_id else None,
         )
 
+    def elements_of(self, d: int) -> int:
+        """Return how many elements the gradient has of which d elements are encoded.
+
+        Args:
+            d: Number of elements that are encoded, without a transform.
+
+        Returns:
+            The number that the container names: d, except where these are some rows of a table.
+        """
+        return d
+
     def encode_index(self, indices: np.ndarray | None, d: int, stream: Stream) -> tuple[int, np.ndarray, np.ndarray | None]:
         """Encode the positions, with the raw codec where the index codec would need more bytes.
 
@@ -305,10 +316,8 @@ class Encoder:
             The codec's id in the container (0: all positions), the section uint8[m], and the support uint32[k'] that
             receivers rebuild (None: all positions).
         """
-        if indices is None:
-            return 0, _EMPTY, None
-        if not indices.size:
-            return RawIndex.id, _EMPTY, indices
+        if indices is None or not indices.size:
+            return 0 if indices is None else RawIndex.id, _EMPTY, indices
         if self.sparsifier.shared and self.index.name in ("auto", Shared.name):
             codec, section, support = Shared, Shared.section(stream.shared().key()), indices
         else:

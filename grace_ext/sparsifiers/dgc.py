@@ -16,7 +16,6 @@ from .topk import select_largest
 
 _RANK = 400  # the threshold is at least the 400th largest of the sample, for a standard deviation of 5 %
 _TOO_MANY = 1.2  # if more than 1.2 k elements pass the threshold, the k largest of them are selected
-_LINE = 16  # elements that are sampled together, which are read as fast as one
 _WORTH_SAMPLING = 64  # with less than so many elements for each in the sample, exact selection takes less time
 
 
@@ -40,6 +39,7 @@ class DGC(Sparsifier):
     """
 
     name = "dgc"
+    LINE = 16  #: Elements that are sampled together, which are read as fast as one.
 
     def __init__(self, density: float = 0.01, sample: float = 0.01):
         for key, share in (("density", density), ("sample", sample)):
@@ -56,30 +56,74 @@ class DGC(Sparsifier):
     ) -> tuple[np.ndarray, np.ndarray]:
         return self._run(gradient, residual, out, scope)
 
+    def count(self, d: int) -> int:
+        """Return how many elements are to be selected.
+
+        Args:
+            d: Number of elements, at least 1.
+
+        Returns:
+            Their number, about.
+        """
+        return min(d, max(1, round(self.density * d)))
+
+    def most(self, k: int) -> float:
+        """Return how many elements may pass the threshold.
+
+        Args:
+            k: How many are to be selected.
+
+        Returns:
+            Their number. If more pass, the k largest are selected.
+        """
+        return _TOO_MANY * k
+
+    def lines(self, d: int) -> int:
+        """Return how many lines are sampled.
+
+        Args:
+            d: Number of elements.
+
+        Returns:
+            The number; 0 where exact selection takes less time.
+        """
+        n = math.ceil(max(self.sample * d, _RANK / self.density) / self.LINE)
+        return n if n * self.LINE * _WORTH_SAMPLING <= d else 0
+
+    def rank(self, size: int) -> int:
+        """Return which magnitude of the sample is the threshold.
+
+        Args:
+            size: Number of elements in the sample.
+
+        Returns:
+            Its rank, from 1 on, the largest first.
+        """
+        return min(size, max(1, round(self.density * size)))
+
     def _run(
         self, gradient: np.ndarray, residual: np.ndarray | None, out: np.ndarray | None, scope: Scope
     ) -> tuple[np.ndarray, np.ndarray]:
         d = gradient.size
         if d == 0:
             return np.empty(0, np.uint32), NO_VALUES
-        k = min(d, max(1, round(self.density * d)))
-        n = math.ceil(max(self.sample * d, _RANK / self.density) / _LINE)
-        if n * _LINE * _WORTH_SAMPLING > d:
+        k, n = self.count(d), self.lines(d)
+        if not n:
             if residual is None or out is None:
                 return select_largest(gradient, NO_VALUES, NO_VALUES, False, k)
             return select_largest(gradient, residual, out, True, k)
         bound = self._bound(gradient, residual, n, scope.stream)
         indices, values = select_at_least(gradient, residual, out, bound)
-        if indices.size > _TOO_MANY * k:
+        if indices.size > self.most(k):
             chosen, values = select_largest(values, values, NO_VALUES, False, k)
             indices = indices[chosen]
         return indices, values
 
     def _bound(self, gradient: np.ndarray, residual: np.ndarray | None, n: int, stream: Stream) -> np.uint32:
         """Return the bits of the magnitude that about density * d elements reach, by n lines; at least the smallest above 0."""
-        lines, sample = scratch("dgc lines", np.uint32, n), scratch("dgc sample", np.uint32, _LINE * n)
-        draw_positions(lines, gradient.size // _LINE, *stream.key())
-        rank = min(sample.size, max(1, round(self.density * sample.size)))
+        lines, sample = scratch("dgc lines", np.uint32, n), scratch("dgc sample", np.uint32, self.LINE * n)
+        draw_positions(lines, gradient.size // self.LINE, *stream.key())
+        rank = self.rank(sample.size)
         fused = residual is not None
         histogram = scratch("topk histogram", np.int64, BINS)
         return np.uint32(sampled_bound(gradient, residual if fused else NO_VALUES, fused, lines, rank, sample, histogram))

@@ -54,12 +54,13 @@ class Threshold(Sparsifier):
         if not 0 < bound < np.inf:
             raise ConfigError(f"threshold: value={value}; allowed: above 0 and finite, as a float32")
         self.value = value
-        self._bound = np.uint32(bound.view(np.uint32))
+        #: The bits of the smallest magnitude to select.
+        self.bound = int(bound.view(np.uint32))
 
     def select(self, dense: np.ndarray, scope: Scope) -> tuple[np.ndarray, np.ndarray]:
-        return select_at_least(dense, None, None, self._bound)
+        return select_at_least(dense, None, None, np.uint32(self.bound))
 
     def select_compensated(
         self, gradient: np.ndarray, residual: np.ndarray, out: np.ndarray, scope: Scope
     ) -> tuple[np.ndarray, np.ndarray]:
-        return select_at_least(gradient, residual, out, self._bound)
+        return select_at_least(gradient, residual, out, np.uint32(self.bound))

@@ -93,6 +93,9 @@ class Transport:
     hosts: tuple[int, ...] | None = None
     #: Whether the collectives of several buckets may be fused into one.
     can_fuse = True
+    #: The accelerator that messages lie on, for adapters whose gradients are there. `allreduce` and `alltoall` then take arrays of it,
+    #: too, and give their result there. None for the host.
+    message_device: Any = None
 
     def allgather(self, name: str, payload: np.ndarray) -> CollectiveHandle:
         """Send a payload to all ranks.
@@ -163,6 +166,7 @@ class TransportWrapper(Transport):
     def __init__(self, transport: Transport):
         self._transport = transport
         self.rank, self.size, self.can_fuse = transport.rank, transport.size, transport.can_fuse
+        self.message_device = transport.message_device
 
     def __getattr__(self, name: str) -> Any:
         """Forward what adapters' transports have beside collectives."""

@@ -6,6 +6,9 @@ have seen, would have needed. If some rank's payload is longer, all ranks see it
 
 import collections
 import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +47,31 @@ class EqualLengthTransport(Transport):
         return _Payloads(self, name, payload, root)
 
     def alltoall(self, name: str, payload: np.ndarray, splits: list[int]) -> CollectiveHandle:
-        return _Pairs(self, name, np.split(payload, np.cumsum(splits)[:-1]))
+        bounds = [0, *itertools.accumulate(splits)]
+        return _Pairs(self, name, [payload[start:end] for start, end in itertools.pairwise(bounds)])
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Make one message of several.
+
+        Args:
+            parts: uint8[m] each, of the host or of the `message_device`.
+
+        Returns:
+            uint8[n], of the `message_device` if one of the parts is.
+        """
+        return np.concatenate(parts)
+
+    def head_at(self, message: Any, start: int) -> np.ndarray:
+        """Read a head.
+
+        Args:
+            message: uint8[n], of the host or of the `message_device`.
+            start: Where the head begins.
+
+        Returns:
+            uint8[HEAD] of the host.
+        """
+        return message[start : start + HEAD]
 
     def allgather_equal(self, message: np.ndarray) -> CollectiveHandle:
         """Give all ranks the messages of all.
@@ -69,28 +96,28 @@ class EqualLengthTransport(Transport):
         """
         raise NotImplementedError
 
-    def alltoall_known(self, message: np.ndarray, splits: list[int], received: list[int]) -> CollectiveHandle:
+    def alltoall_known(self, message: Any, splits: list[int], received: list[int]) -> CollectiveHandle:
         """Send each rank its part of a message.
 
         Args:
-            message: uint8[sum of splits], the parts in the order of ranks.
+            message: uint8[sum of splits], the parts in the order of ranks, of the host or of the `message_device`.
             splits: The bytes for each rank.
             received: The bytes from each rank.
 
         Returns:
-            A handle of uint8[sum of received], the parts in the order of ranks.
+            A handle of uint8[sum of received], the parts in the order of ranks, where the message was.
         """
         raise NotImplementedError
 
-    def send_and_receive(self, outgoing: dict[int, np.ndarray], incoming: dict[int, int]) -> dict[int, np.ndarray]:
+    def send_and_receive(self, outgoing: dict[int, Any], incoming: dict[int, int]) -> dict[int, np.ndarray]:
         """Send messages to some ranks, receive some from others, and wait for them.
 
         Args:
-            outgoing: uint8[m] by receiver.
+            outgoing: uint8[m] by receiver, of the host or of the `message_device`.
             incoming: Lengths by sender.
 
         Returns:
-            uint8[m] by sender.
+            uint8[m] by sender, of the host.
         """
         raise NotImplementedError
 
@@ -129,7 +156,7 @@ class _Payloads(CollectiveHandle):
 class _Pairs(CollectiveHandle):
     """An alltoall. Nothing goes from a rank to itself but the payload for it."""
 
-    def __init__(self, transport: "EqualLengthTransport", name: str, payloads: list[np.ndarray]):
+    def __init__(self, transport: "EqualLengthTransport", name: str, payloads: list[Any]):
         super().__init__(self._receive)
         self._transport, self._payloads = transport, payloads
         own, ranks = transport.rank, range(transport.size)
@@ -141,23 +168,19 @@ class _Pairs(CollectiveHandle):
             [capacity_for(max(kept)) if kept else 0 for kept in lists] for lists in (self._sent, self._received)
         )
         messages = [
-            padded_message([head_of(payload), payload[:capacity]], HEAD + capacity)
+            transport.join([head_of(payload), payload[:capacity], np.zeros(max(capacity - len(payload), 0), np.uint8)])
             for payload, capacity in zip(payloads, capacities, strict=True)
         ]
         messages[own] = messages[own][:0]
         self._rests = {
             rank: payload[capacity:]
             for rank, (payload, capacity) in enumerate(zip(payloads, capacities, strict=True))
-            if payload.size > capacity and rank != own
+            if len(payload) > capacity and rank != own
         }
-        self.padding = (
-            sum(message.size for message in messages)
-            + sum(rest.size for rest in self._rests.values())
-            - sum(payload.size for payload in payloads)
-        )
+        self.padding = sum(map(len, messages)) + sum(map(len, self._rests.values())) - sum(map(len, payloads))
         self._first = transport.alltoall_known(
-            np.concatenate(messages),
-            [message.size for message in messages],
+            transport.join(messages),
+            [len(message) for message in messages],
             [HEAD + capacity if rank != own else 0 for rank, capacity in enumerate(self._capacities)],
         )
 
@@ -168,22 +191,22 @@ class _Pairs(CollectiveHandle):
         received, own = self._first.wait(), self._transport.rank
         parts, incoming, at = [], {}, 0
         for rank, (capacity, payload) in enumerate(zip(self._capacities, self._payloads, strict=True)):
-            self._sent[rank].append(payload.size)
+            self._sent[rank].append(len(payload))
             if rank == own:
                 parts.append(payload)
                 continue
-            (length,) = lengths_in(received[None, at : at + HEAD])
+            (length,) = lengths_in(self._transport.head_at(received, at)[None])
             self._received[rank].append(int(length))
             parts.append(received[at + HEAD : at + HEAD + min(length, capacity)])
             if length > capacity:
                 incoming[rank] = int(length) - capacity
             at += HEAD + capacity
         for rank, rest in self._transport.send_and_receive(self._rests, incoming).items():
-            parts[rank] = np.concatenate([parts[rank], rest])
-        return np.concatenate(parts)
+            parts[rank] = self._transport.join([parts[rank], rest])
+        return self._transport.join(parts)
 
 
-def head_of(payload: np.ndarray) -> np.ndarray:
+def head_of(payload: Any) -> np.ndarray:
     """What goes before a payload.
 
     Args:
@@ -192,7 +215,7 @@ def head_of(payload: np.ndarray) -> np.ndarray:
     Returns:
         uint8[HEAD].
     """
-    return np.array([payload.size], "<i8").view(np.uint8)
+    return np.array([len(payload)], "<i8").view(np.uint8)
 
 
 def lengths_in(rows: np.ndarray) -> np.ndarray:

@@ -45,23 +45,55 @@ class Sign(ValueCodec):
         bucket = (self.bucket or k) if self.scale == "mean" else k
         means, bits = np.empty((-(-k // bucket), 2), np.float32), np.empty(-(-k // 8), np.uint8)
         onebit_encode(values, bucket, means, bits)
+        return self.section(means, bits, k)[1], None
+
+    def section(self, means: np.ndarray, bits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Make the section of what the kernel `onebit_encode` gives.
+
+        Args:
+            means: Of the values of each sign in each bucket, float32[buckets, 2].
+            bits: The signs, uint8[ceil(k / 8)].
+            k: Number of values.
+
+        Returns:
+            The scale of each bucket, float32[buckets], and the section, uint8[m].
+        """
         if self.scale == "one":
-            return np.concatenate([np.array([_BARE], np.uint8), bits]), None
-        scales = _magnitudes(means, bits, bucket, k).astype("<f4", copy=False)
-        return np.concatenate([np.array([to_byte(self.bucket)], np.uint8), scales.view(np.uint8), bits]), None
+            return np.ones(len(means), np.float32), np.concatenate([np.array([_BARE], np.uint8), bits])
+        scales = _magnitudes(means, bits, self.bucket or k, k).astype("<f4", copy=False)
+        return scales, np.concatenate([np.array([to_byte(self.bucket)], np.uint8), scales.view(np.uint8), bits])
+
+    @staticmethod
+    def parts(payload: np.ndarray, k: int) -> tuple[int, np.ndarray | None, np.ndarray]:
+        """Read a section.
+
+        Args:
+            payload: The section, uint8[m].
+            k: Number of values, at least 1.
+
+        Returns:
+            The number of values that share a scale; the scales, float32[n], or None where each is 1; and the signs,
+            uint8[ceil(k / 8)].
+
+        Raises:
+            ContainerError: The section does not hold k signs.
+        """
+        if not payload.size:
+            raise ContainerError("sign: the section is empty")
+        bare = payload[0] == _BARE
+        bucket = k if bare else from_byte("sign", payload[0], k)
+        scales = None if bare else read_floats("sign", payload[1:], -(-k // bucket))
+        if scales is not None and (scales < 0).any():
+            raise ContainerError("sign: a scale is negative")
+        bits = payload[1 if scales is None else 1 + 4 * scales.size :]
+        if bits.size != -(-k // 8) or int(bits[-1]) >> 8 - -k % 8:
+            raise ContainerError(f"sign: {payload.size} bytes are not {k} signs")
+        return bucket, scales, bits
 
     @staticmethod
     def decode(payload: np.ndarray, out: np.ndarray) -> None:
-        if not payload.size:
-            raise ContainerError("sign: the section is empty")
-        k, bare = out.size, payload[0] == _BARE
-        bucket = k if bare else from_byte("sign", payload[0], k)
-        scales = np.ones(1, np.float32) if bare else read_floats("sign", payload[1:], -(-k // bucket))
-        if (scales < 0).any():
-            raise ContainerError("sign: a scale is negative")
-        bits = payload[1 if bare else 1 + 4 * scales.size :]
-        if bits.size != -(-k // 8) or int(bits[-1]) >> 8 - -k % 8:
-            raise ContainerError(f"sign: {payload.size} bytes are not {k} signs")
+        bucket, scales, bits = Sign.parts(payload, out.size)
+        scales = np.ones(1, np.float32) if scales is None else scales
         onebit_decode(bits, bucket, np.stack([scales, -scales], axis=1), out)
 
 

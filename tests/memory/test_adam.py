@@ -243,7 +243,7 @@ def test_the_elements_of_a_result_tell_as_much_as_the_result():
     assert dense == sparse
 
 
-@pytest.mark.parametrize("memory, spec", [("adam", "topk:0.05"), ("dgc:clip=1", "topk:0.02"), ("signum", "topk:0.02")])
+@pytest.mark.parametrize("memory, spec", [("adam", "topk:0.05"), ("muon", "dense/qsgd:4")])
 def test_what_needs_the_whole_gradient_says_so(memory, spec):
     exchange = make(InProcessGroup(1).transport(0), memory, spec, tensors=TENSORS)
     assert not exchange.buckets[0].memory.works_at_positions(exchange.buckets[0].compressor)

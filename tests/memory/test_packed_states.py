@@ -9,8 +9,8 @@ from support.memory_exchanges import RANKS, SIZE, gradient, make, step
 import grace_ext
 from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Tensor
+from grace_ext.memory.arrays import NumpyArrays
 from grace_ext.memory.packed_states import make_states
-from grace_ext.memory.states import NumpyArrays
 from grace_ext.transport import InProcessGroup
 
 TOLERANCE = {8: 1 / 63, 16: 2**-7}  # a step of the largest value of a block; of each value

@@ -15,6 +15,7 @@ from . import (
     qsgd,
     ranges,
     rice,
+    rows,
     signs,
     sketch,
     sketchml,
@@ -170,6 +171,7 @@ VARIANTS = [
     Variant(packed.pack8, "*fp32 *i8 *fp32 i32", {"ROWS": packed.ROWS, "BLOCK": packed.BLOCK}, hot=True),
     Variant(packed.unpack8, "*i8 *fp32 *fp32 i32", {"WIDE": packed.WIDE, "BLOCK": packed.BLOCK}, hot=True),
     Variant(packed.pack16, "*fp32 *i16 i32", {"WIDE": packed.WIDE}, hot=True),
+    Variant(rows.sum_rows, "*fp32 *i64 *i64 *fp32 i32", {"BLOCK": rows.BLOCK}, hot=True),
     Variant(accumulate.add_at, "*fp32 *i32 *fp32 fp32 i32 i32", {"BLOCK": accumulate.BLOCK}),
     Variant(accumulate.add_dense, "*fp32 *fp32 fp32 i32", {"BLOCK": accumulate.BLOCK}, hot=True),
 ]

@@ -199,13 +199,12 @@ class Selection:
         self.positions, self.bits, self.finite = positions, bits, finite
 
 
-class _Work:
+class Work:
     """The arrays of one selection. target: where it is selected from. States: that of the sample, then that of the candidates."""
 
-    def __init__(self, target: torch.Tensor, k: int, spare: int):
+    def __init__(self, target: torch.Tensor, k: int, room: int):
         d, device = target.numel(), target.device
-        self.target, self.d, self.k = target, d, k
-        self.room = min(d, 2 * k + spare)
+        self.target, self.d, self.k, self.room = target, d, k, min(d, room)
         self.programs = blocks(d, BLOCK)
         self.states = torch.zeros((2, 4), dtype=torch.int32, device=device)
         self.histogram = torch.zeros(BINS, dtype=torch.int32, device=device)
@@ -248,23 +247,26 @@ def select_topk_of_parts(gradient, residual, out, sizes: Sequence[int], count: C
     return Selection(positions, torch.cat([one.bits for one in found]), all(one.finite for one in found))
 
 
-def _begin(gradient, residual, out, k: int, spare: int) -> "_Work":
+def _begin(gradient, residual, out, k: int, spare: int) -> Work:
     """Queue a selection."""
-    fused = residual is not None
-    addend, target = (residual, out) if fused else (gradient, gradient)
-    work = _Work(target, k, spare)
-    _bound_from_sample(work, gradient, addend, fused)
-    sample, state = work.states
-    segments, counts = work.per_block[:2]
-    launch(
-        add_and_collect, work.programs, gradient, addend, target, sample, *work.candidates, segments, counts, state, work.d,
-        work.room, FUSED=fused, BLOCK=BLOCK, num_warps=8,
-    )  # fmt: skip
+    work = Work(gradient if residual is None else out, k, 2 * k + spare)
+    _bound_from_sample(work, gradient, residual)
+    collect(work, gradient, residual)
     _select(work, work.candidates[1], work.room, whole=False)
     return work
 
 
-def _end(work: "_Work", states: list[list[int]]) -> Selection:
+def collect(work: Work, gradient, residual) -> None:
+    """Add the residual, and collect the candidates from the bound on that the sample's state has."""
+    fused = residual is not None
+    addend = residual if fused else gradient
+    launch(
+        add_and_collect, work.programs, gradient, addend, work.target, work.states[0], *work.candidates, *work.per_block[:2],
+        work.states[1], work.d, work.room, FUSED=fused, BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
+
+
+def _end(work: Work, states: list[list[int]]) -> Selection:
     """What was selected. states: the work's on the host."""
     (bound, _, _, _), (_, _, special, count) = states
     n = min(work.k, count)
@@ -278,7 +280,7 @@ def sample_size(d: int) -> int:
     return 16 * min(max(d // (16 * 1024), 64), _MAX_LINES, d // 16)
 
 
-def _bound_from_sample(work: _Work, gradient, residual, fused: bool) -> None:
+def _bound_from_sample(work: Work, gradient, residual) -> None:
     """Leave a magnitude in the state of the sample that is below the k-th largest, by 4 sigma; 0 if all may be needed."""
     n = sample_size(work.d)
     rank = work.k / work.d * n
@@ -287,9 +289,16 @@ def _bound_from_sample(work: _Work, gradient, residual, fused: bool) -> None:
         return
     bits = torch.empty(n, dtype=torch.int32, device=gradient.device)
     programs = blocks(n, _SAMPLE_BLOCK)
-    launch(sample_bits, programs, gradient, residual, bits, work.d, n // 16, FUSED=fused, BLOCK=_SAMPLE_BLOCK)
-    work.states[0, COUNT.value].fill_(n)
-    _radix_select(work, bits, work.states[0], n, deep, ROUNDS[:2])
+    fused = residual is not None
+    addend = residual if fused else gradient
+    launch(sample_bits, programs, gradient, addend, bits, work.d, n // 16, FUSED=fused, BLOCK=_SAMPLE_BLOCK)
+    bound_from_bits(work, bits, deep)
+
+
+def bound_from_bits(work: Work, bits, rank: int) -> None:
+    """Leave the rank-th largest magnitude of a sample, without its last 9 bits, in the state of the sample. bits: int32[n]."""
+    work.states[0, COUNT.value].fill_(bits.numel())
+    radix_select(work, bits, work.states[0], bits.numel(), rank, ROUNDS[:2])
 
 
 def programs_of(room: int) -> int:
@@ -297,7 +306,7 @@ def programs_of(room: int) -> int:
     return min(blocks(room, RADIX_BLOCK), _MOST_PROGRAMS)
 
 
-def _radix_select(work: _Work, bits, state, room: int, rank: int, rounds) -> None:
+def radix_select(work: Work, bits, state, room: int, rank: int, rounds) -> None:
     for shift, width in rounds:
         launch(
             radix_histogram, programs_of(room), bits, state, work.histogram, room, SHIFT=shift, WIDTH=width, BLOCK=RADIX_BLOCK,
@@ -305,10 +314,16 @@ def _radix_select(work: _Work, bits, state, room: int, rank: int, rounds) -> Non
         launch(radix_find, 1, state, work.histogram, rank, room, SHIFT=shift)
 
 
-def _select(work: _Work, bits, room: int, whole: bool) -> None:
+def _select(work: Work, bits, room: int, whole: bool) -> None:
     """Find the k-th largest of the candidates, or of all, and copy what is selected."""
+    state = work.states[1]
+    radix_select(work, bits, state, room, work.k, ROUNDS)
+    compact_kept(work, bits, room, whole)
+
+
+def compact_kept(work: Work, bits, room: int, whole: bool) -> None:
+    """Copy what is above the bound of the candidates' state, and the first of its ties."""
     state, per_block = work.states[1], work.per_block
-    _radix_select(work, bits, state, room, work.k, ROUNDS)
     sizes = {"WHOLE": whole, "LANES": 8 * LANES if whole else LANES, "num_warps": 4 if whole else 1}
     launch(count_kept, work.programs, bits, per_block[0], per_block[1], state, *per_block[2:], work.d, room, **sizes)
     ends = torch.cumsum(per_block[2:], 1, dtype=torch.int32)
@@ -318,7 +333,7 @@ def _select(work: _Work, bits, room: int, whole: bool) -> None:
     )  # fmt: skip
 
 
-def _select_from_all(work: _Work, dense) -> tuple[int, int]:
+def _select_from_all(work: Work, dense) -> tuple[int, int]:
     """The slow exact way: histograms of the whole tensor. Returns how many are selected, and whether any is not finite."""
     work.states[1].zero_()
     work.states[1, COUNT.value].fill_(work.d)

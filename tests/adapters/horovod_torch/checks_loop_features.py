@@ -10,6 +10,7 @@ import torch
 from harness import batches, compressed, flat, horovod, model, same_on_all_ranks, train
 from support.checking import check, check_under_every_launcher, raises, shutdown_is_seen
 from support.exchanges import arrays_of
+from support.tensor_messages import check_tensor_messages
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.adapters.horovod_torch import DistributedOptimizer, HorovodTransport
@@ -138,6 +139,11 @@ def messages_go_to_the_transports_device_and_come_back_from_it():
             moves.clear()
             collective().wait()
             assert moves == [(torch.device("cpu"),), "back"], moves
+
+
+@check
+def tensors_go_as_arrays_do_and_stay_where_they_are():
+    check_tensor_messages(HorovodTransport(hvd.global_process_set))
 
 
 @check

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from harness import close, same_on_all_ranks, train
 from support.checking import check, check_under_every_launcher
 from support.summing_reference import CASES, check_against_one_process, on_two_hosts
+from support.tensor_messages import check_tensor_messages
 
 from grace_ext.adapters._torch.ddp_transport import GroupTransport
 from grace_ext.transport.equal_lengths import HEAD, capacity_for
@@ -56,3 +57,8 @@ def payloads_of_any_lengths_go_to_their_ranks():
         capacities = [max(capacity_for(n) if step else 0, length) for n, length in zip(longest, table[own], strict=True)]
         sent = sum(HEAD + capacity for rank, capacity in enumerate(capacities) if rank != own)
         assert handle.padding == sent - table[own].sum(), step
+
+
+@check
+def tensors_go_as_arrays_do_and_stay_where_they_are():
+    check_tensor_messages(GroupTransport(dist.new_group(), torch.device("cpu")))

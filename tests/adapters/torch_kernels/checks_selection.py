@@ -4,10 +4,16 @@ import numpy as np
 from inputs import KINDS, STREAM, same, tensor, vector, with_special
 from support.checking import check
 
-from grace_ext.adapters._torch.device_encoder import _select
+from grace_ext.adapters._torch.device_selection import fits, select
 from grace_ext.adapters._torch.kernels import topk
+from grace_ext.sparsifiers.adaq import AdaQ
 from grace_ext.sparsifiers.base import Scope
+from grace_ext.sparsifiers.dgc import DGC
+from grace_ext.sparsifiers.nonzero import NonZero
+from grace_ext.sparsifiers.randomk import RandomK
+from grace_ext.sparsifiers.threshold import Threshold
 from grace_ext.sparsifiers.topk import TopK, select_largest
+from grace_ext.transforms.dct import DCT
 
 BLOCK = topk.BLOCK
 CASES = [(1, 1), (2, 1), (17, 5), (BLOCK - 1, 40), (BLOCK, BLOCK), (BLOCK + 1, 1), (3 * BLOCK + 5, 123)]
@@ -39,7 +45,7 @@ SIZES = (0, 1, 300, 210, 0, 40)
 
 def compare_parts(sparsifier, given, residual, sizes):
     own, summed, scope = tensor(given), np.empty_like(given), Scope(STREAM, sizes)
-    found = _select(sparsifier, own, None if residual is None else tensor(residual), sizes)
+    found = select(sparsifier, own, None if residual is None else tensor(residual), sizes, STREAM)
     if residual is None:
         positions, values = sparsifier.select(given, scope)
     else:
@@ -60,9 +66,27 @@ def the_same_elements_of_each_tensor_and_each_block_are_selected():
     for per in ("tensor", str(BLOCK)):
         compare_parts(TopK(0.01, per), vector("normal", sum(large)), vector("normal", sum(large), 1), large)
     for per in ("tensor", "100"):
-        assert not _select(TopK(0.01, per), tensor(with_special(vector("normal", d), np.inf)), None, SIZES).finite
-        empty = _select(TopK(0.01, per), tensor(np.empty(0, np.float32)), None, (0, 0))
+        assert not select(TopK(0.01, per), tensor(with_special(vector("normal", d), np.inf)), None, SIZES, STREAM).finite
+        empty = select(TopK(0.01, per), tensor(np.empty(0, np.float32)), None, (0, 0), STREAM)
         assert empty.finite and not empty.positions.numel()
+
+
+@check
+def all_other_sparsifiers_that_rank_by_magnitude_select_the_same():
+    """Also where there are more elements than there was room for, and where dgc's sample lets too many pass."""
+    for number, kind in enumerate(("normal", "ties", "denormal", "huge", "zeros")):
+        for sparsifier in (Threshold(0.7), Threshold(1e-39), NonZero(), AdaQ(0.1), DGC(0.1)):
+            d = 1 if kind == "huge" and sparsifier.name != "threshold" else 9000
+            with np.errstate(over="ignore"):
+                compare_parts(sparsifier, vector(kind, d), vector(kind, d, 1) if number % 2 else None, (d,))
+    compare_parts(DGC(0.5), vector("normal", 60_000), None, (60_000,))
+    compare_parts(DGC(0.5), vector("ties", 60_000), vector("ties", 60_000, 1), (60_000,))
+    for sparsifier, d in ((Threshold(0.7), 5), (NonZero(), 9000), (DGC(0.5), 60_000), (AdaQ(0.1), 9000)):
+        assert fits(sparsifier, None)
+        given = tensor(with_special(vector("normal", d), np.nan if d == 9000 else -np.inf))
+        assert not select(sparsifier, given, tensor(vector("normal", d, 1)), (d,), STREAM).finite
+        assert not select(sparsifier, tensor(np.empty(0, np.float32)), None, (0,), STREAM).positions.numel()
+    assert DGC(0.5).lines(60_000) and not fits(RandomK(0.1), None) and not fits(Threshold(0.7), DCT())
 
 
 @check

@@ -16,6 +16,7 @@ from grace_ext.value.natural import Natural
 from grace_ext.value.onebit import OneBit
 from grace_ext.value.qsgd import QSGD
 from grace_ext.value.raw import RawValue
+from grace_ext.value.sign import Sign
 from grace_ext.value.sketchml import SketchML
 from grace_ext.value.terngrad import TernGrad
 from grace_ext.value.threelc import ThreeLC
@@ -31,6 +32,9 @@ CODECS = [
     Natural(8),
     OneBit(),
     OneBit(8),
+    Sign(),
+    Sign("mean", 8),
+    Sign("one"),
     Half(),
     BFloat16(),
     QSGD(7),

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import training
 from torch.distributed.fsdp import fully_shard
 
-from grace_ext.adapters._torch.summing_bucket import SummingBucket
+from grace_ext.adapters._torch.kernel_bucket import KernelBucket
 from grace_ext.adapters.fsdp import CompressedReduceScatter
 
 
@@ -18,7 +18,7 @@ def train(spec: str, memory: str, selection: str) -> torch.Tensor:
     fully_shard(net)
     compression = CompressedReduceScatter(net, spec, memory=memory, selection=selection)
     kinds = {type(bucket) for bucket in compression._exchange.buckets}
-    assert (SummingBucket in kinds) == (selection == "device"), kinds
+    assert (KernelBucket in kinds) == (selection == "device"), kinds
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     training.train(net, optimizer)
     kept = compression.state_dict()[f"rank{dist.get_rank()}"]["residual"].values()

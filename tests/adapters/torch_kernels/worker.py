@@ -7,6 +7,7 @@ import checks_containers  # noqa: F401
 import checks_index  # noqa: F401
 import checks_lowrank  # noqa: F401
 import checks_packed  # noqa: F401
+import checks_rows  # noqa: F401
 import checks_selection  # noqa: F401
 import checks_sketch  # noqa: F401
 import checks_traffic  # noqa: F401

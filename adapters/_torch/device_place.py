@@ -1,4 +1,4 @@
-"""Buckets on an accelerator whose communicator encodes parts of a gradient and sums containers, there. It imports Triton."""
+"""The place of tensors on a device, where kernels encode and decode. It imports Triton."""
 
 import time
 from collections.abc import Sequence
@@ -7,36 +7,18 @@ from typing import Any
 import torch
 
 from grace_ext._util.rng import Stream
-from grace_ext.communicators.base import Communicator, Pending
-from grace_ext.communicators.places import Place
-from grace_ext.exchange.buckets import Bucket
-from grace_ext.memory import Memory
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.pipeline.container import Container
-from grace_ext.transport.base import Transport
+from grace_ext.pipeline.square_sums import SquareSums
 
 from . import device_decoder, device_encoder
-from .device import PlacedBucket
-from .kernel_bucket import KernelBucket
 from .kernels import on_device
 from .mailbox import to_host
+from .torch_place import TorchPlace
 
 
-class DevicePlace(Place):
+class DevicePlace(TorchPlace):
     """Tensors of a device. What a rank without data sends in the place of a gradient has no kernels, and is encoded on the host."""
-
-    def __init__(self, device: str):
-        self._device = device
-
-    def empty(self, what: str, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.float32, device=self._device)
-
-    def zeros(self, size: int) -> torch.Tensor:
-        return torch.zeros(size, dtype=torch.float32, device=self._device)
-
-    @staticmethod
-    def add(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return torch.add(a, b, out=out)
 
     def encode(
         self,
@@ -50,7 +32,8 @@ class DevicePlace(Place):
             return compressor.encode(to_host(gradient).copy(), stream, sizes=sizes)
         residual = None if state is None else state[0]
         with on_device(self._device):
-            return device_encoder.encode(compressor, gradient, residual, stream, time.perf_counter(), sizes)
+            encoded = device_encoder.encode(compressor, gradient, residual, stream, time.perf_counter(), sizes)
+        return encoded if encoded.support is None else encoded._replace(support=encoded.support.long())
 
     def encode_in_place(
         self, compressor: Compressor, summed: torch.Tensor, stream: Stream, sizes: tuple[int, ...] | None
@@ -79,21 +62,6 @@ class DevicePlace(Place):
             out.zero_()
             device_decoder.add_each([(one, out[part]) for part, containers in slices for one in containers], weight)
 
-
-class SummingBucket(PlacedBucket, KernelBucket):
-    """A bucket on an accelerator, exchanged by communicator `sharded`, `tree` or `reduce_scatter`. Only containers cross."""
-
-    communicators = ("sharded", "tree", "reduce_scatter")
-
-    @classmethod
-    def fits(cls, compressor: Compressor, communicator: Communicator, memory: Memory) -> bool:
-        return super().fits(compressor, communicator, memory) and not (memory.has_hooks and memory.receives_at_positions)
-
-    @classmethod
-    def made_of(cls, bucket: Bucket) -> "SummingBucket":
-        summing: Any = bucket.communicator
-        return cls(bucket.name, bucket.tensors, bucket.compressor, summing.at(DevicePlace(bucket.device)), bucket.memory)
-
-    def start_empty(self, transport: Transport, stream: Stream) -> Pending:
-        with torch.cuda.stream(self.stream):
-            return super().start_empty(transport, stream)
+    def decode_sum(self, containers: list[Container], out: torch.Tensor, weight: float, squares: SquareSums | None) -> None:
+        with on_device(self._device):
+            device_decoder.decode_sum(containers, out, weight)
