@@ -63,11 +63,12 @@ SHARED = {
     "adapters/fsdp/test_fsdp.py": "adapters/_torch/{group_exchange,parameter_groups}",
     "adapters/local_steps_keras/test_local_steps_keras.py": "adapters/_tensorflow/model_parameters",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
-    "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_codec,device_decoder,device_encoder,device_tables}"
-    " adapters/_torch/{device_place,device_rows,device_selection,device_transform,device_values,factor_bucket,kernel_bucket}"
-    " adapters/_torch/{mailbox,packed_vector,torch_place}"
+    "adapters/torch_kernels/test_torch_buckets.py": "adapters/_torch/{device_decoder,device_encoder,device_place,device_rows}"
+    " adapters/_torch/{device_transform,factor_bucket,kernel_bucket,mailbox,torch_place} adapters/_torch/kernels/rows",
+    "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_codec,device_selection,device_tables,device_values}"
+    " adapters/_torch/packed_vector"
     " adapters/_torch/kernels/{_helpers,_launch,accumulate,at_least,block_topk,half,lowrank,minmax,natural,packed,qsgd,ranges,rice}"
-    " adapters/_torch/kernels/{lloyd,rows,signs,sketch,sketchml,tables,ternary,threelc,topk,traffic}",
+    " adapters/_torch/kernels/{lloyd,signs,sketch,sketchml,tables,ternary,threelc,topk,traffic}",
     "adapters/torch_kernels/test_compiling.py": "adapters/_torch/kernels/{catalogue,compiling}",
     "adapters/torch_kernels/test_device_check.py": "adapters/_torch/device_check",
     "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_options,ddp_transport,first_step}",

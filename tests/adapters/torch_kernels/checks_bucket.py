@@ -51,7 +51,7 @@ def shape_of(size):
 
 
 def train(
-    kind, spec, memory, sizes=(2500, 1200), steps=3, ranks=2, communicator="allgather", wrap=lambda transport: transport
+    kind, spec, memory, sizes=(1500, 700), steps=3, ranks=2, communicator="allgather", wrap=lambda transport: transport
 ):
     """The results of some steps, the second with a gradient that is not finite on rank 1, and what the memories keep."""
 
@@ -97,7 +97,7 @@ def copy(given, into):
 def steps_are_the_host_s_in_every_bit():
     assert bucket_classes("cpu") == [KernelBucket, FactorBucket, DeviceRowBucket]
     for spec in [*SPECS, *SELECTED_OTHERWISE, DCT]:
-        for memory in ("residual", "none"):
+        for memory in ("residual", "none") if spec in SPECS else ("residual",):
             expected = train(None, spec, memory)
             assert train(KernelBucket, spec, memory) == expected, (spec, memory)
             assert expected[0][0] == expected[1][0]
@@ -155,7 +155,6 @@ def sums_of_containers_are_the_host_s_in_every_bit():
         ("sharded", SPECS[1], "residual"),
         ("sharded", SPECS[2], "residual"),
         ("sharded", "topk:0.02/bloom:fpr=0.05/raw", "residual"),
-        ("sharded", SPECS[0], "momentum"),
         ("sharded", DCT, "residual"),
         ("tree", DCT, "residual"),
         ("tree", "dense/fp16", "none"),
@@ -169,7 +168,7 @@ def sums_of_containers_are_the_host_s_in_every_bit():
         ("allreduce", "dense/raw", "residual"),
         ("majority", "dense/sign:one", "signum"),
     ):
-        expected, found = (train(kind, spec, memory, (1500, 701), 3, 3, communicator) for kind in (None, KernelBucket))
+        expected, found = (train(kind, spec, memory, (900, 401), 3, 3, communicator) for kind in (None, KernelBucket))
         assert found == expected, (communicator, spec, memory)
         assert len({tuple(results) for results, _ in expected}) == 1
 
@@ -258,7 +257,7 @@ def both_moments_are_the_host_s_in_every_bit():
         ("dense/onebit", "onebit_adam:2", "allgather"),
         ("topk:0.1/rice/qsgd:7", "zeroone_adam:1:variance_floor=0.5", "sharded"),
     ):
-        given = spec, memory, (2500, 1200), 5, 2, communicator
+        given = spec, memory, (1500, 700), 5, 2, communicator
         expected = train(None, *given)
         assert train(KernelBucket, *given) == expected, (spec, memory)
         assert expected[0][0] == expected[1][0] and "moments:t0" in expected[0][1]
@@ -409,7 +408,7 @@ def what_crosses_grows_as_the_container_does():
     """As above, for gradients so large that 64 KiB would hide what grows with them: all that does not is 8 KiB, for `lloyd`."""
     for spec in PRESETS:
         dense = grace_ext.compressor(spec).dense
-        came, _, container, _ = crossings(spec, 15_000 if dense else 60_000)
+        came, _, container, _ = crossings(spec, 10_000 if dense else 50_000)
         assert came <= 1.55 * container + 256, (spec, came, container)
     for spec, memory in ((ADAM, "adam"), (SPECS[1], "residual")):
         came, _, container, _ = crossings(spec, 200_000, memory)

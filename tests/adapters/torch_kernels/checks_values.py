@@ -54,8 +54,8 @@ CODECS = [
 
 
 def up_to(codec, most):
-    """So many values, but not of more than 12 buckets: each is a program, which takes the interpreter milliseconds."""
-    return min(most, 12 * (getattr(codec, "bucket", 0) or 512) - 3)
+    """So many values, but not of more than 6 buckets: each is a program, which takes the interpreter milliseconds."""
+    return min(most, 6 * (getattr(codec, "bucket", 0) or 512) - 3)
 
 
 def compare(codec, values, source, remainder, expected_remainder):
