@@ -1,13 +1,16 @@
 """Control groups of Linux that limit the processor time of the hosts of mpirun/hosts."""
 
+import errno
 import os
 import re
+import time
 
 from machine import CANNOT, Failure
 
 LEAST = 0.001  # cores: the kernel's periods have a second at most
 _QUOTA = 1000  # microseconds of a period below one core, the least that the kernel allows, so that periods are short
 _PERIOD = 10_000  # microseconds, from one core on
+_ENDING = 10.0  # seconds that processes may take to end once they have been killed
 
 
 class Group:
@@ -47,10 +50,15 @@ class Group:
                 pass
 
     def remove(self):
-        """Remove the group, if there is one. It must hold no process."""
-        folder = self._made()
-        if folder:
-            os.rmdir(folder)
+        """Remove the group, if there is one, as soon as its processes have ended. Raises Failure if they do not."""
+        end = time.monotonic() + _ENDING
+        while folder := self._made():
+            try:
+                os.rmdir(folder)
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() > end:
+                    raise Failure(f"{folder} cannot be removed: {error.strerror}") from None
+                time.sleep(0.05)
 
     def _made(self):
         found = _find()
