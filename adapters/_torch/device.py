@@ -82,9 +82,8 @@ class TorchArrays:
 
     @staticmethod
     def to_root(array: torch.Tensor, least: float) -> None:
-        array.copy_(
-            array.clamp(min=least).double().sqrt_()
-        )  # some libraries round a root of float32 to one neighbor or the other
+        # In float64, since some libraries round a root of float32 to the one neighbor or the other.
+        array.copy_(array.clamp(min=least).double().sqrt_())
 
     @staticmethod
     def total(array: torch.Tensor) -> float:

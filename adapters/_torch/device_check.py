@@ -21,11 +21,12 @@ import triton
 import grace_ext
 from grace_ext._util.rng import Stream
 from grace_ext.errors import ConfigError
+from grace_ext.kernels.rows import add_rows
 from grace_ext.kernels.second_moment import random_sketch
 from grace_ext.pipeline import container, decoder
 
 from . import device_decoder, device_encoder
-from .kernels import topk, usable
+from .kernels import rows, topk, usable
 from .kernels.sketch import LANES, Sketcher
 
 SPECS = (
@@ -37,14 +38,17 @@ SPECS = (
     "dense/minmax",
     "dense/natural",
     "dense/onebit",
+    "dense/sign",
     "dense/fp16",
     "dense/threelc",
     "topk:0.1/huffman/sketchml:16",
+    "threshold:1/rice/qsgd:7",
     "dct:16/topk:0.02:per=chunk/rice/minmax:per=chunk",
 )
 KINDS = ("normal", "ties", "denormal", "not finite", "equal")
 SIZES = {"cpu": (1, 5000), "cuda": (1, 5000, 1_000_003, 25_600_000)}
 _SKETCH, _KEY = "sketch of memory adam", (0x9E3779B1, 5)
+_ROWS, _WIDTH = "sums of rows of a table", 50
 _TIMED = 25_600_000  # elements, those of a ResNet-50
 _REPEATS = 20
 _SANITIZER_SECONDS = 240
@@ -106,7 +110,8 @@ def compare(device: str) -> list[dict]:
         for d in SIZES[device]
     ]
     return encoded + [
-        {"spec": _SKETCH, "kind": kind, "elements": d, "equal": _is_sketch_equal(kind, d, device)}
+        {"spec": what, "kind": kind, "elements": d, "equal": is_equal(kind, d, device)}
+        for what, is_equal in ((_SKETCH, _is_sketch_equal), (_ROWS, _is_sum_of_rows_equal))
         for kind in KINDS
         if kind != "not finite"  # NaN has many bits
         for d in SIZES[device]
@@ -136,6 +141,18 @@ def _is_sketch_equal(kind: str, d: int, device: str) -> bool:
     gradient, expected = _gradient(kind, d, 0), np.empty(LANES, np.float32)
     random_sketch(gradient, np.uint32(_KEY[0]), np.uint32(_KEY[1]), expected)
     found = Sketcher((d,), device).sketches(torch.from_numpy(gradient).to(device), _KEY)
+    return found.cpu().numpy().tobytes() == expected.tobytes()
+
+
+def _is_sum_of_rows_equal(kind: str, d: int, device: str) -> bool:
+    width = min(d, _WIDTH)
+    values = _gradient(kind, d // width * width, 0).reshape(-1, width)
+    touched, slots = np.unique(np.random.default_rng(1).zipf(1.3, len(values)) % 1000, return_inverse=True)
+    expected, found = np.zeros((touched.size, width), np.float32), torch.empty(touched.size * width, device=device)
+    add_rows(expected, slots, values)
+    order = np.argsort(slots, kind="stable")
+    starts = np.searchsorted(slots[order], np.arange(touched.size + 1))
+    rows.sum_into(found, *(torch.from_numpy(array).to(device) for array in (values, order, starts)))
     return found.cpu().numpy().tobytes() == expected.tobytes()
 
 

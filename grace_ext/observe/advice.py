@@ -264,6 +264,6 @@ class CodecCostCheck:
                 f"compression costs more time than it saves here: {1e3 * codec:.3g} ms a step for encoding and "
                 f"decoding, against the {1e3 * saved:.3g} ms that it takes to send {dense / 1e6:.3g} MB (uncompressed, by "
                 f"a ring) instead of {sent / 1e6:.3g} MB at {8e-9 * bandwidth:.3g} Gbit/s, which is what an allreduce "
-                f"reached just now. On this link send plain gradients (hvd.Compression.none or 'dense/raw') or half "
-                f"precision (hvd.Compression.fp16, or 'dense/fp16' with communicator='allreduce').",
+                f"reached just now. On this link send plain gradients ('dense/raw') or half precision ('dense/fp16' with "
+                f"communicator='allreduce').",
             )
