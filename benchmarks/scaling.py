@@ -4,7 +4,7 @@
 
 Writes the section "Scaling" of docs/benchmarks.md and docs/scaling.png. Needs root, for hosts on this machine
 (mpirun/hosts), each of which has the same share of a core in all jobs, so that the number of hosts changes nothing else. Takes
-about an hour.
+100 minutes; after a break, --resume goes on.
 """
 
 import argparse
