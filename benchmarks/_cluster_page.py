@@ -2,7 +2,18 @@
 
 import statistics
 
-from _cluster_results import BASELINE, CONFIGURATIONS, MODELS, OURS, POINTS, RATES, SIDE_BY_SIDE, WITH_HOROVOD, Results
+from _cluster_results import (
+    BASELINE,
+    CONFIGURATIONS,
+    MODELS,
+    OURS,
+    OVER_DDP,
+    POINTS,
+    RATES,
+    SIDE_BY_SIDE,
+    WITH_HOROVOD,
+    Results,
+)
 from _lib import as_markdown, machine, size
 
 CUT = " †"
@@ -26,7 +37,8 @@ def document(results: Results) -> str:
         f"{started} were each started in the way that is fastest for them here (`mpirun, ring`: Open MPI with its ring "
         "algorithm for allreduce), torch DDP over Gloo.",
         "![accuracy against time](cluster.png)",
-        bars(results),
+        bars(results.verdicts(), OURS),
+        bars(results.verdicts_over_ddp(), OVER_DDP),
     ]
     for model in results.models():
         target = results.target(model)
@@ -193,13 +205,13 @@ def spread(instances: list[float]) -> str:
     return milliseconds(statistics.mean(instances)) + (f" ({least} to {most})" if least != most else "")
 
 
-def bars(results: Results) -> str:
-    """Make a table of what is required and what was measured."""
-    rows = [["", "against", "at most", *(LABELS[config] for config in OURS)]]
-    for what, against, most, measured in results.verdicts():
+def bars(verdicts: list[tuple[str, str, float, dict[str, float]]], configs: tuple[str, ...]) -> str:
+    """Make a table of what is required of some configurations and what was measured."""
+    rows = [["", "against", "at most", *(LABELS[config] for config in configs)]]
+    for what, against, most, measured in verdicts:
         cells = [
             f"{value:.3f}, {'met' if value <= most else '**missed**'}" if (value := measured.get(config)) else ""
-            for config in OURS
+            for config in configs
         ]
         rows.append([what, against, f"{most:.3f}", *cells])
     return as_markdown(rows) if len(rows) > 1 else ""

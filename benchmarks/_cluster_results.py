@@ -18,6 +18,9 @@ CONFIGURATIONS = {
     "auto": ("grace_ext, auto", "horovod", {"communicator": "auto"}),
 }
 OURS = ("allgather", "sharded", "auto")
+OVER_DDP = ("ddp-allgather", "ddp-auto")
+#: The most times a step of DDP's hooks, by rate.
+RIVALS = {"100mbit": {"ddp-fp16": 1 / 12, "ddp-powersgd": 0.7}, "1gbit": {"ddp-fp16": 0.4, "ddp-powersgd": 0.7}}
 BASELINE = "horovod-fp16"
 SIDE_BY_SIDE = "side-by-side"  # grace_ext's configurations
 WITH_HOROVOD = "side-by-side-horovod"  # with Horovod's own, where those are nearly as fast
@@ -157,6 +160,26 @@ class Results:
                     found.append((what, "Horovod's best", AUTO, {"auto": horovods}))
                 if ours or horovods:
                     found.append((what, "best fixed choice", AUTO, {"auto": max(filter(None, (ours, horovods)))}))
+        return found
+
+    def verdicts_over_ddp(self) -> list[tuple[str, str, float, dict[str, float]]]:
+        """Return the same as `verdicts` for grace_ext over DDP."""
+        found = []
+        for model, rate in [(model, rate) for model in self.models() for rate in self.rates(model)]:
+            what = f"{MODELS[model].split(',')[0]}, {RATES[rate]}: seconds per step"
+            steps = {config: self.step(model, rate, config) for config in self.configs(model, rate)}
+            ours = {config: steps[config] for config in OVER_DDP if config in steps}
+            for rival, most in RIVALS.get(rate, {}).items():
+                if rival in steps and ours:
+                    ratios = {config: step / steps[rival] for config, step in ours.items()}
+                    found.append((what, CONFIGURATIONS[rival][0], most, ratios))
+            others = [step for config, step in steps.items() if config.startswith("ddp-") and config != "ddp-auto"]
+            if rate == "none" and "ddp-auto" in ours and others:
+                found.append((what, "the fastest over DDP", AUTO, {"ddp-auto": ours["ddp-auto"] / min(others)}))
+            over_horovod = {config: config.removeprefix("ddp-") for config in ours}
+            ratios = {config: ours[config] / steps[same] for config, same in over_horovod.items() if same in steps}
+            if ratios:
+                found.append((what, "the same over Horovod", 1.0, ratios))
         return found
 
     def _auto(self, model: str, rate: str, comparison: str, configs: tuple[str, ...]) -> float | None:

@@ -85,6 +85,24 @@ def test_bars_compare_with_the_baseline_and_auto_with_the_best_side_by_side(resu
     assert bars == [("Horovod's best", pytest.approx(0.5)), ("best fixed choice", pytest.approx(1.1))]
 
 
+def test_bars_over_ddp_compare_with_ddps_hooks_and_with_the_same_over_horovod(results, tmp_path):
+    put(tmp_path, "100mbit", "ddp-auto", 0.1)
+    put(tmp_path, "100mbit", "auto", 0.2)
+    put(tmp_path, "none", "ddp-auto", 0.3)
+    put(tmp_path, "none", "ddp-powersgd", 0.2)
+    put(tmp_path, "none", "ddp-allgather", 0.25)
+    found = {
+        (what, against): (most, measured) for what, against, most, measured in Results(str(tmp_path)).verdicts_over_ddp()
+    }
+    slow, free = (f"MLP, {rate}: seconds per step" for rate in ("100 Mbit/s", "unlimited"))
+    assert found == {
+        (slow, "DDP, fp16"): (pytest.approx(1 / 12), {"ddp-auto": pytest.approx(0.1 / 1.6)}),
+        (slow, "the same over Horovod"): (1.0, {"ddp-auto": pytest.approx(0.5)}),
+        (free, "the fastest over DDP"): (1.05, {"ddp-auto": pytest.approx(1.5)}),
+        (free, "the same over Horovod"): (1.0, {"ddp-auto": pytest.approx(3.0)}),
+    }
+
+
 def test_the_readme_compares_with_the_faster_of_horovods_own(results, tmp_path):
     put(tmp_path, "100mbit", "horovod-fp32", 1.4)
     put(tmp_path, "100mbit", "allgather", 0.1, CURVE)
