@@ -162,10 +162,13 @@ class Results:
                     found.append((what, "best fixed choice", AUTO, {"auto": max(filter(None, (ours, horovods)))}))
         return found
 
+    def _models_and_rates(self) -> list[tuple[str, str]]:
+        return [(model, rate) for model in self.models() for rate in self.rates(model)]
+
     def verdicts_over_ddp(self) -> list[tuple[str, str, float, dict[str, float]]]:
         """Return the same as `verdicts` for grace_ext over DDP."""
         found = []
-        for model, rate in [(model, rate) for model in self.models() for rate in self.rates(model)]:
+        for model, rate in self._models_and_rates():
             what = f"{MODELS[model].split(',')[0]}, {RATES[rate]}: seconds per step"
             steps = {config: self.step(model, rate, config) for config in self.configs(model, rate)}
             ours = {config: steps[config] for config in OVER_DDP if config in steps}
