@@ -35,7 +35,7 @@ WARM_UP = 3
 GRADIENTS = 3  # used in turns, so that the residual is not always that of the same gradient
 PROBES = [2**10, 2**13, 2**16, 2**19, 2**22]  # bytes
 PROBED = 9  # repetitions of a probe
-LONGEST_PROBE = 0.5  # seconds; after a longer probe, no larger payload is tried
+LONGEST_PROBE = 1.0  # seconds; after a payload that took a quarter of it, no larger one is tried
 AT_LEAST = 5  # the fewest steps
 IDLE = 1.0  # seconds of Horovod's coordination alone
 ROUND_TRIPS = 300
@@ -279,7 +279,9 @@ def main() -> None:
     if not wait_until(lambda: os.path.exists(f"{options['out']}.go")):
         sys.exit("the benchmark does not go on")
     library = OverHorovod()
-    result = {"idle": idle(library), "message": message_seconds(), "probes": {"Horovod": probe(library)}}
+    result = {"idle": idle(library), "message": message_seconds(), "probes": {}}
+    if options["probes"]:
+        result["probes"]["Horovod"] = probe(library)
     result["methods"] = measure_all("Horovod", library, gradients, options)
     port = None
     if rank == 0:
@@ -289,7 +291,8 @@ def main() -> None:
     hvd.shutdown()  # its coordination would take its share of the core
     dist.init_process_group("gloo", f"tcp://{port[0]}:{port[1]}", rank=rank, world_size=ranks)
     library = OverTorch()
-    result["probes"]["torch"] = probe(library)
+    if options["probes"]:
+        result["probes"]["torch"] = probe(library)
     result["methods"] |= measure_all("torch", library, gradients, options)
     everything = [None] * ranks if rank == 0 else None
     dist.gather_object(result, everything)

@@ -4,7 +4,7 @@
 
 Writes the section "Scaling" of docs/benchmarks.md and docs/scaling.png. Needs root, for hosts on this machine
 (mpirun/hosts), each of which has the same share of a core in all jobs, so that the number of hosts changes nothing else. Takes
-100 minutes; after a break, --resume goes on.
+80 minutes; after a break, --resume goes on.
 """
 
 import argparse
@@ -249,6 +249,7 @@ def _start(up: Hosts, ranks: int, per_host: int, share: float | None, out: str, 
         "steps": args.steps,
         "seconds": args.seconds,
         "methods": [label for label, method in METHODS.items() if method.per_host == per_host],
+        "probes": per_host == 1 and ranks in FITTED,  # no others are used
     }
     # All that a processor does takes longer by 1 / share, and so does a cycle of Horovod's coordination.
     env = {"HOROVOD_CYCLE_TIME": f"{1 / share:g}"} if share else None
