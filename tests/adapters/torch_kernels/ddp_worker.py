@@ -7,25 +7,31 @@ import torch
 import torch.distributed as dist
 import training
 
+from grace_ext.adapters._torch.device_rows import DeviceRowBucket
 from grace_ext.adapters._torch.factor_bucket import FactorBucket
 from grace_ext.adapters._torch.kernel_bucket import KernelBucket
 from grace_ext.adapters.torch_ddp import CompressionState, comm_hook
 
 
 def train(spec: str, selection: str) -> torch.Tensor:
-    """spec: "adam" for an AdamW and its default."""
-    net = training.network()
+    """spec: "adam" for an AdamW and its default, "onebit_adam" for that memory, "rows" for a model with a table."""
+    net = training.network(with_table=spec == "rows")
     model = torch.nn.parallel.DistributedDataParallel(net)
     if spec == "adam":
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
         state = CompressionState(net.named_parameters(), optimizer=optimizer, selection=selection)
+    elif spec == "onebit_adam":
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, weight_decay=0.01)
+        options = {"memory": "onebit_adam:2", "optimizer": optimizer, "selection": selection}
+        state = CompressionState(net.named_parameters(), "dense/onebit", **options)
     else:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-        state = CompressionState(net.named_parameters(), spec, memory="residual", selection=selection)
+        chosen = "topk:0.1/rice/qsgd:7" if spec == "rows" else spec
+        state = CompressionState(net.named_parameters(), chosen, memory="residual", selection=selection)
     model.register_comm_hook(state, comm_hook)
     training.train(model, optimizer)
     kinds = {type(bucket) for bucket in state._buckets.exchange.buckets}
-    kind = FactorBucket if spec.startswith("powersgd") else KernelBucket
+    kind = {"powersgd:2": FactorBucket, "rows": DeviceRowBucket}.get(spec, KernelBucket)
     assert (kind in kinds) == (selection == "device"), kinds
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 

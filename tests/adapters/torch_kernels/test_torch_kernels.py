@@ -28,7 +28,7 @@ def test_check(job, name, record_property):
 @pytest.mark.parametrize(
     "worker, specs",
     [
-        ("ddp_worker.py", ["topk:0.02/rice/qsgd:7", "dense/qsgd:4", "adam", "powersgd:2"]),
+        ("ddp_worker.py", ["topk:0.02/rice/qsgd:7", "dense/qsgd:4", "adam", "onebit_adam", "powersgd:2", "rows"]),
         ("fsdp_worker.py", ["dense/qsgd:4+residual:bits=8", "topk:0.05/rice/raw+none"]),
     ],
 )
