@@ -24,8 +24,9 @@ class DevicePlace(TorchPlace):
         self,
         compressor: Compressor,
         gradient: torch.Tensor,
-        state: tuple | None,
         stream: Stream,
+        *,
+        state: tuple | None,
         sizes: tuple[int, ...] | None,
     ) -> Any:
         if state is None and not device_encoder.fits(compressor):
@@ -36,7 +37,7 @@ class DevicePlace(TorchPlace):
         return encoded if encoded.support is None else encoded._replace(support=encoded.support.long())
 
     def encode_in_place(
-        self, compressor: Compressor, summed: torch.Tensor, stream: Stream, sizes: tuple[int, ...] | None
+        self, compressor: Compressor, summed: torch.Tensor, stream: Stream, *, sizes: tuple[int, ...] | None
     ) -> Any:
         with on_device(self._device):
             return device_encoder.encode(compressor, summed, None, stream, time.perf_counter(), sizes, in_place=True)

@@ -39,8 +39,9 @@ class TorchPlace(Place):
         self,
         compressor: Compressor,
         gradient: torch.Tensor,
-        state: tuple | None,
         stream: Stream,
+        *,
+        state: tuple | None,
         sizes: tuple[int, ...] | None,
     ) -> Any:
         if state is not None:

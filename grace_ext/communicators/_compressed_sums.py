@@ -36,7 +36,7 @@ class InFlightSum(Pending):
 
         state: (residual, buffer for the next one), both float32[n], or None.
         """
-        return self._counted(self.place.encode(self.compressor, gradient, state, stream, sizes))
+        return self._counted(self.place.encode(self.compressor, gradient, stream, state=state, sizes=sizes))
 
     def encode_sum(self, summed: Any, keep: bool, stream: Stream, sizes: tuple[int, ...] | None) -> np.ndarray:
         """Return the container of float32[n], and count its cost.
@@ -44,7 +44,7 @@ class InFlightSum(Pending):
         keep: whether to leave in `summed` what the container does not carry.
         """
         if keep:
-            return self._counted(self.place.encode_in_place(self.compressor, summed, stream, sizes))
+            return self._counted(self.place.encode_in_place(self.compressor, summed, stream, sizes=sizes))
         return self.encode(summed, None, stream, sizes)
 
     def _counted(self, encoded: Any) -> np.ndarray:

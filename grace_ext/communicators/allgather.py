@@ -39,7 +39,7 @@ class Allgather(Placed, Communicator[Pending]):
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
     ) -> Pending:
-        encoded = self.place.encode(compressor, gradient, state, stream, sizes)
+        encoded = self.place.encode(compressor, gradient, stream, state=state, sizes=sizes)
         return Pending(
             transport.allgather(name, encoded.blob),
             encoded.blob.size,

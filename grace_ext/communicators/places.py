@@ -59,16 +59,16 @@ class Place(Protocol):
         """
 
     def encode(
-        self, compressor: Compressor, gradient: Any, state: tuple | None, stream: Stream, sizes: tuple[int, ...] | None
+        self, compressor: Compressor, gradient: Any, stream: Stream, *, state: tuple | None, sizes: tuple[int, ...] | None
     ) -> Any:
         """Encode gradient + residual.
 
         Args:
             compressor: The compressor.
             gradient: float32[n].
+            stream: The random stream.
             state: The residual and a buffer for the next one, both float32[n], or None. If it lies elsewhere than on the host, the
                 gradient is that buffer.
-            stream: The random stream.
             sizes: Numbers of elements of the tensors; None for a single one.
 
         Returns:
@@ -76,7 +76,7 @@ class Place(Protocol):
             `support`.
         """
 
-    def encode_in_place(self, compressor: Compressor, summed: Any, stream: Stream, sizes: tuple[int, ...] | None) -> Any:
+    def encode_in_place(self, compressor: Compressor, summed: Any, stream: Stream, *, sizes: tuple[int, ...] | None) -> Any:
         """Encode a sum, and leave in it what the container does not carry.
 
         Args:
@@ -199,15 +199,8 @@ class HostPlace(Place):
         with non_finite_allowed():
             return np.add(a, b, out=out)
 
-    @staticmethod
-    def encode(
-        compressor: Compressor, gradient: np.ndarray, state: tuple | None, stream: Stream, sizes: tuple[int, ...] | None
-    ) -> Any:
-        return compressor.encode(gradient, stream, state=state, sizes=sizes)
-
-    @staticmethod
-    def encode_in_place(compressor: Compressor, summed: np.ndarray, stream: Stream, sizes: tuple[int, ...] | None) -> Any:
-        return compressor.encode_in_place(summed, stream, sizes=sizes)
+    encode: Any = staticmethod(Compressor.encode)
+    encode_in_place: Any = staticmethod(Compressor.encode_in_place)
 
     @staticmethod
     def add_all(containers: list[Container], accumulator: np.ndarray) -> None:

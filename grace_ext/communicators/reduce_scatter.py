@@ -63,7 +63,9 @@ class ReduceScatter(Placed, Communicator[_PendingScatter]):
         for owner, part in zip(owners, equal_slices(len(gradient), len(owners)), strict=True):
             residual = state and (state[0][part], state[1][part])
             inside = sizes_in_slice(sizes, part)
-            encoded = self.place.encode(compressor, gradient[part], residual, stream_of_slice(stream, owner), inside)
+            encoded = self.place.encode(
+                compressor, gradient[part], stream_of_slice(stream, owner), state=residual, sizes=inside
+            )
             pending.add_seconds(encoded.seconds)
             pending.index_codecs += [encoded.index_codec] if encoded.index_codec else []
             pending.finite &= not encoded.non_finite

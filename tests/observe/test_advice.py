@@ -192,7 +192,7 @@ def link(seconds, monkeypatch, spec="topk:0.01/rice/qsgd:7", steps=25, ranks=2, 
 def test_a_fast_link_is_warned_of(monkeypatch):
     (text,), probes = link(FAST, monkeypatch)
     assert "costs more time than it saves" in text and "0.2 MB" in text and "Gbit/s" in text
-    for word in ("hvd.Compression.none", "fp16", "GRACE_EXT_WARN=0"):
+    for word in ("dense/raw", "fp16", "GRACE_EXT_WARN=0"):
         assert word in text
     assert probes == [2**15] * 3 + [2**18] * 3 + [2**21] * 3
     assert link(FAST, monkeypatch)[0] == [], "once"
