@@ -147,11 +147,10 @@ def _is_sketch_equal(kind: str, d: int, device: str) -> bool:
 def _is_sum_of_rows_equal(kind: str, d: int, device: str) -> bool:
     width = min(d, _WIDTH)
     values = _gradient(kind, d // width * width, 0).reshape(-1, width)
-    touched, slots = np.unique(np.random.default_rng(1).zipf(1.3, len(values)) % 1000, return_inverse=True)
+    indices = np.random.default_rng(1).zipf(1.3, len(values)) % 1000
+    touched, order, starts = rows.group(indices)
     expected, found = np.zeros((touched.size, width), np.float32), torch.empty(touched.size * width, device=device)
-    add_rows(expected, slots, values)
-    order = np.argsort(slots, kind="stable")
-    starts = np.searchsorted(slots[order], np.arange(touched.size + 1))
+    add_rows(expected, np.searchsorted(touched, indices), values)
     rows.sum_into(found, *(torch.from_numpy(array).to(device) for array in (values, order, starts)))
     return found.cpu().numpy().tobytes() == expected.tobytes()
 

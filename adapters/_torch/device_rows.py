@@ -4,8 +4,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from grace_ext._util.rng import Stream
 from grace_ext.communicators.base import Communicator, Pending
 from grace_ext.exchange.row_buckets import RowBucket, RowGradient, TouchedRows
@@ -40,10 +38,9 @@ class DeviceRowBucket(TorchBucket, RowBucket):
         given: Any = pack()
         indices = to_host(given.indices)
         self.check_rows(indices, given.values.numel())
-        touched, slots = np.unique(indices, return_inverse=True)
+        touched, order, starts = rows.group(indices)
         state = self.memory.begin_rows(self.name, self.size, touched, self.width, self._arrays)
         summed = self._arrays.empty(touched.size * self.width) if state is None else state[1]
-        starts = np.searchsorted(slots, np.arange(touched.size + 1), sorter=(order := np.argsort(slots, kind="stable")))
         with on_device(self.device):
             rows.sum_into(
                 summed, given.values.reshape(-1, self.width), to_device(order, self.device), to_device(starts, self.device)

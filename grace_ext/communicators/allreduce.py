@@ -46,17 +46,6 @@ class Allreduce(Placed, Communicator[Pending]):
         seconds = {"value": time.perf_counter() - started}
         return Pending(transport.allreduce(name, sent), sent.nbytes, seconds)
 
-    def start_empty(
-        self,
-        transport: Transport,
-        name: str,
-        compressor: Compressor,
-        size: int,
-        stream: Stream,
-        sizes: tuple[int, ...] | None = None,
-    ) -> Pending:
-        return self.start(transport, name, compressor, self.place.zeros(size), None, stream, sizes)
-
     def finish(self, pending: Pending, transport: Transport, out: Any, weight: float) -> bool:
         summed = wait(pending)
         started = time.perf_counter()

@@ -1,7 +1,6 @@
 """Communicator `auto`."""
 
-import copy
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from .allgather import Allgather
 from .allreduce import Allreduce
 from .base import BucketMemory, Communicator
 from .hierarchical import Hierarchical
-from .places import Place, Placed
+from .places import Place, placed
 from .sharded import Sharded
 
 #: Strategies without containers, the more exact first.
@@ -94,21 +93,9 @@ class SwitchingCommunicator(Alternating):
                 found[kind.name] = kind()
         return cls(found)
 
-    def at(self, place: Place) -> Self:
-        """Make the same communicator for gradients that lie somewhere else. See grace_ext.communicators.places.Placed.
-
-        Args:
-            place: Where they lie.
-
-        Returns:
-            The communicator.
-        """
-        other = copy.copy(self)
-        other._allreduce = self._allreduce.at(place)
-        other._compressed = {
-            name: one.at(place) if isinstance(one, Placed) else one for name, one in self._compressed.items()
-        }
-        return other
+    def _place(self, place: Place) -> None:
+        self._allreduce = self._allreduce.at(place)
+        self._compressed = {name: placed(one, place) for name, one in self._compressed.items()}
 
     @property
     def sends_whole(self) -> bool:  # type: ignore[override]

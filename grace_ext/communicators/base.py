@@ -48,8 +48,7 @@ class Pending:
     squares: SquareSums | None = dataclasses.field(default=None, kw_only=True, repr=False)
     containers: list[Container] = dataclasses.field(default_factory=list, kw_only=True, repr=False)
     lender: Any = dataclasses.field(default=None, kw_only=True, repr=False)
-    #: Whether the gradients bypass the exchange, so that nothing is left to decode.
-    bypasses = False
+    bypasses = False  #: Whether the gradients bypass the exchange, so that nothing is left to decode.
     keeps_state = False  #: Whether the buffer for the next residual is read or written once the exchange has started.
 
     def has_arrived(self) -> bool | None:
@@ -116,10 +115,8 @@ class Communicator(Stage, Generic[PendingType]):
     received: list[Container]
     needs_memory = True  #: Whether the next step needs what the memory remembers.
     preserves_input = False  #: Whether `start` leaves the gradient as it is.
-    #: Whether `receive` and `decode` can be called one after the other in the place of `finish`.
-    decodes_later = False
-    #: Whether it changes between compressed and dense steps; `strategy` tells which one is in use.
-    switches = False
+    decodes_later = False  #: Whether `receive` and `decode` can be called one after the other in the place of `finish`.
+    switches = False  #: Whether it changes between compressed and dense steps; `strategy` tells which one is in use.
     #: Whether it sends what it is given as it is, for now, and not what the bucket's compressor makes of it.
     sends_whole = False
     is_tuned = False  #: Whether it switches when it is told to, because of what was measured.
@@ -138,8 +135,7 @@ class Communicator(Stage, Generic[PendingType]):
         """
         if compressor.lowrank is not None:
             raise ConfigError(
-                f"communicator {self.name!r} cannot carry {str(compressor)!r}: factors have their own, "
-                f"which Exchange.bucket chooses"
+                f"communicator {self.name!r} cannot carry {str(compressor)!r}: factors have their own, which Exchange.bucket chooses"
             )
         if self.needs_reducible and compressor.reducible_dtype is None:
             raise ConfigError(
@@ -263,7 +259,11 @@ class Communicator(Stage, Generic[PendingType]):
         Returns:
             The exchange under way.
         """
-        return self.start(transport, name, compressor, np.zeros(size, np.float32), None, stream, sizes)
+        return self.start(transport, name, compressor, self._zeros(size), None, stream, sizes)
+
+    def _zeros(self, size: int) -> Any:
+        """Make zeros where gradients lie, float32[size]."""
+        return np.zeros(size, np.float32)
 
     def memory_replaced(self) -> None:
         """Note, between steps and on all ranks, that the bucket's memory was replaced, as by that of a checkpoint."""

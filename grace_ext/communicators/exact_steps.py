@@ -1,13 +1,12 @@
 """Steps in which a memory needs exact sums, between those that are compressed."""
 
-import copy
-from typing import Protocol, Self
+from typing import Protocol
 
 from ..pipeline.compressor import Compressor, make_compressor
 from ._alternating import Alternating
 from .allreduce import Allreduce
 from .base import Communicator
-from .places import Place, Placed
+from .places import Place, placed
 
 
 class ExactStepsMemory(Protocol):
@@ -45,19 +44,8 @@ class ExactSteps(Alternating):
         #: That of the compressed steps.
         self.name = compressed.name
 
-    def at(self, place: Place) -> Self:
-        """Make the same communicator for gradients that lie somewhere else. See grace_ext.communicators.places.Placed.
-
-        Args:
-            place: Where they lie.
-
-        Returns:
-            The communicator.
-        """
-        other, compressed = copy.copy(self), self._compressed
-        other._allreduce = self._allreduce.at(place)
-        other._compressed = compressed.at(place) if isinstance(compressed, Placed) else compressed
-        return other
+    def _place(self, place: Place) -> None:
+        self._allreduce, self._compressed = self._allreduce.at(place), placed(self._compressed, place)
 
     @property
     def is_exact(self) -> bool:

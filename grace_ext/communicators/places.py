@@ -259,6 +259,10 @@ class Placed:
 
     place: Place = HOST  #: Where gradients lie.
 
+    def _zeros(self, size: int) -> Any:
+        """Make zeros there, float32[size], with which a rank without a gradient starts."""
+        return self.place.zeros(size)
+
     def at(self, place: Place) -> Self:
         """Make the same communicator for gradients that lie somewhere else.
 
@@ -271,3 +275,16 @@ class Placed:
         other = copy.copy(self)
         other.place = place
         return other
+
+
+def placed(communicator: Any, place: Place) -> Any:
+    """Make the same communicator for gradients that lie somewhere else, if it can be used there.
+
+    Args:
+        communicator: The communicator.
+        place: Where they lie.
+
+    Returns:
+        The one for that place; the same if it knows no places.
+    """
+    return communicator.at(place) if isinstance(communicator, Placed) else communicator

@@ -61,7 +61,7 @@ class Arrays(Protocol):
         """Make an array of this kind from a numpy array.
 
         Args:
-            array: float32[size].
+            array: Of any dtype: states, and positions in them.
 
         Returns:
             An array of this kind; for numpy, the same one.

@@ -81,4 +81,4 @@ class MomentStates(SharedStates):
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         super().load_state_dict(state)
-        self._state = {name: Moments(flat.reshape(-1)) for name, flat in self._state.items()}
+        self._state = {name: Moments(flat) for name, flat in self._state.items()}

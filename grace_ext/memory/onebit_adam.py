@@ -136,13 +136,15 @@ class CompressedAdam(ResidualByTensor):
 
     def correct_at(self, name: str, gradient: Any, sizes: Sequence[int], ranks: int, arrays: Arrays) -> None:
         self._check_stepped(name)
-        if self.sends_exactly(name):
-            return
+        exact = self.sends_exactly(name)
         for tensor in self._tensors[name]:
             state, own = self._state(tensor), gradient[self._places[tensor.name][1]]
-            if state is not None:
+            if state is None:
+                continue
+            first = state.at(arrays).first  # also those of a checkpoint, in whichever step they come
+            if not exact:
                 own *= 1 - self.beta1
-                own += state.at(arrays).first * self.beta1
+                own += first * self.beta1
 
     def _check_stepped(self, name: str) -> None:
         """Raise ExchangeError if the optimizer has made no step with what the last exchange of the bucket gave."""

@@ -1,5 +1,6 @@
 """Summing rows of a gradient. The counterpart of add_rows in grace_ext/kernels/rows.py."""
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -24,6 +25,14 @@ def sum_rows(values, order, starts, out, width, BLOCK: tl.constexpr):
         row = tl.load(order + i)
         total += tl.load(values + row * width + column, mask=column < width, other=0.0)
     tl.store(out + q * width + column, total, mask=column < width)
+
+
+def group(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which rows there are, int64[r], ascending; and the kernel's order, int64[n], and starts. indices: int64[n], from 0 on."""
+    order = np.argsort(indices, kind="stable")
+    ordered = indices[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    return ordered[starts], order, np.append(starts, indices.size)
 
 
 def sum_into(out: torch.Tensor, values: torch.Tensor, order: torch.Tensor, starts: torch.Tensor) -> None:

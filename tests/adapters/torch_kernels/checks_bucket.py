@@ -264,6 +264,23 @@ def both_moments_are_the_host_s_in_every_bit():
 
 
 @check
+def moments_of_a_checkpoint_come_to_the_device_in_an_exact_step():
+    def work(transport):
+        exchange = make(transport, None, "dense/onebit", "onebit_adam:3", (1500, 700))
+        one_step(exchange, vector("normal", 2200), np.empty(2200, np.float32))
+        [bucket] = exchange.buckets
+        for tensor in bucket.tensors:
+            bucket.memory.moments(tensor, np.zeros(tensor.size, np.float32))
+        again = make(transport, KernelBucket, "dense/onebit", "onebit_adam:3", (1500, 700))
+        again.load_state_dict(exchange.state_dict())
+        one_step(again, vector("normal", 2200, 1), torch.empty(2200))
+        [bucket] = again.buckets
+        assert all(bucket.memory.arrays_of_moments(tensor) is bucket._arrays for tensor in bucket.tensors)
+
+    on_all_ranks(work, 1)
+
+
+@check
 def what_a_first_moment_still_holds_is_given_up():
     """A training that has sent more goes on with less."""
 
