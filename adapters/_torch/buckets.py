@@ -283,7 +283,7 @@ class TorchBuckets(ParameterBuckets):
     def _bypass_with_zeros(self, bucket: Bucket):
         bypass = BypassBucket(self.exchange, bucket, self._prescale)
         for number, size in enumerate(bucket.sizes):
-            bypass.add(number, torch.zeros(size, device=bucket.device))
+            bypass.add(number, torch.zeros(size, dtype=torch.float32, device=bucket.device))
         return bypass.pending()
 
     def abort(self) -> None:
@@ -313,7 +313,9 @@ class TorchBuckets(ParameterBuckets):
         self.check_config_digests()
         for name, p in self.parameters.items():
             if name not in before:
-                own = torch.zeros(p.shape) if p.grad is None else p.grad.detach().to("cpu", torch.float32)
+                own = (
+                    torch.zeros(p.shape, dtype=torch.float32) if p.grad is None else p.grad.detach().to("cpu", torch.float32)
+                )
                 own = (own if own.layout == torch.strided else own.to_dense()).flatten() * self._prescale
                 summed = self.exchange.transport.allreduce(f"{self.prefix}.new.{name}", own.numpy()).wait()
                 p.grad = to_gradient_layout(p, torch.from_numpy(summed * np.float32(self.exchange.weight)).view(p.shape))

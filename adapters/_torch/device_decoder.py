@@ -92,7 +92,7 @@ def _prepare(one: Container, prefix: str, sections: dict[str, np.ndarray]) -> Ca
             raise ContainerError(_not_positions(one))
 
     def decode(inbox: Inbox, out: torch.Tensor, bad: torch.Tensor):
-        found = torch.empty(one.k, device=out.device)
+        found = torch.empty(one.k, dtype=torch.float32, device=out.device)
         positions = None if e < 0 else _read_positions(one, inbox, prefix, e, bad)
         wrong = codec.decode(inbox, prefix, found, bad[1:], **options)
         return positions, found, (_not_positions(one), wrong)

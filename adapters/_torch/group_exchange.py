@@ -123,7 +123,7 @@ class GroupExchange:
         """
         state = self._exchange.state_dict()
         kept = {
-            tensor.name: torch.zeros(tensor.size)
+            tensor.name: torch.zeros(tensor.size, dtype=torch.float32)
             for bucket in self._exchange.buckets
             if isinstance(bucket.memory, Residual)
             for tensor in bucket.tensors

@@ -31,7 +31,7 @@ class OutputBuffer:
         if isinstance(self._bucket, RowBucket):
             self.out = RowGradient()
         elif isinstance(self._bucket, TorchBucket):
-            self.out = torch.zeros(self._bucket.size, device=self._bucket.device)
+            self.out = torch.zeros(self._bucket.size, dtype=torch.float32, device=self._bucket.device)
         else:
             self.out = np.zeros(self._bucket.size, np.float32)
 

@@ -98,7 +98,7 @@ class TorchPlace(Place):
 
     @staticmethod
     def votes_of(gradient: torch.Tensor) -> torch.Tensor:
-        votes = torch.where(gradient < 0, -1.0, 1.0)
+        votes = torch.where(gradient < 0, -1.0, 1.0).float()  # whatever the user's default dtype is
         return torch.where(torch.isfinite(gradient), votes, torch.nan)
 
     def _received(self, message: np.ndarray | torch.Tensor) -> torch.Tensor:

@@ -88,11 +88,11 @@ class Sketcher:
             )
         ]
         self._of_tensors = [to_device(array, device) for array in (begin, own, firsts * AT_ONCE)]
-        self._partial = torch.empty(self._programs * AT_ONCE * LANES, device=device)
+        self._partial = torch.empty(self._programs * AT_ONCE * LANES, dtype=torch.float32, device=device)
 
     def sketches(self, values: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
         """values: float32[d], the bucket's vector; key: that of the random numbers. Returns float32[tensors, 8]."""
-        found = torch.empty((self._tensors, LANES), device=self._device)
+        found = torch.empty((self._tensors, LANES), dtype=torch.float32, device=self._device)
         low, high = (signed32(int(half)) for half in key)
         launch(
             sketch_blocks, self._programs, values, *self._of_programs, self._partial, low, high, AT_ONCE=AT_ONCE, num_warps=4

@@ -19,12 +19,14 @@ from grace_ext.adapters._torch.device import TorchBucket, bucket_classes
 from grace_ext.adapters._torch.device_rows import DeviceRowBucket
 from grace_ext.adapters._torch.factor_bucket import FactorBucket
 from grace_ext.adapters._torch.kernel_bucket import KernelBucket
+from grace_ext.adapters._torch.output_buffer import OutputBuffer
 from grace_ext.adapters._torch.parameter_buckets import ParameterBuckets
 from grace_ext.communicators.auto import SwitchingCommunicator
 from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.exchange.engine import Exchange
 from grace_ext.pipeline.presets import PRESETS
 from grace_ext.pipeline.spec import parse_stage
+from grace_ext.transport import InProcessGroup
 
 ADAM = "topk:0.012/rice_adaptive/lloyd:0.05"  # its default
 SPECS = ["topk:0.01/rice/qsgd:7", "topk:0.02/auto/lloyd", "dense/qsgd:4"]
@@ -61,7 +63,7 @@ def train(
         for step in range(steps):
             given = vector("normal", sum(sizes), 10 * step + transport.rank)
             given = with_special(given, np.nan) if step == 1 and transport.rank == 1 else given
-            out = np.empty(sum(sizes), np.float32) if kind is None else torch.empty(sum(sizes))
+            out = np.empty(sum(sizes), np.float32) if kind is None else torch.empty(sum(sizes), dtype=torch.float32)
             one_step(exchange, given, out)
             results.append(bytes_of(out))
             bucket = exchange.buckets[0]
@@ -102,6 +104,20 @@ def steps_are_the_host_s_in_every_bit():
             assert train(KernelBucket, spec, memory) == expected, (spec, memory)
             assert expected[0][0] == expected[1][0]
     assert train(TorchBucket, SPECS[0], "residual") == train(None, SPECS[0], "residual")
+
+
+@check
+def the_user_s_default_dtype_changes_nothing():
+    given = [(ADAM, "adam", "allgather"), (SPECS[2], "residual", "sharded"), ("dense/sign:one", "signum", "majority")]
+    expected = [train(None, spec, memory, communicator=communicator) for spec, memory, communicator in given]
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = [train(KernelBucket, spec, memory, communicator=communicator) for spec, memory, communicator in given]
+        bucket = KernelBucket.made_of(make(InProcessGroup(1).transport(0), None, SPECS[0], "none", (9,)).buckets[0])
+        assert OutputBuffer(bucket).out.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == expected
 
 
 @check
