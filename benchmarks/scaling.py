@@ -11,17 +11,19 @@ import argparse
 import dataclasses
 import glob
 import json
+import math
 import os
 import signal
 import statistics
 import sys
 import time
+from typing import NamedTuple
 
 import numpy as np
 from _hosts import Hosts, Job, JobFailed, wait_until
 from _lib import ROOT
 from _page import write_section
-from _scaling_page import FITTED, LIBRARIES, document, plot
+from _scaling_page import FITTED, LIBRARIES, PROBED, document, plot
 
 from grace_ext import compressor
 from grace_ext.policy import codec_timing, cost_model
@@ -96,17 +98,26 @@ def point_of(results: list[dict], label: str) -> Point:
     return Point(len(own), len(own) // METHODS[label].per_host, seconds, float(np.median(wire)), payload, sent, coordination)
 
 
+class Rest(NamedTuple):
+    """Seconds of a step beside codecs and collectives.
+
+    waiting: of waiting for the slowest of all ranks, times log2(ranks), in the place of α · rounds; None with whole cores.
+    """
+
+    base: float = 0.0
+    waiting: float | None = None
+
+
 class Model:
     """Predicts at one rate.
 
-    codecs: by label, with a core to themselves. links: by library, by collective. share: of a core, of each rank. rest: seconds
-    of a step beside, by label.
+    codecs: by label, with a core to themselves. links: by library, by collective. share: of a core, of each rank.
     """
 
     def __init__(
         self, elements: int, codecs: dict[str, cost_model.Codec], links: dict[str, dict[str, cost_model.Link]], share=1.0
     ):
-        self.links, self.rest = links, dict.fromkeys(METHODS, 0.0)
+        self.links, self.rest = links, dict.fromkeys(METHODS, Rest())
         self._elements, self._codecs, self._share = elements, codecs, share
 
     def step(self, label: str, ranks: int) -> list:
@@ -121,17 +132,34 @@ class Model:
         return cost_model.codec_seconds(self.step(label, ranks)) / self._share
 
     def seconds(self, label, ranks) -> float:
-        return self.wire(label, ranks) + self.codec(label, ranks) + self.rest[label]
+        rest, codec = self.rest[label], self.codec(label, ranks)
+        if rest.waiting is None:
+            return self.wire(label, ranks) + codec + rest.base
+        return self._transfer(label, ranks) + codec + rest.base + rest.waiting * math.log2(ranks)
+
+    def _transfer(self, label, ranks) -> float:
+        """Seconds of the collectives without α · rounds."""
+        links = {
+            name: cost_model.Link(link.setup, 0.0, link.beta) for name, link in self.links[METHODS[label].library].items()
+        }
+        return cost_model.wire_seconds(self.step(label, ranks), links)
 
     def sent(self, label, ranks) -> float:
         return float(cost_model.bytes_of(self.step(label, ranks), "sent").mean())
 
-    def fit_rest(self, points: dict[str, dict[int, Point]]) -> None:
-        """Take what steps on few hosts last longer than predicted, on average, for what all steps of a method do."""
+    def fit_rest(self, points: dict[str, dict[int, Point]], waiting: bool) -> None:
+        """Fit the rest to steps on FITTED hosts, with the least squares of relative errors. waiting: whether ranks wait for shares."""
         for label, found in points.items():
             few = [point for point in found.values() if point.hosts in FITTED]
-            beside = [point.seconds - self.wire(label, point.ranks) - self.codec(label, point.ranks) for point in few]
-            self.rest[label] = statistics.mean(beside) if beside else 0.0
+            if not few:
+                continue
+            self.rest[label] = Rest(waiting=0.0 if waiting else None)
+            beside = np.array([point.seconds - self.seconds(label, point.ranks) for point in few])
+            weights = 1 / np.array([point.seconds for point in few])
+            columns = [np.ones(len(few)), *([np.log2([point.ranks for point in few])] if waiting else [])]
+            self.rest[label] = Rest(
+                *np.linalg.lstsq((np.array(columns) * weights).T, beside * weights, rcond=None)[0].tolist()
+            )
 
 
 @dataclasses.dataclass
@@ -173,7 +201,7 @@ def probes(runs: dict[int, list[dict]], library: str) -> dict[str, list[tuple[in
 
 def fit_shared(runs: dict[int, list[dict]]) -> dict[str, dict[str, cost_model.Link]]:
     """Fit the links of hosts with a share of a core. runs: results of all ranks, by number of ranks."""
-    few = {ranks: results for ranks, results in runs.items() if ranks in FITTED}
+    few = {ranks: results for ranks, results in runs.items() if ranks in PROBED}
     return {
         library: {collective: cost_model.fit(samples) for collective, samples in probes(few, library).items()}
         for library in LIBRARIES
@@ -249,7 +277,7 @@ def _start(up: Hosts, ranks: int, per_host: int, share: float | None, out: str, 
         "steps": args.steps,
         "seconds": args.seconds,
         "methods": [label for label, method in METHODS.items() if method.per_host == per_host],
-        "probes": per_host == 1 and ranks in FITTED,  # no others are used
+        "probes": per_host == 1 and ranks in PROBED,  # no others are used
     }
     # All that a processor does takes longer by 1 / share, and so does a cycle of Horovod's coordination.
     env = {"HOROVOD_CYCLE_TIME": f"{1 / share:g}"} if share else None
@@ -313,8 +341,8 @@ def main():
                 Model(args.elements, codecs, fit_shared(jobs[1]), args.share),
                 Model(args.elements, codecs, fit_own(whole[1][2])),
             )
-            found.shared.fit_rest(found.points)
-            found.own.fit_rest(points_of(whole))
+            found.shared.fit_rest(found.points, waiting=True)
+            found.own.fit_rest(points_of(whole), waiting=False)
             rates.append(found)
     text = document(rates, args)
     plot(rates, os.path.join(args.out, "scaling.png"))
