@@ -42,15 +42,15 @@ def resources() -> str:
 def model() -> str:
     """The model of memory traffic of the default spec."""
     n, sample = ELEMENTS // 100, topk.sample_size(ELEMENTS)
-    encode = traffic.encode(ELEMENTS, n, round(1.25 * n), sample)
+    full, half = (traffic.encode(ELEMENTS, n, round(1.25 * n), sample, bits) for bits in (32, 16))
     lines = [
-        f"Written by `benchmarks/kernel_resources.py`; do not edit. `topk:0.01/rice/qsgd:7` with memory residual, {ELEMENTS:,} "
-        f"elements, 1.25 % of which are candidates. One pass is to read or write the gradient once.",
+        f"Written by `benchmarks/kernel_resources.py`; do not edit. `topk:0.01/rice/qsgd:7` with memory residual, in 32 and in 16 "
+        f"bits, {ELEMENTS:,} elements, 1.25 % of which are candidates. One pass is to read or write the gradient once.",
         "",
-        "| encoding | passes |",
-        "|---|--:|",
-        *(f"| {name} | {nbytes / 4 / ELEMENTS:.3f} |" for name, nbytes in encode.items()),
-        f"| sum | {traffic.passes(encode, ELEMENTS):.2f} |",
+        "| encoding | passes | with 16 bits |",
+        "|---|--:|--:|",
+        *(f"| {name} | {full[name] / 4 / ELEMENTS:.3f} | {half[name] / 4 / ELEMENTS:.3f} |" for name in full),
+        f"| sum | {traffic.passes(full, ELEMENTS):.2f} | {traffic.passes(half, ELEMENTS):.2f} |",
         "",
         "| decoding, by number of ranks | passes |",
         "|---|--:|",

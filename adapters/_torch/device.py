@@ -137,18 +137,22 @@ class TorchBucket(Bucket):
             return self._start(transport, pack, stream, on_gradient, on_compensated_gradient)
 
     def _start(self, transport, pack, stream, on_gradient, on_compensated_gradient):
-        state = self.memory.begin(self.name, self.size, self._arrays) if self.communicator.needs_memory else None
-        dense = self._gradient if state is None else state[1]
+        dense, state = self._begin()
         pack(dense)
         if on_gradient:
-            on_gradient(dense, state and state[0])
+            on_gradient(dense, state and state[0].float())
         sketch = self._correct(dense, transport.size, stream) if self.memory.corrects_gradient else None
         if on_compensated_gradient:
-            on_compensated_gradient(to_host(dense), state and to_host(state[0]))
+            on_compensated_gradient(to_host(dense), state and to_host(state[0].float()))
         pending = self.communicator.start(transport, self.name, self.compressor, dense, state, stream, self.sizes)
         self.memory.on_sent(self.name, pending)
         self._start_sketch(pending, transport, sketch)
         return pending
+
+    def _begin(self) -> tuple[torch.Tensor, tuple | None]:
+        """An array for the gradient, and what the communicator gets of the memory: the residual and a buffer for the next one."""
+        state = self.memory.begin(self.name, self.size, self._arrays) if self.communicator.needs_memory else None
+        return self._gradient if state is None else state[1], state
 
     def _correct(self, dense: torch.Tensor, ranks: int, stream: Stream) -> np.ndarray | None:
         """Let the memory change the gradient. Returns sketches of what it was, float32[8 * tensors], if the memory wants some."""

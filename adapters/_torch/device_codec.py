@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .kernels import packed
 from .mailbox import Inbox, Outbox
 
 
@@ -14,7 +15,7 @@ class Source:
     """What is encoded.
 
     values: float32[n]; residual: float32[n], which is added to it, or None. positions: int32[n], where the values are in the
-    gradient; None for everywhere. remainder: float32[d] for what the codes do not carry, or None.
+    gradient; None for everywhere. remainder: float32[d] for what the codes do not carry, or the bits of bfloat16[d], int16, or None.
     """
 
     values: torch.Tensor
@@ -30,6 +31,15 @@ class Source:
     def without_residual(self) -> "Source":
         """The same, once the residual has been added to the values."""
         return dataclasses.replace(self, residual=None)
+
+    def keep(self, left: torch.Tensor) -> None:
+        """Write what the codes do not carry of the values, float32[n], to the remainder, if there is one."""
+        if self.remainder is None:
+            return
+        if self.positions is None:
+            self.remainder.copy_(left)
+        else:
+            packed.put(left, self.positions, self.remainder)
 
     def flags(self) -> dict[str, bool]:
         """Which of them there are, as kernels' constants."""

@@ -55,6 +55,17 @@ def fits(compressor: Compressor) -> bool:
     return not compressor.unbiased and device_selection.fits(sparsifier, transform)
 
 
+def fits_rounded(compressor: Compressor) -> bool:
+    """Whether `encode` can write what remains in bfloat16: it needs the sum only once, and for what has been selected."""
+    return (
+        fits(compressor)
+        and not compressor.dense
+        and compressor.transform is None
+        and compressor.index.lossless
+        and device_selection.selects_while_rounding(compressor.sparsifier)
+    )
+
+
 def encode(
     compressor: Compressor,
     gradient: torch.Tensor,
@@ -64,13 +75,16 @@ def encode(
     sizes: tuple[int, ...] | None = None,
     *,
     in_place: bool = False,
+    rounded: torch.Tensor | None = None,
 ) -> DeviceEncoded:
     """Encode gradient + residual, or the gradient where the residual is None.
 
     sizes: numbers of elements of the tensors that the gradient consists of; None for a single tensor.
 
     gradient: float32[d], and with a residual or `in_place` overwritten by what the container does not carry (undefined if gradient +
-    residual is not finite). The work is queued on the current stream; at the end the host has waited for it.
+    residual is not finite). rounded: if the compressor `fits_rounded` and the residual is bfloat16[d], another state of the same
+    kind, by its bits, int16[d], which gets what remains instead; the gradient is undefined then. The work is queued on the current
+    stream; at the end the host has waited for it.
     """
     container.check_elements(gradient.numel())
     clock = StageClock(started)
@@ -79,7 +93,8 @@ def encode(
         return _encode_dense(compressor, gradient, residual, keep, stream, clock)
     if compressor.transform is not None:
         return _encode_transformed(compressor, gradient, residual, keep, stream, clock)
-    return _encode_sparse(compressor, gradient, residual, keep, stream, clock, sizes or (gradient.numel(),))
+    remainder = (gradient if rounded is None else rounded) if keep else None
+    return _encode_sparse(compressor, gradient, residual, remainder, stream, clock, sizes or (gradient.numel(),))
 
 
 def _non_finite(d: int, clock: StageClock) -> DeviceEncoded:
@@ -140,7 +155,7 @@ def _encode_transformed(compressor, gradient, residual, keep, stream, clock) -> 
         gradient += residual
     coefficients = device_transform.forward(gradient, compressor.transform)
     clock.lap("transform")
-    encoded = _encode_sparse(compressor, coefficients, None, False, stream, clock, (coefficients.numel(),), gradient.numel())
+    encoded = _encode_sparse(compressor, coefficients, None, None, stream, clock, (coefficients.numel(),), gradient.numel())
     if keep and not encoded.non_finite:
         sent = torch.empty_like(gradient)
         device_decoder.decode_sum([container.parse(encoded.blob)], sent, 1.0)
@@ -149,17 +164,19 @@ def _encode_transformed(compressor, gradient, residual, keep, stream, clock) -> 
     return encoded._replace(support=None)
 
 
-def _encode_sparse(compressor, gradient, residual, keep, stream, clock, sizes, given: int | None = None) -> DeviceEncoded:
-    """given: elements of the gradient whose transform this is, None for this one."""
+def _encode_sparse(
+    compressor, gradient, residual, remainder, stream, clock, sizes, given: int | None = None
+) -> DeviceEncoded:
+    """remainder: what remains goes there, None for nowhere. given: elements of the gradient whose transform this is, None for this one."""
     d, device = gradient.numel(), gradient.device
     transform = None if given is None else compressor.transform
     chunk = transform.chunk if transform is not None and compressor.sparsifier.needs_chunks else 0
-    selection = device_selection.select(compressor.sparsifier, gradient, residual, sizes, stream, chunk)
+    selection = device_selection.select(compressor.sparsifier, gradient, residual, sizes, stream, chunk, remainder)
     clock.lap("select")
     if not selection.finite:
         return _non_finite(compressor.elements_of(d) if given is None else given, clock)
     n = selection.positions.numel()
-    source = Source(selection.bits.view(torch.float32), None, selection.positions, gradient if keep else None)
+    source = Source(selection.bits.view(torch.float32), None, selection.positions, remainder)
     if n and not compressor.index.lossless:
         return _encode_elsewhere(compressor, gradient, source, stream, clock, given)
     codec = _value_codec(compressor, n)
@@ -272,7 +289,7 @@ def _pack(
         received = source.values
         if not value.lossless:
             received = to_device(as_received(sent, value, section, order), values.device)
-        source.remainder[source.positions.long()] = values - received
+        source.keep(values - received)
         clock.lap("residual")
     clock.seconds["value"] += clock.seconds.pop("value codec")
     return DeviceEncoded(blob, clock.seconds, registry.by_id("index", index_id).name, False, source.positions)

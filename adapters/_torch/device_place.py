@@ -31,9 +31,12 @@ class DevicePlace(TorchPlace):
     ) -> Any:
         if state is None and not device_encoder.fits(compressor):
             return compressor.encode(to_host(gradient).copy(), stream, sizes=sizes)
-        residual = None if state is None else state[0]
+        residual, following = state or (None, None)
+        rounded = None if following is None or following.dtype == torch.float32 else following.view(torch.int16)
         with on_device(self._device):
-            encoded = device_encoder.encode(compressor, gradient, residual, stream, time.perf_counter(), sizes)
+            encoded = device_encoder.encode(
+                compressor, gradient, residual, stream, time.perf_counter(), sizes, rounded=rounded
+            )
         return encoded if encoded.support is None else encoded._replace(support=encoded.support.long())
 
     def encode_in_place(

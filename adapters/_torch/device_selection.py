@@ -26,6 +26,11 @@ def fits(sparsifier: Any, transform: Any) -> bool:
     return (transform.chunk if sparsifier.needs_chunks else sparsifier.block) <= block_topk.MOST_ELEMENTS
 
 
+def selects_while_rounding(sparsifier: Any) -> bool:
+    """Whether the sum is never read again once elements have been selected, so that it need not be kept in float32."""
+    return sparsifier.name == "topk" and sparsifier.per == "bucket"
+
+
 def select(
     sparsifier: Any,
     gradient: torch.Tensor,
@@ -33,9 +38,11 @@ def select(
     sizes: tuple[int, ...],
     stream: Stream,
     chunk: int = 0,
+    out: torch.Tensor | None = None,
 ) -> topk.Selection:
-    """Select elements of gradient + residual, which is written to the gradient, or of the gradient.
+    """Select elements of gradient + residual, which is written to `out`, or of the gradient.
 
+    out: None for the gradient. Another one only if it `selects_while_rounding`; see topk.select_topk.
     chunk: elements of a chunk of the transform, where the sparsifier's share is one of these.
     """
     if sparsifier.name in _OTHERS:
@@ -44,7 +51,7 @@ def select(
         return block_topk.select_of_blocks(gradient, residual, gradient, sizes, sparsifier, chunk)
     if sparsifier.per == "tensor":
         return topk.select_topk_of_parts(gradient, residual, gradient, sizes, sparsifier.count)
-    return topk.select_topk(gradient, residual, gradient, sparsifier.count(gradient.numel()))
+    return topk.select_topk(gradient, residual, gradient if out is None else out, sparsifier.count(gradient.numel()))
 
 
 def _threshold(sparsifier: Any, gradient: torch.Tensor, residual: torch.Tensor | None, stream: Stream) -> topk.Selection:

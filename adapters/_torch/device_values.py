@@ -129,8 +129,7 @@ class DeviceSign(DeviceCodec):
         if source.remainder is None:
             return
         scales = to_device(self._scales, source.values.device).repeat_interleave(self._bucket)[: self._n]
-        left = source.values - torch.where(source.values < 0, -scales, scales)
-        source.remainder[... if source.positions is None else source.positions.long()] = left
+        source.keep(source.values - torch.where(source.values < 0, -scales, scales))
 
     @classmethod
     def unpack(cls, section, n):

@@ -40,6 +40,13 @@ class KernelBucket(TorchBucket):
     def can_encode(compressor: Compressor, communicator: Communicator) -> bool:
         return compressor.dense if communicator.name == "allreduce" else device_encoder.fits(compressor)
 
+    def _begin(self) -> tuple[torch.Tensor, tuple | None]:
+        rounds = self.memory.keeps_rounded and self.communicator.name == "allgather"
+        if not (rounds and device_encoder.fits_rounded(self.compressor)):
+            return super()._begin()
+        residual, following = self.memory.begin_rounded(self.name, self.size, self._arrays)
+        return self._arrays.empty(self.size), (residual.halves, following.halves)
+
     @functools.cached_property
     def _sketcher(self) -> Sketcher:
         return Sketcher(self.sizes, self.device)

@@ -20,6 +20,11 @@ class TorchPackedVector(PackedVector):
         self._device = device
         super().__init__(size, bits)
 
+    @property
+    def halves(self) -> torch.Tensor:
+        """The elements where they are kept, bfloat16[size]. Only with 16 bits."""
+        return self._codes.view(torch.bfloat16)
+
     def empty(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.float32, device=self._device)
 

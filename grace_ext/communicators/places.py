@@ -68,7 +68,7 @@ class Place(Protocol):
             gradient: float32[n].
             stream: The random stream.
             state: The residual and a buffer for the next one, both float32[n], or None. If it lies elsewhere than on the host, the
-                gradient is that buffer.
+                gradient is that buffer, or a place may know states in fewer bits.
             sizes: Numbers of elements of the tensors; None for a single one.
 
         Returns:

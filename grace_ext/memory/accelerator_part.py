@@ -7,6 +7,7 @@ import numpy as np
 
 from ..pipeline.compressor import Compressor
 from .arrays import Arrays
+from .packed_vector import PackedVector
 
 
 class AcceleratorPart:
@@ -16,6 +17,9 @@ class AcceleratorPart:
     """
 
     receives_at_positions = False  #: Whether `on_received_at` does anything, where the memory `works_at_positions`.
+    keeps_rounded = (
+        False  #: Whether its only state is a residual whose elements are kept by themselves in less than 32 bits.
+    )
     receives_anywhere = False  #: Whether `on_received_anywhere` does anything, where the memory `works_at_positions`.
 
     def works_at_positions(self, compressor: Compressor) -> bool:
@@ -29,6 +33,19 @@ class AcceleratorPart:
             `on_received`.
         """
         return False
+
+    def begin_rounded(self, name: str, size: int, arrays: Arrays) -> tuple[PackedVector, PackedVector]:
+        """Begin a transaction for one name, as `begin` does, without unpacking. Only if it `keeps_rounded`.
+
+        Args:
+            name: Name of the bucket.
+            size: Number of its elements.
+            arrays: The kind of arrays that the states are kept in.
+
+        Returns:
+            The residual and the next one, which the caller fills: what is rounded as PackedVector.filled does it.
+        """
+        raise NotImplementedError
 
     def correct_at(self, name: str, gradient: Any, sizes: Sequence[int], ranks: int, arrays: Arrays) -> None:
         """Make what is encoded of a gradient, where it lies. Only if `works_at_positions`.

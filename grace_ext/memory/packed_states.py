@@ -104,6 +104,28 @@ class PackedStates(States):
         self._begun.add(name)
         return state, following
 
+    def begin_packed(self, name: str, size: int, arrays: Arrays) -> tuple[PackedVector, PackedVector]:
+        """Begin a transaction for one name whose caller works on packed vectors.
+
+        Args:
+            name: Name of the state.
+            size: The number of elements it must have.
+            arrays: The kind of arrays that the states are kept in.
+
+        Returns:
+            The state in force, which stays as it is, and one that the caller fills, which `commit` puts in force.
+
+        Raises:
+            ConfigError: The state has another size.
+        """
+        if self._place(name, size, arrays) is None:
+            self._state[name] = self._make(name, size)
+        self._give_back(name)
+        if name not in self._next or len(self._next[name]) != size:
+            self._next[name] = self._make(name, size)
+        self._begun.add(name)
+        return self._state[name], self._next[name]
+
     def _make(self, name: str, size: int) -> Any:
         return self._arrays[name].packed(size, self._bits)
 

@@ -11,6 +11,7 @@ from ..registry import register
 from .arrays import Arrays, NumpyArrays
 from .base import Memory
 from .packed_states import PackedStates, make_states
+from .packed_vector import PackedVector
 
 
 @register
@@ -42,6 +43,7 @@ class Residual(Memory):
         self._residual = make_states("residual", bits)
         if bits != 32:  # they are packed once something has been sent
             self.has_hooks = self.hooks_work_dense = True
+        self.keeps_rounded = bits == 16
         self._of_rows: Residual | None = None
         self.states = {"residual": self._residual}
         #: name -> (the table, float32[n, width]; the rows, int64[r]; their next state, float32[r, width])
@@ -72,6 +74,10 @@ class Residual(Memory):
 
     def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays, lent: np.ndarray | None = None) -> tuple[Any, Any]:
         return self._residual.begin(name, size, arrays, lent)
+
+    def begin_rounded(self, name: str, size: int, arrays: Arrays) -> tuple[PackedVector, PackedVector]:
+        assert isinstance(self._residual, PackedStates)
+        return self._residual.begin_packed(name, size, arrays)
 
     def settle(self, name: str, keep: bool) -> np.ndarray:
         free = self._residual.settle(name, keep)

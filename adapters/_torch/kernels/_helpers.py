@@ -5,6 +5,7 @@ import triton.language as tl
 
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)  # the bits of a float32 without its sign
 NON_FINITE = tl.constexpr(0x7F800000)  # magnitudes from here on are Inf and NaN
+LARGEST = tl.constexpr(0x7F7FFFFF)  # the largest finite magnitude
 
 
 @triton.jit
@@ -66,13 +67,44 @@ def load_source(values, residual, at, inside, special, FUSED: tl.constexpr, SPAR
 
 
 @triton.jit
-def store_remainder(remainder, positions, at, inside, error, SPARSE: tl.constexpr):
-    """Write what the codes of values do not carry to remainder[at], or to remainder[positions[at]] if SPARSE."""
-    if SPARSE:
-        place = tl.load(positions + at, mask=inside, other=0)
-        tl.store(remainder + place, error, mask=inside)
+def random16(x, at):
+    """A hash of 16 bits of each value and its position, uint32 (grace_ext/kernels/packed.py)."""
+    return random32(at.to(tl.uint32), bits_of(x), tl.zeros(at.shape, tl.uint32)) >> 16
+
+
+@triton.jit
+def half_of(x, at):
+    """The bits of bfloat16, int16, rounded at random to one of both neighbors; never to Inf. at: the values' positions."""
+    magnitude = tl.minimum((bits_of(x) & MAGNITUDE) + random16(x, at), LARGEST)
+    half = (magnitude | (bits_of(x) & 0x80000000)) >> 16
+    return half.to(tl.uint16).to(tl.int16, bitcast=True)
+
+
+@triton.jit
+def load_state(state, at, inside):
+    """state[at], float32; the state is float32 or the bits of bfloat16, int16."""
+    x = tl.load(state + at, mask=inside, other=0)
+    if state.dtype.element_ty == tl.int16:
+        x = float_of(x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16)
+    return x
+
+
+@triton.jit
+def store_state(state, at, x, inside):
+    """state[at] = x, where the state is float32 or the bits of bfloat16, int16."""
+    if state.dtype.element_ty == tl.int16:
+        tl.store(state + at, half_of(x, at), mask=inside)
     else:
-        tl.store(remainder + at, error, mask=inside)
+        tl.store(state + at, x, mask=inside)
+
+
+@triton.jit
+def store_remainder(remainder, positions, at, inside, error, SPARSE: tl.constexpr):
+    """Write what the codes of values do not carry to remainder[at], or to remainder[positions[at]] if SPARSE; see store_state."""
+    if SPARSE:
+        store_state(remainder, tl.load(positions + at, mask=inside, other=0), error, inside)
+    else:
+        store_state(remainder, at, error, inside)
 
 
 @triton.jit

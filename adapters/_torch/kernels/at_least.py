@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-from .topk import BOUND, LARGER, ROUNDS, Selection, Work, bound_from_bits, collect, compact_kept, radix_select
+from . import radix
+from .radix import BOUND, LARGER, ROUNDS
+from .topk import Selection, Work, bound_from_bits, collect, compact_kept
 
 
 def select_at_least(gradient, residual, out, bound: int, room: int) -> Selection:
@@ -34,7 +36,7 @@ def _select_from_bound(gradient, residual, out, room: int, find_bound: Callable)
     find_bound(work)
     collect(work, gradient, residual)
     state = work.states[1]
-    radix_select(work, work.candidates[1], state, work.room, 1, ROUNDS[:1])  # it tells whether all are finite
+    radix.select(work.histogram, work.candidates[1], state, work.room, 1, ROUNDS[:1])  # it tells whether all are finite
     state[: LARGER.value + 1].zero_()  # all candidates are above this bound
     compact_kept(work, work.candidates[1], work.room, whole=False)
     _, _, special, count = state.tolist()

@@ -6,6 +6,7 @@ from typing import Any
 from . import (
     accumulate,
     block_topk,
+    dct,
     half,
     lloyd,
     lowrank,
@@ -13,6 +14,7 @@ from . import (
     natural,
     packed,
     qsgd,
+    radix,
     ranges,
     rice,
     rows,
@@ -31,7 +33,7 @@ class Variant:
     """A kernel with its constants.
 
     types: those of the arguments that are no constants, in order. hot: whether it goes over all of a gradient, so that a
-    register that is spilled would be paid for with memory traffic.
+    register that is spilled would be paid for with memory traffic. note: what tells it from another one with the same constants.
     """
 
     kernel: Any
@@ -39,11 +41,12 @@ class Variant:
     constants: dict[str, Any]
     warps: int = 4
     hot: bool = False
+    note: str = ""
 
     @property
     def name(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self.constants.items())
-        return f"{self.kernel.__name__}({options})"
+        return f"{self.kernel.__name__}({options})" + (f" {self.note}" if self.note else "")
 
 
 def _qsgd(**constants) -> Variant:
@@ -55,6 +58,7 @@ def _qsgd(**constants) -> Variant:
 _PER_BLOCK = "*i32 *i32 *i32 *i32 *i32 *i32 i32 i32"
 _COMPACT = "*i32 *i32 *i32 *i32 *i32 *i32 *i32 *i32 *i32 i32 *i32 *i32 i32 i32"
 _COLLECT = "*fp32 *fp32 *fp32 *i32 *i32 *i32 *i32 *i32 *i32 i32 i32"
+_ROUNDED = _COLLECT.replace("*fp32 *fp32 *fp32", "*fp32 *i16 *i16")
 _ONEBIT = "*fp32 *fp32 *i32 *fp32 *fp32 *u8 *i32 i32"
 _KEPT = {"KEEP": True, "SPARSE": False}
 _DENSE = {"FUSED": True, "KEEP": True, "SPARSE": False}
@@ -64,11 +68,12 @@ VARIANTS = [
     Variant(topk.sample_bits, "*fp32 *fp32 *i32 i32 i32", {"FUSED": True, "BLOCK": 1024}),
     Variant(topk.add_and_collect, _COLLECT, {"FUSED": True, "BLOCK": topk.BLOCK}, 8, hot=True),
     Variant(topk.add_and_collect, _COLLECT, {"FUSED": False, "BLOCK": topk.BLOCK}, 8, hot=True),
+    Variant(topk.add_and_collect, _ROUNDED, {"FUSED": True, "BLOCK": topk.BLOCK}, 8, hot=True, note="of bfloat16"),
     *(
-        Variant(topk.radix_histogram, "*i32 *i32 *i32 i32", {"SHIFT": shift, "WIDTH": width, "BLOCK": topk.RADIX_BLOCK})
-        for shift, width in topk.ROUNDS
+        Variant(radix.radix_histogram, "*i32 *i32 *i32 i32", {"SHIFT": shift, "WIDTH": width, "BLOCK": radix.BLOCK})
+        for shift, width in radix.ROUNDS
     ),
-    *(Variant(topk.radix_find, "*i32 *i32 i32 i32", {"SHIFT": shift}) for shift, _ in topk.ROUNDS),
+    *(Variant(radix.radix_find, "*i32 *i32 i32 i32", {"SHIFT": shift}) for shift, _ in radix.ROUNDS),
     Variant(topk.count_kept, _PER_BLOCK, {"WHOLE": False, "LANES": topk.LANES}, 1),
     Variant(topk.count_kept, _PER_BLOCK, {"WHOLE": True, "LANES": 8 * topk.LANES}, hot=True),
     Variant(topk.compact, _COMPACT, {"WHOLE": False, "LANES": topk.LANES}, 1),
@@ -81,8 +86,17 @@ VARIANTS = [
         hot=True,
     ),
     Variant(block_topk.join_blocks, "*i32 *i32 *i64 *i32 *i32 *i32 *i32", {"BLOCK": 128}, 1),
+    *(
+        Variant(
+            dct.transform_rows,
+            "*fp32 *fp32 *i32 *i32 *fp32 *fp32 i32 i32",
+            {"STEPS": 12, "SIZE": 64, "ROWS": dct.ELEMENTS // 64, "COLUMNS": columns, "CUT": not columns},
+            hot=True,
+        )
+        for columns in (False, True)
+    ),
     Variant(rice.rice_quotients, "*i32 *i32 i32 i32", {"BLOCK": rice.BLOCK}),
-    Variant(rice.rice_write, "*i32 *i32 *i32 *i32 i32 i32", {"BLOCK": rice.BLOCK}),
+    Variant(rice.rice_write, "*i32 *i32 *i32 *i32 *i32 i32 i32", {"BLOCK": rice.BLOCK}),
     Variant(rice.rice_count_ones, "*i32 *i32 i32", {"BLOCK": rice.BLOCK}),
     Variant(rice.rice_read, "*i32 *i32 *i32 *i32 *i32 i32 i32 i32", {"BLOCK": rice.BLOCK}),
     Variant(rice.rice_positions, "*i32 *i64 *i32 i32 i32", {"BLOCK": rice.BLOCK}),
@@ -171,6 +185,7 @@ VARIANTS = [
     Variant(packed.pack8, "*fp32 *i8 *fp32 i32", {"ROWS": packed.ROWS, "BLOCK": packed.BLOCK}, hot=True),
     Variant(packed.unpack8, "*i8 *fp32 *fp32 i32", {"WIDE": packed.WIDE, "BLOCK": packed.BLOCK}, hot=True),
     Variant(packed.pack16, "*fp32 *i16 i32", {"WIDE": packed.WIDE}, hot=True),
+    Variant(packed.store_at, "*fp32 *i32 *i16 i32", {"WIDE": packed.WIDE}),
     Variant(rows.sum_rows, "*fp32 *i64 *i64 *fp32 i32", {"BLOCK": rows.BLOCK}, hot=True),
     Variant(accumulate.add_at, "*fp32 *i32 *fp32 fp32 i32 i32", {"BLOCK": accumulate.BLOCK}),
     Variant(accumulate.add_dense, "*fp32 *fp32 fp32 i32", {"BLOCK": accumulate.BLOCK}, hot=True),

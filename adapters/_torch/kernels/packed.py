@@ -3,13 +3,12 @@
 import triton
 import triton.language as tl
 
-from ._helpers import MAGNITUDE, bits_of, block_offsets, float_of, magnitude_of, random32
+from ._helpers import LARGEST, block_offsets, float_of, half_of, magnitude_of, random16, store_state
 from ._launch import blocks, launch
 
 BLOCK = 128  # elements with one scale
 ROWS = 8  # blocks of a program
 WIDE = 1024
-_LARGEST = tl.constexpr(0x7F7FFFFF)  # the bits of the largest finite float32
 _NEARLY_LARGEST = tl.constexpr(0x7F7E0000)  # those of 127 * 2**121
 _SMALLEST = tl.constexpr(8 << 23)  # those of 2**-119
 
@@ -23,10 +22,10 @@ def pack8(values, codes, scales, d, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     largest = tl.max(magnitude_of(x).to(tl.int32), axis=1).to(tl.uint32)
     reaches = ((largest & 0x7FFFFF) <= 0x7E0000) | (largest > _NEARLY_LARGEST)
     exponent = (largest >> 23) - tl.where(reaches, 6, 5).to(tl.uint32)
-    kept = (largest >= _SMALLEST) & (largest <= _LARGEST)
+    kept = (largest >= _SMALLEST) & (largest <= LARGEST)
     exponent = tl.where(kept, exponent, 127)
     inverse = float_of((254 - exponent) << 23)
-    random = _random16(x, at).to(tl.float32) * 1.52587890625e-05  # 2**-16
+    random = random16(x, at).to(tl.float32) * 1.52587890625e-05  # 2**-16
     exact = tl.where(kept[:, None], x * inverse[:, None] + random, 0.0)
     code = exact.to(tl.int32)
     code -= (code.to(tl.float32) > exact).to(tl.int32)  # the floor; that of PTX takes subnormal numbers for 0
@@ -47,16 +46,15 @@ def unpack8(codes, scales, out, d, WIDE: tl.constexpr, BLOCK: tl.constexpr):
 def pack16(values, halves, d, WIDE: tl.constexpr):
     """The bits of bfloat16[d], int16, rounded to one of both neighbors; never to Inf. values: float32[d]."""
     at = block_offsets(WIDE)
-    x = tl.load(values + at, mask=at < d, other=0.0)
-    magnitude = tl.minimum((bits_of(x) & MAGNITUDE) + _random16(x, at), _LARGEST)
-    half = (magnitude | (bits_of(x) & 0x80000000)) >> 16
-    tl.store(halves + at, half.to(tl.uint16).to(tl.int16, bitcast=True), mask=at < d)
+    tl.store(halves + at, half_of(tl.load(values + at, mask=at < d, other=0.0), at), mask=at < d)
 
 
 @triton.jit
-def _random16(x, at):
-    """A hash of 16 bits of each value and its position, uint32."""
-    return random32(at.to(tl.uint32), bits_of(x), tl.zeros(at.shape, tl.uint32)) >> 16
+def store_at(values, positions, state, n, WIDE: tl.constexpr):
+    """state[positions] = values; see store_state. values: float32[n]; positions: int32[n]."""
+    at = block_offsets(WIDE)
+    place = tl.load(positions + at, mask=at < n, other=0)
+    store_state(state, place, tl.load(values + at, mask=at < n, other=0.0), at < n)
 
 
 def pack(values, codes, scales) -> None:
@@ -66,6 +64,11 @@ def pack(values, codes, scales) -> None:
         launch(pack16, blocks(d, WIDE), values, codes, d, WIDE=WIDE)
     else:
         launch(pack8, blocks(d, ROWS * BLOCK), values, codes, scales, d, ROWS=ROWS, BLOCK=BLOCK)
+
+
+def put(values, positions, state) -> None:
+    """See store_at."""
+    launch(store_at, blocks(values.numel(), WIDE), values, positions, state, values.numel(), WIDE=WIDE)
 
 
 def unpack(codes, scales, out) -> None:

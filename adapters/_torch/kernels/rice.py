@@ -14,12 +14,12 @@ BLOCK = 1024
 
 
 @triton.jit
-def rice_quotients(positions, quotients, n, e, BLOCK: tl.constexpr):
-    """quotients[i] = the gap before position i, without its lower e bits. Both int32[n]."""
+def rice_quotients(positions, sums, n, e, BLOCK: tl.constexpr):
+    """sums[b] = the sum of the quotients of a block: of the gaps before its positions, int32[n], without their lower e bits."""
     at = block_offsets(BLOCK)
     inside = at < n
-    gap = _gap_before(positions, at, inside)
-    tl.store(quotients + at, gap >> e, mask=inside)
+    quotient = tl.where(inside, _gap_before(positions, at, inside) >> e, 0)
+    tl.store(sums + tl.program_id(0), tl.sum(quotient))
 
 
 @triton.jit
@@ -29,21 +29,23 @@ def _gap_before(positions, at, inside):
 
 
 @triton.jit
-def rice_write(positions, quotient_ends, remainders, unary, n, e, BLOCK: tl.constexpr):
+def rice_write(positions, sums, ends, remainders, unary, n, e, BLOCK: tl.constexpr):
     """Write the lower bits of all gaps to one stream and the ones behind their quotients to the other.
 
-    positions, quotient_ends: int32[n], the latter the cumulative sums of the quotients. remainders, unary: the streams as
-    int32 words, zeroed.
+    positions: int32[n]. sums: what rice_quotients gave; ends: its cumulative sums. remainders, unary: the streams as int32
+    words, zeroed.
     """
     at = block_offsets(BLOCK)
     inside = at < n
-    low = (_gap_before(positions, at, inside) & ((1 << e) - 1)).to(tl.int64)
+    gap = _gap_before(positions, at, inside)
+    low = (gap & ((1 << e) - 1)).to(tl.int64)
     bit = at * e
     shifted = low << (bit & 31)
     tl.atomic_or(remainders + (bit >> 5), shifted.to(tl.int32), mask=inside & (low > 0))
     second = (shifted >> 32).to(tl.int32)
     tl.atomic_or(remainders + (bit >> 5) + 1, second, mask=inside & (second != 0))
-    one = tl.load(quotient_ends + at, mask=inside, other=0).to(tl.int64) + at
+    before = tl.load(ends + tl.program_id(0)) - tl.load(sums + tl.program_id(0))
+    one = (before + tl.cumsum(tl.where(inside, gap >> e, 0))).to(tl.int64) + at
     tl.atomic_or(unary + (one >> 5), (tl.full([BLOCK], 1, tl.int64) << (one & 31)).to(tl.int32), mask=inside)
 
 
@@ -101,10 +103,10 @@ def encode(positions: torch.Tensor, e: int, remainders: torch.Tensor, unary: tor
     remainders, unary: int32[m], zeroed, with room for the streams and a word; see the host's remainder_bytes and quotient_room.
     """
     n = positions.numel()
-    quotients = torch.empty_like(positions)
-    launch(rice_quotients, blocks(n, BLOCK), positions, quotients, n, e, BLOCK=BLOCK)
-    ends = torch.cumsum(quotients, 0, dtype=torch.int32)
-    launch(rice_write, blocks(n, BLOCK), positions, ends, remainders, unary, n, e, BLOCK=BLOCK)
+    sums = torch.empty(blocks(n, BLOCK), dtype=torch.int32, device=positions.device)
+    launch(rice_quotients, blocks(n, BLOCK), positions, sums, n, e, BLOCK=BLOCK)
+    ends = torch.cumsum(sums, 0, dtype=torch.int32)
+    launch(rice_write, blocks(n, BLOCK), positions, sums, ends, remainders, unary, n, e, BLOCK=BLOCK)
     return ends[-1:] + n
 
 

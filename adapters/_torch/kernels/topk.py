@@ -14,21 +14,16 @@ import torch
 import triton
 import triton.language as tl
 
-from ._helpers import MAGNITUDE, NON_FINITE, bits_of, block_offsets, magnitude_of, random32
+from . import radix
+from ._helpers import MAGNITUDE, bits_of, block_offsets, load_state, magnitude_of, random32, store_state
 from ._launch import blocks, launch
+from .radix import BOUND, COUNT, LARGER, ROUNDS
 
 BLOCK = 4096  # elements of a program that collects candidates
 LANES = 128  # candidates of a block that are looked at at once
-BINS = 2048
-RADIX_BLOCK = 1024
-_MOST_PROGRAMS = 128  # of a radix selection
 _SPARE = 65536  # candidates that there is room for beside twice those that are selected
 _MAX_LINES = 4096  # sampled cache lines of 16 floats
 _SAMPLE_BLOCK = 1024
-ROUNDS = ((20, 11), (9, 11), (0, 9))  # shift and width of the bits that each round of the radix selection finds
-# Of a selection, int32[4]: the bits found so far of the magnitude of a rank, how many are strictly larger, whether any is not
-# finite, and how many there are to select from.
-BOUND, LARGER, SPECIAL, COUNT = (tl.constexpr(i) for i in range(4))
 
 
 @triton.jit
@@ -44,7 +39,7 @@ def sample_bits(gradient, residual, out, d, lines, FUSED: tl.constexpr, BLOCK: t
     inside = at < 16 * lines
     x = tl.load(gradient + place, mask=inside, other=0.0)
     if FUSED:
-        x += tl.load(residual + place, mask=inside, other=0.0)
+        x += load_state(residual, place, inside)
     tl.store(out + at, bits_of(x).to(tl.int32, bitcast=True), mask=inside)
 
 
@@ -66,15 +61,15 @@ def add_and_collect(
 ):
     """out = gradient + residual if FUSED (out may be one of both), and collect the magnitudes from `bound` on, at least 1.
 
-    gradient, residual, out: float32[d]. positions, bits: int32[room]; a block's candidates are in the segment that begins at
-    segments[block], ascending, counts[block] of them. If there are more than `room`, those that do not fit are left out.
+    gradient: float32[d]; residual, out: see store_state. positions, bits: int32[room]; a block's candidates are in the segment that begins
+    at segments[block], ascending, counts[block] of them. If there are more than `room`, those that do not fit are left out.
     """
     at = block_offsets(BLOCK)
     inside = at < d
     x = tl.load(gradient + at, mask=inside, other=0.0)
     if FUSED:
-        x += tl.load(residual + at, mask=inside, other=0.0)
-        tl.store(out + at, x, mask=inside)
+        x += load_state(residual, at, inside)
+        store_state(out, at, x, inside)
     least = tl.maximum(tl.load(bound + BOUND), 1).to(tl.uint32)
     chosen = (magnitude_of(x) >= least).to(tl.int32)
     n = tl.sum(chosen)
@@ -85,42 +80,6 @@ def add_and_collect(
     fits = (chosen > 0) & (place < room)
     tl.store(positions + place, at.to(tl.int32), mask=fits)
     tl.store(bits + place, bits_of(x).to(tl.int32, bitcast=True), mask=fits)
-
-
-@triton.jit
-def radix_histogram(bits, state, histogram, room, SHIFT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Count the next WIDTH bits of those magnitudes that agree with what the rounds before have found."""
-    n = tl.minimum(tl.load(state + COUNT), room)
-    found = tl.load(state + BOUND).to(tl.uint32)
-    total = tl.zeros([2048], tl.int32)
-    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, n, tl.num_programs(0) * BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        inside = at < n
-        x = tl.load(bits + at, mask=inside, other=0).to(tl.uint32, bitcast=True) & MAGNITUDE
-        agrees = inside & ((x >> (SHIFT + WIDTH - 1)) >> 1 == (found >> (SHIFT + WIDTH - 1)) >> 1)
-        bin_ = ((x >> SHIFT) & ((1 << WIDTH) - 1)).to(tl.int32)
-        total += tl.histogram(bin_, 2048, mask=agrees)
-    bins = tl.arange(0, 2048)
-    tl.atomic_add(histogram + bins, total, mask=total > 0)
-
-
-@triton.jit
-def radix_find(state, histogram, rank, room, SHIFT: tl.constexpr):
-    """Find the bin of the rank-th largest magnitude (1-based; at most as many as there are), and clear the histogram."""
-    rank = tl.minimum(rank, tl.minimum(tl.load(state + COUNT), room))
-    larger, bound = tl.load(state + LARGER), tl.load(state + BOUND)
-    bins = tl.arange(0, 2048)
-    count = tl.load(histogram + bins)
-    from_here_on = tl.sum(count) - tl.cumsum(count) + count
-    found = tl.max(tl.where(larger + from_here_on >= rank, bins, 0))
-    above = tl.sum(tl.where(bins > found, count, 0))
-    special = tl.sum(tl.where(bins >= (NON_FINITE >> 20), count, 0))
-    tl.debug_barrier()  # all warps have read what is written now
-    tl.store(histogram + bins, tl.zeros([2048], tl.int32))
-    tl.store(state + LARGER, larger + above)
-    tl.store(state + BOUND, bound | (found << SHIFT))
-    if SHIFT == 20:
-        tl.store(state + SPECIAL, special)
 
 
 @triton.jit
@@ -200,14 +159,19 @@ class Selection:
 
 
 class Work:
-    """The arrays of one selection. target: where it is selected from. States: that of the sample, then that of the candidates."""
+    """The arrays of one selection. target: where the sum is. States: that of the sample, then that of the candidates.
+
+    addends: the gradient and the residual, if the target has less than float32 of their sum.
+    """
+
+    addends: tuple[torch.Tensor, torch.Tensor]
 
     def __init__(self, target: torch.Tensor, k: int, room: int):
         d, device = target.numel(), target.device
         self.target, self.d, self.k, self.room = target, d, k, min(d, room)
         self.programs = blocks(d, BLOCK)
         self.states = torch.zeros((2, 4), dtype=torch.int32, device=device)
-        self.histogram = torch.zeros(BINS, dtype=torch.int32, device=device)
+        self.histogram = torch.zeros(radix.BINS, dtype=torch.int32, device=device)
         self.per_block = torch.empty((4, self.programs), dtype=torch.int32, device=device)
         self.candidates = torch.empty((2, self.room), dtype=torch.int32, device=device)
         self.selected = torch.empty((2, k), dtype=torch.int32, device=device)
@@ -216,9 +180,10 @@ class Work:
 def select_topk(gradient, residual, out, k: int, spare: int = _SPARE) -> Selection:
     """Select the k largest magnitudes of gradient + residual, which is written to `out`, or of gradient.
 
-    gradient, out: float32[d], which may be the same; residual: float32[d], or None: then `out` is not written. 1 <= k <= d.
-    Zeros are never selected; ties go to the lowest index, as in the host's kernel. spare: there is room for 2k + spare
-    candidates; more than that are more work, and no other result.
+    gradient, out: float32[d], which may be the same; residual: float32[d], or None: then `out` is not written. 1 <= k <= d. Where
+    the residual is bfloat16[d], `out` can be the bits of such a state, int16[d], and the gradient is undefined afterwards. Zeros are
+    never selected; ties go to the lowest index, as in the host's kernel. spare: there is room for 2k + spare candidates; more than
+    that are more work, and no other result.
     """
     if gradient.numel() == 0:
         return Selection(*torch.empty((2, 0), dtype=torch.int32, device=gradient.device), True)
@@ -250,6 +215,7 @@ def select_topk_of_parts(gradient, residual, out, sizes: Sequence[int], count: C
 def _begin(gradient, residual, out, k: int, spare: int) -> Work:
     """Queue a selection."""
     work = Work(gradient if residual is None else out, k, 2 * k + spare)
+    work.addends = gradient, residual
     _bound_from_sample(work, gradient, residual)
     collect(work, gradient, residual)
     _select(work, work.candidates[1], work.room, whole=False)
@@ -258,12 +224,18 @@ def _begin(gradient, residual, out, k: int, spare: int) -> Work:
 
 def collect(work: Work, gradient, residual) -> None:
     """Add the residual, and collect the candidates from the bound on that the sample's state has."""
-    fused = residual is not None
-    addend = residual if fused else gradient
+    fused, addend = _addend(gradient, residual)
     launch(
         add_and_collect, work.programs, gradient, addend, work.target, work.states[0], *work.candidates, *work.per_block[:2],
         work.states[1], work.d, work.room, FUSED=fused, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
+
+
+def _addend(gradient, residual) -> tuple[bool, torch.Tensor]:
+    """Whether there is a residual, and what kernels get of it."""
+    if residual is None:
+        return False, gradient
+    return True, residual.view(torch.int16) if residual.dtype == torch.bfloat16 else residual
 
 
 def _end(work: Work, states: list[list[int]]) -> Selection:
@@ -271,7 +243,11 @@ def _end(work: Work, states: list[list[int]]) -> Selection:
     (bound, _, _, _), (_, _, special, count) = states
     n = min(work.k, count)
     if count > work.room or count < work.k and bound > 1:
-        n, special = _select_from_all(work, work.target)
+        dense = work.target
+        if dense.dtype != torch.float32:
+            gradient, residual = work.addends
+            dense = gradient.add_(residual)
+        n, special = _select_from_all(work, dense)
     return Selection(*work.selected[:, :n], not special)
 
 
@@ -289,8 +265,7 @@ def _bound_from_sample(work: Work, gradient, residual) -> None:
         return
     bits = torch.empty(n, dtype=torch.int32, device=gradient.device)
     programs = blocks(n, _SAMPLE_BLOCK)
-    fused = residual is not None
-    addend = residual if fused else gradient
+    fused, addend = _addend(gradient, residual)
     launch(sample_bits, programs, gradient, addend, bits, work.d, n // 16, FUSED=fused, BLOCK=_SAMPLE_BLOCK)
     bound_from_bits(work, bits, deep)
 
@@ -298,26 +273,13 @@ def _bound_from_sample(work: Work, gradient, residual) -> None:
 def bound_from_bits(work: Work, bits, rank: int) -> None:
     """Leave the rank-th largest magnitude of a sample, without its last 9 bits, in the state of the sample. bits: int32[n]."""
     work.states[0, COUNT.value].fill_(bits.numel())
-    radix_select(work, bits, work.states[0], bits.numel(), rank, ROUNDS[:2])
-
-
-def programs_of(room: int) -> int:
-    """The number of programs that count up to `room` elements."""
-    return min(blocks(room, RADIX_BLOCK), _MOST_PROGRAMS)
-
-
-def radix_select(work: Work, bits, state, room: int, rank: int, rounds) -> None:
-    for shift, width in rounds:
-        launch(
-            radix_histogram, programs_of(room), bits, state, work.histogram, room, SHIFT=shift, WIDTH=width, BLOCK=RADIX_BLOCK,
-        )  # fmt: skip
-        launch(radix_find, 1, state, work.histogram, rank, room, SHIFT=shift)
+    radix.select(work.histogram, bits, work.states[0], bits.numel(), rank, ROUNDS[:2])
 
 
 def _select(work: Work, bits, room: int, whole: bool) -> None:
     """Find the k-th largest of the candidates, or of all, and copy what is selected."""
     state = work.states[1]
-    radix_select(work, bits, state, room, work.k, ROUNDS)
+    radix.select(work.histogram, bits, state, room, work.k, ROUNDS)
     compact_kept(work, bits, room, whole)
 
 

@@ -4,35 +4,38 @@ Bytes of each kernel's loads, stores and atomic operations (these count twice), 
 or write a gradient, 4 d bytes.
 """
 
-from . import topk
+from . import radix, rice, topk
 from ._launch import blocks
 
 
-def encode(d: int, n: int, candidates: int, sample: int, width: int = 7, bucket: int = 512) -> dict[str, float]:
+def encode(
+    d: int, n: int, candidates: int, sample: int, bits: int = 32, width: int = 7, bucket: int = 512
+) -> dict[str, float]:
     """Bytes that encoding d elements moves, by kernel.
 
-    n: selected elements; candidates: elements that the pass over the gradient collects; sample: sampled elements; width and
-    bucket: those of qsgd.
+    n: selected elements; candidates: elements that the pass over the gradient collects; sample: sampled elements; bits: those of an
+    element of the residual, 32 or 16; width and bucket: those of qsgd.
     """
+    state = bits // 8
     programs = blocks(d, topk.BLOCK)
     counted = 2 * sample + 3 * candidates  # in two rounds of the one, and three of the other
-    bins = 2 * min(sample, topk.BINS * topk.programs_of(sample)) + 3 * min(
-        candidates, topk.BINS * topk.programs_of(candidates)
+    bins = 2 * min(sample, radix.BINS * radix.programs_of(sample)) + 3 * min(
+        candidates, radix.BINS * radix.programs_of(candidates)
     )
     return {
-        "sample_bits": 12 * sample,
+        "sample_bits": (8 + state) * sample,
         # A word of the bound, the two of the segment, and the atomic addition of its length, for each block.
-        "add_and_collect": 12 * d + 8 * candidates + 20 * programs,
+        "add_and_collect": (4 + 2 * state) * d + 8 * candidates + 20 * programs,
         "radix_histogram": 4 * counted + 8 * bins,  # the most bins that can hold something
-        "radix_find": 5 * 8 * topk.BINS,
+        "radix_find": 5 * 8 * radix.BINS,
         "count_kept": 4 * candidates + 20 * programs,
         "cumsum of blocks": 16 * programs,
         "compact": 4 * candidates + 12 * n + 36 * programs,
-        "rice_quotients": 12 * n,
-        "cumsum of quotients": 8 * n,
-        # Both neighbours and the sum of quotients; a code is in one or two words of one stream, and in one of the other.
-        "rice_write": 12 * n + 20 * n,
-        "qsgd_encode": 12 * n + n * width / 8 + 4 * blocks(n, bucket),
+        "rice_quotients": 8 * n + 4 * blocks(n, rice.BLOCK),
+        "cumsum of quotients": 8 * blocks(n, rice.BLOCK),
+        # Both neighbours; a code is in one or two words of one stream, and in one of the other.
+        "rice_write": 8 * n + 20 * n + 8 * blocks(n, rice.BLOCK),
+        "qsgd_encode": (8 + state) * n + n * width / 8 + 4 * blocks(n, bucket),
     }
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import torch
 from accelerator import Accelerator, OnAccelerator
+from counting import counted
 from inputs import STREAM, vector, with_special
 from support.checking import check, raises
 from support.exchanges import arrays_of
@@ -159,9 +160,37 @@ def residuals_in_fewer_bits_are_the_host_s():
         (KernelBucket, SPECS[0], "residual:bits=8", "allgather"),
         (KernelBucket, SPECS[2], "residual:decay=0.5:bits=16", "allgather"),
         (KernelBucket, SPECS[0], "residual:bits=8", "sharded"),
+        (KernelBucket, SPECS[0], "residual:bits=16", "sharded"),
+        (KernelBucket, "topk:0.02:per=tensor/rice/qsgd:7", "residual:bits=16", "allgather"),
+        (KernelBucket, "topk:0.02/bloom:fpr=0.05/raw", "residual:bits=16", "allgather"),
     ):
         expected = train(None, spec, memory, (1500, 701), communicator=communicator)
         assert train(kind, spec, memory, (1500, 701), communicator=communicator) == expected, (spec, memory)
+
+
+@check
+def a_residual_in_16_bits_is_added_and_rounded_while_elements_are_selected():
+    """With each way in which what the codes do not carry is written; nothing is unpacked or packed."""
+    values = (
+        "qsgd:7",
+        "raw",
+        "fp16",
+        "natural",
+        "minmax",
+        "terngrad",
+        "onebit",
+        "sign",
+        "lloyd:0.05",
+        "sketchml",
+        "polyfit",
+    )
+    for number, spec in enumerate(f"topk:0.1/rice/{value}" for value in values):
+        memory = "residual:bits=16" if number % 2 else "residual:decay=0.9:bits=16"
+        expected = train(None, spec, memory, (1500, 701))
+        with counted() as found:
+            assert train(KernelBucket, spec, memory, (1500, 701)) == expected, (spec, memory)
+        assert found["add_and_collect"] and ("pack16" in found) == ("decay" in memory), (spec, found)
+        assert all(any(map(any, kept.values())) for _, kept in expected)
 
 
 @check

@@ -1,11 +1,13 @@
 """Top-k: the same positions and bits as the host's kernel, whatever the sample says, and the same sum."""
 
 import numpy as np
+import torch
 from inputs import KINDS, STREAM, same, tensor, vector, with_special
 from support.checking import check
 
 from grace_ext.adapters._torch.device_selection import fits, select
-from grace_ext.adapters._torch.kernels import topk
+from grace_ext.adapters._torch.kernels import packed, topk
+from grace_ext.memory.packed_vector import PackedVector
 from grace_ext.sparsifiers.adaq import AdaQ
 from grace_ext.sparsifiers.base import Scope
 from grace_ext.sparsifiers.dgc import DGC
@@ -131,6 +133,22 @@ def sampled(d):
     found[out.numpy().view(np.float32).astype(int)] = True
     assert found.sum() == 16 * lines and (np.flatnonzero(found)[::16] % 16 == 0).all()
     return found
+
+
+@check
+def a_sum_that_is_rounded_at_once_is_what_packing_it_keeps():
+    """Also where the sample misleads, so that the sum is needed again."""
+    for kind in KINDS:
+        for d, k, spare in ((1, 1, 9), (BLOCK + 1, 40, 9), (3 * BLOCK + 5, 60, 0)):
+            gradient, residual = vector(kind, d), PackedVector(d, 16).filled(vector(kind, d, 1))
+            summed = gradient + residual.unpacked(np.empty(d, np.float32))
+            positions, values = select_largest(summed, summed, np.empty(d, np.float32), False, k)
+            halves, following = (torch.zeros(d, dtype=torch.int16) for _ in range(2))
+            packed.pack(tensor(residual.unpacked(np.empty(d, np.float32))), halves, None)
+            found = topk.select_topk(tensor(gradient), halves.view(torch.bfloat16), following, k, spare)
+            assert found.finite and same(found.positions, positions) and same(found.bits, values), (kind, d)
+            kept = PackedVector(d, 16).filled(summed)
+            assert same(following.view(torch.bfloat16).float(), kept.unpacked(np.empty(d, np.float32))), (kind, d)
 
 
 @check

@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 from triton.runtime import interpreter
 
-from grace_ext.adapters._torch.kernels import accumulate, qsgd, rice, topk
+from grace_ext.adapters._torch.kernels import accumulate, packed, qsgd, radix, rice, topk
 from grace_ext.adapters._torch.kernels._launch import launch
 
 
@@ -31,7 +31,7 @@ def counted():
         launch(kernel, *arguments, **constants)
 
     with contextlib.ExitStack() as stack:
-        for module in (accumulate, qsgd, rice, topk):
+        for module in (accumulate, packed, qsgd, radix, rice, topk):
             stack.enter_context(mock.patch.object(module, "launch", named))
         for name, where in (
             ("create_masked_load", (0, 1, 1)),
