@@ -23,21 +23,26 @@ from grace_ext.pipeline.compressor import Compressor
 from grace_ext.rounds.fragments import Fragments
 from grace_ext.transport.base import Transport
 
-from ._common.local_rounds import RoundSettings, build_rounds, consolidate
+from ._common.local_rounds import RoundSettings, consolidate
 from ._common.options import CompressionOptions
 from ._torch.ddp_transport import own_transport
-from ._torch.module_parameters import ModuleParameters, take_from_first
-from ._torch.saved_state import gather_memories, to_numpy, to_torch
+from ._torch.module_parameters import ModuleParameters
+from ._torch.round_member import Ranks, RoundMember
+from ._torch.saved_state import to_numpy, to_torch
 
 __all__ = ["CompressionOptions", "LocalSteps"]
 
 
-class LocalSteps:
+class LocalSteps(RoundMember):
     """Makes rounds of local steps out of a training loop that exchanges nothing.
 
     Make it on all ranks, in the same order as others, when the model is where it is to be trained. It gives all ranks the
     parameters and buffers of rank 0. Which parameters require gradients is decided then. Each rank keeps its optimizer's state
     to itself. After each round without a delay, all ranks' parameters have the same bits.
+
+    With elastic Horovod, make it before the function that hvd.elastic.run decorates, and give it to the state,
+    hvd.elastic.TorchState(model=model, optimizer=optimizer, local=local). When the ranks change, all go on from what rank 0's last
+    round gave, with rank 0's optimizer; memories follow `on_resize`.
 
     Args:
         model: The module, not in DistributedDataParallel. Where several ranks of a site share a model by DDP, give
@@ -106,13 +111,9 @@ class LocalSteps:
         _check(model, optimizers, preset)
         settings = RoundSettings(preset, steps, seconds, outer, fragments, delay, keep, buffers, weights, most_samples, mean)
         shared = settings.options(compression, memory, options)
-        self._parameters = parameters = ModuleParameters(model, optimizers, buffers == "average")
-        transport, prefix = _transport(process_group, backend, timeout, process_set)
-        self.rank, self.ranks = transport.rank, transport.size
-        self._rounds, self._worker = build_rounds(settings, shared, transport, prefix, parameters, gather_memories)
-        layout = [(name, str(other.dtype), tuple(other.shape)) for name, other in parameters.others.items()]
-        self._rounds.connect((layout, buffers))
-        self._worker.submit(take_from_first, transport, f"{prefix}.other", parameters.others).result()
+        parameters = ModuleParameters(model, optimizers, buffers == "average")
+        ranks, prefix = _ranks(process_group, backend, timeout, process_set)
+        super().__init__(ranks, prefix, settings, shared, parameters)
 
     def step(self, samples: float = 1.0) -> bool:
         """Count a local step; call it on every rank after each of its optimizer's steps, also after one that was skipped.
@@ -127,21 +128,21 @@ class LocalSteps:
             ConfigError: `samples` is negative or not finite, or the ranks start from different checkpoints.
             ExchangeError: An earlier exchange failed, or the ranks are in different rounds.
         """
-        return self._rounds.step(samples)
+        return self._current().step(samples)
 
     def synchronize(self) -> None:
         """End the round now: all ranks' parameters have the same bits afterwards. For evaluation and at the end of training.
 
         A collective: call it on all ranks after the same number of rounds. The next round begins here.
         """
-        self._rounds.synchronize()
+        self._current().synchronize()
 
     def join(self) -> None:
         """Take part in the rounds of the other ranks until all have called it: for ranks with fewer steps than others.
 
         Means are over the ranks that still have data. All ranks' parameters have the same bits afterwards.
         """
-        self._rounds.join()
+        self._current().join()
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
@@ -190,7 +191,7 @@ class LocalSteps:
         Args:
             to: The rank that will save them.
         """
-        consolidate(self._rounds, self._worker, to)
+        consolidate(self._current(), self._worker, to)
 
     def compression_stats(self) -> dict:
         """Bytes, ratio and seconds per stage, in total and of the last round. It waits for an exchange under way.
@@ -218,8 +219,8 @@ def _check(model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], pres
         raise ConfigError("preset 'muloco' is for local steps of Muon, and none of the optimizers is one")
 
 
-def _transport(process_group: Any, backend: str | None, timeout: Any, process_set: Any) -> tuple[Transport, str]:
-    """The transport, and what the names of its collectives begin with."""
+def _ranks(process_group: Any, backend: str | None, timeout: Any, process_set: Any) -> tuple[Ranks, str]:
+    """The ranks, and what the names of its collectives begin with."""
     hvd = sys.modules.get("horovod.torch")
     over_horovod = hvd is not None and hvd.is_initialized()
     of_torch = process_group is not None or backend is not None or timeout is not None
@@ -232,12 +233,20 @@ def _transport(process_group: Any, backend: str | None, timeout: Any, process_se
     if process_set is not None or not of_torch and over_horovod:
         return _over_horovod(hvd, process_set)
     transport = own_transport(process_group, backend, timeout)
-    return transport, f"grace_ext.{transport.group_name}"
+    return Ranks(lambda: transport, lambda: (transport.rank, transport.size)), f"grace_ext.{transport.group_name}"
 
 
-def _over_horovod(hvd: Any, process_set: Any) -> tuple[Transport, str]:
+def _over_horovod(hvd: Any, process_set: Any) -> tuple[Ranks, str]:
+    from ._horovod.exits import guard_exit
     from ._horovod.local_rounds import ranks_of
+    from ._torch.elastic_rounds import register
     from ._torch.hvd_transport import HorovodTransport
 
-    process_set, prefix = ranks_of(hvd, process_set)
-    return HorovodTransport(process_set), prefix
+    process_set, prefix = ranks_of(hvd, process_set, follows_changes=True)
+    register()
+
+    def make() -> Transport:
+        guard_exit(hvd)
+        return HorovodTransport(process_set)
+
+    return Ranks(make, lambda: (process_set.rank(), process_set.size())), prefix

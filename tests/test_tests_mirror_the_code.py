@@ -41,7 +41,7 @@ SHARED = {
     "memory/test_residual.py": "memory/{base,optimizer_part}",
     "memory/test_adam.py": "memory/accelerator_part",
     "outer/test_outer.py": "outer/{adam,adamw,base,nesterov,sgd,yogi}",
-    "rounds/test_engine.py": "rounds/timing",
+    "rounds/test_engine.py": "rounds/{timing,turn}",
     "rounds/test_fragment.py": "rounds/header",
     "rounds/test_rank_mean.py": "communicators/separate",
     "observe/test_dispatch.py": "observe/{base,listener,norms}",
@@ -62,13 +62,13 @@ SHARED = {
     "{bucket_sizing,buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,taken,torch_options,wrapped_optimizer}",
     "adapters/fsdp/test_fsdp.py": "adapters/_torch/{group_exchange,parameter_groups}",
     "adapters/local_steps_keras/test_local_steps_keras.py": "adapters/_tensorflow/model_parameters",
-    "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/elastic",
+    "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/{elastic,elastic_rounds,round_member}",
     "adapters/torch_kernels/test_torch_buckets.py": "adapters/_torch/{device_decoder,device_encoder,device_place,device_rows}"
     " adapters/_torch/{device_transform,factor_bucket,kernel_bucket,mailbox,torch_place} adapters/_torch/kernels/rows",
     "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_codec,device_selection,device_tables,device_values}"
     " adapters/_torch/packed_vector"
-    " adapters/_torch/kernels/{_helpers,_launch,accumulate,at_least,block_topk,half,lowrank,minmax,natural,packed,qsgd,ranges,rice}"
-    " adapters/_torch/kernels/{lloyd,signs,sketch,sketchml,tables,ternary,threelc,topk,traffic}",
+    " adapters/_torch/kernels/{_helpers,_launch,accumulate,at_least,block_topk,dct,half,lowrank,minmax,natural,packed,qsgd}"
+    " adapters/_torch/kernels/{lloyd,radix,ranges,rice,signs,sketch,sketchml,tables,ternary,threelc,topk,traffic}",
     "adapters/torch_kernels/test_compiling.py": "adapters/_torch/kernels/{catalogue,compiling}",
     "adapters/torch_kernels/test_device_check.py": "adapters/_torch/device_check",
     "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_options,ddp_transport,first_step}",

@@ -82,6 +82,20 @@ class ModuleParameters(Parameters):
             for p in [p for p, state in optimizer.state.items() if not _is_finite(state.values())]:
                 del optimizer.state[p]
 
+    @torch.no_grad()
+    def begin_optimizers(self) -> None:
+        """Let optimizers without a state have that of a step without gradients, which changes no parameter here."""
+        for optimizer in self._optimizers:
+            if not optimizer.state:
+                parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+                before = [p.clone() for p in parameters]
+                for p in parameters:
+                    p.grad = torch.zeros_like(p)
+                optimizer.step()
+                for p, own in zip(parameters, before, strict=True):
+                    p.copy_(own)
+                optimizer.zero_grad()
+
 
 def _mix(tensor: torch.Tensor, shared: torch.Tensor, keep: float) -> None:
     """In float32 on the host, so that ranks of different devices round alike."""

@@ -1,7 +1,6 @@
 """torch optimizers whose gradients are compressed and exchanged over Horovod before each step."""
 
 import concurrent.futures
-import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +13,7 @@ from torch.amp.grad_scaler import OptState
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.exchange import checkpoint
+from grace_ext.exchange.stalls import is_elastic
 
 from .._common.subclassing import instance_like, subclass
 from .._horovod.exits import guard_exit
@@ -70,7 +70,7 @@ def wrap(
         return wrapped
     wrapped._moments_in_memory()
     # A worker that elastic Horovod adds must start no collective here: the others are already somewhere else.
-    if os.environ.get("HOROVOD_ELASTIC") != "1":
+    if not is_elastic():
         wrapped._grace.check_config_digests()
     return wrapped
 

@@ -175,7 +175,7 @@ class Watcher:
     def _check_waiting(self, where: str, one: "_Watched") -> None:
         """End this rank if what it waits for cannot come, or if that is wanted; report it otherwise."""
         gone = [process for process in self._which(GONE, self._stopped) if process in one.here]
-        if self._stopped and gone and one.waits >= self._stopped and not _is_elastic():
+        if self._stopped and gone and one.waits >= self._stopped and not is_elastic():
             self._say(
                 f"has waited for {one.waits} s, {where}, and rank {gone[0].rank} (pid {gone[0].pid}, on this host) is "
                 f"gone: this rank ends, too. {STOPPED}=N in the environment waits for N seconds, 0 for ever"
@@ -193,7 +193,7 @@ class Watcher:
     def _check_shutdown(self) -> None:
         """It waits for nothing but the other ranks' threads of Horovod, one of which may never come: see _horovod/exits.py. A
         rank that is stopped has a time of its own, and is named."""
-        if self._stopped and self._shutting >= self._stopped and not _is_elastic() and not self._which(HALTED):
+        if self._stopped and self._shutting >= self._stopped and not is_elastic() and not self._which(HALTED):
             self._say(
                 f"has been in hvd.shutdown() for {self._shutting} s, and other ranks do not answer: this rank ends. "
                 f"{STOPPED}=N in the environment waits for N seconds, 0 for ever"
@@ -261,8 +261,12 @@ def _shuts_down() -> bool:
     return any(check() for check in shutdown_checks)
 
 
-def _is_elastic() -> bool:
-    """Whether Horovod notices by itself that ranks do not answer, and goes on."""
+def is_elastic() -> bool:
+    """Say whether this process was started by elastic Horovod, which notices by itself that ranks do not answer, and goes on.
+
+    Returns:
+        The answer.
+    """
     return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 

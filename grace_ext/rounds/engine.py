@@ -6,7 +6,6 @@ Douillard et al., Streaming DiLoCo, arXiv 2501.18512, algorithm 2.
 
 import concurrent.futures
 import copy
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -14,28 +13,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..errors import ConfigError, ExchangeError
+from ..exchange.stats import Statistics
 from ..means.base import check_mean
 from .auto_steps import AutoSteps
-from .fragment import Fragment, Outcome
-from .header import Contribution
+from .fragment import Fragment
+from .header import Contribution, Outcome
 from .parameters import Parameters
 from .timing import check_timing, first_exchange
+from .turn import Turn
 from .weights import SAMPLES, UNIFORM
 
 VERSION = 1
-
-
-@dataclasses.dataclass
-class _Turn:
-    """Of one fragment: the steps at which it is exchanged and applied, and what this rank has done since the last exchange."""
-
-    fragment: Fragment
-    following: int  # the step at which it is exchanged next
-    rounds: int = 0  # that have begun
-    due: int | None = None  # the step at which what is under way is applied
-    steps: int = 0
-    samples: float = 0.0
-    outcome: "concurrent.futures.Future[Outcome] | None" = None
 
 
 class Rounds:
@@ -89,8 +77,9 @@ class Rounds:
         #: Rounds in which this rank contributed nothing, because its parameters were not finite.
         self.lost = 0
         self._other_bytes, self._waited, self._exchanged_in = 0, 0.0, 0.0
+        self._earlier: list[Statistics] = []  # of exchanges with other ranks
         self._error: BaseException | None = None
-        self._turns = [_Turn(fragment, 0) for fragment in fragments]
+        self._turns = [Turn(fragment, 0) for fragment in fragments]
         self._schedule()
         self._began = clock()
 
@@ -100,7 +89,7 @@ class Rounds:
         return [turn.fragment for turn in self._turns]
 
     def connect(self, signature: object = ()) -> None:
-        """Check that all ranks were built alike, and give all of them the parameters of rank 0: a collective, before training.
+        """Check that all ranks were built alike, and give all of them what rank 0 shares: a collective, before training.
 
         Args:
             signature: What else has to be the same on all ranks; its repr is compared.
@@ -113,6 +102,12 @@ class Rounds:
         for turn in self._turns:
             self._worker.submit(turn.fragment.connect, own).result()
             turn.fragment.assign(0.0)
+            turn.rounds = turn.fragment.step - 1
+        if isinstance(self._length, AutoSteps):
+            chosen = np.array([self._length.steps], "<i8")
+            self._worker.submit(self.fragments[0].take_from_first, "auto_steps", chosen).result()
+            self._length.steps = int(chosen[0])
+        self._schedule()
         self._began = self._clock()
 
     def step(self, samples: float = 1.0) -> bool:
@@ -185,7 +180,7 @@ class Rounds:
             length = self._steps_of(turn)
             turn.following = self._position + first_exchange(number, len(self._turns), length)
 
-    def _steps_of(self, turn: _Turn) -> int:
+    def _steps_of(self, turn: Turn) -> int:
         """Number of steps of the fragment's next round; 0 where a round has a time."""
         if callable(self._length):
             steps = self._length(turn.rounds + 1)
@@ -196,7 +191,7 @@ class Rounds:
             return steps
         return self._length or 0
 
-    def _is_turn(self, turn: _Turn, joined: bool) -> bool:
+    def _is_turn(self, turn: Turn, joined: bool) -> bool:
         if self._seconds is not None:
             return joined or self._clock() - self._began >= self._seconds
         return self._position >= turn.following
@@ -217,7 +212,7 @@ class Rounds:
                 turn.following = self._position + self._steps_of(turn)
         return ended
 
-    def _start(self, turn: _Turn, joined: bool) -> None:
+    def _start(self, turn: Turn, joined: bool) -> None:
         buffers = self._parameters.read_buffers()[: None if turn is self._turns[0] else 0]
         finite = turn.fragment.measure() and bool(np.isfinite(buffers).all())
         if not finite:
@@ -236,7 +231,7 @@ class Rounds:
         self.show_shared()
         self._parameters.recovered()
 
-    def _result(self, turn: _Turn) -> Outcome:
+    def _result(self, turn: Turn) -> Outcome:
         began = time.perf_counter()
         try:
             return turn.outcome.result()  # type: ignore[union-attr]  # there is one
@@ -246,7 +241,7 @@ class Rounds:
         finally:
             self._waited += time.perf_counter() - began
 
-    def _apply(self, turn: _Turn, keep: float) -> Outcome:
+    def _apply(self, turn: Turn, keep: float) -> Outcome:
         outcome = self._result(turn)
         turn.outcome = turn.due = None
         turn.fragment.assign(keep if outcome.finite else 0.0)
@@ -277,7 +272,7 @@ class Rounds:
         self._wait()
         *others, last = [fragment.exchange for fragment in self.fragments]
         return {
-            **last.stats(*others),
+            **last.stats(*others, earlier=self._earlier),
             "local_steps": self.steps,
             "rounds": self._turns[0].fragment.step - 1,
             "lost_rounds": self.lost,
@@ -295,19 +290,9 @@ class Rounds:
         if isinstance(self._length, AutoSteps):
             found["auto_steps"] = self._length.steps
         for number, turn in enumerate(self._turns):
-            under_way: dict = {}
             if turn.outcome is not None:
-                outcome = self._result(turn)
-                under_way = {"due": turn.due, "finite": outcome.finite, "other_bytes": outcome.other_bytes}
-                if outcome.buffers is not None:
-                    under_way["buffers"] = outcome.buffers.copy()
-            found["turns"][number] = {
-                "fragment": turn.fragment.state_dict(),
-                "following": turn.following,
-                "steps": turn.steps,
-                "samples": turn.samples,
-                "under_way": under_way,
-            }
+                self._result(turn)
+            found["turns"][number] = turn.state_dict()
         return found
 
     def load_state_dict(self, state: dict) -> None:
@@ -325,16 +310,27 @@ class Rounds:
             raise ConfigError(f"the state is of {len(state['turns'])} fragments, and there are {len(self._turns)}")
         self._wait()
         for number, turn in enumerate(self._turns):
-            saved = state["turns"][number]
-            turn.fragment.load_state_dict(saved["fragment"])
-            turn.following, turn.steps, turn.samples = saved["following"], saved["steps"], saved["samples"]
-            turn.rounds, turn.outcome, turn.due = turn.fragment.step - 1, None, None
-            if under_way := saved["under_way"]:
-                turn.outcome, turn.due = concurrent.futures.Future(), under_way["due"]
-                turn.outcome.set_result(
-                    Outcome(under_way["finite"], True, False, under_way.get("buffers"), under_way["other_bytes"])
-                )
+            turn.load_state_dict(state["turns"][number])
+        self._count_from(state)
+        self._began = self._clock()
+
+    def _count_from(self, state: dict) -> None:
         self.steps, self._position, self.lost = state["steps"], state["position"], state["lost"]
         if isinstance(self._length, AutoSteps):
             self._length.steps = state.get("auto_steps", self._length.steps)
-        self._began = self._clock()
+
+    def carry_over(self, before: "Rounds", state: dict) -> None:
+        """Go on in the place of rounds with other ranks, which are closed. No collective; `connect` has to follow.
+
+        What parameters have moved since the last round is dropped, and a result that waits for its delay is applied.
+
+        Args:
+            before: Those rounds, with as many fragments.
+            state: What their `state_dict` gave, now or earlier.
+        """
+        for number, turn in enumerate(self._turns):
+            turn.fragment.carry_over(state["turns"][number]["fragment"])
+        self._count_from(state)
+        statistics = [fragment.exchange.statistics for fragment in before.fragments]
+        self._earlier = [*before._earlier, *statistics]
+        self._other_bytes, self._waited = before._other_bytes, before._waited

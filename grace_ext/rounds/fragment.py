@@ -1,7 +1,6 @@
 """A fragment of a model in rounds of local steps: what the ranks share of it, and one exchange of how it has moved."""
 
 import contextlib
-import dataclasses
 import logging
 import math
 import time
@@ -19,37 +18,12 @@ from ..exchange.stalls import watch_ranks
 from ..means import Mean
 from ..outer import OuterOptimizer
 from ..transport.base import Transport
-from .header import Contribution, gather_headers
+from .header import Contribution, Outcome, gather_headers
 from .parameters import Parameters, fitting_arrays, parts_of
 from .rank_mean import RankMean
 from .weights import shares_of
 
 _LOG = logging.getLogger("grace_ext")
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What came of a round, the same on all ranks but for `finite`.
-
-    Attributes:
-        finite: Whether this rank's parameters were finite.
-        exchanged: Whether the ranks' pseudo-gradients have changed what they share.
-        all_joined: Whether no rank has data any more.
-        buffers: The mean of the ranks' buffers, float32[n]; None if no rank contributed.
-        other_bytes: Bytes that this rank has sent beside pseudo-gradients.
-        step_seconds: Seconds of a local step of the slowest rank, as all ranks have told; 0 if there were none.
-        exchange_seconds: Seconds of the exchange before this one on the slowest rank, as all have told; 0 if there was none.
-        own_seconds: Seconds of this exchange on this rank, from the headers on.
-    """
-
-    finite: bool
-    exchanged: bool
-    all_joined: bool
-    buffers: np.ndarray | None
-    other_bytes: int
-    step_seconds: float = 0.0
-    exchange_seconds: float = 0.0
-    own_seconds: float = 0.0
 
 
 class Fragment:
@@ -58,9 +32,7 @@ class Fragment:
     With θ what the ranks share, θ_r what a rank has, and C the compression with its memory, a round is
     Δ_r = θ - θ_r; Δ = Σ share_r C(Δ_r); θ = outer(θ, Δ). The memory, the containers and the sum over ranks are those of an
     Exchange, in which the rank's vector is share_r · ranks · Δ_r: the residual, too, is in these units. With a `mean`, the vector
-    is Δ_r, and Δ = mean(C(Δ_r)).
-
-    `exchange_round` and whatever else has collectives run in one thread, the same for all fragments.
+    is Δ_r, and Δ = mean(C(Δ_r)). Whatever has collectives runs in one thread, the same for all fragments.
 
     Args:
         exchange: The exchange, whose weight is 1 / ranks, with its buckets.
@@ -152,7 +124,7 @@ class Fragment:
     # In the thread of the collectives
 
     def connect(self, signature: object) -> None:
-        """Check that all ranks were built alike, let them watch each other, and give all of them the parameters of rank 0.
+        """Check that all ranks were built alike, let them watch each other, and give all of them what rank 0 shares.
 
         Args:
             signature: What else has to be the same on all ranks; its repr is compared.
@@ -165,10 +137,24 @@ class Fragment:
         gathered = watch_ranks(self, lambda sent: self._gather("config", sent), message)
         self.exchange.check_config_digests(gathered[:, : -len(own)])
         self._check_equal("are set up differently from", gathered[:, -len(own) :])
+        counters = np.array([self.step, self._outer_steps], "<i8")
+        self.take_from_first("counters", counters)
+        self.step, self._outer_steps = counters.tolist()
         for name, shared in self.shared.items():
-            payload = shared.view(np.uint8) if self.transport.rank == 0 else np.empty(0, np.uint8)
-            received = self.transport.broadcast(f"{self.prefix}.{name}", payload, 0).wait()
-            shared[:] = received.view(np.float32)
+            self.take_from_first(name, shared)
+            if self._outer_steps:
+                for field, array in self._outer_state[name].items():
+                    self.take_from_first(f"{name}.{field}", array)
+
+    def take_from_first(self, name: str, array: np.ndarray) -> None:
+        """Give all ranks what rank 0 has: a collective.
+
+        Args:
+            name: Name of the collective, behind the fragment's prefix.
+            array: Contiguous, of the same dtype and size on all ranks; changed on all others.
+        """
+        payload = array.view(np.uint8) if self.transport.rank == 0 else np.empty(0, np.uint8)
+        array[:] = self.transport.broadcast(f"{self.prefix}.{name}", payload, 0).wait().view(array.dtype)
 
     def exchange_round(self, own: Contribution, clock: Callable[[], float] = time.monotonic) -> Outcome:
         """Make a round with what `measure` has computed. A collective.
@@ -332,6 +318,21 @@ class Fragment:
         Raises:
             ConfigError: It is that of other tensors or of another outer optimizer or mean. Then nothing has changed.
         """
+        taken = self._fitting(state)
+        self.states.load(state["exchange"], self.exchange)
+        self._take(*taken, state)
+
+    def carry_over(self, state: dict) -> None:
+        """Go on with other ranks, from what `state_dict` gave among the ranks before. No collective; `connect` has to follow.
+
+        Args:
+            state: The state.
+        """
+        self._take(*self._fitting(state), state)
+        self.states.carry_over(state["exchange"], self.exchange)
+
+    def _fitting(self, state: dict) -> tuple[dict[str, np.ndarray], dict[str, dict[str, np.ndarray]]]:
+        """Shared values and the outer optimizer's state, if they fit. Raises ConfigError."""
         kept = any(bucket.memory.sends_differences for bucket in self.exchange.buckets)
         if kept and state.get("separate", False) != (self._of_ranks is not None):  # a part of what such memories keep
             raise ConfigError("the checkpoint's memory goes with another mean; allowed: `mean` given, or left out, as there")
@@ -340,6 +341,8 @@ class Fragment:
             name: fitting_arrays(f"outer state of {name!r}", state["outer"].get(name, {}), fields)
             for name, fields in self._outer_state.items()
         }
-        self.states.load(state["exchange"], self.exchange)
+        return shared, outer
+
+    def _take(self, shared: dict, outer: dict, state: dict) -> None:
         self.shared, self._outer_state = shared, outer
         self.step, self._outer_steps = int(state["round"]), int(state["outer_steps"])

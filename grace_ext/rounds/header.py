@@ -1,5 +1,6 @@
-"""What the ranks tell each other before they exchange anything in a round."""
+"""What the ranks tell each other before they exchange anything in a round, and what comes of it."""
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +39,31 @@ class Contribution(NamedTuple):
     buffers: np.ndarray
     step_seconds: float = 0.0
     exchange_seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a round, the same on all ranks but for `finite`.
+
+    Attributes:
+        finite: Whether this rank's parameters were finite.
+        exchanged: Whether the ranks' pseudo-gradients have changed what they share.
+        all_joined: Whether no rank has data any more.
+        buffers: The mean of the ranks' buffers, float32[n]; None if no rank contributed.
+        other_bytes: Bytes that this rank has sent beside pseudo-gradients.
+        step_seconds: Seconds of a local step of the slowest rank, as all ranks have told; 0 if there were none.
+        exchange_seconds: Seconds of the exchange before this one on the slowest rank, as all have told; 0 if there was none.
+        own_seconds: Seconds of this exchange on this rank, from the headers on.
+    """
+
+    finite: bool
+    exchanged: bool
+    all_joined: bool
+    buffers: np.ndarray | None
+    other_bytes: int
+    step_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    own_seconds: float = 0.0
 
 
 def gather_headers(transport: Transport, name: str, step: int, own: Contribution) -> np.ndarray:

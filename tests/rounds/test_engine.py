@@ -9,6 +9,7 @@ from support.in_process_ranks import on_all_ranks
 from support.local_rounds import SHAPES, Worker, arrays
 
 from grace_ext import ConfigError, ExchangeError
+from grace_ext.rounds import AutoSteps
 from grace_ext.transport import InProcessGroup
 
 RANKS = 3
@@ -257,6 +258,55 @@ def test_other_numbers_of_ranks_go_on_with_the_sum_of_the_residuals():
     rows = on_all_ranks(resume, 3)
     same([row[1] for row in rows])
     np.testing.assert_allclose(sum(row[0] for row in rows), sum(residuals(saved)), rtol=1e-5, atol=1e-6)
+
+
+def settled(state):
+    """The residuals of a rank, joined."""
+    memories = [
+        memory["residual"]
+        for turn in state["turns"].values()
+        for memory in turn["fragment"]["exchange"]["memories"].values()
+    ]
+    return np.concatenate([memory[name] for name in sorted(SHAPES) for memory in memories if name in memory])
+
+
+@pytest.mark.parametrize("now", [1, 2, 4])
+@pytest.mark.parametrize("case", [*CASES, "auto"])
+def test_rounds_go_on_when_ranks_leave_and_come(case, now):
+    """What the ranks share goes on, and new ranks take it over; the sum of residuals is kept."""
+    options = {"steps": AutoSteps(least=3)} if case == "auto" else CASES[case]
+
+    def begin(transport):
+        worker = Worker(transport, **options).train(13)
+        worker.rounds.show_shared()
+        if case == "auto":
+            worker.rounds._length.steps = 5
+        return worker
+
+    earlier = on_all_ranks(begin, RANKS)
+    spread = sum(settled(worker.rounds.state_dict()) for worker in earlier[:now])
+
+    def go_on(transport):
+        before = earlier[transport.rank] if transport.rank < RANKS else None
+        worker = Worker(transport, start=arrays(9), before=before, **options)
+        began, rounds = worker.flat.copy(), worker.rounds.stats()["rounds"]
+        assert case != "auto" or worker.rounds._length.steps == 5
+        for fragment in worker.rounds.fragments:
+            worker.executor.submit(fragment._settle).result()
+        kept = settled(worker.rounds.state_dict())
+        worker.train(13, first=13)
+        worker.rounds.synchronize()
+        stats = worker.rounds.stats()
+        return began, rounds, kept, worker.flat, stats["local_steps"], stats["bytes_in"]
+
+    rows = on_all_ranks(go_on, now)
+    same([earlier[0].flat, *(row[0] for row in rows)])
+    assert {row[1] for row in rows} == {earlier[0].rounds.stats()["rounds"]}
+    np.testing.assert_allclose(sum(row[2] for row in rows), spread, rtol=1e-5, atol=1e-3 if case == "bits" else 1e-6)
+    same([row[3] for row in rows])
+    assert rows[0][3].tobytes() != rows[0][0].tobytes()
+    assert [row[4] for row in rows] == [26 if rank < RANKS else 13 for rank in range(now)]
+    assert all(row[5] > earlier[0].rounds.stats()["bytes_in"] for row in rows[:RANKS])
 
 
 def test_a_checkpoint_on_some_ranks_only_is_refused_by_all():

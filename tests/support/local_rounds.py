@@ -26,7 +26,7 @@ def arrays(seed: int = 0, shapes=SHAPES) -> dict[str, np.ndarray]:
 
 
 class Worker:
-    """One rank: its arrays, its rounds. move: changes the arrays as a local step does."""
+    """One rank: its arrays, its rounds. move: changes the arrays as a local step does. before: among other ranks, what it was."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class Worker:
         schedule=None,
         most=math.inf,
         mean=None,
+        before=None,
         **options,
     ):
         self.rank, self.size = transport.rank, transport.size
@@ -60,6 +61,8 @@ class Worker:
             states = StateSession(None, lambda *_: [])
             parts.append(Fragment(exchange, transport, make_outer(outer), self.parameters, states, prefix, most, mean))
         self.rounds = Rounds(parts, self.parameters, self.executor, **options)
+        if before is not None:
+            self.rounds.carry_over(before.rounds, before.rounds.state_dict())
         self.rounds.connect()
 
     def move(self, step: int) -> None:

@@ -4,7 +4,7 @@ The job starts with three workers on two hosts, and something happens every 20 s
 stopped, so that another one of this machine kills it; a third host is added, with two workers; one of these kills itself
 while a fourth host takes the place of the third; the fourth host is removed.
 
-Three models are trained at once, one for each thing that memories are to do then.
+Four models are trained at once: one for each thing that memories are to do then, and one in rounds of local steps.
 """
 
 import json
@@ -19,6 +19,7 @@ import horovod.torch as hvd
 import torch
 
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
+from grace_ext.adapters.local_steps import LocalSteps
 
 FOLDER = Path(sys.argv[1])
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else None
@@ -31,16 +32,22 @@ torch.manual_seed(1)
 teacher = torch.nn.Linear(64, 10)
 
 
-def make(options):
+def make():
     torch.manual_seed(os.getpid())  # a new worker knows nothing
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 20))
-    inner = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
-    return net, DistributedOptimizer(inner, net.named_parameters(), "topk:0.2/rice/raw", bucket_bytes=10_000, **options)
+    return net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
 
 
 nets, optimizers = {}, {}
 for kind, options in KINDS.items():
-    nets[kind], optimizers[kind] = make(options)
+    nets[kind], inner = make()
+    optimizers[kind] = DistributedOptimizer(
+        inner, nets[kind].named_parameters(), "topk:0.2/rice/raw", bucket_bytes=10_000, **options
+    )
+nets["local"], inner = make()
+local = LocalSteps(
+    nets["local"], inner, steps=6, compression="topk:0.2/rice/raw", memory="residual", outer="nesterov:0.7:momentum=0.5"
+)
 SIZE = sum(p.numel() for p in nets["reset"].parameters() if p.dim() > 1)  # of what is compressed
 
 
@@ -71,6 +78,13 @@ def synchronize_and_check(kind):
         return [(mean - memory(kind, "aggregate")).abs().max().item(), mean.abs().max().item()]
     new = added - gradient(kind) * hvd.size() - total(memory(kind, "residual"), f"{kind}.after")
     return [(before + new).abs().max().item(), new.abs().max().item()]
+
+
+def step_locally(x, y):
+    inner.zero_grad()
+    torch.nn.functional.cross_entropy(nets["local"](x), y).backward()
+    inner.step()
+    local.step()
 
 
 def identical_on_all_ranks(net):
@@ -127,9 +141,11 @@ def train(state):
             else:
                 optimizer.step()
             kept[kind] = memory(kind, "residual")
+        step_locally(x, y)
         here += 1
         state.step += 1
         if here == 10:
+            local.synchronize()
             state.identical = [*state.identical, *map(identical_on_all_ranks, nets.values())]
         state.commit()
 
@@ -141,8 +157,11 @@ state = hvd.elastic.TorchState(
     identical=[],
     **{f"net_{kind}": net for kind, net in nets.items()},
     **{f"optimizer_{kind}": optimizer for kind, optimizer in optimizers.items()},
+    optimizer_local=inner,
+    local=local,
 )
 train(state)
+local.synchronize()
 
 x, y = batch(10**6, 0, 2000)
 result = {
@@ -155,6 +174,9 @@ result = {
 for kind, net in nets.items():
     with torch.no_grad():
         result["loss"][kind] = torch.nn.functional.cross_entropy(net(x), y).item()
+    if kind == "local":
+        continue
     # A step that one model had finished when another one failed was made once more.
     assert 0 <= optimizers[kind].compression_stats()["steps"] - state.step < len(state.visited)
+assert local.compression_stats()["local_steps"] == state.step
 (FOLDER / f"rank{hvd.rank()}.json").write_text(json.dumps(result))

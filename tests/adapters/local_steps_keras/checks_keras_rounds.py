@@ -1,7 +1,9 @@
 """What is checked inside the ranks of one job: rounds of local steps in Keras' fit."""
 
+import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 import horovod.tensorflow as hvd
 import keras
@@ -148,6 +150,8 @@ def what_cannot_work_is_refused():
     fit(compiled(keras), [callback])
     with raises(ConfigError, "has trained another model"):
         fit(compiled(keras), [callback])
+    with mock.patch.dict(os.environ, HOROVOD_ELASTIC="1"), raises(ConfigError, "elastic Horovod changes the ranks"):
+        fit(compiled(keras), [LocalStepsCallback(steps=2)])
     with raises(ConfigError, "buffers='some'"):
         LocalStepsCallback(buffers="some")
     with raises(TypeError, "unknown option 'weights'"):
