@@ -65,6 +65,11 @@ class CompressedOptimizerStateHandler(horovods.OptimizerStateHandler):
 
 def register() -> None:
     """Put the handler before Horovod's own for optimizers, once."""
-    entry = (CompressedOptimizer, CompressedOptimizerStateHandler)
+    put_first(CompressedOptimizer, CompressedOptimizerStateHandler)
+
+
+def put_first(kind: type, handler: type[horovods.StateHandler]) -> None:
+    """Let Horovod handle values of a kind by a handler of ours, before its own."""
+    entry = (kind, handler)
     if entry not in horovods.get_handler_registry():
         horovods.set_handler_registry([entry, *horovods.get_handler_registry()])

@@ -5,6 +5,7 @@ grace_ext.adapters.local_steps registers the handler below with Horovod.
 
 from horovod.torch.elastic import state as horovods
 
+from .elastic import put_first
 from .round_member import RoundMember
 
 
@@ -30,6 +31,4 @@ class RoundMemberStateHandler(horovods.StateHandler):
 
 def register() -> None:
     """Let Horovod know the handler, once."""
-    entry = (RoundMember, RoundMemberStateHandler)
-    if entry not in horovods.get_handler_registry():
-        horovods.set_handler_registry([entry, *horovods.get_handler_registry()])
+    put_first(RoundMember, RoundMemberStateHandler)

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import functools
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from grace_ext.transport.base import Transport
 from .._common.local_rounds import LocalOptions, RoundSettings, build_rounds
 from .module_parameters import ModuleParameters, take_from_first
 from .saved_state import gather_memories
+
+_LOG = logging.getLogger("grace_ext")
 
 
 class Ranks(NamedTuple):
@@ -99,10 +102,13 @@ class RoundMember:
         self._connect()
 
     def _state_now(self) -> dict | None:
-        """The one that was committed last if an exchange was cut off."""
+        """The one that was committed last if an exchange was cut off, whatever the library's error is."""
         try:
             return self._rounds.state_dict()
-        except Exception:
+        except Exception as error:
+            _LOG.warning(
+                "a round was cut off (%s: %s); this rank brings what it had at its last commit", type(error).__name__, error
+            )
             return self._committed
 
     def begin_optimizers(self) -> None:

@@ -1,7 +1,6 @@
 """What the communicators have in common that hand each step of a bucket to one of several others."""
 
-import copy
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -9,30 +8,13 @@ from .._util.rng import Stream
 from ..pipeline.compressor import Compressor
 from ..transport.base import Transport
 from .base import Communicator, Pending
-from .places import Place
+from .places import Movable
 
 
-class Alternating(Communicator[Any]):
+class Alternating(Movable, Communicator[Any]):
     """Hands each step to the communicator that is its turn. The turn changes only between steps, on all ranks."""
 
     switches = True
-
-    def at(self, place: Place) -> Self:
-        """Make the same communicator for gradients that lie somewhere else. See grace_ext.communicators.places.Placed.
-
-        Args:
-            place: Where they lie.
-
-        Returns:
-            The communicator.
-        """
-        other = copy.copy(self)
-        other._place(place)
-        return other
-
-    def _place(self, place: Place) -> None:
-        """Replace the communicators of all steps by those for gradients that lie there."""
-        raise NotImplementedError
 
     @property
     def _inner(self) -> Communicator:

@@ -254,14 +254,8 @@ class HostPlace(Place):
 HOST = HostPlace()
 
 
-class Placed:
-    """The part of a communicator that tells where gradients lie."""
-
-    place: Place = HOST  #: Where gradients lie.
-
-    def _zeros(self, size: int) -> Any:
-        """Make zeros there, float32[size], with which a rank without a gradient starts."""
-        return self.place.zeros(size)
+class Movable:
+    """The part of a communicator that makes one for another place."""
 
     def at(self, place: Place) -> Self:
         """Make the same communicator for gradients that lie somewhere else.
@@ -273,8 +267,25 @@ class Placed:
             The communicator.
         """
         other = copy.copy(self)
-        other.place = place
+        other._place(place)
         return other
+
+    def _place(self, place: Place) -> None:
+        """Let gradients lie there from now on."""
+        raise NotImplementedError
+
+
+class Placed(Movable):
+    """The part of a communicator that tells where gradients lie."""
+
+    place: Place = HOST  #: Where gradients lie.
+
+    def _zeros(self, size: int) -> Any:
+        """Make zeros there, float32[size], with which a rank without a gradient starts."""
+        return self.place.zeros(size)
+
+    def _place(self, place: Place) -> None:
+        self.place = place
 
 
 def placed(communicator: Any, place: Place) -> Any:
