@@ -68,7 +68,8 @@ NOTES = f"""\
   less, auto is compared with grace_ext's other choices. The target applies to the worse of both. Cells have the mean of
   several instances of each configuration and their range; the best choice for an instance is determined from the other
   instances.
-- DDP's PowerSGD uses one bucket, because over Gloo its hook fails with several. It compresses from the second step on.
+- DDP has gradient_as_bucket_view=True in all rows, which spares a copy. Its PowerSGD uses one bucket, because over Gloo its
+  hook fails with several. It compresses from the second step on.
 - The text model trains with Adam, so that grace_ext's default there is Adam's. Its side by side
   leaves out sharded and auto. Without a limit, its instances of Horovod alone differ by up to twice from day to day, and the side by
   side is what counts there. Its embedding has a dense gradient in all configurations. Its accuracy is how often the likeliest of the 1,000

@@ -80,7 +80,8 @@ class Ddp:
         parameters = list(model.named_parameters())
         # Over Gloo, the collectives that PowerSGD's hook starts from callbacks get mixed up between ranks if there are
         # several buckets, and the job dies.
-        model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=100 if self._hook == "powersgd" else None)
+        cap = 100 if self._hook == "powersgd" else None
+        model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=cap, gradient_as_bucket_view=True)
         if self._hook == "fp16":
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif self._hook == "powersgd":  # from the second step on, the earliest that it allows

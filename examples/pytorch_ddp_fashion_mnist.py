@@ -32,18 +32,18 @@ POWERSGD_START = 2  # the earliest step that torch's hook allows
 def wrap(module, args):
     """Return the module under DDP with the chosen hook, and the state of that hook."""
     if args.compression == "none":
-        return DistributedDataParallel(module), None
+        return DistributedDataParallel(module, gradient_as_bucket_view=True), None
     if args.compression == "fp16":
-        model = DistributedDataParallel(module)
+        model = DistributedDataParallel(module, gradient_as_bucket_view=True)
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         return model, None
     if args.compression == "powersgd":
         # In one bucket: over Gloo, ranks confuse the collectives that this hook starts for several buckets.
-        model = DistributedDataParallel(module, bucket_cap_mb=100)
+        model = DistributedDataParallel(module, gradient_as_bucket_view=True, bucket_cap_mb=100)
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=POWERSGD_START)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return model, state
-    model = DistributedDataParallel(module)
+    model = DistributedDataParallel(module, gradient_as_bucket_view=True)
     state = CompressionState(module.named_parameters(), args.compression, memory=args.memory)
     model.register_comm_hook(state, comm_hook)
     return model, state

@@ -14,6 +14,7 @@ from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.session import StateSession
 
 from .._common.options import CompressionOptions
+from .gradients import flat_arrays
 from .output_buffer import is_non_overlapping_and_dense
 from .parameter_buckets import ParameterBuckets, as_tensor
 from .rows import comes_as_rows
@@ -62,6 +63,8 @@ class DdpBuckets(ParameterBuckets):
         """A new step."""
         self._gradients: dict[str, torch.Tensor] = {}
         self._ready: dict[torch.device, torch.cuda.Event] = {}
+        #: Results of buckets that are decoded to where their gradients are, which is where DDP takes them from.
+        self._in_place: dict[str, list[np.ndarray] | None] = {}
         self._seen: list[list[str]] = []
         self._futures: list[tuple[torch.futures.Future, torch.Tensor, list[str]]] = []
         self._count_missing()
@@ -152,9 +155,15 @@ class DdpBuckets(ParameterBuckets):
             bucket = self._bucket_of[name]
             self._missing[bucket.name] -= 1
             if not self._missing[bucket.name]:
-                pack = functools.partial(self._pack, bucket, self._gradients_of(bucket), 1.0 / self._unit(bucket))
+                gradients = self._gradients_of(bucket)
+                self._in_place[bucket.name] = out = flat_arrays(gradients) if bucket.writes_parts else None
+                if out:
+                    bucket.lender = None
+                else:
+                    self._outputs[bucket.name].clear(())
+                pack = functools.partial(self._pack, bucket, gradients, 1.0 / self._unit(bucket))
                 ready = self._ready.get(torch.device(bucket.device))
-                self.exchange.start(bucket, functools.partial(_after, ready, pack) if ready else pack)
+                self.exchange.start(bucket, functools.partial(_after, ready, pack) if ready else pack, out)
 
     def _note_ready(self, device: torch.device) -> None:
         """On an accelerator: what backward has queued so far has to be computed first. The worker, which has a stream of its
@@ -226,8 +235,6 @@ class DdpBuckets(ParameterBuckets):
         for output in self._outputs.values():  # before the states follow into the new buckets, which takes memory
             output.release()
         self._set_buckets([[as_tensor(name, self._gradients[name]) for name in names] for names in layout], tables)
-        for bucket in self.exchange.buckets:
-            self._outputs[bucket.name].clear(())
         self.bucket_names = layout
         self.exchange.transport.forget_lengths()
         self.exchange.check_config_digests(self.gather("config", self.exchange.config_digest()))
@@ -240,7 +247,7 @@ class DdpBuckets(ParameterBuckets):
         try:
             self.exchange.advance()
             for bucket in self.exchange.buckets:
-                self.exchange.finish(bucket, self._outputs[bucket.name].out)
+                self.exchange.finish(bucket, self._in_place.get(bucket.name) or self._outputs[bucket.name].out)
             self.exchange.end_step()
             for bucket in self.exchange.buckets:
                 self._receive(bucket)
@@ -253,6 +260,11 @@ class DdpBuckets(ParameterBuckets):
             future.set_result(self._gradients[names[0]] if buffer.is_sparse else buffer)
 
     def _receive(self, bucket: Bucket) -> None:
+        if results := self._in_place.get(bucket.name):
+            if (factor := self._unit(bucket)) != 1.0:
+                for result in results:
+                    result *= np.float32(factor)
+            return
         for name, result in self._results(bucket):
             if result.is_sparse:
                 self._gradients[name] = result

@@ -37,8 +37,7 @@ def pack(bucket: Bucket, gradients: list, factor: float, *out):
         )
     in_parts = bucket.wants_parts
     if (len(gradients) == 1 or in_parts) and factor == 1.0 and isinstance(out[0], np.ndarray):
-        if all(map(_is_flat, gradients)):
-            arrays = [gradient.view(-1).numpy() for gradient in gradients]
+        if arrays := flat_arrays(gradients):
             return arrays if in_parts else arrays[0]
     flat = torch.from_numpy(out[0]) if isinstance(out[0], np.ndarray) else out[0]
     if flat.device.type == "cpu" and all(map(_is_flat, gradients)):
@@ -52,6 +51,11 @@ def pack(bucket: Bucket, gradients: list, factor: float, *out):
     if factor != 1.0:
         flat.mul_(factor)
     return None
+
+
+def flat_arrays(gradients: list[torch.Tensor | None]) -> list[np.ndarray] | None:
+    """The gradients' own memory, float32[n] each; None if one of them is not float32 or lies elsewhere than in a bucket's order."""
+    return [gradient.view(-1).numpy() for gradient in gradients] if all(map(_is_flat, gradients)) else None
 
 
 def _is_flat(gradient: torch.Tensor | None) -> bool:

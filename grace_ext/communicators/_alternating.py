@@ -49,6 +49,11 @@ class Alternating(Movable, Communicator[Any]):
         """As in this step."""
         return self._inner.decodes_later
 
+    @property
+    def writes_parts(self) -> bool:  # type: ignore[override]
+        """As in this step."""
+        return self._inner.writes_parts
+
     def collectives_of(self, transport: Transport) -> tuple[str, ...]:
         return self._inner.collectives_of(transport)
 
@@ -95,7 +100,7 @@ class Alternating(Movable, Communicator[Any]):
     def advance(self, pending: Pending, transport: Transport) -> None:
         self._inner.advance(pending, transport)
 
-    def finish(self, pending: Pending, transport: Transport, out: np.ndarray, weight: float) -> bool:
+    def finish(self, pending: Pending, transport: Transport, out: Any, weight: float) -> bool:
         return self._inner.finish(pending, transport, out, weight)
 
     def receive(self, pending: Pending, transport: Transport, size: int) -> bool:

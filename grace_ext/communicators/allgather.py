@@ -8,10 +8,11 @@ import numpy as np
 from .._util.rng import Stream
 from ..pipeline import container
 from ..pipeline.compressor import Compressor
+from ..pipeline.parts_decoder import decode_sum_to_parts
 from ..registry import register
 from ..transport.base import Transport
 from .base import Communicator, Pending, wait
-from .places import Placed
+from .places import HOST, Placed
 
 
 @register
@@ -25,6 +26,11 @@ class Allgather(Placed, Communicator[Pending]):
     sends_containers = True
     preserves_input = True
     decodes_later = True
+
+    @property
+    def writes_parts(self) -> bool:  # type: ignore[override]
+        """Where gradients lie on the host."""
+        return self.place is HOST
 
     def takes_parts(self, compressor: Compressor) -> bool:
         return compressor.takes_parts
@@ -61,7 +67,7 @@ class Allgather(Placed, Communicator[Pending]):
         return Pending(transport.allgather(name, np.empty(0, np.uint8)), 0, {})
 
     def finish(self, pending: Pending, transport: Transport, out: Any, weight: float) -> bool:
-        finite = self.receive(pending, transport, len(out))
+        finite = self.receive(pending, transport, sum(map(len, out)) if isinstance(out, list) else len(out))
         self.decode(pending, out, weight)
         return finite
 
@@ -76,5 +82,8 @@ class Allgather(Placed, Communicator[Pending]):
     def decode(self, pending: Pending, out: Any, weight: float) -> None:
         started = time.perf_counter()
         containers, pending.containers = pending.containers, []  # not kept until the step ends
-        self.place.decode_sum(containers, out, weight, pending.squares)
+        if isinstance(out, list):
+            decode_sum_to_parts(containers, out, weight)
+        else:
+            self.place.decode_sum(containers, out, weight, pending.squares)
         pending.add_seconds({"decode": time.perf_counter() - started})

@@ -171,6 +171,34 @@ class SwitchingCommunicator(Alternating):
         self.flushed = self.sends_whole and (self.flushed or finite)
 
 
+class Accompanying(Alternating):
+    """Sends small float32 with other buckets' containers while these have some, which spares a collective; else by allreduce."""
+
+    name = Auto.name
+    switches = False
+
+    def __init__(self) -> None:
+        self._allgather, self._allreduce = Allgather(), Allreduce()
+        #: Whether other buckets send containers. It changes only between steps, on all ranks.
+        self.has_company = False
+
+    def _place(self, place: Place) -> None:
+        self._allgather, self._allreduce = self._allgather.at(place), self._allreduce.at(place)
+
+    @property
+    def _inner(self) -> Communicator:
+        return self._allgather if self.has_company else self._allreduce
+
+    def _all(self) -> list[Communicator]:
+        return [self._allgather, self._allreduce]
+
+    def _compressor(self, compressor: Compressor) -> Compressor:
+        return compressor
+
+    def check(self, compressor: Compressor) -> None:
+        """Check nothing: both carry float32."""
+
+
 def can_carry(communicator: Communicator, compressor: Compressor) -> bool:
     """Return whether a communicator can carry what a compressor makes.
 

@@ -105,8 +105,7 @@ class Communicator(Stage, Generic[PendingType]):
     sends_containers = False  #: Whether what a rank sends is its container.
     #: Whether `Pending.support` tells, as soon as an exchange has started, what is sent of the whole gradient.
     reports_support = True
-    #: Whether it needs a compressor whose values can be summed as they are (`Compressor.reducible_dtype`).
-    needs_reducible = False
+    needs_reducible = False  #: Whether it needs a compressor whose values can be summed as they are (its `reducible_dtype`).
     votes = False  #: Whether the result is a vote on signs, and not a sum.
     divides_by_senders = False  #: Whether each element is the mean over the ranks that have sent it.
     #: Whether it hands over what each rank has sent, and no sum; then float32, too, goes by it.
@@ -116,6 +115,9 @@ class Communicator(Stage, Generic[PendingType]):
     needs_memory = True  #: Whether the next step needs what the memory remembers.
     preserves_input = False  #: Whether `start` leaves the gradient as it is.
     decodes_later = False  #: Whether `receive` and `decode` can be called one after the other in the place of `finish`.
+    writes_parts = (
+        False  #: Whether `finish` writes to a list of vectors, too: sums of sparse containers without a transform.
+    )
     switches = False  #: Whether it changes between compressed and dense steps; `strategy` tells which one is in use.
     #: Whether it sends what it is given as it is, for now, and not what the bucket's compressor makes of it.
     sends_whole = False
@@ -276,13 +278,13 @@ class Communicator(Stage, Generic[PendingType]):
             transport: The transport of the exchange.
         """
 
-    def finish(self, pending: PendingType, transport: Transport, out: np.ndarray, weight: float) -> bool:
+    def finish(self, pending: PendingType, transport: Transport, out: Any, weight: float) -> bool:
         """Wait for the exchange, and write weight * (sum over ranks).
 
         Args:
             pending: The exchange under way.
             transport: The transport of the exchange.
-            out: Output, float32[d].
+            out: Output, float32[d]; or vectors that together have d elements, if it `writes_parts`.
             weight: Factor of the sum.
 
         Returns:

@@ -30,6 +30,7 @@ class Senders(Allgather):
 
     name = "senders"
     divides_by_senders = True
+    writes_parts = False
     _ranks = 1  # of the exchange, once something has come
 
     def receive(self, pending: Pending, transport: Transport, size: int) -> bool:

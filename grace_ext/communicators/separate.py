@@ -18,7 +18,7 @@ class Separate(Allgather):
     """
 
     name = "separate"
-    decodes_later = False
+    decodes_later = writes_parts = False
     needs_each_rank = True
 
     def __init__(self) -> None:

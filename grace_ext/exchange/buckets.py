@@ -175,6 +175,16 @@ class Bucket:
         return self.size >= _WORTH_PARTS * len(self.tensors) and self.takes_parts
 
     @property
+    def writes_parts(self) -> bool:
+        """Whether the result need not lie in one array in this step: `finish` takes a list with a vector for each tensor, too.
+
+        Only where that costs less than a copy, and while the bucket uses no loan.
+        """
+        sparse = not self.compressor.dense and self.compressor.transform is None
+        large = self.size >= _WORTH_PARTS * len(self.tensors)
+        return sparse and large and self.communicator.writes_parts and not self.memory.sees_results
+
+    @property
     def _encodes_parts(self) -> bool:
         return self.communicator.needs_memory and self.communicator.takes_parts(self.compressor)
 
@@ -263,7 +273,8 @@ class Bucket:
         Args:
             pending: The exchange under way.
             transport: The exchange's transport.
-            out: float32[size], which the sum is written to; not used if `pending` has a lender.
+            out: float32[size], which the sum is written to, or vectors if the bucket `writes_parts`; not used if `pending` has a
+                lender.
             weight: Factor of the sum.
 
         Returns:

@@ -59,19 +59,27 @@ class EagerDecoder:
         self._interrupted.set()
 
     def stop(self) -> None:
-        """Stop polling: when this returns, the worker thread polls no more. Raises its errors."""
-        self._interrupted.set()
-        while self._polls:
-            self._polls.pop().result()
+        """Stop polling: when this returns, the worker thread polls no more. Raises its errors. The worker may call it itself."""
+        for poll in self._begun():
+            poll.result()
 
     def end_step(self) -> None:
         """Forget the step's buckets and errors."""
         self._ended = True
-        self._interrupted.set()
-        concurrent.futures.wait(self._polls)
-        for kept in (self._sent, self._levels, self._results, self._polls):
+        concurrent.futures.wait(self._begun())
+        for kept in (self._sent, self._levels, self._results):
             kept.clear()
         self._ended = False
+
+    def _begun(self) -> list[concurrent.futures.Future]:
+        """Interrupt polling, and return the polls that have begun. The others are cancelled: they may be queued behind the caller."""
+        self._interrupted.set()
+        begun = []
+        while self._polls:
+            poll = self._polls.pop()
+            if not poll.cancel():
+                begun.append(poll)
+        return begun
 
     def levels(self, bucket: Bucket) -> int:
         """Say how many times the worker has advanced a bucket. To be called after `stop`.

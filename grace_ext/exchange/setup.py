@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..communicators.allgather import Allgather
 from ..communicators.allreduce import Allreduce
+from ..communicators.auto import Accompanying, Auto
 from ..communicators.base import Communicator
 from ..communicators.exact_steps import ExactSteps
 from ..communicators.factors import FactorAllreduce
@@ -66,8 +68,8 @@ class ExchangeSetup:
 
         Two kinds of buckets go by allreduce whatever the communicator: plain float32, because the result is the same and
         the bytes are fewer, without errors to remember; and low-rank factors, because only sums carry them. With communicator
-        `allgather`, float32 of few bytes goes with the containers of other buckets, which spares a collective. A communicator
-        that `needs_each_rank` carries float32 itself, and refuses factors.
+        `allgather`, float32 of few bytes goes with the containers of other buckets, which spares a collective, and with `auto`
+        in steps in which there are some. A communicator that `needs_each_rank` carries float32 itself, and refuses factors.
 
         Args:
             name: Name of the bucket, unique in the exchange and the same on all ranks.
@@ -83,15 +85,21 @@ class ExchangeSetup:
         """
         memory = self.memory_of(tensors[0]).for_compressor(compressor)
         if compressor.exact and not communicator.needs_each_rank:
-            small = communicator.name == "allgather" and goes_with_containers(
-                self.transport, sum(one.size for one in tensors)
-            )
-            return Bucket(name, tensors, compressor, communicator if small else Allreduce(), memory)
+            return Bucket(name, tensors, compressor, self._for_float32(communicator, tensors), memory)
         factors = FactorAllreduce(tensors, compressor, self.state.warm_starts) if compressor.lowrank is not None else None
         own = communicator.for_bucket(compressor, memory, self.transport, factors)
         if memory.has_exact_steps:
             own = ExactSteps(own, memory, name)
         return Bucket(name, tensors, compressor, own, memory)
+
+    def _for_float32(self, communicator: Communicator, tensors: list[Tensor]) -> Communicator:
+        """See `bucket`."""
+        if goes_with_containers(self.transport, sum(one.size for one in tensors)):
+            if communicator.name == Allgather.name:
+                return communicator
+            if communicator.name == Auto.name and tensors[0].device == "cpu":
+                return Accompanying()
+        return Allreduce()
 
     def set_buckets(self, buckets: list[Bucket]) -> None:
         """Replace the buckets; the memory's state follows its tensors into the new ones.

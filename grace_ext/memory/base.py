@@ -84,6 +84,11 @@ class Memory(Stage, OptimizerPart, AcceleratorPart):
                 f"would correct it once more: use memory 'none', or unbiased=false"
             )
 
+    @property
+    def sees_results(self) -> bool:
+        """Whether `on_received` does something, so that results have to lie in one array."""
+        return type(self).on_received is not Memory.on_received
+
     def for_compressor(self, compressor: Compressor) -> "Memory":
         """Return the memory for buckets with a compressor.
 

@@ -264,7 +264,7 @@ def decode_rows(containers: list[Container], width: int, weight: float = 1.0) ->
     finite = [parsed for parsed in containers if not parsed.non_finite]
     if not all(parsed.index_id and parsed.transform is None for parsed in finite):
         raise ContainerError("a container of rows says which ones: it is neither dense nor transformed")
-    positions, values, starts, ends = _unpack_all(finite)
+    positions, values, starts, ends = unpack_all(finite)
     touched = scratch("touched rows", np.uint32, positions.size)
     parts = []
     for start, end in zip(starts, ends, strict=True):
@@ -284,9 +284,9 @@ def decode_rows(containers: list[Container], width: int, weight: float = 1.0) ->
 
 def _sum_sparse(containers: list[Container], out: np.ndarray, weight: np.float32, squares: SquareSums | None = None) -> None:
     if squares is None:
-        sum_sparse(out, *_unpack_all(containers), weight)
+        sum_sparse(out, *unpack_all(containers), weight)
     else:
-        sum_sparse_squares(out, *_unpack_all(containers), weight, squares.shapes, squares.sums)
+        sum_sparse_squares(out, *unpack_all(containers), weight, squares.shapes, squares.sums)
         squares.written = True
 
 
@@ -308,14 +308,24 @@ def sum_at(containers: list[Container], d: int, weight: float) -> tuple[np.ndarr
         raise ContainerError(f"containers of {sorted({parsed.d for parsed in containers})} elements, {d} were expected")
     if any(parsed.non_finite or parsed.transform or not parsed.index_id for parsed in containers):
         raise ContainerError("a container is dense, not finite or has a transform, where none of these was expected")
-    positions, values, starts, ends = _unpack_all(containers)
+    positions, values, starts, ends = unpack_all(containers)
     at, sums = np.empty(positions.size, np.uint32), np.empty(positions.size, np.float32)
     n = sum_sparse_at(d, positions, values, starts, ends, np.float32(weight), at, sums)
     return at[:n], sums[:n]
 
 
-def _unpack_all(containers: list[Container]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return positions uint32[n], values float32[n] and where each container's begin and end, int64; in scratch arrays."""
+def unpack_all(containers: list[Container]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Decode sparse containers, one after the other.
+
+    Args:
+        containers: Parsed containers, finite, each with an index section.
+
+    Returns:
+        Positions uint32[n] and values float32[n], in scratch arrays, and where those of each container begin and end, int64[m].
+
+    Raises:
+        ContainerError: One of them is damaged.
+    """
     bounds = [0, *itertools.accumulate(parsed.k for parsed in containers)]
     positions, values = scratch("support", np.uint32, bounds[-1]), scratch("values", np.float32, bounds[-1])
     for start, end, parsed in zip(bounds[:-1], bounds[1:], containers, strict=True):

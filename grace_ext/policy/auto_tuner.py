@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..communicators.auto import DENSE
+from ..communicators.allgather import Allgather
+from ..communicators.auto import DENSE, Accompanying
 from ..communicators.base import Pending
 from ..observe.listener import BucketView, StepListener
 from ..transport.base import Transport
@@ -115,6 +116,7 @@ class AutoTuner(StepListener):
         self._buckets: list = (
             [bucket for bucket in buckets if bucket.communicator.is_tuned] if self._transport.size > 1 else []
         )
+        self._accompanying: list = [bucket for bucket in buckets if isinstance(bucket.communicator, Accompanying)]
         self._ended_at: float | None = None
         self._seconds: list[float] = []  # of each step since the plan in force began
         self._seen: dict[str, list[tuple[float, float]]] = {bucket.name: [] for bucket in self._buckets}
@@ -138,6 +140,8 @@ class AutoTuner(StepListener):
     def _switch_to(self, plan: tuple[str, ...]) -> None:
         for bucket, strategy in zip(self._buckets, plan, strict=True):
             bucket.communicator.switch_to(strategy)
+        for bucket in self._accompanying:
+            bucket.communicator.has_company = Allgather.name in plan
         self._seconds.clear()
 
     def bucket_finished(self, step: int, bucket: BucketView, pending: Pending) -> None:

@@ -7,6 +7,7 @@ from support.memory_exchanges import gradient
 
 import grace_ext
 from grace_ext import ConfigError
+from grace_ext.exchange import buckets
 from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.memory.none import NoMemory
 from grace_ext.pipeline.spec import parse_stage
@@ -74,6 +75,42 @@ def test_a_gradient_that_stays_where_it_is_gives_the_same_and_is_left_alone(memo
     assert takes_parts == (memory != "none" and (memory != "residual" or communicator == "allgather"))
     for form in ("array", "parts") if takes_parts else ("array",):
         outs, kept = run(form)
+        assert all(map(np.array_equal, expected, outs))
+        assert state.keys() == kept.keys() and all(np.array_equal(state[key], kept[key]) for key in state)
+
+
+@pytest.mark.parametrize(
+    "memory, communicator, spec, able",
+    [
+        ("residual", "allgather", "topk:0.01/rice/qsgd:7", True),
+        ("none", "allgather", "topk:0.01/rice/qsgd:7", True),
+        ("momentum:0.5", "allgather", "topk:0.01/rice/qsgd:7", True),
+        ("adam", "allgather", "topk:0.01/rice/qsgd:7", False),
+        ("residual", "allgather", "dct/topk:0.01/rice/raw", False),
+        ("none", "allgather", "dense/deflate", False),
+        ("residual", "senders", "topk:0.01/rice/qsgd:7", False),
+        ("residual", "sharded", "topk:0.01/rice/qsgd:7", False),
+    ],
+)
+def test_a_result_in_parts_is_that_in_one_array(memory, communicator, spec, able, monkeypatch):
+    monkeypatch.setattr(buckets, "_WORTH_PARTS", 2500)
+
+    def run(in_parts):
+        exchange = make(InProcessGroup(1).transport(0), spec, communicator=communicator, memory=memory)
+        bucket, outs = exchange.buckets[0], []
+        assert bucket.writes_parts == able
+        for i in range(3):
+            given = gradient(0, i)
+            exchange.start(bucket, lambda out, given=given: given)
+            out = given if in_parts else np.empty(bucket.size, np.float32)
+            exchange.finish(bucket, np.split(out, [3000]) if in_parts else out)
+            assert exchange.end_step()
+            outs.append(out)
+        return outs, arrays_of(exchange)
+
+    expected, state = run(False)
+    if able:
+        outs, kept = run(True)
         assert all(map(np.array_equal, expected, outs))
         assert state.keys() == kept.keys() and all(np.array_equal(state[key], kept[key]) for key in state)
 

@@ -1,8 +1,10 @@
 """Decoding in between, when the worker has nothing to encode. With real steps: test_fusion.py and tests/adapters."""
 
 import concurrent.futures
+import queue
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +20,25 @@ class AtOnce(concurrent.futures.Executor):
         future = concurrent.futures.Future()
         future.set_result(work(*args))
         return future
+
+
+class DaemonThread(concurrent.futures.Executor):
+    """One thread, for which Python does not wait when a test leaves it blocked."""
+
+    def __init__(self):
+        self._queue = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def submit(self, work, *args):
+        future = concurrent.futures.Future()
+        self._queue.put((future, work, args))
+        return future
+
+    def _run(self):
+        while True:
+            future, work, args = self._queue.get()
+            if future.set_running_or_notify_cancel():
+                future.set_result(work(*args))
 
 
 def test_what_has_to_be_encoded_comes_before_the_next_that_has_arrived():
@@ -38,6 +59,28 @@ def test_what_has_to_be_encoded_comes_before_the_next_that_has_arrived():
     decoder.poll_arrivals()
     assert received == ["first", "second"]
     assert [decoder.result(bucket).result(0) for bucket in buckets] == [True, True]
+
+
+@pytest.mark.parametrize("end", ["stop", "end_step"])
+def test_the_worker_itself_can_stop_a_poll_that_is_queued_behind_what_it_does(end):
+    """As in DDP, where the worker ends the step. It waited for its own queue."""
+    worker = DaemonThread()
+    decoder = EagerDecoder(worker, None, lambda *_: True, lambda: False)
+    ended, queued = concurrent.futures.Future(), concurrent.futures.Future()
+
+    def encode():
+        queued.result()
+        decoder.add(SimpleNamespace(name="bucket"), Pending(SimpleNamespace(poll=lambda: False), 0, {}), None, 1)
+        decoder.poll_arrivals()
+
+    def end_step():
+        getattr(decoder, end)()
+        ended.set_result(True)
+
+    worker.submit(encode)
+    worker.submit(end_step)
+    queued.set_result(None)
+    assert ended.result(10)
 
 
 def once():

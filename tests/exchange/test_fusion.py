@@ -18,6 +18,7 @@ from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.fusion import Fusion
 from grace_ext.exchange.shadow import shadow_step
 from grace_ext.pipeline.spec import parse_stage
+from grace_ext.policy.auto_tuner import AutoTuner
 from grace_ext.transport import CollectiveHandle, Transport
 
 SIZES = (3000, 2000, 40_000, 10, 500)
@@ -126,6 +127,30 @@ def test_small_float32_buckets_go_with_containers(communicator):
             assert names == ["bucket0.fused"], names
         else:
             assert {"bucket0", "bucket3"} < set(names) and names == plain_names
+
+
+def test_small_float32_buckets_go_with_containers_in_the_steps_in_which_auto_sends_some():
+    def work(given):
+        transport = Counting(given)
+        transport.probe_transport = lambda: given
+        exchange = make(transport, specs=("dense/raw", TOPK, TOPK, "dense/raw", TOPK), communicator="auto")
+        seen, received = [], []
+        for i, strategy in enumerate(["allgather", "allgather", "float32", "float32", "allgather"]):
+            listener_of(exchange, AutoTuner)._switch_to((strategy,) * 3)
+            listener_of(exchange, AutoTuner)._left = 10
+            transport.names.clear()
+            received.append(step(exchange, parts_of(100 * transport.rank + i)))
+            seen.append(sorted(transport.names))
+        return seen, np.stack(received)
+
+    alone = [f"bucket{i}" for i in range(5)]
+    dense = slice(0, 3000)  # bucket0
+    for seen, received in (results := on_all_ranks(work)):
+        assert seen == [alone, ["bucket0.fused"], alone, alone, ["bucket0.fused"]]
+        np.testing.assert_array_equal(received, results[0][1])
+        for i, row in enumerate(received):
+            given = [parts_of(100 * rank + i)[0] for rank in range(RANKS)]
+            np.testing.assert_allclose(row[dense], np.mean(given, axis=0), rtol=1e-5, atol=1e-6)
 
 
 def test_a_float32_bucket_that_is_not_finite_ends_the_step_on_all_ranks():

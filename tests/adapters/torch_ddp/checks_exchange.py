@@ -5,6 +5,7 @@ import json
 import operator
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ import grace_ext
 from grace_ext import ConfigError
 from grace_ext.adapters._torch.ddp_transport import GroupTransport
 from grace_ext.adapters.torch_ddp import CompressionState, comm_hook
+from grace_ext.exchange.buckets import Bucket
+from grace_ext.exchange.engine import Exchange
 from grace_ext.observe import Timeline
 from grace_ext.observe.capture import Capture
 from grace_ext.transport.equal_lengths import capacity_for
@@ -47,6 +50,39 @@ def dense_raw_is_what_plain_ddp_gives():
 def dense_containers_by_allgather_are_what_plain_ddp_gives():
     # deflate is lossless but not linear, so the gradients really go through containers
     close(train("dense/deflate", steps=6, memory="none")[0], train(steps=6)[0])
+
+
+@check_under_every_launcher
+def results_are_written_where_ddp_takes_them_from():
+    """In the bucket of DDP, to the bits that they have where an array of our own holds them before."""
+    seen = []
+    start = Exchange.start
+
+    def note(self, bucket, pack, out=None):
+        seen.append(isinstance(out, list))
+        start(self, bucket, pack, out)
+
+    def run(memory, view, scale):
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        net = module()
+        model, _ = wrap(net, "topk:0.01/rice/qsgd:7", {"gradient_as_bucket_view": view}, memory=memory, grad_scaler=scaler)
+        optimizer = sgd(net)
+        for number, (x, y) in enumerate(batches(6)):
+            optimizer.zero_grad(set_to_none=number % 2)
+            scaler.scale(loss_of(model, x * (float("inf") if number == 3 else 1), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return flat(net)
+
+    for memory in ("residual", "none", "ef21:0.5"):
+        for view, scale in ((False, 1.0), (True, 1024.0)):
+            seen.clear()
+            with mock.patch.object(Exchange, "start", note):
+                found = run(memory, view, scale)
+            assert any(seen) == (memory != "ef21:0.5"), (memory, seen)
+            with mock.patch.object(Bucket, "writes_parts", False):
+                assert torch.equal(found, run(memory, view, scale)), (memory, view)
+            same_on_all_ranks(found)
 
 
 @check
