@@ -26,7 +26,7 @@ RESULTS = os.path.join(ROOT, "benchmarks", "results", "large")
 PAGE = os.path.join(ROOT, "docs", "large.md")
 WORKER = os.path.join(ROOT, "benchmarks", "_large_worker.py")
 SPARSE = {"compression": "topk:0.01/rice/qsgd:7"}
-RELEASED = {"release_gradients": True}
+RELEASED = {"release_gradients": True, "bucket_bytes": 2**21}
 BASE = "horovod-fp32"
 
 
@@ -44,7 +44,7 @@ WAYS = {
     BASE: Way("Horovod float32", "horovod", "horovod", {"compression": "none"}),
     "horovod-fp16": Way("Horovod fp16", "horovod", "horovod", {"compression": "fp16"}),
     "residual": Way("grace_ext, residual", "horovod", "grace_ext", {**SPARSE, "memory": "residual"}),
-    "released": Way("… gradients released", "horovod", "grace_ext", {**SPARSE, "memory": "residual", **RELEASED}),
+    "released": Way("… gradients released, buckets of 2 MiB", "horovod", "grace_ext", {**SPARSE, "memory": "residual", **RELEASED}),
     "residual-8": Way("… in 8 bits", "horovod", "grace_ext", {**SPARSE, "memory": "residual:bits=8", **RELEASED}),
     "horovod-adamw": Way("Horovod float32, AdamW", "horovod", "horovod", {"compression": "none"}),
     "adam": Way(

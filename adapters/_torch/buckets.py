@@ -16,6 +16,7 @@ from .._horovod.options import group_names
 from .bucket_sizing import BucketSize
 from .bypass import BypassBucket
 from .device import behind_current_stream
+from .gradients import own_array
 from .output_buffer import OutputBuffer, to_gradient_layout
 from .parameter_buckets import ParameterBuckets, as_tensor
 from .rows import comes_as_rows
@@ -213,7 +214,13 @@ class TorchBuckets(ParameterBuckets):
             self._loss_scale = float(self._grad_scaler.get_scale()) if self._grad_scaler else 1.0
         output, parameters = self._outputs[bucket.name], [self.parameters[tensor.name] for tensor in bucket.tensors]
         output.clear(parameters)
-        pack = functools.partial(self._pack, bucket, self._gradients_of(bucket), self._prescale / self._unit(bucket))
+        factor = self._prescale / self._unit(bucket)
+        if bucket.uses_loan and self._releases and factor == 1.0 and len(parameters) == 1 and parameters[0].requires_grad:
+            if (
+                own := own_array(parameters[0])
+            ) is not None:  # then the next residual takes the gradient's place, and the result that of the residual
+                output.lend(own)
+        pack = functools.partial(self._pack, bucket, self._gradients_of(bucket), factor)
         decodes_early = bucket.device == "cpu" and not bucket.uses_loan
         if bucket.uses_loan and self._releases:
             self._taken.take(parameters)

@@ -1,6 +1,8 @@
 """What users give to the PyTorch adapters, and how gradients get into buckets."""
 
 import collections
+import functools
+import sys
 
 import numpy as np
 import torch
@@ -56,6 +58,28 @@ def pack(bucket: Bucket, gradients: list, factor: float, *out):
 def flat_arrays(gradients: list[torch.Tensor | None]) -> list[np.ndarray] | None:
     """The gradients' own memory, float32[n] each; None if one of them is not float32 or lies elsewhere than in a bucket's order."""
     return [gradient.view(-1).numpy() for gradient in gradients] if all(map(_is_flat, gradients)) else None
+
+
+def own_array(p: torch.nn.Parameter) -> np.ndarray | None:
+    """The memory of p.grad, float32[n], if it lies as in a bucket and nobody else has it; else None."""
+    if not _is_flat(p.grad) or _uses_of_gradient(p) != _uses_if_nobody_has_it():
+        return None
+    if p.grad.untyped_storage().nbytes() != p.grad.nbytes:  # a view of more
+        return None
+    return p.grad.detach().view(-1).numpy()
+
+
+def _uses_of_gradient(p: torch.nn.Parameter) -> tuple[int, int]:
+    """How many names Python knows it by, and how many tensors and arrays share its memory; each with those of this function."""
+    gradient = p.grad
+    return sys.getrefcount(gradient), torch._C._storage_Use_Count(gradient.untyped_storage()._cdata)
+
+
+@functools.cache
+def _uses_if_nobody_has_it() -> tuple[int, int]:
+    p = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))
+    p.grad = torch.zeros_like(p)
+    return _uses_of_gradient(p)
 
 
 def _is_flat(gradient: torch.Tensor | None) -> bool:

@@ -27,6 +27,7 @@ class OutputBuffer:
 
     def _make(self) -> None:
         self._borrowed: Callable = lambda: None  # by nobody
+        self._is_lent_on = False
         self.out = None  # what was there may be used for it
         if isinstance(self._bucket, RowBucket):
             self.out = RowGradient()
@@ -45,14 +46,23 @@ class OutputBuffer:
         # that are handed out go when the next zero_grad() drops the gradients, unless somebody has kept one.
         array = self.out[:]
         self._borrowed = weakref.ref(array)
+        if self._is_lent_on:
+            self.out = None
         return torch.from_numpy(array)
 
     def clear(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Before it is written to: if somebody still has views of an earlier step, `out` becomes other memory. Views that are
         the parameters' current gradients do not count: after zero_grad(set_to_none=False) backward has written to these."""
-        if self._borrowed() is not None and not all(self._has(p.grad) for p in parameters if _gets_view(p)):
+        if self.out is None or (
+            self._borrowed() is not None and not all(self._has(p.grad) for p in parameters if _gets_view(p))
+        ):
             self._make()
         self._bucket.lender = self if self._lends and self._borrowed() is None else None
+
+    def lend(self, own: np.ndarray) -> None:
+        """Lend the bucket other memory in this step, float32[size], which nobody else uses. The result is handed on whole, so that
+        nothing of it is kept when the gradients are dropped."""
+        self.out, self._borrowed, self._is_lent_on = own, lambda: None, True
 
     def release(self) -> None:
         """Free the memory, because the bucket is not used any more."""

@@ -115,9 +115,7 @@ class Communicator(Stage, Generic[PendingType]):
     needs_memory = True  #: Whether the next step needs what the memory remembers.
     preserves_input = False  #: Whether `start` leaves the gradient as it is.
     decodes_later = False  #: Whether `receive` and `decode` can be called one after the other in the place of `finish`.
-    writes_parts = (
-        False  #: Whether `finish` writes to a list of vectors, too: sums of sparse containers without a transform.
-    )
+    writes_parts = False  #: Whether `finish` can write to several vectors: see Bucket.writes_parts.
     switches = False  #: Whether it changes between compressed and dense steps; `strategy` tells which one is in use.
     #: Whether it sends what it is given as it is, for now, and not what the bucket's compressor makes of it.
     sends_whole = False

@@ -1,6 +1,7 @@
 """The kinds of arrays that memories keep their states in."""
 
 import math
+import mmap
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +11,7 @@ from ..pipeline.decoder import decode_add
 from .packed_vector import PackedVector
 
 _BLOCK = 2**16  # elements that are converted to float64 at once
+_MAPPED = 2**20  # bytes from which on an array is memory of its own
 
 
 class Arrays(Protocol):
@@ -147,7 +149,10 @@ class NumpyArrays(Arrays):
 
     @staticmethod
     def zeros(size: int) -> np.ndarray:
-        return np.zeros(size, np.float32)
+        if 4 * size < _MAPPED:
+            return np.zeros(size, np.float32)
+        # Of the thread's heap, memory would not go back to the system, and only that thread could use it again.
+        return np.frombuffer(mmap.mmap(-1, 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.float32)
 
     @staticmethod
     def empty(size: int) -> np.ndarray:

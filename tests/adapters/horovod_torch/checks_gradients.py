@@ -143,8 +143,12 @@ def a_gradient_that_was_released_is_not_used():
 def releasing_gradients_changes_no_bit():
     for kind, spec, options in (
         (torch.optim.SGD, LOSSLESS, {"bucket_bytes": 2**16}),
+        (torch.optim.SGD, LOSSLESS, {"bucket_bytes": 1}),
+        (torch.optim.SGD, "topk:0.01:per=tensor/rice/qsgd:7", {"bucket_bytes": 1}),
         (torch.optim.SGD, LOSSLESS, {"memory": "residual:bits=8"}),
+        (torch.optim.SGD, LOSSLESS, {"memory": "residual:bits=8", "bucket_bytes": 1}),
         (torch.optim.AdamW, None, {}),
+        (torch.optim.AdamW, None, {"bucket_bytes": 1}),
         (torch.optim.SGD, LOSSLESS, {"backward_passes_per_step": 2, "gradient_predivide_factor": 2.0}),
     ):
         results = []
@@ -191,10 +195,14 @@ def a_large_model_lends_its_results_memory_and_changes_no_bit():
 @check
 def gradients_that_stay_in_one_place_are_not_the_residuals():
     """After zero_grad(set_to_none=False), as with torch's own, a list of gradients that is made once is good for all steps."""
+    for options in ({}, {"bucket_bytes": 1}):
+        train_with_a_list_of_gradients(compressed(LOSSLESS, release_gradients=True, **options))
+
+
+def train_with_a_list_of_gradients(wrap):
     results = []
     for keeps in (False, True):
         net = model()
-        wrap = compressed(LOSSLESS, release_gradients=True)
         optimizer = wrap(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
         kept = []
         for number, (x, y) in enumerate(batches(6)):
@@ -208,6 +216,31 @@ def gradients_that_stay_in_one_place_are_not_the_residuals():
                     gradient.zero_()
         results.append(flat(net))
     assert torch.equal(*results)
+
+
+@check
+def a_released_gradient_of_a_bucket_alone_becomes_the_residual():
+    """And the result takes the place of the residual, so that nothing else of that size is kept; unless somebody has the gradient."""
+    ways = {None: lambda _: None, "object": lambda g: g, "array": torch.Tensor.numpy, "view": lambda g: g.view(-1)}
+    for keeps, keep in ways.items():
+        net, kept, places = model(), [], []
+        net[5].weight.register_post_accumulate_grad_hook(
+            lambda p, keep=keep, kept=kept: kept.append((keep(p.grad), p.grad.clone(), p.grad.data_ptr()))
+        )
+        wrap = compressed(LOSSLESS, release_gradients=True, bucket_bytes=1)
+        optimizer = wrap(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        for number, (x, y) in enumerate(batches(5)):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            bucket = optimizer._grace._bucket_of["5.weight"]
+            assert bucket.uses_loan and len(bucket.tensors) == 1
+            if number:  # the first step's buckets are others
+                state = bucket.memory.states["residual"].current(bucket.name)
+                places.append(state.__array_interface__["data"][0] == kept[-1][2])
+        assert places == [keeps is None] * 4, (keeps, places)
+        assert all(one is None or torch.equal(torch.as_tensor(one).view(-1), then.view(-1)) for one, then, _ in kept), keeps
+        same_on_all_ranks(flat(net))
 
 
 # Closures
