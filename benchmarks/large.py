@@ -44,7 +44,9 @@ WAYS = {
     BASE: Way("Horovod float32", "horovod", "horovod", {"compression": "none"}),
     "horovod-fp16": Way("Horovod fp16", "horovod", "horovod", {"compression": "fp16"}),
     "residual": Way("grace_ext, residual", "horovod", "grace_ext", {**SPARSE, "memory": "residual"}),
-    "released": Way("… gradients released, buckets of 2 MiB", "horovod", "grace_ext", {**SPARSE, "memory": "residual", **RELEASED}),
+    "released": Way(
+        "… gradients released, buckets of 2 MiB", "horovod", "grace_ext", {**SPARSE, "memory": "residual", **RELEASED}
+    ),
     "residual-8": Way("… in 8 bits", "horovod", "grace_ext", {**SPARSE, "memory": "residual:bits=8", **RELEASED}),
     "horovod-adamw": Way("Horovod float32, AdamW", "horovod", "horovod", {"compression": "none"}),
     "adam": Way(

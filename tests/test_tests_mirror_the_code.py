@@ -67,7 +67,7 @@ SHARED = {
     " adapters/_torch/{device_transform,factor_bucket,kernel_bucket,mailbox,torch_place} adapters/_torch/kernels/rows",
     "adapters/torch_kernels/test_torch_kernels.py": "adapters/_torch/{device_codec,device_selection,device_tables,device_values}"
     " adapters/_torch/packed_vector"
-    " adapters/_torch/kernels/{_helpers,_launch,accumulate,at_least,block_topk,dct,half,lowrank,minmax,natural,packed,qsgd}"
+    " adapters/_torch/kernels/{_helpers,_launch,accumulate,at_least,block_topk,dct,half,lowrank,minmax,natural,packed,parts,qsgd}"
     " adapters/_torch/kernels/{lloyd,radix,ranges,rice,signs,sketch,sketchml,tables,ternary,threelc,topk,traffic}",
     "adapters/torch_kernels/test_compiling.py": "adapters/_torch/kernels/{catalogue,compiling}",
     "adapters/torch_kernels/test_device_check.py": "adapters/_torch/device_check",

@@ -137,17 +137,26 @@ class TorchBucket(Bucket):
             return self._start(transport, pack, stream, on_gradient, on_compensated_gradient)
 
     def _start(self, transport, pack, stream, on_gradient, on_compensated_gradient):
-        dense, state = self._begin()
-        pack(dense)
+        given, state = self._begin()
+        parts = pack(given)
+        given = self._joined(parts) if isinstance(parts, list) else given
         if on_gradient:
-            on_gradient(dense, state and state[0].float())
-        sketch = self._correct(dense, transport.size, stream) if self.memory.corrects_gradient else None
+            on_gradient(_as_one(given), state and state[0].float())
+        sketch = self._correct(given, transport.size, stream) if self.memory.corrects_gradient else None
         if on_compensated_gradient:
-            on_compensated_gradient(to_host(dense), state and to_host(state[0].float()))
-        pending = self.communicator.start(transport, self.name, self.compressor, dense, state, stream, self.sizes)
+            on_compensated_gradient(to_host(_as_one(given)), state and to_host(state[0].float()))
+        pending = self.communicator.start(transport, self.name, self.compressor, given, state, stream, self.sizes)
         self.memory.on_sent(self.name, pending)
         self._start_sketch(pending, transport, sketch)
         return pending
+
+    @property
+    def takes_parts(self) -> bool:
+        return False
+
+    def _joined(self, parts: list[torch.Tensor]) -> Any:
+        """The gradient that lies in tensors, if the bucket `takes_parts`."""
+        raise NotImplementedError
 
     def _begin(self) -> tuple[torch.Tensor, tuple | None]:
         """An array for the gradient, and what the communicator gets of the memory: the residual and a buffer for the next one."""
@@ -184,6 +193,10 @@ class TorchBucket(Bucket):
 
     def _finish(self, pending: Pending, transport: Transport, out: torch.Tensor, weight: float) -> bool:
         return self.communicator.finish(pending, transport, out, weight)
+
+
+def _as_one(gradient: Any) -> torch.Tensor:
+    return gradient if isinstance(gradient, torch.Tensor) else gradient.joined()
 
 
 def bucket_classes(device: str) -> list[type[TorchBucket]]:

@@ -28,6 +28,7 @@ from grace_ext.value.raw import RawValue
 from . import device_decoder, device_selection, device_transform, device_values
 from .device_codec import Source
 from .kernels import rice
+from .kernels.parts import Parts
 from .mailbox import Outbox, to_device, to_host
 from .torch_place import MAGNITUDE
 
@@ -55,8 +56,8 @@ def fits(compressor: Compressor) -> bool:
     return not compressor.unbiased and device_selection.fits(sparsifier, transform)
 
 
-def fits_rounded(compressor: Compressor) -> bool:
-    """Whether `encode` can write what remains in bfloat16: it needs the sum only once, and for what has been selected."""
+def reads_once(compressor: Compressor) -> bool:
+    """Whether `encode` needs the sum only once, and for what has been selected, so that it takes parts, and bfloat16 for what remains."""
     return (
         fits(compressor)
         and not compressor.dense
@@ -68,23 +69,23 @@ def fits_rounded(compressor: Compressor) -> bool:
 
 def encode(
     compressor: Compressor,
-    gradient: torch.Tensor,
+    gradient: torch.Tensor | Parts,
     residual: torch.Tensor | None,
     stream: Stream,
     started: float,
     sizes: tuple[int, ...] | None = None,
     *,
     in_place: bool = False,
-    rounded: torch.Tensor | None = None,
+    following: torch.Tensor | None = None,
 ) -> DeviceEncoded:
     """Encode gradient + residual, or the gradient where the residual is None.
 
     sizes: numbers of elements of the tensors that the gradient consists of; None for a single tensor.
 
     gradient: float32[d], and with a residual or `in_place` overwritten by what the container does not carry (undefined if gradient +
-    residual is not finite). rounded: if the compressor `fits_rounded` and the residual is bfloat16[d], another state of the same
-    kind, by its bits, int16[d], which gets what remains instead; the gradient is undefined then. The work is queued on the current
-    stream; at the end the host has waited for it.
+    residual is not finite). following: only if the compressor `reads_once`, with a residual: float32[d], or, if the residual is
+    bfloat16[d], the bits of such a state, int16[d], which gets what remains instead; the gradient can be Parts then. The work is
+    queued on the current stream; at the end the host has waited for it.
     """
     container.check_elements(gradient.numel())
     clock = StageClock(started)
@@ -93,7 +94,7 @@ def encode(
         return _encode_dense(compressor, gradient, residual, keep, stream, clock)
     if compressor.transform is not None:
         return _encode_transformed(compressor, gradient, residual, keep, stream, clock)
-    remainder = (gradient if rounded is None else rounded) if keep else None
+    remainder = (gradient if following is None else following) if keep else None
     return _encode_sparse(compressor, gradient, residual, remainder, stream, clock, sizes or (gradient.numel(),))
 
 

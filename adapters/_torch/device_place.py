@@ -13,6 +13,7 @@ from grace_ext.pipeline.square_sums import SquareSums
 
 from . import device_decoder, device_encoder
 from .kernels import on_device
+from .kernels.parts import Parts
 from .mailbox import to_host
 from .torch_place import TorchPlace
 
@@ -23,7 +24,7 @@ class DevicePlace(TorchPlace):
     def encode(
         self,
         compressor: Compressor,
-        gradient: torch.Tensor,
+        gradient: torch.Tensor | Parts,
         stream: Stream,
         *,
         state: tuple | None,
@@ -32,10 +33,13 @@ class DevicePlace(TorchPlace):
         if state is None and not device_encoder.fits(compressor):
             return compressor.encode(to_host(gradient).copy(), stream, sizes=sizes)
         residual, following = state or (None, None)
-        rounded = None if following is None or following.dtype == torch.float32 else following.view(torch.int16)
+        if following is gradient:
+            following = None
+        elif following is not None and following.dtype == torch.bfloat16:
+            following = following.view(torch.int16)
         with on_device(self._device):
             encoded = device_encoder.encode(
-                compressor, gradient, residual, stream, time.perf_counter(), sizes, rounded=rounded
+                compressor, gradient, residual, stream, time.perf_counter(), sizes, following=following
             )
         return encoded if encoded.support is None else encoded._replace(support=encoded.support.long())
 

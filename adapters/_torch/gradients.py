@@ -30,7 +30,7 @@ def pack(bucket: Bucket, gradients: list, factor: float, *out):
     """For Exchange.start: the bucket's gradients, times factor, in the way that it takes them. One that is None is zero.
 
     out: float32[size], numpy or torch, which they are copied to; but one gradient that is numpy's float32[size] as it is,
-    is returned, and a list of several if the bucket wants parts. Buckets of rows take no
+    is returned, and a list of several if the bucket wants parts; on a device, a list of tensors. Buckets of rows take no
     out and get a RowGradient.
     """
     if isinstance(bucket, RowBucket):
@@ -38,7 +38,10 @@ def pack(bucket: Bucket, gradients: list, factor: float, *out):
             gradients[0], bucket.tensors[0].shape, factor, bucket.device if isinstance(bucket, TorchBucket) else None
         )
     in_parts = bucket.wants_parts
-    if (len(gradients) == 1 or in_parts) and factor == 1.0 and isinstance(out[0], np.ndarray):
+    if isinstance(bucket, TorchBucket):
+        if in_parts and factor == 1.0 and all(_is_flat(gradient, bucket.device) for gradient in gradients):
+            return gradients
+    elif (len(gradients) == 1 or in_parts) and factor == 1.0 and isinstance(out[0], np.ndarray):
         if arrays := flat_arrays(gradients):
             return arrays if in_parts else arrays[0]
     flat = torch.from_numpy(out[0]) if isinstance(out[0], np.ndarray) else out[0]
@@ -82,12 +85,12 @@ def _uses_if_nobody_has_it() -> tuple[int, int]:
     return _uses_of_gradient(p)
 
 
-def _is_flat(gradient: torch.Tensor | None) -> bool:
-    """Whether its elements lie in memory as in a bucket."""
+def _is_flat(gradient: torch.Tensor | None, device: str = "cpu") -> bool:
+    """Whether its elements lie in memory as in a bucket of that device."""
     return (
         gradient is not None
         and gradient.layout == torch.strided
         and gradient.dtype == torch.float32
-        and gradient.device.type == "cpu"
+        and gradient.device == torch.device(device)
         and gradient.is_contiguous()
     )

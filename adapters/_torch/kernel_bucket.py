@@ -15,7 +15,8 @@ from grace_ext.transport.base import Transport
 from . import device_encoder
 from .device import TorchBucket
 from .device_place import DevicePlace
-from .kernels import accumulate, on_device
+from .kernels import accumulate, on_device, topk
+from .kernels.parts import Layout, Parts
 from .kernels.sketch import Sketcher
 from .mailbox import to_device, to_host
 
@@ -41,11 +42,25 @@ class KernelBucket(TorchBucket):
         return compressor.dense if communicator.name == "allreduce" else device_encoder.fits(compressor)
 
     def _begin(self) -> tuple[torch.Tensor, tuple | None]:
-        rounds = self.memory.keeps_rounded and self.communicator.name == "allgather"
-        if not (rounds and device_encoder.fits_rounded(self.compressor)):
+        if not (self.memory.keeps_rounded and self._reads_once):
             return super()._begin()
         residual, following = self.memory.begin_rounded(self.name, self.size, self._arrays)
         return self._arrays.empty(self.size), (residual.halves, following.halves)
+
+    @property
+    def takes_parts(self) -> bool:
+        return self._reads_once and self.memory.stateful and not self.memory.corrects_gradient
+
+    @property
+    def _reads_once(self) -> bool:
+        return self.communicator.name == "allgather" and device_encoder.reads_once(self.compressor)
+
+    @functools.cached_property
+    def _layout(self) -> Layout:
+        return topk.parts_layout(self.sizes)
+
+    def _joined(self, parts: list[torch.Tensor]) -> Parts:
+        return Parts(parts, self._layout)
 
     @functools.cached_property
     def _sketcher(self) -> Sketcher:

@@ -57,7 +57,7 @@ def _qsgd(**constants) -> Variant:
 
 _PER_BLOCK = "*i32 *i32 *i32 *i32 *i32 *i32 i32 i32"
 _COMPACT = "*i32 *i32 *i32 *i32 *i32 *i32 *i32 *i32 *i32 i32 *i32 *i32 i32 i32"
-_COLLECT = "*fp32 *fp32 *fp32 *i32 *i32 *i32 *i32 *i32 *i32 i32 i32"
+_COLLECT = "*fp32 *fp32 *fp32 *i32 *i32 *i32 *i32 *i32 *i32 i32 i32 i32"
 _ROUNDED = _COLLECT.replace("*fp32 *fp32 *fp32", "*fp32 *i16 *i16")
 _ONEBIT = "*fp32 *fp32 *i32 *fp32 *fp32 *u8 *i32 i32"
 _KEPT = {"KEEP": True, "SPARSE": False}
@@ -65,10 +65,28 @@ _DENSE = {"FUSED": True, "KEEP": True, "SPARSE": False}
 _DEFAULT = {"WIDTH": 7, "BUCKET": 512, "TWO_NORM": False}
 
 VARIANTS = [
-    Variant(topk.sample_bits, "*fp32 *fp32 *i32 i32 i32", {"FUSED": True, "BLOCK": 1024}),
-    Variant(topk.add_and_collect, _COLLECT, {"FUSED": True, "BLOCK": topk.BLOCK}, 8, hot=True),
-    Variant(topk.add_and_collect, _COLLECT, {"FUSED": False, "BLOCK": topk.BLOCK}, 8, hot=True),
-    Variant(topk.add_and_collect, _ROUNDED, {"FUSED": True, "BLOCK": topk.BLOCK}, 8, hot=True, note="of bfloat16"),
+    Variant(topk.sample_bits, "*fp32 *fp32 *i32 i32 i32 i32", {"FUSED": True, "PARTS": False, "BLOCK": 1024}),
+    Variant(topk.add_and_collect, _COLLECT, {"FUSED": True, "PARTS": False, "BLOCK": topk.BLOCK}, 8, hot=True),
+    Variant(topk.add_and_collect, _COLLECT, {"FUSED": False, "PARTS": False, "BLOCK": topk.BLOCK}, 8, hot=True),
+    Variant(
+        topk.add_and_collect, _ROUNDED, {"FUSED": True, "PARTS": False, "BLOCK": topk.BLOCK}, 8, hot=True, note="of bfloat16"
+    ),
+    Variant(topk.sample_bits, "*i64 *fp32 *i32 i32 i32 i32", {"FUSED": True, "PARTS": True, "BLOCK": 1024}),
+    Variant(
+        topk.add_and_collect,
+        _COLLECT.replace("*fp32", "*i64", 1),
+        {"FUSED": True, "PARTS": True, "BLOCK": topk.BLOCK},
+        8,
+        hot=True,
+    ),
+    Variant(
+        topk.add_and_collect,
+        _ROUNDED.replace("*fp32", "*i64", 1),
+        {"FUSED": True, "PARTS": True, "BLOCK": topk.BLOCK},
+        8,
+        hot=True,
+        note="of bfloat16",
+    ),
     *(
         Variant(radix.radix_histogram, "*i32 *i32 *i32 i32", {"SHIFT": shift, "WIDTH": width, "BLOCK": radix.BLOCK})
         for shift, width in radix.ROUNDS

@@ -10,6 +10,7 @@ kernels go over the whole gradient.
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -17,6 +18,7 @@ import triton.language as tl
 from . import radix
 from ._helpers import MAGNITUDE, bits_of, block_offsets, load_state, magnitude_of, random32, store_state
 from ._launch import blocks, launch
+from .parts import Layout, Parts
 from .radix import BOUND, COUNT, LARGER, ROUNDS
 
 BLOCK = 4096  # elements of a program that collects candidates
@@ -27,20 +29,28 @@ _SAMPLE_BLOCK = 1024
 
 
 @triton.jit
-def sample_bits(gradient, residual, out, d, lines, FUSED: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the bits of a line of 16 elements from each of `lines` equal strata. out: int32[16 lines]."""
+def sample_bits(
+    gradient, residual, out, d, lines, columns, FUSED: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Write the bits of a line of 16 elements from each of `lines` equal strata. out: int32[16 lines]. PARTS: see add_and_collect."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    line = (at // 16).to(tl.int64)
-    whole = (d // 16).to(tl.int64)
-    first, last = line * whole // lines, (line + 1) * whole // lines
-    length = tl.maximum(last - first, 1)
-    drawn = random32(line.to(tl.uint32), tl.zeros([BLOCK], tl.uint32), tl.zeros([BLOCK], tl.uint32))
-    place = (first + drawn.to(tl.int64) % length) * 16 + at % 16
-    inside = at < 16 * lines
-    x = tl.load(gradient + place, mask=inside, other=0.0)
+    line, lane, written = (at // 16).to(tl.int64), at % 16, at < 16 * lines
+    if PARTS:
+        column = columns - lines + line
+        place = tl.load(gradient + columns + column, mask=written, other=0) + lane
+        inside = written & (lane < tl.load(gradient + 2 * columns + column, mask=written, other=0))
+        source = tl.load(gradient + column, mask=written, other=0).to(tl.pointer_type(tl.float32))
+        x = tl.load(source + lane, mask=inside, other=0.0)
+    else:
+        whole = (d // 16).to(tl.int64)
+        first, last = line * whole // lines, (line + 1) * whole // lines
+        length = tl.maximum(last - first, 1)
+        drawn = random32(line.to(tl.uint32), tl.zeros([BLOCK], tl.uint32), tl.zeros([BLOCK], tl.uint32))
+        place, inside = (first + drawn.to(tl.int64) % length) * 16 + lane, written
+        x = tl.load(gradient + place, mask=inside, other=0.0)
     if FUSED:
         x += load_state(residual, place, inside)
-    tl.store(out + at, bits_of(x).to(tl.int32, bitcast=True), mask=inside)
+    tl.store(out + at, bits_of(x).to(tl.int32, bitcast=True), mask=written)
 
 
 @triton.jit
@@ -55,18 +65,28 @@ def add_and_collect(
     counts,
     state,
     d,
+    columns,
     room,
     FUSED: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """out = gradient + residual if FUSED (out may be one of both), and collect the magnitudes from `bound` on, at least 1.
 
     gradient: float32[d]; residual, out: see store_state. positions, bits: int32[room]; a block's candidates are in the segment that begins
     at segments[block], ascending, counts[block] of them. If there are more than `room`, those that do not fit are left out.
+    If PARTS, the gradient lies in several tensors, and int64[3, columns] says where (parts.py).
     """
-    at = block_offsets(BLOCK)
-    inside = at < d
-    x = tl.load(gradient + at, mask=inside, other=0.0)
+    if PARTS:
+        block, lane = tl.program_id(0), tl.arange(0, BLOCK)
+        at = tl.load(gradient + columns + block).to(tl.int32) + lane  # below 2^31 inside, in half the registers of int64
+        inside = lane < tl.load(gradient + 2 * columns + block)
+        source = tl.load(gradient + block).to(tl.pointer_type(tl.float32))
+        x = tl.load(source + lane, mask=inside, other=0.0)
+    else:
+        at = block_offsets(BLOCK)
+        inside = at < d
+        x = tl.load(gradient + at, mask=inside, other=0.0)
     if FUSED:
         x += load_state(residual, at, inside)
         store_state(out, at, x, inside)
@@ -164,12 +184,12 @@ class Work:
     addends: the gradient and the residual, if the target has less than float32 of their sum.
     """
 
-    addends: tuple[torch.Tensor, torch.Tensor]
+    addends: tuple[torch.Tensor | Parts, torch.Tensor]
 
-    def __init__(self, target: torch.Tensor, k: int, room: int):
+    def __init__(self, target: torch.Tensor, k: int, room: int, programs: int | None = None):
         d, device = target.numel(), target.device
         self.target, self.d, self.k, self.room = target, d, k, min(d, room)
-        self.programs = blocks(d, BLOCK)
+        self.programs = blocks(d, BLOCK) if programs is None else programs
         self.states = torch.zeros((2, 4), dtype=torch.int32, device=device)
         self.histogram = torch.zeros(radix.BINS, dtype=torch.int32, device=device)
         self.per_block = torch.empty((4, self.programs), dtype=torch.int32, device=device)
@@ -180,10 +200,10 @@ class Work:
 def select_topk(gradient, residual, out, k: int, spare: int = _SPARE) -> Selection:
     """Select the k largest magnitudes of gradient + residual, which is written to `out`, or of gradient.
 
-    gradient, out: float32[d], which may be the same; residual: float32[d], or None: then `out` is not written. 1 <= k <= d. Where
-    the residual is bfloat16[d], `out` can be the bits of such a state, int16[d], and the gradient is undefined afterwards. Zeros are
-    never selected; ties go to the lowest index, as in the host's kernel. spare: there is room for 2k + spare candidates; more than
-    that are more work, and no other result.
+    gradient, out: float32[d], which may be the same; residual: float32[d], or None: then `out` is not written. Where the residual is
+    bfloat16[d], `out` can be the bits of such a state, int16[d], and the gradient is undefined afterwards. The gradient can also be
+    Parts; they need a residual, and stay as they are. 1 <= k <= d. Zeros are never selected; ties go to the lowest index, as in the
+    host's kernel. spare: there is room for 2k + spare candidates; more than that are more work, and no other result.
     """
     if gradient.numel() == 0:
         return Selection(*torch.empty((2, 0), dtype=torch.int32, device=gradient.device), True)
@@ -214,20 +234,22 @@ def select_topk_of_parts(gradient, residual, out, sizes: Sequence[int], count: C
 
 def _begin(gradient, residual, out, k: int, spare: int) -> Work:
     """Queue a selection."""
-    work = Work(gradient if residual is None else out, k, 2 * k + spare)
+    programs = gradient.layout.blocks if isinstance(gradient, Parts) else None
+    work = Work(gradient if residual is None else out, k, 2 * k + spare, programs)
     work.addends = gradient, residual
-    _bound_from_sample(work, gradient, residual)
-    collect(work, gradient, residual)
+    given, columns = (gradient.table(), gradient.layout.columns) if isinstance(gradient, Parts) else (gradient, 0)
+    _bound_from_sample(work, given, residual, columns)
+    collect(work, given, residual, columns)
     _select(work, work.candidates[1], work.room, whole=False)
     return work
 
 
-def collect(work: Work, gradient, residual) -> None:
-    """Add the residual, and collect the candidates from the bound on that the sample's state has."""
+def collect(work: Work, gradient, residual, columns: int = 0) -> None:
+    """Add the residual, and collect the candidates from the bound on that the sample's state has. columns: of a table of parts."""
     fused, addend = _addend(gradient, residual)
     launch(
         add_and_collect, work.programs, gradient, addend, work.target, work.states[0], *work.candidates, *work.per_block[:2],
-        work.states[1], work.d, work.room, FUSED=fused, BLOCK=BLOCK, num_warps=8,
+        work.states[1], work.d, columns, work.room, FUSED=fused, PARTS=columns > 0, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
 
 
@@ -246,9 +268,17 @@ def _end(work: Work, states: list[list[int]]) -> Selection:
         dense = work.target
         if dense.dtype != torch.float32:
             gradient, residual = work.addends
-            dense = gradient.add_(residual)
+            dense = (gradient.joined() if isinstance(gradient, Parts) else gradient).add_(residual)
         n, special = _select_from_all(work, dense)
     return Selection(*work.selected[:, :n], not special)
+
+
+def parts_layout(sizes: Sequence[int]) -> Layout:
+    """The layout of tensors of these sizes, as Parts need it here: a line of each of equal strata is sampled."""
+    d = sum(sizes)
+    strata = np.linspace(0, d // 16, sample_size(d) // 16, endpoint=False).astype(np.int64)
+    drawn = np.random.default_rng(0).integers(0, max(d // 16 // max(strata.size, 1), 1), strata.size)
+    return Layout(sizes, BLOCK, 16 * (strata + drawn))
 
 
 def sample_size(d: int) -> int:
@@ -256,7 +286,7 @@ def sample_size(d: int) -> int:
     return 16 * min(max(d // (16 * 1024), 64), _MAX_LINES, d // 16)
 
 
-def _bound_from_sample(work: Work, gradient, residual) -> None:
+def _bound_from_sample(work: Work, gradient, residual, columns: int) -> None:
     """Leave a magnitude in the state of the sample that is below the k-th largest, by 4 sigma; 0 if all may be needed."""
     n = sample_size(work.d)
     rank = work.k / work.d * n
@@ -264,9 +294,10 @@ def _bound_from_sample(work: Work, gradient, residual) -> None:
     if deep >= n:
         return
     bits = torch.empty(n, dtype=torch.int32, device=gradient.device)
-    programs = blocks(n, _SAMPLE_BLOCK)
+    constants = {"PARTS": columns > 0, "BLOCK": _SAMPLE_BLOCK}
     fused, addend = _addend(gradient, residual)
-    launch(sample_bits, programs, gradient, addend, bits, work.d, n // 16, FUSED=fused, BLOCK=_SAMPLE_BLOCK)
+    programs = blocks(n, _SAMPLE_BLOCK)
+    launch(sample_bits, programs, gradient, addend, bits, work.d, n // 16, columns, FUSED=fused, **constants)
     bound_from_bits(work, bits, deep)
 
 

@@ -9,23 +9,32 @@ from ._launch import blocks
 
 
 def encode(
-    d: int, n: int, candidates: int, sample: int, bits: int = 32, width: int = 7, bucket: int = 512
+    d: int,
+    n: int,
+    candidates: int,
+    sample: int,
+    bits: int = 32,
+    width: int = 7,
+    bucket: int = 512,
+    programs: int | None = None,
 ) -> dict[str, float]:
     """Bytes that encoding d elements moves, by kernel.
 
     n: selected elements; candidates: elements that the pass over the gradient collects; sample: sampled elements; bits: those of an
     element of the residual, 32 or 16; width and bucket: those of qsgd.
+    programs: those of the pass over a gradient that lies in several tensors, of which a table has three numbers for each; None for one
+    tensor.
     """
-    state = bits // 8
-    programs = blocks(d, topk.BLOCK)
+    state, entry = bits // 8, 0 if programs is None else 3 * 8
+    programs = blocks(d, topk.BLOCK) if programs is None else programs
     counted = 2 * sample + 3 * candidates  # in two rounds of the one, and three of the other
     bins = 2 * min(sample, radix.BINS * radix.programs_of(sample)) + 3 * min(
         candidates, radix.BINS * radix.programs_of(candidates)
     )
     return {
-        "sample_bits": (8 + state) * sample,
+        "sample_bits": (8 + state + entry) * sample,
         # A word of the bound, the two of the segment, and the atomic addition of its length, for each block.
-        "add_and_collect": (4 + 2 * state) * d + 8 * candidates + 20 * programs,
+        "add_and_collect": (4 + 2 * state) * d + 8 * candidates + (20 + entry) * programs,
         "radix_histogram": 4 * counted + 8 * bins,  # the most bins that can hold something
         "radix_find": 5 * 8 * radix.BINS,
         "count_kept": 4 * candidates + 20 * programs,

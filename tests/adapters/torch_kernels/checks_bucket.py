@@ -54,7 +54,15 @@ def shape_of(size):
 
 
 def train(
-    kind, spec, memory, sizes=(1500, 700), steps=3, ranks=2, communicator="allgather", wrap=lambda transport: transport
+    kind,
+    spec,
+    memory,
+    sizes=(1500, 700),
+    steps=3,
+    ranks=2,
+    communicator="allgather",
+    wrap=lambda transport: transport,
+    apart=False,
 ):
     """The results of some steps, the second with a gradient that is not finite on rank 1, and what the memories keep."""
 
@@ -65,7 +73,7 @@ def train(
             given = vector("normal", sum(sizes), 10 * step + transport.rank)
             given = with_special(given, np.nan) if step == 1 and transport.rank == 1 else given
             out = np.empty(sum(sizes), np.float32) if kind is None else torch.empty(sum(sizes), dtype=torch.float32)
-            one_step(exchange, given, out)
+            one_step(exchange, given, out, apart)
             results.append(bytes_of(out))
             bucket = exchange.buckets[0]
             if bucket.memory.keeps_moments:
@@ -191,6 +199,26 @@ def a_residual_in_16_bits_is_added_and_rounded_while_elements_are_selected():
             assert train(KernelBucket, spec, memory, (1500, 701)) == expected, (spec, memory)
         assert found["add_and_collect"] and ("pack16" in found) == ("decay" in memory), (spec, found)
         assert all(any(map(any, kept.values())) for _, kept in expected)
+
+
+@check
+def gradients_are_read_where_they_lie():
+    """In the tensors of a bucket, which nobody copies into one array."""
+    for spec, memory in (
+        (SPECS[0], "residual"),
+        (SPECS[1], "residual:bits=16"),
+        ("topk:0.1/huffman/polyfit", "residual:decay=0.9"),
+    ):
+        expected = train(None, spec, memory, (1500, 3, 700))
+        assert train(KernelBucket, spec, memory, (1500, 3, 700), apart=True) == expected, (spec, memory)
+    for spec, memory, communicator in (
+        (SPECS[2], "residual", "allgather"),
+        (SPECS[0], "residual", "sharded"),
+        (SPECS[0], "none", "allgather"),
+        (SPECS[0], "momentum", "allgather"),
+    ):
+        given = make(InProcessGroup(1).transport(0), KernelBucket, spec, memory, (500,), communicator).buckets[0]
+        assert not given.takes_parts, (spec, memory)
 
 
 @check
@@ -345,8 +373,11 @@ def what_a_first_moment_still_holds_is_given_up():
     assert found == expected
 
 
-def one_step(exchange, given, out):
-    exchange.start(exchange.buckets[0], lambda into: copy(given, into))
+def one_step(exchange, given, out, parts=False):
+    bucket = exchange.buckets[0]
+    tensors = [torch.from_numpy(part.copy()) for part in np.split(given, np.cumsum(bucket.sizes)[:-1])]
+    assert not parts or bucket.takes_parts
+    exchange.start(bucket, lambda into: tensors if parts else copy(given, into))
     exchange.finish(exchange.buckets[0], out)
     exchange.end_step()
 

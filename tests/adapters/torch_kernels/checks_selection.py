@@ -7,6 +7,7 @@ from support.checking import check
 
 from grace_ext.adapters._torch.device_selection import fits, select
 from grace_ext.adapters._torch.kernels import packed, topk
+from grace_ext.adapters._torch.kernels.parts import Parts
 from grace_ext.memory.packed_vector import PackedVector
 from grace_ext.sparsifiers.adaq import AdaQ
 from grace_ext.sparsifiers.base import Scope
@@ -128,7 +129,9 @@ def sampled(d):
     lines = topk.sample_size(d) // 16
     out = tensor(np.zeros(16 * lines, np.int32))
     numbers = tensor(np.arange(d, dtype=np.float32))
-    topk.launch(topk.sample_bits, -(-16 * lines // 1024), numbers, numbers, out, d, lines, FUSED=False, BLOCK=1024)
+    topk.launch(
+        topk.sample_bits, -(-16 * lines // 1024), numbers, numbers, out, d, lines, 0, FUSED=False, PARTS=False, BLOCK=1024
+    )
     found = np.zeros(d, bool)
     found[out.numpy().view(np.float32).astype(int)] = True
     assert found.sum() == 16 * lines and (np.flatnonzero(found)[::16] % 16 == 0).all()
@@ -149,6 +152,30 @@ def a_sum_that_is_rounded_at_once_is_what_packing_it_keeps():
             assert found.finite and same(found.positions, positions) and same(found.bits, values), (kind, d)
             kept = PackedVector(d, 16).filled(summed)
             assert same(following.view(torch.bfloat16).float(), kept.unpacked(np.empty(d, np.float32))), (kind, d)
+
+
+@check
+def a_gradient_in_several_tensors_is_the_same_in_one():
+    """Also tensors without elements, shorter than a sampled line, and where the sample misleads."""
+    for sizes in ((1,), (0, 5, 0), (BLOCK, 1, 0, 3, BLOCK + 7), (3, 2 * BLOCK + 5, 9, 100)):
+        for kind, spare in (("normal", 9), ("ties", 0), ("denormal", 9), ("zeros", 0)):
+            d, k = sum(sizes), max(1, sum(sizes) // 80)
+            gradient, residual, summed = vector(kind, d), vector(kind, d, 1), np.empty(d, np.float32)
+            positions, values = select_largest(gradient, residual, summed, True, k)
+            tensors, out = [tensor(part) for part in np.split(gradient, np.cumsum(sizes)[:-1])], torch.zeros(d)
+            parts = Parts(tensors, topk.parts_layout(sizes))
+            assert same(parts.joined(), gradient)
+            found = topk.select_topk(parts, tensor(residual), out, k, spare)
+            assert found.finite and same(found.positions, positions) and same(found.bits, values), (sizes, kind)
+            assert same(out, summed) and same(parts.joined(), gradient)
+            if kind != "denormal":
+                halves, kept = tensor(residual).bfloat16(), torch.zeros(d, dtype=torch.int16)
+                total = gradient + halves.float().numpy()
+                positions, values = select_largest(total, total, np.empty(d, np.float32), False, k)
+                found = topk.select_topk(parts, halves, kept, k, spare)
+                assert same(found.positions, positions) and same(found.bits, values), (sizes, kind)
+    special = Parts([tensor(with_special(vector("normal", 50), np.inf))], topk.parts_layout((50,)))
+    assert not topk.select_topk(special, torch.zeros(50), torch.zeros(50), 3).finite
 
 
 @check

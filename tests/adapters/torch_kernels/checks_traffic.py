@@ -8,6 +8,7 @@ from support.checking import check
 import grace_ext
 from grace_ext.adapters._torch import device_decoder, device_encoder
 from grace_ext.adapters._torch.kernels import topk, traffic
+from grace_ext.adapters._torch.kernels.parts import Parts
 from grace_ext.pipeline.container import split
 
 SPEC, D = "topk:0.01/rice/qsgd:7", 120_000
@@ -21,22 +22,30 @@ def containers(ranks):
 
 @check
 def the_model_of_encoding_agrees_with_counts():
-    for bits in (32, 16):
-        residual = tensor(vector("normal", D, 1))
-        options = {} if bits == 32 else {"rounded": torch.zeros(D, dtype=torch.int16)}
+    gradient = tensor(vector("normal", D))
+    sizes = (40_000, 3, D - 40_003)
+    apart = Parts(list(gradient.clone().split(sizes)), topk.parts_layout(sizes))
+    for bits, given in ((32, gradient.clone()), (16, gradient.clone()), (32, apart), (16, apart)):
+        residual, following = (
+            tensor(vector("normal", D, 1)),
+            torch.zeros(D, dtype=torch.float32 if bits == 32 else torch.int16),
+        )
+        programs = apart.layout.blocks if given is apart else None
         with counted() as found:
             device_encoder.encode(
                 grace_ext.compressor(SPEC),
-                tensor(vector("normal", D)),
+                given,
                 residual if bits == 32 else residual.bfloat16(),
                 STREAM,
                 0.0,
-                **options,
+                following=following,
             )
         sample = topk.sample_size(D)
-        candidates = (found["add_and_collect"] - (4 + bits / 4) * D) / 8 - 2.5 * -(-D // topk.BLOCK)
-        assert D // 100 <= candidates <= D // 25, candidates
-        model = traffic.encode(D, D // 100, candidates, sample, bits)
+        candidates = (
+            found["add_and_collect"] - (4 + bits / 4) * D - (44 if programs else 20) * (programs or -(-D // topk.BLOCK))
+        ) / 8
+        assert D // 100 <= candidates <= D // 20, candidates
+        model = traffic.encode(D, D // 100, candidates, sample, bits, programs=programs)
         assert set(found) == {name for name in model if "cumsum" not in name}
         for name, number in found.items():
             # Of histograms, only bins that hold something are added; of codes, not all reach into a second word.
@@ -64,4 +73,6 @@ def the_gradient_is_gone_over_three_times_to_encode_it_and_once_to_decode():
         model = traffic.encode(LARGE, n, round(1.25 * n), sample, bits)
         assert dense <= model["add_and_collect"] / 4 / LARGE <= dense + 0.03
         assert traffic.passes(model, LARGE) <= dense + 0.33
+        in_tensors = traffic.encode(LARGE, n, round(1.25 * n), sample, bits, programs=-(-LARGE // topk.BLOCK) + 161)
+        assert traffic.passes(in_tensors, LARGE) <= dense + 0.34
     assert traffic.passes(traffic.decode(LARGE, n, 1, n // 4), LARGE) <= 1.2
