@@ -13,6 +13,7 @@ from .._util.rng import Stream
 from ..communicators.base import Communicator, Pending, wait, wait_for
 from ..errors import ConfigError, ContainerError
 from ..memory.base import Memory
+from ..memory.packed_vector import PackedVector
 from ..pipeline import container
 from ..pipeline.compressor import Compressor
 from ..transport.base import Transport
@@ -134,7 +135,7 @@ class Bucket:
         packed, sketched = pack(gradient), None
         packed = gradient if packed is None else packed
         if on_gradient:
-            on_gradient(_joined(packed), state and state[0])
+            on_gradient(_joined(packed), state and _unpacked(state[0]))
         if self.memory.corrects_gradient:
             parts = packed if isinstance(packed, list) else self._split(packed)
             packed, sketched = self.memory.correct_gradient(
@@ -144,7 +145,9 @@ class Bucket:
         if sketched is not None and given is not sketched:
             sketched.complete()
         if on_compensated_gradient:
-            on_compensated_gradient(_joined(given), state and state[0])
+            on_compensated_gradient(_joined(given), state and _unpacked(state[0]))
+        if state is not None and isinstance(state[0], PackedVector):
+            given, state = _added(given, *state)
         pending = self.communicator.start(transport, self.name, self.compressor, given, state, stream, self.sizes)
         pending.lender = lender
         self.memory.on_sent(self.name, pending)
@@ -306,6 +309,20 @@ class Bucket:
         self.communicator.decode(pending, out, weight)
         if finite:
             self.memory.on_received(self.name, out, weight * transport.size)
+
+
+def _unpacked(residual: np.ndarray | PackedVector) -> np.ndarray:
+    return residual.unpacked(residual.empty(len(residual))) if isinstance(residual, PackedVector) else residual
+
+
+def _added(gradient: np.ndarray | list[np.ndarray], residual: PackedVector, out: np.ndarray) -> tuple[np.ndarray, tuple]:
+    """Write gradient + residual to the buffer for the next residual; returns it, and what the encoder is given in place of both."""
+    if isinstance(gradient, list):
+        np.concatenate(gradient, out=out)
+    elif not np.may_share_memory(gradient, out):
+        np.copyto(out, gradient)
+    residual.add_to(out)
+    return out, (None, out)
 
 
 def _joined(gradient: np.ndarray | list[np.ndarray]) -> np.ndarray:

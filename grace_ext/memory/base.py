@@ -145,7 +145,8 @@ class Memory(Stage, OptimizerPart, AcceleratorPart):
             lent: A buffer for the next residual, float32[size], until `settle`; None for one of its own.
 
         Returns:
-            The residual and a buffer for the next one, both float32[size] of that kind, or None if nothing is to be added.
+            The residual and a buffer for the next one, both float32[size] of that kind, or None if nothing is to be added. If a
+            buffer was lent, the residual can be a PackedVector.
         """
         return None
 

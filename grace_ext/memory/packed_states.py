@@ -11,6 +11,7 @@ from .arrays import Arrays, NumpyArrays
 from .packed_vector import PackedVector
 from .states import States
 
+_NOTHING = np.empty(0, np.float32)
 #: The bits of an element that states can be kept in, float32 included.
 BITS = (8, 16, 32)
 
@@ -39,7 +40,7 @@ class PackedStates(States):
     What is too small to be kept is kept on average, and a state stays the same when it is unpacked and packed again. The next
     state is packed as soon as `seal` is called, at the latest by `commit`. Numpy arrays of `begin` then go to the next name that
     is begun, so they must not be used any more. In a lent buffer, the next state waits for `settle`, which packs it in the place
-    of the one in force.
+    of the one in force; then the state in force is not unpacked as a whole.
 
     Args:
         what: What the states are, for messages.
@@ -93,15 +94,21 @@ class PackedStates(States):
         return packed
 
     def begin(self, name: str, size: int, arrays: Arrays = NumpyArrays, lent: np.ndarray | None = None) -> tuple[Any, Any]:
+        """See States.begin; the state is a copy. With a lent buffer it is a PackedVector, which the caller adds to the gradient."""
         packed = self._place(name, size, arrays)
         self._give_back(name)
-        state, following = self._borrow(name, size), self._borrow(name, size) if lent is None else lent
-        self._working[name] = _Working(state, following, lent is not None)
+        self._begun.add(name)
+        if lent is not None:
+            if packed is None:
+                packed = self._state[name] = self._make(name, size)
+            self._working[name] = _Working(_NOTHING, lent, True)
+            return packed, lent
+        state, following = self._borrow(name, size), self._borrow(name, size)
+        self._working[name] = _Working(state, following, False)
         if packed is None:
             state[:] = 0
         else:
             packed.unpacked(state)
-        self._begun.add(name)
         return state, following
 
     def begin_packed(self, name: str, size: int, arrays: Arrays) -> tuple[PackedVector, PackedVector]:
@@ -136,11 +143,7 @@ class PackedStates(States):
             name: Name of the state.
         """
         working = self._working.get(name)
-        if working is None:
-            return
-        if working.is_lent:  # the next state waits there for `settle`
-            self._keep(working.state)
-            working.state = np.empty(0, np.float32)
+        if working is None or working.is_lent:  # there, the next state waits for `settle`
             return
         following = working.following
         if name not in self._next or len(self._next[name]) != len(following):

@@ -4,8 +4,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from .._util.numerics import non_finite_allowed
 from ..kernels.half import bf16_decode
 from ..kernels.packed import BLOCK, pack8, pack16, unpack8
+
+_PIECE = 256 * BLOCK  # elements that are unpacked at once where the whole is not needed
 
 
 class PackedVector:
@@ -70,6 +73,18 @@ class PackedVector:
         """
         self._unpack(*self._part(start, len(out)), out)
         return out
+
+    def add_to(self, out: Any) -> None:
+        """Add all elements to an array, a piece at a time.
+
+        Args:
+            out: An array of this kind, float32[size], changed.
+        """
+        room = self.empty(min(_PIECE, len(out)))
+        with non_finite_allowed():
+            for start in range(0, len(out), _PIECE):
+                part = out[start : start + _PIECE]
+                part += self.unpacked(room[: len(part)], start)
 
     def filled(self, values: Any, start: int = 0) -> Self:
         """Pack values in the place of some elements.

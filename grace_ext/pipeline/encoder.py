@@ -67,7 +67,7 @@ class Encoder:
         dense: Any,
         stream: Stream,
         *,
-        state: tuple[np.ndarray, np.ndarray] | None = None,
+        state: tuple[Any, np.ndarray] | None = None,
         sizes: Iterable[int] | None = None,
         dtype: str = "float32",
         shape: tuple[int, ...] | None = None,
@@ -77,7 +77,7 @@ class Encoder:
         Args:
             dense: The gradient, float32[d]. With a state, if the compressor `takes_parts`, vectors that together are it, too.
             stream: The random numbers of this gradient on this rank.
-            state: (residual, pending) for error feedback, as in `encode_compensated`; or None.
+            state: (residual, pending) for error feedback, as in `encode_compensated`, or (None, gradient): see `encode_in_place`.
             sizes: Numbers of elements of the tensors that the gradient consists of, in order; None for a single tensor.
             dtype: The gradient's dtype as the container names it.
             shape: A shape for the container to store, or None.
@@ -89,6 +89,8 @@ class Encoder:
             ConfigError: No container can hold the gradient, or `sizes` do not sum to d.
         """
         if state is not None:
+            if state[0] is None:
+                return self.encode_in_place(dense, stream, sizes=sizes)
             return self.encode_compensated(dense, *state, stream, sizes=sizes, dtype=dtype, shape=shape)
         started = time.perf_counter()
         if self.transform is not None:
@@ -237,8 +239,7 @@ class Encoder:
             dtype: The gradient's dtype as the container names it.
             shape: A shape for the container to store, or None.
             started: When the selection began, in seconds of time.perf_counter; None for now.
-            transformed: None if the elements are the gradient's own. Otherwise the gradient's number of elements, and
-                the transform as (id, parameters) or None.
+            transformed: None if the elements are the gradient's own; else its number of elements, and the transform as (id, parameters) or None.
 
         Returns:
             The container and what belongs to it.

@@ -9,8 +9,10 @@ from support.memory_exchanges import RANKS, SIZE, gradient, make, step
 import grace_ext
 from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Tensor
+from grace_ext.memory import packed_vector
 from grace_ext.memory.arrays import NumpyArrays
 from grace_ext.memory.packed_states import make_states
+from grace_ext.memory.packed_vector import PackedVector
 from grace_ext.transport import InProcessGroup
 
 TOLERANCE = {8: 1 / 63, 16: 2**-7}  # a step of the largest value of a block; of each value
@@ -60,6 +62,24 @@ def test_what_is_lent_is_used_again_and_by_one_name_at_a_time(states):
     states.begin("b", 1000)  # again, after an error
     states.rollback()
     assert states.copies() == {}
+
+
+def test_with_a_lent_buffer_a_state_is_added_to_the_gradient_without_being_unpacked_as_a_whole(states, bits):
+    size = 2 * packed_vector._PIECE + 300
+    for number in range(3):
+        before = states.current("w") if number else np.zeros(size, np.float32)
+        lent, given = np.empty(size, np.float32), gauss(size, number)
+        state, following = states.begin("w", size, lent=lent)
+        assert following is lent and isinstance(state, PackedVector)
+        lent[:] = given
+        state.add_to(lent)
+        assert same_bits(lent, given + before)
+        states.seal("w")
+        assert states.settle("w", keep=number != 1) is lent
+        states.commit()
+        left = np.abs(states.current("w") - (before if number == 1 else given + before))
+        assert left.max() <= (0 if number == 1 else TOLERANCE[bits] * 8)
+    assert not states._free, "nothing of the size of the state was made"
 
 
 def test_memory_is_what_the_bits_say(bits):
