@@ -239,7 +239,7 @@ class Encoder:
             dtype: The gradient's dtype as the container names it.
             shape: A shape for the container to store, or None.
             started: When the selection began, in seconds of time.perf_counter; None for now.
-            transformed: None if the elements are the gradient's own; else its number of elements, and the transform as (id, parameters) or None.
+            transformed: None if the elements are the gradient's own; else its number of elements and the transform's (id, parameters).
 
         Returns:
             The container and what belongs to it.
