@@ -215,11 +215,9 @@ class TorchBuckets(ParameterBuckets):
         output, parameters = self._outputs[bucket.name], [self.parameters[tensor.name] for tensor in bucket.tensors]
         output.clear(parameters)
         factor = self._prescale / self._unit(bucket)
-        if bucket.uses_loan and self._releases and factor == 1.0 and len(parameters) == 1 and parameters[0].requires_grad:
-            if (
-                own := own_array(parameters[0])
-            ) is not None:  # then the next residual takes the gradient's place, and the result that of the residual
-                output.lend(own)
+        if bucket.uses_loan and self._releases and factor == 1.0 and len(parameters) == 1:
+            # The next residual then takes the gradient's place, and the result that of the residual.
+            output.lend(own_array(parameters[0]))
         pack = functools.partial(self._pack, bucket, self._gradients_of(bucket), factor)
         decodes_early = bucket.device == "cpu" and not bucket.uses_loan
         if bucket.uses_loan and self._releases:

@@ -27,7 +27,7 @@ class OutputBuffer:
 
     def _make(self) -> None:
         self._borrowed: Callable = lambda: None  # by nobody
-        self._is_lent_on = False
+        self._hands_on = False
         self.out = None  # what was there may be used for it
         if isinstance(self._bucket, RowBucket):
             self.out = RowGradient()
@@ -46,7 +46,7 @@ class OutputBuffer:
         # that are handed out go when the next zero_grad() drops the gradients, unless somebody has kept one.
         array = self.out[:]
         self._borrowed = weakref.ref(array)
-        if self._is_lent_on:
+        if self._hands_on:
             self.out = None
         return torch.from_numpy(array)
 
@@ -59,10 +59,11 @@ class OutputBuffer:
             self._make()
         self._bucket.lender = self if self._lends and self._borrowed() is None else None
 
-    def lend(self, own: np.ndarray) -> None:
-        """Lend the bucket other memory in this step, float32[size], which nobody else uses. The result is handed on whole, so that
-        nothing of it is kept when the gradients are dropped."""
-        self.out, self._borrowed, self._is_lent_on = own, lambda: None, True
+    def lend(self, own: np.ndarray | None) -> None:
+        """Lend the bucket other memory in this step, float32[size], which nobody else uses; None for what it has. The result is handed on
+        whole then, so that nothing of it is kept when the gradients are dropped."""
+        if own is not None:
+            self.out, self._borrowed, self._hands_on = own, lambda: None, True
 
     def release(self) -> None:
         """Free the memory, because the bucket is not used any more."""
