@@ -22,9 +22,8 @@ class Layout:
         self.blocks, self.size = int(counts.sum()), int(lengths.sum())
         of_block = np.repeat(np.arange(lengths.size), counts)
         offset = (np.arange(self.blocks) - np.repeat(np.cumsum(counts) - counts, counts)) * block
-        of_line = (
-            np.searchsorted(starts, lines, "right") - 1
-        )  # of tensors with the same start, the last one: others are empty
+        # Of tensors with the same start, all but the last one are empty.
+        of_line = np.searchsorted(starts, lines, "right") - 1
         first = np.maximum(np.minimum(lines - starts[of_line], lengths[of_line] - 16), 0)
         self._tensor = np.concatenate([of_block, of_line])
         self._offset = np.concatenate([offset, first])
@@ -32,16 +31,24 @@ class Layout:
         self._fixed = np.stack(
             [starts[self._tensor] + self._offset, np.minimum(lengths[self._tensor] - self._offset, least)]
         )
+        self._last: tuple[np.ndarray, torch.Tensor] | None = None
 
     @property
     def columns(self) -> int:
-        """Of a table."""
+        """The number of blocks and lines together."""
         return self._tensor.size
 
     def table(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """int64[3, blocks + lines] on the tensors' device: address, position in the vector, and number of elements of each."""
+        """int64[3, blocks + lines] on the tensors' device: address, position in the vector, and number of elements of each.
+
+        The last table is kept: gradients often lie where they lay in the step before. Whoever asks for another one has waited for the
+        kernels that read it.
+        """
         bases = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
-        return to_device(np.concatenate([(bases[self._tensor] + 4 * self._offset)[None], self._fixed]), tensors[0].device)
+        if self._last is None or not np.array_equal(self._last[0], bases):
+            addresses = bases[self._tensor] + 4 * self._offset
+            self._last = bases, to_device(np.concatenate([addresses[None], self._fixed]), tensors[0].device)
+        return self._last[1]
 
 
 class Parts:

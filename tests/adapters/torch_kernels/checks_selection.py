@@ -179,6 +179,16 @@ def a_gradient_in_several_tensors_is_the_same_in_one():
 
 
 @check
+def a_table_of_addresses_is_made_anew_only_if_one_has_changed():
+    layout, tensors = topk.parts_layout((5000, 3)), [torch.zeros(5000), torch.zeros(3)]
+    table = layout.table(tensors)
+    assert layout.table(tensors) is table
+    moved = [tensors[0], torch.zeros(3)]
+    found = layout.table(moved)
+    assert torch.equal(found, topk.parts_layout((5000, 3)).table(moved)) and not torch.equal(found, table)
+
+
+@check
 def the_kth_largest_is_exact_to_the_last_bit():
     """Neighbours differ in the lowest of the bits that each round of the radix selection finds."""
     for shift in (0, 8, 9, 19, 20, 22):
