@@ -1,11 +1,12 @@
 """Buckets whose gradients are encoded and summed by kernels: a training's steps, and what crosses to the host."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import torch
 from accelerator import Accelerator, OnAccelerator
-from counting import counted
+from counting import NotCopied, addresses_read, counted
 from inputs import STREAM, vector, with_special
 from support.checking import check, raises
 from support.exchanges import arrays_of
@@ -19,6 +20,7 @@ from grace_ext.adapters._common.options import CompressionOptions
 from grace_ext.adapters._torch.device import TorchBucket, bucket_classes
 from grace_ext.adapters._torch.device_rows import DeviceRowBucket
 from grace_ext.adapters._torch.factor_bucket import FactorBucket
+from grace_ext.adapters._torch.gradients import pack
 from grace_ext.adapters._torch.kernel_bucket import KernelBucket
 from grace_ext.adapters._torch.output_buffer import OutputBuffer
 from grace_ext.adapters._torch.parameter_buckets import ParameterBuckets
@@ -62,9 +64,13 @@ def train(
     ranks=2,
     communicator="allgather",
     wrap=lambda transport: transport,
-    apart=False,
+    apart=None,
 ):
-    """The results of some steps, the second with a gradient that is not finite on rank 1, and what the memories keep."""
+    """The results of some steps, the second with a gradient that is not finite on rank 1, and what the memories keep.
+
+    apart: float32[steps, ranks, d], where the gradients' tensors lie, which nothing but kernels can read; None to copy gradients into
+    the bucket's array.
+    """
 
     def work(transport):
         exchange = make(wrap(transport), kind, spec, memory, sizes, communicator)
@@ -73,7 +79,7 @@ def train(
             given = vector("normal", sum(sizes), 10 * step + transport.rank)
             given = with_special(given, np.nan) if step == 1 and transport.rank == 1 else given
             out = np.empty(sum(sizes), np.float32) if kind is None else torch.empty(sum(sizes), dtype=torch.float32)
-            one_step(exchange, given, out, apart)
+            one_step(exchange, given, out, None if apart is None else apart[step, transport.rank])
             results.append(bytes_of(out))
             bucket = exchange.buckets[0]
             if bucket.memory.keeps_moments:
@@ -203,22 +209,46 @@ def a_residual_in_16_bits_is_added_and_rounded_while_elements_are_selected():
 
 @check
 def gradients_are_read_where_they_lie():
-    """In the tensors of a bucket, which nobody copies into one array."""
-    for spec, memory in (
-        (SPECS[0], "residual"),
-        (SPECS[1], "residual:bits=16"),
-        ("topk:0.1/huffman/polyfit", "residual:decay=0.9"),
+    """In the tensors of a bucket: kernels load each element once, and nobody copies them into one array."""
+    sizes = (9000, 3, 5000)
+    for memory in ("residual", "residual:bits=8", "residual:decay=0.9:bits=16"):
+        expected, apart = train(None, SPECS[0], memory, sizes), np.zeros((3, 2, sum(sizes)), np.float32)
+        with addresses_read() as read:
+            assert train(KernelBucket, SPECS[0], memory, sizes, apart=apart) == expected, memory
+        at = np.concatenate(read["add_and_collect"]) - np.uint64(apart.ctypes.data)
+        assert np.array_equal(np.sort(at[at < apart.nbytes]), np.arange(0, apart.nbytes, 4)), memory
+
+
+@check
+def gradients_that_kernels_cannot_read_where_they_lie_are_copied():
+    def bucket_of(spec=SPECS[0], memory="residual", communicator="allgather", sizes=(9000, 3, 5000)):
+        return make(InProcessGroup(1).transport(0), KernelBucket, spec, memory, sizes, communicator).buckets[0]
+
+    for given in (
+        {"spec": SPECS[2]},
+        {"spec": "topk:0.02:per=tensor/rice/qsgd:7"},
+        {"spec": "topk:0.02/bloom:fpr=0.05/raw"},
+        {"spec": DCT},
+        {"communicator": "sharded"},
+        {"spec": ADAM, "memory": "adam"},
+        *({"memory": memory} for memory in ("none", "momentum", "dgc", "ef21")),
     ):
-        expected = train(None, spec, memory, (1500, 3, 700))
-        assert train(KernelBucket, spec, memory, (1500, 3, 700), apart=True) == expected, (spec, memory)
-    for spec, memory, communicator in (
-        (SPECS[2], "residual", "allgather"),
-        (SPECS[0], "residual", "sharded"),
-        (SPECS[0], "none", "allgather"),
-        (SPECS[0], "momentum", "allgather"),
+        assert not bucket_of(**given).takes_parts, given
+    # Tensors so small that parts would cost more than a copy.
+    assert bucket_of(sizes=(5000, 3)).takes_parts and not bucket_of(sizes=(5000, 3)).wants_parts
+    bucket, given = bucket_of(), [torch.from_numpy(vector("normal", size, size)) for size in (9000, 3, 5000)]
+    tensors = [given[0].view(90, 100), *given[1:]]
+    assert pack(bucket, tensors, 1.0, torch.empty(bucket.size)) is tensors
+    for first, factor, expected in (
+        (None, 1.0, torch.zeros(9000)),
+        (tensors[0], 0.5, given[0] / 2),
+        (tensors[0].T, 1.0, tensors[0].T.flatten()),
+        (tensors[0].bfloat16(), 1.0, given[0].bfloat16().float()),
+        (tensors[0].to_sparse(), 1.0, given[0]),
     ):
-        given = make(InProcessGroup(1).transport(0), KernelBucket, spec, memory, (500,), communicator).buckets[0]
-        assert not given.takes_parts, (spec, memory)
+        out = torch.empty(bucket.size)
+        assert pack(bucket, [first, *given[1:]], factor, out) is None
+        assert torch.equal(out, torch.cat([expected, *(factor * tensor for tensor in given[1:])]))
 
 
 @check
@@ -373,12 +403,15 @@ def what_a_first_moment_still_holds_is_given_up():
     assert found == expected
 
 
-def one_step(exchange, given, out, parts=False):
-    bucket = exchange.buckets[0]
-    tensors = [torch.from_numpy(part.copy()) for part in np.split(given, np.cumsum(bucket.sizes)[:-1])]
-    assert not parts or bucket.takes_parts
-    exchange.start(bucket, lambda into: tensors if parts else copy(given, into))
-    exchange.finish(exchange.buckets[0], out)
+def one_step(exchange, given, out, apart=None):
+    """apart: where the gradient's tensors lie, float32[d]; see train."""
+    bucket, fill = exchange.buckets[0], lambda into: copy(given, into)
+    if apart is not None:
+        apart[:] = given
+        tensors = [part.as_subclass(NotCopied) for part in torch.from_numpy(apart).split(bucket.sizes)]
+        fill = lambda into: pack(bucket, tensors, 1.0, into)  # noqa: E731
+    exchange.start(bucket, fill)
+    exchange.finish(bucket, out)
     exchange.end_step()
 
 
@@ -447,16 +480,18 @@ def what_is_asked_for_the_device_is_there_or_refused():
     on_all_ranks(work, 1)
 
 
-def crossings(spec, d, memory="residual", kind="normal"):
+def crossings(spec, d, memory="residual", kind="normal", apart=False):
     """Of a gradient's way to a container and back: bytes that came to the host and how often it waited, before and after, and
-    the container's bytes."""
+    the container's bytes. apart: whether kernels read the gradient in two tensors."""
 
     def work(transport):
-        bucket = make(transport, KernelBucket, spec, memory, (d,)).buckets[0]
+        bucket = make(transport, KernelBucket, spec, memory, (d - d // 3, d // 3) if apart else (d,)).buckets[0]
         given = torch.from_numpy(vector(kind, d))
         with Accelerator() as accelerator:
             out = torch.empty(d, device="cpu")
-            pending = bucket.start(transport, lambda into: into.copy_(given), STREAM)
+            tensors = [part.to("cpu") for part in given.split(bucket.sizes)]
+            fill = functools.partial(pack, bucket, tensors, 1.0) if apart else lambda into: into.copy_(given)
+            pending = bucket.start(transport, fill, STREAM)
             before = dataclasses.replace(accelerator.crossings)
             assert bucket.finish(pending, transport, out, 1.0)
         return before.nbytes, before.times, pending.container.size, accelerator.crossings.nbytes - before.nbytes
@@ -514,6 +549,7 @@ def the_default_spec_crosses_in_its_own_size():
     came, waits, container, _ = crossings(SPECS[0], 200_000)
     assert container < came <= 1.25 * container + 256, (came, container)
     assert waits == 2
+    assert crossings(SPECS[0], 200_000, apart=True)[:2] == (came, waits)
     assert crossings(SPECS[0], 50_000, kind="zeros")[0] <= 128, "nothing was selected"
     came, waits, container, _ = crossings(SPECS[2], 50_000)
     assert container <= came + 64 <= container + 256 and waits == 1

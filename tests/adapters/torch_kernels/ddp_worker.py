@@ -2,6 +2,7 @@
 
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from grace_ext.adapters.torch_ddp import CompressionState, comm_hook
 
 def train(spec: str, selection: str) -> torch.Tensor:
     """spec: "adam" for an AdamW and its default, "onebit_adam" for that memory, "rows" for a model with a table."""
-    net = training.network(with_table=spec == "rows")
+    net = training.network(with_table=spec == "rows", hidden=300 if spec.startswith("topk") else 60)
     model = torch.nn.parallel.DistributedDataParallel(net)
     if spec == "adam":
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
@@ -29,7 +30,11 @@ def train(spec: str, selection: str) -> torch.Tensor:
         chosen = "topk:0.1/rice/qsgd:7" if spec == "rows" else spec
         state = CompressionState(net.named_parameters(), chosen, memory="residual", selection=selection)
     model.register_comm_hook(state, comm_hook)
-    training.train(model, optimizer)
+    with mock.patch.object(KernelBucket, "_joined", autospec=True, side_effect=KernelBucket._joined) as parts:
+        training.train(model, optimizer)
+    in_place = [len(call.args[1]) for call in parts.call_args_list]  # tensors of a bucket that kernels read where they lie
+    tensors = {"topk:0.02/rice/qsgd:7": 2, "rows": 1}.get(spec, 0) if selection == "device" else 0
+    assert in_place == ([tensors] * 4 if tensors else []), in_place
     kinds = {type(bucket) for bucket in state._buckets.exchange.buckets}
     kind = {"powersgd:2": FactorBucket, "rows": DeviceRowBucket}.get(spec, KernelBucket)
     assert (kind in kinds) == (selection == "device"), kinds

@@ -15,10 +15,10 @@ class Lookup(torch.nn.Module):
         return self.table((10 * x[:, :10]).long() % 600).flatten(1)
 
 
-def network(with_table=False):
+def network(with_table=False, hidden=60):
     torch.manual_seed(1)
     first = [Lookup()] if with_table else []
-    return torch.nn.Sequential(*first, torch.nn.Linear(80, 60), torch.nn.ReLU(), torch.nn.Linear(60, 10))
+    return torch.nn.Sequential(*first, torch.nn.Linear(80, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 10))
 
 
 def train(model, optimizer, steps=4):
