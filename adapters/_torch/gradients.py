@@ -65,9 +65,11 @@ def flat_arrays(gradients: list[torch.Tensor | None]) -> list[np.ndarray] | None
 
 def own_array(p: torch.nn.Parameter) -> np.ndarray | None:
     """The memory of a parameter's gradient, float32[n], if it lies as in a bucket and nobody else has it; else None."""
-    if not p.requires_grad or not _is_flat(p.grad) or _uses_of_gradient(p) != _uses_if_nobody_has_it():
+    if not (p.requires_grad and _is_flat(p.grad) and hasattr(torch._C, "_storage_Use_Count")):
         return None
-    if p.grad.untyped_storage().nbytes() != p.grad.nbytes:  # a view of more
+    if (
+        _uses_of_gradient(p) != _uses_if_nobody_has_it() or p.grad.untyped_storage().nbytes() != p.grad.nbytes
+    ):  # the latter: a view of more
         return None
     return p.grad.detach().view(-1).numpy()
 

@@ -175,7 +175,11 @@ class Bucket:
     @property
     def wants_parts(self) -> bool:
         """Whether it `takes_parts`, and the tensors are so large that parts cost less than a copy of them in one array."""
-        return self.size >= _WORTH_PARTS * len(self.tensors) and self.takes_parts
+        return self._is_worth_parts and self.takes_parts
+
+    @property
+    def _is_worth_parts(self) -> bool:
+        return self.size >= _WORTH_PARTS * len(self.tensors)
 
     @property
     def writes_parts(self) -> bool:
@@ -184,8 +188,7 @@ class Bucket:
         Only where that costs less than a copy, and while the bucket uses no loan.
         """
         sparse = not self.compressor.dense and self.compressor.transform is None
-        large = self.size >= _WORTH_PARTS * len(self.tensors)
-        return sparse and large and self.communicator.writes_parts and not self.memory.sees_results
+        return sparse and self._is_worth_parts and self.communicator.writes_parts and not self.memory.sees_results
 
     @property
     def _encodes_parts(self) -> bool:

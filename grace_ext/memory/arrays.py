@@ -1,5 +1,6 @@
 """The kinds of arrays that memories keep their states in."""
 
+import contextlib
 import math
 import mmap
 from typing import Any, Protocol
@@ -152,7 +153,10 @@ class NumpyArrays(Arrays):
         if 4 * size < _MAPPED:
             return np.zeros(size, np.float32)
         # Of the thread's heap, memory would not go back to the system, and only that thread could use it again.
-        return np.frombuffer(mmap.mmap(-1, 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.float32)
+        mapped = mmap.mmap(-1, 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel without huge pages; numpy asks for them, too
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(mapped, np.float32)
 
     @staticmethod
     def empty(size: int) -> np.ndarray:
