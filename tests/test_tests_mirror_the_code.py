@@ -22,6 +22,7 @@ SHARED = {
     "index/test_lossless.py": "index/{_gaps,rice} kernels/varint",
     "kernels/test_bounds.py": "kernels/{_helpers,_intrinsics}",
     "kernels/test_second_moment.py": "kernels/_sums",
+    "kernels/test_topk.py": "kernels/_ranks",
     "index/test_rle.py": "kernels/runs",
     "index/test_elias_fano.py": "kernels/elias_fano",
     "index/test_huffman.py": "kernels/{_huffman,byte_huffman,gap_huffman}",

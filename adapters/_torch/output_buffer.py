@@ -8,6 +8,7 @@ import torch
 
 from grace_ext.exchange.buckets import Bucket
 from grace_ext.exchange.row_buckets import RowBucket, RowGradient
+from grace_ext.memory.arrays import NumpyArrays
 
 from .device import TorchBucket
 from .taken import TakenGradient
@@ -34,7 +35,7 @@ class OutputBuffer:
         elif isinstance(self._bucket, TorchBucket):
             self.out = torch.zeros(self._bucket.size, dtype=torch.float32, device=self._bucket.device)
         else:
-            self.out = np.zeros(self._bucket.size, np.float32)
+            self.out = NumpyArrays.zeros(self._bucket.size)
 
     def borrow(self) -> torch.Tensor:
         """float32[size], of which users will get views. Not for buckets of rows."""

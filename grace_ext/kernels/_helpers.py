@@ -7,6 +7,7 @@ from ._intrinsics import bits_of, float_of, helper, load64
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # the bits of a float32 without its sign
 WHOLE_BYTES = np.uint64(56)  # of at most 63 bits, the mask gives those in whole bytes
 MAX_SHIFT = 30  # the most low bits of an index or a run that are stored as they are
+STREAMED = 4 * 1024 * 1024  # number of floats from which on they bypass the caches, in which they would not stay anyway
 MANTISSA = 3  # bits behind the highest one that tables of frequencies keep
 
 

@@ -28,10 +28,16 @@ def _splat(builder, scalar):
     return builder.shuffle_vector(one, ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_VECTOR, [0] * LANES))
 
 
-def _lanes16(context, builder, signature, args, fused):
+def _past_caches(builder, store):
+    """Let a store, which is aligned to 64 bytes, go to memory without fetching the line that it overwrites."""
+    store.align = 64
+    store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_I32, 1)]))
+
+
+def _lanes16(context, builder, signature, args, fused, streamed):
     """Load 16 floats at gradient[i]; if fused, add those of the residual and store the sums at out[i]. Returns uint32 lanes.
 
-    The arguments of all intrinsics below begin with gradient, residual, out, i, bound.
+    If streamed, out[i] must be aligned to 64 bytes. The arguments of all intrinsics below begin with gradient, residual, out, i, bound.
     """
     floats = ir.VectorType(ir.FloatType(), LANES).as_pointer()
 
@@ -44,7 +50,10 @@ def _lanes16(context, builder, signature, args, fused):
         addend = builder.load(at(1))
         addend.align = 4
         lanes = builder.fadd(lanes, addend)
-        builder.store(lanes, at(2)).align = 4
+        store = builder.store(lanes, at(2))
+        store.align = 4
+        if streamed:
+            _past_caches(builder, store)
     return builder.bitcast(lanes, _VECTOR)
 
 
@@ -53,14 +62,14 @@ def _at_least(builder, lanes, bound):
     return builder.icmp_unsigned(">=", magnitude, _splat(builder, bound))
 
 
-def _make_mask16(fused):
+def _make_mask16(fused, streamed=False):
     @intrinsic
     def mask16(typingctx, gradient, residual, out, i, bound):
         """Return a bit mask of the 16 elements from i on (of gradient, or gradient + residual) with magnitude >= bound."""
         signature = types.uint64(gradient, residual, out, types.int64, types.uint32)
 
         def generate(context, builder, signature, args):
-            chosen = _at_least(builder, _lanes16(context, builder, signature, args, fused), args[4])
+            chosen = _at_least(builder, _lanes16(context, builder, signature, args, fused, streamed), args[4])
             return builder.zext(builder.bitcast(chosen, _I16), _I64)
 
         return signature, generate
@@ -68,7 +77,7 @@ def _make_mask16(fused):
     return mask16
 
 
-def _make_collect16(fused):
+def _make_collect16(fused, streamed=False):
     @intrinsic
     def collect16(typingctx, gradient, residual, out, i, bound, positions, bits, j):
         """Append the elements from i on with magnitude >= bound to positions[j:] and bits[j:]; return how many there are.
@@ -79,7 +88,7 @@ def _make_collect16(fused):
         signature = types.int64(gradient, residual, out, types.int64, types.uint32, positions, bits, types.int64)
 
         def generate(context, builder, signature, args):
-            lanes = _lanes16(context, builder, signature, args, fused)
+            lanes = _lanes16(context, builder, signature, args, fused, streamed)
             chosen = _at_least(builder, lanes, args[4])
             compress = _declare(
                 builder, "llvm.x86.avx512.mask.compress.v16i32", _VECTOR, _VECTOR, _VECTOR, ir.VectorType(_I1, LANES)
@@ -100,6 +109,7 @@ def _make_collect16(fused):
 
 mask16, add_mask16 = _make_mask16(False), _make_mask16(True)
 collect16, add_collect16 = _make_collect16(False), _make_collect16(True)
+stream_mask16, stream_collect16 = _make_mask16(True, streamed=True), _make_collect16(True, streamed=True)
 
 
 @intrinsic
@@ -156,14 +166,9 @@ def stream16(typingctx, source, i, out, j):
     signature = types.void(source, types.int64, out, types.int64)
 
     def generate(context, builder, signature, args):
-        floats = ir.VectorType(ir.FloatType(), LANES).as_pointer()
-        source_at = builder.gep(_pointer(context, builder, signature.args[0], args[0]), [args[1]])
-        out_at = builder.gep(_pointer(context, builder, signature.args[2], args[2]), [args[3]])
-        lanes = builder.load(builder.bitcast(source_at, floats))
+        lanes = builder.load(_row16(context, builder, signature.args[0], *args[:2]))
         lanes.align = 4
-        store = builder.store(lanes, builder.bitcast(out_at, floats))
-        store.align = 64
-        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_I32, 1)]))
+        _past_caches(builder, builder.store(lanes, _row16(context, builder, signature.args[2], *args[2:])))
         return context.get_dummy_value()
 
     return signature, generate
@@ -197,11 +202,9 @@ def negative16(typingctx, values, i):
     signature = types.uint64(values, types.int64)
 
     def generate(context, builder, signature, args):
-        floats = ir.VectorType(ir.FloatType(), LANES)
-        address = builder.gep(_pointer(context, builder, signature.args[0], args[0]), [args[1]])
-        lanes = builder.load(builder.bitcast(address, floats.as_pointer()))
+        lanes = builder.load(_row16(context, builder, signature.args[0], *args))
         lanes.align = 4
-        below = builder.fcmp_ordered("<", lanes, ir.Constant(floats, [0.0] * LANES))
+        below = builder.fcmp_ordered("<", lanes, ir.Constant(lanes.type, [0.0] * LANES))
         return builder.zext(builder.bitcast(below, _I16), _I64)
 
     return signature, generate

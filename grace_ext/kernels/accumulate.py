@@ -3,11 +3,11 @@
 import numpy as np
 
 from ._compile import kernel
+from ._helpers import STREAMED
 from ._intrinsics import helper, stream16, trailing_zeros
 from ._sums import LANES, add_square_rows
 
 TILE = 32768  # floats that stay in the L2 cache while every rank's share is added
-STREAMED = 4 * 1024 * 1024  # number of floats from which on the sum bypasses the caches, in which it would not stay anyway
 
 
 @kernel("void(float32[::1], Array(uint32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32)")

@@ -6,18 +6,27 @@ histograms of the whole tensor take its place: the result is always exact. Magni
 the sign: that order is theirs, with NaN and Inf above all others.
 """
 
-import math
-
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import MAGNITUDE
-from ._intrinsics import HAS_COMPRESS, add_collect16, add_mask16, bits_of, collect16, helper, mask16, trailing_zeros
+from ._helpers import MAGNITUDE, STREAMED
+from ._intrinsics import (
+    HAS_COMPRESS,
+    add_collect16,
+    add_mask16,
+    bits_of,
+    collect16,
+    helper,
+    mask16,
+    stream_collect16,
+    stream_mask16,
+    trailing_zeros,
+)
+from ._ranks import bounds, find_bin, kth_largest, refine, sample_lines
 from ._sums import add_sketch
 
 _NO_SKETCH = np.empty(0, np.float32)
 NON_FINITE = np.uint32(0x7F800000)  # magnitudes from here on are Inf and NaN
-BINS = 2048
 BLOCK = 4096  # elements between two checks of the candidate room
 SLACK = BLOCK + 16
 _MAX_LINES = 4096  # sampled cache lines of 16 floats
@@ -34,98 +43,14 @@ def sample_room(d: int) -> int:
 
 
 @helper
-def kth_largest(bits, n, k, histogram):
-    """Return the k-th largest magnitude (1-based) among bits[:n], and how many are strictly larger; by 11 + 11 + 9 bits."""
-    larger = 0
-    prefix = np.uint32(0)
-    for shift, width in ((np.uint32(20), np.uint32(11)), (np.uint32(9), np.uint32(11)), (np.uint32(0), np.uint32(9))):
-        histogram[:] = 0
-        above = np.uint32(shift + width)
-        low = np.uint32((np.uint32(1) << width) - np.uint32(1))
-        for i in range(n):
-            x = np.uint32(bits[i] & MAGNITUDE)
-            if shift == 20 or (x >> above) == prefix:
-                histogram[(x >> shift) & low] += 1
-        bin_ = np.int64(low)
-        while larger + histogram[bin_] < k:
-            larger += histogram[bin_]
-            bin_ -= 1
-        prefix = np.uint32((prefix << width) | np.uint32(bin_))
-    return prefix, larger
-
-
-@helper
-def _sample(gradient, residual, fused, out):
-    """Fill `out` with the bits of randomly placed lines of 16 elements, one from each of equal strata. Returns the count."""
-    whole = gradient.size // 16
-    lines = min(out.size // 16, whole)
-    state = np.uint64(0x9E3779B97F4A7C15)
-    n = 0
-    for s in range(lines):
-        first = s * whole // lines
-        last = (s + 1) * whole // lines
-        state ^= state << np.uint64(13)
-        state ^= state >> np.uint64(7)
-        state ^= state << np.uint64(17)
-        start = (first + np.int64((state >> np.uint64(33)) % np.uint64(last - first))) * 16
-        for i in range(start, start + 16):
-            x = gradient[i]
-            if fused:
-                x = np.float32(x + residual[i])
-            out[n] = bits_of(x)
-            n += 1
-    return n
-
-
-@helper
-def _find_bin(histogram, rank):
-    """Return the bin that holds the rank-th largest (1-based), and how many are in the bins above it."""
-    bin_ = histogram.size - 1
-    above = 0
-    while above + histogram[bin_] < rank:
-        above += histogram[bin_]
-        bin_ -= 1
-    return bin_, above
-
-
-@helper
-def _refine(sample, n, bin_, rank, histogram):
-    """Return the rank-th largest magnitude of those in one bin of the first histogram, without its last 9 bits."""
-    histogram[:] = 0
-    for i in range(n):
-        x = np.uint32(sample[i] & MAGNITUDE)
-        if np.int64(x >> np.uint32(20)) == bin_:
-            histogram[(x >> np.uint32(9)) & np.uint32(BINS - 1)] += 1
-    return np.uint32(np.uint32(np.uint32(bin_) << np.uint32(11)) | np.uint32(_find_bin(histogram, rank)[0])) << np.uint32(9)
-
-
-@helper
-def _bounds(sample, n, k, d, histogram):
-    """Return magnitudes that bracket the k-th largest of the tensor with 4 sigma; the lower one is at least 1 (no zeros)."""
-    if n == 0:
-        return np.uint32(1), MAGNITUDE
-    rank = k / d * n
-    margin = 4.0 * math.sqrt(2.0 * rank) + 8.0
-    deep, high = np.int64(rank + margin), np.int64(rank - margin)
-    histogram[:] = 0
-    for i in range(n):
-        histogram[(sample[i] & MAGNITUDE) >> np.uint32(20)] += 1
-    deep_bin, deep_above = _find_bin(histogram, min(deep, n))
-    high_bin, high_above = _find_bin(histogram, max(high, 1))
-    lower, upper = np.uint32(1), MAGNITUDE
-    if deep < n:
-        lower = max(lower, np.uint32(_refine(sample, n, deep_bin, deep - deep_above, histogram)))
-    if high >= 1:
-        upper = np.uint32(_refine(sample, n, high_bin, high - high_above, histogram) | np.uint32(511))
-    return lower, max(lower, upper)
-
-
-@helper
-def _collect_block(gradient, residual, out, fused, start, stop, bound, positions, found, j):
+def _collect_block(gradient, residual, out, fused, streamed, start, stop, bound, positions, found, j):
     """Add (if fused) and collect one block. The vector part is 16 wide on every CPU; LLVM splits it where necessary."""
     vector_end = start + (stop - start) // 16 * 16
     if HAS_COMPRESS:
-        if fused:
+        if streamed:
+            for i in range(start, vector_end, 16):
+                j += stream_collect16(gradient, residual, out, i, bound, positions, found, j)
+        elif fused:
             for i in range(start, vector_end, 16):
                 j += add_collect16(gradient, residual, out, i, bound, positions, found, j)
         else:
@@ -133,14 +58,19 @@ def _collect_block(gradient, residual, out, fused, start, stop, bound, positions
                 j += collect16(gradient, residual, out, i, bound, positions, found, j)
     else:
         for i in range(start, vector_end, 16):
-            if fused:
+            if streamed:
+                mask = stream_mask16(gradient, residual, out, i, bound)
+            elif fused:
                 mask = add_mask16(gradient, residual, out, i, bound)
             else:
                 mask = mask16(gradient, residual, out, i, bound)
             while mask != 0:
                 at = i + np.int64(trailing_zeros(mask))
                 positions[j] = np.uint32(at)
-                found[j] = bits_of(out[at] if fused else gradient[at])
+                if streamed:  # and in no cache any more
+                    found[j] = bits_of(np.float32(gradient[at] + residual[at]))
+                else:
+                    found[j] = bits_of(out[at] if fused else gradient[at])
                 j += 1
                 mask &= mask - np.uint64(1)
     for i in range(vector_end, stop):
@@ -163,6 +93,8 @@ def _scan(gradient, residual, out, fused, bound, positions, found, sketched=Fals
     added to the sketch before `out` is written, as second_moment.random_sketch does with the key (low, high).
     """
     d, room, j = gradient.size, positions.size - SLACK, 0
+    is_apart = out.ctypes.data != gradient.ctypes.data and out.ctypes.data != residual.ctypes.data
+    streamed = fused and d >= STREAMED and is_apart and out.ctypes.data & 63 == 0
     for start in range(0, d, BLOCK):
         stop = min(d, start + BLOCK)
         if sketched:
@@ -173,7 +105,7 @@ def _scan(gradient, residual, out, fused, bound, positions, found, sketched=Fals
         elif j > room:
             return -1
         else:
-            j = _collect_block(gradient, residual, out, fused, start, stop, bound, positions, found, j)
+            j = _collect_block(gradient, residual, out, fused, streamed, start, stop, bound, positions, found, j)
     return j if j <= room else -1
 
 
@@ -253,8 +185,8 @@ def select_topk(gradient, residual, out, fused, k, positions, found, band, sampl
     of selected elements, at most k: exact zeros are never selected; ties go to the lowest index. positions[:n] is ascending,
     found[:n] holds the bits of the floats. If any element is not finite, found[:n] holds such a one.
     """
-    n = _sample(gradient, residual, fused, sample)
-    lower, upper = _bounds(sample, n, k, gradient.size, histogram)
+    n = sample_lines(gradient, residual, fused, sample)
+    lower, upper = bounds(sample, n, k, gradient.size, histogram)
     count = _scan(gradient, residual, out, fused, lower, positions, found)
     bits = (out if fused else gradient).view(np.uint32)
     return _choose(bits, k, lower, upper, positions, found, count, band, histogram)
@@ -263,7 +195,7 @@ def select_topk(gradient, residual, out, fused, k, positions, found, band, sampl
 @kernel("int64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), uint32[::1])")
 def sample_sum(gradient, residual, sample):
     """Write the bits of some elements of gradient + residual to `sample`, uint32[16 n]; returns how many. Both float32[d]."""
-    return _sample(gradient, residual, True, sample)
+    return sample_lines(gradient, residual, True, sample)
 
 
 @kernel(
@@ -287,8 +219,8 @@ def sampled_bound(gradient, residual, fused, lines, rank, sample, histogram):
             sample[n] = bits_of(x)
             histogram[(sample[n] & MAGNITUDE) >> np.uint32(20)] += 1
             n += 1
-    bin_, above = _find_bin(histogram, rank)
-    return max(np.uint32(1), _refine(sample, n, bin_, rank - above, histogram))
+    bin_, above = find_bin(histogram, rank)
+    return max(np.uint32(1), refine(sample, n, bin_, rank - above, histogram))
 
 
 @kernel("UniTuple(uint32, 2)(uint32[::1], int64, int64, int64, int64[::1])")
@@ -297,7 +229,7 @@ def topk_bounds(sample, n, k, d, histogram):
 
     sample: uint32[m], n <= m; 1 <= k <= d; histogram: int64[BINS].
     """
-    return _bounds(sample, n, k, d, histogram)
+    return bounds(sample, n, k, d, histogram)
 
 
 @kernel(

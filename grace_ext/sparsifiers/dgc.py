@@ -8,7 +8,8 @@ from .._util.rng import Stream
 from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..kernels import draw_positions
-from ..kernels.topk import BINS, sampled_bound
+from ..kernels._ranks import BINS
+from ..kernels.topk import sampled_bound
 from ..registry import register
 from .base import NO_VALUES, Scope, Sparsifier
 from .threshold import select_at_least

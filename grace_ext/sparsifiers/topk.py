@@ -10,9 +10,9 @@ from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..kernels import select_topk
 from ..kernels._intrinsics import LANES
+from ..kernels._ranks import BINS
 from ..kernels.chunks import select_chunks
 from ..kernels.topk import (
-    BINS,
     add_and_collect,
     candidate_room,
     choose_topk,

@@ -13,10 +13,11 @@ from support.guards import survives
 
 from grace_ext import kernels
 from grace_ext._util.rng import Stream
+from grace_ext.kernels._ranks import BINS
 from grace_ext.kernels.level_blocks import choose_classes, class_sizes, merge_blocks, split_blocks
 from grace_ext.kernels.level_signs import mirror_levels, signs_saved, unmirror_levels
 from grace_ext.kernels.rice import quotient_room, remainder_bytes
-from grace_ext.kernels.topk import BINS, candidate_room, sample_room
+from grace_ext.kernels.topk import candidate_room, sample_room
 from grace_ext.value._levels import ENTROPY, pack_levels, unpack_levels
 from grace_ext.value.lloyd import Lloyd
 

@@ -5,7 +5,9 @@ import pytest
 from support import reference_kernels
 
 from grace_ext.kernels import select_topk
-from grace_ext.kernels.topk import BINS, SLACK, candidate_room, sample_room
+from grace_ext.kernels._helpers import STREAMED
+from grace_ext.kernels._ranks import BINS
+from grace_ext.kernels.topk import SLACK, candidate_room, sample_room
 from grace_ext.sparsifiers import topk as sparsifier
 
 
@@ -244,3 +246,27 @@ def test_parts_without_room_for_their_candidates(monkeypatch):
         expected = reference_kernels.topk(total, 10_000)
         assert np.array_equal(positions, expected) and values.tobytes() == total[expected].tobytes()
         assert out.tobytes() == total.tobytes()
+
+
+@pytest.mark.parametrize("offset", [0, 1, 16])
+def test_sums_that_bypass_the_caches(offset):
+    d = STREAMED + 12_345
+    gradient, residual = gauss(d, 1), gauss(d, 2)
+    out = np.zeros(d + 32, np.float32)
+    at = -(out.ctypes.data >> 2) % 16 + offset  # offset 1 is not at the beginning of a line, and does not bypass
+    expected = reference_kernels.topk(gradient + residual, 50_000)
+    positions, found = run(gradient, 50_000, residual, out[at : at + d])
+    assert np.array_equal(positions, expected) and found.tobytes() == (gradient + residual)[expected].tobytes()
+    assert out[at : at + d].tobytes() == (gradient + residual).tobytes()
+    assert not out[:at].any() and not out[at + d :].any()
+
+
+def test_large_sums_in_place():
+    gradient, residual = gauss(STREAMED + 5, 1), gauss(STREAMED + 5, 2)
+    total = gradient + residual
+    expected = reference_kernels.topk(total, 50_000)
+    for out in (0, 1):
+        given = [gradient.copy(), residual.copy()]
+        positions, found = run(given[0], 50_000, given[1], given[out])
+        assert np.array_equal(positions, expected) and found.tobytes() == total[expected].tobytes()
+        assert given[out].tobytes() == total.tobytes()

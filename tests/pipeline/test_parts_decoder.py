@@ -6,7 +6,7 @@ from support.arrays import gauss, same_bits
 
 import grace_ext
 from grace_ext import ContainerError
-from grace_ext.kernels.accumulate import STREAMED
+from grace_ext.kernels._helpers import STREAMED
 from grace_ext.pipeline.container import parse
 from grace_ext.pipeline.decoder import decode_sum
 from grace_ext.pipeline.parts_decoder import decode_sum_to_parts

@@ -6,7 +6,8 @@ from support import reference_kernels
 from support.selection import select
 
 from grace_ext._util.rng import Stream
-from grace_ext.kernels.topk import BINS, sampled_bound
+from grace_ext.kernels._ranks import BINS
+from grace_ext.kernels.topk import sampled_bound
 
 
 def heavy(d, seed=0):
