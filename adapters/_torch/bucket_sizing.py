@@ -1,13 +1,13 @@
 """The size of buckets: what the user gave, or what the ranks choose when they have measured the first steps."""
 
 import logging
-import os
 import statistics
 import time
 
 import numpy as np
 import torch
 
+from grace_ext._util.cores import available_cores
 from grace_ext.exchange.bucketing import group_tensors
 from grace_ext.exchange.buckets import Bucket, Tensor
 from grace_ext.exchange.engine import Exchange
@@ -181,4 +181,4 @@ def _compressed(exchange: Exchange) -> list[Bucket]:
 def _has_spare_core(hosts: tuple[int, ...] | None) -> bool:
     """hosts: see Transport.hosts."""
     ranks = max(hosts.count(host) for host in hosts) if hosts else 1
-    return len(os.sched_getaffinity(0)) >= ranks * (torch.get_num_threads() + 1)
+    return available_cores() >= ranks * (torch.get_num_threads() + 1)
