@@ -28,6 +28,7 @@ WORKER = os.path.join(ROOT, "benchmarks", "_large_worker.py")
 SPARSE = {"compression": "topk:0.01/rice/qsgd:7"}
 RELEASED = {"release_gradients": True, "bucket_bytes": 2**21}
 BASE = "horovod-fp32"
+HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 
 
 @dataclasses.dataclass
@@ -38,16 +39,21 @@ class Way:
     launcher: str
     library: str
     arguments: dict
+    environment: dict = dataclasses.field(default_factory=dict)
 
 
 WAYS = {
     BASE: Way("Horovod float32", "horovod", "horovod", {"compression": "none"}),
+    "horovod-huge": Way("Horovod float32, huge pages", "horovod", "horovod", {"compression": "none"}, HUGE_PAGES),
     "horovod-fp16": Way("Horovod fp16", "horovod", "horovod", {"compression": "fp16"}),
     "residual": Way("grace_ext, residual", "horovod", "grace_ext", {**SPARSE, "memory": "residual"}),
     "released": Way(
         "… gradients released, buckets of 2 MiB", "horovod", "grace_ext", {**SPARSE, "memory": "residual", **RELEASED}
     ),
     "residual-8": Way("… in 8 bits", "horovod", "grace_ext", {**SPARSE, "memory": "residual:bits=8", **RELEASED}),
+    "residual-huge": Way(
+        "grace_ext, residual, huge pages", "horovod", "grace_ext", {**SPARSE, "memory": "residual"}, HUGE_PAGES
+    ),
     "horovod-adamw": Way("Horovod float32, AdamW", "horovod", "horovod", {"compression": "none"}),
     "adam": Way(
         "grace_ext, memory adam, AdamW", "horovod", "grace_ext", {"compression": ADAM.compression, "memory": ADAM.memory}
@@ -92,7 +98,9 @@ def run(model: str, way_name: str, args) -> None:
         "out": out,
     }
     command = (horovodrun if way.launcher == "horovod" else torchrun)(args.ranks)
-    finish(f"{model}, {way.label}", [*command, WORKER, json.dumps(options)], args.timeout, SHARED_CORES)
+    finish(
+        f"{model}, {way.label}", [*command, WORKER, json.dumps(options)], args.timeout, {**SHARED_CORES, **way.environment}
+    )
     with open(out) as file:
         found = json.load(file)
     del found["options"]["out"]
@@ -158,8 +166,9 @@ def write_page(folder: str) -> None:
         "one of all gradients in float32. Memory is the largest resident set of rank 0 in all steps, the first included, and *more copies*",
         "is what it exceeds Horovod float32's by, in float32 copies of all gradients; two of those are AdamW's moments in its rows. Build",
         "is the wrapping of the optimizer or the model; save and load are those of the wrapper's and the optimizer's state, in memory. All",
-        "ranks share the machine. PyTorch's PowerSGD hook is not here: over Gloo, the collectives of its buckets met in different orders",
-        "on the ranks, and the job ended with an error.",
+        "ranks share the machine. *Huge pages*: `THP_MEM_ALLOC_ENABLE=1` in the environment, by which PyTorch asks Linux for huge",
+        "pages; what grace_ext keeps has them always. PyTorch's PowerSGD hook is not here: over Gloo, the collectives of its buckets met",
+        "in different orders on the ranks, and the job ended with an error.",
         "",
     ]
     for model in MODELS:

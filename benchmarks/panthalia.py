@@ -26,8 +26,9 @@ from grace_ext.federated import Client, Server
 
 WHOLE, LAST = "dense/raw", 5  # evaluations whose mean is a run's accuracy
 PANTHALIA = "panthalia"
-#: Spec up, spec down, the server's optimizer ({lr} and {steps} are filled in), memory of the clients; and its baseline.
+#: Spec up, spec down, the server's optimizer ({lr}, {twice} and {steps} are filled in), memory of the clients; and its baseline.
 ADAMW, SGD = "adamw:{lr}:weight_decay=0.01:steps={steps}", "sgd:0.1:momentum=0.9"
+NO_MOMENTUM, TWICE = f"{ADAMW}:beta1=0", ADAMW.replace("{lr}", "{twice}")
 METHODS = {
     "float32": (WHOLE, WHOLE, ADAMW, "none", None),
     "Panthalia, 1 %": (PANTHALIA, PANTHALIA, ADAMW, "residual", "float32"),
@@ -36,6 +37,13 @@ METHODS = {
     "without the DCT and the 8 bits": ("topk:0.01/auto/raw",) * 2 + (ADAMW, "residual", "float32"),
     "float32 from the server": (PANTHALIA, WHOLE, ADAMW, "residual", "float32"),
     "float32 from the clients": (WHOLE, PANTHALIA, ADAMW, "none", "float32"),
+    "float32, no momentum on the server": (WHOLE, WHOLE, NO_MOMENTUM, "none", "float32"),
+    "Panthalia, 1 %, no momentum on the server": (PANTHALIA, PANTHALIA, NO_MOMENTUM, "residual", "float32"),
+    "float32, twice the learning rate": (WHOLE, WHOLE, TWICE, "none", None),
+    "Panthalia, 1 %, no momentum, twice the learning rate": (
+        *(PANTHALIA, PANTHALIA, f"{TWICE}:beta1=0", "residual"),
+        "float32, twice the learning rate",
+    ),
     "float32, SGD on the server": (WHOLE, WHOLE, SGD, "none", None),
     "Panthalia, 1 %, SGD on the server": (PANTHALIA, PANTHALIA, SGD, "residual", "float32, SGD on the server"),
 }
@@ -63,7 +71,7 @@ def run(label: str, args) -> tuple[float, float, float]:
         start,
         args.clients,
         down,
-        optimizer=optimizer.format(lr=args.lr, steps=args.rounds),
+        optimizer=optimizer.format(lr=args.lr, twice=2 * args.lr, steps=args.rounds),
         weights="samples",
         most_samples=len(data[1]),
         memory=memory,

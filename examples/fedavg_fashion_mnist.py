@@ -118,7 +118,7 @@ class Serving:
 
     def __init__(self, start: np.ndarray, net: torch.nn.Module, args, comm: MPI.Comm):
         self.args, self.comm, self.net, self.test = args, comm, net, load(args.data, "t10k")
-        adamw = f"adamw:{args.lr}:weight_decay={args.weight_decay}:steps={args.lr_rounds or 0}"
+        adamw = f"adamw:{args.lr}:weight_decay={args.weight_decay}:steps={args.lr_rounds or 0}:beta1={args.beta1}"
         self.core = MeasuredServer(
             start,
             comm.size - 1,
@@ -282,6 +282,12 @@ def parse_args():
     )
     parser.add_argument("--weight-decay", type=float, default=0.01, help="weight decay of AdamW")
     parser.add_argument(
+        "--beta1",
+        type=float,
+        help="factor of AdamW's first moment (default: 0.9; 0 with a sparse compression, because error feedback sums the gradients "
+        "of many rounds already)",
+    )
+    parser.add_argument(
         "--alpha", type=float, default=0.5, help="parameter of the split: the smaller, the more clients differ"
     )
     parser.add_argument("--model", choices=MODELS, default="mlp")
@@ -305,7 +311,8 @@ def parse_args():
     spec, rounds = DEFAULTS[args.method]
     args.compression, args.rounds = args.compression or spec, args.rounds or rounds
     try:
-        compressor(args.compression)
+        is_dense = compressor(args.compression).dense
+        args.beta1 = (0.9 if is_dense else 0.0) if args.beta1 is None else args.beta1
     except ConfigError as error:
         parser.error(str(error))
     return args

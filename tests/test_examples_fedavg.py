@@ -36,6 +36,7 @@ def test_float32_is_what_volumes_are_relative_to(data, tmp_path):
     result = run(data, tmp_path / "out.json", "--rounds", "2", "--compression", "dense/raw", "--sampled", "2")
     assert result["messages_sent"] == [2, 2]
     assert all(1 < volume < 1.001 for volume in result["volume"].values()), result["volume"]
+    assert result["options"]["beta1"] == 0.9
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,4 @@ def test_panthalia_learns_and_sends_a_hundredth(data, tmp_path):
     result = run(data, tmp_path / "out.json", *options)
     assert result["accuracy"][-1][1] > 0.9, result["accuracy"]
     assert max(result["volume"].values()) < 0.01, result["volume"]
+    assert result["options"]["beta1"] == 0  # no momentum where gradients are sparse
