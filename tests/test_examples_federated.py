@@ -171,7 +171,7 @@ def test_the_bars_compare_with_the_baseline_of_the_same_seeds(federated, tmp_pat
     assert results.verdicts() == {"fedavg": {"best": True}, "panthalia": {"dct": False}}
     text = federated.document(results, "the command")
     assert "met by ours (0.0300 down, 0.0300 up, -0.40 points)" in text
-    assert "**missed** by Panthalia, 1 % (0.0060 down, 0.0060 up, -2.00 points)" in text
+    assert "**missed** by Panthalia, 1 %, no momentum on the server (0.0060 down, 0.0060 up, -2.00 points)" in text
 
 
 def test_the_section_about_liars_has_a_row_for_each_mean(federated, tmp_path, monkeypatch):
