@@ -67,7 +67,7 @@ def _collect_block(gradient, residual, out, fused, streamed, start, stop, bound,
             while mask != 0:
                 at = i + np.int64(trailing_zeros(mask))
                 positions[j] = np.uint32(at)
-                if streamed:  # and in no cache any more
+                if streamed:  # then out[at] is in no cache any more
                     found[j] = bits_of(np.float32(gradient[at] + residual[at]))
                 else:
                     found[j] = bits_of(out[at] if fused else gradient[at])
