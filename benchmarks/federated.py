@@ -231,7 +231,7 @@ def document(results: Results, command: str) -> str:
         "- Volume: bytes of messages, headers included, by those of the same messages as float32; down without the first "
         "round, in which there is nothing to tell. Volume in DeepReduce, Table 5: MobileNet on CIFAR-10.\n"
         f"- Accuracy: of the server's model on the test set, the mean of the last {LAST} evaluations. Points: against the float32 "
-        "of the same table and seeds.\n"
+        "of the same table and seeds. Further seeds were measured with `--methods NAME ... --seeds 1 2`.\n"
         "- Milliseconds of CPU time, on average: a client decodes a message and encodes an update, its memory included; the "
         "server encodes one container a round, and decodes all updates of a round and takes its step.\n"
         "- Panthalia's learning rate, and the larger density, were chosen by shorter runs with seed 0; without compression, this "

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from . import __version__, kernels, registry
+from ._util.cores import available_cores
 from ._util.units import bits_per_second, count, seconds
 from .bench import command as bench_command
 from .catalogue import catalogue
@@ -198,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     add("warmup", _warmup).add_argument(
         "--jobs",
         type=count,
-        default=len(os.sched_getaffinity(0)),
+        default=max(1, int(available_cores())),
         metavar="N",
         help="number of processes that compile (default: %(default)s, the cores available to this process)",
     )

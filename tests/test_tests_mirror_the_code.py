@@ -59,7 +59,7 @@ SHARED = {
     "adapters/_tensorflow/test_tensorflow.py": "adapters/_horovod/options adapters/_tensorflow/{gradient_tape,names,nodes,options}",
     "adapters/horovod_tensorflow/test_horovod_tensorflow.py": "adapters/_horovod/splits"
     " adapters/_tensorflow/{auto,eager,exchange_graph,reduce,saved_state,transport}",
-    "adapters/horovod_torch/test_horovod_torch.py": "adapters/onebit_adam adapters/_common/waiting adapters/_torch/"
+    "adapters/horovod_torch/test_horovod_torch.py": "adapters/onebit_adam adapters/_torch/"
     "{bucket_sizing,buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,taken,torch_options,wrapped_optimizer}",
     "adapters/fsdp/test_fsdp.py": "adapters/_torch/{group_exchange,parameter_groups}",
     "adapters/local_steps_keras/test_local_steps_keras.py": "adapters/_tensorflow/model_parameters",

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable
 
-from grace_ext._util.cores import available_cores
+from grace_ext._util.cores import host_cores
 
 _AWAKE = 5e-3  # seconds of waiting for a collective before the first nap
 _NAP, _SHORTEST, _LONGEST = 0.1, 5e-5, 1e-3  # the next nap's share of the wait so far, and its bounds in seconds
@@ -45,7 +45,7 @@ class CoreContention:
 
 @functools.cache
 def _contention(ranks_here: int) -> CoreContention:
-    return CoreContention(ranks_here > available_cores())
+    return CoreContention(ranks_here > host_cores())
 
 
 def wait_until(done: Callable[[], bool], ranks_here: int) -> None:

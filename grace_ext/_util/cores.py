@@ -1,4 +1,4 @@
-"""How many cores this process may use."""
+"""How many cores there are for this process, and for all of its host."""
 
 import math
 import os
@@ -11,13 +11,24 @@ def available_cores() -> float:
     """Return how many cores this process may keep busy.
 
     Returns:
-        The number of cores that it is bound to, or less where a control group, such as a container's, has a quota of time.
+        The number of cores that it is bound to, or `host_cores` where that is less.
+    """
+    return min(float(len(os.sched_getaffinity(0))), host_cores())
+
+
+def host_cores() -> float:
+    """Return how many cores the processes of this host, or of this container, may keep busy together.
+
+    Launchers bind each rank to a core of its own, so what this process is bound to says nothing about the others.
+
+    Returns:
+        The number of cores, or less where a control group, such as a container's, has a quota of time.
     """
     try:
         groups = Path("/proc/self/cgroup").read_text(encoding="utf-8")
     except OSError:  # a kernel without control groups
         groups = ""
-    return min(float(len(os.sched_getaffinity(0))), quota(groups, _ROOT))
+    return min(float(os.cpu_count() or 1), quota(groups, _ROOT))
 
 
 def quota(groups: str, root: Path) -> float:

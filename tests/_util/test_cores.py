@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from grace_ext._util.cores import available_cores, quota
+from grace_ext._util.cores import available_cores, host_cores, quota
 
 
 def write(folder, **files):
@@ -14,8 +14,14 @@ def write(folder, **files):
         (folder / name.replace("__", ".")).write_text(f"{content}\n")
 
 
-def test_without_a_quota_it_is_what_the_process_is_bound_to():
-    assert 0 < available_cores() <= len(os.sched_getaffinity(0))
+def test_a_rank_that_is_bound_to_a_core_leaves_the_others_theirs():
+    before, bound = host_cores(), os.sched_getaffinity(0)
+    assert 0 < available_cores() <= min(before, len(bound))
+    try:
+        os.sched_setaffinity(0, {min(bound)})
+        assert available_cores() <= 1 and host_cores() == before
+    finally:
+        os.sched_setaffinity(0, bound)
 
 
 def test_version_2_takes_the_smallest_quota_on_the_way_to_the_root(tmp_path):
@@ -44,8 +50,8 @@ def test_a_container_sees_its_own_group_at_the_root(tmp_path):
 
 @pytest.mark.parametrize("groups", ["", "0::/../other\n", "7:pids:/pod\n"])
 def test_what_says_nothing(tmp_path, groups):
-    write(tmp_path.parent / "other", cpu__max="10000 100000")
-    assert quota(groups, tmp_path) == math.inf
+    write(tmp_path / "other", cpu__max="10000 100000")
+    assert quota(groups, tmp_path / "root") == math.inf
 
 
 def test_what_cannot_be_read_is_no_quota(tmp_path):
