@@ -13,6 +13,7 @@
 A rank that ends by an exception that nobody caught, or before its part is over, ends all ranks.
 """
 
+import dataclasses
 import logging
 import math
 import struct
@@ -34,6 +35,15 @@ _MODEL, _UPDATE, _HELLO, _LEAVE, _STOP, _BYE, _BUDGET, _TOOK = range(1, 9)  # ta
 _ROUND, _NUMBER = struct.Struct("<q"), struct.Struct("<d")
 _NAP = 0.0005  # seconds
 _MOST = 8  # messages of a client between rounds: what it computed, its update, that it leaves, is there again, and some more
+
+
+@dataclasses.dataclass
+class _Arriving:
+    """A message that is on its way to the server."""
+
+    request: MPI.Request
+    tag: int
+    data: np.ndarray
 
 
 class FederatedServer:
@@ -64,7 +74,8 @@ class FederatedServer:
         if not timeout > 0:
             raise ConfigError(f"timeout={timeout}; allowed: seconds, above 0")
         self.server, self._comm, self._timeout = server, comm, timeout
-        self._room = np.empty(largest(server.model.size), np.uint8)
+        self._longest = largest(server.model.size)  # bytes of a message
+        self._arriving: dict[int, _Arriving] = {}  # a message of each client that is on its way
         self._sent: dict[int, list[tuple[MPI.Request, np.ndarray]]] = {client: [] for client in range(server.clients)}
         self._waiting: set[int] = set()  # clients of the round that nothing has come from yet
         self._unasked: set[int] = set()  # those of them that have not got this round's model
@@ -155,20 +166,30 @@ class FederatedServer:
                 break
 
     def _receive(self) -> bool:
-        """Receive one message of each client that has sent one, so that none keeps others from being heard. Returns False
-        if there was none."""
+        """Take one message of each client from which one has arrived, so that none keeps others from being heard. Returns
+        False if there was none."""
         return any([self._receive_from(client) for client in range(self.server.clients)])
 
     def _receive_from(self, client: int) -> bool:
-        """Receive one message of this client; returns False if there is none."""
-        status = MPI.Status()
-        if not self._comm.Iprobe(client + 1, MPI.ANY_TAG, status):
+        """Take a message of this client if it has arrived; returns whether one has.
+
+        Messages of all clients are on their way at the same time: a link that is slow, or that fails in the middle of a message,
+        keeps only its own client from being heard.
+        """
+        if client not in self._arriving:
+            status = MPI.Status()
+            message = self._comm.Improbe(client + 1, MPI.ANY_TAG, status)
+            if message is None:
+                return False
+            # What is too long has to go somewhere: Open MPI 5.0.11 crashes where it cuts a message off.
+            data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            self._arriving[client] = _Arriving(message.Irecv([data, MPI.BYTE]), status.Get_tag(), data)
+        arriving = self._arriving[client]
+        if not arriving.request.Test():
             return False
-        tag, size = status.Get_tag(), status.Get_count(MPI.BYTE)
-        fits = size <= self._room.size
-        # What is too long has to go somewhere: Open MPI 5.0.11 crashes where it cuts a message off.
-        self._comm.Recv([self._room if fits else np.empty(size, np.uint8), MPI.BYTE], client + 1, tag)
-        self._take(client, tag, self._room[:size] if fits else None, size)
+        del self._arriving[client]
+        size = arriving.data.size
+        self._take(client, arriving.tag, arriving.data if size <= self._longest else None, size)
         return True
 
     def _take(self, client: int, tag: int, data: np.ndarray | None, size: int) -> None:
@@ -190,7 +211,7 @@ class FederatedServer:
         else:
             try:
                 if data is None:
-                    self.server.refuse(client, "oversized", f"{size} bytes; at most {self._room.size} are taken")
+                    self.server.refuse(client, "oversized", f"{size} bytes; at most {self._longest} are taken")
                 self.server.receive(client, data)
                 self._done(client)
                 self._keep_pace(client, size)

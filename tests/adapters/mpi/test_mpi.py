@@ -79,6 +79,18 @@ def test_a_client_slower_than_a_round_gets_the_newest_model_only(tmp_path, stale
 
 @pytest.mark.alone
 @pytest.mark.tier("test")
+def test_a_message_that_stops_in_the_middle_keeps_only_its_client_from_being_heard(tmp_path):
+    # Through sockets, where nothing arrives unless the sender calls MPI.
+    launch.LAUNCHERS.setdefault("mpirun-3-tcp", ["mpirun", "-np", "3", "--oversubscribe", "--mca", "btl", "tcp,self"])
+    done = launch.run("mpirun-3-tcp", HERE / "stuck.py", str(tmp_path))
+    assert done.returncode == 0, done.stdout[-4000:]
+    server = json.loads((tmp_path / "server.json").read_text())
+    assert server["taken"] == [[0], [0, 1], [0, 1]] and server["missing"] == [[1], [], []]
+    assert server["stale"] == [{}, {"1": 1}, {}] and server["silent"] == []
+
+
+@pytest.mark.alone
+@pytest.mark.tier("test")
 def test_a_client_that_never_stops_to_send_keeps_nobody_from_being_heard():
     launch.LAUNCHERS.setdefault("mpirun-1", ["mpirun", "-np", "1"])
     done = launch.run("mpirun-1", HERE / "endless.py")
