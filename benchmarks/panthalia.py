@@ -16,10 +16,11 @@ import statistics
 import sys
 
 import torch
+from _federated_in_process import train
 from _lib import ROOT, as_markdown, machine
 from _page import write_section
 from fashion_mnist import load
-from federated_training import Gradient, evaluate, lda_split, set_vector, vector_of
+from federated_training import Gradient, lda_split, vector_of
 from torch import nn
 
 from grace_ext.federated import Client, Server
@@ -61,7 +62,7 @@ def network(hidden: list[int]) -> nn.Sequential:
 
 def run(label: str, args) -> tuple[float, float, float]:
     """Train; return the accuracy in percent, and the mean bytes of a message up and down as shares of float32."""
-    up, down, optimizer, memory, _ = METHODS[label]
+    spec_up, spec_down, optimizer, memory, _ = METHODS[label]
     torch.set_num_threads(1)
     data, test = (loaded(args.data, part) for part in ("train", "t10k"))
     torch.manual_seed(args.seed)
@@ -70,7 +71,7 @@ def run(label: str, args) -> tuple[float, float, float]:
     server = Server(
         start,
         args.clients,
-        down,
+        spec_down,
         optimizer=optimizer.format(lr=args.lr, twice=2 * args.lr, steps=args.rounds),
         weights="samples",
         most_samples=len(data[1]),
@@ -81,24 +82,14 @@ def run(label: str, args) -> tuple[float, float, float]:
     clients = []
     for number, chosen in enumerate(split):
         images, labels = (part[torch.from_numpy(chosen)] for part in data)
-        train = Gradient(net, images, labels, batch=64, number=number, seed=args.seed, batches=1)
-        clients.append((Client(start, up, memory=memory, number=number, seed=args.seed), train))
-    sent, told, accuracies = [], [], []
-    for round_ in range(1, args.rounds + 1):
-        for number in server.begin_round():
-            client, train = clients[number]
-            message = server.message_for(number)
-            update = client.update(*train(client.receive(message), round_))
-            server.receive(number, update)
-            sent.append(update.size)
-            told.append(message.size if round_ > 1 else 0)
-        server.end_round()
-        if round_ > args.rounds - LAST * args.every and (args.rounds - round_) % args.every == 0:
-            set_vector(net, server.model)
-            accuracies.append(100 * evaluate(net, *test))
-    whole = 4 * start.size
+        work = Gradient(net, images, labels, batch=64, number=number, seed=args.seed, batches=1)
+        clients.append((Client(start, spec_up, memory=memory, number=number, seed=args.seed), work))
+    first = args.rounds - LAST * args.every
+    accuracies, up, down = train(
+        server, clients, args.rounds, lambda round_: round_ > first and (args.rounds - round_) % args.every == 0, net, test
+    )
     print(f"[panthalia] {label}: {statistics.mean(accuracies):.2f} %", flush=True)
-    return statistics.mean(accuracies), statistics.mean(sent) / whole, statistics.mean(told) / whole
+    return statistics.mean(accuracies), up, down
 
 
 def main() -> int:
