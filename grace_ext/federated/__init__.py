@@ -3,7 +3,7 @@
 Nothing here moves bytes between processes: grace_ext.adapters.mpi, grace_ext.adapters.flower and the simulator do.
 """
 
-from ..means import ClippedMean, Median, NearestNeighborMixing, TrimmedMean, WeightedMean
+from ..means import ClippedMean, Median, NearestNeighborMixing, SenderMean, TrimmedMean, WeightedMean
 from .client import Client
 from .messages import Rejected
 from .pace import Fitted, Pace
@@ -19,6 +19,7 @@ __all__ = [
     "Pace",
     "Rejected",
     "Report",
+    "SenderMean",
     "Server",
     "TrimmedMean",
     "WeightedMean",

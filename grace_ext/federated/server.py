@@ -32,7 +32,7 @@ class Server(ServerState):
         optimizer: An outer optimizer (grace_ext.outer) or its spec: "sgd", which is FedAvg and the default, "adam:lr=0.01",
             "yogi", …. Or a function of (model, change), float32[d] each, that changes the model in place by `change`, the mean
             of the updates.
-        mean: A WeightedMean (the default), ClippedMean, Median, TrimmedMean or NearestNeighborMixing. The last three need
+        mean: A WeightedMean (the default), SenderMean, ClippedMean, Median, TrimmedMean or NearestNeighborMixing. The last three need
             uniform weights, and dense updates or memory "ef21"; they reject a sparse update.
         weights: How much each client counts in a weighted or clipped mean; see Weights.
         most_samples: The most samples of a client that count, with weights "samples"; see Weights.

@@ -19,11 +19,14 @@ class Update:
         vector: Returns the update, float32[d], finite, which must not be changed; each call may decode it again.
         norm: Its L2 norm.
         share: The worker's share in a weighted mean, 0 to 1.
+        dense: bool[d], or one for all: of which elements the worker has sent a value even where it is 0. Of the others, those count as
+            sent that are not 0.
     """
 
     vector: Callable[[], np.ndarray]
     norm: float
     share: float
+    dense: np.ndarray | bool = False
 
 
 def l2_norm(vector: np.ndarray) -> float:
@@ -108,7 +111,8 @@ def check_mean(mean: object, uniform: bool) -> None:
     """
     if not isinstance(mean, Mean):
         raise ConfigError(
-            f"mean={mean!r}; allowed: an instance of WeightedMean, ClippedMean, Median, TrimmedMean or NearestNeighborMixing"
+            f"mean={mean!r}; allowed: an instance of WeightedMean, SenderMean, ClippedMean, Median, TrimmedMean or "
+            "NearestNeighborMixing"
         )
     if mean.by_coordinate and not uniform:
         raise ConfigError(f"mean {mean!r} takes no weights; allowed: weights='uniform'")

@@ -54,6 +54,11 @@ class Container(NamedTuple):
     non_finite: bool
     nbytes: int
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether elements of the gradient are missing, and not only coefficients of a transform."""
+        return bool(self.index_id) and self.k < self.domain and self.transform is None
+
     def order(self) -> np.ndarray | None:
         """Decode the order section.
 

@@ -1,4 +1,4 @@
-"""A mean of what each rank has sent, in the place of the sum: robust means in rounds of local steps.
+"""A mean of what each rank has sent, in the place of the sum: robust means, and SenderMean, in rounds of local steps.
 
 The means are those of federated servers, grace_ext.means. Here all ranks take the same mean of the same containers.
 """
@@ -80,7 +80,7 @@ class RankMean:
                 raise ConfigError(
                     f"mean {mean!r} judges each element by itself, and would make 0 of what most ranks do not send: "
                     f"{str(bucket.compressor)!r} with memory {str(bucket.memory)!r} is sent sparsely; allowed: a dense "
-                    "compression ('dense/qsgd:4'), memory 'ef21', or ClippedMean()"
+                    "compression ('dense/qsgd:4'), memory 'ef21', or ClippedMean() or SenderMean()"
                 )
 
     def settle(self) -> None:
@@ -135,12 +135,12 @@ class RankMean:
         Returns:
             Whether some rank counted. If not, `out` is as it was.
         """
-        known = {}
+        known, dense = {}, {}
         for place, rank in enumerate(self._senders):
             if rank not in self._left_out:
                 self._correct_estimates(rank, place)
-                known[rank] = functools.partial(self._vector, rank, place)
-        mean, others = self._mean_of(known, shares)
+                known[rank], dense[rank] = functools.partial(self._vector, rank, place), self._dense(place)
+        mean, others = self._mean_of(known, shares, dense)
         if (left_out := sorted([*self._left_out, *others])) and not self._transport.rank:
             _LOG.warning("what ranks %s have sent is not finite; the mean is that of the others", left_out)
         if mean is not None:
@@ -171,6 +171,16 @@ class RankMean:
             start += bucket.size
         return vector
 
+    def _dense(self, place: int) -> np.ndarray | bool:
+        """Of which elements a rank has said something even where it is 0: bool[d], or one for all."""
+        whole = [
+            bucket.memory.sends_differences or not bucket.communicator.received[place].is_sparse
+            for bucket in self._exchange.buckets
+        ]
+        if len(set(whole)) == 1:
+            return whole[0]
+        return np.repeat(whole, [bucket.size for bucket in self._exchange.buckets])
+
     def of_rows(self, rows: np.ndarray, shares: Mapping[int, float]) -> np.ndarray | None:
         """Take the mean of vectors that are sent uncompressed.
 
@@ -182,15 +192,18 @@ class RankMean:
             float32[n]; None if no rank with a share has a finite vector.
         """
         vectors = {rank: functools.partial(np.asarray, rows[rank]) for rank, share in shares.items() if share}
-        return self._mean_of(vectors, shares)[0]
+        return self._mean_of(vectors, shares, dict.fromkeys(vectors, True))[0]
 
     def _mean_of(
-        self, vectors: Mapping[int, Callable[[], np.ndarray]], shares: Mapping[int, float]
+        self,
+        vectors: Mapping[int, Callable[[], np.ndarray]],
+        shares: Mapping[int, float],
+        dense: Mapping[int, np.ndarray | bool],
     ) -> tuple[np.ndarray | None, list[int]]:
         """The mean of the finite vectors, or None if there is none; and the ranks whose vectors are not finite."""
         norms = {rank: l2_norm(vector()) for rank, vector in vectors.items()}
         finite = {rank: shares[rank] for rank, norm in norms.items() if math.isfinite(norm)}
         if not finite:
             return None, list(norms)
-        updates = [Update(vectors[rank], norms[rank], share) for rank, share in shares_of(finite).items()]
+        updates = [Update(vectors[rank], norms[rank], share, dense[rank]) for rank, share in shares_of(finite).items()]
         return self.mean(updates, vectors[next(iter(finite))]().size), [rank for rank in norms if rank not in finite]

@@ -8,12 +8,12 @@ from support.federated_means import SORTING, D, flipped, train, updates_of, vect
 
 from grace_ext import ConfigError
 from grace_ext.federated import Client, Rejected, Server
-from grace_ext.means import ClippedMean, Median, NearestNeighborMixing, TrimmedMean, Update, WeightedMean, base
+from grace_ext.means import ClippedMean, Median, NearestNeighborMixing, SenderMean, TrimmedMean, Update, WeightedMean, base
 
 ROBUST = [*SORTING, *(NearestNeighborMixing(one, 0.3) for one in SORTING)]
 
 
-@pytest.mark.parametrize("kind", [WeightedMean, ClippedMean])
+@pytest.mark.parametrize("kind", [WeightedMean, SenderMean, ClippedMean])
 def test_weighted_means_hold_one_decoded_update_at_a_time(kind):
     alive = []
 

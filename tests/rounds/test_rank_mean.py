@@ -7,18 +7,18 @@ import math
 import numpy as np
 import pytest
 from support.in_process_ranks import on_all_ranks
-from support.local_rounds import Worker
+from support.local_rounds import SHAPES, Worker
 
 from grace_ext import ConfigError
 from grace_ext.communicators.allgather import Allgather
-from grace_ext.means import ClippedMean, Median, NearestNeighborMixing, TrimmedMean, WeightedMean
+from grace_ext.means import ClippedMean, Median, NearestNeighborMixing, SenderMean, TrimmedMean, WeightedMean
 from grace_ext.rounds.fragment import Fragment
 from grace_ext.rounds.rank_mean import separated
 
 RANKS, LIAR = 4, 1
 DENSE = {"compression": "dense/raw", "memory": "none"}
 BY_COORDINATE = [Median(), TrimmedMean(0.25), NearestNeighborMixing(Median(), 0.25)]
-MEANS = [WeightedMean(), ClippedMean(), *BY_COORDINATE]
+MEANS = [WeightedMean(), SenderMean(), ClippedMean(), *BY_COORDINATE]
 
 
 def slow(mean, vectors, shares):
@@ -75,6 +75,33 @@ def test_each_mean_is_what_its_formula_says(mean):
     shares = [one / sum(samples) for one in samples[:3]]
     wanted = slow(mean, [row[0].astype(np.float64).tolist() for row in rows[:3]], shares)
     np.testing.assert_allclose(rows[0][1], wanted, rtol=1e-4, atol=2e-5)
+
+
+def test_the_mean_over_senders_is_of_those_who_have_selected_an_element_and_of_all_where_all_is_sent():
+    """Three tensors go by top-k; the bias, which is small, goes as it is, and counts although one rank has not moved it."""
+
+    def train(transport):
+        worker = Worker(transport, compression="topk:0.1/rice/raw", memory="none", mean=SenderMean(), steps=1)
+        before = worker.arrays["bias"].copy()
+        worker.move(0)
+        if transport.rank == 2:
+            worker.arrays["bias"][:] = before
+        shared, sent = worker.shared.copy(), moved(worker)
+        worker.rounds.step()
+        return sent, shared - worker.shared, worker.flat
+
+    rows = on_all_ranks(train, RANKS)
+    same([row[2] for row in rows])
+    size, bias = rows[0][0].size, slice(SHAPES["a"][0] * SHAPES["a"][1], SHAPES["a"][0] * SHAPES["a"][1] + SHAPES["bias"][0])
+    total, count = np.zeros(size), np.zeros(size)
+    for sent, _, _ in rows:
+        is_bias = np.zeros(size, bool)
+        is_bias[bias] = True
+        magnitudes = np.where(is_bias, 0, np.abs(sent))
+        selected = is_bias | (magnitudes >= np.sort(magnitudes)[-round(0.1 * (size - is_bias.sum()))])
+        total, count = total + np.where(selected, sent, 0), count + selected
+    assert {*range(4)} <= set(count[~is_bias].astype(int))
+    np.testing.assert_allclose(rows[0][1], total / np.maximum(count, 1), rtol=1e-4, atol=2e-6)
 
 
 LIES = {
