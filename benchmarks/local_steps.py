@@ -188,9 +188,17 @@ def page(args) -> None:
 
 def fewer_bytes(run: dict) -> tuple[float, float]:
     """How many times fewer bytes a rank has sent than with float32 in each step, and than with float32 as often as it did."""
-    end = run["curve"][-1]
-    once = 4 * run["parameters"] / end["bytes_sent"]
-    return once * run["steps"], once * end.get("rounds", run["steps"])
+    once = 4 * run["parameters"] / run["curve"][-1]["bytes_sent"]
+    return once * run["steps"], once * exchanges(run)
+
+
+def exchanges(run: dict) -> int:
+    """How often a run has exchanged its whole model."""
+    length, ramp = run["arguments"].get("steps", 1), run["arguments"].get("ramp")
+    made, left = 0, run["steps"]
+    while left > 0:
+        made, left = made + 1, left - (min(ramp * (made + 1), length) if ramp else length)
+    return made
 
 
 def tables(found: dict[str, Measured], measure: str) -> str:

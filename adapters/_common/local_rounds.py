@@ -13,6 +13,7 @@ from grace_ext.exchange.session import StateSession
 from grace_ext.means import Mean
 from grace_ext.means.base import check_mean
 from grace_ext.outer import OuterOptimizer, make_outer
+from grace_ext.policy.defaults import PLAIN
 from grace_ext.rounds import AutoSteps, Fragment, Parameters, Rounds
 from grace_ext.rounds.fragments import Fragments, split
 from grace_ext.rounds.presets import preset as find_preset
@@ -91,6 +92,7 @@ class RoundSettings:
             options,
             compression=chosen.compression if compression is None else compression,
             memory=chosen.memory if memory is None else memory,
+            chosen=dataclasses.replace(PLAIN, small=chosen.small) if compression is None else PLAIN,
         )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 from ..errors import ConfigError
+from ..policy.defaults import PLAIN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,6 +16,7 @@ class Preset:
         outer: The spec of the outer optimizer.
         steps: Number of local steps in a round; None where the method has no usual one, so that a user has to give it.
         source: The paper, and where the settings here are not the paper's.
+        small: The spec of small tensors that no rule fits (grace_ext.policy.rules), where the compression is the preset's.
     """
 
     compression: str
@@ -22,6 +24,7 @@ class Preset:
     outer: str
     steps: int | None
     source: str
+    small: str = PLAIN.small
 
 
 #: name -> settings.
@@ -32,7 +35,9 @@ PRESETS = {
         "sgd:1.0",
         30,
         "Sarfi, Thérien, Lidin and Belilovsky, SparseLoCo, arXiv 2508.15706: 64 of each 4,096 elements in 2 bits, decay 0.95, "
-        "30 steps. Here positions and levels are entropy-coded.",
+        "30 steps. Here positions and levels are entropy-coded, and small tensors, of which as float32 half of all bytes of a model "
+        "of a million parameters would be, are sent as a whole in 2 bits.",
+        small="dense/lloyd:0.25",
     ),
     "diloco": Preset(
         "dense/raw",
