@@ -17,6 +17,7 @@ from _transformer_tasks import TASKS, learning_rate
 from _transformer_worker import EVALUATIONS, Lags, bytes_sent, evaluate, wrap
 
 from grace_ext.adapters.local_steps import LocalSteps
+from grace_ext.means import SenderMean
 
 
 class PerStep:
@@ -41,11 +42,14 @@ class PerStep:
 
 
 class Local:
-    """Rounds of local steps. arguments: of LocalSteps; "ramp": n steps more in each round until there are `steps`."""
+    """Rounds of local steps. arguments: of LocalSteps; "ramp": n steps more in each round until there are `steps`; "senders": whether
+    the mean is that over senders."""
 
     def __init__(self, optimizers, model, arguments: dict):
         arguments = dict(arguments)
         ramp, steps = arguments.pop("ramp", None), arguments["steps"]
+        if arguments.pop("senders", False):
+            arguments["mean"] = SenderMean()
         if ramp:
             arguments["steps"] = lambda number: min(ramp * number, steps)
         self.optimizers, self._local = optimizers, LocalSteps(model, optimizers, **arguments)

@@ -33,7 +33,7 @@ TRANSFORMERS = os.path.join(ROOT, "benchmarks", "results", "transformers")
 HOSTS, SEED = 4, 0
 LENGTHS = (5, 15, 30, 100)  # local steps in a round
 FP16 = "horovod-fp16"
-SHOWN = (DENSE, FP16, "default", "fedavg-30", "diloco-30", "sparseloco-30", "streaming-30")  # in the plots
+SHOWN = (DENSE, FP16, "default", "fedavg-30", "diloco-30", "sparseloco-30", "senders-30", "streaming-30")  # in the plots
 #: What the published SparseLoCo sends: 12 bits for a position among 4,096, and 2 for the value, of one element in 64.
 NOTE = f"""\
 Times fewer bytes: than float32 in each step; in an exchange: than float32 as often as the method exchanges, headers included. SparseLoCo's
@@ -51,7 +51,13 @@ def methods() -> dict[str, tuple[str, str, dict]]:
         found[f"fedavg-{steps}"] = (f"plain averaging, H = {steps}", "local", {"preset": "fedavg", "steps": steps})
         found[f"diloco-{steps}"] = (f"DiLoCo, H = {steps}", "local", {"preset": "diloco", "steps": steps})
         found[f"sparseloco-{steps}"] = (f"SparseLoCo, H = {steps}", "local", {"preset": "sparseloco", "steps": steps})
-        found[f"ramp-{steps}"] = (f"the same, short rounds at first, H = {steps}", "local", {"steps": steps, "ramp": 1})
+        senders = {"steps": steps, "senders": True}
+        found[f"senders-{steps}"] = (f"SparseLoCo, mean over senders, H = {steps}", "local", senders)
+        found[f"ramp-{steps}"] = (
+            f"SparseLoCo, mean over senders, short rounds at first, H = {steps}",
+            "local",
+            {**senders, "ramp": 1},
+        )
         streaming = {"steps": steps, "fragments": min(4, steps // 2), "delay": 1, "keep": 0.5}
         found[f"streaming-{steps}"] = (f"SparseLoCo, streaming, H = {steps}", "local", streaming)
     return found

@@ -77,8 +77,7 @@ SHARED = {
     "adapters/_flower/test_mod.py": "adapters/_flower/client_state",
     "adapters/jax/test_jax.py": "adapters/_common/mpi_transport adapters/_jax/{gradient_exchange,primitive}",
     "adapters/accelerate/test_accelerate.py": "adapters/_torch/rank_files",
-    "adapters/local_steps/test_local_steps.py": "adapters/_horovod/local_rounds"
-    " adapters/_torch/module_parameters",
+    "adapters/local_steps/test_local_steps.py": "adapters/_horovod/local_rounds adapters/_torch/module_parameters",
 }
 #: They only keep import paths of earlier versions.
 ALIASES = {"capture", "checkpoint", "container", "rng"}
