@@ -51,7 +51,7 @@ class FederatedServer:
 
     A client that is late is left out of the round. Its update counts in the round in which it comes, if the server's
     `staleness` allows that. Only then is the client asked again, and gets the newest model, so that at most one model is on
-    its way to each client.
+    its way to each client. Updates of all clients arrive at the same time, at most one message of each.
 
     Args:
         server: The server whose rounds are run.

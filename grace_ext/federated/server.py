@@ -34,7 +34,7 @@ class Server(ServerState):
             of the updates.
         mean: A WeightedMean (the default), SenderMean, ClippedMean, Median, TrimmedMean or NearestNeighborMixing. The last three need
             uniform weights, and dense updates or memory "ef21"; they reject a sparse update.
-        weights: How much each client counts in a weighted or clipped mean; see Weights.
+        weights: How much each client counts in a WeightedMean, SenderMean or ClippedMean; see Weights.
         most_samples: The most samples of a client that count, with weights "samples"; see Weights.
         memory: The memory of the clients: "residual", "ef21" or "none".
         norm_limit: How many times the median norm of the last updates that were not 0 an update may have, above 1; math.inf:

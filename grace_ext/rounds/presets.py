@@ -35,8 +35,8 @@ PRESETS = {
         "sgd:1.0",
         30,
         "Sarfi, Thérien, Lidin and Belilovsky, SparseLoCo, arXiv 2508.15706: 64 of each 4,096 elements in 2 bits, decay 0.95, "
-        "30 steps. Here positions and levels are entropy-coded, and small tensors, of which as float32 half of all bytes of a model "
-        "of a million parameters would be, are sent as a whole in 2 bits.",
+        "30 steps. Here positions and levels are entropy-coded, and small tensors are sent whole, in 2 bits: in float32 they would be "
+        "half of the bytes of a model of a million parameters.",
         small="dense/lloyd:0.25",
     ),
     "diloco": Preset(
