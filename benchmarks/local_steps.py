@@ -200,7 +200,8 @@ def fewer_bytes(run: dict) -> tuple[float, float]:
 
 def exchanges(run: dict) -> int:
     """How often a run has exchanged its whole model."""
-    length, ramp = run["arguments"].get("steps", 1), run["arguments"].get("ramp")
+    arguments = run.get("arguments", {})  # none: an exchange in each step
+    length, ramp = arguments.get("steps", 1), arguments.get("ramp")
     made, left = 0, run["steps"]
     while left > 0:
         made, left = made + 1, left - (min(ramp * (made + 1), length) if ramp else length)

@@ -259,9 +259,9 @@ def test_the_page_of_local_steps_has_loss_bytes_and_seconds(tmp_path):
     local_steps.page(given)
     text = (tmp_path / "local-steps.md").read_text()
     assert text.startswith("# Local steps\n\nby hand\n")
-    assert "| Horovod float32, each step | 5.0000 | 1 | +0.00 | 1.0 | 100 |" in text
-    assert "| SparseLoCo, H = 15 | 4.0000 | 1 | -20.00 | 100.0 | 75 |" in text
-    assert "| DiLoCo, H = 5 | 5.5000 | 1 | +10.00 | 100.0 | not reached |" in text
+    assert "| Horovod float32, each step | 5.0000 | 1 | +0.00 | 1.0 | 1.0 | 100 |" in text
+    assert "| SparseLoCo, H = 15 | 4.0000 | 1 | -20.00 | 100.0 | 7.0 | 75 |" in text
+    assert "| DiLoCo, H = 5 | 5.5000 | 1 | +10.00 | 100.0 | 20.0 | not reached |" in text
     assert "| method | 100mbit-20ms | 1gbit-0ms |" in text
     assert "| Horovod float32, each step | 500.0 / 50 |  |" in text
     assert "| SparseLoCo, H = 15 | 20.0 / 2 | 10.0 / 1 |" in text
