@@ -12,6 +12,7 @@ import time
 
 import horovod.torch as hvd
 import torch
+from _lib import write_whole
 from _transformer_tasks import TASKS, learning_rate
 from _transformer_worker import evaluate
 
@@ -90,9 +91,7 @@ def main() -> None:
         "ranks_at_the_end": hvd.size(),
     }
     if hvd.rank() == 0:
-        with open(options["out"] + ".new", "w") as file:
-            json.dump(found, file)
-        os.replace(options["out"] + ".new", options["out"])
+        write_whole(found, options["out"])
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from _lib import write_whole
 from _transformer_tasks import TASKS, learning_rate
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -71,9 +72,7 @@ def main() -> None:
     if not all(math.isfinite(one["loss"]) for one in curve):
         raise ValueError("the loss is not finite")
     if rank == 0:
-        with open(options["out"] + ".new", "w") as file:
-            json.dump({"curve": curve, "parameters": parameters}, file)
-        os.replace(options["out"] + ".new", options["out"])
+        write_whole({"curve": curve, "parameters": parameters}, options["out"])
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,5 +1,6 @@
 """What the benchmarks share: paths, and what they take from the examples. Only this module imports the examples' helpers."""
 
+import json
 import os
 import sys
 
@@ -21,6 +22,7 @@ __all__ = [
     "TEXT",
     "as_markdown",
     "finish",
+    "horovodrun",
     "launch",
     "machine",
     "make_training_parser",
@@ -29,7 +31,15 @@ __all__ = [
     "tensorflow_machine",
     "train",
     "training_options",
+    "write_whole",
 ]
+
+
+def write_whole(found: dict, path: str) -> None:
+    """Write a worker's result, so that nobody finds a part of it."""
+    with open(f"{path}.new", "w") as file:
+        json.dump(found, file)
+    os.replace(f"{path}.new", path)
 
 
 def launch(

@@ -6,13 +6,13 @@ the model is.
 
 import contextlib
 import json
-import os
 import statistics
 import sys
 import time
 
 import horovod.torch as hvd
 import torch
+from _lib import write_whole
 from _transformer_tasks import TASKS, learning_rate
 from _transformer_worker import EVALUATIONS, Lags, bytes_sent, evaluate, wrap
 
@@ -118,9 +118,7 @@ def main() -> None:
         **made.stats(options["steps"]),
     }
     if hvd.rank() == 0:
-        with open(options["out"] + ".new", "w") as file:
-            json.dump(found, file)
-        os.replace(options["out"] + ".new", options["out"])
+        write_whole(found, options["out"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Sections of docs/benchmarks.md and of other pages, which each benchmark writes for itself, and the results they are made of."""
 
+import argparse
 import datetime
+import glob
 import json
 import os
 import subprocess
@@ -22,6 +24,42 @@ def keep(found: dict, path: str) -> None:
     with open(path, "w") as file:
         json.dump(found, file, indent=1)
         file.write("\n")
+
+
+def path_of(folder: str, name: str, seed: int | str) -> str:
+    """Name the result of a run with a seed."""
+    return os.path.join(folder, f"{name}-{seed}.json")
+
+
+def by_seed(folder: str, name: str) -> dict[int, dict]:
+    """Read the results of a run, by seed."""
+    found = {}
+    for path in glob.glob(path_of(folder, name, "[0-9]*")):
+        with open(path, encoding="utf-8") as file:
+            found[int(path.rpartition("-")[2].removesuffix(".json"))] = json.load(file)
+    return dict(sorted(found.items()))
+
+
+def results_parser(doc: str, data: str, page: str, results: str) -> argparse.ArgumentParser:
+    """Make the parser of a benchmark that keeps its results and writes a section of a page. data: what the folder is."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--data", help=f"{data}; needed without --page")
+    parser.add_argument("--page", action="store_true", help="measure nothing, only write the section from the results")
+    parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help=f"folder of {page}")
+    parser.add_argument("--results", default=results, help="folder of the results")
+    return parser
+
+
+def parse_results(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the arguments of results_parser, and make the folder of the results."""
+    args = parser.parse_args()
+    args.results = os.path.abspath(args.results)
+    if not args.page:
+        if args.data is None:
+            parser.error("--data is needed without --page")
+        args.data = os.path.abspath(args.data)
+        os.makedirs(args.results, exist_ok=True)
+    return args
 
 
 def write_section(folder: str, name: str, title: str, text: str, page: str = PAGE) -> str:

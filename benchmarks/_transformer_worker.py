@@ -4,12 +4,12 @@ Rank 0 writes the result, a JSON object, to options["out"].
 """
 
 import json
-import os
 import sys
 import time
 
 import horovod.torch as hvd
 import torch
+from _lib import write_whole
 from _transformer_tasks import TASKS, Task, learning_rate
 
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
@@ -101,9 +101,7 @@ def main() -> None:
         found["identical"] = bool((sums == sums[0]).all())
         if options["model_out"]:
             torch.save(model.state_dict(), options["model_out"])
-        with open(options["out"] + ".new", "w") as file:
-            json.dump(found, file)
-        os.replace(options["out"] + ".new", options["out"])
+        write_whole(found, options["out"])
 
 
 if __name__ == "__main__":

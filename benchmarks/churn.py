@@ -7,15 +7,14 @@ Elastic Horovod with a host discovery script; the transformer of benchmarks/tran
 with status 1 if the target is missed. About 15 minutes for each seed on two idle cores.
 """
 
-import argparse
 import json
 import os
 import statistics
 import sys
 import tempfile
 
-from _lib import ROOT, SHARED_CORES, RunFailed, as_markdown, finish, machine
-from _page import keep, write_section
+from _lib import ROOT, SHARED_CORES, RunFailed, as_markdown, finish, horovodrun, machine
+from _page import by_seed, keep, parse_results, path_of, results_parser, write_section
 
 WORKER = os.path.join(ROOT, "benchmarks", "_churn_worker.py")
 RESULTS = os.path.join(ROOT, "benchmarks", "results", "churn")
@@ -28,15 +27,11 @@ GIVEN = ("task", "ranks", "length", "rounds", "every", "after")
 
 
 def launcher(ranks: int, script: str | None) -> list[str]:
-    command = [os.path.join(os.path.dirname(sys.executable), "horovodrun"), "--gloo", "-np", str(ranks)]
-    command += ["--start-timeout", "120", "--network-interfaces", "lo"]
+    *command, python = horovodrun(ranks)
+    command += ["--gloo", "--network-interfaces", "lo"]
     if script:
         command += ["--min-np", str(ranks - 1), "--max-np", str(ranks), "--host-discovery-script", script]
-    return [*command, sys.executable]
-
-
-def path_of(folder: str, kind: str, seed: int) -> str:
-    return os.path.join(folder, f"{kind}-{seed}.json")
+    return [*command, python]
 
 
 def measure(kind: str, seed: int, args) -> None:
@@ -64,12 +59,7 @@ def measure(kind: str, seed: int, args) -> None:
 
 
 def page(args) -> int:
-    found: dict[str, dict[int, dict]] = {kind: {} for kind in KINDS}
-    for kind in KINDS:
-        for seed in range(100):
-            if os.path.exists(path := path_of(args.results, kind, seed)):
-                with open(path) as file:
-                    found[kind][seed] = json.load(file)
+    found = {kind: by_seed(args.results, kind) for kind in KINDS}
     seeds = sorted(found["undisturbed"].keys() & found["killed"].keys())
     if not seeds:
         raise RunFailed(f"{args.results} has no seed of which both runs are there")
@@ -110,11 +100,7 @@ Measured on {" and ".join(dates)} on {machine()}, all ranks on the same cores, b
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="folder in which the tokens are kept; needed without --page")
-    parser.add_argument("--page", action="store_true", help="measure nothing, only write the section from the results")
-    parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of local-steps.md")
-    parser.add_argument("--results", default=RESULTS, help="folder of the results")
+    parser = results_parser(__doc__, "folder in which the tokens are kept", "local-steps.md", RESULTS)
     parser.add_argument("--task", default="gpt")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--ranks", type=int, default=4)
@@ -123,15 +109,10 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=20, help="rounds from one death to the next")
     parser.add_argument("--after", type=int, default=5, help="rounds after a death until another worker comes")
     parser.add_argument("--timeout", type=float, default=7200, help="seconds of one run")
-    args = parser.parse_args()
+    args = parse_results(parser)
     if (args.rounds - 1) // args.every >= len(OTHERS):
         parser.error(f"more than {len(OTHERS) - 1} workers would be killed, and {FIRST} has no more names")
-    args.results = os.path.abspath(args.results)
     if not args.page:
-        if args.data is None:
-            parser.error("--data is needed without --page")
-        args.data = os.path.abspath(args.data)
-        os.makedirs(args.results, exist_ok=True)
         for seed in args.seeds:
             for kind in KINDS:
                 measure(kind, seed, args)

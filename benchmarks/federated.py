@@ -13,7 +13,6 @@ do when some clients are Byzantine. Ends with status 1 if a bar is missed.
 import argparse
 import dataclasses
 import datetime
-import glob
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ import time
 
 import _liars
 from _lib import ROOT, SHARED_CORES, RunFailed, as_markdown, finish, machine
-from _page import write_section
+from _page import by_seed, path_of, write_section
 
 EXAMPLE = os.path.join(ROOT, "examples", "fedavg_fashion_mnist.py")
 LAST = 5  # evaluations whose mean is a run's accuracy
@@ -81,10 +80,7 @@ class Results:
     def __init__(self, folder: str):
         self._runs = {name: {} for name in METHODS}
         for name, method in METHODS.items():
-            for path in sorted(glob.glob(path_of(folder, name, "[0-9]*"))):
-                with open(path, encoding="utf-8") as file:
-                    run = json.load(file)
-                seed = run["options"]["seed"]
+            for seed, run in by_seed(folder, name).items():
                 if name == method.training or self.is_comparable(run, self._runs[method.training].get(seed)):
                     self._runs[name][seed] = run
 
@@ -131,10 +127,6 @@ class Results:
                     for name in judged
                 }
         return found
-
-
-def path_of(folder: str, name: str, seed) -> str:
-    return os.path.join(folder, f"{name}-{seed}.json")
 
 
 def accuracy(run: dict) -> float:

@@ -7,14 +7,13 @@ training are those of benchmarks/federated.py. Results are kept in benchmarks/re
 there is not repeated. About 10 minutes.
 """
 
-import argparse
 import json
 import os
 import sys
 
 from _hosts import Hosts, Job, JobFailed
 from _lib import ROOT, RunFailed, as_markdown, machine
-from _page import keep, write_section
+from _page import keep, parse_results, results_parser, write_section
 from federated import FEDAVG, METHODS
 
 WORKER = os.path.join(ROOT, "benchmarks", "_federated_links_worker.py")
@@ -122,24 +121,15 @@ Measured on {" and ".join(dates)} on {machine()}, all hosts on the same cores, b
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="folder of the data set (see mpirun/fetch_fashion_mnist.py); needed without --page")
-    parser.add_argument("--page", action="store_true", help="measure nothing, only write the section from the results")
-    parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of federated.md")
-    parser.add_argument("--results", default=RESULTS, help="folder of the results")
+    parser = results_parser(__doc__, "folder of the data set (see mpirun/fetch_fashion_mnist.py)", "federated.md", RESULTS)
     parser.add_argument("--rates", nargs="+", default=["100mbit", "10mbit"], help="rates of the links, as for mpirun/hosts")
     names = [name for name, method in METHODS.items() if method.training == FEDAVG]
     parser.add_argument("--methods", nargs="+", choices=names, default=names)
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--timeout", type=float, default=600, help="seconds of one run")
-    args = parser.parse_args()
-    args.results = os.path.abspath(args.results)
+    args = parse_results(parser)
     if not args.page:
-        if args.data is None:
-            parser.error("--data is needed without --page")
-        args.data = os.path.abspath(args.data)
-        os.makedirs(args.results, exist_ok=True)
         measure(args)
     page(args)
 

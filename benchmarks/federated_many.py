@@ -6,7 +6,6 @@ Methods, model, split and training are those of benchmarks/federated.py. Results
 run whose result is there is not repeated. Ends with status 1 if the target is missed. About half an hour on two idle cores.
 """
 
-import argparse
 import concurrent.futures
 import functools
 import itertools
@@ -19,7 +18,7 @@ import sys
 import torch
 from _federated_in_process import train
 from _lib import ROOT, RunFailed, as_markdown, machine
-from _page import keep, write_section
+from _page import by_seed, keep, parse_results, path_of, results_parser, write_section
 from fashion_mnist import load
 from federated import FEDAVG, LAST, METHODS, Method
 from federated_training import Epochs, lda_split, mlp, vector_of
@@ -37,10 +36,6 @@ loaded = functools.cache(load)
 
 def method(name: str) -> Method:
     return METHODS[name.removesuffix(SENDERS)]
-
-
-def path_of(folder: str, name: str, seed: int) -> str:
-    return os.path.join(folder, f"{name}-{seed}.json")
 
 
 def run(name: str, seed: int, args) -> None:
@@ -69,12 +64,7 @@ def run(name: str, seed: int, args) -> None:
 
 def results(folder: str) -> dict[str, dict[int, dict]]:
     """Read the results, by method and seed. Raises RunFailed: Their options differ."""
-    found = {}
-    for name in SHOWN:
-        for seed in range(100):
-            if os.path.exists(path := path_of(folder, name, seed)):
-                with open(path) as file:
-                    found.setdefault(name, {})[seed] = json.load(file)
+    found = {name: runs for name in SHOWN if (runs := by_seed(folder, name))}
     if len({json.dumps(run["options"]) for runs in found.values() for run in runs.values()}) != 1:
         raise RunFailed(f"the results in {folder} are not of the same options")
     return found
@@ -129,11 +119,7 @@ Measured on {" and ".join(dates)} on {machine()}, by `python benchmarks/federate
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="folder of the data set (see mpirun/fetch_fashion_mnist.py); needed without --page")
-    parser.add_argument("--page", action="store_true", help="measure nothing, only write the section from the results")
-    parser.add_argument("--out", default=os.path.join(ROOT, "docs"), help="folder of federated.md")
-    parser.add_argument("--results", default=RESULTS, help="folder of the results")
+    parser = results_parser(__doc__, "folder of the data set (see mpirun/fetch_fashion_mnist.py)", "federated.md", RESULTS)
     parser.add_argument("--methods", nargs="+", choices=SHOWN, default=SHOWN)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--clients", type=int, default=100)
@@ -141,13 +127,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--every", type=int, default=10, help="rounds between evaluations")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    args = parser.parse_args()
-    args.results = os.path.abspath(args.results)
+    args = parse_results(parser)
     if not args.page:
-        if args.data is None:
-            parser.error("--data is needed without --page")
-        args.data = os.path.abspath(args.data)
-        os.makedirs(args.results, exist_ok=True)
         wanted = [
             (name, seed)
             for seed, name in itertools.product(args.seeds, args.methods)

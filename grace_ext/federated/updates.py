@@ -174,24 +174,22 @@ class ClientUpdates:
         if self._memory == "ef21":
             samples = self._samples | {client: one.up.samples for client, one in received.items()}
             known = {
-                client: (samples[client], lambda vector=estimate.known: vector, l2_norm(estimate.known), True)
+                client: (samples[client], lambda vector=estimate.known: vector, l2_norm(estimate.known), False)
                 for client, estimate in (self.estimates | corrected).items()
                 if client not in absent
             }
         else:
             known = {
-                client: (
-                    one.up.samples,
-                    functools.partial(self._decoded, one.container),
-                    one.norm,
-                    not one.container.is_sparse,
-                )
+                client: (one.up.samples, functools.partial(self._decoded, one.container), one.norm, one.container.is_sparse)
                 for client, one in received.items()
             }
         if not known or not received:
             return None
         shares = self._weights.shares({client: samples for client, (samples, *_) in known.items()})
-        updates = [Update(vector, norm, shares[client], dense) for client, (_, vector, norm, dense) in known.items()]
+        updates = [
+            Update(vector, norm, shares[client], lambda is_sparse=is_sparse: not is_sparse)  # type: ignore[misc]
+            for client, (_, vector, norm, is_sparse) in known.items()
+        ]
         return self._mean(updates, self._size)
 
     def state_dict(self) -> dict[str, np.ndarray]:

@@ -19,14 +19,14 @@ class Update:
         vector: Returns the update, float32[d], finite, which must not be changed; each call may decode it again.
         norm: Its L2 norm.
         share: The worker's share in a weighted mean, 0 to 1.
-        dense: bool[d], or one for all: of which elements the worker has sent a value even where it is 0. Of the others, those count as
-            sent that are not 0.
+        dense: Returns bool[d], or one for all: of which elements the worker has sent a value even where it is 0. Of the others, those
+            count as sent that are not 0.
     """
 
     vector: Callable[[], np.ndarray]
     norm: float
     share: float
-    dense: np.ndarray | bool = False
+    dense: Callable[[], np.ndarray | bool]
 
 
 def l2_norm(vector: np.ndarray) -> float:

@@ -16,7 +16,7 @@ class SenderMean(Mean):
 
     A worker that has not sent an element does not say that it should stay as it is. The weighted mean takes it so, and sparse
     updates then move the model by a part of what their senders ask for. An element counts as sent if it is not 0; of what is sent
-    as a whole, every element counts, so that this mean is the weighted mean there.
+    as a whole, or under a transform, every element counts, so that this mean is the weighted mean there.
 
     Whoever is alone in sending an element decides on it: this mean bears no liars. One update is decoded at a time.
     """
@@ -32,4 +32,4 @@ def _add(update: Update, mean: np.ndarray, shares: np.ndarray) -> None:
     """Add an update, and the shares of what it has."""
     vector, share = update.vector(), np.float32(update.share)
     mean += share * vector
-    shares += share * ((vector != 0) | update.dense)
+    shares += share * ((vector != 0) | update.dense())

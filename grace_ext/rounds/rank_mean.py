@@ -135,11 +135,13 @@ class RankMean:
         Returns:
             Whether some rank counted. If not, `out` is as it was.
         """
-        known, dense = {}, {}
+        known: dict[int, Callable[[], np.ndarray]] = {}
+        dense: dict[int, Callable[[], np.ndarray | bool]] = {}
         for place, rank in enumerate(self._senders):
             if rank not in self._left_out:
                 self._correct_estimates(rank, place)
-                known[rank], dense[rank] = functools.partial(self._vector, rank, place), self._dense(place)
+                known[rank] = functools.partial(self._vector, rank, place)
+                dense[rank] = functools.partial(self._dense, place)
         mean, others = self._mean_of(known, shares, dense)
         if (left_out := sorted([*self._left_out, *others])) and not self._transport.rank:
             _LOG.warning("what ranks %s have sent is not finite; the mean is that of the others", left_out)
@@ -192,13 +194,13 @@ class RankMean:
             float32[n]; None if no rank with a share has a finite vector.
         """
         vectors = {rank: functools.partial(np.asarray, rows[rank]) for rank, share in shares.items() if share}
-        return self._mean_of(vectors, shares, dict.fromkeys(vectors, True))[0]
+        return self._mean_of(vectors, shares, dict.fromkeys(vectors, lambda: True))[0]
 
     def _mean_of(
         self,
         vectors: Mapping[int, Callable[[], np.ndarray]],
         shares: Mapping[int, float],
-        dense: Mapping[int, np.ndarray | bool],
+        dense: Mapping[int, Callable[[], np.ndarray | bool]],
     ) -> tuple[np.ndarray | None, list[int]]:
         """The mean of the finite vectors, or None if there is none; and the ranks whose vectors are not finite."""
         norms = {rank: l2_norm(vector()) for rank, vector in vectors.items()}

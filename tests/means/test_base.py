@@ -23,7 +23,7 @@ def test_weighted_means_hold_one_decoded_update_at_a_time(kind):
         alive.append(weakref.ref(vector))
         return vector
 
-    np.testing.assert_allclose(kind()([Update(decoded, float(np.sqrt(D)), 0.25)] * 4, D), 1, rtol=1e-6)
+    np.testing.assert_allclose(kind()([Update(decoded, float(np.sqrt(D)), 0.25, lambda: False)] * 4, D), 1, rtol=1e-6)
     assert len(alive) == 4
 
 

@@ -32,7 +32,7 @@ def test_each_element_is_the_mean_of_those_that_have_sent_it(shares):
     dense[1, : D // 2], dense[2] = True, True
     masks = [False, dense[1], True, False]
     given = [
-        Update(lambda vector=vector: vector, float(np.linalg.norm(vector)), share, mask)
+        Update(lambda vector=vector: vector, float(np.linalg.norm(vector)), share, lambda mask=mask: mask)
         for vector, share, mask in zip(vectors, shares, masks, strict=True)
     ]
     np.testing.assert_allclose(SenderMean()(given, D), slow(vectors, shares, dense), rtol=1e-5, atol=1e-6)
@@ -47,7 +47,12 @@ def test_what_nobody_has_sent_does_not_move():
 
 @pytest.mark.parametrize(
     "memory, spec, is_weighted",
-    [("residual", "topk:0.1/rice/raw", False), ("none", "dense/terngrad", True), ("ef21", "topk:0.1", True)],
+    [
+        ("residual", "topk:0.1/rice/raw", False),
+        ("none", "dense/terngrad", True),
+        ("ef21", "topk:0.1", True),
+        ("none", "dct:4/topk:0.5:per=chunk", True),
+    ],
 )
 def test_a_server_takes_it_of_what_is_sent_sparsely_and_the_weighted_mean_of_the_rest(memory, spec, is_weighted):
     models = {}

@@ -14,7 +14,7 @@ SORTING = [Median(), TrimmedMean(0.3)]
 def updates_of(vectors, shares=None):
     shares = [1 / len(vectors)] * len(vectors) if shares is None else shares
     return [
-        Update(lambda vector=vector: vector, float(np.linalg.norm(vector)), share)
+        Update(lambda vector=vector: vector, float(np.linalg.norm(vector)), share, lambda: False)
         for vector, share in zip(vectors, shares, strict=True)
     ]
 
