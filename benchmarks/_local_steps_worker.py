@@ -16,8 +16,16 @@ from _lib import write_whole
 from _transformer_tasks import TASKS, learning_rate
 from _transformer_worker import EVALUATIONS, Lags, bytes_sent, evaluate, wrap
 
+from grace_ext.adapters.local_adamw import LocalAdamW
 from grace_ext.adapters.local_steps import LocalSteps
 from grace_ext.means import SenderMean
+
+
+def local_adamw(task, model) -> list[LocalAdamW]:
+    """Make the task's AdamW for local steps."""
+    (adamw,) = task.optimizers(model, task.lr, tuple(task.betas))
+    groups = [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in adamw.param_groups]
+    return [LocalAdamW(groups, task.lr, tuple(task.betas), workers=hvd.size())]
 
 
 class PerStep:
@@ -43,13 +51,14 @@ class PerStep:
 
 class Local:
     """Rounds of local steps. arguments: of LocalSteps; "ramp": n steps more in each round until there are `steps`; "senders": whether
-    the mean is that over senders."""
+    the mean is that over senders, and "root" which."""
 
     def __init__(self, optimizers, model, arguments: dict):
         arguments = dict(arguments)
         ramp, steps = arguments.pop("ramp", None), arguments["steps"]
+        root = arguments.pop("root", False)
         if arguments.pop("senders", False):
-            arguments["mean"] = SenderMean()
+            arguments["mean"] = SenderMean(root)
         if ramp:
             arguments["steps"] = lambda number: min(ramp * number, steps)
         self.optimizers, self._local = optimizers, LocalSteps(model, optimizers, **arguments)
@@ -76,12 +85,16 @@ def main() -> None:
     torch.manual_seed(options["seed"])
     task = TASKS[options["task"]]
     data, model = task.data(options["data"]), task.model()
-    optimizers = task.optimizers(model, task.lr, tuple(task.betas))
+    arguments = dict(options["arguments"])
+    if arguments.pop("local_adamw", False):
+        optimizers = local_adamw(task, model)
+    else:
+        optimizers = task.optimizers(model, task.lr, tuple(task.betas))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     made = (
-        Local(optimizers, model, options["arguments"])
+        Local(optimizers, model, arguments)
         if options["library"] == "local"
-        else PerStep(optimizers, model, options["library"], options["arguments"])
+        else PerStep(optimizers, model, options["library"], arguments)
     )
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, options["steps"]))

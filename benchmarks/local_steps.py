@@ -58,6 +58,16 @@ def methods() -> dict[str, tuple[str, str, dict]]:
             "local",
             {**senders, "ramp": 1},
         )
+        found[f"fedavg-adam-{steps}"] = (
+            f"plain averaging, LocalAdamW, H = {steps}",
+            "local",
+            {"preset": "fedavg", "steps": steps, "local_adamw": True},
+        )
+        found[f"adam-{steps}"] = (
+            f"SparseLoCo, root mean over senders, LocalAdamW, H = {steps}",
+            "local",
+            {**senders, "root": True, "local_adamw": True},
+        )
         streaming = {"steps": steps, "fragments": min(4, steps // 2), "delay": 1, "keep": 0.5}
         found[f"streaming-{steps}"] = (f"SparseLoCo, streaming, H = {steps}", "local", streaming)
     return found

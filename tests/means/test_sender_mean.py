@@ -14,7 +14,7 @@ def sparse_vectors(count):
     return vectors
 
 
-def slow(vectors, shares, dense):
+def slow(vectors, shares, dense, power=1.0):
     """Element by element, in float64."""
     found = []
     for number in range(D):
@@ -22,7 +22,7 @@ def slow(vectors, shares, dense):
             (float(v[number]), s) for v, s, all_ in zip(vectors, shares, dense, strict=True) if v[number] or all_[number]
         ]
         weight = sum(share for _, share in sent)
-        found.append(sum(value * share for value, share in sent) / weight if weight else 0.0)
+        found.append(sum(value * share for value, share in sent) / weight**power if weight else 0.0)
     return found
 
 
@@ -36,13 +36,15 @@ def test_each_element_is_the_mean_of_those_that_have_sent_it(shares):
         for vector, share, mask in zip(vectors, shares, masks, strict=True)
     ]
     np.testing.assert_allclose(SenderMean()(given, D), slow(vectors, shares, dense), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(SenderMean(root=True)(given, D), slow(vectors, shares, dense, 0.5), rtol=1e-5, atol=1e-6)
 
 
 def test_what_nobody_has_sent_does_not_move():
     vectors = sparse_vectors(3)
     vectors[:, :5] = 0
-    mean = SenderMean()(updates_of(vectors), D)
-    assert not mean[:5].any() and mean[5:].any()
+    for mean in (SenderMean(), SenderMean(root=True)):
+        found = mean(updates_of(vectors), D)
+        assert not found[:5].any() and found[5:].any()
 
 
 @pytest.mark.parametrize(

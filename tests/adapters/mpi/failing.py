@@ -35,8 +35,8 @@ else:
     mpi_exit.PATIENCE = 2
     server = FederatedServer(Server(start, comm.size - 1, "dense/fp16"), comm, timeout=3600)
     for number in range(5):
-        if number == 2 and where == "stopped":  # not before: rank 1 has to have answered to be asked in round 3, when it stops
-            server._timeout = 2
+        if number == 2 and where == "stopped":
+            server._timeout = 2  # not before: rank 1 has to have answered to be asked in round 3, when it stops
         server.round()
         if number == 3 and where == "server":
             raise RuntimeError("rank 0 gives up")

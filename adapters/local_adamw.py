@@ -1,0 +1,121 @@
+"""AdamW for local steps, whose second moment is that of the mean gradient of all workers.
+
+    optimizer = LocalAdamW(model.parameters(), lr=1e-3, workers=4)
+    local = LocalSteps(model, optimizer, steps=30)
+
+AdamW: Loshchilov and Hutter, Decoupled weight decay regularization, ICLR 2019, algorithm 2. What the second moment has to do with
+the size of batches: Wang and Aitchison, Batch size invariant Adam, arXiv 2402.18824, section 3, which goes the other way.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from grace_ext import ConfigError
+
+__all__ = ["LocalAdamW"]
+
+
+class LocalAdamW(torch.optim.Optimizer):
+    """AdamW that makes as large steps on a worker's small batches as it would make on the batches of all workers together.
+
+    A gradient is a mean over a batch, so that the square of its noise is as many times larger on one of n workers as there are
+    workers. Adam divides by the root of the second moment, which has this noise in it: n workers that make local steps, each with
+    an AdamW of its own, move by less, up to n times where few of them meet an element at all, than one AdamW does with the mean
+    of their gradients. Here the second moment is that of a moving average a of a worker's own gradients g, over so many steps that
+    its noise is that of the mean of n gradients. With c = (n - 1) / (n + 1) and the step t, from 1 on,
+
+        a = c a + (1 - c) g;   v = beta2 v + (1 - beta2) (a / (1 - c^t))^2;   m = beta1 m + (1 - beta1) g
+        p = p - lr weight_decay p - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
+
+    With one worker it is AdamW. It has nothing to do with the exchange, and sends nothing. It keeps float32 or what the parameters
+    are of, three times: m, v and a.
+
+    Args:
+        params: Parameters, or groups of them, as in torch.optim.AdamW.
+        lr: Learning rate: the one that AdamW would need with the mean gradient of all workers.
+        betas: Factors of both moments, from 0 to below 1.
+        eps: Is added to the root of the second moment, above 0.
+        weight_decay: The share of a parameter, times lr, by which it shrinks in a step, from 0 on.
+        workers: The number n of workers, whose batches are alike in size.
+
+    Raises:
+        ConfigError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        workers: int,
+    ):
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise ConfigError(f"LocalAdamW: workers={workers}; allowed: integers from 1")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "workers": workers})
+
+    def add_param_group(self, param_group: dict) -> None:
+        """Add a group of parameters, as in torch.optim.Optimizer.
+
+        Args:
+            param_group: The parameters, under "params", and their options.
+
+        Raises:
+            ConfigError: An option is out of range.
+        """
+        options = {**self.defaults, **param_group}
+        if not 0 <= options["lr"] < math.inf:
+            raise ConfigError(f"LocalAdamW: lr={options['lr']}; allowed: from 0 and finite")
+        if not all(0 <= beta < 1 for beta in options["betas"]):
+            raise ConfigError(f"LocalAdamW: betas={options['betas']}; allowed: from 0 to below 1")
+        if not 0 < options["eps"] < math.inf:
+            raise ConfigError(f"LocalAdamW: eps={options['eps']}; allowed: above 0 and finite")
+        if not 0 <= options["weight_decay"] < math.inf:
+            raise ConfigError(f"LocalAdamW: weight_decay={options['weight_decay']}; allowed: from 0 and finite")
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make a step.
+
+        Args:
+            closure: Computes the loss once more and returns it; None for nothing.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            ConfigError: A gradient is sparse or complex.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step(p, p.grad, group)
+        return loss
+
+    def _step(self, p: torch.Tensor, gradient: torch.Tensor, group: dict) -> None:
+        if gradient.is_sparse or torch.is_complex(p):
+            raise ConfigError("LocalAdamW: a gradient is sparse or complex; allowed: dense and real ones")
+        state, (beta1, beta2) = self.state[p], group["betas"]
+        if not state:
+            state["step"] = torch.zeros(())  # as torch's optimizers have it
+            for field in ("exp_avg", "exp_avg_sq", "exp_avg_grad"):
+                state[field] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        state["step"] += 1
+        n, t, decay = group["workers"], int(state["step"]), group["lr"] * group["weight_decay"]
+        c = (n - 1) / (n + 1)
+        average = state["exp_avg_grad"].lerp_(gradient, 1 - c)
+        corrected = (1 - c**t) ** 2
+        state["exp_avg_sq"].mul_(beta2).addcmul_(average, average, value=(1 - beta2) / corrected)
+        state["exp_avg"].lerp_(gradient, 1 - beta1)
+        root = state["exp_avg_sq"].sqrt().div_(math.sqrt(1 - beta2**t)).add_(group["eps"])
+        p.mul_(1 - decay).addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - beta1**t))

@@ -1,0 +1,131 @@
+"""AdamW for local steps, in one process: it exchanges nothing."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from grace_ext import ConfigError
+from grace_ext.adapters.local_adamw import LocalAdamW
+
+BETAS, EPS = (0.9, 0.95), 1e-8
+
+
+def parameters(size=50):
+    values = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    return [values.clone().requires_grad_(), values[: size // 2].clone().requires_grad_()]
+
+
+def run(optimizer, ps, steps, first=0, scale=1.0):
+    """Make steps with random gradients, the same for each call."""
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(step)
+        for p in ps:
+            p.grad = scale * torch.randn(p.shape, generator=generator)
+        optimizer.step()
+
+
+def groups(ps):
+    return [{"params": ps[:1], "weight_decay": 0.1}, {"params": ps[1:], "lr": 3e-2, "weight_decay": 0.0}]
+
+
+def test_with_one_worker_it_is_adamw():
+    ours, theirs = parameters(), parameters()
+    run(LocalAdamW(groups(ours), 1e-2, BETAS, EPS, workers=1), ours, 20)
+    run(torch.optim.AdamW(groups(theirs), 1e-2, BETAS, EPS), theirs, 20)
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 64])
+def test_it_is_its_formula(workers):
+    (ours, _), (slow, _) = parameters(), parameters()
+    optimizer = LocalAdamW([ours], 1e-2, BETAS, EPS, 0.1, workers=workers)
+    p, c = slow.detach().double(), (workers - 1) / (workers + 1)
+    a, v, m = (torch.zeros_like(p) for _ in range(3))
+    for t in range(1, 31):
+        run(optimizer, [ours], 1, first=t)
+        g = ours.grad.double()
+        a = c * a + (1 - c) * g
+        v = BETAS[1] * v + (1 - BETAS[1]) * (a / (1 - c**t)) ** 2
+        m = BETAS[0] * m + (1 - BETAS[0]) * g
+        root = (v / (1 - BETAS[1] ** t)).sqrt() + EPS
+        p = p - 1e-2 * 0.1 * p - 1e-2 * m / (1 - BETAS[0] ** t) / root
+    torch.testing.assert_close(ours.detach().double(), p, rtol=1e-4, atol=1e-5)
+
+
+def moved(make, rare, workers=4, steps=300, size=2000):
+    """How far the mean of workers moves that step by themselves, and how far one moves that has the mean of their gradients: the root
+    mean square over elements. rare: how often an element of a worker's gradient is not 0."""
+    ps = [torch.zeros(size, requires_grad=True) for _ in range(workers + 1)]
+    optimizers = [make(p) for p in ps[:-1]] + [torch.optim.AdamW([ps[-1]], 1e-3, BETAS, EPS, 0.0)]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        gradients = torch.randn(workers, size, generator=generator)
+        gradients *= torch.rand(workers, size, generator=generator) < rare
+        for p, gradient in zip(ps, [*gradients, gradients.mean(0)], strict=True):
+            p.grad = gradient
+        for optimizer in optimizers:
+            optimizer.step()
+    total = torch.stack([p.detach() for p in ps[:-1]]).mean(0)
+    return float(total.square().mean().sqrt() / ps[-1].detach().square().mean().sqrt())
+
+
+@pytest.mark.parametrize("rare", [1.0, 0.1])
+def test_workers_move_as_far_as_one_adamw_with_the_mean_of_their_gradients(rare):
+    alone = moved(lambda p: torch.optim.AdamW([p], 1e-3, BETAS, EPS, 0.0), rare)
+    ours = moved(lambda p: LocalAdamW([p], 1e-3, BETAS, EPS, 0.0, workers=4), rare)
+    assert alone < 0.7, alone  # 1/2, the root of the number of workers, or less where elements are rare
+    assert abs(ours - 1) < 0.25 and abs(ours - 1) < 0.5 * abs(alone - 1), (ours, alone)
+
+
+def test_a_saved_state_goes_on_bit_for_bit():
+    ours, resumed = parameters(), parameters()
+    optimizer = LocalAdamW(groups(ours), 1e-2, BETAS, workers=4)
+    run(optimizer, ours, 5)
+    with torch.no_grad():
+        for p, q in zip(ours, resumed, strict=True):
+            q.copy_(p)
+    second = LocalAdamW(groups(resumed), 1e-2, BETAS, workers=4)
+    second.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch would share the tensors
+    run(optimizer, ours, 5, first=5)
+    run(second, resumed, 5, first=5)
+    assert all(torch.equal(p, q) for p, q in zip(ours, resumed, strict=True))
+
+
+def test_a_step_of_zeros_and_parameters_without_a_gradient_change_nothing():
+    (p, q), before = parameters(), parameters()
+    optimizer = LocalAdamW([p, q], 1e-2, weight_decay=0.0, workers=4)
+    p.grad = torch.zeros_like(p)
+    assert optimizer.step(lambda: 3.5) == 3.5
+    assert torch.equal(p, before[0]) and torch.equal(q, before[1]) and q not in optimizer.state
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        ({"workers": 0}, "workers=0"),
+        ({"workers": 2.0}, "workers=2.0"),
+        ({"workers": True}, "workers=True"),
+        ({"lr": -1.0}, "lr=-1.0"),
+        ({"lr": math.inf}, "lr=inf"),
+        ({"betas": (0.9, 1.0)}, "betas="),
+        ({"eps": 0.0}, "eps=0.0"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(wrong, says):
+    with pytest.raises(ConfigError, match=f"LocalAdamW: {says}"):
+        LocalAdamW(parameters(), **{"workers": 4, **wrong})
+
+
+def test_a_gradient_that_is_sparse_or_complex_is_refused():
+    table = torch.nn.Embedding(10, 3, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ConfigError, match="sparse or complex"):
+        LocalAdamW(table.parameters(), workers=2).step()
+    complex_ = torch.zeros(3, dtype=torch.complex64, requires_grad=True)
+    complex_.grad = torch.ones_like(complex_)
+    with pytest.raises(ConfigError, match="sparse or complex"):
+        LocalAdamW([complex_], workers=2).step()
