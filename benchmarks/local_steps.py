@@ -33,11 +33,22 @@ TRANSFORMERS = os.path.join(ROOT, "benchmarks", "results", "transformers")
 HOSTS, SEED = 4, 0
 LENGTHS = (5, 15, 30, 100)  # local steps in a round
 FP16 = "horovod-fp16"
-SHOWN = (DENSE, FP16, "default", "fedavg-30", "diloco-30", "sparseloco-30", "senders-30", "streaming-30")  # in the plots
+SHOWN = (
+    DENSE,
+    "default",
+    "fedavg-5",
+    "adam-5",
+    "senders-5",
+    "fedavg-30",
+    "sparseloco-30",
+    "senders-30",
+    "adam-30",
+)  # in the plots
 #: What the published SparseLoCo sends: 12 bits for a position among 4,096, and 2 for the value, of one element in 64.
 NOTE = f"""\
-Times fewer bytes: than float32 in each step; in an exchange: than float32 as often as the method exchanges, headers included. SparseLoCo's
-published format, 12 bits for a position and 2 for a value, sends {64 * 32 / 14:.0f} times fewer in an exchange."""
+Worse: than float32 with the same seeds. Times fewer bytes: than float32 in each step; in an exchange: than float32 as often as the
+method exchanges, headers included. SparseLoCo's published format, 12 bits for a position and 2 for a value, sends
+{64 * 32 / 14:.0f} times fewer in an exchange."""
 
 
 def methods() -> dict[str, tuple[str, str, dict]]:
@@ -198,7 +209,16 @@ def page(args) -> None:
             text += f"### {TASKS[task].label}\n\n{tables(found, TASKS[task].measure)}\n"
     if plotted:
         draw(plotted, os.path.join(args.out, "local-steps.png"))
-        text = f"![loss against tokens, bytes and seconds](local-steps.png)\n\n{text}"
+        results = [run for found in plotted.values() for method in found.values() for run in method.runs.values()]
+        dates, machines = (
+            {run.get(key, "") for run in results if run.get("library") == "local"} for key in ("date", "machine")
+        )
+        text = (
+            "Written by `benchmarks/local_steps.py`; do not edit.\n\n![loss against tokens, bytes and seconds](local-steps.png)\n\n"
+            f"{text}\nLocal steps measured on {' and '.join(sorted(dates))} on {' and '.join(sorted(machines))}, all ranks on the same "
+            "cores, by `python benchmarks/local_steps.py run --data DIR`; rows with an exchange in each step are those of "
+            "[transformers.md](transformers.md).\n"
+        )
     print(write_section(args.out, "local-steps", "Measurements", text, "local-steps.md"))
 
 
@@ -229,9 +249,9 @@ def tables(found: dict[str, Measured], measure: str) -> str:
         mean = statistics.mean(end[measure] for end in ends)
         fewer, in_exchange = zip(*map(fewer_bytes, method.runs.values()), strict=True)
         worse, needed = "", None
-        if dense:
-            base = statistics.mean(run["curve"][-1][measure] for run in dense.runs.values())
-            worse = f"{100 * (mean / base - 1) * (1 if measure == 'loss' else -1):+.2f}"
+        if dense and (both := dense.runs.keys() & method.runs.keys()):
+            base, own = (statistics.mean(one.runs[seed]["curve"][-1][measure] for seed in both) for one in (dense, method))
+            worse = f"{100 * (own / base - 1) * (1 if measure == 'loss' else -1):+.2f}"
             needed = method.steps_to_the_end_of(dense, measure)
         rows.append(
             [

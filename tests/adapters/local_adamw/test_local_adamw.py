@@ -4,10 +4,12 @@ import copy
 import math
 
 import pytest
-import torch
 
 from grace_ext import ConfigError
-from grace_ext.adapters.local_adamw import LocalAdamW
+
+torch = pytest.importorskip("torch")
+
+from grace_ext.adapters.local_adamw import LocalAdamW  # noqa: E402
 
 BETAS, EPS = (0.9, 0.95), 1e-8
 
