@@ -92,16 +92,17 @@ def path_of(folder: str, task: str, method: str, which: str) -> str:
 def options_of(args, task: str, method: str, seed: int, steps: int, out: str, measure: bool) -> dict:
     _, library, arguments = methods()[method]
     given = {"task": task, "seed": seed, "steps": steps, "library": library, "arguments": arguments, "measure": measure}
-    return {**given, "data": args.data, "out": out}
+    return {**given, "data": args.data, "out": f"{out}.part"}
 
 
 def complete(out: str, label: str, options: dict, **more) -> dict:
-    """Complete a result with what it was made with."""
-    with open(out) as file:
+    """Complete what a rank has written with what it was made with; it is a result from then on."""
+    with open(options["out"]) as file:
         found = json.load(file)
     described = {key: options[key] for key in ("task", "seed", "steps", "library", "arguments")}
     found = {"label": label, **described, **more, **found}
     keep(found, out)
+    os.remove(options["out"])
     return found
 
 
@@ -215,7 +216,7 @@ def page(args) -> None:
         )
         text = (
             "Written by `benchmarks/local_steps.py`; do not edit.\n\n![loss against tokens, bytes and seconds](local-steps.png)\n\n"
-            f"{text}\nLocal steps measured on {' and '.join(sorted(dates))} on {' and '.join(sorted(machines))}, all ranks on the same "
+            f"{text.rstrip()}\n\nLocal steps measured on {' and '.join(sorted(dates))} on {' and '.join(sorted(machines))}, all ranks on the same "
             "cores, by `python benchmarks/local_steps.py run --data DIR`; rows with an exchange in each step are those of "
             "[transformers.md](transformers.md).\n"
         )
@@ -225,14 +226,14 @@ def page(args) -> None:
 def fewer_bytes(run: dict) -> tuple[float, float]:
     """How many times fewer bytes a rank has sent than with float32 in each step, and than with float32 as often as it did."""
     once = 4 * run["parameters"] / run["curve"][-1]["bytes_sent"]
-    return once * run["steps"], once * exchanges(run)
+    return once * run["curve"][-1]["step"], once * exchanges(run)
 
 
 def exchanges(run: dict) -> int:
     """How often a run has exchanged its whole model."""
     arguments = run.get("arguments", {})  # none: an exchange in each step
     length, ramp = arguments.get("steps", 1), arguments.get("ramp")
-    made, left = 0, run["steps"]
+    made, left = 0, run["curve"][-1]["step"]
     while left > 0:
         made, left = made + 1, left - (min(ramp * (made + 1), length) if ramp else length)
     return made
