@@ -214,12 +214,16 @@ def page(args) -> None:
         dates, machines = (
             {run.get(key, "") for run in results if run.get("library") == "local"} for key in ("date", "machine")
         )
-        text = (
-            "Written by `benchmarks/local_steps.py`; do not edit.\n\n![loss against tokens, bytes and seconds](local-steps.png)\n\n"
-            f"{text.rstrip()}\n\nLocal steps measured on {' and '.join(sorted(dates))} on {' and '.join(sorted(machines))}, all ranks on the same "
-            "cores, by `python benchmarks/local_steps.py run --data DIR`; rows with an exchange in each step are those of "
-            "[transformers.md](transformers.md).\n"
-        )
+        text = f"""\
+Written by `benchmarks/local_steps.py`; do not edit.
+
+![loss against tokens, bytes and seconds](local-steps.png)
+
+{text.rstrip()}
+
+Local steps measured on {" and ".join(sorted(dates))} on {" and ".join(sorted(machines))}, all ranks on the same cores, by
+`python benchmarks/local_steps.py run --data DIR`; rows with an exchange in each step are those of [transformers.md](transformers.md).
+"""
     print(write_section(args.out, "local-steps", "Measurements", text, "local-steps.md"))
 
 
