@@ -21,6 +21,7 @@ def test_every_adapter_has_its_column():
     public = {path.stem for path in (ROOT / "adapters").glob("[!_]*.py")}
     others = {  # parts of other adapters, and federated training, which has clients and a server
         "horovod_torch_elastic",
+        "local_adamw",
         "flower",
         "mpi",
         "onebit_adam",
