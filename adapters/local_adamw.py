@@ -1,10 +1,10 @@
 """AdamW for local steps, whose second moment is that of the mean gradient of all workers.
 
     optimizer = LocalAdamW(model.parameters(), lr=1e-3, workers=4)
-    local = LocalSteps(model, optimizer, steps=30)
+    local = LocalSteps(model, optimizer, steps=5)
 
 AdamW: Loshchilov and Hutter, Decoupled weight decay regularization, ICLR 2019, algorithm 2. What the second moment has to do with
-the size of batches: Wang and Aitchison, Batch size invariant Adam, arXiv 2402.18824, section 3, which goes the other way.
+the size of batches: Wang and Aitchison, Batch size invariant Adam, arXiv 2402.18824, which goes the other way.
 """
 
 import math
@@ -30,8 +30,9 @@ class LocalAdamW(torch.optim.Optimizer):
         a = c a + (1 - c) g;   v = beta2 v + (1 - beta2) (a / (1 - c^t))^2;   m = beta1 m + (1 - beta1) g
         p = p - lr weight_decay p - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 
-    With one worker it is AdamW. It has nothing to do with the exchange, and sends nothing. It keeps float32 or what the parameters
-    are of, three times: m, v and a.
+    With one worker it is AdamW. Its steps are larger than those of an AdamW of a worker's own, so that workers move further apart
+    between two exchanges: it is for short rounds. It has nothing to do with the exchange, and sends nothing. It keeps three arrays as
+    large as the parameters and of their type: m, v and a.
 
     Args:
         params: Parameters, or groups of them, as in torch.optim.AdamW.
@@ -55,8 +56,6 @@ class LocalAdamW(torch.optim.Optimizer):
         *,
         workers: int,
     ):
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise ConfigError(f"LocalAdamW: workers={workers}; allowed: integers from 1")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "workers": workers})
 
     def add_param_group(self, param_group: dict) -> None:
@@ -69,6 +68,9 @@ class LocalAdamW(torch.optim.Optimizer):
             ConfigError: An option is out of range.
         """
         options = {**self.defaults, **param_group}
+        workers = options["workers"]
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise ConfigError(f"LocalAdamW: workers={workers}; allowed: integers from 1")
         if not 0 <= options["lr"] < math.inf:
             raise ConfigError(f"LocalAdamW: lr={options['lr']}; allowed: from 0 and finite")
         if not all(0 <= beta < 1 for beta in options["betas"]):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..errors import ConfigError
 from .base import Mean, Update
 
 
@@ -26,9 +27,14 @@ class SenderMean(Mean):
 
     Args:
         root: Whether it divides by the root of the share.
+
+    Raises:
+        ConfigError: root is neither True nor False.
     """
 
     def __init__(self, root: bool = False):
+        if not isinstance(root, bool):
+            raise ConfigError(f"SenderMean: root={root!r}; allowed: True or False")
         self.root = root
 
     def __call__(self, updates: Sequence[Update], size: int) -> np.ndarray:

@@ -120,6 +120,8 @@ def test_a_step_of_zeros_and_parameters_without_a_gradient_change_nothing():
 def test_what_is_out_of_range_is_refused(wrong, says):
     with pytest.raises(ConfigError, match=f"LocalAdamW: {says}"):
         LocalAdamW(parameters(), **{"workers": 4, **wrong})
+    with pytest.raises(ConfigError, match=f"LocalAdamW: {says}"):
+        LocalAdamW([{"params": parameters(), **wrong}], workers=4)
 
 
 def test_a_gradient_that_is_sparse_or_complex_is_refused():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.federated_means import D, updates_of, vectors_of
 
+from grace_ext import ConfigError
 from grace_ext.federated import Client, Server
 from grace_ext.means import SenderMean, Update, WeightedMean
 
@@ -45,6 +46,11 @@ def test_what_nobody_has_sent_does_not_move():
     for mean in (SenderMean(), SenderMean(root=True)):
         found = mean(updates_of(vectors), D)
         assert not found[:5].any() and found[5:].any()
+
+
+def test_a_root_that_is_no_bool_is_refused():
+    with pytest.raises(ConfigError, match="SenderMean: root=0.5"):
+        SenderMean(root=0.5)
 
 
 @pytest.mark.parametrize(
