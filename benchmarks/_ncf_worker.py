@@ -2,7 +2,7 @@
 
 It trains NeuMF (He et al., Neural Collaborative Filtering, WWW 2017) on who has rated what in MovieLens 100k. For each user, the last
 film is held out: the hit rate is how often it is among the ten best of it and 99 others that the user has not seen. Rank 0 writes
-the result, a JSON object, to options["out"].part: with options["measure"] how long steps take, else how good the model is.
+the result, a JSON object, to options["out"]: with options["measure"] how long steps take, else how good the model is.
 """
 
 import json
@@ -128,7 +128,7 @@ def main() -> None:
             1000 * sum(taken for stage, taken in stats["seconds"].items() if stage != "exchange") / options["steps"]
         )
     if hvd.rank() == 0:
-        with open(options["out"] + ".part", "w") as file:
+        with open(options["out"], "w") as file:
             json.dump(found, file)
 
 

@@ -1,6 +1,7 @@
 """Sections of docs/benchmarks.md and of other pages, which each benchmark writes for itself, and the results they are made of."""
 
 import argparse
+import contextlib
 import datetime
 import glob
 import json
@@ -18,12 +19,25 @@ def commit(checkout: str = ROOT) -> str:
     return done.stdout.strip()
 
 
+def part_of(path: str) -> str:
+    """Name what a worker writes, of which `keep` makes the result. So a run that ends between the two is made again."""
+    return f"{path}.part"
+
+
+def read_part(path: str) -> dict:
+    """Read what a worker has written of a result."""
+    with open(part_of(path)) as file:
+        return json.load(file)
+
+
 def keep(found: dict, path: str) -> None:
-    """Write a result, with the date, the commit and the machine."""
+    """Write a result, with the date, the commit and the machine, in the place of its part."""
     found |= {"date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine()}
     with open(path, "w") as file:
         json.dump(found, file, indent=1)
         file.write("\n")
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(part_of(path))
 
 
 def path_of(folder: str, name: str, seed: int | str) -> str:

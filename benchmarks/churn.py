@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 from _lib import ROOT, SHARED_CORES, RunFailed, as_markdown, finish, horovodrun, machine
-from _page import by_seed, keep, parse_results, path_of, results_parser, write_section
+from _page import by_seed, keep, parse_results, part_of, path_of, read_part, results_parser, write_section
 
 WORKER = os.path.join(ROOT, "benchmarks", "_churn_worker.py")
 RESULTS = os.path.join(ROOT, "benchmarks", "results", "churn")
@@ -38,7 +38,7 @@ def measure(kind: str, seed: int, args) -> None:
     out = path_of(args.results, kind, seed)
     if os.path.exists(out):
         return
-    options = {name: getattr(args, name) for name in (*GIVEN, "data")} | {"seed": seed, "out": out}
+    options = {name: getattr(args, name) for name in (*GIVEN, "data")} | {"seed": seed, "out": part_of(out)}
     options |= {"names": OTHERS, "contents": [f"{FIRST}:{args.ranks - 1}\n{other}:1\n" for other in OTHERS]}
     # So long survivors wait that have no connection to the dead. It has to be longer than a new worker takes to start.
     env = {**SHARED_CORES, "HOROVOD_GLOO_TIMEOUT_SECONDS": "60"}
@@ -52,8 +52,7 @@ def measure(kind: str, seed: int, args) -> None:
                 file.write(f"#!/bin/sh\ncat '{options['hosts']}'\n")
             os.chmod(script, 0o755)
         finish(f"{kind}, seed {seed}", [*launcher(args.ranks, script), WORKER, json.dumps(options)], args.timeout, env)
-    with open(out) as file:
-        found = json.load(file)
+    found = read_part(out)
     keep({**{name: getattr(args, name) for name in GIVEN}, **found}, out)
     print(f"[churn] {kind}, seed {seed}: loss {found['loss']:.4f}, {found['visited']}", flush=True)
 

@@ -13,7 +13,7 @@ import sys
 
 from _hosts import Hosts, Job, JobFailed
 from _lib import ROOT, RunFailed, as_markdown, machine
-from _page import keep, parse_results, results_parser, write_section
+from _page import keep, parse_results, part_of, read_part, results_parser, write_section
 from federated import FEDAVG, METHODS
 
 WORKER = os.path.join(ROOT, "benchmarks", "_federated_links_worker.py")
@@ -39,13 +39,12 @@ def measure(args) -> None:
                 out = path_of(args.results, rate, name)
                 if os.path.exists(out):
                     continue
-                options = {"data": args.data, "compression": METHODS[name].spec, "rounds": args.rounds, "out": out}
+                options = {"data": args.data, "compression": METHODS[name].spec, "rounds": args.rounds, "out": part_of(out)}
                 try:
                     Job(up, "mpirun", args.clients + 1, [WORKER, json.dumps(options)]).end(args.timeout)
                 except JobFailed as error:
                     raise RunFailed(f"{name}, {rate}: {error}") from error
-                with open(out) as file:
-                    found = json.load(file) | {"clients": args.clients, "rounds": args.rounds}
+                found = read_part(out) | {"clients": args.clients, "rounds": args.rounds}
                 keep(found, out)
                 print(f"[federated_links] {name}, {rate}: {found['down']:.4f} s down, {found['up']:.4f} s up", flush=True)
 

@@ -13,7 +13,7 @@ import os
 import sys
 
 from _lib import EXAMPLES, ROOT, SHARED_CORES, RunFailed, as_markdown, finish
-from _page import keep, write_section
+from _page import keep, part_of, read_part, write_section
 
 sys.path.insert(0, EXAMPLES)
 from _launch import torchrun  # noqa: E402
@@ -48,11 +48,10 @@ def run(label: str, seed: int, args) -> None:
         "compression": compression,
         "memory": memory,
         "data": args.data,
-        "out": out,
+        "out": part_of(out),
     }
     finish(f"{label}, seed {seed}", [*torchrun(args.ranks), WORKER, json.dumps(options)], args.timeout, SHARED_CORES)
-    with open(out) as file:
-        found = json.load(file)
+    found = read_part(out)
     described = {key: options[key] for key in ("task", "seed", "steps", "compression", "memory")}
     keep(found | {"label": label, **described, "ranks": args.ranks}, out)
 

@@ -15,7 +15,7 @@ import statistics
 import sys
 
 from _lib import EXAMPLES, ROOT, SHARED_CORES, RunFailed, as_markdown, finish
-from _page import keep
+from _page import keep, part_of, read_part
 
 from grace_ext.policy.defaults import ADAM
 
@@ -95,14 +95,13 @@ def run(model: str, way_name: str, args) -> None:
         "arguments": way.arguments,
         "optimizer": "AdamW" if "AdamW" in way.label else "SGD",
         "steps": MODELS[model].steps,
-        "out": out,
+        "out": part_of(out),
     }
     command = (horovodrun if way.launcher == "horovod" else torchrun)(args.ranks)
     finish(
         f"{model}, {way.label}", [*command, WORKER, json.dumps(options)], args.timeout, {**SHARED_CORES, **way.environment}
     )
-    with open(out) as file:
-        found = json.load(file)
+    found = read_part(out)
     del found["options"]["out"]
     keep(found, out)
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from _hosts import Hosts, Job, JobFailed
 from _lib import ROOT, SHARED_CORES, RunFailed, as_markdown, launch
-from _page import keep, write_section
+from _page import keep, part_of, read_part, write_section
 from _transformer_results import DENSE
 from _transformer_results import read as runs_of_transformer
 from _transformer_tasks import TASKS
@@ -33,17 +33,8 @@ TRANSFORMERS = os.path.join(ROOT, "benchmarks", "results", "transformers")
 HOSTS, SEED = 4, 0
 LENGTHS = (5, 15, 30, 100)  # local steps in a round
 FP16 = "horovod-fp16"
-SHOWN = (
-    DENSE,
-    "default",
-    "fedavg-5",
-    "adam-5",
-    "senders-5",
-    "fedavg-30",
-    "sparseloco-30",
-    "senders-30",
-    "adam-30",
-)  # in the plots
+#: In the plots.
+SHOWN = (DENSE, "default", "fedavg-5", "adam-5", "senders-5", "fedavg-30", "sparseloco-30", "senders-30", "adam-30")
 #: What the published SparseLoCo sends: 12 bits for a position among 4,096, and 2 for the value, of one element in 64.
 NOTE = f"""\
 Worse: than float32 with the same seeds. Times fewer bytes: than float32 in each step; in an exchange: than float32 as often as the
@@ -92,17 +83,15 @@ def path_of(folder: str, task: str, method: str, which: str) -> str:
 def options_of(args, task: str, method: str, seed: int, steps: int, out: str, measure: bool) -> dict:
     _, library, arguments = methods()[method]
     given = {"task": task, "seed": seed, "steps": steps, "library": library, "arguments": arguments, "measure": measure}
-    return {**given, "data": args.data, "out": f"{out}.part"}
+    return {**given, "data": args.data, "out": part_of(out)}
 
 
 def complete(out: str, label: str, options: dict, **more) -> dict:
     """Complete what a rank has written with what it was made with; it is a result from then on."""
-    with open(options["out"]) as file:
-        found = json.load(file)
+    found = read_part(out)
     described = {key: options[key] for key in ("task", "seed", "steps", "library", "arguments")}
     found = {"label": label, **described, **more, **found}
     keep(found, out)
-    os.remove(options["out"])
     return found
 
 
@@ -324,7 +313,8 @@ def draw(tasks: dict[str, dict[str, Measured]], path: str) -> None:
             xlabel="steps of a rank", ylabel=f"{TASKS[task].measure}, held-out, first seed", title=TASKS[task].label
         )
         by_bytes.set(xlabel="MB that a rank has sent", xscale="log")
-        by_seconds.set(xlabel=f"seconds with links of {link}" if link else "no links were measured", xscale="log")
+        by_seconds.set(xlabel=f"seconds with links of {link}", xscale="log")
+        by_seconds.set_visible(link is not None)
         for ax in (by_steps, by_bytes, by_seconds):
             ax.grid(alpha=0.3)
         by_steps.legend(fontsize=8)

@@ -20,7 +20,7 @@ import zipfile
 
 from _hosts import Hosts, Job, JobFailed
 from _lib import ROOT, SHARED_CORES, RunFailed, as_markdown, launch
-from _page import keep
+from _page import keep, part_of, read_part
 
 RESULTS = os.path.join(ROOT, "benchmarks", "results", "ncf")
 WORKER = os.path.join(ROOT, "benchmarks", "_ncf_worker.py")
@@ -65,17 +65,14 @@ def ratings_in(folder: str) -> str:
 def options_of(label: str, seed: int, steps: int, out: str, measure: bool, args) -> dict:
     library, arguments = METHODS[label]
     described = {"seed": seed, "steps": steps, "batch": args.batch, "library": library, "arguments": arguments}
-    return {**described, "measure": measure, "every": EVERY, "ratings": ratings_in(args.data), "out": out}
+    return {**described, "measure": measure, "every": EVERY, "ratings": ratings_in(args.data), "out": part_of(out)}
 
 
-def complete(label: str, options: dict, **more) -> None:
+def complete(out: str, label: str, options: dict, **more) -> None:
     """Complete a result with what it was made with."""
-    part = options["out"] + ".part"
-    with open(part) as file:
-        found = json.load(file)
-    os.remove(part)
+    found = read_part(out)
     described = {key: options[key] for key in ("seed", "steps", "batch", "library", "arguments")}
-    keep({"label": label, **described, "ranks": RANKS, **more, **found}, options["out"])
+    keep({"label": label, **described, "ranks": RANKS, **more, **found}, out)
 
 
 def run(args) -> None:
@@ -86,7 +83,7 @@ def run(args) -> None:
                 continue
             options = options_of(label, seed, args.steps or 1500, out, False, args)
             launch(f"{label}, seed {seed}", WORKER, [json.dumps(options)], RANKS, args.timeout, SHARED_CORES)
-            complete(label, options)
+            complete(out, label, options)
 
 
 def links(args) -> None:
@@ -102,7 +99,7 @@ def links(args) -> None:
                     Job(up, "horovodrun --gloo", RANKS, [WORKER, json.dumps(options)]).end(args.timeout)
                 except JobFailed as error:
                     raise RunFailed(f"{label}, {rate}: {error}") from error
-                complete(label, options, rate=rate)
+                complete(out, label, options, rate=rate)
 
 
 def read(folder: str) -> dict[str, dict[str, dict]]:

@@ -17,7 +17,7 @@ import time
 
 from _accuracy_map import file_name, specs, train_all
 from _lib import ROOT, SHARED_CORES, RunFailed, launch
-from _page import keep
+from _page import keep, part_of, read_part
 from _transformer_cost import measure
 from _transformer_page import write_page
 from _transformer_results import DENSE, RESULTS, path_of
@@ -120,12 +120,11 @@ def run(name: str, method_name: str, seed: int, args) -> None:
         "data": args.data,
         "starts_from": start,
         "model_out": os.path.join(models, f"{name}-{seed}.pt") if method_name == DENSE else None,
-        "out": out,
+        "out": part_of(out),
     }
     began = time.perf_counter()
     launch(f"{name}, {method.label}, seed {seed}", WORKER, [json.dumps(options)], args.ranks, args.timeout, SHARED_CORES)
-    with open(out) as file:
-        found = json.load(file)
+    found = read_part(out)
     described = {
         key: options[key] for key in ("task", "seed", "steps", "batch", "lr", "betas", "plain", "library", "arguments")
     }
