@@ -266,3 +266,14 @@ def test_the_page_of_local_steps_has_loss_bytes_and_seconds(tmp_path):
     assert "| Horovod float32, each step | 500.0 / 50 |  |" in text
     assert "| SparseLoCo, H = 15 | 20.0 / 2 | 10.0 / 1 |" in text
     assert (tmp_path / "local-steps.png").stat().st_size > 10_000
+
+
+def test_what_a_worker_has_written_is_a_result_once_it_is_kept(tmp_path):
+    import _page
+
+    path = str(tmp_path / "run-0.json")
+    Path(_page.part_of(path)).write_text('{"loss": 3.0}')
+    assert _page.by_seed(str(tmp_path), "run") == {}
+    _page.keep(_page.read_part(path), path)
+    assert _page.by_seed(str(tmp_path), "run")[0]["loss"] == 3.0
+    assert [one.name for one in tmp_path.iterdir()] == ["run-0.json"]
