@@ -3,8 +3,9 @@
     optimizer = LocalAdamW(model.parameters(), lr=1e-3, workers=4)
     local = LocalSteps(model, optimizer, steps=5)
 
-AdamW: Loshchilov and Hutter, Decoupled weight decay regularization, ICLR 2019, algorithm 2. What the second moment has to do with
-the size of batches: Wang and Aitchison, Batch size invariant Adam, arXiv 2402.18824, which goes the other way.
+AdamW: Loshchilov and Hutter, Decoupled weight decay regularization, ICLR 2019, algorithm 2. The second moment by rows and columns:
+Shazeer and Stern, Adafactor, ICML 2018, section 3. What it has to do with the size of batches: Wang and Aitchison, Batch size
+invariant Adam, arXiv 2402.18824, which goes the other way.
 """
 
 import math
@@ -25,19 +26,24 @@ class LocalAdamW(torch.optim.Optimizer):
     workers. Adam divides by the root of the second moment, which has this noise in it: n workers that make local steps, each with
     an AdamW of its own, move by less, up to n times where few of them meet an element at all, than one AdamW does with the mean
     of their gradients. Here the second moment is that of a moving average a of a worker's own gradients g, over so many steps that
-    its noise is that of the mean of n gradients. With c = (n - 1) / (n + 1) and the step t, from 1 on,
+    its noise is that of the mean of n gradients. A worker sees few samples, so that it would know the second moment of an element
+    badly: it keeps the mean over each row, r, and over each column, q, of a matrix, and their product stands for the element's. A
+    parameter with more dimensions is a matrix of its first one and all others; one with fewer, a vector of biases or gains, has one
+    second moment, the mean over its elements. With c = (n - 1) / (n + 1) and the step t, from 1 on,
 
-        a = c a + (1 - c) g;   v = beta2 v + (1 - beta2) (a / (1 - c^t))^2;   m = beta1 m + (1 - beta1) g
-        p = p - lr weight_decay p - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
+        a = c a + (1 - c) g;   s = (a / (1 - c^t))^2;   m = beta1 m + (1 - beta1) g
+        r_i = beta2 r_i + (1 - beta2) mean over j of s_ij;   q_j = beta2 q_j + (1 - beta2) mean over i of s_ij
+        v_ij = r_i q_j / (mean of r) / (1 - beta2^t)
+        p = p - lr weight_decay p - lr (m / (1 - beta1^t)) / (sqrt(v) + eps)
 
-    With one worker it is AdamW. Its steps are larger than those of an AdamW of a worker's own, so that workers move further apart
-    between two exchanges: it is for short rounds. It has nothing to do with the exchange, and sends nothing. It keeps three arrays as
-    large as the parameters and of their type: m, v and a.
+    With one worker it is AdamW with such a second moment. Its steps are larger than those of an AdamW of a worker's own, so that
+    workers move further apart between two exchanges: it is for short rounds. It has nothing to do with the exchange, and sends
+    nothing. It keeps two arrays as large as the parameters and of their type, m and a, as AdamW does.
 
     Args:
         params: Parameters, or groups of them, as in torch.optim.AdamW.
         lr: Learning rate: the one that AdamW would need with the mean gradient of all workers.
-        betas: Factors of both moments, from 0 to below 1.
+        betas: Factors of both moments, from 0 to below 1. A shorter memory of the second than 0.99 makes a worker's too noisy.
         eps: Is added to the root of the second moment, above 0.
         weight_decay: The share of a parameter, times lr, by which it shrinks in a step, from 0 on.
         workers: The number n of workers, whose batches are alike in size.
@@ -50,7 +56,7 @@ class LocalAdamW(torch.optim.Optimizer):
         self,
         params: Any,
         lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: tuple[float, float] = (0.9, 0.99),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         *,
@@ -108,16 +114,23 @@ class LocalAdamW(torch.optim.Optimizer):
         if gradient.is_sparse or torch.is_complex(p):
             raise ConfigError("LocalAdamW: a gradient is sparse or complex; allowed: dense and real ones")
         state, (beta1, beta2) = self.state[p], group["betas"]
+        columns = math.prod(p.shape[1:]) if p.ndim >= 2 else 1  # of the second moment
         if not state:
             state["step"] = torch.zeros(())  # as torch's optimizers have it
-            for field in ("exp_avg", "exp_avg_sq", "exp_avg_grad"):
+            for field in ("exp_avg", "exp_avg_grad"):
                 state[field] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            state["exp_avg_sq_row"] = p.new_zeros(len(p) if p.ndim >= 2 else 1, 1)
+            state["exp_avg_sq_column"] = p.new_zeros(1, columns)
         state["step"] += 1
         n, t, decay = group["workers"], int(state["step"]), group["lr"] * group["weight_decay"]
         c = (n - 1) / (n + 1)
         average = state["exp_avg_grad"].lerp_(gradient, 1 - c)
-        corrected = (1 - c**t) ** 2
-        state["exp_avg_sq"].mul_(beta2).addcmul_(average, average, value=(1 - beta2) / corrected)
+        squares = (average / (1 - c**t)).square_().reshape(len(state["exp_avg_sq_row"]), -1)
+        row = state["exp_avg_sq_row"].lerp_(squares.mean(1, keepdim=True), 1 - beta2)
+        column = state["exp_avg_sq_column"].lerp_(squares.mean(0 if columns > 1 else (0, 1), keepdim=True), 1 - beta2)
+        root = (
+            (row / row.mean().clamp_(min=torch.finfo(row.dtype).tiny) * column).div_(1 - beta2**t).sqrt_().add_(group["eps"])
+        )
         state["exp_avg"].lerp_(gradient, 1 - beta1)
-        root = state["exp_avg_sq"].sqrt().div_(math.sqrt(1 - beta2**t)).add_(group["eps"])
-        p.mul_(1 - decay).addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - beta1**t))
+        p.mul_(1 - decay)
+        p.addcdiv_(state["exp_avg"], root.expand_as(squares).reshape(p.shape), value=-group["lr"] / (1 - beta1**t))

@@ -65,12 +65,13 @@ class LocalSteps(RoundMember):
         keep: The share of its own value that a parameter keeps when what was exchanged is applied after a delay.
         weights: "uniform", or "samples": ranks count by the samples that they gave to `step` since the last round.
         most_samples: With "samples": a rank that gave more in a round counts as if it had given so many; None for no cap.
-        mean: In the place of the weighted mean, SenderMean() of grace_ext.means, the mean of each element over the ranks that have
-            sent it; or one that bears some ranks that lie or fail: Median(), TrimmedMean(0.25), ClippedMean() or
-            NearestNeighborMixing(Median(), 0.25). All ranks get what each one sends, so that the communicator has to be
-            "allgather". All but SenderMean and ClippedMean need uniform weights, and a dense compression or memory "ef21".
+        mean: WeightedMean() of grace_ext.means; SenderMean(), the mean of each element over the ranks that have sent it; or one that
+            bears some ranks that lie or fail: Median(), TrimmedMean(0.25), ClippedMean() or NearestNeighborMixing(Median(), 0.25).
+            With all but the weighted mean, all ranks get what each one sends, so that the communicator has to be "allgather". All
+            but WeightedMean, SenderMean and ClippedMean need uniform weights, and a dense compression or memory "ef21". None: that
+            of the preset, which is SenderMean() for "sparseloco" and WeightedMean() for all others.
         buffers: "average": floating-point buffers, such as the running means of BatchNorm, are averaged in each round, in
-            float32 and uncompressed, by `mean` if it is given. "local": each rank keeps its own. Buffers of integers always stay
+            float32 and uncompressed, by `mean`. "local": each rank keeps its own. Buffers of integers always stay
             each rank's own.
         process_group: The ranks, with torch.distributed; None for all.
         backend: See CompressionState of grace_ext.adapters.torch_ddp.

@@ -49,7 +49,7 @@ class LocalStepsCallback(Callback):
         fragments: In how many fragments the model is exchanged, or name patterns for each fragment.
         delay: Number of batches during which an exchange goes on in the background.
         keep: The share of its own value that a variable keeps when what was exchanged is applied after a delay.
-        mean: A mean of grace_ext.means in the place of the weighted mean.
+        mean: A mean of grace_ext.means; None: that of the preset.
         buffers: "average" or "local": what becomes of floating-point weights that are not trainable.
         process_set: The ranks; None for all.
         **options: All others of CompressionOptions but groups, selection and grad_scaler. A schedule's steps are rounds.

@@ -18,14 +18,14 @@ from _transformer_worker import EVALUATIONS, Lags, bytes_sent, evaluate, wrap
 
 from grace_ext.adapters.local_adamw import LocalAdamW
 from grace_ext.adapters.local_steps import LocalSteps
-from grace_ext.means import SenderMean
+from grace_ext.means import WeightedMean
 
 
 def local_adamw(task, model) -> list[LocalAdamW]:
     """Make the task's AdamW for local steps."""
     (adamw,) = task.optimizers(model, task.lr, tuple(task.betas))
     groups = [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in adamw.param_groups]
-    return [LocalAdamW(groups, task.lr, tuple(task.betas), workers=hvd.size())]
+    return [LocalAdamW(groups, task.lr, workers=hvd.size())]
 
 
 class PerStep:
@@ -50,15 +50,14 @@ class PerStep:
 
 
 class Local:
-    """Rounds of local steps. arguments: of LocalSteps; "ramp": n steps more in each round until there are `steps`; "senders": whether
-    the mean is that over senders, and "root" which."""
+    """Rounds of local steps. arguments: of LocalSteps; "ramp": n steps more in each round until there are `steps`; "weighted": whether
+    the mean is the weighted one, whatever the preset's."""
 
     def __init__(self, optimizers, model, arguments: dict):
         arguments = dict(arguments)
         ramp, steps = arguments.pop("ramp", None), arguments["steps"]
-        root = arguments.pop("root", False)
-        if arguments.pop("senders", False):
-            arguments["mean"] = SenderMean(root)
+        if arguments.pop("weighted", False):
+            arguments["mean"] = WeightedMean()
         if ramp:
             arguments["steps"] = lambda number: min(ramp * number, steps)
         self.optimizers, self._local = optimizers, LocalSteps(model, optimizers, **arguments)

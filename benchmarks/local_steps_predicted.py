@@ -32,9 +32,10 @@ METHODS = [
     ("DiLoCo", PRESETS["diloco"].compression, PRESETS["diloco"].steps, 1, 0),
     ("MuLoCo, 4 bits", PRESETS["muloco"].compression, PRESETS["muloco"].steps, 1, 0),
     ("SparseLoCo", PRESETS["sparseloco"].compression, PRESETS["sparseloco"].steps, 1, 0),
-    ("SparseLoCo, 500 steps", PRESETS["sparseloco"].compression, 500, 1, 0),
+    ("SparseLoCo, weighted mean", PRESETS["sparseloco"].compression, PRESETS["sparseloco"].steps, 1, 0),
+    ("SparseLoCo, weighted mean, 500 steps", PRESETS["sparseloco"].compression, 500, 1, 0),
     ("Streaming, 4 bits, 500 steps", "dense/qsgd:4", 500, 4, 120),
-    ("Streaming, SparseLoCo's containers, 500 steps", PRESETS["sparseloco"].compression, 500, 4, 120),
+    ("Streaming, SparseLoCo's containers, weighted mean, 500 steps", PRESETS["sparseloco"].compression, 500, 4, 120),
 ]
 SETTINGS = [(16, 100e6, 0.05), (128, 100e6, 0.05), (1024, 100e6, 0.05), (1024, 100e6, 0.001), (1024, 1e9, 0.05)]
 HEAD = ["", "spec", "local steps", "fragments, delay", "by", "s an exchange", "GB sent by a worker", "hours", "computing"]
@@ -59,7 +60,8 @@ def rows_of(workers: int, bandwidth: float, latency: float, codecs: dict) -> lis
             latency=latency,
             headers=steps > 1,
         )
-        communicator, found = fastest(setting, codecs[spec], communicators_for(spec, workers))
+        communicators = ["allgather"] if label == "SparseLoCo" else communicators_for(spec, workers)
+        communicator, found = fastest(setting, codecs[spec], communicators)
         exchange = sum(one.seconds for one in found.transfers) / len(found.transfers)
         streaming = f"{fragments}, {delay}" if fragments > 1 else ""
         cells = [label, f"`{spec}`", str(steps), streaming, communicator, f"{exchange:,.1f}", f"{found.sent / 1e9:,.1f}"]
@@ -93,6 +95,8 @@ def main() -> None:
         "- Each of 2 (n − 1) messages of an allreduce, and of n − 1 of an allgather or alltoall, waits for the one before. So many "
         "workers pay for latency before they pay for bytes: headers alone are n messages in each exchange. Collectives that are "
         "trees, or hosts that share a link, would change this.\n"
+        "- SparseLoCo's own mean, that over the workers that have sent an element, needs each worker's containers: communicator allgather. "
+        "The weighted mean goes with all communicators.\n"
         "- A fragment goes as a single bucket (`bucket_bytes` above its size). No worker is slower than others, fails or leaves. "
         "Gradients of each step hide behind nothing.\n"
     )

@@ -230,11 +230,11 @@ def test_the_page_of_the_recommendation_model_has_hit_rates_volumes_and_times(tm
 
 
 def local_run(folder, method, which, curve, **more):
-    import local_steps
+    import _local_steps_results
 
-    label, library, arguments = local_steps.methods()[method]
+    label, library, arguments = _local_steps_results.methods()[method]
     found = {"label": label, "library": library, "arguments": arguments, "steps": 100, "parameters": 1000, "curve": curve}
-    path = local_steps.path_of(str(folder), "gpt", method, which)
+    path = _local_steps_results.path_of(str(folder), "gpt", method, which)
     Path(path).write_text(json.dumps({**found, "bytes_sent": 4000, "ms_per_step": 20.0, **more}))
 
 
@@ -249,11 +249,15 @@ def test_the_page_of_local_steps_has_loss_bytes_and_seconds(tmp_path):
     described = {"label": "Horovod float32", "steps": 100, "parameters": 1000}
     (folder / "gpt_horovod-fp32_0.json").write_text(json.dumps({**described, "curve": dense}))
     local_run(tmp_path, "horovod-fp32", "100mbit-20ms", [], ms_per_step=500.0)
-    faster = [{"step": 50, "loss": 6.0, "bytes_sent": 2000}, {"step": 100, "loss": 4.0, "bytes_sent": 4000}]
+    faster = [{"step": 50, "loss": 6.0, "bytes_sent": 2000}, {"step": 100, "loss": 4.0, "bytes_sent": 4000, "rounds": 7}]
     local_run(tmp_path, "sparseloco-15", "seed0", faster)
+    local_run(tmp_path, "fedavg-15", "seed0", [{"step": 100, "loss": 3.2, "bytes_sent": 28_000, "rounds": 7}])
+    local_run(tmp_path, "fedavg-15", "seed1", [{"step": 100, "loss": 9.0, "bytes_sent": 28_000, "rounds": 7}])
+    local_run(tmp_path, "adam-5", "seed0", [{"step": 100, "loss": 5.05, "bytes_sent": 300, "rounds": 20}])
     local_run(tmp_path, "sparseloco-15", "100mbit-20ms", [], ms_per_step=20.0)
     local_run(tmp_path, "sparseloco-15", "1gbit-0ms", [], ms_per_step=10.0)
-    local_run(tmp_path, "diloco-5", "seed0", [{"step": 100, "loss": 5.5, "bytes_sent": 4000}])
+    local_run(tmp_path, "diloco-5", "seed0", [{"step": 100, "loss": 5.5, "bytes_sent": 4000, "rounds": 20}])
+    local_run(tmp_path, "streaming-5", "seed0", [{"step": 100, "loss": 5.5, "bytes_sent": 8000, "rounds": 40}])
     (tmp_path / "local-steps.md").write_text("# Local steps\n\nby hand\n")
     given = argparse.Namespace(results=str(tmp_path), out=str(tmp_path), transformers=str(folder))
     local_steps.page(given)
@@ -262,6 +266,16 @@ def test_the_page_of_local_steps_has_loss_bytes_and_seconds(tmp_path):
     assert "| Horovod float32, each step | 5.0000 | 1 | +0.00 | 1.0 | 1.0 | 100 |" in text
     assert "| SparseLoCo, H = 15 | 4.0000 | 1 | -20.00 | 100.0 | 7.0 | 75 |" in text
     assert "| DiLoCo, H = 5 | 5.5000 | 1 | +10.00 | 100.0 | 20.0 | not reached |" in text
+    assert "| SparseLoCo, streaming, H = 5 | 5.5000 | 1 | +10.00 | 50.0 | 10.0 | not reached |" in text
+    assert (
+        "| SparseLoCo, H = 15: loss, divided by that of plain averaging, H = 15 | at most 1 | 1.2500, **missed** | 1 |"
+        in text
+    )
+    assert (
+        "LocalAdamW, H = 5: loss, divided by that of Horovod float32, each step | at most 1.015 | 1.0100, met | 1 |" in text
+    )
+    assert "| SparseLoCo, H = 15: times fewer bytes in an exchange | at least 215 | 7.0, **missed** | 1 |" in text
+    assert "| SparseLoCo, LocalAdamW, H = 5: times fewer bytes in an exchange | at least 215 | 266.7, met | 1 |" in text
     assert "| method | 100mbit-20ms | 1gbit-0ms |" in text
     assert "| Horovod float32, each step | 500.0 / 50 |  |" in text
     assert "| SparseLoCo, H = 15 | 20.0 / 2 | 10.0 / 1 |" in text

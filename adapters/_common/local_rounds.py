@@ -10,7 +10,7 @@ from typing import Any
 from grace_ext import ConfigError
 from grace_ext.exchange.bucketing import build_buckets
 from grace_ext.exchange.session import StateSession
-from grace_ext.means import Mean
+from grace_ext.means import Mean, WeightedMean
 from grace_ext.means.base import check_mean
 from grace_ext.outer import OuterOptimizer, make_outer
 from grace_ext.policy.defaults import PLAIN
@@ -61,9 +61,9 @@ class RoundSettings:
                 f"most_samples={self.most_samples} with weights={self.weights!r}; allowed: finite and above 0, with "
                 f"weights={SAMPLES!r}"
             )
-        if self.mean is not None:
-            check_mean(self.mean, self.weights == UNIFORM)
         chosen = find_preset(self.preset)
+        self.mean = chosen.mean if self.mean is None else self.mean
+        check_mean(self.mean, self.weights == UNIFORM)
         self.outer = chosen.outer if self.outer is None else self.outer
         if isinstance(self.steps, str):
             if self.steps != AUTO:
@@ -131,18 +131,19 @@ def build_rounds(
         raise ConfigError(f"capture with {len(parts)} fragments: allowed with one")
     worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
     outer, made = make_outer(settings.outer), []  # type: ignore[arg-type]  # the preset has one
+    mean = None if isinstance(settings.mean, WeightedMean) else settings.mean  # None: the sum that communicators take
     most = math.inf if settings.most_samples is None else settings.most_samples
     for number, tensors in enumerate(parts):
         name = f"{prefix}.fragment{number}"
         exchange = options.make_exchange(transport, 1 / transport.size, worker)
         communicator = options.make_communicator()
-        if settings.mean is not None:
-            communicator = separated(communicator, settings.mean)
+        if mean is not None:
+            communicator = separated(communicator, mean)
         exchange.set_buckets(
             build_buckets(exchange, [tensors], (), options.make_rules(), communicator, name, options.largest_bucket)
         )
         states = StateSession(options.on_resize, gather_memories)
-        made.append(Fragment(exchange, transport, outer, parameters, states, name, most, settings.mean))
+        made.append(Fragment(exchange, transport, outer, parameters, states, name, most, mean))
     rounds = Rounds(
         made,
         parameters,

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import ConfigError
 from .base import Mean, Update
 
 
@@ -19,30 +18,13 @@ class SenderMean(Mean):
     updates then move the model by a part of what their senders ask for. An element counts as sent if it is not 0; of what is sent
     as a whole, or under a transform, every element counts, so that this mean is the weighted mean there.
 
-    With `root`, the weighted mean is divided by the root of the senders' share of all workers instead of by their share: an element
-    that one of n workers has sent moves by 1/sqrt(n) of what that worker asks for, which is how far the mean of n workers moves
-    that ask for the same on average, independently of each other.
-
     Whoever is alone in sending an element decides on it: this mean bears no liars. One update is decoded at a time.
-
-    Args:
-        root: Whether it divides by the root of the share.
-
-    Raises:
-        ConfigError: root is neither True nor False.
     """
-
-    def __init__(self, root: bool = False):
-        if not isinstance(root, bool):
-            raise ConfigError(f"SenderMean: root={root!r}; allowed: True or False")
-        self.root = root
 
     def __call__(self, updates: Sequence[Update], size: int) -> np.ndarray:
         mean, shares = np.zeros(size, np.float32), np.zeros(size, np.float32)
         for update in updates:
             _add(update, mean, shares)
-        if self.root:
-            np.sqrt(shares, out=shares)
         return np.divide(mean, shares, out=mean, where=shares > 0)
 
 

@@ -110,7 +110,7 @@ def advise(
         codec = _FREE if method.spec is None else codecs[method.spec]
         options = [
             _predict(method, communicator, codec, params, step_time, workers, per_host, links, overlap)
-            for communicator in cost_model.communicators_for(method.spec, workers, per_host)
+            for communicator in method.communicators or cost_model.communicators_for(method.spec, workers, per_host)
         ]
         predictions.append(min(options, key=lambda one: one.step_seconds))
     wanted = OPTIMIZERS if optimizer is None else (optimizer,)

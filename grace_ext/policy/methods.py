@@ -54,6 +54,7 @@ class Method:
         evidence: Measurements of the accuracy of a method that does more.
         note: What else the method needs.
         interval: Number of steps between exchanges; above 1, an exchange hides behind nothing.
+        communicators: Those that it goes with; none: all that go with the spec.
     """
 
     label: str
@@ -63,6 +64,7 @@ class Method:
     evidence: tuple[Evidence, ...] = ()
     note: str = ""
     interval: int = 1
+    communicators: tuple[str, ...] = ()
 
     def keeps_accuracy(self, optimizer: str) -> bool:
         """Say whether the method keeps accuracy with an optimizer.
@@ -142,9 +144,10 @@ METHODS = (
     ),
     Method(
         "30 local steps",
-        "topk:0.015625:per=4096/rice_adaptive/lloyd:0.25",  # LocalSteps' own default, preset "sparseloco"
+        "topk:0.015625:per=4096/auto/lloyd:0.25",  # LocalSteps' own default, preset "sparseloco"
         "residual:decay=0.95",
         note="LocalSteps(model, optimizer, steps=30) in the place of an optimizer's wrapper",
         interval=30,
+        communicators=("allgather",),  # for the preset's mean
     ),
 )

@@ -3,6 +3,7 @@
 import dataclasses
 
 from ..errors import ConfigError
+from ..means import Mean, SenderMean, WeightedMean
 from ..policy.defaults import PLAIN
 
 
@@ -17,6 +18,7 @@ class Preset:
         steps: Number of local steps in a round; None where the method has no usual one, so that a user has to give it.
         source: The paper, and where the settings here are not the paper's.
         small: The spec of small tensors that no rule fits (grace_ext.policy.rules), where the compression is the preset's.
+        mean: What is taken of what the ranks send.
     """
 
     compression: str
@@ -25,19 +27,27 @@ class Preset:
     steps: int | None
     source: str
     small: str = PLAIN.small
+    mean: Mean = WeightedMean()
+
+    @property
+    def needs_each_rank(self) -> bool:
+        """Whether all ranks need what each one sends, so that "allgather" is the only communicator."""
+        return not isinstance(self.mean, WeightedMean)
 
 
 #: name -> settings.
 PRESETS = {
     "sparseloco": Preset(
-        "topk:0.015625:per=4096/rice_adaptive/lloyd:0.25",
+        "topk:0.015625:per=4096/auto/lloyd:0.25",
         "residual:decay=0.95",
         "sgd:1.0",
         30,
         "Sarfi, Thérien, Lidin and Belilovsky, SparseLoCo, arXiv 2508.15706: 64 of each 4,096 elements in 2 bits, decay 0.95, "
-        "30 steps. Here positions and levels are entropy-coded, and small tensors are sent whole, in 2 bits: in float32 they would be "
-        "half of the bytes of a model of a million parameters.",
-        small="dense/lloyd:0.25",
+        "30 steps. The paper's formula has the mean of all workers; the implementation that its authors trained large models with, and "
+        "the preset, take the mean of each element over those that have sent it. Here positions and levels are entropy-coded, and "
+        "small tensors are sent whole, in 2 bits: in float32 they would be half of the bytes of a model of a million parameters.",
+        small="dense/lloyd:0.3",
+        mean=SenderMean(),
     ),
     "diloco": Preset(
         "dense/raw",

@@ -41,7 +41,7 @@ def separated(communicator: Communicator, mean: Mean) -> Communicator:
     if communicator.name != "allgather":
         raise ConfigError(
             f"communicator {str(communicator)!r} sums before ranks have seen each other's pseudo-gradients, which mean "
-            f"{mean!r} needs one by one; allowed with it: 'allgather'"
+            f"{mean!r} needs one by one; allowed with it: 'allgather'; with this communicator: mean=WeightedMean()"
         )
     return Separate()
 

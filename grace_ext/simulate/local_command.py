@@ -46,7 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--compression", metavar="SPEC", help="the spec of pseudo-gradients (default: the preset's)")
     add("--fragments", type=count, default=1, metavar="P", help="fragments of the model (default: %(default)s)")
     add("--delay", type=int, default=0, metavar="N", help="local steps that hide an exchange (default: %(default)s)")
-    add("--communicator", metavar="NAME", help="the communicator (default: the one with which training ends first)")
+    add(
+        "--communicator",
+        metavar="NAME",
+        help="the communicator (default: allgather where the preset's mean needs what each worker sends, as sparseloco's does, else the "
+        "one with which training ends first). Another one for such a preset stands for mean=WeightedMean()",
+    )
     add(
         "--link",
         default="constant:100mbit",
@@ -83,7 +88,11 @@ def run(arguments: argparse.Namespace, codecs: Callable[[str], Codec] = measure_
             spec, setting = setting_of(method, workers, arguments)
             if spec not in known:
                 known[spec] = codecs(spec)
-            chosen = [arguments.communicator] if arguments.communicator else communicators_for(spec, workers)
+            chosen = communicators_for(spec, workers)
+            if arguments.communicator:
+                chosen = [arguments.communicator]
+            elif method in PRESETS and PRESETS[method].needs_each_rank:
+                chosen = ["allgather"]
             found[workers, method, setting.steps, spec] = fastest(setting, known[spec], chosen)
     if arguments.csv:
         write_csv(arguments.csv, found)

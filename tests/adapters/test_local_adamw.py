@@ -11,12 +11,13 @@ torch = pytest.importorskip("torch")
 
 from grace_ext.adapters.local_adamw import LocalAdamW  # noqa: E402
 
-BETAS, EPS = (0.9, 0.95), 1e-8
+BETAS, EPS = (0.9, 0.99), 1e-8
 
 
-def parameters(size=50):
-    values = torch.randn(size, generator=torch.Generator().manual_seed(0))
-    return [values.clone().requires_grad_(), values[: size // 2].clone().requires_grad_()]
+def parameters(shape=(10, 5)):
+    """A parameter of this shape and a vector."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(size, generator=generator).requires_grad_() for size in (shape, (25,))]
 
 
 def run(optimizer, ps, steps, first=0, scale=1.0):
@@ -32,40 +33,47 @@ def groups(ps):
     return [{"params": ps[:1], "weight_decay": 0.1}, {"params": ps[1:], "lr": 3e-2, "weight_decay": 0.0}]
 
 
-def test_with_one_worker_it_is_adamw():
-    ours, theirs = parameters(), parameters()
+def test_with_one_worker_and_numbers_it_is_adamw():
+    """The second moment of a number is its own."""
+    ours, theirs = ([torch.full((), value, requires_grad=True) for value in (1.0, -2.0)] for _ in range(2))
     run(LocalAdamW(groups(ours), 1e-2, BETAS, EPS, workers=1), ours, 20)
     run(torch.optim.AdamW(groups(theirs), 1e-2, BETAS, EPS), theirs, 20)
     for p, q in zip(ours, theirs, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("workers", [2, 4, 64])
-def test_it_is_its_formula(workers):
-    (ours, _), (slow, _) = parameters(), parameters()
+@pytest.mark.parametrize("workers", [1, 2, 4, 64])
+@pytest.mark.parametrize("shape", [(10, 5), (5, 1), (1, 5), (4, 3, 2, 2), (7,), ()])
+def test_it_is_its_formula(workers, shape):
+    (ours, _), (slow, _) = parameters(shape), parameters(shape)
     optimizer = LocalAdamW([ours], 1e-2, BETAS, EPS, 0.1, workers=workers)
     p, c = slow.detach().double(), (workers - 1) / (workers + 1)
-    a, v, m = (torch.zeros_like(p) for _ in range(3))
+    a, m, moment = torch.zeros_like(p), torch.zeros_like(p), torch.zeros_like(p)
     for t in range(1, 31):
         run(optimizer, [ours], 1, first=t)
         g = ours.grad.double()
         a = c * a + (1 - c) * g
-        v = BETAS[1] * v + (1 - BETAS[1]) * (a / (1 - c**t)) ** 2
         m = BETAS[0] * m + (1 - BETAS[0]) * g
+        moment = BETAS[1] * moment + (1 - BETAS[1]) * (a / (1 - c**t)) ** 2
+        if p.ndim < 2:
+            v = moment.mean().expand(p.shape)
+        else:
+            matrix = moment.flatten(1)
+            v = torch.outer(matrix.mean(1), matrix.mean(0)).div(matrix.mean()).view(p.shape)
         root = (v / (1 - BETAS[1] ** t)).sqrt() + EPS
         p = p - 1e-2 * 0.1 * p - 1e-2 * m / (1 - BETAS[0] ** t) / root
     torch.testing.assert_close(ours.detach().double(), p, rtol=1e-4, atol=1e-5)
 
 
-def moved(make, rare, workers=4, steps=300, size=2000):
+def moved(make, rare, workers=4, steps=300, rows=200):
     """How far the mean of workers moves that step by themselves, and how far one moves that has the mean of their gradients: the root
-    mean square over elements. rare: how often an element of a worker's gradient is not 0."""
-    ps = [torch.zeros(size, requires_grad=True) for _ in range(workers + 1)]
+    mean square over elements. rare: how often a row of a worker's gradient is not 0."""
+    ps = [torch.zeros(rows, 10, requires_grad=True) for _ in range(workers + 1)]
     optimizers = [make(p) for p in ps[:-1]] + [torch.optim.AdamW([ps[-1]], 1e-3, BETAS, EPS, 0.0)]
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
-        gradients = torch.randn(workers, size, generator=generator)
-        gradients *= torch.rand(workers, size, generator=generator) < rare
+        gradients = torch.randn(workers, rows, 10, generator=generator)
+        gradients *= torch.rand(workers, rows, 1, generator=generator) < rare
         for p, gradient in zip(ps, [*gradients, gradients.mean(0)], strict=True):
             p.grad = gradient
         for optimizer in optimizers:
@@ -94,6 +102,21 @@ def test_a_saved_state_goes_on_bit_for_bit():
     run(optimizer, ours, 5, first=5)
     run(second, resumed, 5, first=5)
     assert all(torch.equal(p, q) for p, q in zip(ours, resumed, strict=True))
+
+
+def test_arrays_as_large_as_the_parameter_are_two():
+    p, _ = parameters((30, 20))
+    optimizer = LocalAdamW([p], 1e-2, workers=4)
+    run(optimizer, [p], 1)
+    assert sum(value.numel() for value in optimizer.state[p].values()) == 2 * 600 + 30 + 20 + 1
+
+
+def test_channels_last_changes_nothing():
+    (p, _), (q, _) = parameters((4, 3, 5, 5)), parameters((4, 3, 5, 5))
+    q = q.detach().to(memory_format=torch.channels_last).requires_grad_()
+    for one in (p, q):
+        run(LocalAdamW([one], 1e-2, workers=4), [one], 5)
+    torch.testing.assert_close(p.detach(), q.detach().contiguous())
 
 
 def test_a_step_of_zeros_and_parameters_without_a_gradient_change_nothing():

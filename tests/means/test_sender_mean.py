@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from support.federated_means import D, updates_of, vectors_of
 
-from grace_ext import ConfigError
 from grace_ext.federated import Client, Server
 from grace_ext.means import SenderMean, Update, WeightedMean
 
@@ -15,7 +14,7 @@ def sparse_vectors(count):
     return vectors
 
 
-def slow(vectors, shares, dense, power=1.0):
+def slow(vectors, shares, dense):
     """Element by element, in float64."""
     found = []
     for number in range(D):
@@ -23,7 +22,7 @@ def slow(vectors, shares, dense, power=1.0):
             (float(v[number]), s) for v, s, all_ in zip(vectors, shares, dense, strict=True) if v[number] or all_[number]
         ]
         weight = sum(share for _, share in sent)
-        found.append(sum(value * share for value, share in sent) / weight**power if weight else 0.0)
+        found.append(sum(value * share for value, share in sent) / weight if weight else 0.0)
     return found
 
 
@@ -37,20 +36,13 @@ def test_each_element_is_the_mean_of_those_that_have_sent_it(shares):
         for vector, share, mask in zip(vectors, shares, masks, strict=True)
     ]
     np.testing.assert_allclose(SenderMean()(given, D), slow(vectors, shares, dense), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(SenderMean(root=True)(given, D), slow(vectors, shares, dense, 0.5), rtol=1e-5, atol=1e-6)
 
 
 def test_what_nobody_has_sent_does_not_move():
     vectors = sparse_vectors(3)
     vectors[:, :5] = 0
-    for mean in (SenderMean(), SenderMean(root=True)):
-        found = mean(updates_of(vectors), D)
-        assert not found[:5].any() and found[5:].any()
-
-
-def test_a_root_that_is_no_bool_is_refused():
-    with pytest.raises(ConfigError, match="SenderMean: root=0.5"):
-        SenderMean(root=0.5)
+    found = SenderMean()(updates_of(vectors), D)
+    assert not found[:5].any() and found[5:].any()
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def test_a_measurement_of_too_few_seeds_takes_nothing_away():
 def test_local_steps_are_the_adapters_default():
     preset, (method,) = PRESETS["sparseloco"], [method for method in METHODS if method.interval > 1]
     assert (method.spec, method.memory, method.interval) == (preset.compression, preset.memory, preset.steps)
+    assert preset.needs_each_rank and method.communicators == ("allgather",)
 
 
 def test_rounding_keeps_accuracy_with_any_optimizer():

@@ -26,7 +26,7 @@ def test_it_compares_methods_for_each_number_of_workers(tmp_path, capsys):
     assert len(lines) == 1 + 2 * 4 and lines[0].split()[:2] == ["workers", "method"]
     hours = {(line.split()[0], line.split()[1]): float(line.split()[-3]) for line in lines[1:]}
     assert hours["4", "every"] >= hours["4", "sparseloco"]
-    assert "allreduce" in lines[1] and "sharded" in lines[-2] and lines[1].split()[-6] == "1"
+    assert "allreduce" in lines[1] and "allgather" in lines[-2] and "sharded" in lines[-1] and lines[1].split()[-6] == "1"
     with open(tmp_path / "exchanges.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     of_preset = [row for row in rows if (row["workers"], row["method"]) == ("64", "sparseloco")]
@@ -34,6 +34,13 @@ def test_it_compares_methods_for_each_number_of_workers(tmp_path, capsys):
     assert float(of_preset[0]["sent"]) > 1000 * float(of_preset[2]["sent"]) / 64
     run("--workers", "4", "64", "--latency", "1ms")
     assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_a_preset_whose_mean_needs_each_worker_goes_by_allgather_unless_a_communicator_is_given(capsys):
+    run("--workers", "64", "--methods", "sparseloco")
+    assert "allgather" in capsys.readouterr().out
+    run("--workers", "64", "--methods", "sparseloco", "--communicator", "sharded")
+    assert "sharded" in capsys.readouterr().out
 
 
 def test_links_of_workers_can_differ(capsys):

@@ -79,6 +79,10 @@ def what_a_mean_cannot_be_is_refused():
         ({"mean": Median()}, "is sent sparsely; allowed: a dense compression"),
         ({"mean": Median(), "weights": "samples"}, "takes no weights"),
         ({"mean": ClippedMean(), "communicator": "sharded"}, "allowed with it: 'allgather'"),
+        (
+            {"communicator": "sharded"},
+            "mean SenderMean() needs one by one; allowed with it: 'allgather'; with this communicator: mean=",
+        ),
     ):
         with raises(ConfigError, said):
             LocalSteps(model, optimizer, **options)

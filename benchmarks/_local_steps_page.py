@@ -1,0 +1,187 @@
+"""The section of docs/local-steps.md and its plot, of what benchmarks/local_steps.py has measured."""
+
+import os
+import statistics
+
+from _lib import as_markdown
+from _local_steps_results import LENGTHS, Measured, measured, methods
+from _page import write_section
+from _transformer_results import DENSE
+from _transformer_tasks import TASKS
+
+#: In the plots.
+SHOWN = (DENSE, "default", "fedavg-5", "sparseloco-5", "adam-5", "fedavg-30", "sparseloco-30", "adam-30")
+#: What the published SparseLoCo sends: 12 bits for a position among 4,096, and 2 for the value, of one element in 64.
+NOTE = f"""\
+Worse: than float32 with the same seeds. Times fewer bytes: than float32 in each step; in an exchange: than float32 as often as the
+method exchanges, headers included. SparseLoCo's published format, 12 bits for a position and 2 for a value, sends
+{64 * 32 / 14:.0f} times fewer in an exchange."""
+#: Targets, set before measuring.
+FEWER_BYTES = 215  # times, in an exchange
+WORSE = 1.015  # the loss with LocalAdamW and rounds of the fewest steps, against float32 in each step
+
+
+def write_page(results: str, transformers: str, out: str) -> str:
+    """Write the section and the plot; return what was written."""
+    text, plotted = "", {}
+    for task in TASKS:
+        found = measured(results, transformers, task)
+        if any(methods()[method][1] == "local" for method in found):
+            plotted[task] = found
+            bounds = targets(found) if TASKS[task].measure == "loss" else ""
+            text += f"### {TASKS[task].label}\n\n{bounds}{tables(found, TASKS[task].measure)}\n"
+    if plotted:
+        draw(plotted, os.path.join(out, "local-steps.png"))
+        runs = [run for found in plotted.values() for method in found.values() for run in method.runs.values()]
+        dates, machines = (
+            {run.get(key, "") for run in runs if run.get("library") == "local"} for key in ("date", "machine")
+        )
+        text = f"""\
+Written by `benchmarks/local_steps.py`; do not edit.
+
+![loss against tokens, bytes and seconds](local-steps.png)
+
+{text.rstrip()}
+
+Local steps measured on {" and ".join(sorted(dates))} on {" and ".join(sorted(machines))}, all ranks on the same cores, by
+`python benchmarks/local_steps.py run --data DIR`; rows with an exchange in each step are those of [transformers.md](transformers.md).
+"""
+    return write_section(out, "local-steps", "Measurements", text, "local-steps.md")
+
+
+def fewer_bytes(run: dict) -> tuple[float, float]:
+    """How many times fewer bytes a rank has sent than with float32 in each step, and than with float32 as often as it did."""
+    once = 4 * run["parameters"] / run["curve"][-1]["bytes_sent"]
+    return once * run["curve"][-1]["step"], once * exchanges(run)
+
+
+def exchanges(run: dict) -> int:
+    """How often a run has exchanged its whole model."""
+    end, arguments = run["curve"][-1], run.get("arguments", {})  # none: an exchange in each step
+    if "fragments" in arguments:
+        return end["step"] // arguments["steps"]
+    return end.get("rounds", end["step"])
+
+
+def loss_against(method: Measured, other: Measured) -> tuple[float, int] | None:
+    """The mean loss at the end, divided by that of another method, and the number of seeds that both have; None without one."""
+    if not (both := method.runs.keys() & other.runs.keys()):
+        return None
+    own, base = (statistics.mean(one.runs[seed]["curve"][-1]["loss"] for seed in both) for one in (method, other))
+    return own / base, len(both)
+
+
+def targets(found: dict[str, Measured]) -> str:
+    """What the losses and bytes were to be, and what they are."""
+    rows = [["target", "bound", "measured", "seeds"]]
+    shortest = min(LENGTHS)
+    for ours, other, at_most in [
+        *((f"sparseloco-{steps}", f"fedavg-{steps}", 1.0) for steps in LENGTHS),
+        (f"adam-{shortest}", DENSE, WORSE),
+    ]:
+        if ours in found and other in found and (against := loss_against(found[ours], found[other])):
+            value, seeds = against
+            label = f"{found[ours].label}: loss, divided by that of {found[other].label}"
+            rows.append([label, f"at most {at_most:g}", f"{value:.4f}, {met(value <= at_most)}", str(seeds)])
+    for steps in LENGTHS:
+        for name in (f"sparseloco-{steps}", f"adam-{steps}"):
+            if name in found:
+                fewer = [fewer_bytes(run)[1] for run in found[name].runs.values()]
+                label = f"{found[name].label}: times fewer bytes in an exchange"
+                value = f"{min(fewer):.1f}, {met(min(fewer) >= FEWER_BYTES)}"
+                rows.append([label, f"at least {FEWER_BYTES}", value, str(len(fewer))])
+    return f"{as_markdown(rows)}\n\n" if len(rows) > 1 else ""
+
+
+def met(is_met: bool) -> str:
+    return "met" if is_met else "**missed**"
+
+
+def tables(found: dict[str, Measured], measure: str) -> str:
+    """The loss and the bytes of each method, and how long it takes on each link to be as good as Horovod float32 at its end."""
+    dense = found.get(DENSE)
+    rows = [
+        ["method", measure, "seeds", "worse than float32, %", "times fewer bytes", "in an exchange", "steps to the same"]
+    ]
+    for method in found.values():
+        ends = [run["curve"][-1] for run in method.runs.values()]
+        mean = statistics.mean(end[measure] for end in ends)
+        fewer, in_exchange = zip(*map(fewer_bytes, method.runs.values()), strict=True)
+        worse, needed = "", None
+        if dense and (both := dense.runs.keys() & method.runs.keys()):
+            base, own = (statistics.mean(one.runs[seed]["curve"][-1][measure] for seed in both) for one in (dense, method))
+            worse = f"{100 * (own / base - 1) * (1 if measure == 'loss' else -1):+.2f}"
+            needed = method.steps_to_the_end_of(dense, measure)
+        rows.append(
+            [
+                method.label,
+                f"{mean:.4f}",
+                str(len(ends)),
+                worse,
+                f"{statistics.mean(fewer):,.1f}",
+                f"{statistics.mean(in_exchange):.1f}",
+                "not reached" if needed is None else f"{needed:.0f}",
+            ]
+        )
+    text = as_markdown(rows) + f"\n\n{NOTE}"
+    links = sorted({name for method in found.values() for name in method.milliseconds}, key=_by_rate)
+    if links:
+        text += (
+            "\n\nMilliseconds a step / seconds to the same, by the rate of the links and the delay from host to host:\n\n"
+        )
+        rows = [["method", *links]]
+        for method in found.values():
+            needed = method.steps_to_the_end_of(dense, measure) if dense else None
+            cells = [method.milliseconds.get(name) for name in links]
+            rows.append(
+                [
+                    method.label,
+                    *(
+                        "" if cell is None else f"{cell:.1f} / {'–' if needed is None else f'{cell * needed / 1000:,.0f}'}"
+                        for cell in cells
+                    ),
+                ]
+            )
+        text += as_markdown(rows)
+    return text + "\n"
+
+
+def _by_rate(name: str) -> tuple[float, float]:
+    rate, delay = name.rsplit("-", 1)
+    number, unit = rate[:-4], rate[-4:]
+    return float(number) * {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[unit], float(delay.removesuffix("ms"))
+
+
+def draw(tasks: dict[str, dict[str, Measured]], path: str) -> None:
+    """Draw the loss of each task against steps, bytes and, on the link that most methods were measured on, seconds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(len(tasks), 3, figsize=(14, 4 * len(tasks)), layout="constrained", squeeze=False)
+    for (task, found), (by_steps, by_bytes, by_seconds) in zip(tasks.items(), axes, strict=True):
+        names = [name for method in found.values() for name in method.milliseconds]
+        link = max(sorted(set(names), key=_by_rate), key=names.count) if names else None
+        for number, method in enumerate(SHOWN):
+            if method not in found:
+                continue
+            one = found[method]
+            curve = next(run["curve"] for _, run in sorted(one.runs.items()))
+            scores = [point[TASKS[task].measure] for point in curve]
+            look = {"color": f"C{number}", "label": one.label, "marker": ".", "linewidth": 1}
+            by_steps.plot([point["step"] for point in curve], scores, **look)
+            by_bytes.plot([point["bytes_sent"] / 1e6 for point in curve], scores, **look)
+            if link in one.milliseconds:
+                by_seconds.plot([point["step"] * one.milliseconds[link] / 1000 for point in curve], scores, **look)
+        by_steps.set(
+            xlabel="steps of a rank", ylabel=f"{TASKS[task].measure}, held-out, first seed", title=TASKS[task].label
+        )
+        by_bytes.set(xlabel="MB that a rank has sent", xscale="log")
+        by_seconds.set(xlabel=f"seconds with links of {link}", xscale="log")
+        by_seconds.set_visible(link is not None)
+        for ax in (by_steps, by_bytes, by_seconds):
+            ax.grid(alpha=0.3)
+        by_steps.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,94 @@
+"""The methods of benchmarks/local_steps.py, and what was measured of them."""
+
+import dataclasses
+import glob
+import json
+import os
+import statistics
+
+from _transformer_results import DENSE
+from _transformer_results import read as runs_of_transformer
+
+LENGTHS = (5, 15, 30, 100)  # local steps in a round
+FP16 = "horovod-fp16"
+
+
+def methods() -> dict[str, tuple[str, str, dict]]:
+    """List the methods: name of the result -> label, library and its arguments."""
+    found = {
+        DENSE: ("Horovod float32, each step", "horovod", {"compression": "none"}),
+        FP16: ("Horovod fp16, each step", "horovod", {"compression": "fp16"}),
+        "default": ("grace_ext, default, each step", "grace_ext", {}),
+    }
+    for steps in LENGTHS:
+        found[f"fedavg-{steps}"] = (f"plain averaging, H = {steps}", "local", {"preset": "fedavg", "steps": steps})
+        found[f"diloco-{steps}"] = (f"DiLoCo, H = {steps}", "local", {"preset": "diloco", "steps": steps})
+        found[f"sparseloco-{steps}"] = (f"SparseLoCo, H = {steps}", "local", {"preset": "sparseloco", "steps": steps})
+        found[f"weighted-{steps}"] = (f"SparseLoCo, weighted mean, H = {steps}", "local", {"steps": steps, "weighted": True})
+        found[f"ramp-{steps}"] = (f"SparseLoCo, short rounds at first, H = {steps}", "local", {"steps": steps, "ramp": 1})
+        found[f"fedavg-adam-{steps}"] = (
+            f"plain averaging, LocalAdamW, H = {steps}",
+            "local",
+            {"preset": "fedavg", "steps": steps, "local_adamw": True},
+        )
+        found[f"adam-{steps}"] = (f"SparseLoCo, LocalAdamW, H = {steps}", "local", {"steps": steps, "local_adamw": True})
+        streaming = {"steps": steps, "fragments": min(4, steps // 2), "delay": 1, "keep": 0.5}
+        found[f"streaming-{steps}"] = (f"SparseLoCo, streaming, H = {steps}", "local", streaming)
+    return found
+
+
+def path_of(folder: str, task: str, method: str, which: str) -> str:
+    """Name a result. which: "seed0", …, or the links."""
+    return os.path.join(folder, f"{task}_{method}_{which}.json")
+
+
+def steps_to(curve: list[dict], measure: str, target: float) -> float | None:
+    """Return after how many steps a run was as good as the target, between two evaluations; None if it was not."""
+    before = None
+    for now in curve:
+        reached = now[measure] <= target if measure == "loss" else now[measure] >= target
+        if reached and before is None:
+            return now["step"]
+        if reached:
+            share = (target - before[measure]) / (now[measure] - before[measure])
+            return before["step"] + share * (now["step"] - before["step"])
+        before = now
+    return None
+
+
+@dataclasses.dataclass
+class Measured:
+    """What was measured of a method on a task. runs: by seed. milliseconds: of a step, by the name of the links."""
+
+    label: str
+    runs: dict[int, dict]
+    milliseconds: dict[str, float]
+
+    def steps_to_the_end_of(self, dense: "Measured", measure: str) -> float | None:
+        """Return the mean number of steps until a run is as good as the dense one of its seed is at its end; None if one is not."""
+        reached = [
+            steps_to(found["curve"], measure, dense.runs[seed]["curve"][-1][measure])
+            for seed, found in self.runs.items()
+            if seed in dense.runs
+        ]
+        return None if not reached or None in reached else statistics.mean(reached)
+
+
+def measured(results: str, transformers: str, task: str) -> dict[str, Measured]:
+    """Read what there is of a task, by method."""
+    per_step, found = runs_of_transformer(task, transformers), {}
+    for method, (label, library, _) in methods().items():
+        runs, milliseconds = {}, {}
+        if library != "local" and method in per_step:
+            runs = dict(per_step[method].runs)
+        for path in sorted(glob.glob(path_of(results, task, method, "*"))):
+            with open(path) as file:
+                result = json.load(file)
+            which = os.path.basename(path)[:-5].rsplit("_", 1)[1]
+            if which.startswith("seed"):
+                runs[int(which[4:])] = result
+            else:
+                milliseconds[which] = result["ms_per_step"]
+        if runs:
+            found[method] = Measured(label, runs, milliseconds)
+    return found
