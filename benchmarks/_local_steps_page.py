@@ -1,5 +1,6 @@
 """The section of docs/local-steps.md and its plot, of what benchmarks/local_steps.py has measured."""
 
+import math
 import os
 import statistics
 
@@ -58,9 +59,8 @@ def fewer_bytes(run: dict) -> tuple[float, float]:
 def exchanges(run: dict) -> int:
     """How often a run has exchanged its whole model."""
     end, arguments = run["curve"][-1], run.get("arguments", {})  # none: an exchange in each step
-    if "fragments" in arguments:
-        return end["step"] // arguments["steps"]
-    return end.get("rounds", end["step"])
+    made = end.get("rounds", end["step"])  # of all fragments, and what `synchronize` adds where there is nothing to send
+    return made if "ramp" in arguments else min(made, math.ceil(end["step"] / arguments.get("steps", 1)))
 
 
 def loss_against(method: Measured, other: Measured) -> tuple[float, int] | None:
