@@ -35,7 +35,7 @@ class ClientState:
 
     @classmethod
     def load(
-        cls, context: Context, told: Told, start: Callable[[Context], ArrayRecord] | None, seed: int
+        cls, context: Context, told: Told, start: Callable[[Context], ArrayRecord] | None, seed: int, most_elements: int
     ) -> "ClientState | None":
         """Restore the state of a training, or begin it.
 
@@ -44,12 +44,13 @@ class ClientState:
             told: What the server's message tells.
             start: Gives the initial model, if the client can make it.
             seed: Seed of the compressor's random numbers.
+            most_elements: Most elements of a model, for which nothing is allocated yet.
 
         Returns:
             The state; None if the message continues from a model that the client does not have.
 
         Raises:
-            ConfigError: The compression cannot be used.
+            ConfigError: The compression cannot be used, or the model is too large.
             ContainerError: The layout in the message is malformed.
         """
 
@@ -66,6 +67,10 @@ class ClientState:
         if told.layout is None:
             return None
         layout = Layout.read(told.layout)
+        if layout.size > most_elements:
+            raise ConfigError(
+                f"the server's model has {layout.size} elements; allowed here: {most_elements} (CompressionMod(most_elements=...))"
+            )
         if told.start is None:
             return cls(begun(np.zeros(layout.size, np.float32)), layout, told.unchanged, told.session)
         arrays = None if start is None else start(context)

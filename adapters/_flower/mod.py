@@ -23,10 +23,17 @@ class CompressionMod:
         start: A function of the Context that gives the initial model, the same as on the server, for a strategy with
             shared_start=True. A client without it, or with another one, is told the whole model.
         seed: Seed of the compressor's random numbers.
+        most_elements: Most elements of the server's model, above 0. A message of some bytes can stand for a model of any size; the
+            client makes room for so many elements on a server's word, and refuses a larger model.
+
+    Raises:
+        ConfigError: `most_elements` is not above 0.
     """
 
-    def __init__(self, start: Callable[[Context], ArrayRecord] | None = None, *, seed: int = 0):
-        self._start, self._seed = start, seed
+    def __init__(self, start: Callable[[Context], ArrayRecord] | None = None, *, seed: int = 0, most_elements: int = 2**28):
+        if not most_elements > 0:
+            raise ConfigError(f"most_elements={most_elements}; allowed: above 0")
+        self._start, self._seed, self._most_elements = start, seed, most_elements
 
     def __call__(self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         """Handle a message.
@@ -40,8 +47,8 @@ class CompressionMod:
             The reply.
 
         Raises:
-            ConfigError: The message is not of the strategy CompressedFedAvg, or the app's reply has another model or no
-                number of samples.
+            ConfigError: The message is not of the strategy CompressedFedAvg, the model is too large, or the app's reply has another
+                model or no number of samples.
             ContainerError: The message is malformed.
         """
         kind = message.metadata.message_type.partition(".")[0]
@@ -49,7 +56,7 @@ class CompressionMod:
             return call_next(message, context)
         trains = kind == MessageType.TRAIN
         told = Told.take(message.content)
-        state = ClientState.load(context, told, self._start, self._seed)
+        state = ClientState.load(context, told, self._start, self._seed, self._most_elements)
         model = None if state is None else state.receive(told, trains)
         if state is None or model is None:
             return answer_needs_model(message)

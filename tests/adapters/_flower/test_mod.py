@@ -1,5 +1,7 @@
 """The mod, and what a client keeps: with one node, whose messages are made by hand."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from support import launch
@@ -72,6 +74,22 @@ def test_no_flipped_bit_reaches_the_training():
         reply = one.handle(damaged)
         assert reply.has_error() and "ContainerError" in reply.error.reason, at
     assert not one.models and not one.handle(again(message)).has_error()
+
+
+def test_a_model_above_the_limit_is_refused_before_room_is_made_for_it():
+    ours, size = strategy(SPEC), flat(model()).size
+    message, huge = told(ours, node()), node()
+    message.content[RECORD]["layout"] = f'[["weight",[{2**30}],"float32",true]]'
+    tracemalloc.start()
+    reply = huge.handle(again(message))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert f"the server's model has {2**30} elements; allowed here: {2**28}" in reply.error.reason and most < 2**24
+    for limit, is_refused in ((size - 1, True), (size, False)):
+        one = node(most_elements=limit)
+        assert one.handle(again(told(ours, one))).has_error() == is_refused
+    with pytest.raises(ConfigError, match="most_elements=0; allowed: above 0"):
+        node(most_elements=0)
 
 
 @pytest.mark.parametrize("part", ["message", "session", "keys", "up"])
