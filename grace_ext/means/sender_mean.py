@@ -15,8 +15,9 @@ class SenderMean(Mean):
     """The weighted mean of each element over the workers that have sent it; 0 where nobody has.
 
     A worker that has not sent an element does not say that it should stay as it is. The weighted mean takes it so, and sparse
-    updates then move the model by a part of what their senders ask for. An element counts as sent if it is not 0; of what is sent
-    as a whole, or under a transform, every element counts, so that this mean is the weighted mean there.
+    updates then move the model by a part of what their senders ask for. An element counts as sent if it is not 0, or if its
+    worker is known to have sent a 0; of what is sent as a whole, or under a transform, every element counts, so that this mean is the
+    weighted mean there.
 
     Whoever is alone in sending an element decides on it: this mean bears no liars. One update is decoded at a time.
     """

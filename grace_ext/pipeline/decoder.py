@@ -1,6 +1,7 @@
 """Decoding: containers back to gradients. The bytes suffice; the sender's spec is not needed."""
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -144,14 +145,12 @@ def add_all(containers: list[Container], accumulator: np.ndarray) -> None:
         ConfigError: The accumulator is not such an array.
         ContainerError: A container is damaged or has another number of elements.
     """
-    _check_accumulator(accumulator)
+    _check_all(containers, accumulator)
     if any(parsed.transform for parsed in containers):
         summed = scratch("summed", np.float32, accumulator.size)
         decode_sum(containers, summed)
         add_dense(accumulator, summed, np.float32(1))
         return
-    for parsed in containers:
-        _check_size(parsed, accumulator)
     for parsed in containers:
         _add(parsed, accumulator, np.float32(1))
 
@@ -185,9 +184,7 @@ def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0
         ConfigError: `out` is not such an array.
         ContainerError: A container is damaged or has another number of elements.
     """
-    _check_accumulator(out)
-    for parsed in containers:
-        _check_size(parsed, out)
+    _check_all(containers, out)
     scale = np.float32(weight)
     if any(parsed.non_finite for parsed in containers):
         out[:] = np.nan
@@ -205,7 +202,9 @@ def decode_sum(containers: list[Container], out: np.ndarray, weight: float = 1.0
         np.multiply(_invert(containers[0], coefficients), scale, out=out)
 
 
-def decode_sender_mean(containers: list[Container], out: np.ndarray, weight: float = 1.0) -> None:
+def decode_sender_mean(
+    containers: list[Container], out: np.ndarray, weight: float = 1.0, shares: Sequence[float] | None = None
+) -> None:
     """Write weight * (mean of the containers' gradients), where the mean of each element is that of the containers that have it.
 
     An element that no container has is 0. Containers with a transform have coefficients, whose means are inverted once.
@@ -214,33 +213,31 @@ def decode_sender_mean(containers: list[Container], out: np.ndarray, weight: flo
         containers: Parsed containers, each of d elements, all with the same transform or none.
         out: Output, float32[d], contiguous and writable; undefined if an error is raised.
         weight: Factor of the mean.
+        shares: How much each container counts, above 0; None for all alike.
 
     Raises:
         ConfigError: `out` is not such an array.
         ContainerError: A container is damaged, or has another number of elements or another transform than the first one.
     """
-    _check_accumulator(out)
-    for parsed in containers:
-        _check_size(parsed, out)
+    _check_all(containers, out)
     if any(parsed.non_finite for parsed in containers):
         out[:] = np.nan
         return
-    transforms = {parsed.transform for parsed in containers}
-    if len(transforms) > 1:
+    if len(transforms := {parsed.transform for parsed in containers}) > 1:
         raise ContainerError("elements of containers with different transforms have no mean")
     transformed = transforms not in (set(), {None})
     mean = scratch("restored", np.float32, containers[0].domain) if transformed else out
-    count = scratch("senders", np.float32, mean.size)
-    mean[:] = count[:] = 0
-    for parsed in containers:
+    total = scratch("senders", np.float32, mean.size)
+    mean[:] = total[:] = 0
+    for parsed, share in zip(containers, map(np.float32, shares or [1] * len(containers)), strict=True):
         sparse, support, values = _unpack_to_scratch(parsed)
         if sparse:
-            add_at(mean, support, values, np.float32(1))
-            count[support] += np.float32(1)
+            add_at(mean, support, values, share)
+            total[support] += share
         else:
-            add_dense(mean, values, np.float32(1))
-            count += np.float32(1)
-    np.divide(mean, count, out=mean, where=count > 1)
+            add_dense(mean, values, share)
+            total += share
+    np.divide(mean, total, out=mean, where=total > 0)
     np.multiply(_invert(containers[0], mean) if transformed else mean, np.float32(weight), out=out)
 
 
@@ -333,9 +330,11 @@ def unpack_all(containers: list[Container]) -> tuple[np.ndarray, np.ndarray, np.
     return positions, values, np.array(bounds[:-1], np.int64), np.array(bounds[1:], np.int64)
 
 
-def _check_size(parsed: Container, out: np.ndarray) -> None:
-    if parsed.d != out.size:
-        raise ContainerError(f"the container holds {parsed.d} elements, {out.size} were expected")
+def _check_all(containers: list[Container], out: np.ndarray) -> None:
+    _check_accumulator(out)
+    for parsed in containers:
+        if parsed.d != out.size:
+            raise ContainerError(f"the container holds {parsed.d} elements, {out.size} were expected")
 
 
 def _check_accumulator(array: object) -> None:

@@ -14,9 +14,9 @@ from ..communicators.base import Communicator
 from ..communicators.separate import Separate
 from ..errors import ConfigError, ExchangeError
 from ..exchange.engine import Exchange
-from ..means import Mean, Update
+from ..means import Mean, SenderMean, Update
 from ..means.base import l2_norm
-from ..pipeline.decoder import add_all, decode_sum
+from ..pipeline.decoder import add_all, decode_sender_mean, decode_sum, unpack_all
 from ..transport.base import Transport
 from .weights import shares_of
 
@@ -71,6 +71,9 @@ class RankMean:
         self._estimates: dict[int, Vectors] = {}  # of each rank
         self._senders: list[int] = []  # of the round
         self._left_out: list[int] = []  # of them
+        self._of_senders = isinstance(mean, SenderMean) and not any(
+            bucket.memory.sends_differences or bucket.compressor.transform for bucket in exchange.buckets
+        )
         for bucket in exchange.buckets:
             if not bucket.communicator.needs_each_rank:
                 raise ConfigError(
@@ -133,8 +136,10 @@ class RankMean:
             out: Output, float32[size] for each bucket.
 
         Returns:
-            Whether some rank counted. If not, `out` is as it was.
+            Whether some rank counted. If not, `out` is undefined.
         """
+        if self._of_senders and self._take_of_senders(shares, out):
+            return True
         known: dict[int, Callable[[], np.ndarray]] = {}
         dense: dict[int, Callable[[], np.ndarray | bool]] = {}
         for place, rank in enumerate(self._senders):
@@ -149,9 +154,24 @@ class RankMean:
             ends = np.cumsum([bucket.size for bucket in self._exchange.buckets])
             for bucket, part in zip(self._exchange.buckets, np.split(mean, ends[:-1]), strict=True):
                 out[bucket.name][:] = part
+        self._forget_received()
+        return mean is not None
+
+    def _take_of_senders(self, shares: Mapping[int, float], out: Vectors) -> bool:
+        """The mean over senders, without an array for each rank. False if what a rank has sent is not finite, or nobody counts."""
+        if self._left_out or not self._senders:
+            return False
+        counted = [shares[rank] for rank in self._senders]
+        for bucket in self._exchange.buckets:
+            decode_sender_mean(bucket.communicator.received, out[bucket.name], shares=counted)
+            if not np.isfinite(out[bucket.name]).all():
+                return False
+        self._forget_received()
+        return True
+
+    def _forget_received(self) -> None:
         for bucket in self._exchange.buckets:
             bucket.communicator.received = []
-        return mean is not None
 
     def _correct_estimates(self, rank: int, place: int) -> None:
         estimates = self._estimates.setdefault(rank, {})
@@ -174,14 +194,21 @@ class RankMean:
         return vector
 
     def _dense(self, place: int) -> np.ndarray | bool:
-        """Of which elements a rank has said something even where it is 0: bool[d], or one for all."""
-        whole = [
-            bucket.memory.sends_differences or not bucket.communicator.received[place].is_sparse
-            for bucket in self._exchange.buckets
-        ]
-        if len(set(whole)) == 1:
-            return whole[0]
-        return np.repeat(whole, [bucket.size for bucket in self._exchange.buckets])
+        """Which elements a rank has sent, maybe as 0: bool[d], or one for all."""
+        sent: list[np.ndarray | bool] = []
+        for bucket in self._exchange.buckets:
+            received = bucket.communicator.received[place]
+            if bucket.memory.sends_differences or not received.is_sparse:
+                sent.append(True)
+            else:
+                mask = np.zeros(bucket.size, bool)
+                mask[unpack_all([received])[0]] = True
+                sent.append(mask)
+        if all(one is True for one in sent):
+            return True
+        return np.concatenate(
+            [np.broadcast_to(one, bucket.size) for one, bucket in zip(sent, self._exchange.buckets, strict=True)]
+        )
 
     def of_rows(self, rows: np.ndarray, shares: Mapping[int, float]) -> np.ndarray | None:
         """Take the mean of vectors that are sent uncompressed.

@@ -12,7 +12,7 @@ from grace_ext import ConfigError
 from grace_ext._util.rng import Stream
 from grace_ext.errors import ContainerError
 from grace_ext.pipeline import container, spec
-from grace_ext.pipeline.decoder import decode_sender_mean
+from grace_ext.pipeline.decoder import decode_sender_mean, unpack_all
 
 
 def mean_over_senders(parts):
@@ -35,6 +35,21 @@ def test_the_mean_of_an_element_is_over_the_ranks_that_sent_it(name, weight):
     for out, finite, pending in exchange("senders", name, gradients, weight):
         np.testing.assert_array_equal(out, expected)
         assert finite and pending.wire_bytes > 0 and {"exchange", "decode"} <= pending.seconds.keys()
+
+
+def test_containers_count_by_their_shares():
+    names, shares = ["topk:0.3/rice/raw", "topk:0.1/rice/qsgd:2", "dense/raw"], [0.2, 1.5, 0.7]
+    blobs = [grace_ext.compressor(name).compress(gradient(rank, 500)) for rank, name in enumerate(names)]
+    total, weights = np.zeros(500), np.zeros(500)
+    for blob, share, sent in zip(blobs, shares, [150, 50, 500], strict=True):
+        values = grace_ext.decompress(blob, 500).astype(np.float64)
+        is_sent = np.zeros(500, bool)
+        is_sent[unpack_all([container.parse(blob)])[0] if sent < 500 else ...] = True  # some of them as 0
+        assert is_sent.sum() == sent
+        total, weights = total + share * values, weights + share * is_sent
+    out = np.empty(500, np.float32)
+    decode_sender_mean([container.parse(blob) for blob in blobs], out, 2.0, shares)
+    np.testing.assert_allclose(out, 2 * total / weights, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["dense/qsgd:7", "randomk:0.1"])
