@@ -30,7 +30,7 @@ from . import (  # noqa: F401  (so that warmup knows them)
     varint,
 )
 from ._compile import cache_folder, warmup
-from .accumulate import add_at, add_dense, sum_sparse, sum_sparse_at, sum_sparse_squares, write_error
+from .accumulate import add_at, add_dense, mean_sparse, sum_sparse, sum_sparse_at, sum_sparse_squares, write_error
 from .bits import bitmap_decode, bitmap_encode, pack_bits, unpack_bits
 from .positions import draw_positions
 from .qsgd import max_magnitude, qsgd_decode, qsgd_encode
@@ -45,6 +45,7 @@ __all__ = [
     "cache_folder",
     "draw_positions",
     "max_magnitude",
+    "mean_sparse",
     "pack_bits",
     "qsgd_decode",
     "qsgd_encode",

@@ -99,6 +99,29 @@ def sum_sparse_squares(out, positions, values, cursor, ends, weight, shapes, sum
             start = stop
 
 
+@kernel("void(float32[::1], uint32[::1], float32[::1], int64[::1], int64[::1], Array(float32, 1, 'C', readonly=True))")
+def mean_sparse(out, positions, values, cursor, ends, shares):
+    """out = the mean of the ranks' sparse vectors, of each element over the ranks that have it; 0 where none has.
+
+    Arguments as of `sum_sparse`; shares: how much each rank counts, above 0.
+    """
+    total = np.empty(TILE, np.float32)
+    for start in range(0, out.size, TILE):
+        tile = out[start : start + TILE]
+        first, last = np.uint32(start), np.uint32(start + tile.size)
+        tile[:], total[:] = np.float32(0), np.float32(0)
+        for r in range(ends.size):
+            i, end, share = np.uint64(cursor[r]), np.uint64(ends[r]), shares[r]
+            while i < end and positions[i] < last:
+                place = np.uint32(positions[i] - first)
+                tile[place] += share * values[i]
+                total[place] += share
+                i += np.uint64(1)
+            cursor[r] = np.int64(i)
+        for place in range(tile.size):
+            tile[place] = tile[place] / total[place] if total[place] > 0 else np.float32(0)
+
+
 @kernel("int64(int64, uint32[::1], float32[::1], int64[::1], int64[::1], float32, uint32[::1], float32[::1])")
 def sum_sparse_at(d, positions, values, cursor, ends, weight, at, sums):
     """Like `sum_sparse`, but where no rank has an element nothing is written: return how many there are, at and sums.

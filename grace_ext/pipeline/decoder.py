@@ -8,7 +8,7 @@ import numpy as np
 from .. import registry
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
-from ..kernels import add_at, add_dense, sum_sparse, sum_sparse_at, sum_sparse_squares
+from ..kernels import add_at, add_dense, mean_sparse, sum_sparse, sum_sparse_at, sum_sparse_squares
 from ..kernels.rows import add_compact, split_rows
 from . import container
 from .byte_buffers import ByteBuffer
@@ -227,17 +227,17 @@ def decode_sender_mean(
         raise ContainerError("elements of containers with different transforms have no mean")
     transformed = transforms not in (set(), {None})
     mean = scratch("restored", np.float32, containers[0].domain) if transformed else out
-    total = scratch("senders", np.float32, mean.size)
-    mean[:] = total[:] = 0
-    for parsed, share in zip(containers, map(np.float32, shares or [1] * len(containers)), strict=True):
-        sparse, support, values = _unpack_to_scratch(parsed)
-        if sparse:
-            add_at(mean, support, values, share)
-            total[support] += share
-        else:
-            add_dense(mean, values, share)
-            total += share
-    np.divide(mean, total, out=mean, where=total > 0)
+    counted = np.ones(len(containers), np.float32) if shares is None else np.array(shares, np.float32)
+    if all(parsed.index_id for parsed in containers):
+        mean_sparse(mean, *unpack_all(containers), counted)
+    else:
+        total = scratch("senders", np.float32, mean.size)
+        mean[:] = total[:] = 0
+        for parsed, share in zip(containers, counted, strict=True):
+            sparse, support, values = _unpack_to_scratch(parsed)
+            add_at(mean, support, values, share) if sparse else add_dense(mean, values, share)
+            total[support if sparse else ...] += share
+        np.divide(mean, total, out=mean, where=total > 0)
     np.multiply(_invert(containers[0], mean) if transformed else mean, np.float32(weight), out=out)
 
 

@@ -42,6 +42,17 @@ def test_sum_sparse(d):
 
 
 @pytest.mark.parametrize("d", [1, 100, 32767, 32768, 32769, 100_000])
+@pytest.mark.parametrize("counted", [[1] * 5, [0.1, 0.7, 1, 2, 0.3]])
+def test_mean_sparse(d, counted):
+    parts = shares_below(d, 5)
+    out, intact = guarded(d, np.float32)
+    ends = np.cumsum([p.size for p, _ in parts])
+    joined = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    kernels.mean_sparse(out, *joined, np.append(0, ends[:-1]), ends, np.array(counted, np.float32))
+    assert out.tobytes() == reference_kernels.mean_sparse(d, parts, counted).tobytes() and intact()
+
+
+@pytest.mark.parametrize("d", [1, 100, 32767, 32768, 32769, 100_000])
 @pytest.mark.parametrize("ranks", [3, 5])
 def test_sum_sparse_at(d, ranks):
     """Each element that some rank has, once, also where the sum is zero."""

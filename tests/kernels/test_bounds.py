@@ -227,7 +227,16 @@ def sums(fence, d):
         fence(np.array([positions.size], np.int64)),
         np.float32(1),
     )
-    return out.sum(dtype=np.float64) == positions.size
+    summed = out.sum(dtype=np.float64)
+    kernels.mean_sparse(
+        out,
+        fence(positions),
+        values,
+        fence(np.zeros(1, np.int64)),
+        fence(np.array([positions.size], np.int64)),
+        fence(np.full(1, 0.5, np.float32)),
+    )
+    return summed == out.sum(dtype=np.float64) == positions.size
 
 
 @pytest.mark.parametrize("d", [1, 32768, 32769, 4 * 1024 * 1024, 4 * 1024 * 1024 + 5])

@@ -201,3 +201,13 @@ def sum_sparse(size, shares, weight):
         for position, value in zip(positions, values, strict=True):
             out[position] = out[position] + np.float32(weight) * np.float32(value)
     return out
+
+
+def mean_sparse(size, parts, shares):
+    """The mean of each element over the ranks that have it, rank after rank, in float32. parts: [(positions, values)]."""
+    out, total = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    for (positions, values), share in zip(parts, shares, strict=True):
+        for position, value in zip(positions, values, strict=True):
+            out[position] = out[position] + np.float32(share) * np.float32(value)
+            total[position] = total[position] + np.float32(share)
+    return np.array([value / weight if weight else 0 for value, weight in zip(out, total, strict=True)], np.float32)
