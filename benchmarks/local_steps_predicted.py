@@ -25,17 +25,17 @@ BATCH = 2**21  # tokens of all workers in a local step
 STEPS = round(TOKENS / BATCH)
 SPEED = 40e12  # floating-point operations a second that a worker makes of a training
 SAMPLE = 2**18  # elements of the gradients that codecs are measured with
-#: Label, spec, steps, fragments, delay.
+#: Label, spec, steps, fragments, delay, communicator; None: the fastest.
 METHODS = [
-    ("float32 gradients in each step", "dense/raw", 1, 1, 0),
-    ("the default's gradients in each step", "topk:0.01/rice/qsgd:7", 1, 1, 0),
-    ("DiLoCo", PRESETS["diloco"].compression, PRESETS["diloco"].steps, 1, 0),
-    ("MuLoCo, 4 bits", PRESETS["muloco"].compression, PRESETS["muloco"].steps, 1, 0),
-    ("SparseLoCo", PRESETS["sparseloco"].compression, PRESETS["sparseloco"].steps, 1, 0),
-    ("SparseLoCo, weighted mean", PRESETS["sparseloco"].compression, PRESETS["sparseloco"].steps, 1, 0),
-    ("SparseLoCo, weighted mean, 500 steps", PRESETS["sparseloco"].compression, 500, 1, 0),
-    ("Streaming, 4 bits, 500 steps", "dense/qsgd:4", 500, 4, 120),
-    ("Streaming, SparseLoCo's containers, weighted mean, 500 steps", PRESETS["sparseloco"].compression, 500, 4, 120),
+    ("float32 gradients in each step", "dense/raw", 1, 1, 0, None),
+    ("the default's gradients in each step", "topk:0.01/rice/qsgd:7", 1, 1, 0, None),
+    ("DiLoCo", PRESETS["diloco"].compression, PRESETS["diloco"].steps, 1, 0, None),
+    ("MuLoCo, 4 bits", PRESETS["muloco"].compression, PRESETS["muloco"].steps, 1, 0, None),
+    ("SparseLoCo", PRESETS["sparseloco"].compression, PRESETS["sparseloco"].steps, 1, 0, "allgather"),
+    ("SparseLoCo, weighted mean", PRESETS["sparseloco"].compression, PRESETS["sparseloco"].steps, 1, 0, None),
+    ("SparseLoCo, weighted mean, 500 steps", PRESETS["sparseloco"].compression, 500, 1, 0, None),
+    ("Streaming, 4 bits, 500 steps", "dense/qsgd:4", 500, 4, 120, None),
+    ("Streaming, SparseLoCo's containers, weighted mean, 500 steps", PRESETS["sparseloco"].compression, 500, 4, 120, None),
 ]
 SETTINGS = [(16, 100e6, 0.05), (128, 100e6, 0.05), (1024, 100e6, 0.05), (1024, 100e6, 0.001), (1024, 1e9, 0.05)]
 HEAD = ["", "spec", "local steps", "fragments, delay", "by", "s an exchange", "GB sent by a worker", "hours", "computing"]
@@ -48,7 +48,7 @@ def seconds_of_step(workers: int) -> float:
 
 def rows_of(workers: int, bandwidth: float, latency: float, codecs: dict) -> list[list[str]]:
     rows = []
-    for label, spec, steps, fragments, delay in METHODS:
+    for label, spec, steps, fragments, delay, chosen in METHODS:
         setting = LocalSetting(
             PARAMS,
             [constant(bandwidth / 8)] * workers,
@@ -60,7 +60,7 @@ def rows_of(workers: int, bandwidth: float, latency: float, codecs: dict) -> lis
             latency=latency,
             headers=steps > 1,
         )
-        communicators = ["allgather"] if label == "SparseLoCo" else communicators_for(spec, workers)
+        communicators = [chosen] if chosen else communicators_for(spec, workers)
         communicator, found = fastest(setting, codecs[spec], communicators)
         exchange = sum(one.seconds for one in found.transfers) / len(found.transfers)
         streaming = f"{fragments}, {delay}" if fragments > 1 else ""

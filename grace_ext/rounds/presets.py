@@ -43,9 +43,10 @@ PRESETS = {
         "sgd:1.0",
         30,
         "Sarfi, Thérien, Lidin and Belilovsky, SparseLoCo, arXiv 2508.15706: 64 of each 4,096 elements in 2 bits, decay 0.95, "
-        "30 steps. The paper's formula has the mean of all workers; the implementation that its authors trained large models with, and "
-        "the preset, take the mean of each element over those that have sent it. Here positions and levels are entropy-coded, and "
-        "small tensors are sent whole, in 2 bits: in float32 they would be half of the bytes of a model of a million parameters.",
+        "30 steps. The paper's formula has the mean of all workers; its first author's public code (a fork of Templar, "
+        "src/tplr/compress.py) and the preset take the mean of each element over those that have sent it. Here positions and levels are "
+        "entropy-coded, and small tensors are sent whole, in 2 bits: in float32 they would be half of the bytes of a model of a million "
+        "parameters.",
         small="dense/lloyd:0.3",
         mean=SenderMean(),
     ),

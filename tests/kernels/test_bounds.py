@@ -209,33 +209,15 @@ def sums(fence, d):
     kernels.add_dense(out, fence(np.zeros(d, np.float32)), np.float32(1))
     kernels.add_at(out, fence(positions), values, np.float32(1))
     kernels.write_error(out, fence(positions), values, fence(np.zeros(positions.size, np.float32)))
-    kernels.sum_sparse_at(
-        d,
-        fence(positions),
-        values,
-        fence(np.zeros(1, np.int64)),
-        fence(np.array([positions.size], np.int64)),
-        np.float32(1),
-        fence(np.zeros(positions.size, np.uint32)),
-        fence(np.zeros(positions.size, np.float32)),
-    )
-    kernels.sum_sparse(
-        out,
-        fence(positions),
-        values,
-        fence(np.zeros(1, np.int64)),
-        fence(np.array([positions.size], np.int64)),
-        np.float32(1),
-    )
+
+    def of_one_rank():
+        return fence(positions), values, fence(np.zeros(1, np.int64)), fence(np.array([positions.size], np.int64))
+
+    at, found = fence(np.zeros(positions.size, np.uint32)), fence(np.zeros(positions.size, np.float32))
+    kernels.sum_sparse_at(d, *of_one_rank(), np.float32(1), at, found)
+    kernels.sum_sparse(out, *of_one_rank(), np.float32(1))
     summed = out.sum(dtype=np.float64)
-    kernels.mean_sparse(
-        out,
-        fence(positions),
-        values,
-        fence(np.zeros(1, np.int64)),
-        fence(np.array([positions.size], np.int64)),
-        fence(np.full(1, 0.5, np.float32)),
-    )
+    kernels.mean_sparse(out, *of_one_rank(), fence(np.full(1, 0.5, np.float32)))
     return summed == out.sum(dtype=np.float64) == positions.size
 
 

@@ -149,7 +149,7 @@ def test_the_mean_over_senders_needs_no_array_for_each_rank():
             worker.move(number)
             worker.rounds.step()
 
-    gate = threading.Barrier(RANKS)
+    gate = threading.Barrier(RANKS, timeout=600)
     on_all_ranks(train, RANKS)
     assert max(most) < 4 * size * 1.6, "the shares of all elements, and whether the result is finite"
 
