@@ -39,7 +39,8 @@ def guard_exit(hvd) -> None:
 
     hvd: horovod.torch or horovod.tensorflow. Call after every hvd.init(): functions registered later run earlier at exit.
     Exceptions that somebody catches, as those from which elastic Horovod recovers, do not count. The watchdog is a thread of
-    C that needs no interpreter lock; it also prints where each Python thread stands.
+    C that needs no interpreter lock; it also prints where each Python thread stands. More than one rank look after each other also
+    while their Python cannot run.
     """
     atexit.unregister(_watch_failed_exit)
     atexit.register(_watch_failed_exit)
@@ -47,6 +48,8 @@ def guard_exit(hvd) -> None:
     if not isinstance(library.horovod_shutdown, Watched):
         library.horovod_shutdown = Watched(library.horovod_shutdown)
         _shutdowns.append(library.horovod_shutdown)
+    if hvd.size() > 1:
+        stalls.start_guard()
 
 
 def shuts_down() -> bool:

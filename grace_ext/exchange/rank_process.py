@@ -9,9 +9,8 @@ import numpy as np
 import xxhash
 
 from ..transport import topology
+from .guard import look_at, state_of
 
-#: States of a process.
-GONE, HALTED, RUNS = "gone", "stopped", "runs"
 LEAVES = b"grace_ext left"  # the name of a process that ends for another reason
 _HOST = 48  # bytes of a host's name
 _RECORD = struct.Struct(f"<8sIIQ{_HOST}s")
@@ -46,7 +45,7 @@ class Process(NamedTuple):
         """
         try:
             space = os.readlink("/proc/self/ns/pid")  # containers of one machine number their processes apart
-            started = _look_at(os.getpid())[2]
+            started = look_at(os.getpid())[2]
         except OSError:
             space, started = "", 0
         machine = xxhash.xxh64_digest(repr((topology.boot_id(), space)).encode())
@@ -80,7 +79,7 @@ class Process(NamedTuple):
             Whether it is.
         """
         try:
-            return _look_at(self.pid)[0] == LEAVES
+            return look_at(self.pid)[0] == LEAVES
         except OSError:
             return False
 
@@ -90,20 +89,4 @@ class Process(NamedTuple):
         Returns:
             "gone", "stopped" or "runs"; "runs" if it cannot be told.
         """
-        try:
-            _, letter, started = _look_at(self.pid)
-        except (FileNotFoundError, ProcessLookupError):
-            return GONE
-        except OSError:
-            return RUNS
-        if letter in "ZX" or started != self.started:
-            return GONE
-        return HALTED if letter == "T" else RUNS  # "t" is a debugger's stop
-
-
-def _look_at(pid: int) -> tuple[bytes, str, int]:
-    """Return a process's name, the letter of its state, and when it started, as Linux says."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        begin, _, rest = file.read().rpartition(b")")  # a name may hold anything
-    fields = rest.split()
-    return begin.partition(b"(")[2], fields[0].decode(), int(fields[19])
+        return state_of(self.pid, self.started)

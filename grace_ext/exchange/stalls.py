@@ -29,12 +29,14 @@ import numpy as np
 from ..errors import ConfigError
 from ..transport.base import Transport
 from .engine import Exchange
-from .rank_process import GONE, HALTED, LEAVES, RUNS, Process
+from .guard import GONE, HALTED, RUNS, Guard
+from .rank_process import LEAVES, Process
 
 _LOG = logging.getLogger("grace_ext")
 #: In the environment, with their defaults: seconds after which a stopped rank is killed, and after which a rank that waits
 #: ends itself; 0: never.
 STOPPED, STALL = "GRACE_EXT_STOPPED_SECONDS", "GRACE_EXT_STALL_SECONDS"
+_HINT = f"{STOPPED}=N in the environment waits for N seconds, 0 for ever"
 _DEFAULTS = {STOPPED: 20.0, STALL: 0.0}  # Horovod's Gloo gives up after 30 s, and does not say on whom
 _LOOK = 1.0  # seconds between two looks
 _REPORT = 60  # looks after which waiting is reported
@@ -73,7 +75,9 @@ def watch_ranks(exchange: Watchable, gather: Callable[[np.ndarray], np.ndarray],
     """
     own = Process.own(exchange.transport.world_rank)
     gathered = gather(np.concatenate([message, own.pack()])).reshape(exchange.transport.size, -1)
-    _watcher().add(exchange, own, [Process.unpack(record) for record in gathered[:, message.size :]])
+    watcher = _watcher()
+    watcher.add(exchange, own, [Process.unpack(record) for record in gathered[:, message.size :]])
+    _tell_guards(watcher)  # before the first look, at which it may be too late
     return gathered[:, : message.size]
 
 
@@ -131,6 +135,15 @@ class Watcher:
         with self._lock:
             return list(self._watched.items())
 
+    def tell(self, guard: Guard) -> None:
+        """Let a helper process know whom to look after.
+
+        Args:
+            guard: This rank's helper.
+        """
+        here = {process for _, one in self._all() for process in one.here}
+        guard.beat(self._own.rank, self._own.host, [(one.rank, one.pid, one.started) for one in here])
+
     def check(self) -> None:
         """Look at all ranks once, and act on what is seen."""
         self._shutting = self._shutting + 1 if self._shuts_down() else 0
@@ -162,7 +175,7 @@ class Watcher:
             self._say(
                 f"a signal stopped rank {process.rank} (pid {process.pid}, on this host) {seconds} s ago, and others "
                 f"wait for it, this one {where}. It is killed, so that the job ends or, if it is elastic, goes on "
-                f"without it. {STOPPED}=N in the environment waits for N seconds, 0 for ever"
+                f"without it. {_HINT}"
             )
             try:
                 self._kill(process.pid, signal.SIGKILL)
@@ -178,7 +191,7 @@ class Watcher:
         if self._stopped and gone and one.waits >= self._stopped and not is_elastic():
             self._say(
                 f"has waited for {one.waits} s, {where}, and rank {gone[0].rank} (pid {gone[0].pid}, on this host) is "
-                f"gone: this rank ends, too. {STOPPED}=N in the environment waits for N seconds, 0 for ever"
+                f"gone: this rank ends, too. {_HINT}"
             )
             self._end()
         elif self._stall and one.waits >= self._stall:
@@ -195,8 +208,7 @@ class Watcher:
         rank that is stopped has a time of its own, and is named."""
         if self._stopped and self._shutting >= self._stopped and not is_elastic() and not self._which(HALTED):
             self._say(
-                f"has been in hvd.shutdown() for {self._shutting} s, and other ranks do not answer: this rank ends. "
-                f"{STOPPED}=N in the environment waits for N seconds, 0 for ever"
+                f"has been in hvd.shutdown() for {self._shutting} s, and other ranks do not answer: this rank ends. {_HINT}"
             )
             self._end()
 
@@ -247,6 +259,7 @@ def _where(exchange: Watchable) -> str:
 
 
 _watchers: list[Watcher] = []  # one, once there is something to look after
+_guards: list[Guard] = []  # one, where it is wanted
 
 
 def _watcher() -> Watcher:
@@ -255,6 +268,13 @@ def _watcher() -> Watcher:
         threading.Thread(target=_watch_loop, args=_watchers, name="grace_ext stalls", daemon=True).start()
         atexit.register(_report_at_exit, *_watchers)
     return _watchers[0]
+
+
+def start_guard() -> None:
+    """Have a helper process look after the other ranks while this one's Python cannot run; see guard.py. Once is enough."""
+    if not _guards and (stopped := _seconds(STOPPED)):
+        _guards.append(Guard(stopped, _HINT))
+        atexit.register(_guards[0].close)
 
 
 def _shuts_down() -> bool:
@@ -274,6 +294,12 @@ def _watch_loop(watcher: Watcher) -> None:
     while True:
         time.sleep(_LOOK)
         watcher.check()
+        _tell_guards(watcher)
+
+
+def _tell_guards(watcher: Watcher) -> None:
+    for guard in _guards:
+        watcher.tell(guard)
 
 
 def _report_at_exit(watcher: Watcher) -> None:

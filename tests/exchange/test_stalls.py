@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from grace_ext import ConfigError
-from grace_ext.exchange import rank_process, stalls
+from grace_ext.exchange import guard, stalls
 from grace_ext.exchange.rank_process import Process
 from grace_ext.exchange.stalls import Watcher
 from grace_ext.transport import InProcessGroup
@@ -296,7 +296,7 @@ def test_a_record_holds_what_a_rank_says_of_itself():
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="Linux says what a process is at")
 def test_states_are_what_linux_says():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = Process(HERE, 1, child.pid, rank_process._look_at(child.pid)[2], "here")
+    process = Process(HERE, 1, child.pid, guard.look_at(child.pid)[2], "here")
     assert process.state() == "runs"
     os.kill(child.pid, signal.SIGSTOP)
     os.waitpid(child.pid, os.WUNTRACED)
@@ -324,7 +324,7 @@ def test_a_rank_that_ends_tells_those_it_leaves(monkeypatch, error, left):
     asked = []
     noting = type("Noting", (), {"name_who_left": lambda _, wait: asked.append(wait)})()
     monkeypatch.setattr(sys, "last_value", error, raising=False)
-    own, (before, *_) = Process.own(0), rank_process._look_at(os.getpid())
+    own, (before, *_) = Process.own(0), guard.look_at(os.getpid())
     try:
         stalls._report_at_exit(noting)
         assert own.is_leaving() == left and own.state() == "runs"

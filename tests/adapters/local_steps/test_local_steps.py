@@ -38,7 +38,7 @@ FAILURES = {
 @pytest.mark.parametrize(
     "launcher, where",
     in_tiers(
-        itertools.product(("torchrun-2", "horovodrun-gloo-2"), FAILURES),
+        [*itertools.product(("torchrun-2", "horovodrun-gloo-2"), FAILURES), ("mpirun-2", "stopped")],
         test=[("torchrun-2", "under way"), ("torchrun-2", "stopped"), ("horovodrun-gloo-2", "worker")],
     ),
 )
