@@ -1,7 +1,7 @@
 """`python -m grace_ext device-check`: the kernels for accelerators on the machine at hand, and one file with what they did.
 
-With a GPU: the bytes against the host's, races if compute-sanitizer is there, and throughput beside torch.topk and a copy. Without
-one it says so, and compares the bytes in Triton's interpreter.
+With a GPU: the bytes against the host's, trainings of two ranks over Gloo and NCCL, races if compute-sanitizer is there, and
+throughput beside torch.topk and a copy. Without one it says so, and compares the bytes in Triton's interpreter.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from grace_ext.kernels.rows import add_rows
 from grace_ext.kernels.second_moment import random_sketch
 from grace_ext.pipeline import container, decoder
 
-from . import device_decoder, device_encoder
+from . import device_decoder, device_encoder, device_training
 from .kernels import rows, topk, usable
 from .kernels.sketch import LANES, Sketcher
 
@@ -52,10 +52,12 @@ _ROWS, _WIDTH = "sums of rows of a table", 50
 _TIMED = 25_600_000  # elements, those of a ResNet-50
 _REPEATS = 20
 _SANITIZER_SECONDS = 240
+_TRAINING_SECONDS = 120
+_MOST_OUTPUT = 8000  # characters, in which the launcher's own messages follow those of the ranks
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0 if all bytes are the host's, else 1."""
+    """The exit status: 0 if all bytes and trainings are the host's, else 1."""
     with open(arguments.output, "w") as file:  # before the minutes that it takes
         report = _report()
         json.dump(report, file, indent=2)
@@ -65,7 +67,18 @@ def run(arguments: argparse.Namespace) -> int:
     print(
         f"{len(report['bytes']) - len(wrong)} of {len(report['bytes'])} comparisons are equal; all is in {arguments.output}"
     )
-    return 1 if wrong else 0
+    failed = [said for said in map(_failure, report.get("trainings", ())) if said]
+    for said in failed:
+        print(said)
+    return 1 if wrong or failed else 0
+
+
+def _failure(training: dict) -> str:
+    """What is wrong with a training of two ranks; empty if nothing is."""
+    differ = [spec for spec, equal in training["equal"].items() if not equal]
+    if len(training["equal"]) < len(device_training.SPECS):
+        return f"training over {training['backend']} ended early: {training['output']}"
+    return f"training over {training['backend']} differs from the host's with {', '.join(differ)}" if differ else ""
 
 
 def _report() -> dict:
@@ -84,6 +97,8 @@ def _on_gpu() -> dict:
     report = {"device": properties.name, "capability": f"{properties.major}.{properties.minor}", "cuda": torch.version.cuda}
     print(f"{report['device']}: comparing bytes", flush=True)
     report["bytes"] = compare("cuda")
+    print("training with two ranks", flush=True)
+    report["trainings"] = [train(backend, "cuda") for backend in ("gloo", "nccl")]
     print("timing", flush=True)
     report["seconds"] = _time_all()
     for name, taken in report["seconds"].items():
@@ -166,6 +181,20 @@ def _gradient(kind: str, d: int, seed: int) -> np.ndarray:
     elif kind == "not finite":
         values[d // 2] = np.inf
     return values
+
+
+def train(backend: str, device: str) -> dict:
+    """Train with two ranks: by spec, whether kernels make the host's parameters; and the end of what the job said."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "-m", device_training.__name__, backend, device, *device_training.SPECS]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        said, _ = job.communicate(timeout=_TRAINING_SECONDS)
+    except subprocess.TimeoutExpired:
+        job.terminate()  # torchrun ends its ranks then
+        said = f"{job.communicate()[0]}\nit did not end within {_TRAINING_SECONDS} s"
+    found = [json.loads(line) for line in said.splitlines() if line.startswith('{"spec"')]
+    return {"backend": backend, "equal": {one["spec"]: one["equal"] for one in found}, "output": said[-_MOST_OUTPUT:]}
 
 
 def _time_all() -> dict[str, float]:

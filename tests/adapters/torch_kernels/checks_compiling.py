@@ -98,6 +98,17 @@ def bytes_that_differ_are_told():
 
 
 @check
+def trainings_that_differ_or_end_early_are_told():
+    specs = device_check.device_training.SPECS
+    right = {"backend": "gloo", "equal": dict.fromkeys(specs, True), "output": ""}
+    wrong = {**right, "backend": "nccl", "equal": {**right["equal"], specs[1]: False}}
+    early = {**right, "equal": {specs[0]: True}, "output": "out of memory"}
+    assert not device_check._failure(right)
+    assert device_check._failure(wrong) == f"training over nccl differs from the host's with {specs[1]}"
+    assert device_check._failure(early) == "training over gloo ended early: out of memory"
+
+
+@check
 def where_kernels_cannot_run_it_raises():
     with raises(ConfigError, "do not run on 'cpu'"):
         device_check.compare("cpu")

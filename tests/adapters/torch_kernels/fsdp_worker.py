@@ -5,22 +5,22 @@ import sys
 
 import torch
 import torch.distributed as dist
-import training
 from torch.distributed.fsdp import fully_shard
 
+from grace_ext.adapters._torch.device_training import make_steps, network
 from grace_ext.adapters._torch.kernel_bucket import KernelBucket
 from grace_ext.adapters.fsdp import CompressedReduceScatter
 
 
 def train(spec: str, memory: str, selection: str) -> torch.Tensor:
-    net = training.network()
+    net = network()
     fully_shard(net[0])
     fully_shard(net)
     compression = CompressedReduceScatter(net, spec, memory=memory, selection=selection)
     kinds = {type(bucket) for bucket in compression._exchange.buckets}
     assert (KernelBucket in kinds) == (selection == "device"), kinds
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    training.train(net, optimizer)
+    make_steps(net, optimizer)
     kept = compression.state_dict()[f"rank{dist.get_rank()}"]["residual"].values()
     return torch.cat([*(p.detach().to_local().flatten() for p in net.parameters()), *kept])
 
