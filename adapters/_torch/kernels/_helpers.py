@@ -43,9 +43,15 @@ def random32(i, low, high):
 
 
 @triton.jit
+def wide(n):
+    """An integer argument in 64 bits. Triton compiles an argument that is 1 as a constant, which has no method `to`."""
+    return tl.cast(n, tl.int64)
+
+
+@triton.jit
 def uint32_of(key):
     """An integer argument's bits as a uint32."""
-    return tl.cast(key, tl.int64).to(tl.uint32)
+    return wide(key).to(tl.uint32)
 
 
 @triton.jit
@@ -124,7 +130,7 @@ def store_codes(out, codes, first, n, WIDTH: tl.constexpr):
     groups: tl.constexpr = codes.shape[0]
     words = tl.sum(codes << (tl.arange(0, 8) * WIDTH)[None, :].to(tl.int64), axis=1)
     start = (first // 8 + tl.arange(0, groups)) * WIDTH
-    end = (n.to(tl.int64) * WIDTH + 7) // 8
+    end = (wide(n) * WIDTH + 7) // 8
     for byte in tl.static_range(WIDTH):
         tl.store(out + start + byte, ((words >> (8 * byte)) & 0xFF).to(tl.uint8), mask=start + byte < end)
 
@@ -133,7 +139,7 @@ def store_codes(out, codes, first, n, WIDTH: tl.constexpr):
 def load_codes(packed, first, n, WIDTH: tl.constexpr, GROUPS: tl.constexpr):
     """The inverse of store_codes: int64[GROUPS, 8]."""
     start = (first // 8 + tl.arange(0, GROUPS)) * WIDTH
-    end = (n.to(tl.int64) * WIDTH + 7) // 8
+    end = (wide(n) * WIDTH + 7) // 8
     words = tl.zeros([GROUPS], tl.int64)
     for byte in tl.static_range(WIDTH):
         part = tl.load(packed + start + byte, mask=start + byte < end, other=0)

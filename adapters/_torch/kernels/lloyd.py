@@ -11,7 +11,7 @@ import triton.language as tl
 from grace_ext.kernels.lloyd import BINS, MOST, SAMPLE
 
 from ..mailbox import to_host
-from ._helpers import bits_of, block_offsets, float_of, magnitude_of, random32
+from ._helpers import bits_of, block_offsets, float_of, magnitude_of, random32, wide
 from ._launch import blocks, launch
 from .natural import find_range
 
@@ -54,8 +54,7 @@ def magnitude_histogram(values, sums, error, counts, n, sample, BINS: tl.constex
     width = tl.minimum(tl.maximum(tl.load(error) * root * 0.5, _SMALLEST), _LARGEST)
     scale = (1.0 / width).to(tl.float32)
     number = block_offsets(BLOCK)
-    wide = tl.cast(n, tl.int64)
-    first, last = number * wide // sample, (number + 1) * wide // sample
+    first, last = number * wide(n) // sample, (number + 1) * wide(n) // sample
     zero = tl.zeros([BLOCK], tl.uint32)
     drawn = random32(number.to(tl.uint32), zero, zero).to(tl.int64) % tl.maximum(last - first, 1)
     at = tl.where(sample < n, first + drawn, number)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from . import radix
-from ._helpers import MAGNITUDE, bits_of, block_offsets, load_state, magnitude_of, random32, store_state
+from ._helpers import MAGNITUDE, bits_of, block_offsets, load_state, magnitude_of, random32, store_state, wide
 from ._launch import blocks, launch
 from .parts import Layout, Parts
 from .radix import BOUND, COUNT, LARGER, ROUNDS
@@ -42,7 +42,7 @@ def sample_bits(
         source = tl.load(gradient + column, mask=written, other=0).to(tl.pointer_type(tl.float32))
         x = tl.load(source + lane, mask=inside, other=0.0)
     else:
-        whole = (d // 16).to(tl.int64)
+        whole = wide(d // 16)
         first, last = line * whole // lines, (line + 1) * whole // lines
         length = tl.maximum(last - first, 1)
         drawn = random32(line.to(tl.uint32), tl.zeros([BLOCK], tl.uint32), tl.zeros([BLOCK], tl.uint32))
