@@ -1,4 +1,7 @@
-"""What kernels of several files have in common. The counterpart of grace_ext/kernels/_helpers.py."""
+"""What kernels of several files have in common. The counterpart of grace_ext/kernels/_helpers.py.
+
+Atomic operations are relaxed everywhere: only kernels that run later read what they have made. Triton's default costs a fence for each.
+"""
 
 import triton
 import triton.language as tl
@@ -6,6 +9,8 @@ import triton.language as tl
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)  # the bits of a float32 without its sign
 NON_FINITE = tl.constexpr(0x7F800000)  # magnitudes from here on are Inf and NaN
 LARGEST = tl.constexpr(0x7F7FFFFF)  # the largest finite magnitude
+ROWS = 8  # of a histogram; see count_in_rows
+_ROWS = tl.constexpr(ROWS)
 
 
 @triton.jit
@@ -68,8 +73,19 @@ def load_source(values, residual, at, inside, special, FUSED: tl.constexpr, SPAR
         x += tl.load(residual + at, mask=inside, other=0.0)
     if not SPARSE:
         largest = tl.max(magnitude_of(x).to(tl.int32))
-        tl.atomic_max(special, largest, mask=largest >= NON_FINITE)
+        tl.atomic_max(special, largest, mask=largest >= NON_FINITE, sem="relaxed")
     return x
+
+
+@triton.jit
+def count_in_rows(histogram, bin_, at, counted, BINS: tl.constexpr):
+    """Add 1 to the bin of each element, in global memory. histogram: int32[ROWS, BINS], whose rows whoever reads it adds up.
+
+    counted: which elements. Elements that are four positions apart use other rows, so that fewer wait for each other where many
+    have the same bin.
+    """
+    row = (at // 4 % _ROWS).to(tl.int32)
+    tl.atomic_add(histogram + row * BINS + bin_, 1, mask=counted, sem="relaxed")
 
 
 @triton.jit

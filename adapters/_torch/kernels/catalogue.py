@@ -66,24 +66,29 @@ _DEFAULT = {"WIDTH": 7, "BUCKET": 512, "TWO_NORM": False}
 
 VARIANTS = [
     Variant(topk.sample_bits, "*fp32 *fp32 *i32 i32 i32 i32", {"FUSED": True, "PARTS": False, "BLOCK": 1024}),
-    Variant(topk.add_and_collect, _COLLECT, {"FUSED": True, "PARTS": False, "BLOCK": topk.BLOCK}, 8, hot=True),
-    Variant(topk.add_and_collect, _COLLECT, {"FUSED": False, "PARTS": False, "BLOCK": topk.BLOCK}, 8, hot=True),
+    Variant(topk.add_and_collect, _COLLECT, {"FUSED": True, "PARTS": False, "BLOCK": topk.BLOCK}, topk.WARPS, hot=True),
+    Variant(topk.add_and_collect, _COLLECT, {"FUSED": False, "PARTS": False, "BLOCK": topk.BLOCK}, topk.WARPS, hot=True),
     Variant(
-        topk.add_and_collect, _ROUNDED, {"FUSED": True, "PARTS": False, "BLOCK": topk.BLOCK}, 8, hot=True, note="of bfloat16"
+        topk.add_and_collect,
+        _ROUNDED,
+        {"FUSED": True, "PARTS": False, "BLOCK": topk.BLOCK},
+        topk.WARPS,
+        hot=True,
+        note="of bfloat16",
     ),
     Variant(topk.sample_bits, "*i64 *fp32 *i32 i32 i32 i32", {"FUSED": True, "PARTS": True, "BLOCK": 1024}),
     Variant(
         topk.add_and_collect,
         _COLLECT.replace("*fp32", "*i64", 1),
         {"FUSED": True, "PARTS": True, "BLOCK": topk.BLOCK},
-        8,
+        topk.WARPS,
         hot=True,
     ),
     Variant(
         topk.add_and_collect,
         _ROUNDED.replace("*fp32", "*i64", 1),
         {"FUSED": True, "PARTS": True, "BLOCK": topk.BLOCK},
-        8,
+        topk.WARPS,
         hot=True,
         note="of bfloat16",
     ),

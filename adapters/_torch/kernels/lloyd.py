@@ -11,7 +11,7 @@ import triton.language as tl
 from grace_ext.kernels.lloyd import BINS, MOST, SAMPLE
 
 from ..mailbox import to_host
-from ._helpers import bits_of, block_offsets, float_of, magnitude_of, random32, wide
+from ._helpers import ROWS, bits_of, block_offsets, count_in_rows, float_of, magnitude_of, random32, wide
 from ._launch import blocks, launch
 from .natural import find_range
 
@@ -46,8 +46,9 @@ def square_sum(values, out, n, UNROLLED: tl.constexpr):
 
 @triton.jit
 def magnitude_histogram(values, sums, error, counts, n, sample, BINS: tl.constexpr, BLOCK: tl.constexpr):
-    """Count the magnitudes of float32[n] by bins, those of a sample if `sample` is below n. counts: int32[BINS], zeroed.
+    """Count the magnitudes of float32[n] by bins, those of a sample if `sample` is below n.
 
+    counts: int32[ROWS, BINS], zeroed; see count_in_rows.
     sums: what square_sum gave; error: float64[1]. The width of a bin is that of choose_levels on the host.
     """
     root = tl.sqrt(tl.load(sums) / tl.cast(n, tl.float64))
@@ -61,9 +62,7 @@ def magnitude_histogram(values, sums, error, counts, n, sample, BINS: tl.constex
     inside = number < sample
     x = float_of(magnitude_of(tl.load(values + at, mask=inside, other=0.0))) * scale
     counted = inside & (x < BINS)
-    found = tl.histogram(tl.where(counted, x, 0.0).to(tl.int32), BINS, mask=counted)
-    bins = tl.arange(0, BINS)
-    tl.atomic_add(counts + bins, found, mask=found > 0)
+    count_in_rows(counts, tl.where(counted, x, 0.0).to(tl.int32), number, counted, BINS)
 
 
 @triton.jit
@@ -79,7 +78,7 @@ def nearest_levels(values, grid, levels, beyond, n, most, BLOCK: tl.constexpr):
     level = tl.minimum(tl.maximum(y, 0.0), tl.cast(most + 1, tl.float32)).to(tl.int32)
     code = (most + tl.where(bits_of(x) >= 0x80000000, -level, level)) & 255
     tl.store(levels + at, code.to(tl.uint8), mask=inside)
-    tl.atomic_add(beyond, tl.sum((inside & (most == 127) & (code == 255)).to(tl.int32)))
+    tl.atomic_add(beyond, tl.sum((inside & (most == 127) & (code == 255)).to(tl.int32)), sem="relaxed")
 
 
 def moments_and_counts(source, error: float):
@@ -91,7 +90,7 @@ def moments_and_counts(source, error: float):
     """
     device, n = source.values.device, source.values.numel()
     found, work = torch.empty(2, dtype=torch.int32, device=device), torch.zeros(3, dtype=torch.float64, device=device)
-    counts = torch.zeros(BINS, dtype=torch.int32, device=device)
+    counts = torch.zeros((ROWS, BINS), dtype=torch.int32, device=device)
     special = torch.zeros(1, dtype=torch.int32, device=device)
     source = find_range(source, found, special)
     work[2].fill_(error)
@@ -100,7 +99,7 @@ def moments_and_counts(source, error: float):
     launch(
         magnitude_histogram, blocks(sample, BLOCK), source.values, work, work[2:], counts, n, sample, BINS=BINS, BLOCK=BLOCK
     )  # fmt: skip
-    fetched = to_host(torch.cat([work[:2].view(torch.int32), found, special, counts]))
+    fetched = to_host(torch.cat([work[:2].view(torch.int32), found, special, counts.sum(0, dtype=torch.int32)]))
     if fetched[6]:
         return source, None, None, sample
     moments = np.empty(3)

@@ -30,7 +30,7 @@ def expand_factors(
             carried += p * tl.load(own + i * wide(columns) + column, mask=inside, other=0.0)
     product = product * weight
     tl.store(out + at, product, mask=inside)
-    tl.atomic_max(largest, tl.max(tl.where(inside, magnitude_of(product).to(tl.int32), 0)))
+    tl.atomic_max(largest, tl.max(tl.where(inside, magnitude_of(product).to(tl.int32), 0)), sem="relaxed")
     if KEEP:
         error = tl.load(residual + at, mask=inside, other=0.0) - carried
         tl.store(residual + at, tl.where(magnitude_of(error) < NON_FINITE, error, 0.0), mask=inside)

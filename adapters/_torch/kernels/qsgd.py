@@ -87,7 +87,7 @@ def qsgd_decode(packed, norms, out, bad, n, levels, WIDTH: tl.constexpr, BUCKET:
     at = bucket_offsets(BUCKET)
     inside = at < n
     code = load_codes(packed, first, n, WIDTH, BUCKET // 8).to(tl.int32)
-    tl.atomic_max(bad, 1, mask=tl.max(tl.where(inside, code, 0)) > 2 * levels)
+    tl.atomic_max(bad, 1, mask=tl.max(tl.where(inside, code, 0)) > 2 * levels, sem="relaxed")
     s = tl.cast(levels, tl.float32)
     scale = tl.math.div_rn(tl.load(norms + bucket), s)
     tl.store(out + at, (code - levels).to(tl.float32) * scale, mask=inside)

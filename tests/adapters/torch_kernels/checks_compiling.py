@@ -47,6 +47,13 @@ def shared_memory_and_registers_leave_room_for_several_programs():
 
 
 @check
+def atomic_operations_need_no_fence():
+    for target, found in compiled().items():
+        for name, (_, one) in found.items():
+            assert not re.search(r"acq_rel|\bfence|buffer_(inv|wbl2)", one.assembly), (target, name)
+
+
+@check
 def floats_are_rounded_as_on_the_host():
     """After each operation, to nearest, and with subnormal numbers; ptxas fuses what PTX keeps apart unless it is told."""
     for target, found in compiled().items():
