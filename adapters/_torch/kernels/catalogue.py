@@ -179,7 +179,13 @@ VARIANTS = [
     Variant(threelc.last_nonzero, "*u8 *i32 i32", {"BLOCK": threelc.FOLD_BLOCK}, 2, hot=True),
     Variant(threelc.fold_count, "*u8 *i32 *i32 i32", {"BLOCK": threelc.FOLD_BLOCK}, 2, hot=True),
     Variant(threelc.fold_write, "*u8 *i32 *i32 *i32 *u8 i32", {"BLOCK": threelc.FOLD_BLOCK}, 2, hot=True),
-    Variant(lloyd.square_sum, "*fp32 *fp64 i32", {"UNROLLED": lloyd.UNROLLED}, 1, hot=True),
+    Variant(
+        lloyd.square_sums,
+        "*fp32 *fp64 *i32 i32",
+        {"BLOCK": lloyd.SQUARES_BLOCK, "TOGETHER": lloyd.TOGETHER, "UNROLLED": lloyd.UNROLLED},
+        hot=True,
+    ),
+    Variant(lloyd.sum_blocks, "*fp64 *i32 *fp64 i32", {"UNROLLED": lloyd.UNROLLED}, 1),
     Variant(lloyd.magnitude_histogram, "*fp32 *fp64 *fp64 *i32 i32 i32", {"BINS": lloyd.BINS, "BLOCK": lloyd.BLOCK}),
     Variant(lloyd.nearest_levels, "*fp32 *fp32 *u8 *i32 i32 i32", {"BLOCK": lloyd.BLOCK}, hot=True),
     Variant(sketchml.count_bins, "*fp32 *i32 *i32 i32 i32", {"BLOCK": sketchml.BLOCK}, hot=True),
@@ -198,7 +204,7 @@ VARIANTS = [
     ),
     Variant(tables.look_up, "*u8 *fp32 *fp32 i32", {"BLOCK": tables.BLOCK}, hot=True),
     Variant(sketch.sketch_blocks, "*fp32 *i64 *i64 *i64 *fp32 i32 i32", {"AT_ONCE": sketch.AT_ONCE}, hot=True),
-    Variant(sketch.sketch_tensors, "*fp32 *i64 *i64 *i64 *fp32 *fp32 i32 i32", {}, 1),
+    Variant(sketch.sketch_tensors, "*fp32 *i64 *i64 *i64 *fp32 *fp32 i32 i32", {}, sketch.WARPS),
     Variant(
         lowrank.expand_factors,
         "*fp32 *fp32 *fp32 fp32 *fp32 *fp32 *i32 i32 i32 i32",
