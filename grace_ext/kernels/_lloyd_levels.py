@@ -13,7 +13,7 @@ import numpy as np
 
 from ._helpers import MAGNITUDE, log2, random32
 from ._intrinsics import bits_of, float_of, helper, numpy_helper
-from ._sums import sum_of_squares
+from ._sums import sum_of_block_squares
 
 BINS = 2048
 SAMPLE = 1 << 15  # number of values in the histogram
@@ -32,7 +32,7 @@ _1 = np.uint64(1)
 def moments(values, out):
     """Compute out = (sum of squares, smallest magnitude, largest magnitude) of float32[k], k >= 1, finite."""
     low, high = MAGNITUDE, np.uint32(0)
-    out[0] = sum_of_squares(values, np.empty(16))
+    out[0] = sum_of_block_squares(values)
     for i in range(values.size):
         u = np.uint32(bits_of(values[i]) & MAGNITUDE)
         low = min(low, u)

@@ -12,6 +12,9 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _EIGHT = ir.VectorType(ir.FloatType(), 8)
 LANES = 8  # numbers of a sketch
 SKETCH_BLOCK = 256  # elements, in rows of 8: 32 signs
+SKETCH_SUMS = 256  # sums of blocks, which an accelerator adds up side by side
+SKETCH_ROOM = LANES * (SKETCH_SUMS + 1)  # and the sum of what is no whole block
+SQUARES_BLOCK = 4096  # values whose squares an accelerator's threads add up side by side with those of other blocks
 
 
 def _rows_of_8(context, builder, signature, args, array, at):
@@ -33,15 +36,15 @@ def _add_to(builder, pointer, totals):
 
 
 @intrinsic
-def _add_signed256(typingctx, values, at, word, sums):
-    """sums[j] += values[at + j] ± values[at + 8 + j] ± … for j = 0 to 7: rows of 8, row i negative if bit i of word is set.
+def _add_signed256(typingctx, values, at, word, sums, to):
+    """sums[to + j] += values[at + j] ± values[at + 8 + j] ± … for j = 0 to 7: rows of 8, row i negative if bit i of word is set.
 
     values, sums: float32. Four sums are kept for each j, because each addition waits for the one before.
     """
-    signature = types.void(values, types.int64, types.uint32, sums)
+    signature = types.void(values, types.int64, types.uint32, sums, types.int64)
 
     def generate(context, builder, signature, args):
-        bits, zero = ir.VectorType(_I32, 8), ir.Constant(_I64, 0)
+        bits = ir.VectorType(_I32, 8)
         one = builder.insert_element(ir.Constant(bits, ir.Undefined), args[2], ir.Constant(_I32, 0))
         words = builder.shuffle_vector(one, ir.Constant(bits, ir.Undefined), ir.Constant(bits, [0] * 8))
         sign, totals = ir.Constant(bits, [1 << 31] * 8), [ir.Constant(_EIGHT, [0.0] * 8)] * 4
@@ -51,7 +54,7 @@ def _add_signed256(typingctx, values, at, word, sums):
             flip = builder.and_(builder.shl(words, ir.Constant(bits, [31 - i] * 8)), sign)
             signed = builder.bitcast(builder.xor(builder.bitcast(row, bits), flip), _EIGHT)
             totals[i % 4] = builder.fadd(totals[i % 4], signed)
-        _add_to(builder, _rows_of_8(context, builder, signature, args, 3, zero), totals)
+        _add_to(builder, _rows_of_8(context, builder, signature, args, 3, args[4]), totals)
         return context.get_dummy_value()
 
     return signature, generate
@@ -131,15 +134,35 @@ def add_square_rows(values, rows, columns, lanes):
 
 
 @helper
-def add_sketch(values, start, stop, low, high, sketch):
-    """Add values[start:stop] to a sketch; see second_moment.random_sketch. start is a multiple of SKETCH_BLOCK."""
+def add_sketch(values, start, stop, low, high, sums):
+    """Add values[start:stop] to the sums of a sketch; see second_moment.random_sketch. start is a multiple of SKETCH_BLOCK.
+
+    sums: float32[SKETCH_ROOM], zeros at first. Block b is added to sum b % SKETCH_SUMS, and what is no whole block to the last one.
+    """
     whole = start + ((stop - start) & ~(SKETCH_BLOCK - 1))
     for at in range(start, whole, SKETCH_BLOCK):
-        _add_signed256(values, at, random32(np.uint32(at // SKETCH_BLOCK), low, high), sketch)
+        block = at // SKETCH_BLOCK
+        _add_signed256(values, at, random32(np.uint32(block), low, high), sums, LANES * (block & (SKETCH_SUMS - 1)))
     word = random32(np.uint32(whole // SKETCH_BLOCK), low, high)
     for at in range(whole, stop):
         sign = np.float32(1) - np.float32(2) * np.float32(word >> np.uint32((at - whole) // LANES) & np.uint32(1))
-        sketch[at % LANES] += sign * values[at]
+        sums[LANES * SKETCH_SUMS + at % LANES] += sign * values[at]
+
+
+@helper
+def end_sketch(sums, size, sketch):
+    """sketch = the total of the sums that add_sketch has made of `size` values. sums: overwritten.
+
+    The second half of the sums is added to the first, and so on, and the last one at the end.
+    """
+    half = SKETCH_SUMS // 2
+    while half > 0:
+        if half * SKETCH_BLOCK < size:  # else the second half is zeros
+            for i in range(half * LANES):
+                sums[i] += sums[half * LANES + i]
+        half //= 2
+    for i in range(LANES):
+        sketch[i] = sums[i] + sums[LANES * SKETCH_SUMS + i]
 
 
 @helper
@@ -158,7 +181,21 @@ def sum_of_squares(values, sums):
     for i in range(values.size - whole):
         x = np.float64(values[whole + i])
         sums[i] += x * x
+    return _total(sums)
+
+
+@helper
+def _total(sums):
     total = 0.0
     for i in range(16):
         total += sums[i]
     return total
+
+
+@helper
+def sum_of_block_squares(values):
+    """Like sum_of_squares, but for each SQUARES_BLOCK values apart: the sum of block b is added to sum b & 15, and so on."""
+    sums, own = np.zeros(16), np.empty(16)
+    for start in range(0, values.size, SQUARES_BLOCK):
+        sums[start // SQUARES_BLOCK & 15] += sum_of_squares(values[start : start + SQUARES_BLOCK], own)
+    return _total(sums)

@@ -8,7 +8,7 @@ import numpy as np
 from ._compile import kernel
 from ._helpers import MAGNITUDE
 from ._intrinsics import bits_of, helper, quotient
-from ._sums import LANES, add_sketch, add_square_rows, sum8
+from ._sums import LANES, SKETCH_ROOM, add_sketch, add_square_rows, end_sketch, sum8
 
 _SKIPPED = 64  # elements that a step leaves alone together
 
@@ -22,8 +22,9 @@ def random_sketch(values, low, high, sketch):
     space complexity of approximating the frequency moments, STOC 1996, section 2.2). 8 neighbors share a sign, since they go
     to different numbers.
     """
-    sketch[:] = 0
-    add_sketch(values, 0, values.size, low, high, sketch)
+    sums = np.zeros(SKETCH_ROOM, np.float32)
+    add_sketch(values, 0, values.size, low, high, sums)
+    end_sketch(sums, values.size, sketch)
 
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), float32[::1], float32[::1])")

@@ -23,9 +23,9 @@ from ._intrinsics import (
     trailing_zeros,
 )
 from ._ranks import bounds, find_bin, kth_largest, refine, sample_lines
-from ._sums import add_sketch
+from ._sums import SKETCH_ROOM, add_sketch, end_sketch
 
-_NO_SKETCH = np.empty(0, np.float32)
+_NO_SUMS = np.empty(0, np.float32)
 NON_FINITE = np.uint32(0x7F800000)  # magnitudes from here on are Inf and NaN
 BLOCK = 4096  # elements between two checks of the candidate room
 SLACK = BLOCK + 16
@@ -86,11 +86,11 @@ def _collect_block(gradient, residual, out, fused, streamed, start, stop, bound,
 
 
 @helper
-def _scan(gradient, residual, out, fused, bound, positions, found, sketched=False, low=0, high=0, sketch=_NO_SKETCH):
+def _scan(gradient, residual, out, fused, bound, positions, found, sketched=False, low=0, high=0, sums=_NO_SUMS):
     """Set out = gradient + residual if fused, and collect the elements with magnitude >= bound.
 
     Returns how many, or -1 if there are more than room (out is complete all the same). If sketched, each block of the gradient is
-    added to the sketch before `out` is written, as second_moment.random_sketch does with the key (low, high).
+    added to the sums of a sketch before `out` is written, as second_moment.random_sketch does with the key (low, high).
     """
     d, room, j = gradient.size, positions.size - SLACK, 0
     is_apart = out.ctypes.data != gradient.ctypes.data and out.ctypes.data != residual.ctypes.data
@@ -98,7 +98,7 @@ def _scan(gradient, residual, out, fused, bound, positions, found, sketched=Fals
     for start in range(0, d, BLOCK):
         stop = min(d, start + BLOCK)
         if sketched:
-            add_sketch(gradient, start, stop, low, high, sketch)
+            add_sketch(gradient, start, stop, low, high, sums)
         if j > room and fused:
             for i in range(start, stop):
                 out[i] = gradient[i] + residual[i]
@@ -251,8 +251,10 @@ def add_and_collect(gradient, residual, out, start, bound, positions, found):
 )
 def sketch_and_collect(gradient, residual, out, start, bound, positions, found, low, high, sketch):
     """Like `add_and_collect`, and sketch (float32[8]) = what second_moment.random_sketch writes for the gradient."""
-    sketch[:] = 0
-    return _shift(positions, _scan(gradient, residual, out, True, bound, positions, found, True, low, high, sketch), start)
+    sums = np.zeros(SKETCH_ROOM, np.float32)
+    n = _scan(gradient, residual, out, True, bound, positions, found, True, low, high, sums)
+    end_sketch(sums, gradient.size, sketch)
+    return _shift(positions, n, start)
 
 
 @kernel(

@@ -5,6 +5,7 @@ import pytest
 from support.arrays import gauss, same_bits
 from support.reference_kernels import random32
 
+from grace_ext.kernels._sums import SKETCH_BLOCK, SKETCH_SUMS
 from grace_ext.kernels.second_moment import (
     LANES,
     factored_step,
@@ -36,6 +37,30 @@ def sketch(values, key):
 def test_a_sketch_is_a_sum_with_random_signs(size):
     values = gauss(size, 1)
     np.testing.assert_allclose(sketch(values, 5), sketch_reference(values, 5, 77), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 128, 129, 256, 257, 700])
+def test_blocks_of_a_sketch_are_summed_in_a_fixed_order(blocks):
+    """Block b in sum b % SKETCH_SUMS, and then the second half of the sums is added to the first. An accelerator does the same."""
+    values = gauss(blocks * SKETCH_BLOCK + 3, 2)
+    rows = [block_sketch(values[i * SKETCH_BLOCK : (i + 1) * SKETCH_BLOCK], i) for i in range(blocks)]
+    sums = np.zeros((SKETCH_SUMS, LANES), np.float32)
+    for i, row in enumerate(rows):
+        sums[i % SKETCH_SUMS] += row
+    while len(sums) > 1:
+        sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
+    sign = -1 if random32(blocks, 5, 77) & 1 else 1
+    sums[0, :3] += np.float32(sign) * values[-3:]
+    assert same_bits(sketch(values, 5), sums[0])
+
+
+def block_sketch(values, number):
+    """The row of one block: four sums for each number, of the rows with the same remainder."""
+    word = int(random32(number, 5, 77))
+    signs = np.array([-1 if word >> i & 1 else 1 for i in range(SKETCH_BLOCK // LANES)], np.float32)
+    signed = values.reshape(-1, 4, LANES) * signs.reshape(-1, 4, 1)
+    fours = np.cumsum(signed, axis=0, dtype=np.float32)[-1]
+    return (fours[0] + fours[1]) + (fours[2] + fours[3])
 
 
 def test_sketches_of_parts_add_up_and_tell_the_norm_of_the_sum():

@@ -11,6 +11,7 @@ from support.guards import guarded
 from grace_ext import ConfigError, ContainerError
 from grace_ext._util.rng import Stream
 from grace_ext.kernels import lloyd as kernels
+from grace_ext.kernels._sums import SQUARES_BLOCK
 from grace_ext.pipeline import spec
 from grace_ext.value.lloyd import Lloyd
 
@@ -161,6 +162,7 @@ VALUES = {
 
 @pytest.mark.parametrize("name", VALUES)
 def test_moments(name):
+    """Of less than a block."""
     found = np.empty(3)
     kernels.moments(VALUES[name], found)
     sums = [0.0] * 16
@@ -171,6 +173,22 @@ def test_moments(name):
     for one in sums:
         total += one
     assert found.tolist() == [total, magnitudes.min(), magnitudes.max()]
+
+
+@pytest.mark.parametrize("size", [SQUARES_BLOCK, SQUARES_BLOCK + 1, 40 * SQUARES_BLOCK - 17])
+def test_squares_are_summed_in_blocks(size):
+    """Each block in 16 sums, and so the sums of all blocks. An accelerator does the same."""
+
+    def total(terms):
+        """The 16 sums, one term after the other, and then one sum after the other."""
+        rows = np.append(terms, np.zeros(-terms.size % 16)).reshape(-1, 16)
+        return np.cumsum(np.cumsum(rows, axis=0)[-1])[-1]
+
+    values, found = gauss(size, 4), np.empty(3)
+    kernels.moments(values, found)
+    squares = np.square(values.astype(np.float64))
+    blocks = [total(squares[at : at + SQUARES_BLOCK]) for at in range(0, size, SQUARES_BLOCK)]
+    assert found[0] == total(np.array(blocks))
 
 
 def quantize(values, start, step, most):

@@ -1,4 +1,7 @@
-"""What kernels of several files have in common. The counterpart of grace_ext/kernels/_helpers.py."""
+"""What kernels of several files have in common. The counterpart of grace_ext/kernels/_helpers.py.
+
+Atomic operations are relaxed everywhere: only kernels that run later read what they have made. Triton's default costs a fence for each.
+"""
 
 import triton
 import triton.language as tl
@@ -6,6 +9,8 @@ import triton.language as tl
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)  # the bits of a float32 without its sign
 NON_FINITE = tl.constexpr(0x7F800000)  # magnitudes from here on are Inf and NaN
 LARGEST = tl.constexpr(0x7F7FFFFF)  # the largest finite magnitude
+ROWS = 8  # of a histogram; see count_in_rows
+_ROWS = tl.constexpr(ROWS)
 
 
 @triton.jit
@@ -43,9 +48,15 @@ def random32(i, low, high):
 
 
 @triton.jit
+def wide(n):
+    """An integer argument in 64 bits. Triton compiles an argument that is 1 as a constant, which has no method `to`."""
+    return tl.cast(n, tl.int64)
+
+
+@triton.jit
 def uint32_of(key):
     """An integer argument's bits as a uint32."""
-    return tl.cast(key, tl.int64).to(tl.uint32)
+    return wide(key).to(tl.uint32)
 
 
 @triton.jit
@@ -62,8 +73,19 @@ def load_source(values, residual, at, inside, special, FUSED: tl.constexpr, SPAR
         x += tl.load(residual + at, mask=inside, other=0.0)
     if not SPARSE:
         largest = tl.max(magnitude_of(x).to(tl.int32))
-        tl.atomic_max(special, largest, mask=largest >= NON_FINITE)
+        tl.atomic_max(special, largest, mask=largest >= NON_FINITE, sem="relaxed")
     return x
+
+
+@triton.jit
+def count_in_rows(histogram, bin_, at, counted, BINS: tl.constexpr):
+    """Add 1 to the bin of each element, in global memory. histogram: int32[ROWS, BINS], whose rows whoever reads it adds up.
+
+    counted: which elements. Elements that are four positions apart use other rows, so that fewer wait for each other where many
+    have the same bin.
+    """
+    row = (at // 4 % _ROWS).to(tl.int32)
+    tl.atomic_add(histogram + row * BINS + bin_, 1, mask=counted, sem="relaxed")
 
 
 @triton.jit
@@ -124,7 +146,7 @@ def store_codes(out, codes, first, n, WIDTH: tl.constexpr):
     groups: tl.constexpr = codes.shape[0]
     words = tl.sum(codes << (tl.arange(0, 8) * WIDTH)[None, :].to(tl.int64), axis=1)
     start = (first // 8 + tl.arange(0, groups)) * WIDTH
-    end = (n.to(tl.int64) * WIDTH + 7) // 8
+    end = (wide(n) * WIDTH + 7) // 8
     for byte in tl.static_range(WIDTH):
         tl.store(out + start + byte, ((words >> (8 * byte)) & 0xFF).to(tl.uint8), mask=start + byte < end)
 
@@ -133,7 +155,7 @@ def store_codes(out, codes, first, n, WIDTH: tl.constexpr):
 def load_codes(packed, first, n, WIDTH: tl.constexpr, GROUPS: tl.constexpr):
     """The inverse of store_codes: int64[GROUPS, 8]."""
     start = (first // 8 + tl.arange(0, GROUPS)) * WIDTH
-    end = (n.to(tl.int64) * WIDTH + 7) // 8
+    end = (wide(n) * WIDTH + 7) // 8
     words = tl.zeros([GROUPS], tl.int64)
     for byte in tl.static_range(WIDTH):
         part = tl.load(packed + start + byte, mask=start + byte < end, other=0)

@@ -38,7 +38,7 @@ def select_in_blocks(
         tl.store(out + start + lane, x, mask=inside)
     magnitude = magnitude_of(x).to(tl.int32)
     largest = tl.max(magnitude)
-    tl.atomic_max(special, largest, mask=largest >= NON_FINITE)
+    tl.atomic_max(special, largest, mask=largest >= NON_FINITE, sem="relaxed")
     bound = tl.zeros([], tl.int32)
     for bit in tl.static_range(31):
         trial = bound | (1 << (30 - bit))

@@ -66,24 +66,29 @@ _DEFAULT = {"WIDTH": 7, "BUCKET": 512, "TWO_NORM": False}
 
 VARIANTS = [
     Variant(topk.sample_bits, "*fp32 *fp32 *i32 i32 i32 i32", {"FUSED": True, "PARTS": False, "BLOCK": 1024}),
-    Variant(topk.add_and_collect, _COLLECT, {"FUSED": True, "PARTS": False, "BLOCK": topk.BLOCK}, 8, hot=True),
-    Variant(topk.add_and_collect, _COLLECT, {"FUSED": False, "PARTS": False, "BLOCK": topk.BLOCK}, 8, hot=True),
+    Variant(topk.add_and_collect, _COLLECT, {"FUSED": True, "PARTS": False, "BLOCK": topk.BLOCK}, topk.WARPS, hot=True),
+    Variant(topk.add_and_collect, _COLLECT, {"FUSED": False, "PARTS": False, "BLOCK": topk.BLOCK}, topk.WARPS, hot=True),
     Variant(
-        topk.add_and_collect, _ROUNDED, {"FUSED": True, "PARTS": False, "BLOCK": topk.BLOCK}, 8, hot=True, note="of bfloat16"
+        topk.add_and_collect,
+        _ROUNDED,
+        {"FUSED": True, "PARTS": False, "BLOCK": topk.BLOCK},
+        topk.WARPS,
+        hot=True,
+        note="of bfloat16",
     ),
     Variant(topk.sample_bits, "*i64 *fp32 *i32 i32 i32 i32", {"FUSED": True, "PARTS": True, "BLOCK": 1024}),
     Variant(
         topk.add_and_collect,
         _COLLECT.replace("*fp32", "*i64", 1),
         {"FUSED": True, "PARTS": True, "BLOCK": topk.BLOCK},
-        8,
+        topk.WARPS,
         hot=True,
     ),
     Variant(
         topk.add_and_collect,
         _ROUNDED.replace("*fp32", "*i64", 1),
         {"FUSED": True, "PARTS": True, "BLOCK": topk.BLOCK},
-        8,
+        topk.WARPS,
         hot=True,
         note="of bfloat16",
     ),
@@ -174,7 +179,13 @@ VARIANTS = [
     Variant(threelc.last_nonzero, "*u8 *i32 i32", {"BLOCK": threelc.FOLD_BLOCK}, 2, hot=True),
     Variant(threelc.fold_count, "*u8 *i32 *i32 i32", {"BLOCK": threelc.FOLD_BLOCK}, 2, hot=True),
     Variant(threelc.fold_write, "*u8 *i32 *i32 *i32 *u8 i32", {"BLOCK": threelc.FOLD_BLOCK}, 2, hot=True),
-    Variant(lloyd.square_sum, "*fp32 *fp64 i32", {"UNROLLED": lloyd.UNROLLED}, 1, hot=True),
+    Variant(
+        lloyd.square_sums,
+        "*fp32 *fp64 *i32 i32",
+        {"BLOCK": lloyd.SQUARES_BLOCK, "TOGETHER": lloyd.TOGETHER, "UNROLLED": lloyd.UNROLLED},
+        hot=True,
+    ),
+    Variant(lloyd.sum_blocks, "*fp64 *i32 *fp64 i32", {"UNROLLED": lloyd.UNROLLED}, 1),
     Variant(lloyd.magnitude_histogram, "*fp32 *fp64 *fp64 *i32 i32 i32", {"BINS": lloyd.BINS, "BLOCK": lloyd.BLOCK}),
     Variant(lloyd.nearest_levels, "*fp32 *fp32 *u8 *i32 i32 i32", {"BLOCK": lloyd.BLOCK}, hot=True),
     Variant(sketchml.count_bins, "*fp32 *i32 *i32 i32 i32", {"BLOCK": sketchml.BLOCK}, hot=True),
@@ -193,7 +204,7 @@ VARIANTS = [
     ),
     Variant(tables.look_up, "*u8 *fp32 *fp32 i32", {"BLOCK": tables.BLOCK}, hot=True),
     Variant(sketch.sketch_blocks, "*fp32 *i64 *i64 *i64 *fp32 i32 i32", {"AT_ONCE": sketch.AT_ONCE}, hot=True),
-    Variant(sketch.sketch_tensors, "*fp32 *i64 *i64 *i64 *fp32 *fp32 i32 i32", {}, 1),
+    Variant(sketch.sketch_tensors, "*fp32 *i64 *i64 *i64 *fp32 *fp32 i32 i32", {}, sketch.WARPS),
     Variant(
         lowrank.expand_factors,
         "*fp32 *fp32 *fp32 fp32 *fp32 *fp32 *i32 i32 i32 i32",

@@ -4,7 +4,9 @@ import dataclasses
 import re
 import subprocess
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -35,15 +37,31 @@ class Compiled:
     machine_code: str
 
 
+def arguments(variant: Variant) -> dict[str, str]:
+    """The types of a kernel's arguments that are no constants, by name."""
+    names = [parameter.name for parameter in variant.kernel.params if parameter.name not in variant.constants]
+    return dict(zip(names, variant.types.split(), strict=True))
+
+
+def source_of(variant: Variant, ones: Collection[str] = ()) -> ASTSource:
+    """What Triton compiles. ones: names of integer arguments that are 1, of which a launch makes constants."""
+    names = [parameter.name for parameter in variant.kernel.params]
+    types, constants = arguments(variant), {**variant.constants, **dict.fromkeys(ones, 1)}
+    return ASTSource(
+        variant.kernel,
+        signature={name: "constexpr" if name in constants else types[name] for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+    )
+
+
+def options_of(variant: Variant) -> dict[str, Any]:
+    """The compiler's options for a kernel."""
+    return {"num_warps": variant.warps, "enable_fp_fusion": False}
+
+
 def compile_for(variant: Variant, target: str) -> Compiled:
     """Compile a kernel for one of TARGETS, with the compilers that Triton brings."""
-    names = [parameter.name for parameter in variant.kernel.params]
-    types = iter(variant.types.split())
-    signature = {name: "constexpr" if name in variant.constants else next(types) for name in names}
-    constants = {(names.index(name),): value for name, value in variant.constants.items()}
-    source = ASTSource(variant.kernel, signature=signature, constexprs=constants)
-    options = {"num_warps": variant.warps, "enable_fp_fusion": False}
-    compiled = triton.compile(source, target=TARGETS[target], options=options)
+    compiled = triton.compile(source_of(variant), target=TARGETS[target], options=options_of(variant))
     if TARGETS[target].backend == "hip":
         assembly = compiled.asm["amdgcn"]
         registers, spilled = (

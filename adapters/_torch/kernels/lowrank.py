@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ._helpers import NON_FINITE, block_offsets, magnitude_of
+from ._helpers import NON_FINITE, block_offsets, magnitude_of, wide
 from ._launch import blocks, launch
 
 BLOCK = 1024
@@ -19,18 +19,18 @@ def expand_factors(
     the bits of out's largest magnitude afterwards. Each product is summed from 0 over the rank in ascending order.
     """
     at = block_offsets(BLOCK)
-    inside = at < rows.to(tl.int64) * columns
+    inside = at < wide(rows) * columns
     row, column = at // columns, at % columns
     product = tl.zeros([BLOCK], tl.float32)
     carried = tl.zeros([BLOCK], tl.float32)
     for i in range(rank):
-        p = tl.load(pt + i * rows.to(tl.int64) + row, mask=inside, other=0.0)
-        product += p * tl.load(qt + i * columns.to(tl.int64) + column, mask=inside, other=0.0)
+        p = tl.load(pt + i * wide(rows) + row, mask=inside, other=0.0)
+        product += p * tl.load(qt + i * wide(columns) + column, mask=inside, other=0.0)
         if KEEP:
-            carried += p * tl.load(own + i * columns.to(tl.int64) + column, mask=inside, other=0.0)
+            carried += p * tl.load(own + i * wide(columns) + column, mask=inside, other=0.0)
     product = product * weight
     tl.store(out + at, product, mask=inside)
-    tl.atomic_max(largest, tl.max(tl.where(inside, magnitude_of(product).to(tl.int32), 0)))
+    tl.atomic_max(largest, tl.max(tl.where(inside, magnitude_of(product).to(tl.int32), 0)), sem="relaxed")
     if KEEP:
         error = tl.load(residual + at, mask=inside, other=0.0) - carried
         tl.store(residual + at, tl.where(magnitude_of(error) < NON_FINITE, error, 0.0), mask=inside)

@@ -36,8 +36,8 @@ def nonzero_range(values, residual, found, special, n, FUSED: tl.constexpr, SPAR
     if FUSED:
         tl.store(values + at, x, mask=inside)
     magnitude = magnitude_of(x).to(tl.int32)
-    tl.atomic_min(found, tl.min(tl.where(magnitude > 0, magnitude - 1, NOTHING)))
-    tl.atomic_max(found + 1, tl.max(magnitude))
+    tl.atomic_min(found, tl.min(tl.where(magnitude > 0, magnitude - 1, NOTHING)), sem="relaxed")
+    tl.atomic_max(found + 1, tl.max(magnitude), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["low", "high"])  # a key of each step must not mean a compilation
@@ -90,7 +90,7 @@ def natural_decode(packed, out, bad, lowest, count, n, WIDTH: tl.constexpr, BLOC
     level = load_codes(packed, tl.program_id(0).to(tl.int64) * BLOCK, n, WIDTH, BLOCK // 8).to(tl.int32)
     above = level - count
     tl.store(out + at, _power_of_two(tl.abs(above), lowest, above < 0), mask=inside)
-    tl.atomic_max(bad, 1, mask=tl.max((inside & (level > 2 * count)).to(tl.int32)) > 0)
+    tl.atomic_max(bad, 1, mask=tl.max((inside & (level > 2 * count)).to(tl.int32)) > 0, sem="relaxed")
 
 
 def find_range(source, found: torch.Tensor, special):

@@ -49,7 +49,7 @@ def qsgd_encode(
     norm = tl.minimum(norm, _LARGEST)
     norm = tl.where(norm < _SMALLEST, 0.0, norm)
     tl.store(norms + bucket, norm)
-    s = levels.to(tl.float32)
+    s = tl.cast(levels, tl.float32)
     scale = tl.where(norm > 0, tl.math.div_rn(s, tl.where(norm > 0, norm, 1.0)), 0.0)
     random = random32(at.to(tl.uint32), uint32_of(low), uint32_of(high)) >> 16
     uniform = random.to(tl.int32).to(tl.float32) + 0.5
@@ -87,8 +87,8 @@ def qsgd_decode(packed, norms, out, bad, n, levels, WIDTH: tl.constexpr, BUCKET:
     at = bucket_offsets(BUCKET)
     inside = at < n
     code = load_codes(packed, first, n, WIDTH, BUCKET // 8).to(tl.int32)
-    tl.atomic_max(bad, 1, mask=tl.max(tl.where(inside, code, 0)) > 2 * levels)
-    s = levels.to(tl.float32)
+    tl.atomic_max(bad, 1, mask=tl.max(tl.where(inside, code, 0)) > 2 * levels, sem="relaxed")
+    s = tl.cast(levels, tl.float32)
     scale = tl.math.div_rn(tl.load(norms + bucket), s)
     tl.store(out + at, (code - levels).to(tl.float32) * scale, mask=inside)
 

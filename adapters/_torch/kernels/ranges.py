@@ -22,8 +22,8 @@ def value_range(values, residual, found, special, n, FUSED: tl.constexpr, SPARSE
     if FUSED:
         tl.store(values + at, x, mask=inside)
     place = ordered(bits_of(x).to(tl.int32, bitcast=True))
-    tl.atomic_min(found, tl.min(tl.where(inside, place, 0x7FFFFFFF)))
-    tl.atomic_max(found + 1, tl.max(tl.where(inside, place, -0x80000000)))
+    tl.atomic_min(found, tl.min(tl.where(inside, place, 0x7FFFFFFF)), sem="relaxed")
+    tl.atomic_max(found + 1, tl.max(tl.where(inside, place, -0x80000000)), sem="relaxed")
 
 
 @triton.jit

@@ -41,12 +41,13 @@ def rice_write(positions, sums, ends, remainders, unary, n, e, BLOCK: tl.constex
     low = (gap & ((1 << e) - 1)).to(tl.int64)
     bit = at * e
     shifted = low << (bit & 31)
-    tl.atomic_or(remainders + (bit >> 5), shifted.to(tl.int32), mask=inside & (low > 0))
+    tl.atomic_or(remainders + (bit >> 5), shifted.to(tl.int32), mask=inside & (low > 0), sem="relaxed")
     second = (shifted >> 32).to(tl.int32)
-    tl.atomic_or(remainders + (bit >> 5) + 1, second, mask=inside & (second != 0))
+    tl.atomic_or(remainders + (bit >> 5) + 1, second, mask=inside & (second != 0), sem="relaxed")
     before = tl.load(ends + tl.program_id(0)) - tl.load(sums + tl.program_id(0))
     one = (before + tl.cumsum(tl.where(inside, gap >> e, 0))).to(tl.int64) + at
-    tl.atomic_or(unary + (one >> 5), (tl.full([BLOCK], 1, tl.int64) << (one & 31)).to(tl.int32), mask=inside)
+    end = (tl.full([BLOCK], 1, tl.int64) << (one & 31)).to(tl.int32)
+    tl.atomic_or(unary + (one >> 5), end, mask=inside, sem="relaxed")
 
 
 @triton.jit

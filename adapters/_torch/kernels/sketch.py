@@ -7,16 +7,21 @@ import torch
 import triton
 import triton.language as tl
 
+from grace_ext.kernels._sums import LANES
+from grace_ext.kernels._sums import SKETCH_BLOCK as BLOCK
+from grace_ext.kernels._sums import SKETCH_SUMS as SUMS
+
 from ..mailbox import to_device
 from ._helpers import bits_of, float_of, random32, uint32_of
 from ._launch import launch, signed32
 
-LANES = 8  # numbers of a sketch
-BLOCK = 256  # elements whose signs are the bits of one random number, in rows of 8
 AT_ONCE = 16  # blocks of a program
+WARPS = 8  # of a program that adds up the blocks of a tensor
+_SUMS = tl.constexpr(SUMS)
+_HALVINGS = tl.constexpr(SUMS.bit_length() - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["low", "high"])  # a key of each step must not mean a compilation
 def sketch_blocks(values, starts, numbers, sizes, partial, low, high, AT_ONCE: tl.constexpr):
     """Sum each whole block into a row of `partial`, float32[programs * AT_ONCE, 8].
 
@@ -42,26 +47,31 @@ def sketch_blocks(values, starts, numbers, sizes, partial, low, high, AT_ONCE: t
     tl.store(partial + place, tl.sum(pairs, axis=1), mask=whole[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["low", "high"])
 def sketch_tensors(values, starts, sizes, firsts, partial, sketches, low, high):
-    """sketches[i] = the sum of the rows of a tensor's whole blocks, one after the other, and of what follows them.
+    """sketches[i] = the sum of the rows of a tensor's whole blocks, and of what follows them, in the order of the host.
 
     Program i has the tensor of sizes[i] elements from values[starts[i]] on; its blocks' rows of `partial` begin with firsts[i].
+    Block b is added to sum b % SUMS, the second half of the sums to the first, and so on, and what is no whole block at the end.
     """
     tensor = tl.program_id(0)
     start, size, first = tl.load(starts + tensor), tl.load(sizes + tensor), tl.load(firsts + tensor)
-    lane = tl.arange(0, 8)
-    whole = size // 256
-    total = tl.zeros([8], tl.float32)
-    for i in tl.range(0, whole, loop_unroll_factor=8):
-        total += tl.load(partial + (first + i) * 8 + lane)
+    lane, place = tl.arange(0, 8), tl.arange(0, _SUMS)[:, None]
+    whole = (size // 256).to(tl.int32)
+    sums = tl.zeros([_SUMS, 8], tl.float32)
+    for block in tl.range(0, whole, _SUMS, loop_unroll_factor=4):
+        row = partial + first * 8 + (block + place) * 8 + lane[None, :]
+        sums += tl.load(row, mask=block + place < whole, other=0.0)
+    for i in tl.static_range(1, _HALVINGS + 1):
+        sums = tl.sum(tl.reshape(sums, [2, _SUMS >> i, 8]), axis=0)
+    rest = tl.zeros([8], tl.float32)
     word = random32(whole.to(tl.uint32), uint32_of(low), uint32_of(high))
     for row in range(0, (size - whole * 256 + 7) // 8):
         at = whole * 256 + row * 8 + lane
         x = tl.load(values + start + at, mask=at < size, other=0.0)
         flip = ((word >> uint32_of(row)) & 1) << 31
-        total += float_of(bits_of(x) ^ flip)
-    tl.store(sketches + tensor * 8 + lane, total)
+        rest += float_of(bits_of(x) ^ flip)
+    tl.store(sketches + tensor * 8 + lane, tl.reshape(sums, [8]) + rest)
 
 
 class Sketcher:
@@ -97,5 +107,5 @@ class Sketcher:
         launch(
             sketch_blocks, self._programs, values, *self._of_programs, self._partial, low, high, AT_ONCE=AT_ONCE, num_warps=4
         )
-        launch(sketch_tensors, self._tensors, values, *self._of_tensors, self._partial, found, low, high, num_warps=1)
+        launch(sketch_tensors, self._tensors, values, *self._of_tensors, self._partial, found, low, high, num_warps=WARPS)
         return found

@@ -41,7 +41,7 @@ def count_bins(values, found, counts, n, bins, BLOCK: tl.constexpr):
     at = block_offsets(BLOCK)
     inside = at < n
     x = tl.load(values + at, mask=inside, other=0.0)
-    tl.atomic_add(counts + _bin_of(x, found, bins), 1, mask=inside)
+    tl.atomic_add(counts + _bin_of(x, found, bins), 1, mask=inside, sem="relaxed")
 
 
 @triton.jit

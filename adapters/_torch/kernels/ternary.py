@@ -55,7 +55,7 @@ def ternary_decode(packed, norms, out, bad, n, BLOCK: tl.constexpr):
         rest = rest // 3
         tl.store(out + at, (digit - 1).to(tl.float32) * norm, mask=at < n)
         wrong |= ((at >= n) & (digit != 1)).to(tl.int32)
-    tl.atomic_max(bad, 1, mask=tl.max(wrong) > 0)
+    tl.atomic_max(bad, 1, mask=tl.max(wrong) > 0, sem="relaxed")
 
 
 def encode(source, found, norm, out, key: tuple[int, int]) -> None:

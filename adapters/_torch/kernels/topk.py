@@ -16,16 +16,18 @@ import triton
 import triton.language as tl
 
 from . import radix
-from ._helpers import MAGNITUDE, bits_of, block_offsets, load_state, magnitude_of, random32, store_state
+from ._helpers import MAGNITUDE, bits_of, block_offsets, load_state, magnitude_of, random32, store_state, wide
 from ._launch import blocks, launch
 from .parts import Layout, Parts
 from .radix import BOUND, COUNT, LARGER, ROUNDS
 
-BLOCK = 4096  # elements of a program that collects candidates
+BLOCK = 2048  # elements of a program that collects candidates
+WARPS = 4  # of such a program
 LANES = 128  # candidates of a block that are looked at at once
 _SPARE = 65536  # candidates that there is room for beside twice those that are selected
 _MAX_LINES = 4096  # sampled cache lines of 16 floats
 _SAMPLE_BLOCK = 1024
+_BLOCK = tl.constexpr(BLOCK)
 
 
 @triton.jit
@@ -42,7 +44,7 @@ def sample_bits(
         source = tl.load(gradient + column, mask=written, other=0).to(tl.pointer_type(tl.float32))
         x = tl.load(source + lane, mask=inside, other=0.0)
     else:
-        whole = (d // 16).to(tl.int64)
+        whole = wide(d // 16)
         first, last = line * whole // lines, (line + 1) * whole // lines
         length = tl.maximum(last - first, 1)
         drawn = random32(line.to(tl.uint32), tl.zeros([BLOCK], tl.uint32), tl.zeros([BLOCK], tl.uint32))
@@ -93,7 +95,7 @@ def add_and_collect(
     least = tl.maximum(tl.load(bound + BOUND), 1).to(tl.uint32)
     chosen = (magnitude_of(x) >= least).to(tl.int32)
     n = tl.sum(chosen)
-    segment = tl.atomic_add(state + COUNT, n)
+    segment = tl.atomic_add(state + COUNT, n, sem="relaxed")
     tl.store(segments + tl.program_id(0), segment)
     tl.store(counts + tl.program_id(0), n)
     place = segment + tl.cumsum(chosen) - chosen
@@ -157,10 +159,10 @@ def compact(
 
 @triton.jit
 def _segment(block, segments, counts, d, room, WHOLE: tl.constexpr):
-    """Where a block's candidates begin, and how many there are: all its elements if WHOLE, whose blocks have 4096."""
+    """Where a block's candidates begin, and how many there are: all its elements if WHOLE."""
     if WHOLE:
-        start = block.to(tl.int64) * 4096
-        n = tl.minimum(d - start, 4096).to(tl.int32)
+        start = block.to(tl.int64) * _BLOCK
+        n = tl.minimum(d - start, _BLOCK).to(tl.int32)
     else:
         start = tl.load(segments + block).to(tl.int64)
         n = tl.minimum(tl.load(counts + block), tl.maximum(room - start, 0).to(tl.int32))
@@ -191,7 +193,7 @@ class Work:
         self.target, self.d, self.k, self.room = target, d, k, min(d, room)
         self.programs = blocks(d, BLOCK) if programs is None else programs
         self.states = torch.zeros((2, 4), dtype=torch.int32, device=device)
-        self.histogram = torch.zeros(radix.BINS, dtype=torch.int32, device=device)
+        self.histogram = torch.zeros(radix.SIZE, dtype=torch.int32, device=device)
         self.per_block = torch.empty((4, self.programs), dtype=torch.int32, device=device)
         self.candidates = torch.empty((2, self.room), dtype=torch.int32, device=device)
         self.selected = torch.empty((2, k), dtype=torch.int32, device=device)
@@ -249,7 +251,7 @@ def collect(work: Work, gradient, residual, columns: int = 0) -> None:
     fused, addend = _addend(gradient, residual)
     launch(
         add_and_collect, work.programs, gradient, addend, work.target, work.states[0], *work.candidates, *work.per_block[:2],
-        work.states[1], work.d, columns, work.room, FUSED=fused, PARTS=columns > 0, BLOCK=BLOCK, num_warps=8,
+        work.states[1], work.d, columns, work.room, FUSED=fused, PARTS=columns > 0, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
 
 

@@ -28,15 +28,13 @@ def encode(
     state, entry = bits // 8, 0 if programs is None else 3 * 8
     programs = blocks(d, topk.BLOCK) if programs is None else programs
     counted = 2 * sample + 3 * candidates  # in two rounds of the one, and three of the other
-    bins = 2 * min(sample, radix.BINS * radix.programs_of(sample)) + 3 * min(
-        candidates, radix.BINS * radix.programs_of(candidates)
-    )
     return {
         "sample_bits": (8 + state + entry) * sample,
         # A word of the bound, the two of the segment, and the atomic addition of its length, for each block.
         "add_and_collect": (4 + 2 * state) * d + 8 * candidates + (20 + entry) * programs,
-        "radix_histogram": 4 * counted + 8 * bins,  # the most bins that can hold something
-        "radix_find": 5 * 8 * radix.BINS,
+        # All are counted in the first round, in the second at most those, and in the third only those of nearly equal magnitudes.
+        "radix_histogram": 4 * counted + 8 * 2 * (sample + candidates),
+        "radix_find": 5 * 8 * radix.SIZE,
         "count_kept": 4 * candidates + 20 * programs,
         "cumsum of blocks": 16 * programs,
         "compact": 4 * candidates + 12 * n + 36 * programs,

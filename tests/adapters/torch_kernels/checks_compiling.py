@@ -5,6 +5,7 @@ import contextlib
 import functools
 import importlib
 import io
+import itertools
 import pkgutil
 import re
 import tempfile
@@ -13,13 +14,15 @@ from unittest import mock
 
 import triton
 from support.checking import check, raises
-from triton.compiler import ASTSource
+from triton._C.libtriton import ir
+from triton.compiler.compiler import make_backend
+from triton.compiler.errors import CompilationError
 from triton.runtime.jit import JITFunction
 
 from grace_ext import ConfigError
 from grace_ext.adapters._torch import device_check, kernels
 from grace_ext.adapters._torch.kernels import catalogue
-from grace_ext.adapters._torch.kernels.compiling import TARGETS, compile_for
+from grace_ext.adapters._torch.kernels.compiling import TARGETS, arguments, compile_for, options_of, source_of
 
 
 @functools.cache
@@ -44,6 +47,13 @@ def shared_memory_and_registers_leave_room_for_several_programs():
 
 
 @check
+def atomic_operations_need_no_fence():
+    for target, found in compiled().items():
+        for name, (_, one) in found.items():
+            assert not re.search(r"acq_rel|\bfence|buffer_(inv|wbl2)", one.assembly), (target, name)
+
+
+@check
 def floats_are_rounded_as_on_the_host():
     """After each operation, to nearest, and with subnormal numbers; ptxas fuses what PTX keeps apart unless it is told."""
     for target, found in compiled().items():
@@ -61,10 +71,38 @@ def floats_are_rounded_as_on_the_host():
 def a_fused_product_would_be_seen():
     """The check above finds FFMA where ptxas may fuse."""
     variant = next(one for one in catalogue.VARIANTS if one.kernel.__name__ == "add_at")
-    given = dict(zip([p.name for p in variant.kernel.params], variant.types.split(), strict=False)) | {"BLOCK": "constexpr"}
-    source = ASTSource(variant.kernel, signature=given, constexprs={(6,): 1024})
-    fused = triton.compile(source, target=TARGETS["sm_90"], options={"enable_fp_fusion": True})
+    fused = triton.compile(source_of(variant), target=TARGETS["sm_90"], options={"enable_fp_fusion": True})
     assert "fma.rn.f32" in fused.asm["ptx"]
+
+
+def generated(variant, ones) -> str:
+    """Triton's first code for a kernel, to which nothing that depends on the accelerator has been done."""
+    target, context = TARGETS["sm_90"], ir.context()
+    backend = make_backend(target)
+    options = backend.parse_options(options_of(variant))
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+    return str(source_of(variant, ones).make_ir(target, options, functions, modules, context))
+
+
+@check
+def arguments_of_one_compile_too():
+    """A launch makes constants of integer arguments that are 1, unless it is told not to: each of them, and all together."""
+    failed, tried = {}, 0
+    for variant in catalogue.VARIANTS:
+        plain = {parameter.name for parameter in variant.kernel.params if parameter.do_not_specialize}
+        integers = [name for name, given in arguments(variant).items() if given == "i32" and name not in plain]
+        for number in range(1, len(integers) + 1):
+            for ones in itertools.combinations(integers, number):
+                tried += 1
+                try:
+                    head = re.search("tt.func public .*", generated(variant, ones))[0]
+                    assert not [name for name in integers if (f"%{name}:" in head) == (name in ones)], head
+                except CompilationError as error:
+                    failed[variant.name, ones] = str(error)
+    assert not failed, failed
+    assert tried > 2 * len(catalogue.VARIANTS)
 
 
 MODULES = [

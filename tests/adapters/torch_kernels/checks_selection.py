@@ -7,6 +7,7 @@ from support.checking import check
 
 from grace_ext.adapters._torch.device_selection import fits, select
 from grace_ext.adapters._torch.kernels import packed, topk
+from grace_ext.adapters._torch.kernels.block_topk import MOST_ELEMENTS
 from grace_ext.adapters._torch.kernels.parts import Parts
 from grace_ext.memory.packed_vector import PackedVector
 from grace_ext.sparsifiers.adaq import AdaQ
@@ -65,8 +66,9 @@ def the_same_elements_of_each_tensor_and_each_block_are_selected():
         for sparsifier in (TopK(0.02, "tensor"), TopK(0.1, "100"), TopK(1.0, "128")):
             compare_parts(sparsifier, vector(kind, d), vector(kind, d, 1) if number % 2 else None, SIZES)
     compare_parts(TopK(0.3, "7"), vector("ties", d), vector("ties", d, 1), SIZES)
-    large = (BLOCK + 9, 2 * BLOCK - 1)
-    for per in ("tensor", str(BLOCK)):
+    most = MOST_ELEMENTS
+    large = (most + 9, 2 * most - 1)
+    for per in ("tensor", str(most)):
         compare_parts(TopK(0.01, per), vector("normal", sum(large)), vector("normal", sum(large), 1), large)
     for per in ("tensor", "100"):
         assert not select(TopK(0.01, per), tensor(with_special(vector("normal", d), np.inf)), None, SIZES, STREAM).finite

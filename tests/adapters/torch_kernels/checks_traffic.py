@@ -48,8 +48,8 @@ def the_model_of_encoding_agrees_with_counts():
         model = traffic.encode(D, D // 100, candidates, sample, bits, programs=programs)
         assert set(found) == {name for name in model if "cumsum" not in name}
         for name, number in found.items():
-            # Of histograms, only bins that hold something are added; of codes, not all reach into a second word.
-            least = 0.3 if name == "radix_histogram" else 0.85 if name == "rice_write" else 0.98
+            # In the second round of a selection, only some are counted; of codes, not all reach into a second word.
+            least = 0.6 if name == "radix_histogram" else 0.85 if name == "rice_write" else 0.98
             assert least * model[name] <= number <= 1.02 * model[name], (bits, name, number, model[name])
 
 

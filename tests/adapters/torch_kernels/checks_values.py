@@ -7,7 +7,9 @@ from support.checking import check
 
 from grace_ext.adapters._torch import device_values
 from grace_ext.adapters._torch.device_codec import Source
+from grace_ext.adapters._torch.kernels import lloyd
 from grace_ext.adapters._torch.mailbox import Inbox, Outbox
+from grace_ext.kernels.lloyd import SAMPLE, moments
 from grace_ext.value.bfloat import BFloat16
 from grace_ext.value.half import Half
 from grace_ext.value.lloyd import Lloyd
@@ -89,6 +91,17 @@ def sections_values_and_remainders_are_the_same():
                 codec.decode(codec.encode(values, STREAM)[0], decoded)
                 remainder = tensor(values)
                 compare(codec, values, Source(remainder, None, None, remainder), remainder, values - decoded)
+
+
+@check
+def moments_of_many_blocks_are_the_host_s_in_every_bit():
+    n = 17 * lloyd.SQUARES_BLOCK + 5
+    for kind in ("normal", "denormal", "huge"):
+        values, expected = vector(kind, n), np.empty(3)
+        moments(values, expected)
+        _, found, counts, sample = lloyd.moments_and_counts(Source(tensor(values), None, None, None), 0.05)
+        assert same(torch.from_numpy(found), expected), kind
+        assert 0 < counts.sum() <= sample == SAMPLE
 
 
 @check
