@@ -14,7 +14,7 @@ from _cluster_results import (
     WITH_HOROVOD,
     Results,
 )
-from _lib import as_markdown, machine, size
+from _lib import as_markdown, size
 
 CUT = " †"
 LABELS = {config: label for config, (label, *_) in CONFIGURATIONS.items()}
@@ -138,8 +138,15 @@ def _until(results: Results, model: str, rate: str, config: str, form: str) -> s
 
 
 def measured(results: Results) -> str:
-    dates = results.dates()
-    return f"Measured on {dates[0] if len(dates) == 1 else f'{dates[0]} to {dates[-1]}'} on {machine()}"
+    """Say when and on which machine, for each model if these differ."""
+    found: dict[str, list[str]] = {}
+    for model in results.models():
+        dates, machines = results.dates(model), " and ".join(results.machines(model))
+        days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        found.setdefault(f"on {days} on {machines}", []).append(MODELS[model].partition(",")[0])
+    if len(found) == 1:
+        return f"Measured {next(iter(found))}"
+    return "Measured " + "; ".join(f"{' and '.join(models)} {when}" for when, models in found.items())
 
 
 def milliseconds(seconds: float) -> str:

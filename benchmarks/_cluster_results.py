@@ -33,6 +33,7 @@ MODELS = {
 }
 POINTS = 0.005  # the target is this much below the best accuracy of the baseline
 SHARDED_LOSES = 0.5  # the most points that it may lose
+UNKNOWN = "a machine of 2 cores that was not noted"
 AUTO = 1.05  # the most times the best fixed choice
 
 
@@ -61,8 +62,12 @@ class Results:
     def configs(self, model: str, rate: str) -> list[str]:
         return [config for config in CONFIGURATIONS if (model, rate, config) in self._runs]
 
-    def dates(self) -> list[str]:
-        return sorted({run["date"] for run in self._runs.values()})
+    def dates(self, model: str) -> list[str]:
+        return sorted({run["date"] for key, run in self._runs.items() if key[0] == model})
+
+    def machines(self, model: str) -> list[str]:
+        """Return the descriptions of the machines that it was measured on."""
+        return sorted({run.get("machine", UNKNOWN) for key, run in self._runs.items() if key[0] == model})
 
     def step(self, model: str, rate: str, config: str) -> float:
         """Return the seconds of a step, the median of rank 0."""

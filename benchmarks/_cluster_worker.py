@@ -277,8 +277,9 @@ def main() -> None:
     if group.rank == 0:
         out = options.pop("out")
         del options["data"]  # neither is the measurement's business
+        result |= {"date": datetime.date.today().isoformat(), "machine": options.pop("machine")}
         with open(out + ".new", "w") as file:
-            json.dump(rounded({**result, "options": options, "date": datetime.date.today().isoformat()}), file)
+            json.dump(rounded({**result, "options": options}), file)
         os.replace(out + ".new", out)
     group.sum([0.0])  # the file is complete before any rank ends
 

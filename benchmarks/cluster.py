@@ -18,7 +18,7 @@ from _cluster_page import document, plot, spread, summary
 from _cluster_results import CONFIGURATIONS, MODELS, OURS, RATES, SIDE_BY_SIDE, WITH_HOROVOD, Results, path_of
 from _cluster_tasks import TASKS, write_words
 from _hosts import LAUNCHERS, Hosts, Job, JobFailed
-from _lib import ROOT, replace_between
+from _lib import ROOT, machine, replace_between
 from _page import write_section
 
 WORKER = os.path.join(ROOT, "benchmarks", "_cluster_worker.py")
@@ -73,7 +73,7 @@ class Benchmark:
             return
         if os.path.exists(out):
             os.remove(out)
-        given = {**options, "out": out, "data": WORDS if model == "text" else self.args.data}
+        given = {**options, "out": out, "data": WORDS if model == "text" else self.args.data, "machine": machine()}
         for attempt in (1, 2):
             began = time.monotonic()
             try:

@@ -21,7 +21,11 @@ def machine(packages=(("PyTorch", "torch"), HOROVOD)) -> str:
     name = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as info:
-            name = next((line.split(":")[1].strip() for line in info if line.startswith("model name")), name)
+            lines = info.read().split("\n\n")[0].splitlines()
+        core = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        name = core.get("model name", name)
+        if "cpu family" in core:  # virtual machines' names leave out which processor it is
+            name += f" (family {core['cpu family']}, model {core['model']})"
     versions = ", ".join(
         f"{title} {importlib.metadata.version(package)}" for title, package in (*packages, ("grace_ext", "grace_ext"))
     )

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from _accuracy_map import file_name, specs  # noqa: E402
-from _cluster_page import summary  # noqa: E402
+from _cluster_page import measured, summary  # noqa: E402
 from _cluster_results import POINTS, SIDE_BY_SIDE, WITH_HOROVOD, Results, against_best, path_of  # noqa: E402
 from _page import write_section  # noqa: E402
 from _transformer_page import section  # noqa: E402
@@ -101,6 +101,18 @@ def test_bars_over_ddp_compare_with_ddps_hooks_and_with_the_same_over_horovod(re
         (free, "the fastest over DDP"): (1.05, {"ddp-auto": pytest.approx(1.5)}),
         (free, "the same over Horovod"): (1.0, {"ddp-auto": pytest.approx(3.0)}),
     }
+
+
+def test_the_page_says_which_machine_measured_which_model(tmp_path):
+    put(tmp_path, "none", "auto", 0.1, machine="one machine")
+    assert measured(Results(str(tmp_path))) == "Measured on 2026-01-01 on one machine"
+    path = Path(path_of(str(tmp_path), "mlp", "none", "auto"))
+    path.rename(path_of(str(tmp_path), "cnn", "none", "auto"))
+    put(tmp_path, "none", "auto", 0.1, machine="another machine")
+    put(tmp_path, "1gbit", "auto", 0.1, machine="another machine", date="2026-01-03")
+    assert measured(Results(str(tmp_path))) == (
+        "Measured MLP on 2026-01-01 to 2026-01-03 on another machine; CNN on 2026-01-01 on one machine"
+    )
 
 
 def test_the_readme_compares_with_the_faster_of_horovods_own(results, tmp_path):
