@@ -33,7 +33,7 @@ MODELS = {
 }
 POINTS = 0.005  # the target is this much below the best accuracy of the baseline
 SHARDED_LOSES = 0.5  # the most points that it may lose
-UNKNOWN = "AMD EPYC, 2 cores, of a kind that was not noted"
+UNKNOWN = "AMD EPYC, 2 cores, of a kind that was not noted"  # of results that do not say it
 AUTO = 1.05  # the most times the best fixed choice
 
 

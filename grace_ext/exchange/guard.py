@@ -69,6 +69,9 @@ class Guard:
     Args:
         patience: Number of looks, one in each second, after which it kills a stopped rank.
         hint: How a user changes that, for the helper's message.
+
+    Raises:
+        OSError: It cannot be started.
     """
 
     def __init__(self, patience: float, hint: str):
@@ -156,7 +159,10 @@ class Lookout:
 def _main(patience: str, hint: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the rank, whose end ends this
     rank, lookout, heard = os.getppid(), Lookout(float(patience), hint), b""
-    started = look_at(rank)[2]
+    try:
+        started = look_at(rank)[2]
+    except OSError:  # it has ended already
+        return
     while os.getppid() == rank:
         if select.select([0], [], [], _LOOK)[0]:
             received = os.read(0, 1 << 16)

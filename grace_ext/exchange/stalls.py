@@ -271,10 +271,17 @@ def _watcher() -> Watcher:
 
 
 def start_guard() -> None:
-    """Have a helper process look after the other ranks while this one's Python cannot run; see guard.py. Once is enough."""
+    """Have a helper process look after the other ranks while this one's Python cannot run; see guard.py. Once is enough.
+
+    Where it cannot be started, the logger `grace_ext` says so, and the rank goes on without it.
+    """
     if not _guards and (stopped := _seconds(STOPPED)):
-        _guards.append(Guard(stopped, _HINT))
-        atexit.register(_guards[0].close)
+        try:
+            _guards.append(Guard(stopped, _HINT))
+        except OSError as error:
+            _LOG.warning(f"no helper process looks after ranks that are stopped while Horovod lets no Python run: {error}")
+        else:
+            atexit.register(_guards[0].close)
 
 
 def _shuts_down() -> bool:

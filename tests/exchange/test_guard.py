@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from grace_ext.exchange import stalls
 from grace_ext.exchange.guard import Guard, Lookout, look_at
 
 PATIENCE = 5
@@ -92,15 +93,24 @@ def test_it_ends_when_it_is_closed():
 def test_it_ends_with_its_rank():
     rank = "from grace_ext.exchange.guard import Guard; print(Guard(5, '')._process.pid); import os; os.kill(os.getpid(), 9)"
     done = subprocess.run([sys.executable, "-u", "-c", rank], stdout=subprocess.PIPE, text=True)
-    pid = int(done.stdout)
-    while True:
-        try:
-            _, letter, _ = look_at(pid)
-        except OSError:
-            return
-        if letter == "Z":  # nobody here waits for processes without a parent
-            return
+    pid, hangs = int(done.stdout), time.monotonic() + 600
+    while _is_there(pid):
+        assert time.monotonic() < hangs
         time.sleep(0.05)
+
+
+def _is_there(pid):
+    try:
+        return look_at(pid)[1] != "Z"  # nobody here waits for processes without a parent
+    except OSError:
+        return False
+
+
+def test_where_it_cannot_be_started_the_rank_goes_on(monkeypatch, caplog):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    monkeypatch.setattr(stalls, "_guards", [])
+    stalls.start_guard()
+    assert not stalls._guards and "no helper process looks after ranks" in caplog.text
 
 
 # A C function that keeps the interpreter lock, as Horovod's operations do, until the other process has ended.
