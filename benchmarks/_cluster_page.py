@@ -5,6 +5,7 @@ import statistics
 from _cluster_results import (
     BASELINE,
     CONFIGURATIONS,
+    FEWEST,
     MODELS,
     OURS,
     OVER_DDP,
@@ -69,7 +70,7 @@ NOTES = f"""\
   several instances of each configuration and their range; the best choice for an instance is determined from the other
   instances.
 - DDP has gradient_as_bucket_view=True in all rows, which spares a copy. Its PowerSGD uses one bucket, because over Gloo its
-  hook fails with several. It compresses from the second step on.
+  hook fails with several. It compresses from the second step on. *Fewest bytes* is `{FEWEST}` ([choosing.md](choosing.md)).
 - The text model trains with Adam, so that grace_ext's default there is Adam's. Its side by side
   leaves out sharded and auto. Without a limit, its instances of Horovod alone differ by up to twice from day to day, and the side by
   side is what counts there. Its embedding has a dense gradient in all configurations. Its accuracy is how often the likeliest of the 1,000

@@ -5,6 +5,8 @@ import json
 import os
 import statistics
 
+#: The spec of the fewest bytes, in docs/choosing.md.
+FEWEST = "topk:0.01/auto/lloyd:0.05"
 #: name -> label, library, arguments
 CONFIGURATIONS = {
     "horovod-fp32": ("Horovod fp32", "horovod", {"own": "none"}),
@@ -12,13 +14,15 @@ CONFIGURATIONS = {
     "ddp-powersgd": ("DDP, PowerSGD rank 4", "ddp", {"hook": "powersgd"}),
     "ddp-fp16": ("DDP, fp16", "ddp", {"hook": "fp16"}),
     "ddp-allgather": ("grace_ext over DDP, default (allgather)", "ddp", {"communicator": "allgather"}),
+    "ddp-sharded": ("grace_ext over DDP, sharded", "ddp", {"communicator": "sharded"}),
     "ddp-auto": ("grace_ext over DDP, auto", "ddp", {"communicator": "auto"}),
+    "ddp-fewest": ("grace_ext over DDP, fewest bytes (auto)", "ddp", {"communicator": "auto", "compression": FEWEST}),
     "allgather": ("grace_ext, default (allgather)", "horovod", {"communicator": "allgather"}),
     "sharded": ("grace_ext, sharded", "horovod", {"communicator": "sharded"}),
     "auto": ("grace_ext, auto", "horovod", {"communicator": "auto"}),
 }
 OURS = ("allgather", "sharded", "auto")
-OVER_DDP = ("ddp-allgather", "ddp-auto")
+OVER_DDP = ("ddp-allgather", "ddp-sharded", "ddp-auto", "ddp-fewest")
 #: The most times a step of DDP's hooks, by rate.
 RIVALS = {"100mbit": {"ddp-fp16": 1 / 12, "ddp-powersgd": 0.7}, "1gbit": {"ddp-fp16": 0.4, "ddp-powersgd": 0.7}}
 BASELINE = "horovod-fp16"

@@ -56,7 +56,7 @@ class InFlightSum(Pending):
     def decode_slices(
         self, data: np.ndarray, slices: list[slice], out: Any, weight: float, containers_each: int = 1
     ) -> bool:
-        """Write weight * (sum of each slice's containers) to out, float32[d], and count the time.
+        """Write weight * (sum of each slice's containers) to out, float32[d] or vectors that together are it; count the time.
 
         data: uint8[m], the containers of the slices, one after the other, `containers_each` of every slice. Returns whether
         all of them are finite; otherwise all of `out` is NaN. Raises what was wrong here or on another rank.
@@ -71,7 +71,8 @@ class InFlightSum(Pending):
             groups = [containers[at : at + containers_each] for at in range(0, len(containers), containers_each)]
             self.place.decode_slices(list(zip(slices, groups, strict=True)), out, weight)
         else:
-            out[:] = np.nan
+            for vector in out if isinstance(out, list) else [out]:
+                vector[:] = np.nan
         self.add_seconds({"decode": time.perf_counter() - started})
         return finite
 

@@ -18,6 +18,8 @@ from .sharded import Sharded
 
 #: Strategies without containers, the more exact first.
 DENSE = {"float32": "dense/raw", "fp16": "dense/fp16"}
+#: Strategies beside which small float32 goes by allgather, too.
+WITH_FLOAT32 = frozenset((Allgather.name, Sharded.name))
 _FEWEST_RANKS = {"sharded": 3, "hierarchical": 3}  # the number of ranks from which on a strategy can save anything
 
 
@@ -172,7 +174,7 @@ class SwitchingCommunicator(Alternating):
 
 
 class Accompanying(Alternating):
-    """Sends small float32 with other buckets' containers while these have some, which spares a collective; else by allreduce."""
+    """Sends small float32 by allgather while other buckets send containers, which spares collectives; else by allreduce."""
 
     name = Auto.name
     switches = False

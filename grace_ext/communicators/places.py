@@ -14,9 +14,11 @@ from ..kernels.topk import NON_FINITE
 from ..pipeline.compressor import Compressor
 from ..pipeline.container import Container
 from ..pipeline.decoder import add_all, decode_sum
+from ..pipeline.parts_decoder import decode_sum_to_parts
 from ..pipeline.square_sums import SquareSums
 from ..transport.base import Transport
 from .reducible import from_reducible, to_reducible
+from .slices import in_slice
 
 
 class Place(Protocol):
@@ -105,7 +107,7 @@ class Place(Protocol):
 
         Args:
             slices: The slices, which cover the array, each with its containers, all of them finite.
-            out: Output, float32[d].
+            out: Output, float32[d]; on the host also vectors that together are it.
             weight: Factor of the sums.
 
         Raises:
@@ -208,9 +210,12 @@ class HostPlace(Place):
             add_all(containers, accumulator)
 
     @staticmethod
-    def decode_slices(slices: Sequence[tuple[slice, list[Container]]], out: np.ndarray, weight: float) -> None:
+    def decode_slices(slices: Sequence[tuple[slice, list[Container]]], out: Any, weight: float) -> None:
         for part, containers in slices:
-            decode_sum(containers, out[part], weight)
+            if isinstance(out, list):
+                decode_sum_to_parts(containers, in_slice(out, part), weight)
+            else:
+                decode_sum(containers, out[part], weight)
 
     @staticmethod
     def decode_sum(containers: list[Container], out: np.ndarray, weight: float, squares: SquareSums | None) -> None:

@@ -11,10 +11,12 @@ from ..errors import ContainerError
 from ..pipeline import container
 from ..pipeline.compressor import Compressor
 from ..registry import register
+from ..sparsifiers.parts import SketchedParts
 from ..transport.base import Transport
 from ._compressed_sums import NO_BYTES, InFlightSum, SummingCommunicator, lossless_compressor, report_unreadable
 from .base import wait
-from .slices import equal_slices, non_empty, sizes_in_slice, stream_of_slice
+from .places import HOST
+from .slices import equal_slices, in_slice, non_empty, sizes_in_slice, stream_of_slice
 
 
 @dataclasses.dataclass
@@ -57,6 +59,14 @@ class Sharded(SummingCommunicator[_PendingSlices]):
     collectives = ("alltoall", "allgather")
     preserves_input = True
 
+    @property
+    def writes_parts(self) -> bool:  # type: ignore[override]
+        """Where gradients lie on the host."""
+        return self.place is HOST
+
+    def takes_parts(self, compressor: Compressor) -> bool:
+        return compressor.takes_parts and self.place is HOST
+
     def start(
         self,
         transport: Transport,
@@ -67,13 +77,26 @@ class Sharded(SummingCommunicator[_PendingSlices]):
         stream: Stream,
         sizes: tuple[int, ...] | None = None,
     ) -> _PendingSlices:
-        parts = equal_slices(len(gradient), transport.size)
-        sizes = (len(gradient),) if sizes is None else sizes
+        if isinstance(gradient, SketchedParts):  # its sketches are of tensors, and not of slices
+            gradient.complete()
+        d = sum(map(len, gradient)) if isinstance(gradient, list) else len(gradient)
+        parts = equal_slices(d, transport.size)
+        sizes = (d,) if sizes is None else sizes
         own = parts[transport.rank]
+        given = in_slice(gradient, own)
         pending = _PendingSlices(
-            None, 0, {}, name, compressor, stream, parts, gradient[own], state is not None, sizes_in_slice(sizes, own),
+            None,
+            0,
+            {},
+            name,
+            compressor,
+            stream,
+            parts,
+            given,
+            state is not None,
+            sizes_in_slice(sizes, own),
             place=self.place,
-        )  # fmt: skip
+        )
         payloads = []
         for owner, part in enumerate(parts):
             if owner == transport.rank or part.start == part.stop:
@@ -81,14 +104,25 @@ class Sharded(SummingCommunicator[_PendingSlices]):
                 continue
             residual = state and (state[0][part], state[1][part])
             payloads.append(
-                pending.encode(gradient[part], residual, stream_of_slice(stream, owner), sizes_in_slice(sizes, part))
+                pending.encode(
+                    in_slice(gradient, part), residual, stream_of_slice(stream, owner), sizes_in_slice(sizes, part)
+                )
             )
         _send(pending, transport, payloads)
         if state is not None:  # while the others' slices are on their way, and the gradient may still be in the cache
             started = time.perf_counter()
-            pending.summed = self.place.add(gradient[own], state[0][own], state[1][own])
+            pending.summed = self._compensated(given, state[0][own], state[1][own])
             pending.add_seconds({"residual": time.perf_counter() - started})
         return pending
+
+    def _compensated(self, gradient: Any, residual: Any, out: Any) -> Any:
+        """Write the sum of the own slice's gradient, float32[n] or the vectors that together are it, and residual to `out`."""
+        start = 0
+        for vector in gradient if isinstance(gradient, list) else [gradient]:
+            part = slice(start, start + len(vector))
+            self.place.add(vector, residual[part], out[part])
+            start = part.stop
+        return out
 
     def start_empty(
         self,

@@ -1,6 +1,7 @@
 """Slices of a bucket, each with an owner: what the communicators that cut a bucket have in common."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,27 @@ def non_empty(slices: list[slice]) -> list[slice]:
         Those that are not empty.
     """
     return [part for part in slices if part.stop > part.start]
+
+
+def in_slice(array: Any, part: slice) -> Any:
+    """Return what a slice has of a bucket.
+
+    Args:
+        array: float32[d], or a list of vectors that together are the bucket.
+        part: The slice.
+
+    Returns:
+        A view of the array, float32[n]; of a list, the list of such views, those without elements left out.
+    """
+    if not isinstance(array, list):
+        return array[part]
+    views, first = [], 0
+    for vector in array:
+        start, stop = max(part.start - first, 0), min(part.stop - first, vector.size)
+        if start < stop:
+            views.append(vector[start:stop])
+        first += vector.size
+    return views
 
 
 def stream_of_slice(stream: Stream, owner: int) -> Stream:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..communicators.allgather import Allgather
 from ..communicators.allreduce import Allreduce
-from ..communicators.auto import Accompanying, Auto
+from ..communicators.auto import WITH_FLOAT32, Accompanying, Auto
 from ..communicators.base import Communicator
 from ..communicators.exact_steps import ExactSteps
 from ..communicators.factors import FactorAllreduce
@@ -68,8 +68,9 @@ class ExchangeSetup:
 
         Two kinds of buckets go by allreduce whatever the communicator: plain float32, because the result is the same and
         the bytes are fewer, without errors to remember; and low-rank factors, because only sums carry them. With communicator
-        `allgather`, float32 of few bytes goes with the containers of other buckets, which spares a collective, and with `auto`
-        in steps in which there are some. A communicator that `needs_each_rank` carries float32 itself, and refuses factors.
+        `allgather`, float32 of few bytes goes with the containers of other buckets, which spares a collective; with `sharded`,
+        all of it by one allgather; and with `auto` by allgather in steps in which some bucket uses one of the two. A communicator
+        that `needs_each_rank` carries float32 itself, and refuses factors.
 
         Args:
             name: Name of the bucket, unique in the exchange and the same on all ranks.
@@ -95,8 +96,8 @@ class ExchangeSetup:
     def _for_float32(self, communicator: Communicator, tensors: list[Tensor]) -> Communicator:
         """See `bucket`."""
         if goes_with_containers(self.transport, sum(one.size for one in tensors)):
-            if communicator.name == Allgather.name:
-                return communicator
+            if communicator.name in WITH_FLOAT32:
+                return Allgather()
             if communicator.name == Auto.name and tensors[0].device == "cpu":
                 return Accompanying()
         return Allreduce()

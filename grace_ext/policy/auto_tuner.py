@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..communicators.allgather import Allgather
-from ..communicators.auto import DENSE, Accompanying
+from ..communicators.auto import DENSE, WITH_FLOAT32, Accompanying
 from ..communicators.base import Pending
 from ..observe.listener import BucketView, StepListener
 from ..transport.base import Transport
@@ -141,7 +140,7 @@ class AutoTuner(StepListener):
         for bucket, strategy in zip(self._buckets, plan, strict=True):
             bucket.communicator.switch_to(strategy)
         for bucket in self._accompanying:
-            bucket.communicator.has_company = Allgather.name in plan
+            bucket.communicator.has_company = not WITH_FLOAT32.isdisjoint(plan)
         self._seconds.clear()
 
     def bucket_finished(self, step: int, bucket: BucketView, pending: Pending) -> None:

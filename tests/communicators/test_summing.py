@@ -1,5 +1,7 @@
 """Communicators that sum containers on the way, against the same computed in one place with plain loops."""
 
+import functools
+
 import numpy as np
 import pytest
 from support.exchanges import arrays_of
@@ -8,7 +10,7 @@ from support.summing_exchanges import TOPK, Recorder, make, residual_of, step
 
 import grace_ext
 from grace_ext import ConfigError, ContainerError, ExchangeError
-from grace_ext.communicators.slices import equal_slices
+from grace_ext.communicators.slices import equal_slices, in_slice
 from grace_ext.exchange.shadow import shadow_step
 from grace_ext.observe.advice import CodecCostCheck
 from grace_ext.pipeline.spec import parse_stage
@@ -133,6 +135,44 @@ def test_slices_are_equal_parts_of_all():
             sizes = [part.stop - part.start for part in equal_slices(d, ranks)]
             assert sum(sizes) == d and max(sizes) - min(sizes) <= 1
             assert [i for part in equal_slices(d, ranks) for i in range(d)[part]] == list(range(d))
+
+
+def test_a_slice_of_vectors_is_that_of_their_array():
+    array = np.arange(30, dtype=np.float32)
+    vectors = np.split(array, [4, 4, 5, 17])
+    for part in (slice(0, 30), slice(3, 5), slice(4, 4), slice(6, 11), slice(17, 30)):
+        views = in_slice(vectors, part)
+        assert all(view.size and np.may_share_memory(view, array) for view in views)
+        assert np.array_equal(np.concatenate([array[:0], *views]), in_slice(array, part))
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+@pytest.mark.parametrize(
+    "memory", ["residual", "residual:bits=8", "momentum:0.5", "adam", "muon", "dgc:masking=false", "none"]
+)
+def test_sharded_reads_and_writes_vectors_as_one_array(memory, ranks):
+    """Gradients that lie in several vectors, and results that go there: the bits are those of one array."""
+
+    def run(transport, in_parts):
+        exchange = make(transport, "sharded", "topk:0.04/rice/qsgd:7", memory, weight=0.3)
+        (bucket,), outs = exchange.buckets, []
+        assert bucket.takes_parts == (memory != "none")
+        for i in range(4):
+            given = gradient(10 * transport.rank + i)
+            given[77 * i] = np.inf if i == 2 and transport.rank == 0 else 0
+            parts = np.split(given, [sum(bucket.sizes[:1])])
+            exchange.start(bucket, (lambda out, parts=parts: parts) if in_parts else lambda out, g=given: np.copyto(out, g))
+            out = given if in_parts else np.empty_like(given)
+            exchange.finish(bucket, parts if in_parts and not bucket.memory.sees_results else out)
+            assert exchange.end_step() == (i != 2)
+            outs.append(out)
+        return outs, arrays_of(exchange)
+
+    for (outs, kept), (expected, state) in on_all_ranks(
+        lambda transport: (run(transport, True), run(transport, False)), ranks
+    ):
+        assert all(map(functools.partial(np.array_equal, equal_nan=True), expected, outs))
+        assert state.keys() == kept.keys() and all(np.array_equal(state[key], kept[key]) for key in state)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_gradient_that_stays_where_it_is_gives_the_same_and_is_left_alone(memo
 
     expected, state = run("copied")
     takes_parts = make(InProcessGroup(1).transport(0), communicator=communicator, memory=memory).buckets[0].takes_parts
-    assert takes_parts == (memory != "none" and (memory != "residual" or communicator == "allgather"))
+    assert takes_parts == (memory != "none" and (memory != "residual" or communicator != "hierarchical"))
     for form in ("array", "parts") if takes_parts else ("array",):
         outs, kept = run(form)
         assert all(map(np.array_equal, expected, outs))
@@ -89,7 +89,10 @@ def test_a_gradient_that_stays_where_it_is_gives_the_same_and_is_left_alone(memo
         ("residual", "allgather", "dct/topk:0.01/rice/raw", False),
         ("none", "allgather", "dense/deflate", False),
         ("residual", "senders", "topk:0.01/rice/qsgd:7", False),
-        ("residual", "sharded", "topk:0.01/rice/qsgd:7", False),
+        ("residual", "sharded", "topk:0.01/rice/qsgd:7", True),
+        ("none", "sharded", "topk:0.01/rice/qsgd:7", True),
+        ("adam", "sharded", "topk:0.01/rice/qsgd:7", False),
+        ("residual", "hierarchical", "topk:0.01/rice/qsgd:7", False),
     ],
 )
 def test_a_result_in_parts_is_that_in_one_array(memory, communicator, spec, able, monkeypatch):

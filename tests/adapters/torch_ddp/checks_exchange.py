@@ -62,10 +62,11 @@ def results_are_written_where_ddp_takes_them_from():
         seen.append(isinstance(out, list))
         start(self, bucket, pack, out)
 
-    def run(memory, view, scale):
+    def run(memory, view, scale, communicator):
         scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         net = module()
-        model, _ = wrap(net, "topk:0.01/rice/qsgd:7", {"gradient_as_bucket_view": view}, memory=memory, grad_scaler=scaler)
+        options = {"memory": memory, "communicator": communicator, "grad_scaler": scaler}
+        model, _ = wrap(net, "topk:0.01/rice/qsgd:7", {"gradient_as_bucket_view": view}, **options)
         optimizer = sgd(net)
         for number, (x, y) in enumerate(batches(6)):
             optimizer.zero_grad(set_to_none=number % 2)
@@ -74,14 +75,20 @@ def results_are_written_where_ddp_takes_them_from():
             scaler.update()
         return flat(net)
 
-    for memory in ("residual", "none", "ef21:0.5"):
+    for memory, communicator in (
+        ("residual", "allgather"),
+        ("residual", "sharded"),
+        ("none", "allgather"),
+        ("ef21:0.5", "allgather"),
+    ):
         for view, scale in ((False, 1.0), (True, 1024.0)):
+            given = memory, view, scale, communicator
             seen.clear()
             with mock.patch.object(Exchange, "start", note):
-                found = run(memory, view, scale)
-            assert any(seen) == (memory != "ef21:0.5"), (memory, seen)
+                found = run(*given)
+            assert any(seen) == (memory != "ef21:0.5"), (given, seen)
             with mock.patch.object(Bucket, "writes_parts", False):
-                assert torch.equal(found, run(memory, view, scale)), (memory, view)
+                assert torch.equal(found, run(*given)), given
             same_on_all_ranks(found)
 
 
