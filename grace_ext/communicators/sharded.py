@@ -85,18 +85,9 @@ class Sharded(SummingCommunicator[_PendingSlices]):
         own = parts[transport.rank]
         given = in_slice(gradient, own)
         pending = _PendingSlices(
-            None,
-            0,
-            {},
-            name,
-            compressor,
-            stream,
-            parts,
-            given,
-            state is not None,
-            sizes_in_slice(sizes, own),
+            None, 0, {}, name, compressor, stream, parts, given, state is not None, sizes_in_slice(sizes, own),
             place=self.place,
-        )
+        )  # fmt: skip
         payloads = []
         for owner, part in enumerate(parts):
             if owner == transport.rank or part.start == part.stop:
