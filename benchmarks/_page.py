@@ -7,6 +7,7 @@ import glob
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 
 from _lib import ROOT, machine, replace_between
 
@@ -17,6 +18,12 @@ def commit(checkout: str = ROOT) -> str:
     """Describe a checkout's commit, and whether files have changed since."""
     done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=checkout, capture_output=True, text=True)
     return done.stdout.strip()
+
+
+def days(dates: Sequence[str]) -> str:
+    """Say when something was measured. dates: of the results, as YYYY-MM-DD, in any order."""
+    first, last = min(dates), max(dates)
+    return f"on {first}" if first == last else f"from {first} to {last}"
 
 
 def part_of(path: str) -> str:

@@ -5,6 +5,7 @@ import statistics
 
 from _accuracy_map import NOTHING, file_name, specs
 from _lib import ROOT, RunFailed, as_markdown
+from _page import days
 from _transformer_cost import section as cost_section
 from _transformer_plot import draw, draw_map
 from _transformer_results import DENSE, OWN_MOMENT, Row, difference, lag_signal, read, signal, spearman, steps_to
@@ -36,7 +37,7 @@ def write_page(results: str) -> str:
             f"![loss and accuracy against bytes and seconds]({PLOT})",
             *sections,
             *([cost] if (cost := cost_section(results)) else []),
-            f"The runs were measured from {dates[0]} to {dates[-1]} on {'; '.join(machines)}; by `python benchmarks/transformer.py run "
+            f"The runs were measured {days(dates)} on {'; '.join(machines)}; by `python benchmarks/transformer.py run "
             "--data DIR` and `python benchmarks/transformer.py page`. Each result, with its commit, is in "
             "`benchmarks/results/transformers`.",
         ]
@@ -140,5 +141,5 @@ def map_section(results: str) -> list[str]:
         f"compressors, memory and communicator as in a job. One seed: differences below half a point say nothing.{missing}",
         f"![accuracy against bytes]({MAP_PLOT})",
         as_markdown(table),
-        f"Measured from {dates[0]} to {dates[-1]} on {'; '.join(machines)}.",
+        f"Measured {days(dates)} on {'; '.join(machines)}.",
     ]

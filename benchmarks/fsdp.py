@@ -13,7 +13,7 @@ import os
 import sys
 
 from _lib import EXAMPLES, ROOT, SHARED_CORES, RunFailed, as_markdown, finish
-from _page import keep, part_of, read_part, write_section
+from _page import days, keep, part_of, read_part, write_section
 
 sys.path.insert(0, EXAMPLES)
 from _launch import torchrun  # noqa: E402
@@ -80,14 +80,14 @@ def write_page(folder: str) -> str:
                 f"{2 * elements / sent[label]:.2f}×",
             ]
         )
-    one, dates = found[DENSE][0], sorted(one["date"] for runs in found.values() for one in runs)
+    one, dates = found[DENSE][0], [one["date"] for runs in found.values() for one in runs]
     text = "\n\n".join(
         [
             f"The transformer of [transformers.md](transformers.md) with 1.3 million parameters, AdamW, {one['steps']} steps, "
             f"{one['ranks']} ranks; the reduce-scatter in different ways, all else alike. Bits of what crosses for each gradient "
             f"of another rank's slice, headers and padding included; fully_shard's own are computed.",
             as_markdown(rows),
-            f"Measured from {dates[0]} to {dates[-1]} on {one['machine']}, by `python benchmarks/fsdp.py`.",
+            f"Measured {days(dates)} on {one['machine']}, by `python benchmarks/fsdp.py`.",
         ]
     )
     return write_section(os.path.join(ROOT, "docs"), "fsdp", "Loss and bytes", text, "fsdp.md")

@@ -15,7 +15,7 @@ import statistics
 import sys
 
 from _lib import EXAMPLES, ROOT, SHARED_CORES, RunFailed, as_markdown, finish
-from _page import keep, part_of, read_part
+from _page import days, keep, part_of, read_part
 
 from grace_ext.policy.defaults import ADAM
 
@@ -174,7 +174,7 @@ def write_page(folder: str) -> None:
         for number in ranks:
             lines += table(model, number, folder)
     lines.append(
-        f"Measured from {dates[0]} to {dates[-1]} on {'; '.join(machines)}; by `python benchmarks/large.py run --ranks N` and "
+        f"Measured {days(dates)} on {'; '.join(machines)}; by `python benchmarks/large.py run --ranks N` and "
         f"`python benchmarks/large.py page`. Each result, with its commit, is in `benchmarks/results/large`."
     )
     with open(PAGE, "w", encoding="utf-8") as file:

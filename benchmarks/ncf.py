@@ -20,7 +20,7 @@ import zipfile
 
 from _hosts import Hosts, Job, JobFailed
 from _lib import ROOT, SHARED_CORES, RunFailed, as_markdown, launch
-from _page import keep, part_of, read_part
+from _page import days, keep, part_of, read_part
 
 RESULTS = os.path.join(ROOT, "benchmarks", "results", "ncf")
 WORKER = os.path.join(ROOT, "benchmarks", "_ncf_worker.py")
@@ -162,9 +162,9 @@ def page(args) -> None:
                 )
             rows.append(row)
         text += ["## A step over limited links", f"{RANKS} hosts with one rank each (Figure 19).", as_markdown(rows)]
-    dates = sorted({one["date"] for results in found.values() for one in results.values()})
+    dates = [one["date"] for results in found.values() for one in results.values()]
     text.append(
-        f"Measured from {dates[0]} to {dates[-1]} on {first['machine']}; by `python benchmarks/ncf.py run --data DIR`, `links` and "
+        f"Measured {days(dates)} on {first['machine']}; by `python benchmarks/ncf.py run --data DIR`, `links` and "
         "`page`. Each result, with its commit, is in `benchmarks/results/ncf`."
     )
     path = os.path.join(args.out, "ncf.md")

@@ -100,7 +100,7 @@ class CurveController(StepListener):
         self._schedule, self._transport, self.densities = schedule, transport, densities
         self._by_bucket = by_bucket
         self._buckets: Sequence[BucketView] = []
-        self._step = 0
+        self._step = 0  # since there are these buckets
         #: By bucket: bytes on the link in the last step, and the density that they belong to.
         self._sent: dict[str, tuple[float, float]] = {}
         self._fixed: dict[str, float] = {}
@@ -124,7 +124,7 @@ class CurveController(StepListener):
                 )
 
     def buckets_set(self, buckets: Sequence[BucketView]) -> None:
-        self._buckets = buckets
+        self._buckets, self._step = buckets, 0
         for kept in (self._sent, self._fixed, self._curves, self.densities):
             kept.clear()
 

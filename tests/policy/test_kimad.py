@@ -178,6 +178,17 @@ def test_a_gradient_that_is_not_finite_changes_nothing(clock):
     training.step()
 
 
+def test_new_buckets_are_looked_at_in_their_first_step(clock):
+    """DDP makes its buckets anew after the first step, long before the curves would be measured again."""
+    training = Training(Link(clock, 300e3), "kimad+:0.3", scales=(1.0, 0.1))
+    for _ in range(3):
+        training.step()
+    assert len(set(training.densities())) == 2
+    training.exchange.set_buckets(training.exchange.buckets)
+    training.step()
+    assert len(set(training.densities())) == 2
+
+
 def test_ranks_may_differ():
     """Each decides for itself; all get the same sum."""
 

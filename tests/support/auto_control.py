@@ -13,7 +13,7 @@ class _Always(StepListener):
         self._strategy, self._buckets = strategy, []
 
     def buckets_set(self, buckets):
-        self._buckets = [bucket for bucket in buckets if bucket.communicator.switches]
+        self._buckets = [bucket for bucket in buckets if bucket.communicator.is_tuned]
         for bucket in self._buckets:
             bucket.communicator.switch_to(self._strategy)
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from grace_ext.adapters._torch.ddp_transport import GroupTransport
 from grace_ext.adapters.torch_ddp import CompressionState
 
+from .auto_control import always
 from .checking import run_checks
 
 WIDTH, CLASSES, BATCH = 48, 10, 4
@@ -120,6 +121,16 @@ SENT = (
     {"compression": "randomk:0.1/raw/fp16"},
     {"compression": "topk:0.05/bloom/polyfit", "memory": "ef21"},
 )
+#: Options that change the result, each in another way.
+CHANGING = (
+    {"compression": TOPK},
+    *({"compression": TOPK, "communicator": communicator} for communicator in ("sharded", "tree", "hierarchical", "auto")),
+    *({"compression": TOPK, "schedule": {"density": density}} for density in ("guarded:2", "kimad+:1e-06")),
+    *(
+        {"compression": "dense/onebit", "memory": memory, "rules": {"*": "dense/onebit"}}
+        for memory in ("onebit_adam:2", "zeroone_adam:2")
+    ),
+)
 
 
 class Given(torch.nn.Module):
@@ -156,16 +167,21 @@ def recorded(transport=GroupTransport):
         yield sent
 
 
+def train_by_ddp(net, optimizer, options):
+    """STEPS steps of Given by DDP with the hook."""
+    model = DistributedDataParallel(net)
+    CompressionState(**options).register(model, optimizer)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model()["loss"].backward()
+        optimizer.step()
+
+
 def containers_of_ddp(options, in_order=False):
     """What DDP with the hook sends of the gradients of Given."""
     net = Given(in_order=in_order)
-    model, optimizer = DistributedDataParallel(net), adamw(net)
-    CompressionState(**options).register(model, optimizer)
     with recorded() as sent:
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            model()["loss"].backward()
-            optimizer.step()
+        train_by_ddp(net, adamw(net), options)
     return sent
 
 
@@ -180,6 +196,27 @@ def check_containers(train):
         assert net.step == STEPS
         assert list(sent) == list(expected), (options, list(sent), list(expected))
         assert all(sent[key] == expected[key] for key in expected), options
+
+
+def check_options(train):
+    """train as in check_containers; the options are to do what they do in DDP: train alike, and write what is observed."""
+
+    def result_of(way, options):
+        net = Given()
+        with always("fp16"):  # by communicator auto
+            way(net, adamw(net), options)
+        return same_on_all_ranks(flat(net))
+
+    found = []
+    for options in CHANGING:
+        found.append(result_of(train, options))
+        assert torch.equal(found[-1], result_of(train_by_ddp, options)), options
+    assert len({weights.numpy().tobytes() for weights in found}) == len(CHANGING)
+    folder = shared_folder("observed")
+    observed = {"observe": str(folder / "records.jsonl"), "capture": str(folder / "captured")}
+    assert torch.equal(result_of(train, CHANGING[0] | observed), found[0])
+    dist.barrier()
+    assert (folder / "records.jsonl").stat().st_size and list((folder / "captured").iterdir())
 
 
 def run_job():

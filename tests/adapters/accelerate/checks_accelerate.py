@@ -16,6 +16,7 @@ from support.framework_jobs import (
     Samples,
     adamw,
     check_containers,
+    check_options,
     flat,
     loss_of,
     memories,
@@ -73,18 +74,25 @@ def the_default_is_that_of_the_optimizer():
         assert "first.weight" in [name for part in state.state_dict()["layout"] for name in part]
 
 
+def given_to_accelerate(net, optimizer, options):
+    """See check_containers."""
+    accelerator = Accelerator(cpu=True)
+    compress_gradients(accelerator, **options)
+    model, optimizer = accelerator.prepare(net, optimizer)
+    for _ in range(STEPS):
+        accelerator.backward(model()["loss"])
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 @check_under_every_launcher
 def containers_are_those_of_ddp():
-    def train(net, optimizer, options):
-        accelerator = Accelerator(cpu=True)
-        compress_gradients(accelerator, **options)
-        model, optimizer = accelerator.prepare(net, optimizer)
-        for _ in range(STEPS):
-            accelerator.backward(model()["loss"])
-            optimizer.step()
-            optimizer.zero_grad()
+    check_containers(given_to_accelerate)
 
-    check_containers(train)
+
+@check
+def options_do_what_they_do_in_ddp():
+    check_options(given_to_accelerate)
 
 
 @check

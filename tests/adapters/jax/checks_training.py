@@ -19,6 +19,7 @@ from support.checking import check, check_under_every_launcher, covering
 
 from grace_ext.adapters.jax import exchange_gradients
 from grace_ext.policy import auto_tuner
+from grace_ext.policy.allocation import DENSITIES
 
 DENSE = "dense/raw"
 
@@ -127,6 +128,23 @@ def auto_chooses_alike_on_all_ranks():
 
 
 @check
+def densities_follow_what_is_measured():
+    """Kimad: next to nothing if a step's time is over before it begins, everything if it may take an hour. Guarded: less while
+    little waits."""
+    for schedule, density in (("kimad:1e-06", DENSITIES[0]), ("kimad+:3600", 1.0)):
+        exchange = exchange_gradients("topk:0.04/rice/raw", schedule={"density": schedule})
+        (params, _), _ = train(exchange, 5)
+        same_on_all_ranks(params)
+        assert set(exchange.compression_stats()["densities"].values()) == {density}, schedule
+    exchange = exchange_gradients("topk:0.04/rice/raw", schedule={"density": "guarded:2"})
+    (params, _), _ = train(exchange, 34)
+    same_on_all_ranks(params)
+    stats = exchange.compression_stats()
+    (density,) = set(stats["densities"].values())
+    assert stats["lag"] >= 0 and 0.001 <= density < 0.2, (stats["lag"], density)
+
+
+@check
 def optimizers_of_optax_follow():
     """What sums several steps or leaves one out, too."""
     after = optax.apply_if_finite(optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, b1=0.0)), 5)
@@ -188,7 +206,8 @@ def names_are_paths_and_observers_see_them():
     assert specs["layers.1.w"] == "dense" and specs["layers.0.w"].startswith("topk")
     assert exchange.compression_stats()["ratio"] > 1
     if WORLD.rank == 0:
-        assert all("bytes" in line or line for line in map(json.loads, path.read_text().splitlines()))
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [record["step"] for record in records] == [0, 10] and all(record["bytes_out"] > 0 for record in records)
     # Paths that are the same in short have their full names.
     twice = {"a": {"b": jnp.ones(3)}, "a.b": jnp.ones(4)}
     exchange = exchange_gradients()

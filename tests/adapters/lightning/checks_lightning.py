@@ -19,6 +19,7 @@ from support.framework_jobs import (
     Samples,
     adamw,
     check_containers,
+    check_options,
     flat,
     loss_of,
     memories,
@@ -114,18 +115,25 @@ class GivenModule(Given, LightningModule):
         return self.made
 
 
+def given_to_lightning(net, optimizer, options):
+    """See check_containers."""
+    module = GivenModule(optimizer)
+    for name, p in net.named_parameters():
+        setattr(module, name, p)
+    strategy = CompressedDDPStrategy(**options)
+    data = torch.utils.data.DataLoader(Samples(100), BATCH)
+    trainer_for(strategy, limit_train_batches=STEPS).fit(module, data)
+    net.step = module.step
+
+
 @check_under_every_launcher
 def containers_are_those_of_ddp():
-    def train(net, optimizer, options):
-        module = GivenModule(optimizer)
-        for name, p in net.named_parameters():
-            setattr(module, name, p)
-        strategy = CompressedDDPStrategy(**options)
-        data = torch.utils.data.DataLoader(Samples(100), BATCH)
-        trainer_for(strategy, limit_train_batches=STEPS).fit(module, data)
-        net.step = module.step
+    check_containers(given_to_lightning)
 
-    check_containers(train)
+
+@check
+def options_do_what_they_do_in_ddp():
+    check_options(given_to_lightning)
 
 
 @check
@@ -198,6 +206,13 @@ def a_strategy_may_fit_again():
     assert strategy.compression_state is not first
     assert strategy.compression_state.compression_stats()["steps"] == EPOCH
     same_on_all_ranks(flat(module))
+
+
+@check
+def ranks_that_disagree_are_told():
+    for options in ({"compression": f"topk:0.0{1 + dist.get_rank()}/rice/raw"}, {"seed": dist.get_rank()}):
+        with raises(ConfigError, "other parameters, specs or options than rank 0"):
+            trained(options, sgd)
 
 
 @check

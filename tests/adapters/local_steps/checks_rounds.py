@@ -12,6 +12,7 @@ from support.checking import check, check_under_every_launcher, raises
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.adapters.local_steps import LocalSteps
+from grace_ext.means import WeightedMean
 from grace_ext.rounds import AutoSteps
 
 
@@ -79,6 +80,27 @@ def diloco_is_what_torchs_sgd_makes_of_the_mean_of_the_moves():
                     p.copy_(ours)
     assert torch.allclose(flat(model), flat(reference), atol=1e-5), (flat(model) - flat(reference)).abs().max()
     assert not torch.equal(*gather(model.inner[1].running_mean)[:2]), "buffers='local'"
+
+
+@check
+def communicators_and_schedules_are_those_of_gradients():
+    found = []
+    for options in (
+        {},
+        *({"communicator": communicator} for communicator in ("sharded", "tree", "hierarchical")),
+        {"schedule": {"density": "kimad:1e-06"}},
+        {"schedule": {"density": "guarded:2"}},
+        {"compression": "powersgd:2"},
+    ):
+        model = net()
+        optimizer = adamw(model)
+        options = {"compression": "topk:0.1/rice/qsgd:7", "mean": WeightedMean()} | options
+        local = LocalSteps(model, optimizer, steps=2, **options)
+        assert train(model, optimizer, local, 8) == 4
+        same_on_all_ranks(flat(model))
+        assert torch.isfinite(flat(model)).all(), options
+        found.append(flat(model))
+    assert len({weights.numpy().tobytes() for weights in found}) == len(found)
 
 
 @check

@@ -22,6 +22,7 @@ from support.framework_jobs import (
     Samples,
     adamw,
     check_containers,
+    check_options,
     flat,
     loss_of,
     memories,
@@ -100,17 +101,24 @@ def the_default_is_that_of_the_optimizer():
         assert "first.weight" in [name for part in state.state_dict()["layout"] for name in part]
 
 
+def given_to_ray(net, optimizer, options):
+    """See check_containers."""
+    model = ray.train.torch.prepare_model(net)
+    compress_gradients(model, optimizer, checkpoint=None, **options)
+    for _ in range(STEPS):
+        model()["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 @check_under_every_launcher
 def containers_are_those_of_ddp():
-    def train(net, optimizer, options):
-        model = ray.train.torch.prepare_model(net)
-        compress_gradients(model, optimizer, checkpoint=None, **options)
-        for _ in range(STEPS):
-            model()["loss"].backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    check_containers(given_to_ray)
 
-    check_containers(train)
+
+@check
+def options_do_what_they_do_in_ddp():
+    check_options(given_to_ray)
 
 
 @check

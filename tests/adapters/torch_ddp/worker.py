@@ -6,6 +6,7 @@ import sys
 import checks_auto  # noqa: F401
 import checks_exchange  # noqa: F401  (importing registers the checks)
 import checks_loop  # noqa: F401
+import checks_methods  # noqa: F401
 import checks_onebit  # noqa: F401
 import checks_register  # noqa: F401
 import checks_state  # noqa: F401

@@ -14,6 +14,7 @@ from support.framework_jobs import (
     Samples,
     adamw,
     check_containers,
+    check_options,
     flat,
     memories,
     same_on_all_ranks,
@@ -88,16 +89,22 @@ def the_default_is_that_of_the_optimizer():
     assert trainer.accelerator.ddp_handler.find_unused_parameters  # as the Trainer sets it
 
 
+def given_to_the_trainer(net, optimizer, options):
+    """See check_containers."""
+    settings = {"max_grad_norm": 0, "ddp_find_unused_parameters": False}  # as in a loop that does neither
+    trainer = trainer_for(net, shared_folder("out"), Samples(100), optimizer, max_steps=STEPS, **settings)
+    compress_gradients(trainer, **options)
+    trainer.train()
+
+
 @check_under_every_launcher
 def containers_are_those_of_ddp():
-    settings = {"max_grad_norm": 0, "ddp_find_unused_parameters": False}  # as in a loop that does neither
+    check_containers(given_to_the_trainer)
 
-    def train(net, optimizer, options):
-        trainer = trainer_for(net, shared_folder("out"), Samples(100), optimizer, max_steps=STEPS, **settings)
-        compress_gradients(trainer, **options)
-        trainer.train()
 
-    check_containers(train)
+@check
+def options_do_what_they_do_in_ddp():
+    check_options(given_to_the_trainer)
 
 
 @check
@@ -183,6 +190,13 @@ def a_search_makes_accelerators_of_its_own():
     trainer.train()
     assert [state.compression_stats()["steps"] for state in models.states] == [2]
     same_on_all_ranks(flat(net))
+
+
+@check
+def ranks_that_disagree_are_told():
+    for options in ({"compression": f"topk:0.0{1 + dist.get_rank()}/rice/raw"}, {"seed": dist.get_rank()}):
+        with raises(ConfigError, "other parameters, specs or options than rank 0"):
+            trained(options, make=sgd)
 
 
 @check
