@@ -10,8 +10,8 @@ import torch
 from harness import batches, compressed, flat, horovod, model, same_on_all_ranks, train
 from support.checking import check, check_under_every_launcher, raises, shutdown_is_seen
 from support.exchanges import arrays_of
+from support.recomputing import Recomputing
 from support.tensor_messages import check_tensor_messages
-from torch.utils.checkpoint import checkpoint
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.adapters.horovod_torch import DistributedOptimizer, HorovodTransport
@@ -39,21 +39,10 @@ def close(ours, theirs, atol=1e-6):
     assert torch.allclose(ours, theirs, rtol=0, atol=atol), (ours - theirs).abs().max()
 
 
-class Recomputing(torch.nn.Module):
-    """The small model, which computes its first layers once more in backward."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = small()
-
-    def forward(self, x):
-        return self.layers[3:](checkpoint(self.layers[:3], x, use_reentrant=False))
-
-
 @check
 def recomputed_activations():
     for spec in ("dense/raw", LOSSLESS):
-        close(train(compressed(spec), net=Recomputing())[0], train(compressed(spec), net=small())[0], atol=0)
+        close(train(compressed(spec), net=Recomputing(small(), 3))[0], train(compressed(spec), net=small())[0], atol=0)
 
 
 class ByHand:

@@ -3,7 +3,7 @@
 import torch
 from harness import EACH, batches, close, flat, loss_of, module, same_on_all_ranks, sgd, train, wrap
 from support.checking import check
-from torch.utils.checkpoint import checkpoint
+from support.recomputing import Recomputing
 
 from grace_ext.pipeline.presets import PRESETS
 from grace_ext.policy.allocation import DENSITIES
@@ -55,18 +55,7 @@ def clipping_between_backward_and_step():
     run("topk:0.01/rice/qsgd:7")
 
 
-class Recomputing(torch.nn.Module):
-    """The module of the harness, which computes its first layers once more in backward."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = module()
-
-    def forward(self, x):
-        return self.layers[2:](checkpoint(self.layers[:2], x, use_reentrant=False))
-
-
 @check
 def recomputed_activations():
     for spec in ("dense/raw", EACH):
-        close(train(spec, net=Recomputing())[0], train(spec)[0], atol=0)
+        close(train(spec, net=Recomputing(module(), 2))[0], train(spec)[0], atol=0)
