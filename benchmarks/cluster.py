@@ -50,8 +50,8 @@ class Benchmark:
             "seed": self.args.seed,
             "steps": steps,
             "evaluations": self.args.evaluations,
-            # The run on unlimited links measures accuracy by step for all rates.
-            "limit": self.args.limit if rate != "none" else 10**6,
+            # The run on unlimited links measures accuracy by step for all rates, and the first steps of auto are trials.
+            "limit": self.args.limit if rate != "none" and arguments.get("communicator") != "auto" else 10**6,
             "library": library,
             "arguments": arguments,
             "launcher": self.launcher(config, library),
@@ -155,7 +155,7 @@ def parse_args():
         "--limit",
         type=float,
         default=100,
-        help="most seconds of a run on limited links; longer runs are cut (default: %(default)s)",
+        help="most seconds of a run on limited links but auto's; longer runs are cut (default: %(default)s)",
     )
     parser.add_argument(
         "--near",
