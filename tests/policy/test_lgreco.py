@@ -69,6 +69,19 @@ def test_densities_stay_between_measurements():
     assert seen[0][0] > seen[0][1] >= seen[0][2] and seen[10][0] <= seen[10][1] < seen[10][2]
 
 
+def test_new_buckets_are_looked_at_in_their_first_step():
+    def work(transport):
+        exchange = make(transport, "lgreco")
+        for number in range(3):
+            step(exchange, number)
+        exchange.set_buckets(exchange.buckets)
+        step(exchange, 3)
+        return list(exchange.stats()["densities"].values())
+
+    first, second, third = on_all_ranks(work, 2)[0]
+    assert first > second >= third
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing():
     exchange = make(InProcessGroup(1).transport(0), "lgreco", "residual")
     for number in range(10):

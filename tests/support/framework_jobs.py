@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from grace_ext import ConfigError
 from grace_ext.adapters._torch.ddp_transport import GroupTransport
 from grace_ext.adapters.torch_ddp import CompressionState
 
 from .auto_control import always
-from .checking import run_checks
+from .checking import raises, run_checks
 
 WIDTH, CLASSES, BATCH = 48, 10, 4
 TOPK = "topk:0.02/rice/qsgd:7"
@@ -217,6 +218,18 @@ def check_options(train):
     assert torch.equal(result_of(train, CHANGING[0] | observed), found[0])
     dist.barrier()
     assert (folder / "records.jsonl").stat().st_size and list((folder / "captured").iterdir())
+
+
+def check_disagreement(trained):
+    """trained(options, make=...) makes steps with a framework, and is to raise on all ranks where they do not train alike."""
+    own = dist.get_rank()
+    for options, make in (
+        ({"compression": f"topk:0.0{1 + own}/rice/raw"}, sgd),
+        ({"seed": own}, sgd),
+        ({}, adamw if own else sgd),
+    ):
+        with raises(ConfigError, "other parameters, specs or options than rank 0"):
+            trained(options, make=make)
 
 
 def run_job():

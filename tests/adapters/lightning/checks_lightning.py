@@ -19,6 +19,7 @@ from support.framework_jobs import (
     Samples,
     adamw,
     check_containers,
+    check_disagreement,
     check_options,
     flat,
     loss_of,
@@ -210,9 +211,7 @@ def a_strategy_may_fit_again():
 
 @check
 def ranks_that_disagree_are_told():
-    for options in ({"compression": f"topk:0.0{1 + dist.get_rank()}/rice/raw"}, {"seed": dist.get_rank()}):
-        with raises(ConfigError, "other parameters, specs or options than rank 0"):
-            trained(options, sgd)
+    check_disagreement(trained)
 
 
 @check

@@ -22,6 +22,7 @@ from support.framework_jobs import (
     Samples,
     adamw,
     check_containers,
+    check_disagreement,
     check_options,
     flat,
     loss_of,
@@ -239,12 +240,7 @@ def a_model_may_be_prepared_once_more():
 
 @check
 def ranks_that_disagree_are_told():
-    for options in ({"compression": f"topk:0.0{1 + dist.get_rank()}/rice/raw"}, {"seed": dist.get_rank()}):
-        with raises(ConfigError, "other parameters, specs or options than rank 0"):
-            trained(options, sgd)
-    kinds = adamw if dist.get_rank() else sgd
-    with raises(ConfigError, "other parameters, specs or options than rank 0"):
-        trained({}, kinds)
+    check_disagreement(trained)
 
 
 @check

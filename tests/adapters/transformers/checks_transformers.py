@@ -14,6 +14,7 @@ from support.framework_jobs import (
     Samples,
     adamw,
     check_containers,
+    check_disagreement,
     check_options,
     flat,
     memories,
@@ -194,9 +195,7 @@ def a_search_makes_accelerators_of_its_own():
 
 @check
 def ranks_that_disagree_are_told():
-    for options in ({"compression": f"topk:0.0{1 + dist.get_rank()}/rice/raw"}, {"seed": dist.get_rank()}):
-        with raises(ConfigError, "other parameters, specs or options than rank 0"):
-            trained(options, make=sgd)
+    check_disagreement(trained)
 
 
 @check
