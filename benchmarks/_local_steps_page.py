@@ -5,7 +5,7 @@ import os
 import statistics
 
 from _lib import as_markdown
-from _local_steps_results import LENGTHS, Measured, measured, methods
+from _local_steps_results import ALONE, DEFAULT, FP16, LENGTHENED, LENGTHS, LONGER, Measured, measured, methods
 from _page import write_section
 from _transformer_results import DENSE
 from _transformer_tasks import TASKS
@@ -20,6 +20,15 @@ method exchanges, headers included. SparseLoCo's published format, 12 bits for a
 #: Targets, set before measuring.
 FEWER_BYTES = 215  # times, in an exchange
 WORSE = 1.015  # the loss with LocalAdamW and rounds of the fewest steps, against float32 in each step
+#: Seconds, divided by those of the default, where it spends MOSTLY of its step or more in the exchange, and elsewhere.
+MOSTLY, FASTER, SLOWER = 0.8, 1 / 3, 1.1
+SLOW_LINK, OF_FP16 = "10mbit-20ms", 50  # there, so many times fewer seconds than with Horovod fp16
+HIDDEN = 1.05  # a step, divided by that of compute alone, with exchanges in the background, at HIDDEN_AT
+HIDDEN_AT = "100mbit"
+SECONDS = f"""\
+Seconds until the loss is that of Horovod float32 at its end, of those local steps that take the fewest, beside an exchange in each
+step. The default's exchange is what its step takes longer than one without an exchange. Horovod fp16 is taken to need as many
+steps as float32. Rows with {LENGTHENED:g} times the steps are trainings whose learning rate falls over so many."""
 
 
 def write_page(results: str, transformers: str, out: str) -> str:
@@ -33,10 +42,9 @@ def write_page(results: str, transformers: str, out: str) -> str:
             text += f"### {TASKS[task].label}\n\n{bounds}{tables(found, TASKS[task].measure)}\n"
     if plotted:
         draw(plotted, os.path.join(out, "local-steps.png"))
-        runs = [run for found in plotted.values() for method in found.values() for run in method.runs.values()]
-        dates, machines = (
-            {run.get(key, "") for run in runs if run.get("library") == "local"} for key in ("date", "machine")
-        )
+        methods_of = [method for found in plotted.values() for method in found.values()]
+        runs = [run for method in methods_of for run in method.runs.values() if run.get("library") == "local"]
+        limited = [run for method in methods_of for run in method.steps.values()]
         text = f"""\
 Written by `benchmarks/local_steps.py`; do not edit.
 
@@ -44,10 +52,19 @@ Written by `benchmarks/local_steps.py`; do not edit.
 
 {text.rstrip()}
 
-Local steps measured on {" and ".join(sorted(dates))} on {" and ".join(sorted(machines))}, all ranks on the same cores, by
+Local steps {when_and_where(runs)}, all ranks on the same cores, by
 `python benchmarks/local_steps.py run --data DIR`; rows with an exchange in each step are those of [transformers.md](transformers.md).
 """
+        if limited:
+            text += (
+                f"Steps on limited links {when_and_where(limited)}, four hosts on the same cores, by `… links --data DIR`.\n"
+            )
     return write_section(out, "local-steps", "Measurements", text, "local-steps.md")
+
+
+def when_and_where(runs: list[dict]) -> str:
+    dates, machines = ({run.get(key, "") for run in runs} for key in ("date", "machine"))
+    return f"measured on {' and '.join(sorted(dates))} on {' and '.join(sorted(machines))}"
 
 
 def fewer_bytes(run: dict) -> tuple[float, float]:
@@ -90,6 +107,12 @@ def targets(found: dict[str, Measured]) -> str:
                 label = f"{found[name].label}: times fewer bytes in an exchange"
                 value = f"{min(fewer):.1f}, {met(min(fewer) >= FEWER_BYTES)}"
                 rows.append([label, f"at least {FEWER_BYTES}", value, str(len(fewer))])
+    alone = found[ALONE].milliseconds if ALONE in found else {}
+    for name in [name for name in found if name.startswith(("late-", "streaming-")) and not name.endswith(LONGER)]:
+        for link in [link for link in found[name].milliseconds if link.startswith(f"{HIDDEN_AT}-") and link in alone]:
+            value = found[name].milliseconds[link] / alone[link]
+            label = f"{found[name].label}: step at {link}, divided by one without an exchange"
+            rows.append([label, f"at most {HIDDEN:g}", f"{value:.3f}, {met(value <= HIDDEN)}", "1"])
     return f"{as_markdown(rows)}\n\n" if len(rows) > 1 else ""
 
 
@@ -103,7 +126,7 @@ def tables(found: dict[str, Measured], measure: str) -> str:
     rows = [
         ["method", measure, "seeds", "worse than float32, %", "times fewer bytes", "in an exchange", "steps to the same"]
     ]
-    for method in found.values():
+    for method in [one for one in found.values() if one.runs]:
         ends = [run["curve"][-1] for run in method.runs.values()]
         mean = statistics.mean(end[measure] for end in ends)
         fewer, in_exchange = zip(*map(fewer_bytes, method.runs.values()), strict=True)
@@ -130,7 +153,7 @@ def tables(found: dict[str, Measured], measure: str) -> str:
             "\n\nMilliseconds a step / seconds to the same, by the rate of the links and the delay from host to host:\n\n"
         )
         rows = [["method", *links]]
-        for method in found.values():
+        for method in [one for one in found.values() if one.milliseconds]:
             needed = method.steps_to_the_end_of(dense, measure) if dense else None
             cells = [method.milliseconds.get(name) for name in links]
             rows.append(
@@ -142,8 +165,53 @@ def tables(found: dict[str, Measured], measure: str) -> str:
                     ),
                 ]
             )
-        text += as_markdown(rows)
+        text += as_markdown(rows) + seconds(found, measure, links)
     return text + "\n"
+
+
+def seconds(found: dict[str, Measured], measure: str, links: list[str]) -> str:
+    """A table of the fastest local steps beside an exchange in each step, by links, with their targets; empty if one is missing."""
+    if not {DENSE, DEFAULT, FP16, ALONE} <= found.keys():
+        return ""
+    whole = max(run["curve"][-1]["step"] for run in found[DENSE].runs.values())
+    needed = {name: method.steps_to_the_end_of(found[DENSE], measure) for name, method in found.items()}
+    rows = [
+        [
+            "links",
+            "default: exchange, %",
+            "local steps",
+            "seconds",
+            "divided by the default's",
+            "bound",
+            "times fewer than fp16",
+        ]
+    ]
+    for link in links:
+        milliseconds = {name: method.milliseconds[link] for name, method in found.items() if link in method.milliseconds}
+        taken = {name: milliseconds[name] * needed[name] / 1000 for name in milliseconds if needed[name] is not None}
+        ours = {name: value for name, value in taken.items() if methods()[name][1] == "local"}
+        if not ours or not {DEFAULT, FP16} <= milliseconds.keys() or ALONE not in milliseconds:
+            continue
+        best = min(ours, key=ours.__getitem__)
+        share = 1 - milliseconds[ALONE] / milliseconds[DEFAULT]
+        bound = FASTER if share >= MOSTLY else SLOWER
+        against = ours[best] / taken[DEFAULT]
+        times = milliseconds[FP16] * whole / 1000 / ours[best]
+        fewer = f"{times:.1f}"
+        if link == SLOW_LINK:
+            fewer += f", at least {OF_FP16:g}: {met(times >= OF_FP16)}"
+        rows.append(
+            [
+                link,
+                f"{100 * share:.0f}",
+                found[best].label,
+                f"{ours[best]:,.0f}",
+                f"{against:.2f}",
+                f"at most {bound:.2f}: {met(against <= bound)}",
+                fewer,
+            ]
+        )
+    return f"\n\n{SECONDS}\n\n{as_markdown(rows)}" if len(rows) > 1 else ""
 
 
 def _by_rate(name: str) -> tuple[float, float]:

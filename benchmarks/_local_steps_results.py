@@ -5,12 +5,16 @@ import glob
 import json
 import os
 import statistics
+from collections.abc import Iterator
 
 from _transformer_results import DENSE
 from _transformer_results import read as runs_of_transformer
 
 LENGTHS = (5, 15, 30, 100)  # local steps in a round
-FP16 = "horovod-fp16"
+FP16, DEFAULT = "horovod-fp16", "default"
+ALONE = "alone"  # no exchange: what compute alone takes
+LONGER = "-longer"  # how names end of trainings that are LENGTHENED times as long
+LENGTHENED = 1.1
 
 
 def methods() -> dict[str, tuple[str, str, dict]]:
@@ -18,7 +22,8 @@ def methods() -> dict[str, tuple[str, str, dict]]:
     found = {
         DENSE: ("Horovod float32, each step", "horovod", {"compression": "none"}),
         FP16: ("Horovod fp16, each step", "horovod", {"compression": "fp16"}),
-        "default": ("grace_ext, default, each step", "grace_ext", {}),
+        DEFAULT: ("grace_ext, default, each step", "grace_ext", {}),
+        ALONE: ("no exchange", "alone", {}),
     }
     for steps in LENGTHS:
         found[f"fedavg-{steps}"] = (f"plain averaging, H = {steps}", "local", {"preset": "fedavg", "steps": steps})
@@ -32,9 +37,18 @@ def methods() -> dict[str, tuple[str, str, dict]]:
             {"preset": "fedavg", "steps": steps, "local_adamw": True},
         )
         found[f"adam-{steps}"] = (f"SparseLoCo, LocalAdamW, H = {steps}", "local", {"steps": steps, "local_adamw": True})
+        late = {"steps": steps, "delay": 4, "keep": 0.5, "local_adamw": True}
+        label = f"SparseLoCo, LocalAdamW, behind 4 steps, H = {steps}"
+        found[f"late-{steps}"] = (label, "local", late)
+        found[f"late-{steps}{LONGER}"] = (f"{label}, {LENGTHENED:g} times the steps", "local", late)
         streaming = {"steps": steps, "fragments": min(4, steps // 2), "delay": 1, "keep": 0.5}
         found[f"streaming-{steps}"] = (f"SparseLoCo, streaming, H = {steps}", "local", streaming)
     return found
+
+
+def steps_of(method: str, steps: int) -> int:
+    """How many steps a method trains where others train so many."""
+    return round(steps * LENGTHENED) if method.endswith(LONGER) else steps
 
 
 def path_of(folder: str, task: str, method: str, which: str) -> str:
@@ -58,11 +72,16 @@ def steps_to(curve: list[dict], measure: str, target: float) -> float | None:
 
 @dataclasses.dataclass
 class Measured:
-    """What was measured of a method on a task. runs: by seed. milliseconds: of a step, by the name of the links."""
+    """What was measured of a method on a task. runs: by seed. steps: the results of single steps, by the name of the links."""
 
     label: str
     runs: dict[int, dict]
-    milliseconds: dict[str, float]
+    steps: dict[str, dict]
+
+    @property
+    def milliseconds(self) -> dict[str, float]:
+        """Of a step, by the name of the links."""
+        return {link: result["ms_per_step"] for link, result in self.steps.items()}
 
     def steps_to_the_end_of(self, dense: "Measured", measure: str) -> float | None:
         """Return the mean number of steps until a run is as good as the dense one of its seed is at its end; None if one is not."""
@@ -74,21 +93,26 @@ class Measured:
         return None if not reached or None in reached else statistics.mean(reached)
 
 
+def _results(results: str, task: str, method: str) -> Iterator[tuple[str, dict]]:
+    """Yield what was measured of a method, and its name: "seed0", …, or the links."""
+    for path in sorted(glob.glob(path_of(results, task, method, "*"))):
+        with open(path) as file:
+            yield os.path.basename(path)[:-5].rsplit("_", 1)[1], json.load(file)
+
+
 def measured(results: str, transformers: str, task: str) -> dict[str, Measured]:
     """Read what there is of a task, by method."""
     per_step, found = runs_of_transformer(task, transformers), {}
     for method, (label, library, _) in methods().items():
-        runs, milliseconds = {}, {}
+        runs, links = {}, {}
         if library != "local" and method in per_step:
             runs = dict(per_step[method].runs)
-        for path in sorted(glob.glob(path_of(results, task, method, "*"))):
-            with open(path) as file:
-                result = json.load(file)
-            which = os.path.basename(path)[:-5].rsplit("_", 1)[1]
+        for which, result in _results(results, task, method):
             if which.startswith("seed"):
                 runs[int(which[4:])] = result
-            else:
-                milliseconds[which] = result["ms_per_step"]
-        if runs:
-            found[method] = Measured(label, runs, milliseconds)
+        for which, result in _results(results, task, method.removesuffix(LONGER)):  # a step takes as long
+            if not which.startswith("seed"):
+                links[which] = result
+        if runs or links and method == ALONE:
+            found[method] = Measured(label, runs, links)
     return found

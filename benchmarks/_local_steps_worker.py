@@ -20,6 +20,8 @@ from grace_ext.adapters.local_adamw import LocalAdamW
 from grace_ext.adapters.local_steps import LocalSteps
 from grace_ext.means import WeightedMean
 
+SETTLED = 10  # steps after which sizes of buckets are chosen, and no connection is new
+
 
 def local_adamw(task, model) -> list[LocalAdamW]:
     """Make the task's AdamW for local steps."""
@@ -29,10 +31,12 @@ def local_adamw(task, model) -> list[LocalAdamW]:
 
 
 class PerStep:
-    """An exchange in each step, with what `LocalSteps` has of methods."""
+    """An exchange in each step, or with library "alone" none, with what `LocalSteps` has of methods."""
 
     def __init__(self, optimizers, model, library: str, arguments: dict):
-        self.optimizers = [wrap(optimizer, model, library, arguments, Lags()) for optimizer in optimizers]
+        self.optimizers = list(optimizers)
+        if library != "alone":
+            self.optimizers = [wrap(optimizer, model, library, arguments, Lags()) for optimizer in optimizers]
         self._model, self._library, self._arguments = model, library, arguments
 
     def step(self) -> bool:
@@ -45,6 +49,8 @@ class PerStep:
         return contextlib.nullcontext()
 
     def stats(self, steps: int) -> dict:
+        if self._library == "alone":
+            return {"bytes_sent": 0, "rounds": 0}
         sent = bytes_sent(self.optimizers, self._library, self._arguments, self._model, steps)
         return {"bytes_sent": sent, "rounds": steps}
 
@@ -121,7 +127,7 @@ def main() -> None:
             curve.append({"step": step, "seconds": sum(laps), **made.stats(step), **found})
             if hvd.rank() == 0:
                 print(f"[local_steps] step {step}/{options['steps']}: loss {found['loss']:.4f}", flush=True)
-    whole = laps[ends[0] :] if ends else laps  # the first round compiles and settles
+    whole = laps[max([SETTLED, *ends[:1]]) :]  # the first round compiles
     found = {
         "curve": curve,
         "parameters": sum(p.numel() for p in model.parameters()),

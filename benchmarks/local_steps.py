@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from _hosts import Hosts, Job, JobFailed
 from _lib import ROOT, SHARED_CORES, RunFailed, launch
 from _local_steps_page import write_page
-from _local_steps_results import methods, path_of
+from _local_steps_results import ALONE, LONGER, methods, path_of, steps_of
 from _page import keep, part_of, read_part
 from _transformer_tasks import TASKS
 
@@ -61,10 +61,12 @@ def missing(args, which: str) -> Iterator[tuple[str, str, str, str]]:
 def run(args) -> None:
     for seed in args.seeds:
         for task, method, label, out in missing(args, f"seed{seed}"):
+            if method == ALONE:
+                continue
             if methods()[method][1] != "local":
                 print(f"[local_steps] {label}: run benchmarks/transformer.py, whose results are shown", flush=True)
                 continue
-            options = options_of(args, task, method, seed, args.steps or TASKS[task].steps, out, False)
+            options = options_of(args, task, method, seed, args.steps or steps_of(method, TASKS[task].steps), out, False)
             title = f"{task}, {label}, seed {seed}"
             launch(title, WORKER, [json.dumps(options)], args.ranks, args.timeout, SHARED_CORES)
             found = complete(out, label, options, ranks=args.ranks)
@@ -78,7 +80,10 @@ def links(args) -> None:
             up("delay", f"{delay:g}")
             which = name_of(rate, delay)
             for task, method, label, out in missing(args, which):
-                steps = args.steps or max(20, 3 * methods()[method][2].get("steps", 1))
+                if method.endswith(LONGER):
+                    continue
+                _, library, arguments = methods()[method]  # on slow links a step of Horovod takes seconds
+                steps = args.steps or (30 if library == "horovod" else max(60, 3 * arguments.get("steps", 1)))
                 options = options_of(args, task, method, SEED, steps, out, True)
                 try:
                     Job(up, "horovodrun --gloo", HOSTS, [WORKER, json.dumps(options)]).end(args.timeout)

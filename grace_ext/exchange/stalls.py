@@ -259,15 +259,17 @@ def _where(exchange: Watchable) -> str:
 
 
 _watchers: list[Watcher] = []  # one, once there is something to look after
+_making = threading.Lock()
 _guards: list[Guard] = []  # one, where it is wanted
 
 
 def _watcher() -> Watcher:
-    if not _watchers:
-        _watchers.append(Watcher(_seconds(STOPPED), _seconds(STALL), os.kill, _end, _shuts_down))
-        threading.Thread(target=_watch_loop, args=_watchers, name="grace_ext stalls", daemon=True).start()
-        atexit.register(_report_at_exit, *_watchers)
-    return _watchers[0]
+    with _making:  # two exchanges may begin in two threads at the same time
+        if not _watchers:
+            _watchers.append(Watcher(_seconds(STOPPED), _seconds(STALL), os.kill, _end, _shuts_down))
+            threading.Thread(target=_watch_loop, args=_watchers, name="grace_ext stalls", daemon=True).start()
+            atexit.register(_report_at_exit, *_watchers)
+        return _watchers[0]
 
 
 def start_guard() -> None:

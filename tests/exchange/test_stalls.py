@@ -1,6 +1,7 @@
 """Ranks that are stopped, gone or late, as the others see them. Looks are counted here: no clock. With real ranks:
 tests/fuzz."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -332,6 +333,27 @@ def test_a_rank_that_ends_tells_those_it_leaves(monkeypatch, error, left):
     finally:
         with open("/proc/self/comm", "wb") as file:
             file.write(before)
+
+
+def test_exchanges_that_begin_at_the_same_time_have_one_watcher(monkeypatch):
+    both = threading.Barrier(2)
+
+    def slow(*_):  # the second thread arrives while the first one makes it, or is held up before
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.5)
+        return object()
+
+    made = []
+    monkeypatch.setattr(stalls, "_watchers", made)
+    monkeypatch.setattr(stalls, "Watcher", slow)
+    monkeypatch.setattr(stalls, "_watch_loop", lambda _: None)
+    monkeypatch.setattr(stalls.atexit, "register", lambda *_: None)
+    threads = [threading.Thread(target=stalls._watcher) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
 
 
 def test_this_process_ends_whatever_its_threads_hold():
