@@ -37,8 +37,8 @@ def methods() -> dict[str, tuple[str, str, dict]]:
             {"preset": "fedavg", "steps": steps, "local_adamw": True},
         )
         found[f"adam-{steps}"] = (f"SparseLoCo, LocalAdamW, H = {steps}", "local", {"steps": steps, "local_adamw": True})
-        late = {"steps": steps, "delay": 4, "keep": 0.5, "local_adamw": True}
-        label = f"SparseLoCo, LocalAdamW, behind 4 steps, H = {steps}"
+        late = {"steps": steps, "delay": 1, "keep": 0.5, "local_adamw": True}
+        label = f"SparseLoCo, LocalAdamW, behind a step, H = {steps}"
         found[f"late-{steps}"] = (label, "local", late)
         found[f"late-{steps}{LONGER}"] = (f"{label}, {LENGTHENED:g} times the steps", "local", late)
         streaming = {"steps": steps, "fragments": min(4, steps // 2), "delay": 1, "keep": 0.5}

@@ -16,6 +16,10 @@ from grace_ext.transport.equal_lengths import EqualLengthTransport, head_of, len
 
 from .gloo_exit import wait_at_exit
 
+#: The most bytes that a rank gets from all, for messages that go from each rank to each other one: on hosts with a rank each, or
+#: on a single host, and on several hosts with several ranks.
+DIRECT, DIRECT_FROM_SHARED_HOSTS = 4 * 2**20, 2**16
+
 
 class GroupTransport(EqualLengthTransport):
     """Over one process group, which pairs collectives by order: the same thread issues all of them, in the same order on
@@ -67,7 +71,26 @@ class GroupTransport(EqualLengthTransport):
     def allgather_equal(self, message: np.ndarray) -> CollectiveHandle:
         own = torch.from_numpy(message).to(self._device)
         rows = torch.empty(self.size, message.size, dtype=torch.uint8, device=self._device)
+        if self._goes_directly(rows.numel()):
+            copies = own.repeat(self.size)
+            work = dist.all_to_all_single(rows.view(-1), copies, group=self._group, async_op=True)
+            return _under_way(work, rows, copies)
         return _under_way(dist.all_gather(list(rows), own, group=self._group, async_op=True), rows, own)
+
+    def _goes_directly(self, received: int) -> bool:
+        """Whether messages go from each rank to each other one, after one latency of the link. Gloo's allgather is a ring, which
+        takes size - 1 of them one after the other, but crosses the link between two hosts once for all ranks of a host.
+
+        Args:
+            received: Bytes that a rank gets.
+
+        Returns:
+            The answer, the same on all ranks.
+        """
+        if self._device.type != "cpu":
+            return False
+        alone = self.hosts is not None and len(set(self.hosts)) in (1, self.size)
+        return received <= (DIRECT if alone else DIRECT_FROM_SHARED_HOSTS)
 
     def alltoall_known(self, message: np.ndarray | torch.Tensor, splits: list[int], received: list[int]) -> CollectiveHandle:
         own = self._tensor(message)

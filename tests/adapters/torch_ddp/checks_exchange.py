@@ -468,6 +468,27 @@ def payloads_of_any_lengths_are_gathered():
     assert transport.second_collectives == second_collectives < 15, (transport.second_collectives, second_collectives)
 
 
+@check_under_every_launcher
+def small_messages_go_to_each_rank_at_once():
+    """And others by Gloo's ring, which sends less from host to host where these have several ranks; all say the same."""
+    transport = GroupTransport(dist.new_group(), torch.device("cpu"))
+    shared = tuple(rank // 2 for rank in range(transport.size)) if transport.size > 2 else None
+    for hosts, size, direct in [
+        (None, 1000, True),
+        (None, 70_000, False),
+        ((0,) * transport.size, 70_000, True),
+        (tuple(range(transport.size)), 70_000, True),
+        (tuple(range(transport.size)), 5 * 2**20, False),
+        (shared, 1000, True),
+        (shared, 70_000, False),
+    ]:
+        transport.hosts = hosts
+        rows = [np.random.default_rng([size, rank]).integers(0, 256, size, np.uint8) for rank in range(transport.size)]
+        with mock.patch.object(dist, "all_gather", wraps=dist.all_gather) as ring:
+            assert np.array_equal(transport.allgather_equal(rows[transport.rank]).wait(), np.stack(rows)), (hosts, size)
+        assert ring.called != direct, (hosts, size)
+
+
 @check
 def in_the_steady_state_payloads_go_by_one_collective():
     _, state = train("topk:0.01/rice/qsgd:7", steps=30)
