@@ -5,7 +5,7 @@ import os
 import statistics
 
 from _lib import as_markdown
-from _local_steps_results import ALONE, DEFAULT, FP16, LENGTHENED, LENGTHS, LONGER, Measured, measured, methods
+from _local_steps_results import ALONE, DDP, DEFAULT, FP16, LENGTHENED, LENGTHS, Measured, measured, methods
 from _page import write_section
 from _transformer_results import DENSE
 from _transformer_tasks import TASKS
@@ -27,8 +27,9 @@ HIDDEN = 1.05  # a step, divided by that of compute alone, with exchanges in the
 HIDDEN_AT = "100mbit"
 SECONDS = f"""\
 Seconds until the loss is that of Horovod float32 at its end, of those local steps that take the fewest, beside an exchange in each
-step. The default's exchange is what its step takes longer than one without an exchange. Horovod fp16 is taken to need as many
-steps as float32. Rows with {LENGTHENED:g} times the steps are trainings whose learning rate falls over so many."""
+step. The default is the faster of those of Horovod and DDP, as far as measured, and its exchange is what its step takes longer than
+one without an exchange. Horovod fp16 is taken to need as many steps as float32. Rows with {LENGTHENED:g} times the steps are trainings
+whose learning rate falls over so many."""
 
 
 def write_page(results: str, transformers: str, out: str) -> str:
@@ -108,7 +109,7 @@ def targets(found: dict[str, Measured]) -> str:
                 value = f"{min(fewer):.1f}, {met(min(fewer) >= FEWER_BYTES)}"
                 rows.append([label, f"at least {FEWER_BYTES}", value, str(len(fewer))])
     alone = found[ALONE].milliseconds if ALONE in found else {}
-    for name in [name for name in found if name.startswith(("late-", "streaming-")) and not name.endswith(LONGER)]:
+    for name in [name for name in found if name.startswith("streaming-")]:
         for link in [link for link in found[name].milliseconds if link.startswith(f"{HIDDEN_AT}-") and link in alone]:
             value = found[name].milliseconds[link] / alone[link]
             label = f"{found[name].label}: step at {link}, divided by one without an exchange"
@@ -154,7 +155,8 @@ def tables(found: dict[str, Measured], measure: str) -> str:
         )
         rows = [["method", *links]]
         for method in [one for one in found.values() if one.milliseconds]:
-            needed = method.steps_to_the_end_of(dense, measure) if dense else None
+            trained = found.get(DEFAULT, method) if method is found.get(DDP) else method
+            needed = trained.steps_to_the_end_of(dense, measure) if dense else None
             cells = [method.milliseconds.get(name) for name in links]
             rows.append(
                 [
@@ -190,12 +192,14 @@ def seconds(found: dict[str, Measured], measure: str, links: list[str]) -> str:
         milliseconds = {name: method.milliseconds[link] for name, method in found.items() if link in method.milliseconds}
         taken = {name: milliseconds[name] * needed[name] / 1000 for name in milliseconds if needed[name] is not None}
         ours = {name: value for name, value in taken.items() if methods()[name][1] == "local"}
-        if not ours or not {DEFAULT, FP16} <= milliseconds.keys() or ALONE not in milliseconds:
+        defaults = [milliseconds[name] for name in (DEFAULT, DDP) if name in milliseconds]
+        if not (ours and defaults and needed[DEFAULT] and {FP16, ALONE} <= milliseconds.keys()):
             continue
         best = min(ours, key=ours.__getitem__)
-        share = 1 - milliseconds[ALONE] / milliseconds[DEFAULT]
+        default = min(defaults)
+        share = 1 - milliseconds[ALONE] / default
         bound = FASTER if share >= MOSTLY else SLOWER
-        against = ours[best] / taken[DEFAULT]
+        against = ours[best] / (default * needed[DEFAULT] / 1000)
         times = milliseconds[FP16] * whole / 1000 / ours[best]
         fewer = f"{times:.1f}"
         if link == SLOW_LINK:

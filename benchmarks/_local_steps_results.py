@@ -13,6 +13,7 @@ from _transformer_results import read as runs_of_transformer
 LENGTHS = (5, 15, 30, 100)  # local steps in a round
 FP16, DEFAULT = "horovod-fp16", "default"
 ALONE = "alone"  # no exchange: what compute alone takes
+DDP = "default-ddp"  # the default over DDP: of steps only, since it needs as many as over Horovod
 LONGER = "-longer"  # how names end of trainings that are LENGTHENED times as long
 LENGTHENED = 1.1
 
@@ -23,6 +24,7 @@ def methods() -> dict[str, tuple[str, str, dict]]:
         DENSE: ("Horovod float32, each step", "horovod", {"compression": "none"}),
         FP16: ("Horovod fp16, each step", "horovod", {"compression": "fp16"}),
         DEFAULT: ("grace_ext, default, each step", "grace_ext", {}),
+        DDP: ("grace_ext, default, each step, over DDP", "ddp", {}),
         ALONE: ("no exchange", "alone", {}),
     }
     for steps in LENGTHS:
@@ -36,12 +38,11 @@ def methods() -> dict[str, tuple[str, str, dict]]:
             "local",
             {"preset": "fedavg", "steps": steps, "local_adamw": True},
         )
-        found[f"adam-{steps}"] = (f"SparseLoCo, LocalAdamW, H = {steps}", "local", {"steps": steps, "local_adamw": True})
-        late = {"steps": steps, "delay": 1, "keep": 0.5, "local_adamw": True}
-        label = f"SparseLoCo, LocalAdamW, behind a step, H = {steps}"
-        found[f"late-{steps}"] = (label, "local", late)
-        found[f"late-{steps}{LONGER}"] = (f"{label}, {LENGTHENED:g} times the steps", "local", late)
-        streaming = {"steps": steps, "fragments": min(4, steps // 2), "delay": 1, "keep": 0.5}
+        label, adam = f"SparseLoCo, LocalAdamW, H = {steps}", {"steps": steps, "local_adamw": True}
+        found[f"adam-{steps}"] = (label, "local", adam)
+        found[f"adam-{steps}{LONGER}"] = (f"{label}, {LENGTHENED:g} times the steps", "local", adam)
+        fragments = min(4, steps // 2)
+        streaming = {"steps": steps, "fragments": fragments, "delay": min(5, steps // fragments - 1), "keep": 0.5}
         found[f"streaming-{steps}"] = (f"SparseLoCo, streaming, H = {steps}", "local", streaming)
     return found
 
@@ -113,6 +114,6 @@ def measured(results: str, transformers: str, task: str) -> dict[str, Measured]:
         for which, result in _results(results, task, method.removesuffix(LONGER)):  # a step takes as long
             if not which.startswith("seed"):
                 links[which] = result
-        if runs or links and method == ALONE:
+        if runs or links and method in (ALONE, DDP):
             found[method] = Measured(label, runs, links)
     return found

@@ -1,4 +1,5 @@
-"""One rank of a run of benchmarks/local_steps.py, which starts it: _local_steps_worker.py OPTIONS, with the options as JSON.
+"""One rank of a run of benchmarks/local_steps.py, which starts it: _local_steps_worker.py OPTIONS, with the options as JSON. It
+runs over Horovod, and with torchrun's variables in the environment over torch.distributed, where steps are only measured.
 
 Rank 0 writes the result, a JSON object, to options["out"]. With options["measure"] it says how long steps take, else how good
 the model is.
@@ -6,36 +7,39 @@ the model is.
 
 import contextlib
 import json
+import os
 import statistics
 import sys
 import time
 
 import horovod.torch as hvd
 import torch
+import torch.distributed as dist
 from _lib import write_whole
 from _transformer_tasks import TASKS, learning_rate
 from _transformer_worker import EVALUATIONS, Lags, bytes_sent, evaluate, wrap
 
 from grace_ext.adapters.local_adamw import LocalAdamW
 from grace_ext.adapters.local_steps import LocalSteps
+from grace_ext.adapters.torch_ddp import CompressionState, comm_hook
 from grace_ext.means import WeightedMean
 
-SETTLED = 10  # steps after which sizes of buckets are chosen, and no connection is new
+SETTLED = 10  # steps after which no connection is new
 
 
-def local_adamw(task, model) -> list[LocalAdamW]:
+def local_adamw(task, model, workers: int) -> list[LocalAdamW]:
     """Make the task's AdamW for local steps."""
     (adamw,) = task.optimizers(model, task.lr, tuple(task.betas))
     groups = [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in adamw.param_groups]
-    return [LocalAdamW(groups, task.lr, workers=hvd.size())]
+    return [LocalAdamW(groups, task.lr, workers=workers)]
 
 
 class PerStep:
-    """An exchange in each step, or with library "alone" none, with what `LocalSteps` has of methods."""
+    """An exchange in each step, or with library "alone" or "ddp" none that is made here, with what `LocalSteps` has of methods."""
 
     def __init__(self, optimizers, model, library: str, arguments: dict):
         self.optimizers = list(optimizers)
-        if library != "alone":
+        if library not in ("alone", "ddp"):
             self.optimizers = [wrap(optimizer, model, library, arguments, Lags()) for optimizer in optimizers]
         self._model, self._library, self._arguments = model, library, arguments
 
@@ -49,7 +53,7 @@ class PerStep:
         return contextlib.nullcontext()
 
     def stats(self, steps: int) -> dict:
-        if self._library == "alone":
+        if self._library in ("alone", "ddp"):
             return {"bytes_sent": 0, "rounds": 0}
         sent = bytes_sent(self.optimizers, self._library, self._arguments, self._model, steps)
         return {"bytes_sent": sent, "rounds": steps}
@@ -83,19 +87,35 @@ class Local:
         return {"bytes_sent": sent, "rounds": stats["rounds"], "waited": stats["waited_seconds"]}
 
 
+def in_ddp(model, optimizer) -> torch.nn.Module:
+    """Put a model into DDP with grace_ext's default."""
+    module = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    module.register_comm_hook(CompressionState(list(module.named_parameters()), optimizer=optimizer), comm_hook)
+    return module
+
+
+def begin() -> tuple[int, int]:
+    """Begin with the library that this rank was started for, and return the number of the rank, and of ranks."""
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        return dist.get_rank(), dist.get_world_size()
+    hvd.init()
+    return hvd.rank(), hvd.size()
+
+
 def main() -> None:
     options = json.loads(sys.argv[1])
-    hvd.init()
+    rank, ranks = begin()
     torch.set_num_threads(1)
     torch.manual_seed(options["seed"])
     task = TASKS[options["task"]]
     data, model = task.data(options["data"]), task.model()
     arguments = dict(options["arguments"])
     if arguments.pop("local_adamw", False):
-        optimizers = local_adamw(task, model)
+        optimizers = local_adamw(task, model, ranks)
     else:
         optimizers = task.optimizers(model, task.lr, tuple(task.betas))
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    trained = in_ddp(model, *optimizers) if options["library"] == "ddp" else model  # all ranks have made the same model
     made = (
         Local(optimizers, model, arguments)
         if options["library"] == "local"
@@ -105,7 +125,7 @@ def main() -> None:
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, options["steps"]))
         for optimizer in made.optimizers
     ]
-    generator = torch.Generator().manual_seed(1000 * options["seed"] + hvd.rank())
+    generator = torch.Generator().manual_seed(1000 * options["seed"] + rank)
     evaluated = (
         set() if options["measure"] else {round(options["steps"] * (i + 1) / EVALUATIONS) for i in range(EVALUATIONS)}
     )
@@ -114,7 +134,7 @@ def main() -> None:
         started = time.perf_counter()
         for optimizer in made.optimizers:
             optimizer.zero_grad()
-        data.loss(model, data.batch(generator, task.batch)).backward()
+        data.loss(trained, data.batch(generator, task.batch)).backward()
         for stepped in (*made.optimizers, *schedules):
             stepped.step()
         ends += [step] if made.step() else []
@@ -125,9 +145,9 @@ def main() -> None:
             with made.shared():
                 found = evaluate(task, data, model)
             curve.append({"step": step, "seconds": sum(laps), **made.stats(step), **found})
-            if hvd.rank() == 0:
+            if rank == 0:
                 print(f"[local_steps] step {step}/{options['steps']}: loss {found['loss']:.4f}", flush=True)
-    whole = laps[max([SETTLED, *ends[:1]]) :]  # the first round compiles
+    whole = laps[max([SETTLED, options.get("settled", 0), *ends[:1]]) :]  # the first round compiles
     found = {
         "curve": curve,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -135,7 +155,7 @@ def main() -> None:
         "seconds": time.perf_counter() - began,
         **made.stats(options["steps"]),
     }
-    if hvd.rank() == 0:
+    if rank == 0:
         write_whole(found, options["out"])
 
 

@@ -5,9 +5,9 @@
     python benchmarks/local_steps.py page
 
 `run` trains on this machine and keeps the losses; `links` measures a few rounds on four hosts with limited links, which needs
-root, for mpirun/hosts. Each run's result is a file in benchmarks/results/local-steps, and a run whose result is there is not
-repeated. The tasks are those of benchmarks/transformer.py, and so are the runs with an exchange in each step, which have the same
-model, data and batches.
+root, for mpirun/hosts; local steps go over torch.distributed there. Each run's result is a file in benchmarks/results/local-steps,
+and a run whose result is there is not repeated. The tasks are those of benchmarks/transformer.py, and so are the runs with an
+exchange in each step, which have the same model, data and batches.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from _hosts import Hosts, Job, JobFailed
 from _lib import ROOT, SHARED_CORES, RunFailed, launch
 from _local_steps_page import write_page
-from _local_steps_results import ALONE, LONGER, methods, path_of, steps_of
+from _local_steps_results import ALONE, DDP, LONGER, methods, path_of, steps_of
 from _page import keep, part_of, read_part
 from _transformer_tasks import TASKS
 
@@ -28,6 +28,7 @@ WORKER = os.path.join(ROOT, "benchmarks", "_local_steps_worker.py")
 RESULTS = os.path.join(ROOT, "benchmarks", "results", "local-steps")
 TRANSFORMERS = os.path.join(ROOT, "benchmarks", "results", "transformers")
 HOSTS, SEED = 4, 0
+DENSER = 200  # steps in which the default for Adam sends more than later
 
 
 def options_of(args, task: str, method: str, seed: int, steps: int, out: str, measure: bool) -> dict:
@@ -61,7 +62,7 @@ def missing(args, which: str) -> Iterator[tuple[str, str, str, str]]:
 def run(args) -> None:
     for seed in args.seeds:
         for task, method, label, out in missing(args, f"seed{seed}"):
-            if method == ALONE:
+            if method in (ALONE, DDP):
                 continue
             if methods()[method][1] != "local":
                 print(f"[local_steps] {label}: run benchmarks/transformer.py, whose results are shown", flush=True)
@@ -82,11 +83,16 @@ def links(args) -> None:
             for task, method, label, out in missing(args, which):
                 if method.endswith(LONGER):
                     continue
-                _, library, arguments = methods()[method]  # on slow links a step of Horovod takes seconds
-                steps = args.steps or (30 if library == "horovod" else max(60, 3 * arguments.get("steps", 1)))
-                options = options_of(args, task, method, SEED, steps, out, True)
+                _, library, arguments = methods()[method]
+                settled = DENSER if library in ("grace_ext", "ddp") else 0
+                # On slow links, a step of Horovod takes seconds.
+                steps = args.steps or settled + (
+                    30 if settled or library == "horovod" else max(200, 3 * arguments.get("steps", 1))
+                )
+                options = options_of(args, task, method, SEED, steps, out, True) | {"settled": settled}
                 try:
-                    Job(up, "horovodrun --gloo", HOSTS, [WORKER, json.dumps(options)]).end(args.timeout)
+                    launcher = "horovodrun --gloo" if library in ("horovod", "grace_ext") else "torchrun"
+                    Job(up, launcher, HOSTS, [WORKER, json.dumps(options)]).end(args.timeout)
                 except JobFailed as error:
                     raise RunFailed(f"{task}, {label}, {which}: {error}") from error
                 found = complete(out, label, options, ranks=HOSTS, rate=rate, delay=delay)
