@@ -103,7 +103,7 @@ def targets(found: dict[str, Measured]) -> str:
             rows.append([label, f"at most {at_most:g}", f"{value:.4f}, {met(value <= at_most)}", str(seeds)])
     for steps in LENGTHS:
         for name in (f"sparseloco-{steps}", f"adam-{steps}"):
-            if name in found:
+            if name in found and found[name].runs:
                 fewer = [fewer_bytes(run)[1] for run in found[name].runs.values()]
                 label = f"{found[name].label}: times fewer bytes in an exchange"
                 value = f"{min(fewer):.1f}, {met(min(fewer) >= FEWER_BYTES)}"
@@ -236,7 +236,7 @@ def draw(tasks: dict[str, dict[str, Measured]], path: str) -> None:
         names = [name for method in found.values() for name in method.milliseconds]
         link = max(sorted(set(names), key=_by_rate), key=names.count) if names else None
         for number, method in enumerate(SHOWN):
-            if method not in found:
+            if method not in found or not found[method].runs:
                 continue
             one = found[method]
             curve = next(run["curve"] for _, run in sorted(one.runs.items()))

@@ -114,6 +114,6 @@ def measured(results: str, transformers: str, task: str) -> dict[str, Measured]:
         for which, result in _results(results, task, method.removesuffix(LONGER)):  # a step takes as long
             if not which.startswith("seed"):
                 links[which] = result
-        if runs or links and method in (ALONE, DDP):
+        if runs or links and not method.endswith(LONGER):
             found[method] = Measured(label, runs, links)
     return found
