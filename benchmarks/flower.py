@@ -7,15 +7,14 @@ resumed: with --resume, what was measured before with the same options is kept. 
 """
 
 import argparse
-import datetime
 import json
 import os
 import shutil
 import statistics
 import sys
 
-from _lib import ROOT, SHARED_CORES, as_markdown, finish, machine
-from _page import write_section
+from _lib import ROOT, SHARED_CORES, as_markdown, finish
+from _page import days, keep, part_of, read_part, write_section
 
 EXAMPLES = os.path.join(ROOT, "examples")
 LAST = 5  # evaluations whose mean is a run's accuracy
@@ -42,7 +41,7 @@ def measure(name: str, args) -> dict:
         if all(before["options"].get(key) == value for key, value in options.items()):
             return before
     given = [f"--{key}={value}" for key, value in options.items() if not (name == "mpi" and key == "clients")]
-    given += ["--data", os.path.abspath(args.data), "--out", out]
+    given += ["--data", os.path.abspath(args.data), "--out", part_of(out)]
     if name == "mpi":
         mpirun = shutil.which("mpirun", path=os.path.dirname(sys.executable)) or "mpirun"
         command = [mpirun, "--oversubscribe", "-n", str(args.clients + 1), sys.executable]
@@ -52,11 +51,8 @@ def measure(name: str, args) -> dict:
         given += ["--limit", str(args.timeout)]
     print(f"[flower] {LABELS[name]}", flush=True)
     finish(name, [*command, *given], args.timeout + 120, SHARED_CORES)
-    with open(out, encoding="utf-8") as file:
-        result = json.load(file)
-    result["date"] = datetime.date.today().isoformat()
-    with open(out, "w", encoding="utf-8") as file:
-        json.dump(result, file)
+    result = read_part(out)
+    keep(result, out)
     return result
 
 
@@ -116,8 +112,9 @@ def document(runs: dict[str, dict], args) -> tuple[str, bool]:
         f"- Accuracy: of the server's model on the test set, the mean of the last {LAST} evaluations, one seed.\n"
         f"- The target of at least {FEWER:g} times fewer bytes on the sockets, set before measuring, is {verdicts[0]} "
         f"({fewer:.1f}×). The target of at most {POINTS:g} points from the accuracy over MPI is {verdicts[1]} ({points:+.2f}).\n\n"
-        f"Measured on {' and '.join(sorted({run['date'] for run in runs.values()}))} on {machine()}, all processes on the same "
-        f"cores, by `python benchmarks/flower.py --data DIR --clients {args.clients} --rounds {args.rounds}`.\n"
+        f"Measured {days([run['date'] for run in runs.values()])} on "
+        f"{' and '.join(sorted({run['machine'] for run in runs.values()}))}, all processes on the same cores, "
+        f"by `python benchmarks/flower.py --data DIR --clients {args.clients} --rounds {args.rounds}`.\n"
     )
     return text, all(is_met)
 

@@ -19,7 +19,7 @@ from grace_ext import ConfigError, compressor
 
 APP = HERE / "flower_app"
 PLAIN = "flower"
-NOT_TOLD = ("out", "limit", "folder")  # options that the app does not get
+NOT_KEPT = ("data", "out", "limit", "folder")  # options that are not in the result
 
 
 def parse_args():
@@ -63,7 +63,7 @@ def main() -> None:
         for number in range(args.clients):
             federation.add(f"client{number}", partition_id=number, num_partitions=args.clients)
         written = federation.folder / "out.json"
-        options = {key: value for key, value in vars(args).items() if key not in NOT_TOLD}
+        options = {key: value for key, value in vars(args).items() if key not in NOT_KEPT}
         config = options | {"data": str(Path(args.data).resolve()), "out": str(written)}
         federation.start(APP, config)
         federation.finish(args.limit)
