@@ -6,7 +6,7 @@ import statistics
 
 from _lib import as_markdown
 from _local_steps_results import ALONE, DDP, DEFAULT, FP16, LENGTHENED, LENGTHS, Measured, measured, methods
-from _page import write_section
+from _page import days, write_section
 from _transformer_results import DENSE
 from _transformer_tasks import TASKS
 
@@ -57,15 +57,16 @@ Local steps {when_and_where(runs)}, all ranks on the same cores, by
 `python benchmarks/local_steps.py run --data DIR`; rows with an exchange in each step are those of [transformers.md](transformers.md).
 """
         if limited:
-            text += (
-                f"Steps on limited links {when_and_where(limited)}, four hosts on the same cores, by `… links --data DIR`.\n"
-            )
+            text += f"""\
+Steps on limited links {when_and_where(limited)}, by `… links --data DIR`. The four hosts share these cores, and differences of a tenth
+are chance: some steps with an exchange took less than the one without.
+"""
     return write_section(out, "local-steps", "Measurements", text, "local-steps.md")
 
 
 def when_and_where(runs: list[dict]) -> str:
-    dates, machines = ({run.get(key, "") for run in runs} for key in ("date", "machine"))
-    return f"measured on {' and '.join(sorted(dates))} on {' and '.join(sorted(machines))}"
+    dates, machines = ({run[key] for run in runs if key in run} for key in ("date", "machine"))
+    return f"measured {days(sorted(dates))} on {' and '.join(sorted(machines))}"
 
 
 def fewer_bytes(run: dict) -> tuple[float, float]:

@@ -5,7 +5,6 @@ import glob
 import json
 import os
 import statistics
-from collections.abc import Iterator
 
 from _transformer_results import DENSE
 from _transformer_results import read as runs_of_transformer
@@ -94,26 +93,26 @@ class Measured:
         return None if not reached or None in reached else statistics.mean(reached)
 
 
-def _results(results: str, task: str, method: str) -> Iterator[tuple[str, dict]]:
-    """Yield what was measured of a method, and its name: "seed0", …, or the links."""
+def _results(results: str, task: str, method: str) -> dict[str, dict]:
+    """Read what was measured of a method: by "seed0", …, and by the links."""
+    found = {}
     for path in sorted(glob.glob(path_of(results, task, method, "*"))):
         with open(path) as file:
-            yield os.path.basename(path)[:-5].rsplit("_", 1)[1], json.load(file)
+            found[os.path.basename(path)[:-5].rsplit("_", 1)[1]] = json.load(file)
+    return found
 
 
 def measured(results: str, transformers: str, task: str) -> dict[str, Measured]:
     """Read what there is of a task, by method."""
     per_step, found = runs_of_transformer(task, transformers), {}
     for method, (label, library, _) in methods().items():
-        runs, links = {}, {}
+        own = _results(results, task, method)
+        runs = {int(which[4:]): result for which, result in own.items() if which.startswith("seed")}
         if library != "local" and method in per_step:
-            runs = dict(per_step[method].runs)
-        for which, result in _results(results, task, method):
-            if which.startswith("seed"):
-                runs[int(which[4:])] = result
-        for which, result in _results(results, task, method.removesuffix(LONGER)):  # a step takes as long
-            if not which.startswith("seed"):
-                links[which] = result
+            runs = dict(per_step[method].runs) | runs
+        links = {which: result for which, result in own.items() if not which.startswith("seed")}
+        if method.endswith(LONGER) and (shorter := found.get(method.removesuffix(LONGER))):
+            links = shorter.steps  # a step takes as long
         if runs or links and not method.endswith(LONGER):
             found[method] = Measured(label, runs, links)
     return found

@@ -78,8 +78,9 @@ class GroupTransport(EqualLengthTransport):
         return _under_way(dist.all_gather(list(rows), own, group=self._group, async_op=True), rows, own)
 
     def _goes_directly(self, received: int) -> bool:
-        """Whether messages go from each rank to each other one, after one latency of the link. Gloo's allgather is a ring, which
-        takes size - 1 of them one after the other, but crosses the link between two hosts once for all ranks of a host.
+        """Whether messages go from each rank to each other one, in one round trip. Gloo's allgather is a ring, which takes size - 1
+        of them one after the other, but crosses the link between two hosts once for all ranks of a host. As long as ranks have not
+        told each other their hosts, these are taken to have several.
 
         Args:
             received: Bytes that a rank gets.
