@@ -65,8 +65,8 @@ are chance: some steps with an exchange took less than the one without.
 
 
 def when_and_where(runs: list[dict]) -> str:
-    dates, machines = ({run[key] for run in runs if key in run} for key in ("date", "machine"))
-    return f"measured {days(sorted(dates))} on {' and '.join(sorted(machines))}"
+    machines = sorted({run["machine"] for run in runs})
+    return f"measured {days([run['date'] for run in runs])} on {' and '.join(machines)}"
 
 
 def fewer_bytes(run: dict) -> tuple[float, float]:

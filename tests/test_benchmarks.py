@@ -247,7 +247,9 @@ def local_run(folder, method, which, curve, **more):
     label, library, arguments = _local_steps_results.methods()[method]
     found = {"label": label, "library": library, "arguments": arguments, "steps": 100, "parameters": 1000, "curve": curve}
     path = _local_steps_results.path_of(str(folder), "gpt", method, which)
-    Path(path).write_text(json.dumps({**found, "bytes_sent": 4000, "ms_per_step": 20.0, **more}))
+    Path(path).write_text(
+        json.dumps({**found, "bytes_sent": 4000, "ms_per_step": 20.0, "date": "2026-01-01", "machine": "here", **more})
+    )
 
 
 def test_the_page_of_local_steps_has_loss_bytes_and_seconds(tmp_path):
@@ -311,6 +313,10 @@ def test_the_page_of_local_steps_has_loss_bytes_and_seconds(tmp_path):
     longer = "SparseLoCo, LocalAdamW, H = 5, 1.1 times the steps"
     assert f"| 10mbit-20ms | 88 | {longer} | 1 | 0.15 | at most 0.33: met | 495.9, at least 50: met |" in text
     assert f"| 100mbit-0ms | 88 | {longer} | 0 | 0.15 | at most 0.33: met | 495.9 |" in text
+    assert (
+        "Local steps measured on 2026-01-01 on here" in text
+        and "Steps on limited links measured on 2026-01-01 on here" in text
+    )
     assert (tmp_path / "local-steps.png").stat().st_size > 10_000
 
 
