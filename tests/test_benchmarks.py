@@ -311,8 +311,8 @@ def test_the_page_of_local_steps_has_loss_bytes_and_seconds(tmp_path):
         in text
     )
     longer = "SparseLoCo, LocalAdamW, H = 5, 1.1 times the steps"
-    assert f"| 10mbit-20ms | 88 | {longer} | 1 | 0.15 | at most 0.33: met | 495.9, at least 50: met |" in text
-    assert f"| 100mbit-0ms | 88 | {longer} | 0 | 0.15 | at most 0.33: met | 495.9 |" in text
+    assert f"| 10mbit-20ms | 88 | {longer} | 1 | 1 | 0.15 | at most 0.33: met | 495.9, at least 50: met |" in text
+    assert f"| 100mbit-0ms | 88 | {longer} | 1 | 0 | 0.15 | at most 0.33: met | 495.9 |" in text
     assert (
         "Local steps measured on 2026-01-01 on here" in text
         and "Steps on limited links measured on 2026-01-01 on here" in text
