@@ -68,8 +68,10 @@ def DistributedOptimizer(
         release_gradients: Take gradients out of p.grad when they are exchanged, and free their memory once they are encoded, so
             that error feedback by allgather needs one float32 copy of them less (docs/choosing.md). Until synchronize() or step()
             puts the result there, a stand-in is in p.grad, and reading or changing that raises ExchangeError.
-        backend: What carries containers: None for MPI or Gloo, as Horovod was started; "nccl" for Horovod's NCCL, through this
-            rank's current GPU. Alike on all ranks.
+        backend: What carries containers: "horovod" for MPI or Gloo, as Horovod was started; "gloo" for a group of PyTorch's Gloo
+            beside Horovod, which between hosts with latency takes a fraction of the time (docs/cluster.md); "nccl" for Horovod's
+            NCCL, through this rank's current GPU. None: "gloo" if one of Horovod's collectives takes 20 ms or more when the
+            optimizer is wrapped, else "horovod"; and "horovod" with elastic Horovod. Alike on all ranks.
         **options: All others of CompressionOptions.
 
     Returns:
@@ -78,7 +80,8 @@ def DistributedOptimizer(
     Raises:
         ConfigError: Something cannot be honoured: op=Adasum, complex parameters, gradients that are sparse in another way
             than by rows without sparse_as_dense, an optimizer that Horovod has wrapped, specs that differ between ranks, a backend
-            that Horovod was built without.
+            that Horovod was built without, or "gloo" with elastic Horovod.
+        ExchangeError: With backend "gloo" some rank reaches none of the addresses of the first one.
         TypeError: An option is unknown.
     """
     named = TorchOptions.from_keywords(

@@ -74,7 +74,8 @@ class LocalSteps(RoundMember):
             float32 and uncompressed, by `mean`. "local": each rank keeps its own. Buffers of integers always stay
             each rank's own.
         process_group: The ranks, with torch.distributed; None for all.
-        backend: See CompressionState of grace_ext.adapters.torch_ddp.
+        backend: With torch.distributed, see CompressionState of grace_ext.adapters.torch_ddp. With Horovod, None, "horovod" or "gloo",
+            see DistributedOptimizer of grace_ext.adapters.horovod_torch.
         timeout: See CompressionState of grace_ext.adapters.torch_ddp.
         process_set: The ranks, with Horovod, which is used if this is given, or if only Horovod is initialized.
         **options: All others of CompressionOptions but groups, selection and grad_scaler. A schedule's steps are rounds.
@@ -224,30 +225,30 @@ def _ranks(process_group: Any, backend: str | None, timeout: Any, process_set: A
     """The ranks, and what the names of its collectives begin with."""
     hvd = sys.modules.get("horovod.torch")
     over_horovod = hvd is not None and hvd.is_initialized()
-    of_torch = process_group is not None or backend is not None or timeout is not None
+    of_torch = process_group is not None or timeout is not None
     if process_set is not None and of_torch:
-        raise ConfigError(
-            "process_set is Horovod's, and process_group, backend and timeout are torch.distributed's: give one"
-        )
+        raise ConfigError("process_set is Horovod's, and process_group and timeout are torch.distributed's: give one")
     if process_set is None and not of_torch and over_horovod and dist.is_initialized():
         raise ConfigError("Horovod and torch.distributed are both initialized: say by process_set= or process_group= which")
     if process_set is not None or not of_torch and over_horovod:
-        return _over_horovod(hvd, process_set)
+        return _over_horovod(hvd, process_set, backend)
     transport = own_transport(process_group, backend, timeout)
     return Ranks(lambda: transport, lambda: (transport.rank, transport.size)), f"grace_ext.{transport.group_name}"
 
 
-def _over_horovod(hvd: Any, process_set: Any) -> tuple[Ranks, str]:
+def _over_horovod(hvd: Any, process_set: Any, backend: str | None) -> tuple[Ranks, str]:
     from ._horovod.exits import guard_exit
     from ._horovod.local_rounds import ranks_of
     from ._torch.elastic_rounds import register
-    from ._torch.hvd_transport import HorovodTransport
+    from ._torch.horovod_backends import make_transport
 
+    if backend not in (None, "horovod", "gloo"):
+        raise ConfigError(f"backend={backend!r} with Horovod; allowed: None, 'horovod', or 'gloo' for PyTorch's Gloo")
     process_set, prefix = ranks_of(hvd, process_set, follows_changes=True)
     register()
 
     def make() -> Transport:
         guard_exit(hvd)
-        return HorovodTransport(process_set)
+        return make_transport(process_set, backend, prefix)
 
     return Ranks(make, lambda: (process_set.rank(), process_set.size())), prefix

@@ -5,7 +5,7 @@ import os
 import statistics
 
 from _lib import as_markdown
-from _local_steps_results import ALONE, DDP, DEFAULT, FP16, LENGTHENED, LENGTHS, Measured, measured, methods
+from _local_steps_results import ALONE, DDP, DEFAULT, FP16, HOROVODS, LENGTHENED, LENGTHS, Measured, measured, methods
 from _page import days, write_section
 from _transformer_results import DENSE
 from _transformer_tasks import TASKS
@@ -27,7 +27,7 @@ HIDDEN = 1.05  # a step, divided by that of compute alone, with exchanges in the
 HIDDEN_AT = "100mbit"
 SECONDS = f"""\
 Seconds until the loss is that of Horovod float32 at its end, of those local steps that take the fewest, beside an exchange in each
-step. The default is the faster of those of Horovod and DDP, as far as measured, and its exchange is what its step takes longer than
+step. The default is the faster of those over Horovod and DDP, as far as measured, and its exchange is what its step takes longer than
 one without an exchange. Horovod fp16 is taken to need as many steps as float32. Rows with {LENGTHENED:g} times the steps are trainings
 whose learning rate falls over so many."""
 
@@ -156,7 +156,8 @@ def tables(found: dict[str, Measured], measure: str) -> str:
         )
         rows = [["method", *links]]
         for method in [one for one in found.values() if one.milliseconds]:
-            trained = found.get(DEFAULT, method) if method is found.get(DDP) else method
+            as_default = method in (found.get(DDP), found.get(HOROVODS))
+            trained = found.get(DEFAULT, method) if as_default else method
             needed = trained.steps_to_the_end_of(dense, measure) if dense else None
             cells = [method.milliseconds.get(name) for name in links]
             rows.append(

@@ -12,7 +12,8 @@ from _transformer_results import read as runs_of_transformer
 LENGTHS = (5, 15, 30, 100)  # local steps in a round
 FP16, DEFAULT = "horovod-fp16", "default"
 ALONE = "alone"  # no exchange: what compute alone takes
-DDP = "default-ddp"  # the default over DDP: of steps only, since it needs as many as over Horovod
+#: The default over DDP, and with Horovod's own collectives whatever the link: of steps only, since they need as many.
+DDP, HOROVODS = "default-ddp", "default-horovod"
 LONGER = "-longer"  # how names end of trainings that are LENGTHENED times as long
 LENGTHENED = 1.1
 
@@ -24,6 +25,7 @@ def methods() -> dict[str, tuple[str, str, dict]]:
         FP16: ("Horovod fp16, each step", "horovod", {"compression": "fp16"}),
         DEFAULT: ("grace_ext, default, each step", "grace_ext", {}),
         DDP: ("grace_ext, default, each step, over DDP", "ddp", {}),
+        HOROVODS: ('grace_ext, default, each step, backend="horovod"', "grace_ext", {"backend": "horovod"}),
         ALONE: ("no exchange", "alone", {}),
     }
     for steps in LENGTHS:

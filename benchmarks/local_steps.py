@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from _hosts import Hosts, Job, JobFailed
 from _lib import ROOT, SHARED_CORES, RunFailed, launch
 from _local_steps_page import write_page
-from _local_steps_results import ALONE, DDP, LONGER, methods, path_of, steps_of
+from _local_steps_results import ALONE, DDP, HOROVODS, LONGER, methods, path_of, steps_of
 from _page import keep, part_of, read_part
 from _transformer_tasks import TASKS
 
@@ -62,7 +62,7 @@ def missing(args, which: str) -> Iterator[tuple[str, str, str, str]]:
 def run(args) -> None:
     for seed in args.seeds:
         for task, method, label, out in missing(args, f"seed{seed}"):
-            if method in (ALONE, DDP):
+            if method in (ALONE, DDP, HOROVODS):
                 continue
             if methods()[method][1] != "local":
                 print(f"[local_steps] {label}: run benchmarks/transformer.py, whose results are shown", flush=True)

@@ -2,6 +2,7 @@
 
 import functools
 import numbers
+import threading
 
 import numpy as np
 import torch
@@ -51,6 +52,7 @@ class TorchBuckets(ParameterBuckets):
         self._size = BucketSize(options, options.groups is not None, exchange, prefix)
         self._lends = self._releases = options.release_gradients
         self._taken = TakenGradients()
+        self._starting = threading.Lock()  # backward may have a thread for each device
         self._groups = group_names(options.groups, {id(p): name for name, p in parameters.items() if p.requires_grad})
         #: Whether backward has produced a gradient since the last exchange.
         self.has_new_gradients = False
@@ -97,6 +99,7 @@ class TorchBuckets(ParameterBuckets):
     def _build(self, order: list[str], tables=frozenset()) -> None:
         """tables: names of those whose gradients come as rows; each has a bucket of its own."""
         self._built_with = order, tables
+        self.exchange.transport.forget_lengths()
         tensors = [as_tensor(name, self.parameters[name]) for name in order]
         self._set_buckets([tensors], tables, bucket_bytes=self._size.bytes, groups=self._groups)
         for bucket in self.exchange.buckets:
@@ -155,6 +158,8 @@ class TorchBuckets(ParameterBuckets):
         self._taken.forget()
         self._loss_scale: float | None = None  # of this step, once a bucket has started
         self._bypassing: dict[str, BypassBucket] = {}  # by bucket
+        self._complete: set[str] = set()  # buckets, where they are started in their order
+        self._started = 0  # how many of them
 
     def set_passes(self, passes: int) -> None:
         if passes < 1 or self.under_way():
@@ -190,7 +195,20 @@ class TorchBuckets(ParameterBuckets):
             if self.order is not None and self.exchange.bypass_dtype(bucket):
                 self._bypass(bucket, [self._number_of[name]])
             if self._missing[bucket.name] == 0 and self.order is not None:
-                self._start(bucket)
+                self._on_complete(bucket)
+
+    def _on_complete(self, bucket: Bucket) -> None:
+        """Start a bucket, all of whose gradients are there; if collectives are paired by their order, after all before it."""
+        if not self.exchange.transport.in_order:
+            self._start(bucket)
+            return
+        with self._starting:
+            self._complete.add(bucket.name)
+            for one in self.exchange.buckets[self._started :]:
+                if one.name not in self._complete:
+                    break
+                self._started += 1
+                self._start(one)
 
     def _bypass(self, bucket: Bucket, numbers) -> BypassBucket:
         """Let the gradients of these numbers in the bucket bypass the exchange. Those that this rank lacks become zero."""

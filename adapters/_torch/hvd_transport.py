@@ -11,7 +11,6 @@ import torch
 # The public allgather_async and alltoall_async allocate the results themselves, and _hold needs them before they start.
 from horovod.torch.mpi_ops import _allgather_async, _alltoall_async
 
-from grace_ext import ConfigError
 from grace_ext.transport import CollectiveHandle, Transport
 from grace_ext.transport.padding import SteadyLengths, pad, pad_own_part, unpad, unpad_own_part
 
@@ -106,30 +105,6 @@ class HorovodTransport(Transport):
         splits[to] = payload.size
         joined, lengths = hvd.alltoall(torch.from_numpy(payload.copy()), splits, name=name, process_set=self._process_set)
         return np.split(joined.numpy(), np.cumsum(lengths.numpy())[:-1]) if self.rank == to else []
-
-
-def make_transport(process_set: hvd.ProcessSet, backend: str | None) -> HorovodTransport:
-    """Make the transport of a process set.
-
-    Args:
-        process_set: The process set.
-        backend: None for MPI or Gloo, with messages on the host; "nccl" for messages on this rank's current GPU.
-
-    Returns:
-        The transport.
-
-    Raises:
-        ConfigError: There is no such backend here.
-    """
-    if backend is None:
-        return HorovodTransport(process_set)
-    if backend != "nccl":
-        raise ConfigError(f"backend={backend!r}; allowed: None for MPI or Gloo, as Horovod was started, or 'nccl'")
-    if not hvd.nccl_built():
-        raise ConfigError("backend='nccl': Horovod was built without NCCL (see horovodrun --check-build); allowed: None")
-    if not torch.cuda.is_available():
-        raise ConfigError("backend='nccl': this rank has no GPU; allowed: None")
-    return HorovodTransport(process_set, torch.device("cuda", torch.cuda.current_device()))
 
 
 def _array_of(tensor: torch.Tensor) -> np.ndarray:

@@ -22,7 +22,7 @@ from .adam_step import MomentsInMemory, moments_in_memory, own_memory
 from .buckets import JOIN_AND_CLOSURE, TorchBuckets
 from .elastic import CompressedOptimizer
 from .gradients import named
-from .hvd_transport import make_transport
+from .horovod_backends import make_transport
 from .saved_state import to_numpy, to_torch
 from .session import MembershipSession
 from .torch_options import TorchOptions
@@ -58,7 +58,7 @@ def wrap(
 
     def build(parameters: dict[str, torch.nn.Parameter]) -> TorchBuckets:
         guard_exit(hvd)
-        exchange = options.make_exchange(make_transport(process_set, options.backend), joinable=True)
+        exchange = options.make_exchange(make_transport(process_set, options.backend, prefix), joinable=True)
         return buckets_for(wrapped)(parameters, exchange, options, prefix=prefix, passes=wrapped._passes)
 
     def membership() -> tuple[int, int] | None:

@@ -1,11 +1,13 @@
 """How many ranks have gradients in a step, where the lengths of containers do not tell: for ranks that leave early."""
 
 import concurrent.futures
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..communicators.base import Pending
 from ..transport.base import Transport
+from .buckets import Bucket
 from .scheduler import Scheduler
 
 
@@ -20,6 +22,18 @@ class GradientCount:
     def __init__(self, scheduler: Scheduler, transport: Transport):
         self._scheduler, self._transport = scheduler, transport
         self._counting: concurrent.futures.Future | None = None
+
+    @staticmethod
+    def is_needed(buckets: Sequence[Bucket]) -> bool:
+        """Say whether nothing else tells how many ranks have gradients in this step: those without send empty containers.
+
+        Args:
+            buckets: All buckets.
+
+        Returns:
+            The answer, the same on all ranks.
+        """
+        return not any(bucket.communicator.sends_containers for bucket in buckets)
 
     def start(self, name: str, has_gradients: bool) -> None:
         """Start to count.

@@ -6,7 +6,6 @@ As a rank within torch's Join context manager does, it shadows the collectives o
 from collections.abc import Callable
 
 from ..errors import ConfigError
-from ..transport.base import CollectiveHandle
 from .engine import Exchange
 
 
@@ -56,9 +55,6 @@ def _others_have_gradients(exchange: Exchange) -> bool:
     first = next(bucket for bucket in exchange.buckets if bucket.communicator.sends_containers)
     together = {first.name}.union(*(one.started_together(first) for one in exchange.listeners))
     for bucket in exchange.buckets:
-        if bucket.name in together:
+        if bucket.name in together or exchange.transport.in_order and not exchange.bypass_dtype(bucket):
             exchange.start_empty(bucket)
-    pending = exchange.pending(first)
-    received = pending.handle.wait()
-    pending.handle = CollectiveHandle.finished(received)
-    return received.size > 0
+    return exchange.receive_first().size > 0

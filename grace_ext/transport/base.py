@@ -80,7 +80,8 @@ class CollectiveHandle:
 class Transport:
     """The few collectives that communicators are made of. An adapter wraps its library in one.
 
-    Calls return at once, with a CollectiveHandle. A name identifies a collective: all ranks must start it, in any order.
+    Calls return at once, with a CollectiveHandle. A name identifies a collective: all ranks must start it, in any order unless the
+    transport is `in_order`.
     Failures raise ExchangeError or the library's own error.
     """
 
@@ -93,6 +94,8 @@ class Transport:
     hosts: tuple[int, ...] | None = None
     #: Whether the collectives of several buckets may be fused into one.
     can_fuse = True
+    #: Whether collectives are paired by their order, whatever their names: then all ranks start them in the same order.
+    in_order = False
     #: The accelerator that messages lie on, for adapters whose gradients are there. `allreduce` and `alltoall` then take arrays of it,
     #: too, and give their result there. None for the host.
     message_device: Any = None
@@ -147,6 +150,9 @@ class Transport:
         """
         return self.allgather(name, payload)
 
+    def forget_lengths(self) -> None:
+        """Discard what is remembered of payloads, because names refer to other buckets now. Call it on all ranks in the same step."""
+
     def probe_transport(self) -> "Transport | None":
         """Return a transport to measure the link with.
 
@@ -166,7 +172,7 @@ class TransportWrapper(Transport):
     def __init__(self, transport: Transport):
         self._transport = transport
         self.rank, self.size, self.can_fuse = transport.rank, transport.size, transport.can_fuse
-        self.message_device = transport.message_device
+        self.message_device, self.in_order = transport.message_device, transport.in_order
 
     def __getattr__(self, name: str) -> Any:
         """Forward what adapters' transports have beside collectives."""
@@ -183,6 +189,9 @@ class TransportWrapper(Transport):
     def hosts(self, hosts: tuple[int, ...] | None) -> None:
         """Set them on the wrapped transport."""
         self._transport.hosts = hosts
+
+    def forget_lengths(self) -> None:
+        self._transport.forget_lengths()
 
     def probe_transport(self) -> Transport | None:
         return self._transport.probe_transport()

@@ -26,6 +26,8 @@ class EqualLengthTransport(Transport):
     sends the rest from one to the other.
     """
 
+    in_order = True
+
     def __init__(self) -> None:
         #: By name the lengths of the longest payloads of the last steps: a codec that now and then says "not finite" in a
         #: few bytes keeps its capacity, and one whose density was lowered does not keep it for long.
@@ -36,7 +38,6 @@ class EqualLengthTransport(Transport):
         self.second_collectives = 0
 
     def forget_lengths(self) -> None:
-        """Discard the remembered payload lengths, because names refer to other buckets now. Call it on all ranks in the same step."""
         self.longest.clear()
         self.longest_of_pairs.clear()
 

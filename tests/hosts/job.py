@@ -35,6 +35,7 @@ def train(steps: int, progress: Path, spec="topk:0.01/rice/qsgd:7", communicator
     return {
         "identical": identical and bool(weights.isfinite().all()),
         "hosts": hvd.allgather_object(socket.gethostname()),
+        "transport": type(optimizer._grace.exchange.transport.probe_transport()).__name__,
         "ratio": optimizer.compression_stats()["compressed"]["ratio"],
     }
 

@@ -6,9 +6,10 @@ from support.hosts import wait_until
 
 FOREVER = 10**9  # steps
 
-pytestmark = [pytest.mark.mpi, pytest.mark.tier("test"), pytest.mark.parametrize("launcher", LAUNCHERS)]
+pytestmark = [pytest.mark.mpi, pytest.mark.tier("test")]
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_job_trains_across_hosts(three, start, launcher):
     before = three.bytes()
     job = start(launcher, ranks=2, steps=50)
@@ -23,6 +24,22 @@ def test_a_job_trains_across_hosts(three, start, launcher):
     assert three.bytes()["host2"]["tx"] - before["host2"]["tx"] > 50 * 400
 
 
+@pytest.mark.parametrize("launcher", ["horovodrun-gloo", "mpirun"])
+def test_between_hosts_with_latency_containers_go_by_gloo_beside_horovod(three, start, launcher):
+    """Nobody says which of a host's addresses the others reach; two ranks are on host1."""
+    three("delay", 20)
+    try:
+        job = start(launcher, ranks=4, steps=10, a_host=2)
+        output = job.end(900)
+    finally:
+        three("delay", 0)
+    assert job.process.returncode == 0, output[-4000:]
+    results = job.results()
+    assert [result["host"] for result in results] == ["host1", "host1", "host2", "host2"]
+    assert all(result["identical"] and result["transport"] == "GlooTransport" for result in results), results
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_all_other_ranks_end_when_a_host_crashes(three, start, launcher):
     job = start(launcher, ranks=3, steps=FOREVER)
     three("crash", 3)

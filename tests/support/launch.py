@@ -147,14 +147,18 @@ def in_tiers(cases, test: list) -> list:
 class Job:
     """Some checks, run in all ranks of a job. results: of each rank, {} where one wrote none; seconds: of each check."""
 
-    def __init__(self, launcher: str, script: Path, folder: Path, checks: list[str], thorough: bool):
+    def __init__(
+        self, launcher: str, script: Path, folder: Path, checks: list[str], thorough: bool, arguments: tuple[str, ...]
+    ):
         (folder / "checks.json").write_text(json.dumps({"checks": checks, "thorough": thorough}))
         self.checks = checks
         ranks = int(launcher.rsplit("-", 1)[1])
         # Horovod puts dense tensors together as they happen to come, and under Gloo the order of more than two ranks' sums
         # depends on where in a message a tensor is: without this, runs that ought to be alike would differ in the last bit.
         variables = {"HOROVOD_FUSION_THRESHOLD": "0"} if ranks > 2 else {}
-        self.process = run(launcher, script, str(folder), timeout=THOROUGH if thorough else HANGS, variables=variables)
+        self.process = run(
+            launcher, script, str(folder), *arguments, timeout=THOROUGH if thorough else HANGS, variables=variables
+        )
         self.results, self.seconds = (
             [
                 json.loads(file.read_text()) if file.exists() else {}
@@ -173,8 +177,9 @@ class Job:
             assert all(list(result) == self.checks for result in self.results)
 
 
-def start_job(request, tmp_path_factory, script: Path) -> Job:
-    """What the fixture `job` of a module is: its script under the launcher of this parameter, with the checks to be run."""
+def start_job(request, tmp_path_factory, script: Path, *arguments: str) -> Job:
+    """What the fixture `job` of a module is: its script under the launcher of this parameter, with the checks to be run.
+    arguments: of the script, after the folder."""
     checks = [
         item.callspec.params["name"]
         for item in request.session.items
@@ -184,4 +189,4 @@ def start_job(request, tmp_path_factory, script: Path) -> Job:
     ]
     folder = tmp_path_factory.mktemp(request.param)
     thorough = request.config.getoption("tier") == "all" and request.param in MAIN
-    return Job(request.param, script, folder, checks, thorough)
+    return Job(request.param, script, folder, checks, thorough, arguments)

@@ -159,8 +159,8 @@ def a_backend_that_is_not_there_is_refused():
         net = small()
         DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters(), backend=backend)
 
-    with raises(ConfigError, "backend='gloo'; allowed: None for MPI or Gloo, as Horovod was started, or 'nccl'"):
-        made("gloo")
+    with raises(ConfigError, "backend='mpi'; allowed: None, 'horovod' for Horovod's MPI or Gloo, 'gloo' for PyTorch's Gloo"):
+        made("mpi")
     with raises(ConfigError, "Horovod was built without NCCL (see horovodrun --check-build)"):
         made("nccl")
     with mock.patch.object(hvd, "nccl_built", lambda: 1), raises(ConfigError, "this rank has no GPU"):

@@ -1,4 +1,4 @@
-"""A job in which rank 1 raises: failing.py WHERE, in the user's code, inside the exchange's worker thread, or in the user's
+"""A job in which rank 1 raises: failing.py WHERE [BACKEND], in the user's code, inside the exchange's worker thread, or in the user's
 code while rank 0 is stuck (stopped by a signal) and cannot take part in Horovod's shutdown."""
 
 import os
@@ -15,7 +15,8 @@ from grace_ext.adapters.horovod_torch import DistributedOptimizer
 hvd.init()
 torch.set_num_threads(1)
 net = torch.nn.Linear(300, 300)
-optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+backend = sys.argv[2] if sys.argv[2:] else None
+optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), backend=backend)
 rank_0 = Path(f"/proc/{hvd.broadcast_object(os.getpid(), root_rank=0, name='pid')}/stat")
 for step in range(20):
     if step == 5 and hvd.rank() == 1:

@@ -1,5 +1,6 @@
 """What is checked inside the ranks of one job: rounds of local steps, and what a user may wrap."""
 
+import datetime
 import json
 import os
 import tempfile
@@ -58,6 +59,20 @@ def a_rank_that_is_not_finite_takes_over_what_the_others_share():
     assert torch.isfinite(flat(model)).all()
     lost = gather(torch.tensor([local.compression_stats()["lost_rounds"]])).flatten().tolist()
     assert lost == [0] * (ranks() - 1) + [1], lost
+
+
+@check
+def over_gloo_the_bits_are_the_same():
+    found = []
+    for backend in (None, "gloo"):  # over torch.distributed, None is the backend of its group, Gloo
+        model = net()
+        optimizer = adamw(model)
+        local = LocalSteps(model, optimizer, steps=4, fragments=2, delay=1, keep=0.5, backend=backend)
+        train(model, optimizer, local, 10)
+        local.synchronize()
+        same_on_all_ranks(flat(model))
+        found.append(flat(model))
+    assert torch.equal(*found)
 
 
 @check
@@ -354,7 +369,9 @@ def what_makes_no_sense_is_refused():
             with raises(ConfigError, "exchanges something in each step"):
                 LocalSteps(model, wrapped)
         with raises(ConfigError, "torch.distributed is not initialized"):
-            LocalSteps(model, optimizer, backend="gloo")
+            LocalSteps(model, optimizer, timeout=datetime.timedelta(minutes=1))
+        with raises(ConfigError, "backend='nccl' with Horovod; allowed: None, 'horovod', or 'gloo'"):
+            LocalSteps(model, optimizer, backend="nccl")
         with mock.patch.dict(os.environ, HOROVOD_ELASTIC="1"):
             local = LocalSteps(model, optimizer)
             with raises(ConfigError, "does not know of these rounds"):
