@@ -1,7 +1,6 @@
 """A fragment of a model in rounds of local steps: what the ranks share of it, and one exchange of how it has moved."""
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -17,13 +16,11 @@ from ..exchange.session import StateSession
 from ..exchange.stalls import watch_ranks
 from ..means import Mean
 from ..outer import OuterOptimizer
-from ..transport.base import Transport
-from .header import Contribution, Outcome, gather_headers
+from ..transport.base import CollectiveHandle, Transport
+from .header import HEADER, Contribution, Outcome, log_losses, read_headers, start_headers
 from .parameters import Parameters, fitting_arrays, parts_of
 from .rank_mean import RankMean
 from .weights import shares_of
-
-_LOG = logging.getLogger("grace_ext")
 
 
 class Fragment:
@@ -174,16 +171,25 @@ class Fragment:
             self._waiting = (f"{self.prefix}.round",)
             self.states.begin_step()
             self._settle()
-            headers = gather_headers(self.transport, f"{self.prefix}.header", self.step, own)
+            counts = own.finite and 0 < own.weight < math.inf
+            header = start_headers(self.transport, f"{self.prefix}.header", self.step, own)
+            goes_along, buffers = self._of_ranks is not None, None
+            if goes_along:  # what a rank sends does not depend on the others' headers
+                buffers = self._send(own.buffers, float(counts))
+            headers = read_headers(header.wait(), self.transport.size)
             began = clock()
             shares = shares_of({rank: min(claimed, self._most) for rank, claimed in enumerate(headers["weight"].tolist())})
-            averaged, sent = self._averaged(own.buffers, shares)
-            exchanged = any(shares.values()) and self._exchange(shares)
+            exists = any(shares.values())
+            if exists and not goes_along:
+                buffers = self._send(own.buffers, shares[self.transport.rank] * self.transport.size)
+            averaged = self._mean_of_buffers(buffers, shares) if exists else None
+            exchanged = (exists or goes_along) and self._receive(shares)
             if exchanged:
                 self._step()
-            self._report(headers, exchanged)
+            if self.transport.rank == 0:
+                log_losses(headers, self.step, exchanged)
             self.step += 1
-            joined, nbytes = bool(headers["joined"].all()), headers[:1].nbytes + sent
+            joined, nbytes = bool(headers["joined"].all()), HEADER.itemsize + (0 if buffers is None else own.buffers.nbytes)
             steps, before = (float(headers[field].max()) for field in ("step_seconds", "exchange_seconds"))
             return Outcome(own.finite, exchanged, joined, averaged, nbytes, steps, before, clock() - began)
         except BaseException:
@@ -217,21 +223,13 @@ class Fragment:
     def _gather(self, name: str, payload: np.ndarray) -> np.ndarray:
         return self.transport.allgather(f"{self.prefix}.{name}", payload).wait()
 
-    def _averaged(self, buffers: np.ndarray, shares: dict[int, float]) -> tuple[np.ndarray | None, int]:
-        """The mean of the ranks' buffers, in the order of ranks, and the bytes that this rank has sent for it."""
-        if not buffers.size or not any(shares.values()):
-            return None, 0
-        own = buffers if shares[self.transport.rank] else np.zeros_like(buffers)
-        rows = self._gather("buffers", own.view(np.uint8)).copy().view(np.float32).reshape(self.transport.size, -1)
-        if self._of_ranks is not None:
-            return self._of_ranks.of_rows(rows, shares), buffers.nbytes
-        mean = sum(share * row.astype(np.float64) for share, row in zip(shares.values(), rows, strict=True))
-        return mean.astype(np.float32), buffers.nbytes  # type: ignore[union-attr]
-
-    def _exchange(self, shares: dict[int, float]) -> bool:
-        """Write Δ to `_moved`. False if it is not finite, which no memory keeps, or if no rank counts."""
-        exchange, own = self.exchange, shares[self.transport.rank]
-        factor = own * self.transport.size if self._of_ranks is None else float(own > 0)
+    def _send(self, buffers: np.ndarray, factor: float) -> CollectiveHandle | None:
+        """Send the buffers, and the pseudo-gradient times a factor; 0 for nothing. Returns the handle of the buffers, if there are
+        any, when all is on its way."""
+        exchange, handle = self.exchange, None
+        if buffers.size:
+            own = buffers if factor else np.zeros_like(buffers)
+            handle = self.transport.allgather(f"{self.prefix}.buffers", own.view(np.uint8))
         if factor:
             for bucket in exchange.buckets:
                 exchange.start(bucket, self._packed(bucket, np.float32(factor)))
@@ -239,16 +237,31 @@ class Fragment:
             exchange.begin_step(gradients=False)
             for bucket in exchange.buckets:
                 exchange.start_empty(bucket)
-        for bucket in exchange.buckets:  # all are sent before the first one is waited for
+        for bucket in exchange.buckets:
             exchange.pending(bucket)
+        return handle
+
+    def _mean_of_buffers(self, handle: CollectiveHandle | None, shares: dict[int, float]) -> np.ndarray | None:
+        """In the order of ranks."""
+        if handle is None:
+            return None
+        rows = handle.wait().copy().view(np.float32).reshape(self.transport.size, -1)
+        if self._of_ranks is not None:
+            return self._of_ranks.of_rows(rows, shares)
+        mean = sum(share * row.astype(np.float64) for share, row in zip(shares.values(), rows, strict=True))
+        return mean.astype(np.float32)  # type: ignore[union-attr]
+
+    def _receive(self, shares: dict[int, float]) -> bool:
+        """Write Δ to `_moved`. False if it is not finite, which no memory keeps, or if no rank counts."""
+        exchange = self.exchange
         exchange.advance()
         for bucket in exchange.buckets:
             exchange.finish(bucket, self._moved[bucket.name])
         if self._of_ranks is not None:
             self._of_ranks.check_received([rank for rank, share in shares.items() if share])
-        finite = exchange.end_step()
+        finite = exchange.end_step() and any(shares.values())
         if self._of_ranks is not None:
-            finite &= self._of_ranks.take(shares, self._moved)
+            finite = finite and self._of_ranks.take(shares, self._moved)
         return finite and all(bool(np.isfinite(array).all()) for array in self._moved.values())
 
     def _abort(self) -> None:
@@ -274,18 +287,6 @@ class Fragment:
             for bucket in self.exchange.buckets:
                 for name, change in parts_of(bucket, self._moved[bucket.name]):
                     self.outer.step(self.shared[name], change, self._outer_state[name], self._outer_steps)
-
-    def _report(self, headers: np.ndarray, exchanged: bool) -> None:
-        if self.transport.rank:
-            return
-        if not headers["finite"].all():
-            _LOG.warning(
-                "round %d: the parameters of ranks %s were not finite; they take over what the others share",
-                self.step,
-                np.flatnonzero(headers["finite"] == 0).tolist(),
-            )
-        elif not exchanged and headers["weight"].any():
-            _LOG.warning("round %d: the sum over ranks was not finite; all ranks go back to the round before", self.step)
 
     # State
 

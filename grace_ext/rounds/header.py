@@ -1,13 +1,15 @@
 """What the ranks tell each other before they exchange anything in a round, and what comes of it."""
 
 import dataclasses
+import logging
 from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import ExchangeError
-from ..transport.base import Transport
+from ..transport.base import CollectiveHandle, Transport
 
+_LOG = logging.getLogger("grace_ext")
 HEADER = np.dtype(
     [
         ("step", "<i8"),
@@ -53,7 +55,7 @@ class Outcome:
         other_bytes: Bytes that this rank has sent beside pseudo-gradients.
         step_seconds: Seconds of a local step of the slowest rank, as all ranks have told; 0 if there were none.
         exchange_seconds: Seconds of the exchange before this one on the slowest rank, as all have told; 0 if there was none.
-        own_seconds: Seconds of this exchange on this rank, from the headers on.
+        own_seconds: Seconds of this exchange on this rank, from the moment on at which it had the headers of all.
     """
 
     finite: bool
@@ -66,7 +68,7 @@ class Outcome:
     own_seconds: float = 0.0
 
 
-def gather_headers(transport: Transport, name: str, step: int, own: Contribution) -> np.ndarray:
+def start_headers(transport: Transport, name: str, step: int, own: Contribution) -> CollectiveHandle:
     """Tell all ranks what this one brings to a round: a collective.
 
     Args:
@@ -76,20 +78,50 @@ def gather_headers(transport: Transport, name: str, step: int, own: Contribution
         own: What this rank brings. Its weight is sent as 0 if it is not finite.
 
     Returns:
+        A handle of uint8[n], for `read_headers`.
+    """
+    weight = own.weight if own.finite else 0.0
+    seconds = own.step_seconds, own.exchange_seconds
+    header = np.array([(step, weight, own.finite, own.joined, own.buffers.size, *seconds)], HEADER)
+    return transport.allgather(name, header.view(np.uint8))
+
+
+def read_headers(received: np.ndarray, ranks: int) -> np.ndarray:
+    """Read what all ranks have told.
+
+    Args:
+        received: uint8[n], what came of `start_headers`.
+        ranks: The number of ranks.
+
+    Returns:
         HEADER[ranks], in the order of ranks. A weight that is no finite number from 0 on counts as 0.
 
     Raises:
         ExchangeError: The ranks are in different rounds, or have different numbers of buffers; on all ranks.
     """
-    weight = own.weight if own.finite else 0.0
-    seconds = own.step_seconds, own.exchange_seconds
-    header = np.array([(step, weight, own.finite, own.joined, own.buffers.size, *seconds)], HEADER)
-    received = transport.allgather(name, header.view(np.uint8)).wait()
-    if received.size != header.nbytes * transport.size:
-        raise ExchangeError(f"{received.size} bytes are no headers of {transport.size} ranks")
+    if received.size != HEADER.itemsize * ranks:
+        raise ExchangeError(f"{received.size} bytes are no headers of {ranks} ranks")
     headers = received.copy().view(HEADER)
     headers["weight"][~(np.isfinite(headers["weight"]) & (headers["weight"] >= 0))] = 0  # a rank that lies
     for field in ("step", "buffers"):
         if len(set(headers[field].tolist())) > 1:
             raise ExchangeError(f"the ranks differ in {field} of the round: {headers[field].tolist()}")
     return headers
+
+
+def log_losses(headers: np.ndarray, step: int, exchanged: bool) -> None:
+    """Warn of what was lost in a round.
+
+    Args:
+        headers: HEADER[ranks].
+        step: Number of the round.
+        exchanged: Whether the ranks' pseudo-gradients have changed what they share.
+    """
+    if not headers["finite"].all():
+        _LOG.warning(
+            "round %d: the parameters of ranks %s were not finite; they take over what the others share",
+            step,
+            np.flatnonzero(headers["finite"] == 0).tolist(),
+        )
+    elif not exchanged and headers["weight"].any():
+        _LOG.warning("round %d: the sum over ranks was not finite; all ranks go back to the round before", step)

@@ -11,7 +11,8 @@ from support.in_process_ranks import on_all_ranks
 from support.local_rounds import Worker, arrays
 
 from grace_ext import ConfigError, ExchangeError
-from grace_ext.transport import InProcessGroup
+from grace_ext.means import SenderMean
+from grace_ext.transport import CollectiveHandle, InProcessGroup
 from grace_ext.transport.base import TransportWrapper
 
 RANKS = 3
@@ -235,6 +236,42 @@ def test_all_bytes_are_counted(communicator):
 
     for seen, counted, pseudo_gradients in on_all_ranks(train, RANKS):
         assert seen == counted > pseudo_gradients / 2 > 0
+
+
+class Ordering(TransportWrapper):
+    """Notes what a rank sends, and when it begins to wait."""
+
+    def __init__(self, transport):
+        super().__init__(transport)
+        self.seen = []
+
+    def start_collective(self, kind, name, array, *args):
+        handle = super().start_collective(kind, name, array, *args)
+        self.seen.append(name.rpartition(".")[2])
+
+        def wait():
+            self.seen.append("wait")
+            return handle.wait()
+
+        return CollectiveHandle(wait)
+
+
+@pytest.mark.parametrize("mean, sent", [(SenderMean(), ["header", "buffers", "bucket"]), (None, ["header"])])
+def test_what_does_not_depend_on_other_ranks_goes_with_the_header(mean, sent):
+    """Else a round takes one latency of the link more. With the weighted mean, a rank's share has to be known first."""
+
+    def train(transport):
+        ordering = Ordering(transport)
+        options = {"compression": "topk:0.1/rice/raw", "mean": mean, "buffers": {"mean": np.ones(2, np.float32)}}
+        worker = Worker(ordering, steps=1, **options)
+        worker.train(2)
+        ordering.seen.clear()
+        worker.train(1, first=2)
+        return ordering.seen[: ordering.seen.index("wait")]
+
+    for seen in on_all_ranks(train, RANKS):
+        # Both buckets in one collective, or in two.
+        assert list(dict.fromkeys(name.rstrip("01") if name != "fused" else "bucket" for name in seen)) == sent, seen
 
 
 def test_all_ranks_begin_with_the_parameters_of_rank_0():
