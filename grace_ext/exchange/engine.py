@@ -138,6 +138,9 @@ class Exchange(ExchangeSetup):
 
         Args:
             gradients: Whether this rank has gradients in this step.
+
+        Raises:
+            ExchangeError: A step was given up after it had begun, and collectives are paired by their order.
         """
         if self._out_of_order:
             raise ExchangeError(
