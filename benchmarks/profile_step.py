@@ -43,7 +43,7 @@ def main():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["mlp"])
     parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=list(LAUNCHERS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--cycles", nargs="+", type=float, default=[1.0, 3.0], help="HOROVOD_CYCLE_TIME, milliseconds")
+    parser.add_argument("--cycles", nargs="+", type=float, default=[1.0, 50.0], help="HOROVOD_CYCLE_TIME, milliseconds")
     parser.add_argument("--worker", metavar="FILE", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

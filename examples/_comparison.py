@@ -195,10 +195,12 @@ def training_options(args, seed: int, **others) -> list[str]:
     return [text for name, value in options.items() for text in (f"--{name}", str(value))]
 
 
-def train_all(methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE, env=None, launcher=None) -> list[Run]:
+def train_all(
+    methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE, env=None, launcher=None, own_env=None
+) -> list[Run]:
     """Train with each method. Raises RunFailed.
 
-    methods: label -> name of the log file, and the example's --compression.
+    methods: label -> name of the log file, and the example's --compression. env: variables of all; own_env: of some, by label.
     """
     os.makedirs(args.out, exist_ok=True)
     runs = []
@@ -206,7 +208,8 @@ def train_all(methods: dict[str, tuple[str, str]], args, example: str = EXAMPLE,
         print(f"\n[{number}/{len(methods)}] {label}", file=sys.stderr, flush=True)
         options = training_options(args, args.seed, compression=compression, memory=args.memory)
         log_file = os.path.join(args.out, f"{name}.jsonl")
-        runs.append(train(label, options, log_file, args.ranks, args.timeout, example, env, launcher))
+        variables = {**(env or {}), **(own_env or {}).get(label, {})}
+        runs.append(train(label, options, log_file, args.ranks, args.timeout, example, variables, launcher))
     return runs
 
 

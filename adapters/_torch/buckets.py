@@ -103,8 +103,12 @@ class TorchBuckets(ParameterBuckets):
         tensors = [as_tensor(name, self.parameters[name]) for name in order]
         self._set_buckets([tensors], tables, bucket_bytes=self._size.bytes, groups=self._groups)
         for bucket in self.exchange.buckets:
-            bucket.may_bypass = self.sends_gradients and all(
-                self.parameters[tensor.name].dtype == torch.float32 for tensor in bucket.tensors
+            # Where collectives are paired by their order, a gradient cannot go as soon as it is there.
+            has_names = not self.exchange.transport.in_order or bucket.device != "cpu"
+            bucket.may_bypass = (
+                self.sends_gradients
+                and has_names
+                and all(self.parameters[tensor.name].dtype == torch.float32 for tensor in bucket.tensors)
             )
         self._number_of = {tensor.name: i for b in self.exchange.buckets for i, tensor in enumerate(b.tensors)}
         self._reset_counts()

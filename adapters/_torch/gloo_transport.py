@@ -76,5 +76,5 @@ class GlooTransport(C10dTransport):
         return own or store(*struct.unpack("<I", answer))
 
     def sum_tensor(self, name: str, tensor: torch.Tensor, prescale: float, postscale: float) -> CollectiveHandle:
-        """See HorovodTransport. What bypasses the exchange stays Horovod's, so that it goes from wherever it is."""
+        """See HorovodTransport: gradients of an accelerator that bypass the exchange go by what Horovod was built with for it."""
         return self._horovod.sum_tensor(name, tensor, prescale, postscale)
