@@ -22,6 +22,9 @@ from .c10d_transport import C10dTransport
 from .gloo_exit import wait_at_exit
 from .hvd_transport import HorovodTransport
 
+#: All groups, until the process ends, as torch.distributed keeps its own. Python frees a group while it holds the interpreter lock, and
+#: waits for the group's threads then; one of these may want that lock to drop a tensor, and both would wait for ever (torch 2.13).
+_groups: list[dist.ProcessGroupGloo] = []
 #: How long a rank waits for another one that has not ended, as with torch.distributed, and to connect.
 _PATIENCE, _TO_CONNECT = datetime.timedelta(minutes=30), datetime.timedelta(minutes=2)
 
@@ -46,7 +49,8 @@ class GlooTransport(C10dTransport):
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=addresses[self.rank])]
         options._timeout = _PATIENCE
-        return dist.ProcessGroupGloo(self._store(addresses[0]), self.rank, self.size, options)
+        _groups.append(dist.ProcessGroupGloo(self._store(addresses[0]), self.rank, self.size, options))
+        return _groups[-1]
 
     def connect(self) -> None:
         """Make the group now: a collective.

@@ -1,5 +1,6 @@
 """What is checked inside the ranks of one job: containers over a group of PyTorch's Gloo beside Horovod."""
 
+import gc
 from unittest import mock
 
 import horovod.torch as hvd
@@ -9,7 +10,7 @@ from harness import batches, compressed, flat, same_on_all_ranks, train
 from support.checking import check, check_under_every_launcher, raises
 
 from grace_ext import ConfigError, ExchangeError
-from grace_ext.adapters._torch import horovod_backends
+from grace_ext.adapters._torch import gloo_transport, horovod_backends
 from grace_ext.adapters._torch.gloo_transport import GlooTransport
 from grace_ext.adapters.horovod_torch import DistributedOptimizer, HorovodTransport
 
@@ -114,6 +115,18 @@ def payloads_of_any_length_arrive_over_gloo():
         parts = transport.gather_to("gathered", own, to=hvd.size() - 1)
         assert len(parts) == (hvd.size() if hvd.rank() == hvd.size() - 1 else 0)
         assert not parts or np.array_equal(np.concatenate(parts), expected)
+
+
+@check
+def a_group_is_not_freed_with_its_transport():
+    """Its threads might want the interpreter lock while Python waits for them and holds it: one of some thousand groups that were
+    freed stood still for ever."""
+    transport = GlooTransport(hvd.global_process_set, "grace_ext.check.freed")
+    transport.connect()
+    number = id(transport.group)
+    del transport
+    gc.collect()
+    assert number in map(id, gloo_transport._groups)
 
 
 @check
