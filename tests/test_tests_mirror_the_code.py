@@ -61,7 +61,8 @@ SHARED = {
     " adapters/_tensorflow/{auto,eager,exchange_graph,reduce,saved_state,transport}",
     "adapters/horovod_torch/test_horovod_torch.py": "adapters/onebit_adam adapters/_torch/"
     "{bucket_sizing,buckets,bypass,device,gradients,hvd_transport,onebit_buckets,output_buffer,parameter_buckets,rows,saved_state,taken,torch_options,wrapped_optimizer}",
-    "adapters/horovod_torch/test_gloo_backend.py": "adapters/_torch/{c10d_transport,gloo_transport,horovod_backends}",
+    "adapters/horovod_torch/test_gloo_backend.py": "adapters/_torch/{c10d_transport,gloo_transport,horovod_backends} exchange/order",
+    "adapters/test_local_adamw.py": "adapters/_torch/host_arrays",
     "adapters/fsdp/test_fsdp.py": "adapters/_torch/{group_exchange,parameter_groups}",
     "adapters/local_steps_keras/test_local_steps_keras.py": "adapters/_tensorflow/model_parameters",
     "adapters/horovod_torch_elastic/test_horovod_torch_elastic.py": "adapters/_torch/{elastic,elastic_rounds,round_member}",

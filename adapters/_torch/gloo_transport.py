@@ -13,6 +13,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 import torch.distributed as dist
+from horovod.common.exceptions import HorovodInternalError
 
 from grace_ext import ExchangeError
 from grace_ext.transport import CollectiveHandle
@@ -78,6 +79,20 @@ class GlooTransport(C10dTransport):
         if len(answer) != 4:
             raise ExchangeError(f"rank 0 cannot open a port for the ranks to find each other: {answer.decode()}")
         return own or store(*struct.unpack("<I", answer))
+
+    def _under_way(
+        self, work: dist.Work, result: torch.Tensor, *sent: torch.Tensor, stays: bool = False
+    ) -> CollectiveHandle:
+        """Raises, when it is waited for, what Horovod's own collectives raise where another rank has failed."""
+        handle = super()._under_way(work, result, *sent, stays=stays)
+
+        def wait() -> np.ndarray | torch.Tensor:
+            try:
+                return handle.wait()
+            except RuntimeError as error:
+                raise HorovodInternalError(f"another rank, or the link to it, has failed: {error}") from error
+
+        return CollectiveHandle(wait)
 
     def sum_tensor(self, name: str, tensor: torch.Tensor, prescale: float, postscale: float) -> CollectiveHandle:
         """See HorovodTransport: gradients of an accelerator that bypass the exchange go by what Horovod was built with for it."""

@@ -6,22 +6,20 @@ Frameworks differ in how gradients get in and out. All that lies between packing
 import concurrent.futures
 import functools
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from .._util.rng import Stream
 from ..communicators.base import Pending
-from ..errors import ConfigError, ExchangeError
+from ..errors import ConfigError
 from ..memory.base import Memory
 from ..observe.capture import Capture
 from ..observe.parse import Observe
-from ..transport.base import CollectiveHandle, Transport
+from ..transport.base import Transport
 from .buckets import Bucket
 from .bypass import BypassPending
 from .gradient_count import GradientCount
+from .order import CollectiveOrder
 from .scheduler import Scheduler
 from .setup import ExchangeSetup
 
@@ -59,12 +57,13 @@ class Exchange(ExchangeSetup):
         super().__init__(transport, memory, weight, seed, capture, schedule, observe)
         self._starting = threading.Lock()  # backward may have a thread for each device
         self._joinable, self._finite = joinable, True
-        self._out_of_order = False  # whether a step was given up that this rank had begun, on a transport that is `in_order`
         self._received: list[tuple[Bucket, Pending]] = []  # those whose results wait for the end of the step
         failed = functools.partial(self._listeners.notify, "bucket_failed")
         self._scheduler = Scheduler(executor, self._advance, self._receive, failed)
         #: How many ranks have gradients in this step, where no bucket says so by the lengths of its containers.
         self.gradient_count = GradientCount(self._scheduler, self.transport)
+        #: Of the step's collectives.
+        self.order = CollectiveOrder(self._scheduler, self.transport)
 
     def set_buckets(self, buckets: list[Bucket]) -> None:
         if not self._scheduler.is_idle:
@@ -122,17 +121,6 @@ class Exchange(ExchangeSetup):
                 self.begin_step()
             self._scheduler.submit_sent(bucket, pending)
 
-    def gradient_callback(self, bucket: Bucket) -> Callable | None:
-        """Find who wants to see the gradient of a bucket that bypasses the exchange.
-
-        Args:
-            bucket: One of `buckets`.
-
-        Returns:
-            A function to call with (gradient, None), the gradient float32[size]; None if nobody wants to see it.
-        """
-        return self._listeners.callback("gradient_callback", self.step, bucket)
-
     def begin_step(self, gradients: bool = True) -> None:
         """Begin a step, before its first bucket. `start` and `submit_bypass` do so where it has not begun.
 
@@ -140,13 +128,9 @@ class Exchange(ExchangeSetup):
             gradients: Whether this rank has gradients in this step.
 
         Raises:
-            ExchangeError: A step was given up after it had begun, and collectives are paired by their order.
+            ExchangeError: See CollectiveOrder.check.
         """
-        if self._out_of_order:
-            raise ExchangeError(
-                "a step was given up after it had begun, and over this library collectives are paired by their order: nothing can "
-                "be exchanged any more; end the job, and go on from a checkpoint"
-            )
+        self.order.check()
         self._listeners.notify("step_started")
         if self._joinable and self.gradient_count.is_needed(self.buckets):
             self.gradient_count.start(f"{self.buckets[0].name}.ranks", gradients)
@@ -191,33 +175,8 @@ class Exchange(ExchangeSetup):
         if buckets:
             self._scheduler.advance(buckets)
             return
-        if self.transport.in_order:
-            self._wait_until_sent()
-            if self._joinable and not self.gradient_count.is_needed(self.buckets):
-                self.receive_first()  # as the ranks do that have joined
+        self.order.before_waiting(self.buckets, self._joinable and not self.gradient_count.is_needed(self.buckets))
         self._scheduler.advance_all([(bucket, self._collectives_of(bucket)) for bucket in self.buckets])
-
-    def _wait_until_sent(self) -> None:
-        """Where collectives are paired by their order: waiting for a bucket may start another one, so all are sent first."""
-        for bucket in self.buckets:
-            if self.is_started(bucket):
-                self.pending(bucket)
-
-    def receive_first(self) -> np.ndarray:
-        """Wait for the containers of the first bucket that sends some in this step.
-
-        Returns:
-            uint8[n], those of all ranks, joined. `finish` decodes them later.
-        """
-        if self.transport.in_order:
-            self._wait_until_sent()
-        first = next(bucket for bucket in self.buckets if bucket.communicator.sends_containers)
-        pending, began = self.pending(first), time.perf_counter()
-        received = pending.handle.wait()
-        finished = CollectiveHandle.finished(received)
-        finished.padding, finished.waited_seconds = pending.handle.padding, time.perf_counter() - began
-        pending.handle = finished
-        return received
 
     def _advance(self, bucket: Bucket, pending: Pending) -> None:
         self._observed(bucket.advance, bucket, pending)
@@ -275,12 +234,8 @@ class Exchange(ExchangeSetup):
         self._finite = True
 
     def abort(self) -> None:
-        """Give up a step; the memory stays as it was.
-
-        Where collectives are paired by their order, nothing can be exchanged after a step that had begun: nobody knows which of its
-        collectives the other ranks have started.
-        """
-        self._out_of_order |= self.transport.in_order and not self._scheduler.is_idle
+        """Give up a step; the memory stays as it was."""
+        self.order.give_up_step()
         self._scheduler.cancel()  # first, because a bucket that is being encoded would begin a step of its memory
         self.forget_step()
         self.state.rollback()

@@ -1,6 +1,6 @@
 """What an exchange is set up with, and what changes between its steps only: buckets, policies, listeners and state."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -208,6 +208,17 @@ class ExchangeSetup:
             "float32" or "fp16", the dtype to reduce, the same on all ranks; None if the bucket has to `start`.
         """
         return bucket.communicator.bypass_dtype if bucket.may_bypass and not bucket.memory.has_hooks else None
+
+    def gradient_callback(self, bucket: Bucket) -> Callable | None:
+        """Find who wants to see the gradient of a bucket that bypasses the exchange.
+
+        Args:
+            bucket: One of `buckets`.
+
+        Returns:
+            A function to call with (gradient, None), the gradient float32[size]; None if nobody wants to see it.
+        """
+        return self._listeners.callback("gradient_callback", self.step, bucket)
 
     def _apply_schedules(self, bucket: Bucket) -> None:
         """Give the bucket its compressor of this step."""

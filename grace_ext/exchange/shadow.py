@@ -57,4 +57,4 @@ def _others_have_gradients(exchange: Exchange) -> bool:
     for bucket in exchange.buckets:
         if bucket.name in together or exchange.transport.in_order and not exchange.bypass_dtype(bucket):
             exchange.start_empty(bucket)
-    return exchange.receive_first().size > 0
+    return exchange.order.receive_first(exchange.buckets).size > 0

@@ -1,4 +1,4 @@
-"""A training job for tests: job.py OUT_FOLDER STEPS [SPEC COMMUNICATOR WIDTH]. Each rank writes rankN.json: its host, what
+"""A training job for tests: job.py OUT_FOLDER STEPS [SPEC COMMUNICATOR WIDTH BACKEND]. Each rank writes rankN.json: its host, what
 the job came to."""
 
 import json
@@ -13,11 +13,13 @@ import torch
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
 
 
-def train(steps: int, progress: Path, spec="topk:0.01/rice/qsgd:7", communicator="allgather", width="400") -> dict:
+def train(
+    steps: int, progress: Path, spec="topk:0.01/rice/qsgd:7", communicator="allgather", width="400", backend=None
+) -> dict:
     torch.manual_seed(1)
     net = torch.nn.Sequential(torch.nn.Linear(100, int(width)), torch.nn.ReLU(), torch.nn.Linear(int(width), 10))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    optimizer = DistributedOptimizer(optimizer, net.named_parameters(), spec, communicator=communicator)
+    optimizer = DistributedOptimizer(optimizer, net.named_parameters(), spec, communicator=communicator, backend=backend)
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     data = torch.Generator().manual_seed(100 + hvd.rank())
     for step in range(steps):

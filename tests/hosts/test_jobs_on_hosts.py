@@ -39,9 +39,12 @@ def test_between_hosts_with_latency_containers_go_by_gloo_beside_horovod(three, 
     assert all(result["identical"] and result["transport"] == "GlooTransport" for result in results), results
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_all_other_ranks_end_when_a_host_crashes(three, start, launcher):
-    job = start(launcher, ranks=3, steps=FOREVER)
+@pytest.mark.parametrize(
+    "launcher, backend",
+    [*((launcher, "horovod") for launcher in LAUNCHERS), ("horovodrun-gloo", "gloo"), ("horovodrun-mpi", "gloo")],
+)
+def test_all_other_ranks_end_when_a_host_crashes(three, start, launcher, backend):
+    job = start(launcher, ranks=3, steps=FOREVER, options=("topk:0.01/rice/qsgd:7", "allgather", 400, backend))
     three("crash", 3)
     output = job.end(900)
     three("boot", 3)
