@@ -2,7 +2,8 @@
 
 The positions are those in the compact domain of the touched rows (rows.py). The history of a column is a number: bit j tells
 whether the column is in the support in the (j + 1)-th touched row above. All elements with the same history form a class, in
-which they are counted from 0 in the order of their positions.
+which they are counted from 0 in the order of their positions. Columns whose history is 0, which most are, are counted together:
+both ways go over the columns with a history and the positions of a row only.
 """
 
 import math
@@ -55,26 +56,38 @@ def likely_width(indices, widths, windows, size):
 def split_by_history(compact, width, domain, history, classes, ranks, out, counts, domains):
     """Write the positions of each class to out: uint32[k], class after class, ascending in each.
 
-    compact: uint32[k], strictly ascending, below domain; history: bits of a column's history, 1 to 8. classes: uint8[k] and
-    ranks: uint32[k], to work in; counts, domains: int64[2**history], written: positions and elements of each class.
+    compact: uint32[k], strictly ascending, below domain; history: bits of a column's history, 1 to 8. classes: uint8[k + 1]
+    and ranks: uint32[k + 1], to work in; counts, domains: int64[2**history], written: positions and elements of each class.
     """
-    past, mask = np.zeros(width, np.uint8), np.uint8((1 << history) - 1)
+    mask, k = np.uint8((1 << history) - 1), compact.size
     domains[:] = 0
     counts[:] = 0
-    i, k = np.int64(0), compact.size
-    at = np.int64(compact[0])
-    for start in range(0, domain, width):
-        for c in range(min(width, domain - start)):
-            h = past[c]
-            here = np.uint8(0)
-            if at == start + c:
-                classes[i], ranks[i] = h, np.uint32(domains[h])
-                counts[h] += 1
-                here = np.uint8(1)
-                i += 1
-                at = np.int64(compact[i]) if i < k else np.int64(-1)
+    columns, pasts = np.empty((2, width), np.uint32), np.empty((2, width), np.uint8)  # of this row and of the next one
+    active, i = 0, np.int64(0)
+    for row, start in enumerate(range(0, domain, width)):
+        stop = min(width, domain - start)
+        own, past, next_own, next_past = columns[row & 1], pasts[row & 1], columns[row & 1 ^ 1], pasts[row & 1 ^ 1]
+        j, following, blank = 0, 0, domains[0]
+        while True:  # without branches: which of both comes first is chance
+            column = np.int64(own[j]) if j < active else stop
+            position = np.int64(compact[i]) - start if i < k else stop
+            new = np.int64(position < column)  # without a history; `position - j` of those are to its left
+            first = min(position, column)
+            if first >= stop:
+                break
+            h = np.uint8(0) if new else past[j]
+            here = np.uint8(position == first)
+            classes[i], ranks[i] = h, np.uint32(blank + position - j if new else domains[h])
             domains[h] += 1
-            past[c] = np.uint8(np.uint8(h << np.uint8(1)) | here) & mask
+            i += np.int64(here)
+            j += 1 - new
+            h = np.uint8(np.uint8(h << np.uint8(1)) | here) & mask
+            next_own[following], next_past[following] = np.uint32(first), h
+            following += h != 0
+        domains[0] = blank + stop - j
+        active = following
+    for j in range(k):
+        counts[classes[j]] += 1
     places, total = np.empty(counts.size, np.int64), np.int64(0)
     for h in range(counts.size):
         places[h] = total
@@ -94,28 +107,44 @@ def join_by_history(positions, width, domain, history, counts, domains, out):
 
     positions: uint32[k], counts of each class, ascending and below its domain; out: uint32[k]. Any content is safe.
     """
-    past, mask = np.zeros(width, np.uint8), np.uint8((1 << history) - 1)
+    mask = np.uint8((1 << history) - 1)
     places, ends, seen = np.empty(counts.size, np.int64), np.empty(counts.size, np.int64), np.zeros(counts.size, np.int64)
-    following = np.empty(counts.size, np.int64)  # the next position of each class, -1 behind the last
+    next_of = np.empty(counts.size, np.int64)  # the next position of each class, -1 behind the last
     total = np.int64(0)
     for h in range(counts.size):
         places[h] = total
         total += counts[h]
         ends[h] = total
-        following[h] = np.int64(positions[places[h]]) if counts[h] > 0 else np.int64(-1)
-    i = np.int64(0)
-    for start in range(0, domain, width):
-        for c in range(min(width, domain - start)):
-            h = past[c]
-            here = np.uint8(0)
-            if seen[h] == following[h]:
-                out[i] = np.uint32(start + c)
+        next_of[h] = np.int64(positions[places[h]]) if counts[h] > 0 else np.int64(-1)
+    columns, pasts = np.empty((2, width), np.uint32), np.empty((2, width), np.uint8)  # of this row and of the next one
+    active, i = 0, np.int64(0)
+    for row, start in enumerate(range(0, domain, width)):
+        stop = min(width, domain - start)
+        own, past, next_own, next_past = columns[row & 1], pasts[row & 1], columns[row & 1 ^ 1], pasts[row & 1 ^ 1]
+        j, following, blank, least = 0, 0, seen[0], seen[0]
+        while True:
+            column = np.int64(own[j]) if j < active else stop
+            # The next one without a history, as if none with a history were between here and there.
+            position = next_of[0] - blank + j if next_of[0] >= least else stop
+            new = np.int64(position < column)
+            first = min(position, column)
+            if first >= stop:
+                break
+            h = np.uint8(0) if new else past[j]
+            here = np.int64(new or seen[h] == next_of[h])
+            if here:
+                out[i] = np.uint32(start + first)
                 i += 1
-                here = np.uint8(1)
+                least = next_of[0] + 1 if new else least  # positions that do not ascend are left out
                 places[h] += 1
-                following[h] = np.int64(positions[places[h]]) if places[h] < ends[h] else np.int64(-1)
+                next_of[h] = np.int64(positions[places[h]]) if places[h] < ends[h] else np.int64(-1)
             seen[h] += 1
-            past[c] = np.uint8(np.uint8(h << np.uint8(1)) | here) & mask
+            j += 1 - new
+            h = np.uint8(np.uint8(h << np.uint8(1)) | np.uint8(here)) & mask
+            next_own[following], next_past[following] = np.uint32(first), h
+            following += h != 0
+        seen[0] = blank + stop - j
+        active = following
     good = i == positions.size
     for h in range(counts.size):
         good &= seen[h] == domains[h]

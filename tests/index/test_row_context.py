@@ -53,7 +53,7 @@ def test_kernels_against_the_reference_implementation(name):
     for history in (1, 2, 5, 6):
         expected = reference_index.classes_by_history(compact.tolist(), width, domain, history)
         (out, intact), (counts, domains) = guarded(k, np.uint32), np.empty((2, 1 << history), np.int64)
-        scratch = np.empty(k, np.uint8), np.empty(k, np.uint32)
+        scratch = np.empty(k + 1, np.uint8), np.empty(k + 1, np.uint32)
         kernels.split_by_history(compact, width, domain, history, *scratch, out, counts, domains)
         assert intact() and domains.tolist() == [elements for elements, _ in expected]
         assert out.tolist() == [x for _, positions in expected for x in positions]
