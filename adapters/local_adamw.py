@@ -15,6 +15,9 @@ from typing import Any
 import torch
 
 from grace_ext import ConfigError
+from grace_ext.kernels.local_adamw import local_adamw_step
+
+from ._torch.host_arrays import flat, kernels_are_faster, suit_kernels
 
 __all__ = ["LocalAdamW"]
 
@@ -38,7 +41,8 @@ class LocalAdamW(torch.optim.Optimizer):
 
     With one worker it is AdamW with such a second moment. Its steps are larger than those of an AdamW of a worker's own, so that
     workers move further apart between two exchanges: it is for short rounds. It has nothing to do with the exchange, and sends
-    nothing. It keeps two arrays as large as the parameters and of their type, m and a, as AdamW does.
+    nothing. It keeps two arrays as large as the parameters and of their type, m and a, as AdamW does. With up to two threads of
+    torch, a kernel makes the step of contiguous float32 parameters on the host; it rounds otherwise than torch's operations.
 
     Args:
         params: Parameters, or groups of them, as in torch.optim.AdamW.
@@ -113,6 +117,8 @@ class LocalAdamW(torch.optim.Optimizer):
     def _step(self, p: torch.Tensor, gradient: torch.Tensor, group: dict) -> None:
         if gradient.is_sparse or torch.is_complex(p):
             raise ConfigError("LocalAdamW: a gradient is sparse or complex; allowed: dense and real ones")
+        if not p.numel():
+            return
         state, (beta1, beta2) = self.state[p], group["betas"]
         columns = math.prod(p.shape[1:]) if p.ndim >= 2 else 1  # of the second moment
         if not state:
@@ -122,15 +128,22 @@ class LocalAdamW(torch.optim.Optimizer):
             state["exp_avg_sq_row"] = p.new_zeros(len(p) if p.ndim >= 2 else 1, 1)
             state["exp_avg_sq_column"] = p.new_zeros(1, columns)
         state["step"] += 1
-        n, t, decay = group["workers"], int(state["step"]), group["lr"] * group["weight_decay"]
+        n, t = group["workers"], int(state["step"])
         c = (n - 1) / (n + 1)
-        average = state["exp_avg_grad"].lerp_(gradient, 1 - c)
-        squares = (average / (1 - c**t)).square_().reshape(len(state["exp_avg_sq_row"]), -1)
-        row = state["exp_avg_sq_row"].lerp_(squares.mean(1, keepdim=True), 1 - beta2)
-        column = state["exp_avg_sq_column"].lerp_(squares.mean(0 if columns > 1 else (0, 1), keepdim=True), 1 - beta2)
+        shrink, value = 1 - group["lr"] * group["weight_decay"], -group["lr"] / (1 - beta1**t)
+        average, first = state["exp_avg_grad"], state["exp_avg"]
+        row, column = state["exp_avg_sq_row"], state["exp_avg_sq_column"]
+        arrays = (p, gradient, first, average, row, column)
+        if kernels_are_faster() and suit_kernels(*arrays):
+            numbers = (1 - beta1, 1 - c, 1 - beta2, (1 - c**t) ** -2, 1 / (1 - beta2**t), group["eps"], value, shrink)
+            local_adamw_step(*map(flat, arrays), *map(float, numbers))
+            torch.autograd.graph.increment_version(p)
+            return
+        squares = (average.lerp_(gradient, 1 - c) / (1 - c**t)).square_().reshape(len(row), -1)
+        row.lerp_(squares.mean(1, keepdim=True), 1 - beta2)
+        column.lerp_(squares.mean(0 if columns > 1 else (0, 1), keepdim=True), 1 - beta2)
         root = (
             (row / row.mean().clamp_(min=torch.finfo(row.dtype).tiny) * column).div_(1 - beta2**t).sqrt_().add_(group["eps"])
         )
-        state["exp_avg"].lerp_(gradient, 1 - beta1)
-        p.mul_(1 - decay)
-        p.addcdiv_(state["exp_avg"], root.expand_as(squares).reshape(p.shape), value=-group["lr"] / (1 - beta1**t))
+        first.lerp_(gradient, 1 - beta1)
+        p.mul_(shrink).addcdiv_(first, root.expand_as(squares).reshape(p.shape), value=value)

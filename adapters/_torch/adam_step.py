@@ -14,13 +14,12 @@ from grace_ext.memory import Memory
 from grace_ext.memory.arrays import NumpyArrays
 from grace_ext.memory.muon import spec_of
 
+from .host_arrays import flat, kernels_are_faster, suit_kernels
 from .mailbox import to_device, to_host
 
 #: Optimizers that keep nothing in their param_groups from step to step, and whose first moment may be left out by beta1 = 0.
 TAKES_OVER = (torch.optim.Adam, torch.optim.AdamW)
 _MUON: tuple[type, ...] = (torch.optim.Muon,) if hasattr(torch.optim, "Muon") else ()  # since torch 2.9
-
-_THREADS = 2  # of torch, up to which a kernel of one thread is not slower
 
 
 def own_memory(optimizer: torch.optim.Optimizer) -> str | None:
@@ -169,7 +168,7 @@ class MomentsInMemory:
         elif group["weight_decay"]:
             decay = sign * float(group["weight_decay"])
         eps = float(group["eps"]) if self._kind == "adam" else 0.0
-        one_thread = bool(eps) and not decay and torch.get_num_threads() <= _THREADS
+        one_thread = bool(eps) and not decay and kernels_are_faster()
         return _StepOptions(-sign * float(group["lr"]), eps, shrink, decay, one_thread)
 
     def _step(
@@ -181,8 +180,8 @@ class MomentsInMemory:
     ) -> None:
         """The step that grace_ext.memory.adam, .onebit_adam or .muon describes. roots: see _roots."""
         self._note_as_new(p)
-        if roots is not None and options.one_thread and _suits_kernels(p) and _suits_kernels(gradient):
-            factored_step(_flat(p), _flat(gradient), *roots, options.eps, options.value, options.shrink)
+        if roots is not None and options.one_thread and suit_kernels(p, gradient):
+            factored_step(flat(p), flat(gradient), *roots, options.eps, options.value, options.shrink)
             torch.autograd.graph.increment_version(p)
             return
         memory, tensor = self._kept[id(p)]
@@ -302,17 +301,13 @@ def _outer(rows: torch.Tensor, columns: torch.Tensor, shape: torch.Size) -> torc
     return rows.view(-1, *[1] * (len(shape) - 1)) * columns.view(1, *shape[1:])
 
 
-def _suits_kernels(one: torch.Tensor) -> bool:
-    return one.device.type == "cpu" and one.dtype == torch.float32 and one.is_contiguous()
-
-
 def _moments(
     memory: Memory, tensor: Tensor, gradient: torch.Tensor, p: torch.Tensor, decay: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Both moments, in the gradient's shape. decay: of the parameter p in the gradient."""
     on_host = memory.arrays_of_moments(tensor) is NumpyArrays
-    flat = _flat if on_host else _flat_on_device
-    first, root = memory.moments(tensor, flat(gradient), flat(p) * decay if decay else None)
+    flattened = flat if on_host else _flat_on_device
+    first, root = memory.moments(tensor, flattened(gradient), flattened(p) * decay if decay else None)
     if on_host:
         first, root = (torch.from_numpy(one).to(gradient.device) for one in (first, root))
     return first.view(gradient.shape), root.view(gradient.shape)
@@ -321,11 +316,6 @@ def _moments(
 def _flat_on_device(array: torch.Tensor) -> torch.Tensor:
     """Its elements in row-major order, float32 where they are."""
     return array.detach().to(torch.float32).reshape(-1)
-
-
-def _flat(array: torch.Tensor) -> np.ndarray:
-    """Its elements in row-major order, float32 on the host."""
-    return array.detach().to("cpu", torch.float32).reshape(-1).numpy()
 
 
 def _element(gradient: torch.Tensor, position: int) -> torch.Tensor:

@@ -100,6 +100,15 @@ _add_squares64, _add_squares64_twice = _make_add_squares64(1), _make_add_squares
 
 
 @helper
+def sum_in_order(values):
+    """Return the sum of float32[n] in float64."""
+    total = np.float64(0)
+    for i in range(values.size):
+        total += np.float64(values[i])
+    return total
+
+
+@helper
 def sum8(x):
     """The sum of eight numbers, in a fixed order."""
     return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7]))

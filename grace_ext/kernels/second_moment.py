@@ -8,7 +8,7 @@ import numpy as np
 from ._compile import kernel
 from ._helpers import MAGNITUDE
 from ._intrinsics import bits_of, helper, quotient
-from ._sums import LANES, SKETCH_ROOM, add_sketch, add_square_rows, end_sketch, sum8
+from ._sums import LANES, SKETCH_ROOM, add_sketch, add_square_rows, end_sketch, sum8, sum_in_order
 
 _SKIPPED = 64  # elements that a step leaves alone together
 
@@ -47,20 +47,12 @@ def _sum_over_squares(values, roots):
 
 
 @helper
-def _sum(values):
-    total = np.float64(0)
-    for i in range(values.size):
-        total += np.float64(values[i])
-    return total
-
-
-@helper
 def _spread_roots(moments, smoothing, roots):
     """roots = sqrt((moments / mean(moments) + smoothing) / (1 + smoothing)); 1 where all moments are zero.
 
     moments and roots: float32[n].
     """
-    mean = np.float32(_sum(moments) / max(moments.size, 1))
+    mean = np.float32(sum_in_order(moments) / max(moments.size, 1))
     for i in range(moments.size):
         relative = moments[i] / mean if mean > 0 else np.float32(1)
         roots[i] = np.sqrt((relative + smoothing) / (np.float32(1) + smoothing))
@@ -119,7 +111,7 @@ def update_moments(shapes, sums, squares, beta2, smoothing, states, finite, rows
             state[3 + j] = beta2 * state[3 + j] + share * own[j]
         finite[i] = _all_finite(state)
         rows[i], relative_squares[i] = -1, 0
-        total = _sum(own[:height])
+        total = sum_in_order(own[:height])
         if not finite[i] or total == 0:
             continue
         by_row, by_column = work[:height], work[height : height + width]
@@ -247,7 +239,8 @@ def _are_zeros(values):
 
 
 @helper
-def _step_row(p, g, scale, by_column, eps, value, shrink):
+def step_row(p, g, scale, by_column, eps, value, shrink):
+    """p = shrink * p + value * g / (scale * by_column + eps), all float32[n] or numbers."""
     for j in range(p.size):
         p[j] = shrink * p[j] + quotient(value * g[j], scale * by_column[j] + eps)
 
@@ -269,4 +262,4 @@ def factored_step(parameters, gradient, by_row, by_column, eps, value, shrink):
             first, last = row * columns + start, row * columns + min(start + width, columns)
             if shrink != 1 or not _are_zeros(gradient[first:last]):
                 part = by_column[start : start + last - first]
-                _step_row(parameters[first:last], gradient[first:last], by_row[row], part, eps, value, shrink)
+                step_row(parameters[first:last], gradient[first:last], by_row[row], part, eps, value, shrink)

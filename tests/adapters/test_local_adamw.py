@@ -9,6 +9,7 @@ from grace_ext import ConfigError
 
 torch = pytest.importorskip("torch")
 
+from grace_ext.adapters import local_adamw  # noqa: E402
 from grace_ext.adapters.local_adamw import LocalAdamW  # noqa: E402
 
 BETAS, EPS = (0.9, 0.99), 1e-8
@@ -42,8 +43,15 @@ def test_with_one_worker_and_numbers_it_is_adamw():
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
+@pytest.fixture(params=["kernel", "torch"])
+def made_by(request, monkeypatch):
+    """What makes the steps."""
+    monkeypatch.setattr(local_adamw, "kernels_are_faster", lambda: request.param == "kernel")
+
+
+@pytest.mark.usefixtures("made_by")
 @pytest.mark.parametrize("workers", [1, 2, 4, 64])
-@pytest.mark.parametrize("shape", [(10, 5), (5, 1), (1, 5), (4, 3, 2, 2), (7,), ()])
+@pytest.mark.parametrize("shape", [(10, 5), (5, 1), (1, 5), (4, 3, 2, 2), (7,), (), (0, 3), (3, 0), (0,)])
 def test_it_is_its_formula(workers, shape):
     (ours, _), (slow, _) = parameters(shape), parameters(shape)
     optimizer = LocalAdamW([ours], 1e-2, BETAS, EPS, 0.1, workers=workers)
@@ -109,6 +117,30 @@ def test_arrays_as_large_as_the_parameter_are_two():
     optimizer = LocalAdamW([p], 1e-2, workers=4)
     run(optimizer, [p], 1)
     assert sum(value.numel() for value in optimizer.state[p].values()) == 2 * 600 + 30 + 20 + 1
+
+
+def test_a_kernel_or_torch_may_make_each_step(monkeypatch):
+    """The number of threads may change, and a checkpoint may be loaded elsewhere."""
+    ours, mixed = parameters((30, 70)), parameters((30, 70))
+    optimizers = [LocalAdamW(groups(ps), 1e-2, workers=4) for ps in (ours, mixed)]
+    for t in range(20):
+        for number, (optimizer, ps) in enumerate(zip(optimizers, (ours, mixed), strict=True)):
+            monkeypatch.setattr(local_adamw, "kernels_are_faster", lambda number=number, t=t: number == 0 or t % 3 == 0)
+            run(optimizer, ps, 1, first=t)
+    for p, q in zip(ours, mixed, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+        for field, value in optimizers[0].state[p].items():
+            torch.testing.assert_close(value, optimizers[1].state[q][field], rtol=1e-5, atol=1e-7)
+
+
+def test_autograd_sees_that_a_kernel_changed_a_parameter():
+    p = torch.ones(3, requires_grad=True)
+    optimizer = LocalAdamW([p], 1e-2, workers=4)
+    square = (p * p).sum()
+    p.grad = torch.ones(3)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        square.backward()
 
 
 def test_channels_last_changes_nothing():

@@ -16,6 +16,7 @@ from grace_ext._util.rng import Stream
 from grace_ext.kernels._ranks import BINS
 from grace_ext.kernels.level_blocks import choose_classes, class_sizes, merge_blocks, split_blocks
 from grace_ext.kernels.level_signs import mirror_levels, signs_saved, unmirror_levels
+from grace_ext.kernels.local_adamw import local_adamw_step
 from grace_ext.kernels.rice import quotient_room, remainder_bytes
 from grace_ext.kernels.topk import candidate_room, sample_room
 from grace_ext.value._levels import ENTROPY, pack_levels, unpack_levels
@@ -224,3 +225,14 @@ def sums(fence, d):
 @pytest.mark.parametrize("d", [1, 32768, 32769, 4 * 1024 * 1024, 4 * 1024 * 1024 + 5])
 def test_sums(d):
     assert survives(sums, d)
+
+
+def adamw(fence, rows, columns):
+    step = [fence(np.ones(size, np.float32)) for size in (*[rows * columns] * 4, rows, columns)]
+    local_adamw_step(*step, *np.float32([0.1, 0.4, 0.01, 1, 1, 1, -0.5, 1]))
+    return np.allclose(step[0], 0.75)
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 1), (3, 63), (2, 64), (5, 65), (1, 400)])
+def test_local_adamw(rows, columns):
+    assert survives(adamw, rows, columns)
