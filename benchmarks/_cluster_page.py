@@ -29,8 +29,7 @@ def document(results: Results) -> str:
         for config in results.configs(model, rate)
     ]
     hosts = runs[0][1]["hosts"]
-    launchers = {config in OURS: options["launcher"] for config, options in runs if options["library"] == "horovod"}
-    started = " and ".join(f"{'grace_ext' if ours else 'Horovod'} with `{launcher}`" for ours, launcher in launchers.items())
+    started = f"Horovod with {commands(runs, ours=False)} and grace_ext on Horovod with {commands(runs, ours=True)}"
     parts = [
         f"Written by `benchmarks/cluster.py`; do not edit. {hosts} hosts, which are network namespaces on one machine "
         "(`mpirun/hosts`, [cluster.md](cluster.md)), with links of 100 Mbit/s, of 1 Gbit/s, and without a limit; one rank "
@@ -49,6 +48,18 @@ def document(results: Results) -> str:
     parts.append(NOTES)
     parts.append(f"{measured(results)}, by `python benchmarks/cluster.py --data DIR`.")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def commands(runs: list[tuple[str, dict]], ours: bool) -> str:
+    """Say which variables and launchers the runs on Horovod were started with, and of which models if these differ."""
+    models = {}
+    for config, options in runs:
+        if options["library"] == "horovod" and (config in OURS) == ours:
+            variables = [f"{name}={value}" for name, value in options.get("env", {}).items()]
+            models.setdefault(" ".join([*variables, options["launcher"]]), {})[
+                MODELS[options["model"]].partition(",")[0]
+            ] = None
+    return " or ".join(f"`{line}`" + f" ({' and '.join(of)})" * (len(models) > 1) for line, of in models.items())
 
 
 NOTES = f"""\
@@ -115,7 +126,7 @@ def summary(results: Results) -> str:
         [
             as_markdown(rows),
             "Four hosts (network namespaces with links limited by `tc`) share two cores, so copying less saves time even "
-            "without a link limit. Horovod and grace_ext each run under the launcher that makes them fastest. †: the "
+            "without a link limit. Horovod and grace_ext each run under the launcher and with the variables that make them fastest. †: the "
             "median of a few dozen steps; the accuracies are those of the same steps without a limit. All models, "
             "links and methods, bytes and curves: [docs/benchmarks.md](docs/benchmarks.md#time-to-accuracy).",
             f"{measured(results)}, by `python benchmarks/cluster.py --data DIR --readme README.md`.",

@@ -29,6 +29,7 @@ RESULTS = os.path.join(ROOT, "benchmarks", "results", "local-steps")
 TRANSFORMERS = os.path.join(ROOT, "benchmarks", "results", "transformers")
 HOSTS, SEED = 4, 0
 DENSER = 200  # steps in which the default for Adam sends more than later
+ROUNDS = 8  # after which containers hardly outgrow the room that is kept for them
 
 
 def options_of(args, task: str, method: str, seed: int, steps: int, out: str, measure: bool) -> dict:
@@ -84,11 +85,11 @@ def links(args) -> None:
                 if method.endswith(LONGER):
                     continue
                 _, library, arguments = methods()[method]
-                settled = DENSER if library in ("grace_ext", "ddp") else 0
-                # On slow links, a step of Horovod takes seconds.
-                steps = args.steps or settled + (
-                    30 if settled or library == "horovod" else max(200, 3 * arguments.get("steps", 1))
+                settled = (
+                    DENSER if library in ("grace_ext", "ddp") else ROUNDS * arguments["steps"] if library == "local" else 0
                 )
+                most = max(200, 3 * arguments["steps"]) if library == "local" else 200 if library == "alone" else 30
+                steps = args.steps or settled + most  # on slow links, a step of Horovod takes seconds
                 options = options_of(args, task, method, SEED, steps, out, True) | {"settled": settled}
                 try:
                     launcher = "horovodrun --gloo" if library in ("horovod", "grace_ext") else "torchrun"
