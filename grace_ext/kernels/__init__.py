@@ -16,6 +16,7 @@ from . import (  # noqa: F401  (so that warmup knows them)
     level_signs,
     levels,
     lloyd,
+    local_adamw,
     lowrank,
     minmax,
     natural,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ._intrinsics import bits_of, float_of, helper, load64
+from ._intrinsics import bits_of, float_of, helper, load64, quotient
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # the bits of a float32 without its sign
 WHOLE_BYTES = np.uint64(56)  # of at most 63 bits, the mask gives those in whole bytes
@@ -97,3 +97,10 @@ def log2(x):
 def n_log2(n):
     """Return n * log2(n) of an integer n >= 0, 0 for n = 0."""
     return n * log2(np.float64(n)) if n > 1 else 0.0
+
+
+@helper
+def step_row(p, g, scale, by_column, eps, value, shrink):
+    """p = shrink * p + value * g / (scale * by_column + eps), all float32[n] or numbers."""
+    for j in range(p.size):
+        p[j] = shrink * p[j] + quotient(value * g[j], scale * by_column[j] + eps)

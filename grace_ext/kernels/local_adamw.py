@@ -3,9 +3,9 @@
 import numpy as np
 
 from ._compile import kernel
+from ._helpers import step_row
 from ._intrinsics import helper
 from ._sums import LANES, add_square_rows, sum_in_order
-from .second_moment import step_row
 
 _TINY = np.finfo(np.float32).tiny
 

@@ -6,8 +6,8 @@ All sums are in a fixed order, so that ranks with other processors get the same 
 import numpy as np
 
 from ._compile import kernel
-from ._helpers import MAGNITUDE
-from ._intrinsics import bits_of, helper, quotient
+from ._helpers import MAGNITUDE, step_row
+from ._intrinsics import bits_of, helper
 from ._sums import LANES, SKETCH_ROOM, add_sketch, add_square_rows, end_sketch, sum8, sum_in_order
 
 _SKIPPED = 64  # elements that a step leaves alone together
@@ -236,13 +236,6 @@ def _are_zeros(values):
     for i in range(values.size):
         bits |= np.uint32(bits_of(values[i]) & MAGNITUDE)
     return bits == 0
-
-
-@helper
-def step_row(p, g, scale, by_column, eps, value, shrink):
-    """p = shrink * p + value * g / (scale * by_column + eps), all float32[n] or numbers."""
-    for j in range(p.size):
-        p[j] = shrink * p[j] + quotient(value * g[j], scale * by_column[j] + eps)
 
 
 @kernel(
