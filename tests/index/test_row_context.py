@@ -63,6 +63,32 @@ def test_kernels_against_the_reference_implementation(name):
         assert np.array_equal(again, compact)
 
 
+def test_kernels_on_random_tables_and_on_any_content():
+    """Classes whose positions do not ascend, or are too large, are written to no other place than the result."""
+    rng = np.random.default_rng(1)
+    for number in range(200):
+        width, rows, history = int(rng.integers(1, 40)), int(rng.integers(1, 30)), int(rng.integers(1, 9))
+        compact = np.flatnonzero(rng.random(rows * width) < rng.choice([0.02, 0.1, 0.5, 1.0])).astype(np.uint32)
+        domain = rows * width - int(rng.integers(0, width))  # the last row may be short
+        compact = compact[compact < domain]
+        if not (k := compact.size):
+            continue
+        expected = reference_index.classes_by_history(compact.tolist(), width, domain, history)
+        out, (counts, domains) = np.empty(k, np.uint32), np.empty((2, 1 << history), np.int64)
+        scratch = np.empty(k + 1, np.uint8), np.empty(k + 1, np.uint32)
+        kernels.split_by_history(compact, width, domain, history, *scratch, out, counts, domains)
+        assert domains.tolist() == [elements for elements, _ in expected]
+        assert out.tolist() == [x for _, positions in expected for x in positions]
+        again = np.empty(k, np.uint32)
+        assert kernels.join_by_history(out, width, domain, history, counts, domains, again) and np.array_equal(
+            again, compact
+        )
+        junk = rng.integers(0, domain + 3, k).astype(np.uint32) if number % 2 else out[rng.permutation(k)]
+        again, intact = guarded(k, np.uint32)
+        kernels.join_by_history(junk, width, domain, history, counts, domains, again)
+        assert intact()
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_second_decoder(name):
     indices, d = TABLES[name]
