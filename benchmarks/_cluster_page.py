@@ -52,13 +52,12 @@ def document(results: Results) -> str:
 
 def commands(runs: list[tuple[str, dict]], ours: bool) -> str:
     """Say which variables and launchers the runs on Horovod were started with, and of which models if these differ."""
-    models = {}
+    models: dict[str, list[str]] = {}
     for config, options in runs:
         if options["library"] == "horovod" and (config in OURS) == ours:
             variables = [f"{name}={value}" for name, value in options.get("env", {}).items()]
-            models.setdefault(" ".join([*variables, options["launcher"]]), {})[
-                MODELS[options["model"]].partition(",")[0]
-            ] = None
+            of = models.setdefault(" ".join([*variables, options["launcher"]]), [])
+            of += {MODELS[options["model"]].partition(",")[0]}.difference(of)
     return " or ".join(f"`{line}`" + f" ({' and '.join(of)})" * (len(models) > 1) for line, of in models.items())
 
 
@@ -126,9 +125,9 @@ def summary(results: Results) -> str:
         [
             as_markdown(rows),
             "Four hosts (network namespaces with links limited by `tc`) share two cores, so copying less saves time even "
-            "without a link limit. Horovod and grace_ext each run under the launcher and with the variables that make them fastest. †: the "
-            "median of a few dozen steps; the accuracies are those of the same steps without a limit. All models, "
-            "links and methods, bytes and curves: [docs/benchmarks.md](docs/benchmarks.md#time-to-accuracy).",
+            "without a link limit. Horovod and grace_ext each run under the launcher and with the variables that make "
+            "them fastest. †: the median of a few dozen steps; the accuracies are those of the same steps without a limit. "
+            "All models, links and methods, bytes and curves: [docs/benchmarks.md](docs/benchmarks.md#time-to-accuracy).",
             f"{measured(results)}, by `python benchmarks/cluster.py --data DIR --readme README.md`.",
         ]
     )

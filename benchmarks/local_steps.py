@@ -85,11 +85,10 @@ def links(args) -> None:
                 if method.endswith(LONGER):
                     continue
                 _, library, arguments = methods()[method]
-                settled = (
-                    DENSER if library in ("grace_ext", "ddp") else ROUNDS * arguments["steps"] if library == "local" else 0
-                )
-                most = max(200, 3 * arguments["steps"]) if library == "local" else 200 if library == "alone" else 30
-                steps = args.steps or settled + most  # on slow links, a step of Horovod takes seconds
+                length = arguments.get("steps", 1)
+                settled = {"grace_ext": DENSER, "ddp": DENSER, "local": ROUNDS * length}.get(library, 0)
+                # Few with an exchange in each, since on slow links a step of Horovod takes seconds.
+                steps = args.steps or settled + {"alone": 200, "local": max(200, 3 * length)}.get(library, 30)
                 options = options_of(args, task, method, SEED, steps, out, True) | {"settled": settled}
                 try:
                     launcher = "horovodrun --gloo" if library in ("horovod", "grace_ext") else "torchrun"

@@ -10,7 +10,7 @@ def kernels_are_faster() -> bool:
     """Whether a kernel of one thread goes over a tensor sooner than torch's operations with all its threads do.
 
     Returns:
-        That; a kernel takes half as long as one thread of torch.
+        Whether torch has few threads: a kernel takes half as long as one of them.
     """
     return torch.get_num_threads() <= _THREADS
 

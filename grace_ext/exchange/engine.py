@@ -62,7 +62,7 @@ class Exchange(ExchangeSetup):
         self._scheduler = Scheduler(executor, self._advance, self._receive, failed)
         #: How many ranks have gradients in this step, where no bucket says so by the lengths of its containers.
         self.gradient_count = GradientCount(self._scheduler, self.transport)
-        #: Of the step's collectives.
+        #: Keeps the order of a step's collectives.
         self.order = CollectiveOrder(self._scheduler, self.transport)
 
     def set_buckets(self, buckets: list[Bucket]) -> None:
