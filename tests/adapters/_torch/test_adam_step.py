@@ -43,8 +43,8 @@ OPTIMIZERS = {
 def test_the_kernel_makes_the_step_of_torch(make, monkeypatch):
     """For a matrix, a tensor of four dimensions, a scalar, and what the kernel leaves to torch: other types and layouts."""
     steps = []
-    for threads in (0, 10**6):
-        monkeypatch.setattr(adam_step, "_THREADS", threads)
+    for by_kernel in (False, True):
+        monkeypatch.setattr(adam_step, "kernels_are_faster", lambda by_kernel=by_kernel: by_kernel)
         generator = torch.Generator().manual_seed(0)
         shapes = [(30, 40), (5, 4, 3, 2), (), (40, 30), (16, 8)]
         parameters = [torch.randn(shape, generator=generator) for shape in shapes]
