@@ -109,10 +109,11 @@ def targets(found: dict[str, Measured]) -> str:
                 label = f"{found[name].label}: times fewer bytes in an exchange"
                 value = f"{min(fewer):.1f}, {met(min(fewer) >= FEWER_BYTES)}"
                 rows.append([label, f"at least {FEWER_BYTES}", value, str(len(fewer))])
-    alone = found[ALONE].milliseconds if ALONE in found else {}
     for name in [name for name in found if name.startswith("streaming-")]:
-        for link in [link for link in found[name].milliseconds if link.startswith(f"{HIDDEN_AT}-") and link in alone]:
-            value = found[name].milliseconds[link] / alone[link]
+        for link, result in found[name].steps.items():
+            if not link.startswith(f"{HIDDEN_AT}-") or "alone_ms_per_step" not in result:
+                continue
+            value = result["ms_per_step"] / result["alone_ms_per_step"]
             label = f"{found[name].label}: step at {link}, divided by one without an exchange"
             rows.append([label, f"at most {HIDDEN:g}", f"{value:.3f}, {met(value <= HIDDEN)}", "1"])
     return f"{as_markdown(rows)}\n\n" if len(rows) > 1 else ""
@@ -152,25 +153,26 @@ def tables(found: dict[str, Measured], measure: str) -> str:
     links = sorted({name for method in found.values() for name in method.milliseconds}, key=_by_rate)
     if links:
         text += (
-            "\n\nMilliseconds a step / seconds to the same, by the rate of the links and the delay from host to host:\n\n"
+            "\n\nMilliseconds a step (divided by a step without an exchange, which took turns with it) / seconds to the same, by the "
+            "rate\nof the links and the delay from host to host:\n\n"
         )
         rows = [["method", *links]]
         for method in [one for one in found.values() if one.milliseconds]:
             as_default = method in (found.get(DDP), found.get(HOROVODS))
             trained = found.get(DEFAULT, method) if as_default else method
             needed = trained.steps_to_the_end_of(dense, measure) if dense else None
-            cells = [method.milliseconds.get(name) for name in links]
-            rows.append(
-                [
-                    method.label,
-                    *(
-                        "" if cell is None else f"{cell:.1f} / {'–' if needed is None else f'{cell * needed / 1000:,.0f}'}"
-                        for cell in cells
-                    ),
-                ]
-            )
+            rows.append([method.label, *(cell_of(method.steps.get(name), needed) for name in links)])
         text += as_markdown(rows) + seconds(found, measure, links)
     return text + "\n"
+
+
+def cell_of(result: dict | None, needed: float | None) -> str:
+    """The cell of a step on limited links. needed: how many such steps are as good as the dense run."""
+    if result is None:
+        return ""
+    value, alone = result["ms_per_step"], result.get("alone_ms_per_step")
+    of_alone = "" if alone is None else f" ({value / alone:.2f})"
+    return f"{value:.1f}{of_alone} / {'–' if needed is None else f'{value * needed / 1000:,.0f}'}"
 
 
 def seconds(found: dict[str, Measured], measure: str, links: list[str]) -> str:
@@ -195,12 +197,13 @@ def seconds(found: dict[str, Measured], measure: str, links: list[str]) -> str:
         milliseconds = {name: method.milliseconds[link] for name, method in found.items() if link in method.milliseconds}
         taken = {name: milliseconds[name] * needed[name] / 1000 for name in milliseconds if needed[name] is not None}
         ours = {name: value for name, value in taken.items() if methods()[name][1] == "local"}
-        defaults = [milliseconds[name] for name in (DEFAULT, DDP) if name in milliseconds]
+        defaults = {name: milliseconds[name] for name in (DEFAULT, DDP) if name in milliseconds}
         if not (ours and defaults and needed[DEFAULT] and {FP16, ALONE} <= milliseconds.keys()):
             continue
         best = min(ours, key=ours.__getitem__)
-        default = min(defaults)
-        share = 1 - milliseconds[ALONE] / default
+        name = min(defaults, key=defaults.__getitem__)
+        default = defaults[name]
+        share = 1 - found[name].steps[link].get("alone_ms_per_step", milliseconds[ALONE]) / default
         bound = FASTER if share >= MOSTLY else SLOWER
         against = ours[best] / (default * needed[DEFAULT] / 1000)
         times = milliseconds[FP16] * whole / 1000 / ours[best]

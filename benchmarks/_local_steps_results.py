@@ -43,14 +43,20 @@ def methods() -> dict[str, tuple[str, str, dict]]:
         found[f"adam-{steps}"] = (label, "local", adam)
         found[f"adam-{steps}{LONGER}"] = (f"{label}, {LENGTHENED:g} times the steps", "local", adam)
         fragments = min(4, steps // 2)
-        streaming = {"steps": steps, "fragments": fragments, "delay": min(5, steps // fragments - 1), "keep": 0.5}
-        found[f"streaming-{steps}"] = (f"SparseLoCo, streaming, H = {steps}", "local", streaming)
+        delay = min(10, steps // fragments - 1)
+        streaming = {"steps": steps, "fragments": fragments, "delay": delay, "keep": 0.5}
+        found[f"streaming-{steps}"] = (f"SparseLoCo, streaming, H = {steps}, delay {delay}", "local", streaming)
     return found
 
 
 def steps_of(method: str, steps: int) -> int:
     """How many steps a method trains where others train so many."""
     return round(steps * LENGTHENED) if method.endswith(LONGER) else steps
+
+
+def is_alone(step: int, options: dict) -> bool:
+    """Whether a step is one without an exchange, which is measured beside those with one."""
+    return "turn" in options and step > options["settled"] and (step - options["settled"] - 1) // options["turn"] % 2 == 1
 
 
 def path_of(folder: str, task: str, method: str, which: str) -> str:

@@ -2,7 +2,8 @@
 runs over Horovod, and with torchrun's variables in the environment over torch.distributed, where steps are only measured.
 
 Rank 0 writes the result, a JSON object, to options["out"]. With options["measure"] it says how long steps take, else how good
-the model is.
+the model is. Over torch.distributed, steps with and without an exchange then take turns, options["turn"] of each, after the first
+options["settled"], so that both are measured at the same time.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import horovod.torch as hvd
 import torch
 import torch.distributed as dist
 from _lib import write_whole
+from _local_steps_results import is_alone
 from _transformer_tasks import TASKS, learning_rate
 from _transformer_worker import EVALUATIONS, Lags, bytes_sent, evaluate, wrap
 
@@ -94,6 +96,12 @@ def in_ddp(model, optimizer) -> torch.nn.Module:
     return module
 
 
+def mean_of_ranks(milliseconds: float) -> float:
+    value = torch.tensor([milliseconds], dtype=torch.float64)
+    dist.all_reduce(value)
+    return float(value) / dist.get_world_size()
+
+
 def begin() -> tuple[int, int]:
     """Begin with the library that this rank was started for, and return the number of the rank, and of ranks."""
     if "RANK" in os.environ:
@@ -129,16 +137,19 @@ def main() -> None:
     evaluated = (
         set() if options["measure"] else {round(options["steps"] * (i + 1) / EVALUATIONS) for i in range(EVALUATIONS)}
     )
-    curve, laps, ends, began = [], [], [], time.perf_counter()
+    curve, laps, alone, ends, began = [], [], [], [], time.perf_counter()
     for step in range(1, options["steps"] + 1):
+        without = is_alone(step, options)
+        if without != is_alone(step - 1, options):
+            dist.barrier()
         started = time.perf_counter()
         for optimizer in made.optimizers:
             optimizer.zero_grad()
-        data.loss(trained, data.batch(generator, task.batch)).backward()
+        data.loss(model if without else trained, data.batch(generator, task.batch)).backward()
         for stepped in (*made.optimizers, *schedules):
             stepped.step()
-        ends += [step] if made.step() else []
-        laps.append(time.perf_counter() - started)
+        ends += [step] if not without and made.step() else []
+        (alone if without else laps).append(time.perf_counter() - started)
         if step in evaluated:
             if step == options["steps"]:
                 made.synchronize()
@@ -155,6 +166,8 @@ def main() -> None:
         "seconds": time.perf_counter() - began,
         **made.stats(options["steps"]),
     }
+    if alone:
+        found["alone_ms_per_step"] = mean_of_ranks(1000 * statistics.mean(alone))
     if rank == 0:
         write_whole(found, options["out"])
 

@@ -5,9 +5,9 @@
     python benchmarks/local_steps.py page
 
 `run` trains on this machine and keeps the losses; `links` measures a few rounds on four hosts with limited links, which needs
-root, for mpirun/hosts; local steps go over torch.distributed there. Each run's result is a file in benchmarks/results/local-steps,
-and a run whose result is there is not repeated. The tasks are those of benchmarks/transformer.py, and so are the runs with an
-exchange in each step, which have the same model, data and batches.
+root, for mpirun/hosts; local steps go over torch.distributed there, and take turns with steps without an exchange. Each run's
+result is a file in benchmarks/results/local-steps, and a run whose result is there is not repeated. The tasks are those of
+benchmarks/transformer.py, and so are the runs with an exchange in each step, which have the same model, data and batches.
 """
 
 import argparse
@@ -30,6 +30,7 @@ TRANSFORMERS = os.path.join(ROOT, "benchmarks", "results", "transformers")
 HOSTS, SEED = 4, 0
 DENSER = 200  # steps in which the default for Adam sends more than later
 ROUNDS = 8  # after which containers hardly outgrow the room that is kept for them
+TURN, TURNS = 60, 3  # about so many steps with an exchange, then as many without, so often
 
 
 def options_of(args, task: str, method: str, seed: int, steps: int, out: str, measure: bool) -> dict:
@@ -60,6 +61,14 @@ def missing(args, which: str) -> Iterator[tuple[str, str, str, str]]:
                 yield task, method, methods()[method][0], out
 
 
+def lengths_of(library: str, arguments: dict) -> tuple[int, int]:
+    """After how many steps measuring begins, and how many then take turns with as many that have no exchange; 0 for none."""
+    if library == "local":  # whole rounds, and nothing is under way where they begin and end
+        length = arguments["steps"]
+        return ROUNDS * length + arguments.get("delay", 0), length * -(-TURN // length)
+    return (DENSER if library in ("grace_ext", "ddp") else 0), (TURN if library == "ddp" else 0)
+
+
 def run(args) -> None:
     for seed in args.seeds:
         for task, method, label, out in missing(args, f"seed{seed}"):
@@ -85,11 +94,11 @@ def links(args) -> None:
                 if method.endswith(LONGER):
                     continue
                 _, library, arguments = methods()[method]
-                length = arguments.get("steps", 1)
-                settled = {"grace_ext": DENSER, "ddp": DENSER, "local": ROUNDS * length}.get(library, 0)
-                # Few with an exchange in each, since on slow links a step of Horovod takes seconds.
-                steps = args.steps or settled + {"alone": 200, "local": max(200, 3 * length)}.get(library, 30)
+                settled, turn = lengths_of(library, arguments)
+                # Few with an exchange in each over Horovod: on slow links a step takes seconds.
+                steps = args.steps or settled + (2 * TURNS * turn or {"alone": 200}.get(library, 30))
                 options = options_of(args, task, method, SEED, steps, out, True) | {"settled": settled}
+                options |= {"turn": turn} if turn else {}
                 try:
                     launcher = "horovodrun --gloo" if library in ("horovod", "grace_ext") else "torchrun"
                     Job(up, launcher, HOSTS, [WORKER, json.dumps(options)]).end(args.timeout)

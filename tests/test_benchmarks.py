@@ -252,6 +252,19 @@ def local_run(folder, method, which, curve, **more):
     )
 
 
+def test_on_limited_links_steps_with_and_without_an_exchange_take_turns():
+    import local_steps
+    from _local_steps_results import is_alone
+
+    for steps, more in ((5, {}), (30, {}), (30, {"fragments": 4, "delay": 5}), (100, {"fragments": 4, "delay": 5})):
+        settled, turn = local_steps.lengths_of("local", {"steps": steps, **more})
+        assert settled == 8 * steps + more.get("delay", 0) and turn % steps == 0 and turn >= 60
+        options = {"settled": settled, "turn": turn}
+        alone = [is_alone(step, options) for step in range(1, settled + 4 * turn + 1)]
+        assert alone == (settled + turn) * [False] + turn * [True] + turn * [False] + turn * [True]
+    assert local_steps.lengths_of("horovod", {}) == (0, 0) and not is_alone(100, {"settled": 0})
+
+
 def test_the_page_of_local_steps_has_loss_bytes_and_seconds(tmp_path):
     import argparse
 
@@ -281,7 +294,7 @@ def test_the_page_of_local_steps_has_loss_bytes_and_seconds(tmp_path):
         ("default-ddp", 45.0),
     ):
         local_run(tmp_path, method, "10mbit-20ms", [], ms_per_step=milliseconds)
-        local_run(tmp_path, method, "100mbit-0ms", [], ms_per_step=milliseconds / 2)
+        local_run(tmp_path, method, "100mbit-0ms", [], ms_per_step=milliseconds / 2, alone_ms_per_step=2.5)
     for method in ("horovod-fp16", "default"):
         (folder / f"gpt_{method}_0.json").write_text(json.dumps({**described, "curve": dense}))
     local_run(tmp_path, "adam-5-longer", "seed0", [{"step": 110, "loss": 5.0, "bytes_sent": 300, "rounds": 22}])
@@ -293,7 +306,7 @@ def test_the_page_of_local_steps_has_loss_bytes_and_seconds(tmp_path):
     assert "| Horovod float32, each step | 5.0000 | 1 | +0.00 | 1.0 | 1.0 | 100 |" in text
     assert "| SparseLoCo, H = 15 | 4.0000 | 1 | -20.00 | 100.0 | 7.0 | 75 |" in text
     assert "| DiLoCo, H = 5 | 5.5000 | 1 | +10.00 | 100.0 | 20.0 | not reached |" in text
-    assert "| SparseLoCo, streaming, H = 5 | 5.5000 | 1 | +10.00 | 50.0 | 10.0 | not reached |" in text
+    assert "| SparseLoCo, streaming, H = 5, delay 1 | 5.5000 | 1 | +10.00 | 50.0 | 10.0 | not reached |" in text
     assert (
         "| SparseLoCo, H = 15: loss, divided by that of plain averaging, H = 15 | at most 1 | 1.2500, **missed** | 1 |"
         in text
@@ -307,8 +320,8 @@ def test_the_page_of_local_steps_has_loss_bytes_and_seconds(tmp_path):
     assert "| Horovod float32, each step |  |  | 500.0 / 50 |  |" in text
     assert "| SparseLoCo, H = 15 |  |  | 20.0 / 2 | 10.0 / 1 |" in text
     assert (
-        "| SparseLoCo, streaming, H = 5: step at 100mbit-0ms, divided by one without an exchange | at most 1.05 | 1.100, **missed** | 1 |"
-        in text
+        "| SparseLoCo, streaming, H = 5, delay 1: step at 100mbit-0ms, divided by one without an exchange"
+        " | at most 1.05 | 1.100, **missed** | 1 |" in text
     )
     longer = "SparseLoCo, LocalAdamW, H = 5, 1.1 times the steps"
     assert f"| 10mbit-20ms | 88 | {longer} | 1 | 1 | 0.15 | at most 0.33: met | 495.9, at least 50: met |" in text
