@@ -4,6 +4,7 @@ import math
 import os
 import statistics
 
+from _hosts import OUR_ENVIRONMENT
 from _lib import as_markdown
 from _local_steps_results import ALONE, DDP, DEFAULT, FP16, HOROVODS, LENGTHENED, LENGTHS, Measured, measured, methods
 from _page import days, write_section
@@ -29,7 +30,8 @@ SECONDS = f"""\
 Seconds until the loss is that of Horovod float32 at its end, of those local steps that take the fewest, beside an exchange in each
 step. The default is the faster of those over Horovod and DDP, as far as measured, and its exchange is what its step takes longer than
 one without an exchange. Horovod fp16 is taken to need as many steps as float32. Rows with {LENGTHENED:g} times the steps are trainings
-whose learning rate falls over so many."""
+whose learning rate falls over so many. The default over Horovod has
+{" ".join(f"`{name}={value}`" for name, value in OUR_ENVIRONMENT.items())}."""
 
 
 def write_page(results: str, transformers: str, out: str) -> str:

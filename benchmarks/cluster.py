@@ -17,7 +17,7 @@ import time
 from _cluster_page import document, plot, spread, summary
 from _cluster_results import CONFIGURATIONS, MODELS, OURS, RATES, SIDE_BY_SIDE, WITH_HOROVOD, Results, path_of
 from _cluster_tasks import TASKS, write_words
-from _hosts import LAUNCHERS, Hosts, Job, JobFailed
+from _hosts import LAUNCHERS, OUR_ENVIRONMENT, Hosts, Job, JobFailed
 from _lib import ROOT, machine, replace_between
 from _page import write_section
 
@@ -25,8 +25,6 @@ WORKER = os.path.join(ROOT, "benchmarks", "_cluster_worker.py")
 WORDS = os.path.join(ROOT, "build", "benchmarks")  # folder of the text as numbers
 HOSTS = 4
 README = ("<!-- cluster:begin -->", "<!-- cluster:end -->")
-#: Of grace_ext on Horovod: Horovod's thread leaves the cores to the ranks, and containers go by Gloo (docs/training.md).
-OUR_ENVIRONMENT = {"HOROVOD_CYCLE_TIME": "50"}
 START = 150  # seconds that a job may take in addition to its steps
 SETTLES = {"auto": 400}  # steps until a configuration has made its choices
 

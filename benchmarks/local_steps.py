@@ -17,10 +17,10 @@ import os
 import sys
 from collections.abc import Iterator
 
-from _hosts import Hosts, Job, JobFailed
+from _hosts import OUR_ENVIRONMENT, Hosts, Job, JobFailed
 from _lib import ROOT, SHARED_CORES, RunFailed, launch
 from _local_steps_page import write_page
-from _local_steps_results import ALONE, DDP, HOROVODS, LONGER, methods, path_of, steps_of
+from _local_steps_results import ALONE, DDP, DEFAULT, HOROVODS, LONGER, methods, path_of, steps_of
 from _page import keep, part_of, read_part
 from _transformer_tasks import TASKS
 
@@ -99,12 +99,13 @@ def links(args) -> None:
                 steps = args.steps or settled + (2 * TURNS * turn or {"alone": 200}.get(library, 30))
                 options = options_of(args, task, method, SEED, steps, out, True) | {"settled": settled}
                 options |= {"turn": turn} if turn else {}
+                env = OUR_ENVIRONMENT if method == DEFAULT else {}
                 try:
                     launcher = "horovodrun --gloo" if library in ("horovod", "grace_ext") else "torchrun"
-                    Job(up, launcher, HOSTS, [WORKER, json.dumps(options)]).end(args.timeout)
+                    Job(up, launcher, HOSTS, [WORKER, json.dumps(options)], env=env).end(args.timeout)
                 except JobFailed as error:
                     raise RunFailed(f"{task}, {label}, {which}: {error}") from error
-                found = complete(out, label, options, ranks=HOSTS, rate=rate, delay=delay)
+                found = complete(out, label, options, ranks=HOSTS, rate=rate, delay=delay, env=env)
                 print(f"[local_steps] {task}, {label}, {which}: {found['ms_per_step']:.1f} ms a step", flush=True)
 
 
