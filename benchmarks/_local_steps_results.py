@@ -42,7 +42,7 @@ def methods() -> dict[str, tuple[str, str, dict]]:
         label, adam = f"SparseLoCo, LocalAdamW, H = {steps}", {"steps": steps, "local_adamw": True}
         found[f"adam-{steps}"] = (label, "local", adam)
         found[f"adam-{steps}{LONGER}"] = (f"{label}, {LENGTHENED:g} times the steps", "local", adam)
-        fragments = min(4, steps // 2)
+        fragments = min(3, steps // 2)
         delay = min(10, steps // fragments - 1)
         streaming = {"steps": steps, "fragments": fragments, "delay": delay, "keep": 0.5}
         found[f"streaming-{steps}"] = (f"SparseLoCo, streaming, H = {steps}, delay {delay}", "local", streaming)
