@@ -97,6 +97,7 @@ def in_ddp(model, optimizer) -> torch.nn.Module:
 
 
 def mean_of_ranks(milliseconds: float) -> float:
+    """Of torch.distributed's ranks: a collective."""
     value = torch.tensor([milliseconds], dtype=torch.float64)
     dist.all_reduce(value)
     return float(value) / dist.get_world_size()

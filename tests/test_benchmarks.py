@@ -254,11 +254,16 @@ def local_run(folder, method, which, curve, **more):
 
 def test_on_limited_links_steps_with_and_without_an_exchange_take_turns():
     import local_steps
-    from _local_steps_results import is_alone
+    from _local_steps_results import is_alone, methods
 
-    for steps, more in ((5, {}), (30, {}), (30, {"fragments": 4, "delay": 5}), (100, {"fragments": 4, "delay": 5})):
-        settled, turn = local_steps.lengths_of("local", {"steps": steps, **more})
-        assert settled == 8 * steps + more.get("delay", 0) and turn % steps == 0 and turn >= 60
+    local = [arguments for _, library, arguments in methods().values() if library == "local"]
+    assert any("fragments" in arguments for arguments in local)
+    for arguments in local:
+        settled, turn = local_steps.lengths_of("local", arguments)
+        assert turn % arguments["steps"] == 0 and turn >= 60  # whole rounds
+        # What is exchanged last has been applied, and the first fragment's next turn is yet to come.
+        after = settled % arguments["steps"]
+        assert arguments.get("delay", 0) <= after < arguments["steps"] / arguments.get("fragments", 1)
         options = {"settled": settled, "turn": turn}
         alone = [is_alone(step, options) for step in range(1, settled + 4 * turn + 1)]
         assert alone == (settled + turn) * [False] + turn * [True] + turn * [False] + turn * [True]
