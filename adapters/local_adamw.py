@@ -8,6 +8,7 @@ Shazeer and Stern, Adafactor, ICML 2018, section 3. What it has to do with the s
 invariant Adam, arXiv 2402.18824, which goes the other way.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,30 @@ from grace_ext.kernels.local_adamw import local_adamw_step
 from ._torch.host_arrays import flat, kernels_are_faster, suit_kernels
 
 __all__ = ["LocalAdamW"]
+
+
+@functools.lru_cache(maxsize=16)
+def averaging(step: int, workers: int, warmup_steps: int) -> tuple[float, float]:
+    """Compute how gradients are averaged over steps, so that the noise is that of the mean of so many workers.
+
+    Args:
+        step: The step, from 1 on.
+        workers: See LocalAdamW.
+        warmup_steps: See LocalAdamW.
+
+    Returns:
+        The factor c of the average so far, and what the new average is multiplied by, since it began with 0.
+    """
+    product, number = 1.0, 0
+    while number < step and product > 1e-12:
+        number += 1
+        product *= _factor(number, workers, warmup_steps)
+    return _factor(step, workers, warmup_steps), 1 / (1 - product)
+
+
+def _factor(step: int, workers: int, warmup_steps: int) -> float:
+    allowed = 1 + (workers - 1) * min(1.0, step / warmup_steps if warmup_steps else 1.0)
+    return (allowed - 1) / (allowed + 1)
 
 
 class LocalAdamW(torch.optim.Optimizer):
@@ -39,6 +64,10 @@ class LocalAdamW(torch.optim.Optimizer):
         v_ij = r_i q_j / (mean of r) / (1 - beta2^t)
         p = p - lr weight_decay p - lr (m / (1 - beta1^t)) / (sqrt(v) + eps)
 
+    At the start of a training, steps that are too large for it do lasting harm, and gradients that go to and fro between steps are
+    smoothed away like noise. So in the first steps a second moment is that of a worker's own gradients, which keeps them small: n is
+    replaced by 1 + (n - 1) t / warmup_steps there, and c^t by the product of the c so far.
+
     With one worker it is AdamW with such a second moment. Its steps are larger than those of an AdamW of a worker's own, so that
     workers move further apart between two exchanges: it is for short rounds. It has nothing to do with the exchange, and sends
     nothing. It keeps two arrays as large as the parameters and of their type, m and a, as AdamW does. With up to two threads of
@@ -51,6 +80,7 @@ class LocalAdamW(torch.optim.Optimizer):
         eps: Is added to the root of the second moment, above 0.
         weight_decay: The share of a parameter, times lr, by which it shrinks in a step, from 0 on.
         workers: The number n of workers, whose batches are alike in size.
+        warmup_steps: The number of first steps in which the number of workers that is allowed for rises, from 0 on; 0: not at all.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -65,8 +95,15 @@ class LocalAdamW(torch.optim.Optimizer):
         weight_decay: float = 1e-2,
         *,
         workers: int,
+        warmup_steps: int = 300,
     ):
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "workers": workers})
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**defaults, "workers": workers, "warmup_steps": warmup_steps})
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("warmup_steps", 0)  # in states that were saved before there were any
 
     def add_param_group(self, param_group: dict) -> None:
         """Add a group of parameters, as in torch.optim.Optimizer.
@@ -81,6 +118,9 @@ class LocalAdamW(torch.optim.Optimizer):
         workers = options["workers"]
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise ConfigError(f"LocalAdamW: workers={workers}; allowed: integers from 1")
+        warmup = options["warmup_steps"]
+        if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
+            raise ConfigError(f"LocalAdamW: warmup_steps={warmup}; allowed: integers from 0")
         if not 0 <= options["lr"] < math.inf:
             raise ConfigError(f"LocalAdamW: lr={options['lr']}; allowed: from 0 and finite")
         if not all(0 <= beta < 1 for beta in options["betas"]):
@@ -128,18 +168,18 @@ class LocalAdamW(torch.optim.Optimizer):
             state["exp_avg_sq_row"] = p.new_zeros(len(p) if p.ndim >= 2 else 1, 1)
             state["exp_avg_sq_column"] = p.new_zeros(1, columns)
         state["step"] += 1
-        n, t = group["workers"], int(state["step"])
-        c = (n - 1) / (n + 1)
+        t = int(state["step"])
+        c, unbias = averaging(t, group["workers"], group["warmup_steps"])
         shrink, value = 1 - group["lr"] * group["weight_decay"], -group["lr"] / (1 - beta1**t)
         average, first = state["exp_avg_grad"], state["exp_avg"]
         row, column = state["exp_avg_sq_row"], state["exp_avg_sq_column"]
         arrays = (p, gradient, first, average, row, column)
         if kernels_are_faster() and suit_kernels(*arrays):
-            numbers = (1 - beta1, 1 - c, 1 - beta2, (1 - c**t) ** -2, 1 / (1 - beta2**t), group["eps"], value, shrink)
+            numbers = (1 - beta1, 1 - c, 1 - beta2, unbias**2, 1 / (1 - beta2**t), group["eps"], value, shrink)
             local_adamw_step(*map(flat, arrays), *map(float, numbers))
             torch.autograd.graph.increment_version(p)
             return
-        squares = (average.lerp_(gradient, 1 - c) / (1 - c**t)).square_().reshape(len(row), -1)
+        squares = (average.lerp_(gradient, 1 - c) * unbias).square_().reshape(len(row), -1)
         row.lerp_(squares.mean(1, keepdim=True), 1 - beta2)
         column.lerp_(squares.mean(0 if columns > 1 else (0, 1), keepdim=True), 1 - beta2)
         root = (
