@@ -76,7 +76,8 @@ class LocalAdamW(torch.optim.Optimizer):
     Args:
         params: Parameters, or groups of them, as in torch.optim.AdamW.
         lr: Learning rate: the one that AdamW would need with the mean gradient of all workers.
-        betas: Factors of both moments, from 0 to below 1. A shorter memory of the second than 0.99 makes a worker's too noisy.
+        betas: Factors of both moments, from 0 to below 1. A longer memory of the first than 0.8 takes a worker's own noise into later
+            rounds; a shorter one of the second than 0.99 makes a worker's too noisy.
         eps: Is added to the root of the second moment, above 0.
         weight_decay: The share of a parameter, times lr, by which it shrinks in a step, from 0 on.
         workers: The number n of workers, whose batches are alike in size.
@@ -90,7 +91,7 @@ class LocalAdamW(torch.optim.Optimizer):
         self,
         params: Any,
         lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.99),
+        betas: tuple[float, float] = (0.8, 0.99),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         *,

@@ -48,8 +48,7 @@ class LocalStepsCallback(Callback):
         outer: The outer optimizer; None: that of the preset.
         fragments: In how many fragments the model is exchanged, or name patterns for each fragment.
         delay: Number of batches during which an exchange goes on in the background.
-        keep: The share of its own value that a variable keeps when what was exchanged is applied after a delay; or "moves": it keeps
-            what it has moved by since the exchange began.
+        keep: The share of its own value that a variable keeps when what was exchanged is applied after a delay.
         mean: A mean of grace_ext.means; None: that of the preset.
         buffers: "average" or "local": what becomes of floating-point weights that are not trainable.
         process_set: The ranks; None for all.
@@ -72,7 +71,7 @@ class LocalStepsCallback(Callback):
         outer: str | OuterOptimizer | None = None,
         fragments: Fragments = 1,
         delay: int = 0,
-        keep: float | str = 0.0,
+        keep: float = 0.0,
         mean: Mean | None = None,
         buffers: str = "average",
         process_set: Any = None,

@@ -40,13 +40,8 @@ def methods() -> dict[str, tuple[str, str, dict]]:
             {"preset": "fedavg", "steps": steps, "local_adamw": True},
         )
         label, adam = f"SparseLoCo, LocalAdamW, H = {steps}", {"steps": steps, "local_adamw": True}
-        hidden = {**adam, "delay": steps // 2 + 1, "keep": "moves"}
-        for name, said, arguments in (
-            (f"adam-{steps}", label, adam),
-            (f"hidden-{steps}", f"{label}, moves kept, delay {hidden['delay']}", hidden),
-        ):
-            found[name] = (said, "local", arguments)
-            found[f"{name}{LONGER}"] = (f"{said}, {LENGTHENED:g} times the steps", "local", arguments)
+        found[f"adam-{steps}"] = (label, "local", adam)
+        found[f"adam-{steps}{LONGER}"] = (f"{label}, {LENGTHENED:g} times the steps", "local", adam)
         fragments = min(3, steps // 2)
         delay = min(10, steps // fragments - 1)
         streaming = {"steps": steps, "fragments": fragments, "delay": delay, "keep": 0.5}

@@ -1,8 +1,7 @@
 """When the fragments of a model are exchanged, and when the result reaches the parameters.
 
 Local SGD with an outer optimizer: Douillard et al., DiLoCo, arXiv 2311.08105, algorithm 1. Fragments, delay and mixing:
-Douillard et al., Streaming DiLoCo, arXiv 2501.18512, algorithm 2. Keeping what was moved during the delay: Shen, Xu, Liu, Liang and
-Cheng, CoCoD-SGD, arXiv 1906.12043, algorithm 1.
+Douillard et al., Streaming DiLoCo, arXiv 2501.18512, algorithm 2.
 """
 
 import concurrent.futures
@@ -20,7 +19,7 @@ from .auto_steps import AutoSteps
 from .fragment import Fragment
 from .header import Contribution, Outcome
 from .parameters import Parameters
-from .timing import MOVES, check_timing, first_exchange
+from .timing import check_timing, first_exchange
 from .turn import Turn
 from .weights import SAMPLES, UNIFORM
 
@@ -44,9 +43,7 @@ class Rounds:
         seconds: In the place of `steps`: each rank makes as many steps as fit into this time, then waits for the others. For
             a single fragment without delay.
         delay: Number of steps that hide an exchange, from 0 to below steps / P, so that one fragment is under way at a time.
-        keep: What a parameter keeps of itself when the result is applied, from 0 to below 1; above 0 only with a delay. Or
-            "moves", with a delay: it keeps what it has moved by during the delay, θ_r = θ + (θ_r - θ_r when the exchange began),
-            for which the fragment's parameters are copied once.
+        keep: What a parameter keeps of itself when the result is applied, from 0 to below 1; above 0 only with a delay.
         weights: "uniform", or "samples": each rank counts by its number of samples since the fragment's last exchange, which a
             mean by coordinates does not allow.
         clock: Returns the time in seconds.
@@ -64,7 +61,7 @@ class Rounds:
         steps: int | Callable[[int], int] | None = None,
         seconds: float | None = None,
         delay: int = 0,
-        keep: float | str = 0.0,
+        keep: float = 0.0,
         weights: str = UNIFORM,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -225,8 +222,6 @@ class Rounds:
         own = Contribution(weight, finite, joined, buffers, each, self._exchanged_in)
         turn.rounds += 1
         turn.steps, turn.samples, turn.due = 0, 0.0, self._position + self._delay
-        if self._keep == MOVES:
-            turn.remember(self._parameters, buffers)
         turn.outcome = self._worker.submit(turn.fragment.exchange_round, own, self._clock)
 
     def _recover(self) -> None:
@@ -246,17 +241,12 @@ class Rounds:
         finally:
             self._waited += time.perf_counter() - began
 
-    def _apply(self, turn: Turn, keep: float | str) -> Outcome:
+    def _apply(self, turn: Turn, keep: float) -> Outcome:
         outcome = self._result(turn)
         turn.outcome = turn.due = None
-        share = keep if outcome.finite else 0.0
-        if isinstance(share, str):
-            turn.assign_with_moves(self._parameters, outcome.buffers)
-        else:
-            turn.fragment.assign(share)
-            if outcome.buffers is not None:
-                self._parameters.assign_buffers(outcome.buffers, share)
-        turn.before = {}
+        turn.fragment.assign(keep if outcome.finite else 0.0)
+        if outcome.buffers is not None:
+            self._parameters.assign_buffers(outcome.buffers, keep if outcome.finite else 0.0)
         self._other_bytes += outcome.other_bytes
         self._exchanged_in = outcome.own_seconds
         if isinstance(self._length, AutoSteps):
@@ -318,9 +308,6 @@ class Rounds:
             raise ConfigError(f"the state of local steps is of version {state.get('version')}; known: {VERSION}")
         if len(state["turns"]) != len(self._turns):
             raise ConfigError(f"the state is of {len(state['turns'])} fragments, and there are {len(self._turns)}")
-        waiting = [turn["under_way"] for turn in state["turns"].values() if turn["under_way"]]
-        if self._keep == MOVES and not all(under_way.get("before") for under_way in waiting):
-            raise ConfigError(f"the state has an exchange under way with another `keep`; allowed: {MOVES!r}, as here")
         self._wait()
         for number, turn in enumerate(self._turns):
             turn.load_state_dict(state["turns"][number])

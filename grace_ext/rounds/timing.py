@@ -6,8 +6,6 @@ from ..errors import ConfigError
 from .auto_steps import AutoSteps
 from .weights import SAMPLES, UNIFORM
 
-MOVES = "moves"  # of `keep`
-
 
 def first_exchange(number: int, fragments: int, steps: int) -> int:
     """Compute after how many steps a fragment is exchanged for the first time; then it is every `steps` steps.
@@ -23,7 +21,7 @@ def first_exchange(number: int, fragments: int, steps: int) -> int:
     return number * steps // fragments or steps
 
 
-def check_timing(fragments: int, steps: object, seconds: float | None, delay: int, keep: float | str, weights: str) -> None:
+def check_timing(fragments: int, steps: object, seconds: float | None, delay: int, keep: float, weights: str) -> None:
     """Check arguments of Rounds.
 
     Args:
@@ -59,9 +57,7 @@ def check_timing(fragments: int, steps: object, seconds: float | None, delay: in
         )
     if delay < 0:
         raise ConfigError(f"delay={delay}; allowed: from 0 on")
-    if not (keep == MOVES if isinstance(keep, str) else 0 <= keep < 1) or keep and not delay:
-        raise ConfigError(
-            f"keep={keep!r} with delay={delay}; allowed: from 0 to below 1, and {MOVES!r}; with no delay only 0"
-        )
+    if not 0 <= keep < 1 or keep and not delay:
+        raise ConfigError(f"keep={keep} with delay={delay}; allowed: from 0 to below 1, above 0 only with a delay")
     if weights not in (UNIFORM, SAMPLES):
         raise ConfigError(f"weights={weights!r}; allowed: {UNIFORM!r}, {SAMPLES!r}")

@@ -25,7 +25,7 @@ def streamed(steps, fragments, length, delay, keep, lr=0.7, momentum=0.9):
     """Streaming DiLoCo without compression, of all ranks: the algorithm of the paper, one loop for everything."""
     parameters = [{name: array.astype(np.float64) for name, array in arrays().items()} for _ in range(RANKS)]
     shared = {name: array.astype(np.float64) for name, array in arrays().items()}
-    velocity, under_way, before = dict.fromkeys(SHAPES, 0.0), {}, {}
+    velocity, under_way = dict.fromkeys(SHAPES, 0.0), {}
     for step in range(steps):
         for rank in range(RANKS):
             random = np.random.default_rng((rank, step))
@@ -39,21 +39,16 @@ def streamed(steps, fragments, length, delay, keep, lr=0.7, momentum=0.9):
                     name: np.mean([shared[name] - parameters[rank][name] for rank in range(RANKS)], axis=0) for name in names
                 }
                 under_way[number] = now + delay, moved
-                before[number] = [{name: own[name].copy() for name in names} for own in parameters]
             if number in under_way and under_way[number][0] == now:
                 for name, change in under_way.pop(number)[1].items():
                     velocity[name] = momentum * velocity[name] + change
                     shared[name] = shared[name] - lr * (change + momentum * velocity[name])
                     for rank in range(RANKS):
-                        own = parameters[rank]
-                        if keep == "moves":
-                            own[name] = shared[name] + own[name] - before[number][rank][name]
-                        else:
-                            own[name] = keep * own[name] + (1 - keep) * shared[name]
+                        parameters[rank][name] = keep * parameters[rank][name] + (1 - keep) * shared[name]
     return [np.concatenate([array.ravel() for array in of_rank.values()]) for of_rank in parameters]
 
 
-@pytest.mark.parametrize("length, delay, keep", [(6, 1, 0.5), (7, 0, 0.0), (9, 2, 0.0), (3, 0, 0.0), (9, 2, "moves")])
+@pytest.mark.parametrize("length, delay, keep", [(6, 1, 0.5), (7, 0, 0.0), (9, 2, 0.0), (3, 0, 0.0)])
 def test_streaming_is_what_its_algorithm_says(length, delay, keep):
     fragments = [["a"], ["b*"], ["*"]]
     names = [["a"], ["bias", "b"], ["c"]]
@@ -101,38 +96,6 @@ def test_with_a_delay_local_steps_go_on_during_an_exchange():
     for thread in threads:
         thread.join()
     same([found[0], found[1]])
-
-
-def test_with_moves_kept_buffers_keep_theirs_and_a_lost_rank_keeps_none():
-    def train(transport):
-        own = transport.rank + 1
-        worker = Worker(transport, **DENSE, steps=4, delay=2, keep="moves", buffers={"mean": np.zeros(3, np.float32)})
-        for step in range(6):
-            worker.move(step)
-            worker.buffers["mean"] += np.float32(own)
-            worker.rounds.step()
-        np.testing.assert_array_equal(worker.buffers["mean"], 6 + 2 * own)  # the mean of 4 and 8, and two steps
-        worker.train(1, first=6)
-        if transport.rank:
-            worker.arrays["a"].reshape(-1)[0] = np.inf
-        worker.train(2, first=7)  # it returns to what the ranks share, and makes one more step
-        moved = worker.flat.copy()
-        worker.train(1, first=9)
-        return moved, worker.flat, worker.shared, worker.rounds.stats()["lost_rounds"]
-
-    rows = on_all_ranks(train, 2)
-    same([row[2] for row in rows])
-    assert [row[3] for row in rows] == [0, 1]
-    assert rows[1][1].tobytes() == rows[1][2].tobytes() and rows[0][1].tobytes() != rows[0][2].tobytes()
-
-
-def test_a_state_under_way_is_refused_where_its_moves_are_not_known():
-    def load(transport):
-        state = Worker(transport, steps=4, delay=2, keep=0.5).train(5).rounds.state_dict()
-        with pytest.raises(ConfigError, match="under way with another `keep`; allowed: 'moves'"):
-            Worker(transport, steps=4, delay=2, keep="moves").rounds.load_state_dict(state)
-
-    on_all_ranks(load, 2)
 
 
 def test_rounds_to_which_nobody_contributes_are_no_steps_of_the_outer_optimizer():
@@ -223,7 +186,6 @@ CASES = {
     "samples": {"steps": 4, "outer": "sgd:1:momentum=0.5", "weights": "samples", "memory": "residual:decay=0.95"},
     "streaming": {**STREAMING, "outer": "yogi"},
     "delay": {"steps": 4, "delay": 3, "keep": 0.25, "outer": "nesterov"},
-    "moves": {"steps": 4, "delay": 3, "keep": "moves", "outer": "nesterov"},
 }
 
 
@@ -393,9 +355,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(other, said):
         ({"steps": 6, "fragments": 3, "delay": 2}, "0 to 1"),
         ({"steps": 6, "delay": -1}, "delay=-1"),
         ({"steps": 6, "delay": 1, "keep": 1.0}, "keep=1.0"),
-        ({"steps": 6, "keep": 0.5}, "with no delay only 0"),
-        ({"steps": 6, "keep": "moves"}, "with no delay only 0"),
-        ({"steps": 6, "delay": 1, "keep": "move"}, "keep='move'"),
+        ({"steps": 6, "keep": 0.5}, "only with a delay"),
         ({"seconds": 0.0}, "seconds=0.0"),
         ({"seconds": 1.0, "fragments": 2}, "one fragment"),
         ({"seconds": 1.0, "delay": 1}, "no delay"),
