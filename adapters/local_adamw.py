@@ -69,7 +69,7 @@ class LocalAdamW(torch.optim.Optimizer):
     replaced by 1 + (n - 1) t / warmup_steps there, and c^t by the product of the c so far.
 
     With one worker it is AdamW with such a second moment. Its steps are larger than those of an AdamW of a worker's own, so that
-    workers move further apart between two exchanges: it is for short rounds. It has nothing to do with the exchange, and sends
+    workers move further apart between two exchanges, the more so the longer rounds are. It has nothing to do with the exchange, and sends
     nothing. It keeps two arrays as large as the parameters and of their type, m and a, as AdamW does. With up to two threads of
     torch, a kernel makes the step of contiguous float32 parameters on the host; it rounds otherwise than torch's operations.
 
