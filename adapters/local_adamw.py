@@ -24,27 +24,19 @@ __all__ = ["LocalAdamW"]
 
 
 @functools.lru_cache(maxsize=16)
-def averaging(step: int, workers: int, warmup_steps: int) -> tuple[float, float]:
-    """Compute how gradients are averaged over steps, so that the noise is that of the mean of so many workers.
-
-    Args:
-        step: The step, from 1 on.
-        workers: See LocalAdamW.
-        warmup_steps: See LocalAdamW.
-
-    Returns:
-        The factor c of the average so far, and what the new average is multiplied by, since it began with 0.
-    """
-    product, number = 1.0, 0
-    while number < step and product > 1e-12:
+def _averaging(step: int, workers: int, warmup_steps: int) -> tuple[float, float]:
+    """The factor c of the average of gradients in a step, and what the new average is multiplied by, since it began with 0."""
+    c = _factor(step, workers, warmup_steps)
+    left, number = c ** max(step - warmup_steps, 0), 0  # of the 0
+    while number < min(step, warmup_steps) and left > 1e-12:  # less is below float32's precision
         number += 1
-        product *= _factor(number, workers, warmup_steps)
-    return _factor(step, workers, warmup_steps), 1 / (1 - product)
+        left *= _factor(number, workers, warmup_steps)
+    return c, 1 / (1 - left)
 
 
 def _factor(step: int, workers: int, warmup_steps: int) -> float:
-    allowed = 1 + (workers - 1) * min(1.0, step / warmup_steps if warmup_steps else 1.0)
-    return (allowed - 1) / (allowed + 1)
+    n = workers if step >= warmup_steps else 1 + (workers - 1) * (step / warmup_steps)
+    return (n - 1) / (n + 1)
 
 
 class LocalAdamW(torch.optim.Optimizer):
@@ -64,13 +56,13 @@ class LocalAdamW(torch.optim.Optimizer):
         v_ij = r_i q_j / (mean of r) / (1 - beta2^t)
         p = p - lr weight_decay p - lr (m / (1 - beta1^t)) / (sqrt(v) + eps)
 
-    At the start of a training, steps that are too large for it do lasting harm, and gradients that go to and fro between steps are
-    smoothed away like noise. So in the first steps a second moment is that of a worker's own gradients, which keeps them small: n is
-    replaced by 1 + (n - 1) t / warmup_steps there, and c^t by the product of the c so far.
+    Steps that are too large at the start of a training do lasting harm, and the moving average smooths away gradients that change their
+    sign from step to step as it does noise. So the first second moments are those of a worker's own gradients, which make its steps
+    small: up to step warmup_steps, n is replaced by 1 + (n - 1) t / warmup_steps, and c^t always by the product of the c so far.
 
     With one worker it is AdamW with such a second moment. Its steps are larger than those of an AdamW of a worker's own, so that
-    workers move further apart between two exchanges, the more so the longer rounds are. It has nothing to do with the exchange, and sends
-    nothing. It keeps two arrays as large as the parameters and of their type, m and a, as AdamW does. With up to two threads of
+    workers move further apart between two exchanges, the more so the longer rounds are. It has nothing to do with the exchange, and
+    sends nothing. It keeps two arrays as large as the parameters and of their type, m and a, as AdamW does. With up to two threads of
     torch, a kernel makes the step of contiguous float32 parameters on the host; it rounds otherwise than torch's operations.
 
     Args:
@@ -170,7 +162,7 @@ class LocalAdamW(torch.optim.Optimizer):
             state["exp_avg_sq_column"] = p.new_zeros(1, columns)
         state["step"] += 1
         t = int(state["step"])
-        c, unbias = averaging(t, group["workers"], group["warmup_steps"])
+        c, unbias = _averaging(t, group["workers"], group["warmup_steps"])
         shrink, value = 1 - group["lr"] * group["weight_decay"], -group["lr"] / (1 - beta1**t)
         average, first = state["exp_avg_grad"], state["exp_avg"]
         row, column = state["exp_avg_sq_row"], state["exp_avg_sq_column"]
