@@ -46,7 +46,7 @@ help:
 	@echo "make fuzz    look for faults at random, with other seeds each time (MINUTES=60); its table is in docs/reliability.md"
 	@echo "make bench   measure every stage against one memcpy (BENCH_ARGS=--quick for a short run)"
 	@echo "make profile where the time of a step goes, under both launchers; a section of docs/benchmarks.md (PROFILE_ARGS='--models text')"
-	@echo "make gradients  train two examples for a moment and save gradients for bench --input in the cache folder"
+	@echo "make gradients  train three models for a moment and save gradients for bench --input in the cache folder"
 	@echo "make setup   only make the environment, .venv, for make test; setup-lint, -docs, -ddp, -demo, -test-all: what these need"
 	@echo "make clean   remove .venv and what was built here (the cache outside stays, see mpirun/README.md)"
 	@echo "variables    PYTHON=/path/to/python MPI=auto|system|wheel FRAMEWORKS='torch tensorflow' ISOLATED=1"

@@ -15,6 +15,7 @@ from _transformer_tasks import TASKS, Task, learning_rate
 from grace_ext.adapters.horovod_torch import DistributedOptimizer
 from grace_ext.adapters.onebit_adam import OneBitAdam
 from grace_ext.observe import Writer
+from grace_ext.observe.capture import Capture
 
 EVALUATIONS = 12
 LAG_EVERY = 50  # steps
@@ -32,13 +33,13 @@ class Lags(Writer):
             self.found.append((record["step"], record["lag"]))
 
 
-def wrap(optimizer, model, library: str, arguments: dict, lags: Lags):
+def wrap(optimizer, model, library: str, arguments: dict, lags: Lags, capture: Capture | None = None):
     """Wrap an optimizer. library: "horovod", "grace_ext" or "onebit_adam", which take the arguments."""
     if library == "horovod":
         compression = getattr(hvd.Compression, arguments["compression"])
         return hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression)
     kind = {"grace_ext": DistributedOptimizer, "onebit_adam": OneBitAdam}[library]
-    return kind(optimizer, model.named_parameters(), observe=lags, **arguments)
+    return kind(optimizer, model.named_parameters(), observe=lags, capture=capture, **arguments)
 
 
 def evaluate(task: Task, data, model) -> dict[str, float]:
@@ -68,8 +69,9 @@ def main() -> None:
     optimizers = task.optimizers(model, options["lr"], tuple(options["betas"]), options["plain"])
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     lags = [Lags() for _ in optimizers]
+    capture = options["capture"] and Capture(*options["capture"])
     optimizers = [
-        wrap(optimizer, model, options["library"], options["arguments"], found)
+        wrap(optimizer, model, options["library"], options["arguments"], found, capture)
         for optimizer, found in zip(optimizers, lags, strict=True)
     ]
     schedules = [

@@ -1,20 +1,24 @@
-"""Capture real gradients of two examples, for `python -m grace_ext bench --input FILE`, and print the files' names.
+"""Capture real gradients of three models, for `python -m grace_ext bench --input FILE`, and print the files' names.
 
     python benchmarks/capture.py [--out DIR]
 
-A convolutional network on Fashion-MNIST (2.7 million parameters) and an embedding + LSTM language model (26.2 million) train
-for a few dozen steps on 2 ranks. cnn.npy and lm.npy hold rank 0's own gradient of the last step; cnn-compensated.npy and
-lm-compensated.npy hold the same with the residual of error feedback. They are written to DIR, which is $GRACE_EXT_GRADIENTS
-or gradients in the user's cache folder by default; existing files are replaced.
+A convolutional network on Fashion-MNIST (2.7 million parameters), an embedding + LSTM language model (26.2 million) and the
+transformer of benchmarks/transformer.py (1.3 million, under AdamW) train for some steps on 2 ranks. cnn.npy, lm.npy and
+transformer.npy hold rank 0's own gradient of the last step; cnn-compensated.npy and so on hold the same with the residual of error
+feedback. They are written to DIR, which is $GRACE_EXT_GRADIENTS or gradients in the user's cache folder by default; existing files
+are replaced.
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 
 import numpy as np
 from _lib import EXAMPLES, ROOT, RunFailed, launch
+from _transformer_tasks import TASKS
 
 from grace_ext import ConfigError, bench
 
@@ -22,8 +26,10 @@ sys.path.insert(0, os.path.join(ROOT, "mpirun"))
 
 import fetch_fashion_mnist  # noqa: E402
 
+#: Takes a folder for what is captured, and gives the script and its arguments.
+Run = Callable[[str], tuple[str, list[str]]]
 RANKS, SECONDS = 2, 600
-CNN_STEPS, LM_STEPS = 60, 90
+CNN_STEPS, LM_STEPS, TRANSFORMER_STEPS = 60, 90, 200
 
 
 def default_folder():
@@ -31,25 +37,49 @@ def default_folder():
     return os.environ.get("GRACE_EXT_GRADIENTS") or os.path.join(cache, "grace_ext", "gradients")
 
 
-def runs(data: str) -> dict[str, tuple[str, int, list[str]]]:
-    """Return name -> example, steps, options."""
+def example(name: str, steps: int, *options: str) -> Run:
+    """A run of an example, which has options to capture gradients."""
+    return lambda work: (os.path.join(EXAMPLES, name), [*options, "--capture", work, "--capture-steps", str(steps - 1)])
+
+
+def transformer(steps: int) -> Run:
+    def run(work: str) -> tuple[str, list[str]]:
+        task = TASKS["gpt"]
+        options = {
+            "task": "gpt",
+            "seed": 0,
+            "steps": steps,
+            "batch": task.batch,
+            "lr": task.lr,
+            "betas": task.betas,
+            "plain": False,
+            "library": "grace_ext",
+            "arguments": {"compression": "topk:0.01/rice/qsgd:7", "memory": "residual"},
+            "data": work,
+            "starts_from": None,
+            "model_out": None,
+            "capture": (work, [steps - 1]),
+            "out": os.path.join(work, "result.json"),
+        }
+        return os.path.join(ROOT, "benchmarks", "_transformer_worker.py"), [json.dumps(options)]
+
+    return run
+
+
+def runs(data: str) -> dict[str, tuple[int, Run]]:
+    """Return name -> steps, run."""
     cnn = ["--data", data, "--model", "cnn", "--epochs", "1", "--train-samples", str(64 * RANKS * CNN_STEPS)]
     return {
-        "cnn": ("pytorch_fashion_mnist.py", CNN_STEPS, cnn),
-        "lm": ("pytorch_text.py", LM_STEPS, ["--steps", str(LM_STEPS), "--batch-size", "8"]),
+        "cnn": (CNN_STEPS, example("pytorch_fashion_mnist.py", CNN_STEPS, *cnn)),
+        "lm": (LM_STEPS, example("pytorch_text.py", LM_STEPS, "--steps", str(LM_STEPS), "--batch-size", "8")),
+        "transformer": (TRANSFORMER_STEPS, transformer(TRANSFORMER_STEPS)),
     }
 
 
-def capture(name: str, example: str, steps: int, options: list[str], out: str) -> list[str]:
-    """Run one example and save its last step's gradients; return the files."""
+def capture(name: str, steps: int, run: Run, out: str) -> list[str]:
+    """Make one run and save its last step's gradients; return the files."""
     with tempfile.TemporaryDirectory() as work:
-        launch(
-            name,
-            os.path.join(EXAMPLES, example),
-            [*options, "--capture", work, "--capture-steps", str(steps - 1)],
-            RANKS,
-            SECONDS,
-        )
+        launch(name, *run(work), RANKS, SECONDS)
         return [
             save(bench.load(os.path.join(work, f"{steps - 1}{suffix}.npz")), os.path.join(out, f"{name}{suffix}.npy"))
             for suffix in ("", "-compensated")
@@ -72,8 +102,8 @@ def main():
     os.makedirs(out, exist_ok=True)
     try:
         data = fetch_fashion_mnist.fetch(fetch_fashion_mnist.default_folder())
-        for name, (example, steps, options) in runs(data).items():
-            print(*capture(name, example, steps, options, out), sep="\n", flush=True)
+        for name, (steps, run) in runs(data).items():
+            print(*capture(name, steps, run, out), sep="\n", flush=True)
     except (RunFailed, RuntimeError, ConfigError, OSError) as error:
         sys.exit(f"error: {error}")
 

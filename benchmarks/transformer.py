@@ -120,6 +120,7 @@ def run(name: str, method_name: str, seed: int, args) -> None:
         "data": args.data,
         "starts_from": start,
         "model_out": os.path.join(models, f"{name}-{seed}.pt") if method_name == DENSE else None,
+        "capture": None,
         "out": part_of(out),
     }
     began = time.perf_counter()

@@ -1,5 +1,6 @@
 """The examples' models and data, and the script that captures gradients from them, without starting ranks."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -27,9 +28,11 @@ def scripts():
         yield pytorch_text, pytorch_fashion_mnist, capture
         for name in (
             "capture",
+            "_cluster_tasks",
             "_comparison",
             "_launch",
             "_lib",
+            "_transformer_tasks",
             "compare_tensorflow",
             "fashion_mnist",
             "fetch_fashion_mnist",
@@ -79,14 +82,17 @@ def test_the_models_of_the_fashion_example(scripts):
 
 @pytest.fixture
 def launched(scripts, monkeypatch):
-    """Stands for horovodrun: saves what a run with --capture would."""
+    """Stands for horovodrun: saves what a run that captures would."""
     _, _, capture = scripts
     calls = []
 
     def launch(label, script, options, ranks, timeout):
         calls.append(label)
         assert Path(script).is_file() and ranks == 2
-        folder, step = (options[options.index(flag) + 1] for flag in ("--capture", "--capture-steps"))
+        if label == "transformer":
+            folder, [step] = json.loads(options[0])["capture"]
+        else:
+            folder, step = (options[options.index(flag) + 1] for flag in ("--capture", "--capture-steps"))
         np.savez(f"{folder}/{step}.npz", a=np.full(3, 1 + len(calls), np.float32), b=np.full(2, 9, np.float32))
         np.savez(f"{folder}/{step}-compensated.npz", a=np.full(3, 5, np.float32), b=np.full(2, 9, np.float32))
 
@@ -95,15 +101,15 @@ def launched(scripts, monkeypatch):
     return capture, calls
 
 
-def test_capture_leaves_four_files_and_can_be_repeated(launched, tmp_path, monkeypatch, capsys):
+def test_capture_leaves_two_files_of_each_model_and_can_be_repeated(launched, tmp_path, monkeypatch, capsys):
     capture, calls = launched
     monkeypatch.setattr(sys, "argv", ["capture.py", "--out", str(tmp_path / "new" / "folder")])
     for repetition in (0, 1):
         capture.main()
-        names = ["cnn-compensated.npy", "cnn.npy", "lm-compensated.npy", "lm.npy"]
+        names = [f"{model}{suffix}.npy" for model in ("cnn", "lm", "transformer") for suffix in ("-compensated", "")]
         assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == names
-        assert np.load(tmp_path / "new" / "folder" / "lm.npy").tolist() == [3 + 2 * repetition] * 3 + [9, 9]
-    assert calls == ["cnn", "lm"] * 2
+        assert np.load(tmp_path / "new" / "folder" / "lm.npy").tolist() == [3 + 3 * repetition] * 3 + [9, 9]
+    assert calls == ["cnn", "lm", "transformer"] * 2
     assert all(Path(line).is_file() for line in capsys.readouterr().out.split())
 
 

@@ -283,8 +283,8 @@ def _wrap(paragraph: str) -> str:
 
 
 _CAPTURED = (
-    "`make gradients GRADIENTS=build/gradients` makes the files in `build/gradients`: gradients of two examples, a CNN and a "
-    "language model."
+    "`make gradients GRADIENTS=build/gradients` makes the files in `build/gradients`: gradients of a CNN, a language "
+    "model and a transformer."
 )
 
 

@@ -1,5 +1,6 @@
 """Index codec `row_context`."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +21,9 @@ MOST_HISTORY = 6
 _SPARSE = 64  # most elements of the touched rows for each position
 _FIRST = ("the bits of history", "the width", "the number of rows", "the codec of the rows", "the bytes of the rows")
 _MOST_HEAD = 5 * (len(_FIRST) + (4 << MOST_HISTORY))  # bytes
-_FEW = 4096  # with fewer positions, no width is looked for
-_WINDOWS, _WINDOW = 6, 512  # of positions, by which a width is chosen
+_FEWEST, _FEW = 1024, 4096  # with fewer positions, no width is looked for; or only where they cluster
+_CLUSTERED = 0.75  # the most of the bits of random positions that gap classes take where positions cluster
+_WINDOWS, _WINDOW, _LONG_WINDOW = 6, 512, 4096  # of positions, by which a width is chosen
 #: Widths that are looked for: usual ones of embeddings and layers.
 _WIDTHS = np.array(
     [16, 32, 48, 50, 64, 96, 100, 128, 160, 192, 200, 256, 300, 320, 384, 400, 512, 576, 640, 768]
@@ -66,29 +68,32 @@ class RowContext(IndexCodec):
         if not 0 <= width <= MOST_WIDTH:
             raise ConfigError(f"row_context: width={width}; allowed: 0 (the one that stands out), or 1 to {MOST_WIDTH}")
         self.width = width
+        self._encoded: GapCounts | None = None  # the one support that is encoded already
 
     def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
+        if self._encoded is not None and self._encoded.indices is indices and self._encoded.payload is not None:
+            return self._encoded.payload, indices
         plan = self._plan(indices, d)
         if plan is None:
             return np.concatenate([np.zeros(1, np.uint8), RawIndex().encode(indices, d)[0]]), indices
         return _section(plan, d), indices
 
     def size_from_gaps(self, gaps: GapCounts) -> int:
-        plan = self._plan(gaps.indices, gaps.d)
+        plan = self._plan(gaps.indices, gaps.d, gaps)
         if plan is None:
             return 1 + 4 * gaps.indices.size
         gaps.payload = _section(plan, gaps.d)
         return gaps.payload.size
 
     def prepared(self, gaps: GapCounts) -> IndexCodec:
-        return _Encoded(gaps)
+        encoded = RowContext(self.width)
+        encoded._encoded = gaps
+        return encoded
 
-    def _plan(self, indices: np.ndarray, d: int) -> _Plan | None:
-        """Split the support; None where that cannot pay. The arrays are scratch arrays."""
+    def _plan(self, indices: np.ndarray, d: int, gaps: GapCounts | None = None) -> _Plan | None:
+        """Split the support; None where that cannot pay. The arrays are scratch arrays. gaps: of the support, if they are known."""
         k = indices.size
-        width = self.width
-        if not width and k >= _FEW:
-            width = likely_width(indices, _WIDTHS, _WINDOWS, min(_WINDOW, k // 12))
+        width = self.width or _width_of(indices, d, gaps)
         if not width:
             return None
         rows, compact = (scratch(name, np.uint32, k) for name in ("context rows", "context compact"))
@@ -139,6 +144,18 @@ class RowContext(IndexCodec):
             raise ContainerError("row_context: not every row has a position")
 
 
+def _width_of(indices: np.ndarray, d: int, gaps: GapCounts | None) -> int:
+    """Return the width that stands out; 0 if none does."""
+    k = indices.size
+    if k < _FEWEST:
+        return 0
+    if k < _FEW:
+        random = k * (math.log2(d / k) + 1 / math.log(2))  # about log2 C(d, k)
+        if (gaps or GapCounts(indices, d)).plan[2] > _CLUSTERED * random:
+            return 0
+    return likely_width(indices, _WIDTHS, _WINDOWS, *(min(size, k // (2 * _WINDOWS)) for size in (_WINDOW, _LONG_WINDOW)))
+
+
 def _section(plan: _Plan, d: int) -> np.ndarray:
     """Encode the parts of a plan."""
     parts = [encode_part(plan.rows, row_count(d, plan.width))]
@@ -146,19 +163,6 @@ def _section(plan: _Plan, d: int) -> np.ndarray:
         parts.append(encode_part(part, domain) if part.size else (ALL, EMPTY))
     head = _head(plan, [id for id, _ in parts], [section.size for _, section in parts])
     return np.concatenate([np.frombuffer(head, np.uint8), *(section for _, section in parts)])
-
-
-class _Encoded(RowContext):
-    """A support that is encoded already, and no other one."""
-
-    def __init__(self, gaps: GapCounts):
-        super().__init__()
-        self._payload, self._indices = gaps.payload, gaps.indices
-
-    def encode(self, indices: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
-        if self._payload is None or indices is not self._indices:
-            return super().encode(indices, d)
-        return self._payload, indices
 
 
 def _head(plan: _Plan, ids: list[int], sizes: list[int]) -> bytes:

@@ -11,41 +11,71 @@ import math
 import numpy as np
 
 from ._compile import kernel
+from ._intrinsics import helper
 
 _ASIDE = np.uint32(5)
-_CLEARLY, _BETTER = 5.0, 1.5  # standard deviations that repetitions take; and how much better a multiple has to be
+_LIKELY, _CLEARLY = 2.5, 5.0  # standard deviations that repetitions take
+_SOON = 2  # after so many windows a width is given up
+_BETTER = 1.5  # so many times clearer a multiple of a width has to be
 
 
-@kernel("int64(Array(uint32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), int64, int64)")
-def likely_width(indices, widths, windows, size):
+@helper
+def _repetitions(indices, width, windows, size, seen):
+    """Return how many standard deviations more columns repeat from one touched row to the next than by chance.
+
+    The result is 0 where no more do so in the first windows. seen: uint32[width or more], to work in: the touched row, counted
+    from 2, in which a column was last seen.
+    """
+    seen[:width] = np.uint32(0)
+    row, last, hits, others = np.uint32(1), np.int64(-1), 0, 0
+    for window in range(windows):
+        if window == _SOON and hits <= others:
+            return 0.0
+        first = (2 * window + 1) * (indices.size - size) // (2 * windows)
+        for i in range(first, first + size):
+            quotient = np.uint32(indices[i] // width)
+            column = np.uint32(indices[i] - np.uint32(quotient * width))
+            if np.int64(quotient) != last:
+                last = np.int64(quotient)
+                row = np.uint32(row + np.uint32(1))
+            if column + _ASIDE < width:  # on the right, where this row has not come to yet
+                above = np.uint32(row - np.uint32(1))
+                repeated, aside = seen[column] == above, seen[column + _ASIDE] == above
+                hits += np.int64(repeated > aside)
+                others += np.int64(aside > repeated)
+            seen[column] = row
+    return (hits - others) / math.sqrt(hits + others + 1.0)
+
+
+@helper
+def _clearest(widths, repetitions):
+    """Return the width whose columns repeat most; 0 if with none of them they clearly do. A multiple has to be much better."""
+    best, most = np.int64(0), _CLEARLY
+    for i in range(widths.size):
+        multiple = best > 0 and np.int64(widths[i]) % best == 0
+        if repetitions[i] > (_BETTER * most if multiple else most):
+            best, most = np.int64(widths[i]), repetitions[i]
+    return best
+
+
+@kernel("int64(Array(uint32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), int64, int64, int64)")
+def likely_width(indices, widths, windows, size, more):
     """Return the width with which columns repeat most from one touched row to the next; 0 if with none of them they clearly do.
 
     indices: uint32[k], strictly ascending; widths: uint32[n], ascending, above _ASIDE. Columns are compared in some windows of
-    so many positions, windows * size <= k, and with columns a little aside, which tell how many repeat by chance.
+    so many positions, windows * size <= k, and with columns a little aside, which tell how many repeat by chance. Widths that
+    are only likely are compared in windows of more positions: size <= more, windows * more <= k.
     """
-    best, most = 0, _CLEARLY
-    seen = np.empty(widths[widths.size - 1], np.uint32)  # the touched row, counted from 2, in which a column was last seen
-    for width in widths:
-        seen[:width] = np.uint32(0)
-        row, last, hits, others = np.uint32(1), np.int64(-1), 0, 0
-        for window in range(windows):
-            first = (2 * window + 1) * (indices.size - size) // (2 * windows)
-            for i in range(first, first + size):
-                quotient = np.uint32(indices[i] // width)
-                column = np.uint32(indices[i] - np.uint32(quotient * width))
-                if np.int64(quotient) != last:
-                    last = np.int64(quotient)
-                    row = np.uint32(row + np.uint32(1))
-                if column + _ASIDE < width:  # on the right, where this row has not come to yet
-                    above = np.uint32(row - np.uint32(1))
-                    repeated, aside = seen[column] == above, seen[column + _ASIDE] == above
-                    hits += np.int64(repeated > aside)
-                    others += np.int64(aside > repeated)
-                seen[column] = row
-        beyond = (hits - others) / math.sqrt(hits + others + 1.0)
-        multiple = best > 0 and np.int64(width) % best == 0
-        if beyond > (_BETTER * most if multiple else most):
-            best, most = np.int64(width), beyond
+    seen = np.empty(widths[widths.size - 1], np.uint32)
+    repetitions = np.empty(widths.size, np.float64)
+    for i in range(widths.size):
+        repetitions[i] = _repetitions(indices, widths[i], windows, size, seen)
+    best = _clearest(widths, repetitions)
+    if best == 0 and more > size:
+        for i in range(widths.size):
+            if repetitions[i] > _LIKELY:
+                repetitions[i] = _repetitions(indices, widths[i], windows, more, seen)
+        best = _clearest(widths, repetitions)
     return best
 
 

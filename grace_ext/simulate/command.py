@@ -245,7 +245,7 @@ def compare(
     if "ef21" in policies:
         if density is None:
             alike = next(iter(found.values()), None) or simulate(task, Kimad(time), setting)
-            fixed = equal_bytes(task, setting, *_bytes_of(alike))
+            fixed = equal_bytes(task, setting, *_bytes_of(alike, setting))
         else:
             fixed = FixedDensity(density, density)
         found[FixedDensity.label] = simulate(task, fixed, setting, progress)
@@ -255,7 +255,7 @@ def compare(
 
 
 def equal_bytes(task, setting: Setting, up: float, down: float) -> FixedDensity:
-    """Find the fixed densities with which messages have about as many bytes as given, from a short pilot run.
+    """Find the fixed densities with which messages after a warm-up have about as many bytes as given, from a short pilot run.
 
     Args:
         task: The task.
@@ -268,14 +268,15 @@ def equal_bytes(task, setting: Setting, up: float, down: float) -> FixedDensity:
     """
     sizes = sum(Sender(make_compressor(setting.compression), task.layers).sizes)
     first = FixedDensity(uniform_density(sizes, up), uniform_density(sizes, down))
-    pilot = simulate(task, first, dataclasses.replace(setting, steps=max(1, setting.steps // _PILOT), evaluations=1))
-    sent = _bytes_of(pilot)
+    steps = setting.warmup + max(1, (setting.steps - setting.warmup) // _PILOT)
+    sent = _bytes_of(simulate(task, first, dataclasses.replace(setting, steps=steps, evaluations=1)), setting)
     return FixedDensity(min(1.0, first.up * up / sent[0]), min(1.0, first.down * down / sent[1]))
 
 
-def _bytes_of(records: Sequence[Round]) -> tuple[float, float]:
-    """Compute the mean bytes of messages, up and down."""
-    return tuple(float(np.mean([getattr(one, way) for one in records])) for way in ("up", "down"))
+def _bytes_of(records: Sequence[Round], setting: Setting) -> tuple[float, float]:
+    """Compute the mean bytes of messages, up and down, after the warm-up; of all of them where nothing comes after it."""
+    counted = records[setting.warmup :] or records
+    return tuple(float(np.mean([getattr(one, way) for one in counted])) for way in ("up", "down"))
 
 
 def write_csv(path: Path, found: dict[tuple[int, str], list[Round]]) -> None:

@@ -89,6 +89,21 @@ def test_kernels_on_random_tables_and_on_any_content():
         assert intact()
 
 
+@pytest.mark.parametrize("kept", [0.02, 0.1, 0.2, 0.9])
+def test_the_likely_width_is_that_of_the_reference_implementation(kept):
+    widths = np.array([32, 48, 64, 96, 128, 192, 256], np.uint32)
+    found = set()
+    for seed in range(6):
+        indices, _ = table(400, 96, 120, 0.3, seed, kept)
+        for size, more in ((100, 100), (100, 250), (250, 250)):
+            width = kernels.likely_width(indices, widths, 6, size, more)
+            assert width == reference_index.likely_width(indices.tolist(), widths.tolist(), 6, size, more)
+            found.add((width, more > size))
+    assert {width for width, _ in found} <= {0, 96, 192}
+    if kept == 0.2:  # more positions tell
+        assert (96, True) in found and (0, False) in found
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_second_decoder(name):
     indices, d = TABLES[name]
@@ -110,6 +125,23 @@ def test_the_width_is_found(width, touched):
     shortest = min(codec().size(indices, d) for codec in others if not codec.composite)
     assert Auto().choose(indices, d).name == "row_context"
     assert Auto().encode(indices, d)[0].size < 0.75 * shortest
+
+
+def test_a_width_that_is_only_likely_is_looked_for_in_more_positions():
+    """As in an embedding's gradient with its residual, of which 3,072 of 260,000 positions did not tell."""
+    indices, d = table(3000, 256, 2000, 0.25, seed=1, kept=0.06)
+    assert kernels.likely_width(indices, np.array([256], np.uint32), 6, 512, 512) == 0
+    assert RowContext().encode(indices, d)[0].tobytes() == RowContext(256).encode(indices, d)[0].tobytes()
+
+
+def test_in_few_positions_a_width_is_looked_for_where_they_cluster():
+    """As in the top 0.1 % of a small transformer, of which zlib needed less than `auto` chose."""
+    indices, d = table(8000, 128, 40, 0.3)
+    assert 1024 < indices.size < 4096
+    assert Auto().choose(indices, d).name == "row_context"
+    assert RowContext().encode(indices, d)[0].tobytes() == RowContext(128).encode(indices, d)[0].tobytes()
+    dense, d = table(40, 128, 40, 0.3)
+    assert 1024 < dense.size < 4096 and RowContext().encode(dense, d)[0][0] == 0
 
 
 def test_nothing_is_looked_for_in_few_positions_and_nothing_found_in_random_ones():

@@ -1,21 +1,25 @@
 """The simulator's command: its table, its file, and arguments that cannot work."""
 
 import csv
+import dataclasses
 
 import pytest
 from support.simulations import mean
 
 from grace_ext.cli import main
 from grace_ext.simulate import simulate
-from grace_ext.simulate.command import equal_bytes
+from grace_ext.simulate.command import compare, equal_bytes
 
 pytestmark = pytest.mark.tier("test")
 
 
-def test_equal_bytes(slow):
+@pytest.mark.parametrize("warmup", [0, 20])
+def test_equal_bytes(slow, warmup):
+    """Without the steps of the warm-up, in which all messages are exact."""
     task, setting = slow
+    setting = dataclasses.replace(setting, warmup=warmup)
     policy = equal_bytes(task, setting, 2000.0, 3000.0)
-    records = simulate(task, policy, setting)
+    records = simulate(task, policy, setting)[warmup:]
     assert mean(records, "up") == pytest.approx(2000, rel=0.15) and mean(records, "down") == pytest.approx(3000, rel=0.15)
 
 
@@ -74,3 +78,10 @@ def test_what_is_compared_is_what_was_asked_for(more, capsys):
 def test_arguments_that_cannot_work(more, message, capsys):
     assert main([*COMMAND, *more]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_fixed_density_is_compared_that_sends_as_many_bytes_after_the_warm_up(slow):
+    task, setting = slow
+    runs = compare(task, dataclasses.replace(setting, warmup=20), ("ef21", "kimad"), 0.04)
+    kimad, ef21 = (mean(runs[label][20:], "up") for label in ("Kimad", "EF21"))
+    assert ef21 == pytest.approx(kimad, rel=0.15)

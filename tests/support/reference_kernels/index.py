@@ -162,3 +162,37 @@ def classes_by_history(compact, width, domain, history):
             found[h][1].append(found[h][0])
         found[h][0] += 1
     return found
+
+
+def repetitions(indices, width, windows, size):
+    """How many standard deviations more columns of a touched row are held by the one above than are held 5 columns aside.
+
+    0 if no more are after two windows.
+    """
+    rows, hits, others = [(None, set())], 0, 0
+    for window in range(windows):
+        if window == 2 and hits <= others:
+            return 0
+        first = (2 * window + 1) * (len(indices) - size) // (2 * windows)
+        for x in indices[first : first + size]:
+            row, column = divmod(x, width)
+            if row != rows[-1][0]:
+                rows.append((row, set()))
+            if column + 5 < width:
+                above = rows[-2][1]
+                hits += column in above and column + 5 not in above
+                others += column not in above and column + 5 in above
+            rows[-1][1].add(column)
+    return (hits - others) / (hits + others + 1) ** 0.5
+
+
+def likely_width(indices, widths, windows, size, more):
+    """The width with the most repetitions: 5 at least, of more positions if need be where 2.5 of some are found."""
+    found = {width: repetitions(indices, width, windows, size) for width in widths}
+    if more > size and max(found.values()) <= 5:
+        found = {width: repetitions(indices, width, windows, more) for width, times in found.items() if times > 2.5}
+    best = 0
+    for width, times in found.items():
+        if times > max(5, found[best] * (1.5 if width % best == 0 else 1) if best else 0):
+            best = width
+    return best
