@@ -27,6 +27,7 @@ WORKER = os.path.join(ROOT, "benchmarks", "_ncf_worker.py")
 PACKAGE, RATINGS = "recbole==1.2.1", "recbole/dataset_example/ml-100k/ml-100k.inter"
 RANKS, EVERY = 4, 50  # steps between evaluations
 DENSE, COMPUTE = "Horovod float32", "compute alone"
+SHORTEST, DEFAULT = "nonzero, shortest index codec, QSGD", "grace_ext, default"
 #: By label: the library and its arguments. Quantized values are unbiased, so no memory is needed.
 METHODS = {
     COMPUTE: ("none", {}),
@@ -37,9 +38,9 @@ METHODS = {
         "grace_ext",
         {"compression": "nonzero/bloom:p0:fpr=0.6/qsgd:7:bucket=512:norm=l2", "memory": "none"},
     ),
-    "nonzero, shortest index codec, QSGD": ("grace_ext", {"compression": "nonzero/auto/qsgd:7", "memory": "none"}),
+    SHORTEST: ("grace_ext", {"compression": "nonzero/auto/qsgd:7", "memory": "none"}),
     "nonzero, shortest index codec, exact": ("grace_ext", {"compression": "nonzero/auto/raw", "memory": "none"}),
-    "grace_ext, default": ("grace_ext", {}),
+    DEFAULT: ("grace_ext", {}),
 }
 
 
@@ -112,6 +113,12 @@ def read(folder: str) -> dict[str, dict[str, dict]]:
     return {label: found[label] for label in METHODS if label in found}
 
 
+def gained(runs: dict[str, list[dict]], label: str) -> float:
+    """Compute the mean points of hit rate above those of Horovod float32 with the same seeds."""
+    dense = {one["seed"]: one["hit_rate"] for one in runs[DENSE]}
+    return statistics.mean(100 * (one["hit_rate"] - dense[one["seed"]]) for one in runs[label] if one["seed"] in dense)
+
+
 def page(args) -> None:
     found = read(args.results)
     runs = {label: [one for which, one in results.items() if which.startswith("seed")] for label, results in found.items()}
@@ -143,6 +150,9 @@ def page(args) -> None:
         "The volume is relative to float32 of all elements, headers and small tensors included. DeepReduce's has QSGD of 7 bits in "
         "buckets of 512 and a Bloom filter with a rate of false positives of 0.6; where so many elements are not zero, a filter is "
         "longer than a bit for each of those.",
+        f"Against Horovod float32 with the same seeds, the default, which is for models that tolerate sparse updates, gains "
+        f"{gained(runs, DEFAULT):+.1f} points of hit rate, and the shortest index codec with QSGD {gained(runs, SHORTEST):+.1f}: "
+        "models like this one need every element that is not zero.",
     ]
     rates = sorted({which for results in found.values() for which in results if not which.startswith("seed")}, key=_by_rate)
     if rates:
