@@ -27,7 +27,6 @@ WORKER = os.path.join(ROOT, "benchmarks", "_ncf_worker.py")
 PACKAGE, RATINGS = "recbole==1.2.1", "recbole/dataset_example/ml-100k/ml-100k.inter"
 RANKS, EVERY = 4, 50  # steps between evaluations
 DENSE, COMPUTE = "Horovod float32", "compute alone"
-SHORTEST, DEFAULT, DENSER = "nonzero, shortest index codec, QSGD", "grace_ext, default", "grace_ext, top-k 10 %"
 #: By label: the library and its arguments. Quantized values are unbiased, so no memory is needed.
 METHODS = {
     COMPUTE: ("none", {}),
@@ -38,10 +37,10 @@ METHODS = {
         "grace_ext",
         {"compression": "nonzero/bloom:p0:fpr=0.6/qsgd:7:bucket=512:norm=l2", "memory": "none"},
     ),
-    SHORTEST: ("grace_ext", {"compression": "nonzero/auto/qsgd:7", "memory": "none"}),
+    "nonzero, shortest index codec, QSGD": ("grace_ext", {"compression": "nonzero/auto/qsgd:7", "memory": "none"}),
     "nonzero, shortest index codec, exact": ("grace_ext", {"compression": "nonzero/auto/raw", "memory": "none"}),
-    DEFAULT: ("grace_ext", {}),
-    DENSER: ("grace_ext", {"compression": "topk:0.1/auto/lloyd:0.05"}),
+    "grace_ext, default": ("grace_ext", {}),
+    "grace_ext, top-k 10 %": ("grace_ext", {"compression": "topk:0.1/auto/lloyd:0.05"}),
 }
 
 
@@ -114,10 +113,10 @@ def read(folder: str) -> dict[str, dict[str, dict]]:
     return {label: found[label] for label in METHODS if label in found}
 
 
-def gained(runs: dict[str, list[dict]], label: str) -> float:
+def gained(results: list[dict], dense: list[dict]) -> float:
     """Compute the mean points of hit rate above those of Horovod float32 with the same seeds."""
-    dense = {one["seed"]: one["hit_rate"] for one in runs[DENSE]}
-    return statistics.mean(100 * (one["hit_rate"] - dense[one["seed"]]) for one in runs[label] if one["seed"] in dense)
+    of = {one["seed"]: one["hit_rate"] for one in dense}
+    return statistics.mean(100 * (one["hit_rate"] - of[one["seed"]]) for one in results)
 
 
 def page(args) -> None:
@@ -125,7 +124,7 @@ def page(args) -> None:
     runs = {label: [one for which, one in results.items() if which.startswith("seed")] for label, results in found.items()}
     runs = {label: results for label, results in runs.items() if results}
     first = runs[DENSE][0]
-    rows = [["method", "best hit rate of 10", "seeds", "from … to", "relative volume", "bytes a step"]]
+    rows = [["method", "best hit rate of 10", "seeds", "from … to", "points", "relative volume", "bytes a step"]]
     for label, results in runs.items():
         rates = [one["hit_rate"] for one in results]
         volume = statistics.mean(one["bytes_sent"] / (4 * one["parameters"] * one["steps"]) for one in results)
@@ -136,6 +135,7 @@ def page(args) -> None:
                 f"{statistics.mean(rates):.4f}",
                 str(len(rates)),
                 f"{min(rates):.4f} … {max(rates):.4f}",
+                "" if label == DENSE else f"{gained(results, runs[DENSE]):+.1f}",
                 f"{volume:.4f}",
                 f"{sent:,.0f}",
             ]
@@ -151,9 +151,8 @@ def page(args) -> None:
         "The volume is relative to float32 of all elements, headers and small tensors included. DeepReduce's has QSGD of 7 bits in "
         "buckets of 512 and a Bloom filter with a rate of false positives of 0.6; where so many elements are not zero, a filter is "
         "longer than a bit for each of those.",
-        "Points of hit rate above Horovod float32 with the same seeds: the default, which is for models that tolerate sparse updates, "
-        f"{gained(runs, DEFAULT):+.1f}; top-k 10 % {gained(runs, DENSER):+.1f}; the shortest index codec with QSGD "
-        f"{gained(runs, SHORTEST):+.1f}. A model like this one needs every element that is not zero.",
+        "Points are those above Horovod float32 with the same seeds. Top-k is for models that tolerate sparse updates: one like this needs "
+        "every element that is not zero.",
     ]
     rates = sorted({which for results in found.values() for which in results if not which.startswith("seed")}, key=_by_rate)
     if rates:

@@ -229,15 +229,15 @@ def test_the_page_of_the_recommendation_model_has_hit_rates_volumes_and_times(tm
         ("SKCompress", (0.4,), 10_000, 30.0),
     ):
         for seed, hit in enumerate(hits):
-            found = {**described, "label": label, "hit_rate": hit, "bytes_sent": sent, "ms_per_step": 1.0}
+            found = {**described, "label": label, "seed": seed, "hit_rate": hit, "bytes_sent": sent, "ms_per_step": 1.0}
             Path(ncf.path_of(label, f"seed{seed}", str(tmp_path))).write_text(json.dumps(found))
         found = {**described, "label": label, "ms_per_step": milliseconds, "ms_codecs": 4.0}
         Path(ncf.path_of(label, "100mbit", str(tmp_path))).write_text(json.dumps(found))
     ncf.page(argparse.Namespace(results=str(tmp_path), out=str(tmp_path)))
     text = (tmp_path / "ncf.md").read_text()
     assert "50 % of the elements of a gradient are not zero" in text
-    assert "| Horovod float32 | 0.5500 | 2 | 0.5000 … 0.6000 | 1.0000 | 4,000 |" in text
-    assert "| SKCompress | 0.4000 | 1 | 0.4000 … 0.4000 | 0.2500 | 1,000 |" in text
+    assert "| Horovod float32 | 0.5500 | 2 | 0.5000 … 0.6000 |  | 1.0000 | 4,000 |" in text
+    assert "| SKCompress | 0.4000 | 1 | 0.4000 … 0.4000 | -10.0 | 0.2500 | 1,000 |" in text
     assert "| SKCompress | 30.0 | 4.0 | 3.00 |" in text
 
 

@@ -24,7 +24,7 @@ def suit_kernels(*tensors: torch.Tensor) -> bool:
     Returns:
         Whether all of them are contiguous float32 on the host.
     """
-    return all(one.device.type == "cpu" and one.dtype == torch.float32 and one.is_contiguous() for one in tensors)
+    return all(one.is_cpu and one.dtype == torch.float32 and one.is_contiguous() for one in tensors)
 
 
 def flat(tensor: torch.Tensor) -> np.ndarray:
@@ -36,4 +36,6 @@ def flat(tensor: torch.Tensor) -> np.ndarray:
     Returns:
         float32[elements] on the host, without a copy where `suit_kernels` says so.
     """
-    return tensor.detach().to("cpu", torch.float32).reshape(-1).numpy()
+    if not (tensor.is_cpu and tensor.dtype == torch.float32):  # asked first: the conversion takes as long as all the rest
+        tensor = tensor.detach().to("cpu", torch.float32)
+    return tensor.numpy(force=True).reshape(-1)
