@@ -151,8 +151,8 @@ def page(args) -> None:
         "The volume is relative to float32 of all elements, headers and small tensors included. DeepReduce's has QSGD of 7 bits in "
         "buckets of 512 and a Bloom filter with a rate of false positives of 0.6; where so many elements are not zero, a filter is "
         "longer than a bit for each of those.",
-        "Points are those above Horovod float32 with the same seeds. Top-k is for models that tolerate sparse updates: one like this needs "
-        "every element that is not zero.",
+        "Points are those above Horovod float32 with the same seeds. With top-k, what is small is sent later: while hit rates still rise, "
+        "as in these steps, training lags behind.",
     ]
     rates = sorted({which for results in found.values() for which in results if not which.startswith("seed")}, key=_by_rate)
     if rates:
