@@ -6,7 +6,7 @@
 
 The ratings are those of MovieLens 100k, which the Python package RecBole has among its examples; its wheel is fetched to DIR. `links`
 needs root, for mpirun/hosts. Each result is a file in benchmarks/results/ncf, and a run whose result is there is not repeated. About
-half an hour on two idle cores.
+an hour on two idle cores.
 """
 
 import argparse
