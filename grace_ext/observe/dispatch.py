@@ -34,7 +34,7 @@ class ObserverDispatcher(StepListener):
         self._writers = [one for one in here if isinstance(one, Writer)]
         self._timelines = [one for one in here if isinstance(one, Timeline)]
         self._growth = advice.ResidualGrowthCheck() if transport.rank == 0 and advice.warnings_wanted() else None
-        self._lag = advice.LagCheck() if self._growth else None
+        self._waiting = (advice.LagCheck(), advice.StarvedCheck()) if self._growth else ()
         can_probe = transport.size > 1 and transport.probe_transport() is not None
         self._cost = advice.CodecCostCheck(transport) if can_probe and advice.warnings_wanted() else None
         self._norms: dict[str, tuple[float, float]] = {}  # last seen, by tensor: those of the gradient and of the residual
@@ -111,8 +111,9 @@ class ObserverDispatcher(StepListener):
         if self._growth:
             wanted = seen if seen and self._growth.wants() else None
             self._growth.end_step(finite, wanted, report()["compressed"]["ratio"] if seen else 1.0)
-            if self._lag and wanted:
-                self._lag.end_step(self._growth.steps, {name: wanted[name] for name in self._stepped if name in wanted})
+            stepped = {name: wanted[name] for name in self._stepped if name in wanted} if wanted else {}
+            for check in self._waiting if stepped else ():
+                check.end_step(self._growth.steps, stepped)
         if self._capture:
             self._capture.end_step(step, finite)
         self._forget_step()

@@ -83,6 +83,30 @@ def test_under_adam_too_much_that_waits_is_warned_of(memory, spec, expected):
     assert len(found) == expected and all("after 64 steps" in text and "layer.weight" in text for text in found)
 
 
+@pytest.mark.parametrize("small, per, expected", [(0.001, "bucket", 1), (0.001, "tensor", 0), (0.5, "bucket", 0)])
+def test_under_adam_tensors_that_are_never_sent_are_warned_of(small, per, expected):
+    """As the tables of a recommendation model, whose gradients were a thousandth of those of its layers."""
+    made = Exchange(InProcessGroup(1).transport(0), "adam", 1.0)
+    tensors = [Tensor("layer", 1000, 2), Tensor("table", 1000, 2)]
+    made.set_buckets(
+        [
+            made.bucket(
+                "bucket",
+                tensors,
+                grace_ext.compressor(f"topk:0.1:per={per}/rice/raw"),
+                parse_stage("communicator", "allgather"),
+            )
+        ]
+    )
+    generator, scale = np.random.default_rng(0), np.repeat([1, small], 1000)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(513):
+            step(made, (scale * generator.standard_normal(2000)).astype(np.float32))
+    found = [str(one.message) for one in caught if "hardly anything was sent" in str(one.message)]
+    assert len(found) == expected and all("after 512 steps hardly anything was sent of table:" in text for text in found)
+
+
 @pytest.mark.parametrize("gradients", [steady, fading, rising])
 @pytest.mark.parametrize("spec, steps", [("topk:0.01/rice/qsgd:7", 2100), ("topk:0.1/rice/qsgd:7", 1050)])
 def test_healthy_top_k_is_left_alone(spec, steps, gradients):
