@@ -27,7 +27,9 @@ WORKER = os.path.join(ROOT, "benchmarks", "_ncf_worker.py")
 PACKAGE, RATINGS = "recbole==1.2.1", "recbole/dataset_example/ml-100k/ml-100k.inter"
 RANKS, EVERY = 4, 50  # steps between evaluations
 DENSE, COMPUTE = "Horovod float32", "compute alone"
-#: By label: the library and its arguments. Quantized values are unbiased, so no memory is needed.
+#: Tables whose gradients are small beside those of the other tensors, and a spec that ranks them by themselves.
+SMALL, OWN = ("users.weight", "items.weight"), "topk:0.1:per=tensor/auto/lloyd:0.05"
+#: By label: the library and its arguments. Values that are quantized without a bias need no memory.
 METHODS = {
     COMPUTE: ("none", {}),
     DENSE: ("horovod", {"compression": "none"}),
@@ -40,7 +42,9 @@ METHODS = {
     "nonzero, shortest index codec, QSGD": ("grace_ext", {"compression": "nonzero/auto/qsgd:7", "memory": "none"}),
     "nonzero, shortest index codec, exact": ("grace_ext", {"compression": "nonzero/auto/raw", "memory": "none"}),
     "grace_ext, default": ("grace_ext", {}),
-    "grace_ext, top-k 10 %": ("grace_ext", {"compression": "topk:0.1/auto/lloyd:0.05"}),
+    "grace_ext, default, two tables ranked by themselves": ("grace_ext", {"rules": dict.fromkeys(SMALL, OWN)}),
+    "grace_ext, top-k 10 %": ("grace_ext", {"compression": "topk:0.1/auto/lloyd:0.05", "memory": "residual"}),
+    "grace_ext, top-k 3 % of 64": ("grace_ext", {"compression": "topk:0.03:per=64/auto/lloyd:0.05", "memory": "residual"}),
 }
 
 
@@ -151,8 +155,10 @@ def page(args) -> None:
         "The volume is relative to float32 of all elements, headers and small tensors included. DeepReduce's has QSGD of 7 bits in "
         "buckets of 512 and a Bloom filter with a rate of false positives of 0.6; where so many elements are not zero, a filter is "
         "longer than a bit for each of those.",
-        "Points are those above Horovod float32 with the same seeds. With top-k, what is small is sent later: while hit rates still rise, "
-        "as in these steps, training lags behind.",
+        "Points are those above Horovod float32 with the same seeds. Where top-k ranks the elements of all tensors together, two of the "
+        "tables are hardly ever sent, whose gradients are small beside the others' "
+        "([a warning](observability.md#warnings) names them after 512 steps), and training lags behind. Elements can be ranked among those "
+        f"of their tensor, here with `rules` for these two, `{OWN}`, or among 64 neighbors, a row of a table.",
     ]
     rates = sorted({which for results in found.values() for which in results if not which.startswith("seed")}, key=_by_rate)
     if rates:
