@@ -177,8 +177,8 @@ class StarvedCheck:
     If nothing of a tensor was sent, and its gradients were independent, the energy of its residual would be the sum of theirs. A
     tensor is starved whose residual holds half of that at two looks in a row, while those of all tensors hold an eighth of it
     or less. Elements are ranked together with those of other tensors, and Adam makes steps of the same size where gradients
-    are small. In docs/ncf.md, two tables held more than all of it under the default; in docs/transformers.md, no tensor held more
-    than 0.2 after 256, 512 and 1,024 steps.
+    are small. Under the default, two tables of the model of docs/ncf.md held more than all of it, and no tensor of the transformer
+    of docs/transformers.md held more than 0.2 after 256, 512 and 1,024 steps.
     """
 
     FIRST, STARVED, ALL = 256, 0.5, 0.125
