@@ -36,9 +36,7 @@ def test_auto_takes_about_the_shortest_without_encoding(name, monkeypatch):
     sizes = {codec.name: codec.encode(indices, d)[0].size for codec in fixed(d)}
     for text in FIXED:
         monkeypatch.setattr(registry.lookup("index", text), "encode", None)
-    chosen = shortest(
-        indices, d
-    )  # of those that do not consist of other codecs' sections, whose sizes are known by encoding
+    chosen = shortest(indices, d)  # a codec of other codecs' sections knows its size by encoding them
     assert sizes[chosen.name] <= min(sizes.values()) * 1.005
     assert sizes[chosen.name] == min(sizes.values()) or min(sizes, key=sizes.get) == "huffman"
 
