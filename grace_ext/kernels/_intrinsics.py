@@ -331,17 +331,17 @@ def unbutterfly16(typingctx, x, i, j, factor, y, t, d):
 
 
 @intrinsic
-def add16(typingctx, x, i, j, y, t):
-    """y[t:t + 16] = x[i:i + 16] + x[j:j + 16]; a copy of the first if j < 0. Flat indices, float32."""
-    signature = types.void(x, types.int64, types.int64, y, types.int64)
+def add16(typingctx, x, i, z, j, y, t):
+    """y[t:t + 16] = x[i:i + 16] + z[j:j + 16]; a copy of the first, and z[i:i + 16] is read, if j < 0. Flat indices, float32."""
+    signature = types.void(x, types.int64, z, types.int64, y, types.int64)
 
     def generate(context, builder, signature, args):
+        alone = builder.icmp_signed("<", args[3], ir.Constant(_I64, 0))
         first = builder.load(_row16(context, builder, signature.args[0], args[0], args[1]))
-        alone = builder.icmp_signed("<", args[2], ir.Constant(_I64, 0))
-        second = builder.load(_row16(context, builder, signature.args[0], args[0], builder.select(alone, args[1], args[2])))
+        second = builder.load(_row16(context, builder, signature.args[2], args[2], builder.select(alone, args[1], args[3])))
         first.align = second.align = 4
         row = builder.select(alone, first, builder.fadd(first, second))
-        builder.store(row, _row16(context, builder, signature.args[3], args[3], args[4])).align = 4
+        builder.store(row, _row16(context, builder, signature.args[4], args[4], args[5])).align = 4
         return context.get_dummy_value()
 
     return signature, generate

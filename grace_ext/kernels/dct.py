@@ -65,8 +65,8 @@ def _forward(x, y, factors, out):
                 a, b, t = (block + i) * w, (block + half + i) * w, (block + 2 * i) * w
                 following = w if i + 1 < half else -n * w * 2
                 for c in range(0, w, LANES):
-                    add16(x, a + c, -1, y, t + c)
-                    add16(x, b + c, b + following + c, y, t + w + c)
+                    add16(x, a + c, x, -1, y, t + c)
+                    add16(x, b + c, x, b + following + c, y, t + w + c)
         x, y = y, x
         m *= 2
     _scale(x, first, others, out)
@@ -88,8 +88,8 @@ def _inverse(x, y, factors, out):
                 a, b, to = (block + 2 * i) * w, (block + 2 * i + 1) * w, (block + i) * w
                 before = -2 * w if i > 0 else -n * w * 2
                 for c in range(0, w, LANES):
-                    add16(x, a + c, -1, y, to + c)
-                    add16(x, b + c, b + before + c, y, to + half * w + c)
+                    add16(x, a + c, x, -1, y, to + c)
+                    add16(x, b + c, x, b + before + c, y, to + half * w + c)
         x, y = y, x
         m = half
     target = out if n == base else x

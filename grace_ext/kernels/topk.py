@@ -12,6 +12,7 @@ from ._compile import kernel
 from ._helpers import MAGNITUDE, STREAMED
 from ._intrinsics import (
     HAS_COMPRESS,
+    add16,
     add_collect16,
     add_mask16,
     bits_of,
@@ -30,6 +31,7 @@ NON_FINITE = np.uint32(0x7F800000)  # magnitudes from here on are Inf and NaN
 BLOCK = 4096  # elements between two checks of the candidate room
 SLACK = BLOCK + 16
 _MAX_LINES = 4096  # sampled cache lines of 16 floats
+_STRIDE = 16  # of dgc's lines, every 16th gives a first bound
 
 
 def candidate_room(d: int, k: int) -> int:
@@ -198,6 +200,19 @@ def sample_sum(gradient, residual, sample):
     return sample_lines(gradient, residual, True, sample)
 
 
+@helper
+def _gather(gradient, residual, fused, lines, sample):
+    """Write the bits of some lines of gradient + residual, or of the gradient, to `sample`. Returns how many.
+
+    There is one store for each line and nothing else in the loop, so that the processor waits for many lines at once.
+    """
+    values, other = sample.view(np.float32), residual if fused else gradient
+    for i in range(lines.size):
+        start = 16 * np.int64(lines[i])
+        add16(gradient, start, other, start if fused else -1, values, 16 * i)
+    return 16 * lines.size
+
+
 @kernel(
     "uint32(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), boolean,"
     " Array(uint32, 1, 'C', readonly=True), int64, uint32[::1], int64[::1])"
@@ -206,19 +221,23 @@ def sampled_bound(gradient, residual, fused, lines, rank, sample, histogram):
     """Return the rank-th largest magnitude (1-based) in some lines of 16 elements, without its last 9 bits, and at least 1.
 
     gradient, residual: float32[d]; their sum is looked at if fused, else the gradient. lines: uint32[n], below d // 16; 1 <=
-    rank <= 16 n; sample: uint32[16 n], to work in; histogram: int64[BINS].
+    rank <= 16 n; sample: uint32[32 n], to work in; histogram: int64[BINS].
     """
-    n = 0
+    n = _gather(gradient, residual, fused, lines[::_STRIDE], sample)
+    low, _ = bounds(sample, n, rank, 16 * lines.size, histogram)
+    n = _gather(gradient, residual, fused, lines, sample)
+    values, large, reached = sample.view(np.float32), sample[n:], 0
+    for i in range(0, n, 16):
+        mask = mask16(values, values, values, i, low)
+        while mask != 0:
+            large[reached] = sample[i + np.int64(trailing_zeros(mask))]
+            reached += 1
+            mask &= mask - np.uint64(1)
+    if reached >= rank:  # else the first lines misled
+        sample, n = large, reached
     histogram[:] = 0
-    for line in lines:
-        start = 16 * np.int64(line)
-        for i in range(start, start + 16):
-            x = gradient[i]
-            if fused:
-                x = np.float32(x + residual[i])
-            sample[n] = bits_of(x)
-            histogram[(sample[n] & MAGNITUDE) >> np.uint32(20)] += 1
-            n += 1
+    for i in range(n):
+        histogram[(sample[i] & MAGNITUDE) >> np.uint32(20)] += 1
     bin_, above = find_bin(histogram, rank)
     return max(np.uint32(1), refine(sample, n, bin_, rank - above, histogram))
 

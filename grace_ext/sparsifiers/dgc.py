@@ -15,7 +15,7 @@ from .base import NO_VALUES, Scope, Sparsifier
 from .threshold import select_at_least
 from .topk import select_largest
 
-_RANK = 400  # the threshold is at least the 400th largest of the sample, for a standard deviation of 5 %
+_RANK = 256  # the threshold is at least the 256th largest of the sample, for a standard deviation of 6 %
 _TOO_MANY = 1.2  # if more than 1.2 k elements pass the threshold, the k largest of them are selected
 _WORTH_SAMPLING = 64  # with less than so many elements for each in the sample, exact selection takes less time
 
@@ -122,9 +122,9 @@ class DGC(Sparsifier):
 
     def _bound(self, gradient: np.ndarray, residual: np.ndarray | None, n: int, stream: Stream) -> np.uint32:
         """Return the bits of the magnitude that about density * d elements reach, by n lines; at least the smallest above 0."""
-        lines, sample = scratch("dgc lines", np.uint32, n), scratch("dgc sample", np.uint32, self.LINE * n)
+        lines, sample = scratch("dgc lines", np.uint32, n), scratch("dgc sample", np.uint32, 2 * self.LINE * n)
         draw_positions(lines, gradient.size // self.LINE, *stream.key())
-        rank = self.rank(sample.size)
+        rank = self.rank(self.LINE * n)
         fused = residual is not None
         histogram = scratch("topk histogram", np.int64, BINS)
         return np.uint32(sampled_bound(gradient, residual if fused else NO_VALUES, fused, lines, rank, sample, histogram))

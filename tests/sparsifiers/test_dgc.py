@@ -54,6 +54,19 @@ def test_the_threshold_is_the_quantile_of_the_sampled_lines(fused):
     gradient, residual, lines = heavy(1000), heavy(1000, 1), np.array([0, 3, 17, 61], np.uint32)
     looked_at = np.concatenate([(gradient + fused * residual)[16 * line : 16 * line + 16] for line in lines])
     for rank in (1, 2, 40, 64):
-        bound = sampled_bound(gradient, residual, fused, lines, rank, np.empty(64, np.uint32), np.empty(BINS, np.int64))
+        bound = sampled_bound(gradient, residual, fused, lines, rank, np.empty(128, np.uint32), np.empty(BINS, np.int64))
         expected = int(np.sort(abs(looked_at))[-rank].view(np.uint32)) >> 9 << 9
         assert bound == expected, rank
+
+
+def test_the_first_lines_may_mislead():
+    """The bound of every 16th line is far above, far below, or about as large as the quantile of all of them."""
+    lines = np.arange(0, 512, 2, dtype=np.uint32)
+    for scale in (1e6, 0, 1e-6, 1, np.inf):
+        gradient = heavy(8192).reshape(-1, 32)
+        gradient[::16] *= np.float32(scale)
+        looked_at, gradient = np.sort(abs(gradient[:, :16]), axis=None), gradient.reshape(-1)
+        for rank in (1, 40, 300, 3000, lines.size * 16):
+            work = np.empty(32 * lines.size, np.uint32), np.empty(BINS, np.int64)
+            bound = sampled_bound(gradient, gradient, False, lines, rank, *work)
+            assert bound == max(1, int(looked_at[-rank].view(np.uint32)) >> 9 << 9), (scale, rank)
