@@ -7,7 +7,7 @@ import torch
 
 from grace_ext._util.rng import Stream
 from grace_ext.communicators.base import Communicator, Pending
-from grace_ext.kernels.topk import NON_FINITE
+from grace_ext.kernels import NON_FINITE
 from grace_ext.lowrank.matrices import Matrices
 from grace_ext.memory import Memory
 from grace_ext.pipeline.compressor import Compressor

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ConfigError
-from ..kernels import max_magnitude
-from ..kernels.topk import NON_FINITE
+from ..kernels import NON_FINITE, max_magnitude
 from ..pipeline import container
 from ..pipeline.compressor import as_dense
 

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from .._util.rng import Stream
-from ..kernels import max_magnitude, sum_sparse, write_error
-from ..kernels.topk import NON_FINITE
+from ..kernels import NON_FINITE, max_magnitude, sum_sparse, write_error
 from ..pipeline.compressor import Compressor
 from ..registry import register
 from ..sparsifiers.base import Scope

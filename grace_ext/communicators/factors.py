@@ -11,8 +11,7 @@ import numpy as np
 from .._util.rng import Stream
 from .._util.shared_states import SharedStates
 from ..errors import ConfigError
-from ..kernels import max_magnitude
-from ..kernels.topk import NON_FINITE
+from ..kernels import NON_FINITE, max_magnitude
 from ..lowrank.matrices import HOST, Matrices
 from ..pipeline.compressor import Compressor
 from ..transport.base import Transport

@@ -9,8 +9,7 @@ import numpy as np
 from .._util.numerics import non_finite_allowed
 from .._util.rng import Stream
 from .._util.scratch import scratch
-from ..kernels import max_magnitude
-from ..kernels.topk import NON_FINITE
+from ..kernels import NON_FINITE, max_magnitude
 from ..pipeline.compressor import Compressor
 from ..pipeline.container import Container
 from ..pipeline.decoder import add_all, decode_sum

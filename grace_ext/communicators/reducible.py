@@ -3,8 +3,8 @@
 import numpy as np
 
 from .._util.scratch import scratch
+from ..kernels import NON_FINITE
 from ..kernels.half import fp16_decode, fp16_encode
-from ..kernels.topk import NON_FINITE
 
 
 def fp16_limit(ranks: int) -> np.float32:

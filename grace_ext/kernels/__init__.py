@@ -31,6 +31,7 @@ from . import (  # noqa: F401  (so that warmup knows them)
     varint,
 )
 from ._compile import cache_folder, warmup
+from ._helpers import NON_FINITE
 from .accumulate import add_at, add_dense, mean_sparse, sum_sparse, sum_sparse_at, sum_sparse_squares, write_error
 from .bits import bitmap_decode, bitmap_encode, pack_bits, unpack_bits
 from .positions import draw_positions
@@ -39,6 +40,7 @@ from .rice import quotient_bits, rice_decode, rice_encode
 from .topk import select_above, select_topk
 
 __all__ = [
+    "NON_FINITE",
     "add_at",
     "add_dense",
     "bitmap_decode",

@@ -13,15 +13,23 @@ _UNDEFINED = ir.Constant(_ROW, ir.Undefined)
 
 def _forward(builder, rows, factor):
     """Return the DCT-II of the rows, unscaled, by Lee's recursion: sums and scaled differences of mirrored rows."""
-    n, half = len(rows), len(rows) // 2
+    n = len(rows)
     if n == 1:
         return rows
-    pairs = [(rows[i], rows[n - 1 - i]) for i in range(half)]
-    even = _forward(builder, [builder.fadd(a, b) for a, b in pairs], factor)
-    differences = [builder.fmul(builder.fsub(a, b), factor(half + i)) for i, (a, b) in enumerate(pairs)]
-    odd = _forward(builder, differences, factor)
-    odd = [builder.fadd(a, b) for a, b in zip(odd, odd[1:], strict=False)] + odd[-1:]
-    return [row for pair in zip(even, odd, strict=True) for row in pair]
+    pairs = [(rows[i], rows[n - 1 - i]) for i in range(n // 2)]
+    return [row for pair in zip(_even(builder, pairs, factor), _odd(builder, pairs, factor), strict=True) for row in pair]
+
+
+def _even(builder, pairs, factor):
+    """Return rows 0, 2, 4, ... of the DCT-II of rows that are given as pairs of mirrored ones."""
+    return _forward(builder, [builder.fadd(a, b) for a, b in pairs], factor)
+
+
+def _odd(builder, pairs, factor):
+    """Return rows 1, 3, 5, ..."""
+    differences = [builder.fmul(builder.fsub(a, b), factor(len(pairs) + i)) for i, (a, b) in enumerate(pairs)]
+    rows = _forward(builder, differences, factor)
+    return [builder.fadd(a, b) for a, b in zip(rows, rows[1:], strict=False)] + rows[-1:]
 
 
 def _inverse(builder, rows, factor):
@@ -42,7 +50,7 @@ def _make(n, inverse):
     def columns(typingctx, x, i, stride, first, others, factors, y, j, target_stride):
         """Transform x[i + r * stride : ... + 16], r = 0 to n - 1, into y[j + r * target_stride : ... + 16].
 
-        Flat indices, float32; y may be x, with the same indices. factors: see kernels/dct.py. Row 0 of what _forward makes, or
+        Flat indices, float32; y is another array than x. factors: see kernels/dct.py. Row 0 of what _forward makes, or
         _inverse is given, is multiplied by `first`, all others by `others`.
         """
         signature = types.void(
@@ -64,16 +72,25 @@ def _make(n, inverse):
             def factor(k):
                 return spread(builder.load(builder.gep(pointer(5), [ir.Constant(_I64, k)])))
 
-            def scaled(rows):
-                first, others = spread(args[3]), spread(args[4])
-                return [builder.fmul(row, others if r else first) for r, row in enumerate(rows)]
+            def load(r):
+                found = builder.load(row(0, r))
+                found.align = 4
+                return found
 
-            rows = [builder.load(row(0, r)) for r in range(n)]
-            for load in rows:
-                load.align = 4
-            rows = _inverse(builder, scaled(rows), factor) if inverse else scaled(_forward(builder, rows, factor))
-            for r, result in enumerate(rows):
-                builder.store(result, row(6, r)).align = 4
+            def store(rows, start, step):
+                for k, result in enumerate(rows):
+                    builder.store(result, row(6, start + step * k)).align = 4
+
+            first, others = spread(args[3]), spread(args[4])
+
+            if inverse:
+                rows = [builder.fmul(load(r), others if r else first) for r in range(n)]
+                store(_inverse(builder, rows, factor), 0, 1)
+                return context.get_dummy_value()
+            # The even rows are stored before the odd ones are begun: all at once do not fit into the registers.
+            for part, start in ((_even, 0), (_odd, 1)):
+                rows = part(builder, [(load(i), load(n - 1 - i)) for i in range(n // 2)], factor)
+                store([builder.fmul(row, others if start + k else first) for k, row in enumerate(rows)], start, 2)
             return context.get_dummy_value()
 
         return signature, generate
@@ -81,5 +98,5 @@ def _make(n, inverse):
     return columns
 
 
-forward8, forward64 = _make(8, False), _make(64, False)
-inverse8, inverse64 = _make(8, True), _make(64, True)
+forward2, forward4, forward8, forward64 = (_make(n, False) for n in (2, 4, 8, 64))
+inverse2, inverse4, inverse8, inverse64 = (_make(n, True) for n in (2, 4, 8, 64))

@@ -5,6 +5,7 @@ import numpy as np
 from ._intrinsics import bits_of, float_of, helper, load64, quotient
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # the bits of a float32 without its sign
+NON_FINITE = np.uint32(0x7F800000)  # magnitudes from here on are Inf and NaN
 WHOLE_BYTES = np.uint64(56)  # of at most 63 bits, the mask gives those in whole bytes
 MAX_SHIFT = 30  # the most low bits of an index or a run that are stored as they are
 STREAMED = 4 * 1024 * 1024  # number of floats from which on they bypass the caches, in which they would not stay anyway

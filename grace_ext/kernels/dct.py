@@ -1,164 +1,12 @@
-"""Fast cosine transforms of chunks, forward and inverse, in O(log n) operations for each element.
-
-Lee, A new algorithm to compute the discrete cosine transform, IEEE TASSP 1984. Sums and products are separate float32
-operations in a fixed order, so every machine gets the same bits; a BLAS would not guarantee that. A chunk of n rows is
-transformed along its columns, 16 columns at once.
-"""
+"""Fast cosine transforms of chunks, forward and inverse, in O(log n) operations for each element; see _cosine.py."""
 
 import numpy as np
 
-from ._columns import forward8, forward64, inverse8, inverse64
+from ._chunk_topk import GROUPS, select_of_chunk
 from ._compile import kernel
-from ._helpers import largest_magnitude
-from ._intrinsics import LANES, add16, bits_of, butterfly16, helper, transpose8, transpose16, unbutterfly16
-
-_SQRT2 = np.float32(1.4142135)
-
-
-@helper
-def _base(n):
-    """Return how many rows are transformed in registers: 64, 8 or 1. Steps over more rows go through memory."""
-    return 64 if n >= 64 else 8 if n >= 8 else 1
-
-
-@helper
-def _scale(rows, first, others, out):
-    for u in range(rows.shape[0]):
-        factor = first if u == 0 else others
-        for c in range(rows.shape[1]):
-            out[u, c] = np.float32(rows[u, c] * factor)
-
-
-@helper
-def _forward(x, y, factors, out):
-    """Write the DCT-II of the columns of x to out, which may be x. All three: float32[n, w]; x and y are overwritten.
-
-    factors: see `transform`.
-    """
-    n, w = x.shape
-    base, first, others = _base(n), factors[0], np.float32(factors[0] * _SQRT2)
-    m = n
-    while m > base:
-        half = m >> 1
-        for block in range(0, n, m):
-            for i in range(half):
-                a, b, t = (block + i) * w, (block + m - 1 - i) * w, (block + i) * w
-                for c in range(0, w, LANES):
-                    butterfly16(x, a + c, b + c, factors[half + i], y, t + c, t + half * w + c)
-        x, y = y, x
-        m = half
-    whole = n == base
-    target, s, t = (out, first, others) if whole else (x, np.float32(1), np.float32(1))
-    for at in range(0, n * w, base * w):
-        for c in range(0, w, LANES):
-            if base == 64:
-                forward64(x, at + c, w, s, t, factors, target, at + c, w)
-            elif base == 8:
-                forward8(x, at + c, w, s, t, factors, target, at + c, w)
-    if whole:
-        return
-    m = 2 * base
-    while m <= n:
-        half = m >> 1
-        for block in range(0, n, m):
-            for i in range(half):
-                a, b, t = (block + i) * w, (block + half + i) * w, (block + 2 * i) * w
-                following = w if i + 1 < half else -n * w * 2
-                for c in range(0, w, LANES):
-                    add16(x, a + c, x, -1, y, t + c)
-                    add16(x, b + c, x, b + following + c, y, t + w + c)
-        x, y = y, x
-        m *= 2
-    _scale(x, first, others, out)
-
-
-@helper
-def _inverse(x, y, factors, out):
-    """The inverse of _forward: the same steps in reverse order, transposed."""
-    n, w = x.shape
-    base, s, t = _base(n), factors[0], np.float32(factors[0] * _SQRT2)
-    if n > base:
-        _scale(x, s, t, x)
-        s, t = np.float32(1), np.float32(1)
-    m = n
-    while m > base:
-        half = m >> 1
-        for block in range(0, n, m):
-            for i in range(half):
-                a, b, to = (block + 2 * i) * w, (block + 2 * i + 1) * w, (block + i) * w
-                before = -2 * w if i > 0 else -n * w * 2
-                for c in range(0, w, LANES):
-                    add16(x, a + c, x, -1, y, to + c)
-                    add16(x, b + c, x, b + before + c, y, to + half * w + c)
-        x, y = y, x
-        m = half
-    target = out if n == base else x
-    for at in range(0, n * w, base * w):
-        for c in range(0, w, LANES):
-            if base == 64:
-                inverse64(x, at + c, w, s, t, factors, target, at + c, w)
-            elif base == 8:
-                inverse8(x, at + c, w, s, t, factors, target, at + c, w)
-    m = 2 * base
-    while m <= n:
-        half = m >> 1
-        target = out if m == n else y
-        for block in range(0, n, m):
-            for i in range(half):
-                a, b, d = (block + i) * w, (block + half + i) * w, (block + m - 1 - i) * w
-                for c in range(0, w, LANES):
-                    unbutterfly16(x, a + c, b + c, factors[half + i], target, a + c, d + c)
-        x, y = y, x
-        m *= 2
-
-
-@helper
-def _transpose(x, y, rows, columns):
-    """y[c, r] = x[r, c] for r < rows and c < columns."""
-    if rows & 7 or columns & 7:
-        for r in range(rows):
-            for c in range(columns):
-                y[c, r] = x[r, c]
-    elif rows & 15 or columns & 15:
-        for r in range(0, rows, 8):
-            for c in range(0, columns, 8):
-                transpose8(x, r * x.shape[1] + c, x.shape[1], y, c * y.shape[1] + r, y.shape[1])
-    else:
-        for r in range(0, rows, 16):
-            for c in range(0, columns, 16):
-                transpose16(x, r * x.shape[1] + c, x.shape[1], y, c * y.shape[1] + r, y.shape[1])
-
-
-@helper
-def _room(n):
-    return np.zeros((n, max(n, LANES)), np.float32)  # with too few columns, further ones hold nothing
-
-
-@helper
-def _columns(x, y, inverse, factors, out):
-    if inverse:
-        _inverse(x, y, factors, out)
-    else:
-        _forward(x, y, factors, out)
-
-
-@helper
-def _transform(x, y, z, dims, inverse, factors, part):
-    """Transform the chunk whose transpose is in x. Its rows are written to part, float32[r, n]; r = n if dims=2.
-
-    x, y, z: float32[n, max(n, LANES)], overwritten.
-    """
-    n = x.shape[0]
-    _columns(x, y, inverse, factors, x)
-    if dims == 1:
-        _transpose(x, part, n, part.shape[0])
-        return
-    _transpose(x, z, n, n)
-    if n >= LANES:
-        _columns(z, y, inverse, factors, part)
-    else:
-        _columns(z, y, inverse, factors, z)
-        part[:] = z[:, :n]
+from ._cosine import finish_square, room, square_in, transform_columns, transform_square, transpose
+from ._helpers import NON_FINITE, largest_magnitude
+from ._intrinsics import LANES, add16, bit_length, bits_of, helper
 
 
 @kernel("void(float32[:, ::1], int64, boolean, Array(float32, 1, 'C', readonly=True))")
@@ -169,11 +17,47 @@ def transform(rows, dims, inverse, factors):
     for every power of two h < n and i < h: factors[h + i] = 1 / (2 cos(pi (2i + 1) / 4h)).
     """
     n = rows.shape[1]
-    x, y, z = _room(n), _room(n), _room(n)
+    x, y, z = room(n), room(n), room(n)
     for start in range(0, rows.shape[0], n):
         part = rows[start : start + n]
-        _transpose(part, x, part.shape[0], n)
-        _transform(x, y, z, dims, inverse, factors, part)
+        transpose(part, x, part.shape[0], n)
+        transform_square(x, y, z, dims, inverse, factors, part)
+
+
+@helper
+def _add(a, b, out):
+    for i in range(out.size):
+        out[i] = np.float32(a[i] + b[i])
+
+
+@helper
+def _cut(values, limit, largest):
+    """Cut the magnitudes of float32[n], whose largest has these bits, to `limit`."""
+    if largest > bits_of(limit):
+        for i in range(values.size):
+            values[i] = min(max(values[i], -limit), limit)
+
+
+@helper
+def _is_blank(values):
+    """Tell whether no bit of float32[n] is set."""
+    bits = np.uint32(0)
+    for i in range(values.size):
+        bits |= bits_of(values[i])
+    return bits == 0
+
+
+@helper
+def _load(dense, first, x, last):
+    """Write the transpose of the rows from dense[first] on, filled up with zeros, to x. last: float32[n, n], zeros at first."""
+    n = last.shape[0]
+    if first + last.size <= dense.size:
+        transpose(dense[first : first + last.size].reshape(last.shape), x, n, n)
+        return
+    flat = last.reshape(-1)
+    for i in range(dense.size - first):
+        flat[i] = dense[first + i]
+    transpose(last, x, n, n)
 
 
 @kernel(
@@ -182,21 +66,89 @@ def transform(rows, dims, inverse, factors):
 def forward(dense, dims, limit, factors, out):
     """Write the transform of float32[d], cut to magnitudes up to `limit` and filled up with zeros, to `out`; see transform."""
     n = out.shape[1]
-    x, y, z, last = _room(n), _room(n), _room(n), np.zeros((n, n), np.float32)
+    x, y, z, last = room(n), room(n), room(n), np.zeros((n, n), np.float32)
     for start in range(0, out.shape[0], n):
-        part, first = out[start : start + n], start * n
-        if first + part.size <= dense.size:
-            _transpose(dense[first : first + part.size].reshape(part.shape), x, part.shape[0], n)
-        else:
-            flat = last.reshape(-1)
-            for i in range(dense.size - first):
-                flat[i] = dense[first + i]
-            _transpose(last, x, part.shape[0], n)
+        _load(dense, start * n, x, last)
         flat = x.reshape(-1)
-        if largest_magnitude(flat) > bits_of(limit):
-            for i in range(flat.size):
-                flat[i] = min(max(flat[i], -limit), limit)
-        _transform(x, y, z, dims, False, factors, part)
+        _cut(flat, limit, largest_magnitude(flat))
+        transform_square(x, y, z, dims, False, factors, out[start : start + n])
+
+
+@kernel(
+    "int64(Array(float32, 1, 'C', readonly=True), Array(float32, 1, 'C', readonly=True), float32[::1], boolean, int64, int64,"
+    " float32, Array(float32, 1, 'C', readonly=True), int64, uint32[::1], float32[::1])"
+)
+def forward_largest(gradient, residual, out, fused, n, dims, limit, factors, k, positions, found):
+    """Select the k largest coefficients of each chunk of `gradient + residual` (written to `out`) or, if not fused, of `gradient`.
+
+    What `forward` and then chunks.select_chunks do, square by square, so that the coefficients stay in the caches. gradient,
+    residual, out: float32[d]; if not fused, the latter two are ignored. Returns how many coefficients are selected; -1 if an
+    element is not finite, and out is not complete then. positions: uint32[m] and found: float32[m], m = k for every chunk.
+    """
+    x, y, z, last = room(n), room(n), room(n), np.zeros((n, n), np.float32)
+    part = square_in(x if dims == 2 else z)
+    chunk, square, count, d = n**dims, n * n, 0, gradient.size
+    groups, work, flat = np.empty(GROUPS, np.uint32), np.empty((3, chunk + LANES), np.uint32), x.reshape(-1)
+    dense = out if fused else gradient
+    for first in range(0, d, square):
+        stop = min(d, first + square)
+        if fused:
+            _add(gradient[first:stop], residual[first:stop], out[first:stop])
+        largest = largest_magnitude(dense[first:stop])
+        if largest >= NON_FINITE:
+            return -1
+        if largest == 0 and _is_blank(dense[first:stop]):
+            part[:] = np.float32(0)
+        else:
+            _load(dense, first, x, last)
+            _cut(flat, limit, largest)
+            transform_square(x, y, z, dims, False, factors, part)
+        for at in range(0, -(-(stop - first) // chunk) * chunk, chunk):
+            coefficients = part.reshape(-1)[at : at + chunk]
+            count = select_of_chunk(coefficients, first + at, k, groups, work, positions, found, count)
+    return count
+
+
+@helper
+def _spread(packed, rows, count, nothing, out):
+    """Write row c of packed to row rows[c] of out, for c < count, and zeros to all others. nothing: float32[LANES], zeros."""
+    n, w, c = out.shape[0], out.shape[1], 0
+    for r in range(n):
+        there = c < count and rows[c] == r
+        if w % LANES != 0:
+            for k in range(w):
+                out[r, k] = packed[c, k] if there else np.float32(0)
+        elif there:
+            for k in range(0, w, LANES):
+                add16(packed, c * packed.shape[1] + k, packed, -1, out, r * w + k)
+        else:
+            for k in range(0, w, LANES):
+                add16(nothing, 0, nothing, -1, out, r * w + k)
+        c += np.int64(there)
+
+
+@helper
+def _scatter(positions, values, p, start, n, x, rows):
+    """Write the coefficients from positions[p] on that lie in the square at `start` to x, one column for each row with such that are not 0.
+
+    x: float32[n, max(n, LANES)], written as a matrix with a multiple of LANES columns. rows: int64[n], written: the rows.
+    Returns the end of the positions, the number of rows and the number of columns.
+    """
+    first, count, shift = p, 0, bit_length(np.uint64(n - 1))
+    while p < positions.size and np.int64(positions[p]) < start + n * n:
+        row = (np.int64(positions[p]) - start) >> shift
+        if bits_of(values[p]) != 0 and (count == 0 or rows[count - 1] != row):
+            rows[count] = row
+            count += 1
+        p += 1
+    width, flat, column = -(-count // LANES) * LANES, x.reshape(-1), 0
+    flat[: n * width] = np.float32(0)
+    for q in range(first, p):
+        if bits_of(values[q]) != 0:
+            at = np.int64(positions[q]) - start
+            column += np.int64(at >> shift != rows[column])
+            flat[(at & (n - 1)) * width + column] = values[q]
+    return p, count, width
 
 
 @kernel(
@@ -206,18 +158,26 @@ def forward(dense, dims, limit, factors, out):
 def subtract_inverse(dense, n, dims, factors, positions, values, out):
     """out = dense - the inverse transform of coefficients that are 0 except for `values` at `positions`, without its padding.
 
-    dense, out: float32[d], may be the same array; positions: uint32[k], ascending, below d filled up to whole chunks; values:
-    float32[k].
+    Rows of a square without coefficients are not transformed. dense, out: float32[d], may be the same array; positions:
+    uint32[k], ascending, below d filled up to whole chunks; values: float32[k].
     """
-    x, y, z, part = _room(n), _room(n), _room(n), np.empty((n, n), np.float32)
-    flat, square, p = part.reshape(-1), n * n, 0
+    x, y, z = room(n), room(n), room(n)
+    part = square_in(x if dims == 2 else y)
+    rows, nothing, flat, square, p = np.empty(n, np.int64), np.zeros(LANES, np.float32), part.reshape(-1), n * n, 0
     for start in range(0, dense.size, square):
-        x[:] = np.float32(0)
-        while p < positions.size and np.int64(positions[p]) < start + square:
-            at = np.int64(positions[p]) - start
-            x[at % n, at // n] = values[p]
-            p += 1
-        _transform(x, y, z, dims, True, factors, part)
+        p, count, width = _scatter(positions, values, p, start, n, x, rows)
         given, left = dense[start : start + square], out[start : start + square]
+        if count == 0:
+            left[:] = given
+            continue
+        packed, lines = x.reshape(-1)[: n * width].reshape(n, width), y.reshape(-1)[: n * width].reshape(n, width)
+        transform_columns(packed, lines, True, factors, lines)
+        transpose(lines, x, n, min(n, width))
+        spread = z if dims == 2 else part
+        _spread(x, rows, count, nothing, spread)
+        if dims == 2:
+            finish_square(z, y, True, factors, part)
+        for i in range(given.size):  # in two loops, which vectorise where dense is out as well
+            flat[i] = given[i] - flat[i]
         for i in range(given.size):
-            left[i] = given[i] - flat[i]
+            left[i] = flat[i]

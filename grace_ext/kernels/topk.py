@@ -27,7 +27,6 @@ from ._ranks import bounds, find_bin, kth_largest, refine, sample_lines
 from ._sums import SKETCH_ROOM, add_sketch, end_sketch
 
 _NO_SUMS = np.empty(0, np.float32)
-NON_FINITE = np.uint32(0x7F800000)  # magnitudes from here on are Inf and NaN
 BLOCK = 4096  # elements between two checks of the candidate room
 SLACK = BLOCK + 16
 _MAX_LINES = 4096  # sampled cache lines of 16 floats

@@ -5,9 +5,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..kernels import max_magnitude
+from ..kernels import NON_FINITE, max_magnitude
 from ..kernels.lowrank import add_magnitude, expand
-from ..kernels.topk import NON_FINITE
 
 
 class Matrices(Protocol):

@@ -8,20 +8,19 @@ import numpy as np
 
 from .. import registry
 from .._util.rng import Stream, checked_seed
-from .._util.scratch import scratch
 from ..errors import ConfigError
 from ..index.base import IndexCodec
 from ..index.keys import Keys
 from ..index.raw import RawIndex
 from ..index.shared import Shared
-from ..kernels import max_magnitude
-from ..kernels.topk import NON_FINITE
+from ..kernels import NON_FINITE, max_magnitude
 from ..sparsifiers.base import Scope, Sparsifier
 from ..sparsifiers.randomk import scaled
 from ..transforms.base import Transform
 from ..value.base import ValueCodec
 from ..value.raw import RawValue
 from . import container
+from .coefficients import select_coefficients
 from .encoded import Encoded, StageClock, as_received
 
 _EMPTY = np.empty(0, np.uint8)
@@ -132,9 +131,7 @@ class Encoder:
         """
         started = time.perf_counter()
         if self.transform is not None:
-            with np.errstate(over="ignore", invalid="ignore"):  # _encode_transformed checks for it
-                np.add(gradient, residual, out=pending)
-            return self._encode_transformed(pending, pending, stream, dtype, shape, started)
+            return self._encode_transformed(gradient, pending, stream, dtype, shape, started, residual)
         indices, values = self.sparsifier.select_compensated(
             gradient, residual, pending, Scope.of_gradient(stream, sizes, pending.size)
         )
@@ -182,26 +179,23 @@ class Encoder:
         dtype: str,
         shape: tuple[int, ...] | None,
         started: float,
+        residual: np.ndarray | None = None,
     ) -> Encoded:
         """Encode the transform's coefficients in place of the gradient.
 
         What receivers reconstruct is subtracted from the gradient, and the difference is written to `pending` (float32[d],
-        which may be `dense` itself), unless that is None.
+        which may be `dense` itself), unless that is None. A residual (float32[d]) is added to the gradient before.
         """
-        if max_magnitude(dense) >= NON_FINITE:
-            return Encoded(container.pack_non_finite(dense.size, dtype), None, None, None, 0, 0, StageClock(started).seconds)
         id, parameters = self.transform.id, self.transform.parameters()
         size = self.transform.domain(parameters, dense.size)
         container.check_elements(size)
-        coefficients = scratch("coefficients", np.float32, size)
-        self.transform.forward(dense, coefficients)
+        selected = select_coefficients(self, dense, residual, pending, Scope(stream, (size,), self.transform.chunk))
+        if selected is None:
+            return Encoded(container.pack_non_finite(dense.size, dtype), None, None, None, 0, 0, StageClock(started).seconds)
         transformed = time.perf_counter()
-        indices, values = self.sparsifier.select(coefficients, Scope(stream, (size,), self.transform.chunk))
         encoded = self.pack(
             size,
-            indices,
-            values,
-            lambda support: coefficients[support],
+            *selected,
             stream,
             dtype=dtype,
             shape=shape,
@@ -211,7 +205,7 @@ class Encoder:
         encoded.seconds["transform"] = transformed - started
         if pending is not None and not encoded.non_finite:
             started = time.perf_counter()
-            self.transform.subtract(dense, encoded.support, encoded.decoded, pending)
+            self.transform.subtract(dense if residual is None else pending, encoded.support, encoded.decoded, pending)
             encoded.seconds["residual"] += time.perf_counter() - started
         return encoded
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from .._util.scratch import scratch
 from ..errors import ConfigError
+from ..kernels import NON_FINITE
 from ..kernels.curves import BINS, LANES, SHIFT, knapsack, magnitude_histogram
-from ..kernels.topk import NON_FINITE
 
 #: Densities that a layer may get.
 DENSITIES = tuple(float(f"{10 ** (exponent / 24):.3g}") for exponent in range(-96, 1))

@@ -4,8 +4,7 @@ import numpy as np
 
 from .._util.scratch import scratch
 from ..errors import ConfigError
-from ..kernels import draw_positions
-from ..kernels.topk import NON_FINITE
+from ..kernels import NON_FINITE, draw_positions
 from ..registry import register
 from .base import Scope, Sparsifier
 from .threshold import select_at_least

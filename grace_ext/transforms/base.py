@@ -18,6 +18,8 @@ class Transform(Stage):
     chunk: int
     #: The most coefficients that a gradient may have beyond its elements, whatever the parameters.
     most_padding: int
+    #: Whether `largest_of_chunks` is there: in one pass, the coefficients that are not selected are never written to memory.
+    selects = False
 
     def parameters(self) -> bytes:
         """Return what a receiver needs to know.
@@ -33,6 +35,23 @@ class Transform(Stage):
         Args:
             dense: float32[d], finite.
             out: Output, float32[domain(parameters, d)]: the coefficients, finite.
+        """
+        raise NotImplementedError
+
+    def largest_of_chunks(
+        self, gradient: np.ndarray, residual: np.ndarray | None, out: np.ndarray, k: int
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Transform a gradient, and select the k coefficients of each chunk that have the largest magnitudes.
+
+        Args:
+            gradient: float32[d].
+            residual: What is added to the gradient before, float32[d]; None for nothing.
+            out: Output with a residual, float32[d]: gradient + residual.
+            k: Number of coefficients to select of each chunk.
+
+        Returns:
+            The positions, uint32[n], strictly ascending, and the coefficients, float32[n], both in scratch arrays; None if an
+            element of gradient + residual is not finite.
         """
         raise NotImplementedError
 

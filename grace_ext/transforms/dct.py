@@ -5,12 +5,14 @@ import math
 
 import numpy as np
 
+from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
-from ..kernels.dct import forward, subtract_inverse, transform
+from ..kernels.dct import forward, forward_largest, subtract_inverse, transform
 from ..registry import register
 from .base import Transform
 
 _SIZES = tuple(1 << n for n in range(1, 9))
+_NOTHING = np.empty(0, np.float32)
 LARGEST = np.float32(2.0**100)  #: The largest magnitude that is transformed.
 
 
@@ -53,6 +55,7 @@ class DCT(Transform):
 
     name, id = "dct", 1
     most_padding = max(_SIZES) ** 2 - 1
+    selects = True
     sweep = {"dims": (1, 2)}
 
     def __init__(self, size: int = 64, dims: int = 2):
@@ -73,6 +76,16 @@ class DCT(Transform):
 
     def forward(self, dense: np.ndarray, out: np.ndarray) -> None:
         forward(dense, self.dims, LARGEST, factors(self.size), out.reshape(-1, self.size))
+
+    def largest_of_chunks(
+        self, gradient: np.ndarray, residual: np.ndarray | None, out: np.ndarray, k: int
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        room = -(-gradient.size // self.chunk) * k
+        positions, found = scratch("dct positions", np.uint32, room), scratch("dct values", np.float32, room)
+        fused = residual is not None
+        given = (gradient, residual, out) if fused else (gradient, gradient, _NOTHING)
+        n = forward_largest(*given, fused, self.size, self.dims, LARGEST, factors(self.size), k, positions, found)
+        return (positions[:n], found[:n]) if n >= 0 else None
 
     def subtract(self, dense: np.ndarray, support: np.ndarray | None, values: np.ndarray, out: np.ndarray) -> None:
         if support is None:

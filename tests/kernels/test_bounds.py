@@ -19,6 +19,7 @@ from grace_ext.kernels.level_signs import mirror_levels, signs_saved, unmirror_l
 from grace_ext.kernels.local_adamw import local_adamw_step
 from grace_ext.kernels.rice import quotient_room, remainder_bytes
 from grace_ext.kernels.topk import candidate_room, sample_room
+from grace_ext.transforms.dct import DCT
 from grace_ext.value._levels import ENTROPY, pack_levels, unpack_levels
 from grace_ext.value.lloyd import Lloyd
 
@@ -225,6 +226,26 @@ def sums(fence, d):
 @pytest.mark.parametrize("d", [1, 32768, 32769, 4 * 1024 * 1024, 4 * 1024 * 1024 + 5])
 def test_sums(d):
     assert survives(sums, d)
+
+
+def cosines(fence, size, dims):
+    codec, good = DCT(size, dims), True
+    for d in (1, size * size - 1, size * size, 3 * size * size + 7):
+        gradient, residual = (np.random.default_rng(seed).standard_normal(d).astype(np.float32) for seed in (1, 2))
+        out, coefficients = fence(np.zeros(d, np.float32)), fence(np.zeros(codec.domain(codec.parameters(), d), np.float32))
+        found = codec.largest_of_chunks(fence(gradient), fence(residual), out, 1)
+        codec.forward(fence(gradient + residual), coefficients)
+        good &= np.array_equal(coefficients[found[0]], found[1])
+        codec.subtract(out, fence(found[0].copy()), fence(found[1].copy()), out)
+        codec.inverse(codec.parameters(), coefficients)
+        good &= np.allclose(coefficients[:d], gradient + residual, atol=1e-4)
+    return good
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("size", [2, 4, 8, 32, 64, 128])
+def test_cosines(size, dims):
+    assert survives(cosines, size, dims)
 
 
 def adamw(fence, rows, columns):

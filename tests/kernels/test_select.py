@@ -5,8 +5,8 @@ import pytest
 from support.reference_kernels import sparse as reference_sparse
 from support.selection_inputs import guarded
 
-from grace_ext.kernels import select_above
-from grace_ext.kernels.topk import MAGNITUDE, NON_FINITE, SLACK
+from grace_ext.kernels import NON_FINITE, select_above
+from grace_ext.kernels.topk import MAGNITUDE, SLACK
 
 SIZES = [0, 1, 2, 15, 16, 17, 31, 33, 4095, 4096, 4097, 8192, 12_289]
 

@@ -12,6 +12,7 @@ from grace_ext._util.rng import Stream
 from grace_ext.kernels.dct import transform
 from grace_ext.pipeline.container import parse
 from grace_ext.pipeline.decoder import decode_sum
+from grace_ext.sparsifiers.topk import select_largest_per_chunk
 from grace_ext.transforms.base import Transform
 from grace_ext.transforms.dct import DCT, factors
 
@@ -72,6 +73,45 @@ def test_one_pass_does_what_the_steps_do(size, dims):
             codec.subtract(dense, support, values, found)
             codec.subtract(given, support, values, given)
             assert same_bits(found, expected) and same_bits(given, expected)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("size", [2, 4, 8, 16, 64, 128])
+def test_selecting_in_one_pass_does_what_the_steps_do(size, dims, fused):
+    """Add, cut, transform and select, chunk by chunk; also of chunks that are blank, negative zeros, or hold ties."""
+    codec = DCT(size, dims)
+    for d in (1, size - 1, size**dims, 5 * size**2 + 5):
+        gradient, residual = gauss(d, d), gauss(d, d + 1) if fused else None
+        gradient[0] = 2.0**101
+        for start, value in ((2, 0.0), (3, -0.0), (4, 1.0)):
+            gradient[start * size**2 : (start + 1) * size**2] = value
+            if fused:
+                residual[start * size**2 : (start + 1) * size**2] = value
+        dense = gradient + residual if fused else gradient
+        coefficients = np.empty(codec.domain(codec.parameters(), d), np.float32)
+        codec.forward(dense, coefficients)
+        for k in sorted({1, -(-codec.chunk // 50), codec.chunk}):
+            out = np.empty_like(gradient)
+            positions, found = (array.copy() for array in codec.largest_of_chunks(gradient, residual, out, k))
+            expected, values = select_largest_per_chunk(coefficients, codec.chunk, k)
+            assert np.array_equal(positions, expected) and same_bits(found, values)
+            assert not fused or same_bits(out, dense)
+        for bad in (np.nan, np.inf, -np.inf):
+            gradient[d // 2] = bad
+            assert codec.largest_of_chunks(gradient, residual, out, 1) is None
+
+
+def test_chunks_without_coefficients_are_left_as_they_are():
+    codec, dense = DCT(8, 2), gauss(640)
+    support = np.arange(640, dtype=np.uint32)[64:192]
+    values = np.repeat(np.array([0, 1], np.float32), 64) * gauss(128, 3)
+    expected, found = np.empty_like(dense), np.empty_like(dense)
+    Transform.subtract(codec, dense, support, values, expected)
+    codec.subtract(dense, support, values, found)
+    assert (
+        same_bits(found, expected) and same_bits(found[:128], dense[:128]) and not same_bits(found[128:192], dense[128:192])
+    )
 
 
 def test_all_machines_have_the_same_factors():
