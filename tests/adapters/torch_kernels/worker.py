@@ -14,6 +14,8 @@ import checks_traffic  # noqa: F401
 import checks_values  # noqa: F401
 import torch
 from support.checking import run_checks
+from support.interpreter import patch_once
 
 torch.set_num_threads(1)
+patch_once()
 run_checks(sys.argv[1], 0, 1, lambda name, number: number)
