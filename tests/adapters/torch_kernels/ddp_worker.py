@@ -6,11 +6,14 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from support.interpreter import patch_once
 
 from grace_ext.adapters._torch.device_rows import DeviceRowBucket
 from grace_ext.adapters._torch.device_training import train
 from grace_ext.adapters._torch.factor_bucket import FactorBucket
 from grace_ext.adapters._torch.kernel_bucket import KernelBucket
+
+patch_once()
 
 
 def parameters_of(spec: str, selection: str) -> torch.Tensor:

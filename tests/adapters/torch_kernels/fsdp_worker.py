@@ -5,11 +5,14 @@ import sys
 
 import torch
 import torch.distributed as dist
+from support.interpreter import patch_once
 from torch.distributed.fsdp import fully_shard
 
 from grace_ext.adapters._torch.device_training import make_steps, network
 from grace_ext.adapters._torch.kernel_bucket import KernelBucket
 from grace_ext.adapters.fsdp import CompressedReduceScatter
+
+patch_once()
 
 
 def train(spec: str, memory: str, selection: str) -> torch.Tensor:
