@@ -33,7 +33,8 @@ def methods() -> dict[str, tuple[str, str, dict]]:
         found[f"diloco-{steps}"] = (f"DiLoCo, H = {steps}", "local", {"preset": "diloco", "steps": steps})
         found[f"sparseloco-{steps}"] = (f"SparseLoCo, H = {steps}", "local", {"preset": "sparseloco", "steps": steps})
         found[f"weighted-{steps}"] = (f"SparseLoCo, weighted mean, H = {steps}", "local", {"steps": steps, "weighted": True})
-        found[f"ramp-{steps}"] = (f"SparseLoCo, short rounds at first, H = {steps}", "local", {"steps": steps, "ramp": 1})
+        ramp = {"steps": steps, "ramp": max(1, steps // 20)}
+        found[f"ramp-{steps}"] = (f"SparseLoCo, short rounds at first, H = {steps}", "local", ramp)
         found[f"fedavg-adam-{steps}"] = (
             f"plain averaging, LocalAdamW, H = {steps}",
             "local",
