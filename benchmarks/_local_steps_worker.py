@@ -62,8 +62,8 @@ class PerStep:
 
 
 class Local:
-    """Rounds of local steps. arguments: of LocalSteps; "ramp": n steps more in each round than in the one before, until there are `steps`; "weighted": whether
-    the mean is the weighted one, whatever the preset's."""
+    """Rounds of local steps. arguments: of LocalSteps; "ramp": n steps more in each round than in the one before, until there are
+    `steps`; "weighted": whether the mean is the weighted one, whatever the preset's."""
 
     def __init__(self, optimizers, model, arguments: dict):
         arguments = dict(arguments)
