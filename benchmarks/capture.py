@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 from _lib import EXAMPLES, ROOT, RunFailed, launch
-from _transformer_tasks import TASKS
+from _transformer_job import job
 
 from grace_ext import ConfigError, bench
 
@@ -44,24 +44,10 @@ def example(name: str, steps: int, *options: str) -> Run:
 
 def transformer(steps: int) -> Run:
     def run(work: str) -> tuple[str, list[str]]:
-        task = TASKS["gpt"]
-        options = {
-            "task": "gpt",
-            "seed": 0,
-            "steps": steps,
-            "batch": task.batch,
-            "lr": task.lr,
-            "betas": task.betas,
-            "plain": False,
-            "library": "grace_ext",
-            "arguments": {"compression": "topk:0.01/rice/qsgd:7", "memory": "residual"},
-            "data": work,
-            "starts_from": None,
-            "model_out": None,
-            "capture": (work, [steps - 1]),
-            "out": os.path.join(work, "result.json"),
-        }
-        return os.path.join(ROOT, "benchmarks", "_transformer_worker.py"), [json.dumps(options)]
+        how = "grace_ext", {"compression": "topk:0.01/rice/qsgd:7", "memory": "residual"}
+        captured = work, [steps - 1]
+        script, options = job("gpt", *how, work, os.path.join(work, "result.json"), steps=steps, capture=captured)
+        return script, [json.dumps(options)]
 
     return run
 

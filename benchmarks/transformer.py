@@ -16,16 +16,16 @@ import sys
 import time
 
 from _accuracy_map import file_name, specs, train_all
-from _lib import ROOT, SHARED_CORES, RunFailed, launch
+from _lib import SHARED_CORES, RunFailed, launch
 from _page import keep, part_of, read_part
 from _transformer_cost import measure
+from _transformer_job import job
 from _transformer_page import write_page
 from _transformer_results import DENSE, RESULTS, path_of
 from _transformer_tasks import MAP, TASKS
 
 from grace_ext.policy.defaults import ADAM
 
-WORKER = os.path.join(ROOT, "benchmarks", "_transformer_worker.py")
 DENSITIES = (0.003, 0.01, 0.03, 0.1)
 
 
@@ -107,24 +107,21 @@ def run(name: str, method_name: str, seed: int, args) -> None:
     start = task.starts_from and os.path.join(models, f"{task.starts_from}-{seed}.pt")
     if start and not os.path.exists(start):
         raise RunFailed(f"{name} goes on from {task.starts_from}: run that with --methods {DENSE} --seeds {seed} first")
-    options = {
-        "task": name,
-        "seed": seed,
-        "steps": args.steps or task.steps,
-        "batch": task.batch,
-        "lr": method.lr * task.lr,
-        "betas": task.betas,
-        "plain": method.plain,
-        "library": method.library,
-        "arguments": method.arguments,
-        "data": args.data,
-        "starts_from": start,
-        "model_out": os.path.join(models, f"{name}-{seed}.pt") if method_name == DENSE else None,
-        "capture": None,
-        "out": part_of(out),
-    }
+    script, options = job(
+        name,
+        method.library,
+        method.arguments,
+        args.data,
+        part_of(out),
+        seed=seed,
+        steps=args.steps or task.steps,
+        lr=method.lr * task.lr,
+        plain=method.plain,
+        starts_from=start,
+        model_out=os.path.join(models, f"{name}-{seed}.pt") if method_name == DENSE else None,
+    )
     began = time.perf_counter()
-    launch(f"{name}, {method.label}, seed {seed}", WORKER, [json.dumps(options)], args.ranks, args.timeout, SHARED_CORES)
+    launch(f"{name}, {method.label}, seed {seed}", script, [json.dumps(options)], args.ranks, args.timeout, SHARED_CORES)
     found = read_part(out)
     described = {
         key: options[key] for key in ("task", "seed", "steps", "batch", "lr", "betas", "plain", "library", "arguments")
