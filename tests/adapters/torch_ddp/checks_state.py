@@ -105,6 +105,23 @@ def resuming_is_bit_identical_to_going_on():
 
 
 @check
+def consolidated_memories_go_to_the_rank_that_is_named():
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    net = module()
+    model, state = wrap(net, TOPK)
+    steps(net, model, sgd(net), batches(3))
+    own = state.state_dict()["memories"][rank]["residual"]
+    state.consolidate_state_dict(to=last)
+    memories = state.state_dict()["memories"]
+    assert sorted(memories) == (list(range(last + 1)) if rank == last else [rank])
+    box = [memories]
+    dist.broadcast_object_list(box, src=last)
+    assert all(np.array_equal(box[0][rank]["residual"][name], residual) for name, residual in own.items())
+    with raises(ConfigError, f"allowed: 0 to {last}"):
+        state.consolidate_state_dict(to=last + 1)
+
+
+@check
 def a_state_can_be_loaded_in_the_middle_and_is_kept_until_it_is_used():
     net = module()
     model, state = wrap(net, TOPK)
