@@ -19,6 +19,7 @@ import math
 import struct
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -244,8 +245,8 @@ class FederatedClient:
     Args:
         client: The client that trains and compresses.
         comm: The ranks of the server and its clients.
-        timeout: The seconds that the server may be silent. None for no limit: a client that is not sampled is not asked for
-            many rounds, and a server may do anything between rounds.
+        timeout: The seconds that the server may be silent, and that a message may take from either to the other. None for no
+            limit: a client that is not sampled is not asked for many rounds, and a server may do anything between rounds.
 
     Raises:
         ConfigError: This is rank 0, or the timeout is not positive.
@@ -257,6 +258,7 @@ class FederatedClient:
         if timeout is not None and not timeout > 0:
             raise ConfigError(f"timeout={timeout}; allowed: seconds, above 0, or None")
         self.client, self._comm, self._timeout = client, comm, math.inf if timeout is None else timeout
+        self._under_way: tuple[MPI.Request, np.ndarray] | None = None
 
     def run(self, train: Callable[[np.ndarray, int], tuple[np.ndarray, float] | None]) -> None:
         """Train whenever the server asks for it, until it stops.
@@ -266,7 +268,7 @@ class FederatedClient:
                 are float32[d].
 
         Raises:
-            TimeoutError: The server has been silent for `timeout` seconds.
+            TimeoutError: The server has been silent for `timeout` seconds, or a message has taken longer.
         """
         mpi_exit.begin(self, "within FederatedClient.run()")
         fitted = budget = None
@@ -310,19 +312,28 @@ class FederatedClient:
 
     def _next(self) -> tuple[int, np.ndarray]:
         """Wait for what the server sends next: its tag and its data."""
-        status, deadline = MPI.Status(), time.monotonic() + self._timeout
-        while (message := self._comm.Improbe(0, MPI.ANY_TAG, status)) is None:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the server, rank 0, has said nothing for {self._timeout:g} s to rank {self._comm.rank}")
-            time.sleep(_NAP)
+        status = MPI.Status()
+        message = self._wait_for(lambda: self._comm.Improbe(0, MPI.ANY_TAG, status))
         data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-        message.Recv([data, MPI.BYTE])
+        self._finish(message.Irecv([data, MPI.BYTE]), data)
         return status.Get_tag(), data
 
     def _say(self, data: np.ndarray, tag: int) -> None:
-        request = self._comm.Isend([data, MPI.BYTE], 0, tag)
-        while not request.Test():
+        self._finish(self._comm.Isend([data, MPI.BYTE], 0, tag), data)
+
+    def _finish(self, request: MPI.Request, data: np.ndarray) -> None:
+        self._under_way = request, data  # MPI may read or write the data also after an error here
+        self._wait_for(request.Test)
+        self._under_way = None
+
+    def _wait_for(self, ask: Callable) -> Any:
+        """Ask again and again, and return the first answer that is true."""
+        deadline = time.monotonic() + self._timeout
+        while not (answer := ask()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the server, rank 0, has said nothing for {self._timeout:g} s to rank {self._comm.rank}")
             time.sleep(_NAP)
+        return answer
 
 
 def _bytes(data: bytes) -> np.ndarray:

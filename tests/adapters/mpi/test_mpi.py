@@ -116,6 +116,16 @@ def test_no_rank_is_left_hanging_when_one_fails(where, says):
 
 @pytest.mark.alone
 @pytest.mark.tier("test")
+@pytest.mark.parametrize("where", ["model", "update"])
+def test_a_server_that_is_stopped_amid_a_message_leaves_no_client_hanging(where, tmp_path):
+    launch.LAUNCHERS.setdefault("mpirun-2-tcp", ["mpirun", "-np", "2", "--oversubscribe", "--mca", "btl", "tcp,self"])
+    done = launch.run("mpirun-2-tcp", HERE / "stopped_server.py", str(tmp_path), where)
+    assert done.returncode != 0
+    assert "the server, rank 0, has said nothing for 2 s to rank 1" in done.stdout, done.stdout[-4000:]
+
+
+@pytest.mark.alone
+@pytest.mark.tier("test")
 def test_a_client_that_is_stopped_keeps_nobody_from_ending():
     done = launch.run("mpirun-4", HERE / "failing.py", "stopped")
     assert "all rounds were played" in done.stdout, done.stdout[-4000:]
