@@ -98,6 +98,7 @@ def targets(found: dict[str, Measured]) -> str:
     shortest = min(LENGTHS)
     for ours, other, at_most in [
         *((f"sparseloco-{steps}", f"fedavg-{steps}", 1.0) for steps in LENGTHS),
+        *((f"adam-{steps}", dense, 1.0) for steps in LENGTHS for dense in (f"fedavg-{steps}", f"fedavg-adam-{steps}")),
         (f"adam-{shortest}", DENSE, WORSE),
     ]:
         if ours in found and other in found and (against := loss_against(found[ours], found[other])):
