@@ -16,6 +16,7 @@ ALONE = "alone"  # no exchange: what compute alone takes
 DDP, HOROVODS = "default-ddp", "default-horovod"
 LONGER = "-longer"  # how names end of trainings that are LENGTHENED times as long
 LENGTHENED = 1.1
+SLOW = 1000  # steps in which LocalAdamW comes to allow for all workers, where that is not its default
 
 
 def methods() -> dict[str, tuple[str, str, dict]]:
@@ -38,10 +39,12 @@ def methods() -> dict[str, tuple[str, str, dict]]:
         found[f"fedavg-adam-{steps}"] = (
             f"plain averaging, LocalAdamW, H = {steps}",
             "local",
-            {"preset": "fedavg", "steps": steps, "local_adamw": True},
+            {"preset": "fedavg", "steps": steps, "local_adamw": {}},
         )
-        label, adam = f"SparseLoCo, LocalAdamW, H = {steps}", {"steps": steps, "local_adamw": True}
+        label, adam = f"SparseLoCo, LocalAdamW, H = {steps}", {"steps": steps, "local_adamw": {}}
         found[f"adam-{steps}"] = (label, "local", adam)
+        slow = {"steps": steps, "local_adamw": {"warmup_steps": SLOW}}
+        found[f"adam-{steps}-slow"] = (f"SparseLoCo, LocalAdamW, warmup_steps={SLOW}, H = {steps}", "local", slow)
         found[f"adam-{steps}{LONGER}"] = (f"{label}, {LENGTHENED:g} times the steps", "local", adam)
         fragments = min(3, steps // 2)
         delay = min(10, steps // fragments - 1)
