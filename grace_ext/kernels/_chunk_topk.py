@@ -78,11 +78,12 @@ def select_of_chunk(part, start, k, groups, work, positions, found, n):
     """
     places, bits, magnitudes = work[0], work[1], work[2]
     take = min(k, part.size)
-    if largest_magnitude(part) == 0:
+    bound = _bound(part, take, groups)
+    if bound == 0 and largest_magnitude(part) == 0:
         for c in range(take):
             positions[n + c], found[n + c] = np.uint32(start + c), part[c]
         return n + take
-    count = _collect(part, _bound(part, take, groups), places, bits)
+    count = _collect(part, bound, places, bits)
     for c in range(count):
         magnitudes[c] = np.uint32(bits[c] & MAGNITUDE)
     least, larger = _reached(magnitudes[:count], take, take), 0
