@@ -25,7 +25,7 @@ from fuzzing import Found
 WORKER = Path(__file__).parent / "faulty_ranks_worker.py"
 sys.path.append(str(Path(__file__).parents[1]))  # where this is run as a script
 
-from support.launch import environment  # noqa: E402
+from support.launch import OPEN_MPI_FOLDER, environment  # noqa: E402
 
 #: Seconds after its fault in which a job has to be over; and after which a stopped rank is killed, None for the default. A
 #: run on a machine that does nothing else takes 60 s and the default.
@@ -137,6 +137,7 @@ def run(fault: Fault) -> str:
     if STOPPED is not None:
         variables["GRACE_EXT_STOPPED_SECONDS"] = str(STOPPED)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
+        variables[OPEN_MPI_FOLDER] = folder
         command = [
             *COMMANDS[fault.launcher].format(fault.size).split(),
             sys.executable,

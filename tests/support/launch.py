@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ import pytest
 TESTS = Path(__file__).parents[1]
 HANGS = 1200  # seconds after which a job is taken to hang, on however slow a machine
 THOROUGH = 3600  # the same where its checks take all their cases
+# The variable with the folder for Open MPI's own files. It names them by the number of mpirun's process alone. In /tmp, where
+# it keeps them unless told otherwise, it may find those of a killed mpirun that had the same number, and ends without a reason.
+OPEN_MPI_FOLDER = "PRTE_MCA_prte_tmpdir_base"
 
 LAUNCHERS = {
     "mpirun-2": ["mpirun", "-np", "2", "--oversubscribe"],
@@ -78,17 +82,24 @@ def run(launcher: str, script: Path, *arguments: str, timeout: float = HANGS, va
         str(script),
         *arguments,
     ]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env=environment() | (variables or {}),
-        start_new_session=True,
-    )
+    with tempfile.TemporaryDirectory(prefix="grace_ext.", ignore_cleanup_errors=True) as folder:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            env=environment() | {OPEN_MPI_FOLDER: folder} | (variables or {}),
+            start_new_session=True,
+        )
+        output = _until_the_end(process, timeout)
+    return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def _until_the_end(process: subprocess.Popen, timeout: float) -> str:
+    """What the job printed. Raises AssertionError, and kills the whole job, if it takes more than `timeout` seconds."""
     try:
-        output, _ = process.communicate(timeout=timeout)
+        return process.communicate(timeout=timeout)[0]
     except subprocess.TimeoutExpired:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.terminate()  # torchrun's workers are in process groups of their own, and it ends them
@@ -96,8 +107,8 @@ def run(launcher: str, script: Path, *arguments: str, timeout: float = HANGS, va
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
-        raise AssertionError(f"{' '.join(command)} did not end within {timeout} s; its output:\n{output[-8000:]}") from None
-    return subprocess.CompletedProcess(command, process.returncode, output)
+        command = " ".join(process.args)
+        raise AssertionError(f"{command} did not end within {timeout} s; its output:\n{output[-8000:]}") from None
 
 
 def checks_in(*files: Path) -> dict[str, bool]:

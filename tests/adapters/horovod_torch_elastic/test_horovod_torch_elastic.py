@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.launch import OPEN_MPI_FOLDER
 
 HERE = Path(__file__).parent
 HANGS = 1800  # seconds after which a job is taken to hang, on however slow a machine
@@ -36,6 +37,7 @@ def run(command: list[str], folder: Path, *arguments: str) -> tuple[list[dict], 
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(60, round(20 * seconds_to_start()))),
         "GRACE_EXT_STOPPED_SECONDS": "5",
+        OPEN_MPI_FOLDER: str(folder),
     }
     environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
     process = subprocess.Popen(

@@ -153,3 +153,13 @@ def test_with_a_pace_messages_are_as_long_as_there_is_time_for(tmp_path):
         elements = {pace: one[way] / clients / 4 for pace, one in found.items()}  # at least, for positions take bytes, too
         assert density * d < elements["None"] < 2 * density * d
         assert elements["1e-06"] < 0.01 * d and elements["3600.0"] > d
+
+
+def test_a_job_starts_where_a_killed_one_of_the_same_number_left_its_files(tmp_path):
+    """They are in the folder for temporary files, under the number of mpirun's process."""
+    left = "mkdir ompi.$$ && for name in $(hostname) $(hostname -s); do touch ompi.$$/pmix.$name.tool; done"
+    launch.LAUNCHERS.setdefault("mpirun-after", ["bash", "-c", f'cd "$TMPDIR" && {left} && exec mpirun -np 1 "$@"', "bash"])
+    script = tmp_path / "rank.py"
+    script.write_text("from mpi4py import MPI\nprint(MPI.COMM_WORLD.size, 'rank')\n")
+    done = launch.run("mpirun-after", script, variables={"TMPDIR": str(tmp_path)})
+    assert (done.returncode, done.stdout.strip()) == (0, "1 rank")
