@@ -103,8 +103,11 @@ class RowContext(IndexCodec):
             return None
         history = min(MOST_HISTORY, max(1, (k.bit_length() - 9) // 2))
         counts, domains = (np.empty(1 << history, np.int64) for _ in range(2))
-        out, ranks = scratch("context positions", np.uint32, k), scratch("context ranks", np.uint32, k + 1)
-        split_by_history(compact, width, domain, history, scratch("contexts", np.uint8, k + 1), ranks, out, counts, domains)
+        out, bitmap = (
+            scratch("context positions", np.uint32, k),
+            scratch("context bitmap", np.uint64, (domain + history * width) // 64 + 2),
+        )
+        split_by_history(compact, width, domain, history, bitmap, out, counts, domains)
         return _Plan(history, width, rows, np.split(out, np.cumsum(counts)[:-1]), domains.tolist())
 
     @staticmethod

@@ -2,8 +2,9 @@
 
 The positions are those in the compact domain of the touched rows (rows.py). The history of a column is a number: bit j tells
 whether the column is in the support in the (j + 1)-th touched row above. All elements with the same history form a class, in
-which they are counted from 0 in the order of their positions. Columns whose history is 0, which most are, are counted together:
-both ways go over the columns with a history and the positions of a row only.
+which they are counted from 0 in the order of their positions. Splitting goes over words of 64 elements: which of them have a
+history is the support, shifted by rows. Joining, which knows the support above only, goes over the columns with a history and the
+positions of a row; columns whose history is 0, which most are, are counted together.
 """
 
 import math
@@ -11,8 +12,9 @@ import math
 import numpy as np
 
 from ._compile import kernel
-from ._intrinsics import helper
+from ._intrinsics import helper, popcount, trailing_zeros
 
+_0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 _ASIDE = np.uint32(5)
 _LIKELY, _CLEARLY = 2.5, 5.0  # standard deviations that repetitions take
 _SOON = 2  # after so many windows a width is given up
@@ -79,53 +81,65 @@ def likely_width(indices, widths, windows, size, more):
     return best
 
 
-@kernel(
-    "void(Array(uint32, 1, 'C', readonly=True), int64, int64, int64, uint8[::1], uint32[::1], uint32[::1], int64[::1],"
-    " int64[::1])"
-)
-def split_by_history(compact, width, domain, history, classes, ranks, out, counts, domains):
+@helper
+def _split_elements(bitmap, word, starts, elements, above, masks):
+    """Split 64 elements, one bit for each, by their history.
+
+    bitmap: the support, with an empty one in front of it; starts[j]: its bit from which on the elements are that lie j + 1 touched
+    rows above the first 64 ones; word: the number of the 64. above: uint64[history], written: whether these are in the support.
+    masks: uint64[2**history], written: which of `elements` have which history.
+    """
+    masks[0], size = elements, 1
+    for j in range(starts.size):
+        at, shift = word + (starts[j] >> 6), np.uint64(starts[j] & 63)
+        there = (bitmap[at] >> shift) | ((bitmap[at + 1] << _1) << (_63 - shift))
+        above[j] = there
+        for h in range(size):
+            masks[h + size] = masks[h] & there
+            masks[h] &= ~there
+        size *= 2
+
+
+@kernel("void(Array(uint32, 1, 'C', readonly=True), int64, int64, int64, uint64[::1], uint32[::1], int64[::1], int64[::1])")
+def split_by_history(compact, width, domain, history, bitmap, out, counts, domains):
     """Write the positions of each class to out: uint32[k], class after class, ascending in each.
 
-    compact: uint32[k], strictly ascending, below domain; history: bits of a column's history, 1 to 8. classes: uint8[k + 1]
-    and ranks: uint32[k + 1], to work in; counts, domains: int64[2**history], written: positions and elements of each class.
+    compact: uint32[k], strictly ascending, below domain; history: bits of a column's history, 1 to 8. bitmap: uint64, to work in,
+    of at least (domain + history * width) // 64 + 2. counts, domains: int64[2**history], written: positions and elements of
+    each class.
     """
-    mask, k = np.uint8((1 << history) - 1), compact.size
-    domains[:] = 0
+    words, before = (domain + 63) >> 6, (history * width + 63) >> 6  # those of the table, and those in front of it
+    bitmap[: before + words] = _0
+    for i in range(compact.size):
+        bitmap[before + np.int64(compact[i] >> 6)] |= _1 << np.uint64(compact[i] & 63)
+    starts = (before << 6) - np.arange(1, history + 1) * width
+    above, masks = np.empty(history, np.uint64), np.empty(counts.size, np.uint64)
     counts[:] = 0
-    columns, pasts = np.empty((2, width), np.uint32), np.empty((2, width), np.uint8)  # of this row and of the next one
-    active, i = 0, np.int64(0)
-    for row, start in enumerate(range(0, domain, width)):
-        stop = min(width, domain - start)
-        own, past, next_own, next_past = columns[row & 1], pasts[row & 1], columns[row & 1 ^ 1], pasts[row & 1 ^ 1]
-        j, following, blank = 0, 0, domains[0]
-        while True:  # without branches: which of both comes first is chance
-            column = np.int64(own[j]) if j < active else stop
-            position = np.int64(compact[i]) - start if i < k else stop
-            new = np.int64(position < column)  # without a history; `position - j` of those are to its left
-            first = min(position, column)
-            if first >= stop:
-                break
-            h = np.uint8(0) if new else past[j]
-            here = np.uint8(position == first)
-            classes[i], ranks[i] = h, np.uint32(blank + position - j if new else domains[h])
-            domains[h] += 1
-            i += np.int64(here)
-            j += 1 - new
-            h = np.uint8(np.uint8(h << np.uint8(1)) | here) & mask
-            next_own[following], next_past[following] = np.uint32(first), h
-            following += h != 0
-        domains[0] = blank + stop - j
-        active = following
-    for j in range(k):
-        counts[classes[j]] += 1
+    for word in range(words):
+        support = bitmap[before + word]
+        if support != _0:
+            _split_elements(bitmap, word, starts, support, above, masks)
+            for h in range(counts.size):
+                counts[h] += np.int64(popcount(masks[h]))
     places, total = np.empty(counts.size, np.int64), np.int64(0)
     for h in range(counts.size):
         places[h] = total
         total += counts[h]
-    for i in range(k):
-        h = classes[i]
-        out[places[h]] = ranks[i]
-        places[h] += 1
+    domains[:] = 0
+    for word in range(words):
+        beyond = np.uint64(max(0, ((word + 1) << 6) - domain))
+        _split_elements(bitmap, word, starts, ~_0 >> beyond, above, masks)
+        support = bitmap[before + word]
+        while support != _0:
+            bit = trailing_zeros(support)
+            h = 0
+            for j in range(history):
+                h |= np.int64((above[j] >> bit) & _1) << j
+            out[places[h]] = np.uint32(domains[h] + np.int64(popcount(masks[h] & ((_1 << bit) - _1))))
+            places[h] += 1
+            support &= support - _1
+        for h in range(counts.size):
+            domains[h] += np.int64(popcount(masks[h]))
 
 
 @kernel(

@@ -53,9 +53,9 @@ def test_kernels_against_the_reference_implementation(name):
     for history in (1, 2, 5, 6):
         expected = reference_index.classes_by_history(compact.tolist(), width, domain, history)
         (out, intact), (counts, domains) = guarded(k, np.uint32), np.empty((2, 1 << history), np.int64)
-        scratch = np.empty(k + 1, np.uint8), np.empty(k + 1, np.uint32)
-        kernels.split_by_history(compact, width, domain, history, *scratch, out, counts, domains)
-        assert intact() and domains.tolist() == [elements for elements, _ in expected]
+        bitmap, unwritten = guarded((domain + history * width) // 64 + 2, np.uint64)
+        kernels.split_by_history(compact, width, domain, history, bitmap, out, counts, domains)
+        assert intact() and unwritten() and domains.tolist() == [elements for elements, _ in expected]
         assert out.tolist() == [x for _, positions in expected for x in positions]
         assert counts.tolist() == [len(positions) for _, positions in expected]
         again, intact = guarded(k, np.uint32)
@@ -75,8 +75,9 @@ def test_kernels_on_random_tables_and_on_any_content():
             continue
         expected = reference_index.classes_by_history(compact.tolist(), width, domain, history)
         out, (counts, domains) = np.empty(k, np.uint32), np.empty((2, 1 << history), np.int64)
-        scratch = np.empty(k + 1, np.uint8), np.empty(k + 1, np.uint32)
-        kernels.split_by_history(compact, width, domain, history, *scratch, out, counts, domains)
+        bitmap, unwritten = guarded((domain + history * width) // 64 + 2, np.uint64)
+        kernels.split_by_history(compact, width, domain, history, bitmap, out, counts, domains)
+        assert unwritten()
         assert domains.tolist() == [elements for elements, _ in expected]
         assert out.tolist() == [x for _, positions in expected for x in positions]
         again = np.empty(k, np.uint32)
