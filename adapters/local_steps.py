@@ -62,7 +62,8 @@ class LocalSteps(RoundMember):
             grace_ext codecs`); None: that of the preset.
         fragments: In how many fragments the model is exchanged, each at its own offset; or name patterns for each fragment.
         delay: Number of local steps during which an exchange goes on in the background, below steps / fragments.
-        keep: The share of its own value that a parameter keeps when what was exchanged is applied after a delay.
+        keep: The share of its own value that a parameter keeps when what was exchanged is applied after a delay. With error feedback
+            and a sparse compression only 0, since the memory keeps the moves that are not sent.
         weights: "uniform", or "samples": ranks count by the samples that they gave to `step` since the last round.
         most_samples: With "samples": a rank that gave more in a round counts as if it had given so many; None for no cap.
         mean: WeightedMean() of grace_ext.means; SenderMean(), the mean of each element over the ranks that have sent it; or one that

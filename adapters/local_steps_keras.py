@@ -48,7 +48,7 @@ class LocalStepsCallback(Callback):
         outer: The outer optimizer; None: that of the preset.
         fragments: In how many fragments the model is exchanged, or name patterns for each fragment.
         delay: Number of batches during which an exchange goes on in the background.
-        keep: The share of its own value that a variable keeps when what was exchanged is applied after a delay.
+        keep: The share of its own value that a variable keeps when what was exchanged is applied after a delay; see `LocalSteps`.
         mean: A mean of grace_ext.means; None: that of the preset.
         buffers: "average" or "local": what becomes of floating-point weights that are not trainable.
         process_set: The ranks; None for all.

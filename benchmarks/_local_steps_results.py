@@ -48,7 +48,7 @@ def methods() -> dict[str, tuple[str, str, dict]]:
         found[f"adam-{steps}{LONGER}"] = (f"{label}, {LENGTHENED:g} times the steps", "local", adam)
         fragments = min(3, steps // 2)
         delay = min(10, steps // fragments - 1)
-        streaming = {"steps": steps, "fragments": fragments, "delay": delay, "keep": 0.5}
+        streaming = {"steps": steps, "fragments": fragments, "delay": delay}
         found[f"streaming-{steps}"] = (f"SparseLoCo, streaming, H = {steps}, delay {delay}", "local", streaming)
     return found
 

@@ -43,7 +43,8 @@ class Rounds:
         seconds: In the place of `steps`: each rank makes as many steps as fit into this time, then waits for the others. For
             a single fragment without delay.
         delay: Number of steps that hide an exchange, from 0 to below steps / P, so that one fragment is under way at a time.
-        keep: What a parameter keeps of itself when the result is applied, from 0 to below 1; above 0 only with a delay.
+        keep: What a parameter keeps of itself when the result is applied, from 0 to below 1; above 0 only with a delay, and where
+            no memory keeps the moves that are not sent, too.
         weights: "uniform", or "samples": each rank counts by its number of samples since the fragment's last exchange, which a
             mean by coordinates does not allow.
         clock: Returns the time in seconds.
@@ -66,6 +67,12 @@ class Rounds:
         clock: Callable[[], float] = time.monotonic,
     ):
         check_timing(len(fragments), steps, seconds, delay, keep, weights)
+        for bucket in [bucket for fragment in fragments if keep for bucket in fragment.exchange.buckets]:
+            if bucket.memory.stateful and not (bucket.memory.sends_differences or bucket.compressor.dense):
+                raise ConfigError(
+                    f"keep={keep} with {str(bucket.compressor)!r} and memory {str(bucket.memory)!r}: moves that are not sent would stay "
+                    "in the parameter and in the memory, and count twice; allowed: keep=0, a dense compression, memory 'none' or 'ef21'"
+                )
         for mean in [fragment.mean for fragment in fragments if fragment.mean is not None]:
             check_mean(mean, weights == UNIFORM)
         self._parameters, self._worker, self._clock = parameters, worker, clock

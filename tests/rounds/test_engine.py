@@ -14,7 +14,7 @@ from grace_ext.transport import InProcessGroup
 
 RANKS = 3
 DENSE = {"compression": "dense/raw", "memory": "none"}
-STREAMING = {"fragments": 3, "steps": 6, "delay": 1, "keep": 0.5}
+STREAMING = {"fragments": 3, "steps": 6, "delay": 1}
 
 
 def same(rows):
@@ -185,7 +185,7 @@ CASES = {
     "bits": {"steps": 4, "outer": "adam", "memory": "residual:bits=8", "compression": "dense/qsgd:4"},
     "samples": {"steps": 4, "outer": "sgd:1:momentum=0.5", "weights": "samples", "memory": "residual:decay=0.95"},
     "streaming": {**STREAMING, "outer": "yogi"},
-    "delay": {"steps": 4, "delay": 3, "keep": 0.25, "outer": "nesterov"},
+    "delay": {"steps": 4, "delay": 3, "keep": 0.25, "outer": "nesterov", "compression": "dense/qsgd:4"},
 }
 
 
@@ -356,6 +356,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(other, said):
         ({"steps": 6, "delay": -1}, "delay=-1"),
         ({"steps": 6, "delay": 1, "keep": 1.0}, "keep=1.0"),
         ({"steps": 6, "keep": 0.5}, "only with a delay"),
+        ({"steps": 6, "delay": 1, "keep": 0.5, "memory": "residual"}, "in the parameter and in the memory, and count twice"),
         ({"seconds": 0.0}, "seconds=0.0"),
         ({"seconds": 1.0, "fragments": 2}, "one fragment"),
         ({"seconds": 1.0, "delay": 1}, "no delay"),

@@ -67,7 +67,7 @@ def over_gloo_the_bits_are_the_same():
     for backend in (None, "gloo"):  # over torch.distributed, None is the backend of its group, Gloo
         model = net()
         optimizer = adamw(model)
-        local = LocalSteps(model, optimizer, steps=4, fragments=2, delay=1, keep=0.5, backend=backend)
+        local = LocalSteps(model, optimizer, steps=4, fragments=2, delay=1, backend=backend)
         train(model, optimizer, local, 10)
         local.synchronize()
         same_on_all_ranks(flat(model))
@@ -124,7 +124,7 @@ def training_goes_on_bit_for_bit_from_a_checkpoint():
         model = net()
         optimizer = adamw(model)
         options = {"memory": "residual:decay=0.9", "outer": "adam", "compression": "topk:0.1/rice/qsgd:4"}
-        return model, optimizer, LocalSteps(model, optimizer, steps=6, fragments=2, delay=2, keep=0.5, **options)
+        return model, optimizer, LocalSteps(model, optimizer, steps=6, fragments=2, delay=2, **options)
 
     model, optimizer, local = made()
     train(model, optimizer, local, 13)  # an exchange is under way
@@ -172,7 +172,7 @@ def rank_0_can_save_the_memories_of_all_ranks():
 def fragments_are_exchanged_in_the_background():
     model = net()
     optimizer = adamw(model)
-    local = LocalSteps(model, optimizer, steps=6, fragments=[["inner.3.*"], ["*"]], delay=2, keep=0.5, outer="nesterov")
+    local = LocalSteps(model, optimizer, steps=6, fragments=[["inner.3.*"], ["*"]], delay=2, outer="nesterov")
     assert train(model, optimizer, local, 19) == 5  # after steps 5, 8, 11, 14 and 17; another one is under way
     own = flat(model)
     with local.shared():
