@@ -141,7 +141,11 @@ class RowContext(IndexCodec):
             else:
                 decode_part("row_context", codec, section, elements, part)
             at += count
-        if end != payload.size or not join_by_history(positions, width, domain, history, counts, domains, out):
+        bitmap = scratch("context bitmap", np.uint64, (domain + history * width) // 64 + 3)
+        classes_ = scratch("context classes", np.uint64, domain // 64 + 2 * counts.size)
+        if end != payload.size or not join_by_history(
+            positions, width, domain, history, counts, domains, bitmap, classes_, out
+        ):
             raise ContainerError("row_context: the classes do not have the elements that they should have")
         if not join_rows(rows, out, width, out):
             raise ContainerError("row_context: not every row has a position")

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from ._compile import kernel
-from ._intrinsics import helper, popcount, trailing_zeros
+from ._intrinsics import HAS_DEPOSIT, deposit, helper, popcount, trailing_zeros
 
 _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 _ASIDE = np.uint32(5)
@@ -82,21 +82,27 @@ def likely_width(indices, widths, windows, size, more):
 
 
 @helper
-def _split_elements(bitmap, word, starts, elements, above, masks):
-    """Split 64 elements, one bit for each, by their history.
+def _bits_at(bitmap, at):
+    """Return 64 bits from bit `at` on."""
+    word, shift = at >> 6, np.uint64(at & 63)
+    return (bitmap[word] >> shift) | ((bitmap[word + 1] << _1) << (_63 - shift))
 
-    bitmap: the support, with an empty one in front of it; starts[j]: its bit from which on the elements are that lie j + 1 touched
-    rows above the first 64 ones; word: the number of the 64. above: uint64[history], written: whether these are in the support.
-    masks: uint64[2**history], written: which of `elements` have which history.
+
+@helper
+def _split_elements(bitmap, at, width, elements, above, masks):
+    """Split up to 64 elements, one bit for each, by their history.
+
+    bitmap: the support, with an empty one in front of it, in which the elements begin at bit `at`. above: uint64[history], written:
+    which elements j + 1 touched rows above are in the support. masks: uint64[2**history], written: which of `elements` have which
+    history.
     """
     masks[0], size = elements, 1
-    for j in range(starts.size):
-        at, shift = word + (starts[j] >> 6), np.uint64(starts[j] & 63)
-        there = (bitmap[at] >> shift) | ((bitmap[at + 1] << _1) << (_63 - shift))
-        above[j] = there
+    for j in range(above.size):
+        at -= width
+        above[j] = _bits_at(bitmap, at)
         for h in range(size):
-            masks[h + size] = masks[h] & there
-            masks[h] &= ~there
+            masks[h + size] = masks[h] & above[j]
+            masks[h] &= ~above[j]
         size *= 2
 
 
@@ -112,13 +118,12 @@ def split_by_history(compact, width, domain, history, bitmap, out, counts, domai
     bitmap[: before + words] = _0
     for i in range(compact.size):
         bitmap[before + np.int64(compact[i] >> 6)] |= _1 << np.uint64(compact[i] & 63)
-    starts = (before << 6) - np.arange(1, history + 1) * width
     above, masks = np.empty(history, np.uint64), np.empty(counts.size, np.uint64)
     counts[:] = 0
     for word in range(words):
         support = bitmap[before + word]
         if support != _0:
-            _split_elements(bitmap, word, starts, support, above, masks)
+            _split_elements(bitmap, (before + word) << 6, width, support, above, masks)
             for h in range(counts.size):
                 counts[h] += np.int64(popcount(masks[h]))
     places, total = np.empty(counts.size, np.int64), np.int64(0)
@@ -128,7 +133,7 @@ def split_by_history(compact, width, domain, history, bitmap, out, counts, domai
     domains[:] = 0
     for word in range(words):
         beyond = np.uint64(max(0, ((word + 1) << 6) - domain))
-        _split_elements(bitmap, word, starts, ~_0 >> beyond, above, masks)
+        _split_elements(bitmap, (before + word) << 6, width, ~_0 >> beyond, above, masks)
         support = bitmap[before + word]
         while support != _0:
             bit = trailing_zeros(support)
@@ -142,54 +147,66 @@ def split_by_history(compact, width, domain, history, bitmap, out, counts, domai
             domains[h] += np.int64(popcount(masks[h]))
 
 
+@helper
+def _spread(bits, mask):
+    """Move the lowest bits to the places of the mask's set bits."""
+    if HAS_DEPOSIT:
+        return deposit(bits, mask)
+    spread = _0
+    while bits != _0 and mask != _0:
+        lowest = mask & (~mask + _1)
+        if bits & _1:
+            spread |= lowest
+        bits >>= _1
+        mask ^= lowest
+    return spread
+
+
 @kernel(
     "boolean(Array(uint32, 1, 'C', readonly=True), int64, int64, int64, Array(int64, 1, 'C', readonly=True),"
-    " Array(int64, 1, 'C', readonly=True), uint32[::1])"
+    " Array(int64, 1, 'C', readonly=True), uint64[::1], uint64[::1], uint32[::1])"
 )
-def join_by_history(positions, width, domain, history, counts, domains, out):
+def join_by_history(positions, width, domain, history, counts, domains, bitmap, classes, out):
     """The inverse of split_by_history: out gets compact. Returns False unless every class has so many elements.
 
-    positions: uint32[k], counts of each class, ascending and below its domain; out: uint32[k]. Any content is safe.
+    positions: uint32[k], counts of each class, ascending and below its domain; out: uint32[k]. Any content is safe. To work in:
+    bitmap: uint64, of at least (domain + history * width) // 64 + 3; classes: uint64, of at least domain // 64 + 2 * counts.size,
+    where `domain` is the sum of the domains.
     """
-    mask = np.uint8((1 << history) - 1)
-    places, ends, seen = np.empty(counts.size, np.int64), np.empty(counts.size, np.int64), np.zeros(counts.size, np.int64)
-    next_of = np.empty(counts.size, np.int64)  # the next position of each class, -1 behind the last
-    total = np.int64(0)
-    for h in range(counts.size):
-        places[h] = total
-        total += counts[h]
-        ends[h] = total
-        next_of[h] = np.int64(positions[places[h]]) if counts[h] > 0 else np.int64(-1)
-    columns, pasts = np.empty((2, width), np.uint32), np.empty((2, width), np.uint8)  # of this row and of the next one
-    active, i = 0, np.int64(0)
-    for row, start in enumerate(range(0, domain, width)):
-        stop = min(width, domain - start)
-        own, past, next_own, next_past = columns[row & 1], pasts[row & 1], columns[row & 1 ^ 1], pasts[row & 1 ^ 1]
-        j, following, blank, least = 0, 0, seen[0], seen[0]
-        while True:
-            column = np.int64(own[j]) if j < active else stop
-            # The next one without a history, as if none with a history were between here and there.
-            position = next_of[0] - blank + j if next_of[0] >= least else stop
-            new = np.int64(position < column)
-            first = min(position, column)
-            if first >= stop:
-                break
-            h = np.uint8(0) if new else past[j]
-            here = np.int64(new or seen[h] == next_of[h])
-            if here:
-                out[i] = np.uint32(start + first)
-                i += 1
-                least = next_of[0] + 1 if new else least  # positions that do not ascend are left out
-                places[h] += 1
-                next_of[h] = np.int64(positions[places[h]]) if places[h] < ends[h] else np.int64(-1)
-            seen[h] += 1
-            j += 1 - new
-            h = np.uint8(np.uint8(h << np.uint8(1)) | np.uint8(here)) & mask
-            next_own[following], next_past[following] = np.uint32(first), h
-            following += h != 0
-        seen[0] = blank + stop - j
-        active = following
-    good = i == positions.size
+    starts, at, word = np.empty(counts.size, np.int64), np.int64(0), np.int64(0)
+    classes[:] = _0
+    for h in range(counts.size):  # each class has a bitmap of its own
+        starts[h] = word << 6
+        for i in range(at, at + counts[h]):
+            if np.int64(positions[i]) >= domains[h]:
+                return False
+            classes[word + np.int64(positions[i] >> 6)] |= _1 << np.uint64(positions[i] & 63)
+        at += counts[h]
+        word += (domains[h] >> 6) + 2
+    before, step = (
+        (history * width + 63) >> 6 << 6,
+        min(64, width),
+    )  # bits in front of the table; elements whose rows above are known
+    bitmap[:] = _0
+    above, masks = np.empty(history, np.uint64), np.empty(counts.size, np.uint64)
+    seen, k = np.zeros(counts.size, np.int64), np.int64(0)
+    for start in range(0, domain, step):
+        _split_elements(bitmap, before + start, width, ~_0 >> np.uint64(64 - min(step, domain - start)), above, masks)
+        found, over = _0, False
+        for h in range(counts.size):
+            found |= _spread(_bits_at(classes, starts[h] + seen[h]), masks[h])
+            seen[h] += np.int64(popcount(masks[h]))
+            over |= seen[h] > domains[h]
+        if over:
+            return False
+        at, shift = (before + start) >> 6, np.uint64(start & 63)
+        bitmap[at] |= found << shift
+        bitmap[at + 1] |= (found >> _1) >> (_63 - shift)
+        while found != _0:
+            out[k] = np.uint32(start + np.int64(trailing_zeros(found)))
+            k += 1
+            found &= found - _1
+    good = k == positions.size
     for h in range(counts.size):
         good &= seen[h] == domains[h]
     return good

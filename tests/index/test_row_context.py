@@ -28,6 +28,14 @@ def table(rows, width, touched, density, seed=0, kept=0.9):
     return np.concatenate(found).astype(np.uint32), rows * width
 
 
+def joined(positions, width, domain, history, counts, domains, out):
+    bitmap, intact = guarded((domain + history * width) // 64 + 3, np.uint64)
+    classes, unwritten = guarded(domain // 64 + 2 * counts.size, np.uint64)
+    good = kernels.join_by_history(positions, width, domain, history, counts, domains, bitmap, classes, out)
+    assert intact() and unwritten()
+    return good
+
+
 def bound(d, k):
     return (math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)) / math.log(2)
 
@@ -59,7 +67,7 @@ def test_kernels_against_the_reference_implementation(name):
         assert out.tolist() == [x for _, positions in expected for x in positions]
         assert counts.tolist() == [len(positions) for _, positions in expected]
         again, intact = guarded(k, np.uint32)
-        assert kernels.join_by_history(out, width, domain, history, counts, domains, again) and intact()
+        assert joined(out, width, domain, history, counts, domains, again) and intact()
         assert np.array_equal(again, compact)
 
 
@@ -81,12 +89,10 @@ def test_kernels_on_random_tables_and_on_any_content():
         assert domains.tolist() == [elements for elements, _ in expected]
         assert out.tolist() == [x for _, positions in expected for x in positions]
         again = np.empty(k, np.uint32)
-        assert kernels.join_by_history(out, width, domain, history, counts, domains, again) and np.array_equal(
-            again, compact
-        )
+        assert joined(out, width, domain, history, counts, domains, again) and np.array_equal(again, compact)
         junk = rng.integers(0, domain + 3, k).astype(np.uint32) if number % 2 else out[rng.permutation(k)]
         again, intact = guarded(k, np.uint32)
-        kernels.join_by_history(junk, width, domain, history, counts, domains, again)
+        joined(junk, width, domain, history, counts, domains, again)
         assert intact()
 
 
