@@ -10,7 +10,10 @@ import pytest
 HERE = Path(__file__).parent
 FILES = (
     *(f"kernels/{path.name}" for path in sorted((HERE / "kernels").glob("test_*.py")) if path.name != "test_compile.py"),
-    *(f"index/test_{name}.py" for name in ("lossless", "elias_fano", "rle", "rice_adaptive", "huffman", "auto")),
+    *(
+        f"index/test_{name}.py"
+        for name in ("lossless", "elias_fano", "rle", "rice_adaptive", "huffman", "auto", "row_context")
+    ),
     "value/test_levels.py",
     "value/test_lloyd.py",
     "transforms/test_dct.py",

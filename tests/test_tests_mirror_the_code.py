@@ -27,7 +27,7 @@ SHARED = {
     "index/test_elias_fano.py": "kernels/elias_fano",
     "index/test_huffman.py": "kernels/{_huffman,byte_huffman,gap_huffman}",
     "index/test_rice_adaptive.py": "kernels/rice_blocks",
-    "index/test_row_context.py": "kernels/row_context",
+    "index/test_row_context.py": "kernels/{_spread,row_context}",
     "index/test_rows.py": "index/_parts",
     "value/test_levels.py": "kernels/{_tables,ans,level_huffman,levels}",
     "value/test_dexp.py": "kernels/dexp",

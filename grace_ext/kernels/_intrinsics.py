@@ -12,8 +12,6 @@ _VECTOR = ir.VectorType(_I32, LANES)
 
 #: vpcompressd exists on this CPU. Numba's own cache is keyed by the same CPU features.
 HAS_COMPRESS = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]
-#: pdep exists on this CPU.
-HAS_DEPOSIT = "+bmi2" in cpu_target.target_context.codegen().magic_tuple()[2]
 
 
 def _pointer(context, builder, array_type, array):
@@ -133,16 +131,6 @@ def popcount(typingctx, x):
         return builder.call(_declare(builder, "llvm.ctpop.i64", _I64, _I64), args)
 
     return types.uint64(types.uint64), generate
-
-
-@intrinsic
-def deposit(typingctx, bits, mask):
-    """Move the lowest bits of a uint64 to the places of the set bits of another one. Where HAS_DEPOSIT only."""
-
-    def generate(context, builder, signature, args):
-        return builder.call(_declare(builder, "llvm.x86.bmi.pdep.64", _I64, _I64, _I64), args)
-
-    return types.uint64(types.uint64, types.uint64), generate
 
 
 @intrinsic

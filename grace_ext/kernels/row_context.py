@@ -12,7 +12,8 @@ import math
 import numpy as np
 
 from ._compile import kernel
-from ._intrinsics import HAS_DEPOSIT, deposit, helper, popcount, trailing_zeros
+from ._intrinsics import helper, popcount, trailing_zeros
+from ._spread import spread
 
 _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 _ASIDE = np.uint32(5)
@@ -147,21 +148,6 @@ def split_by_history(compact, width, domain, history, bitmap, out, counts, domai
             domains[h] += np.int64(popcount(masks[h]))
 
 
-@helper
-def _spread(bits, mask):
-    """Move the lowest bits to the places of the mask's set bits."""
-    if HAS_DEPOSIT:
-        return deposit(bits, mask)
-    spread = _0
-    while bits != _0 and mask != _0:
-        lowest = mask & (~mask + _1)
-        if bits & _1:
-            spread |= lowest
-        bits >>= _1
-        mask ^= lowest
-    return spread
-
-
 @kernel(
     "boolean(Array(uint32, 1, 'C', readonly=True), int64, int64, int64, Array(int64, 1, 'C', readonly=True),"
     " Array(int64, 1, 'C', readonly=True), uint64[::1], uint64[::1], uint32[::1])"
@@ -194,7 +180,7 @@ def join_by_history(positions, width, domain, history, counts, domains, bitmap, 
         _split_elements(bitmap, before + start, width, ~_0 >> np.uint64(64 - min(step, domain - start)), above, masks)
         found, over = _0, False
         for h in range(counts.size):
-            found |= _spread(_bits_at(classes, starts[h] + seen[h]), masks[h])
+            found |= spread(_bits_at(classes, starts[h] + seen[h]), masks[h])
             seen[h] += np.int64(popcount(masks[h]))
             over |= seen[h] > domains[h]
         if over:

@@ -13,6 +13,7 @@ from grace_ext import ConfigError, ContainerError, registry
 from grace_ext._util.head import varint
 from grace_ext.index.auto import Auto
 from grace_ext.index.row_context import RowContext
+from grace_ext.kernels import _spread
 from grace_ext.kernels import row_context as kernels
 
 
@@ -94,6 +95,16 @@ def test_kernels_on_random_tables_and_on_any_content():
         again, intact = guarded(k, np.uint32)
         joined(junk, width, domain, history, counts, domains, again)
         assert intact()
+
+
+@pytest.mark.parametrize("move", [_spread.spread, _spread.spread_one_by_one])
+def test_bits_are_spread_over_a_mask(move):
+    rng = np.random.default_rng(2)
+    for mask in [0, 1, 1 << 63, (1 << 64) - 1, *(int(rng.integers(1 << 63)) for _ in range(200))]:
+        bits = int(rng.integers(1 << 63)) << 1 | 1
+        places = [place for place in range(64) if mask >> place & 1]
+        expected = sum((bits >> number & 1) << place for number, place in enumerate(places))
+        assert int(move(np.uint64(bits), np.uint64(mask))) == expected
 
 
 @pytest.mark.parametrize("kept", [0.02, 0.1, 0.2, 0.9])
