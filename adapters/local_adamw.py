@@ -74,7 +74,6 @@ class LocalAdamW(torch.optim.Optimizer):
         weight_decay: The share of a parameter, times lr, by which it shrinks in a step, from 0 on.
         workers: The number n of workers, whose batches are alike in size.
         warmup_steps: The number of first steps in which the number of workers that is allowed for rises, from 0 on; 0: not at all.
-            With rounds of 30 local steps or more, take 1000 (docs/local-steps.md, "Adam on small batches").
 
     Raises:
         ConfigError: An argument is out of range.
@@ -89,7 +88,7 @@ class LocalAdamW(torch.optim.Optimizer):
         weight_decay: float = 1e-2,
         *,
         workers: int,
-        warmup_steps: int = 300,
+        warmup_steps: int = 1000,
     ):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "workers": workers, "warmup_steps": warmup_steps})

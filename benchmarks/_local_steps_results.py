@@ -16,7 +16,6 @@ ALONE = "alone"  # no exchange: what compute alone takes
 DDP, HOROVODS = "default-ddp", "default-horovod"
 LONGER = "-longer"  # how names end of trainings that are LENGTHENED times as long
 LENGTHENED = 1.1
-SLOW = 1000  # steps in which LocalAdamW comes to allow for all workers, where that is not its default
 
 
 def methods() -> dict[str, tuple[str, str, dict]]:
@@ -43,8 +42,6 @@ def methods() -> dict[str, tuple[str, str, dict]]:
         )
         label, adam = f"SparseLoCo, LocalAdamW, H = {steps}", {"steps": steps, "local_adamw": {}}
         found[f"adam-{steps}"] = (label, "local", adam)
-        slow = {"steps": steps, "local_adamw": {"warmup_steps": SLOW}}
-        found[f"adam-{steps}-slow"] = (f"SparseLoCo, LocalAdamW, warmup_steps={SLOW}, H = {steps}", "local", slow)
         found[f"adam-{steps}{LONGER}"] = (f"{label}, {LENGTHENED:g} times the steps", "local", adam)
         fragments = min(3, steps // 2)
         delay = min(10, steps // fragments - 1)
