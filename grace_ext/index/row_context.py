@@ -101,12 +101,10 @@ class RowContext(IndexCodec):
         domain = elements_of(rows, width, d)
         if domain > _SPARSE * k:
             return None
-        history = min(MOST_HISTORY, max(1, (k.bit_length() - 9) // 2))
+        history = min(_most_history(width), max(1, (k.bit_length() - 9) // 2))
         counts, domains = (np.empty(1 << history, np.int64) for _ in range(2))
-        out, bitmap = (
-            scratch("context positions", np.uint32, k),
-            scratch("context bitmap", np.uint64, (domain + history * width) // 64 + 2),
-        )
+        out = scratch("context positions", np.uint32, k)
+        bitmap = scratch("context bitmap", np.uint64, (domain + history * width) // 64 + 2)
         split_by_history(compact, width, domain, history, bitmap, out, counts, domains)
         return _Plan(history, width, rows, np.split(out, np.cumsum(counts)[:-1]), domains.tolist())
 
@@ -117,7 +115,7 @@ class RowContext(IndexCodec):
             return
         k, read = out.size, HeaderReader(payload[:_MOST_HEAD].tobytes())
         history, width, touched, row_codec, row_bytes = (read.varint(f"row_context: {what}") for what in _FIRST)
-        if not 1 <= history <= MOST_HISTORY or not 1 <= width <= MOST_WIDTH:
+        if not 1 <= width <= MOST_WIDTH or not 1 <= history <= _most_history(width):
             raise ContainerError("row_context: the bits of history or the width are out of range")
         if not 1 <= touched <= min(k, row_count(d, width)):
             raise ContainerError(f"row_context: {touched} rows of {width} are not those of {k} positions below {d}")
@@ -142,13 +140,17 @@ class RowContext(IndexCodec):
                 decode_part("row_context", codec, section, elements, part)
             at += count
         bitmap = scratch("context bitmap", np.uint64, (domain + history * width) // 64 + 3)
-        classes_ = scratch("context classes", np.uint64, domain // 64 + 2 * counts.size)
-        if end != payload.size or not join_by_history(
-            positions, width, domain, history, counts, domains, bitmap, classes_, out
-        ):
+        bitmaps = scratch("context bitmaps", np.uint64, domain // 64 + 2 * counts.size)
+        sizes = counts, domains
+        if end != payload.size or not join_by_history(positions, width, domain, history, *sizes, bitmap, bitmaps, out):
             raise ContainerError("row_context: the classes do not have the elements that they should have")
         if not join_rows(rows, out, width, out):
             raise ContainerError("row_context: not every row has a position")
+
+
+def _most_history(width: int) -> int:
+    """Return the most bits of history: at most four classes for each element of a row, since decoding visits all in each row."""
+    return min(MOST_HISTORY, (4 * width).bit_length() - 1)
 
 
 def _width_of(indices: np.ndarray, d: int, gaps: GapCounts | None) -> int:

@@ -2,9 +2,8 @@
 
 The positions are those in the compact domain of the touched rows (rows.py). The history of a column is a number: bit j tells
 whether the column is in the support in the (j + 1)-th touched row above. All elements with the same history form a class, in
-which they are counted from 0 in the order of their positions. Splitting goes over words of 64 elements: which of them have a
-history is the support, shifted by rows. Joining, which knows the support above only, goes over the columns with a history and the
-positions of a row; columns whose history is 0, which most are, are counted together.
+which they are counted from 0 in the order of their positions. Both ways go over words of 64 elements, whose histories are the
+support, shifted by rows; joining knows the support above only, so that a word of it has no more elements than a row.
 """
 
 import math
@@ -169,10 +168,8 @@ def join_by_history(positions, width, domain, history, counts, domains, bitmap, 
             classes[word + np.int64(positions[i] >> 6)] |= _1 << np.uint64(positions[i] & 63)
         at += counts[h]
         word += (domains[h] >> 6) + 2
-    before, step = (
-        (history * width + 63) >> 6 << 6,
-        min(64, width),
-    )  # bits in front of the table; elements whose rows above are known
+    before = (history * width + 63) >> 6 << 6  # bits in front of those of the table
+    step = min(64, width)  # elements whose rows above are known
     bitmap[:] = _0
     above, masks = np.empty(history, np.uint64), np.empty(counts.size, np.uint64)
     seen, k = np.zeros(counts.size, np.int64), np.int64(0)

@@ -134,6 +134,17 @@ def test_second_decoder(name):
         assert np.array_equal(out, indices)
 
 
+@pytest.mark.parametrize("width", [1, 3, 16])
+def test_narrow_rows_have_few_classes(width):
+    """With 65,536 positions there would be 16. Decoding visits each class in each row."""
+    indices = ascending(200_000, 1 << 16)
+    payload, _ = RowContext(width).encode(indices, 200_000)
+    assert payload[0] == {1: 2, 3: 3, 16: 4}[width]
+    out = np.empty_like(indices)
+    RowContext.decode(payload, 200_000, out)
+    assert np.array_equal(out, indices)
+
+
 @pytest.mark.parametrize("width", [64, 100, 256, 768])
 @pytest.mark.parametrize("touched", [300, 1000])
 def test_the_width_is_found(width, touched):
@@ -201,6 +212,8 @@ def test_a_payload_by_hand():
         (head(7, *GOOD[1:]) + ROWS + FIRST, "out of range"),
         (head(1, 65537, *GOOD[2:]) + ROWS + FIRST, "out of range"),
         (head(1, 0, *GOOD[2:]) + ROWS + FIRST, "out of range"),
+        (head(5, 4, *GOOD[2:]) + ROWS + FIRST, "out of range"),
+        (head(3, 1, *GOOD[2:]) + ROWS + FIRST, "out of range"),
         (b"\x81\x00" + head(*GOOD[1:]) + ROWS + FIRST, "shortest form"),
         (head(1, 4, 0, *GOOD[3:]) + ROWS + FIRST, "0 rows of 4"),
         (head(1, 4, 5, *GOOD[3:]) + ROWS + FIRST, "5 rows of 4"),
