@@ -38,9 +38,9 @@ def methods() -> dict[str, tuple[str, str, dict]]:
         found[f"fedavg-adam-{steps}"] = (
             f"plain averaging, LocalAdamW, H = {steps}",
             "local",
-            {"preset": "fedavg", "steps": steps, "local_adamw": {}},
+            {"preset": "fedavg", "steps": steps, "local_adamw": True},
         )
-        label, adam = f"SparseLoCo, LocalAdamW, H = {steps}", {"steps": steps, "local_adamw": {}}
+        label, adam = f"SparseLoCo, LocalAdamW, H = {steps}", {"steps": steps, "local_adamw": True}
         found[f"adam-{steps}"] = (label, "local", adam)
         found[f"adam-{steps}{LONGER}"] = (f"{label}, {LENGTHENED:g} times the steps", "local", adam)
         fragments = min(3, steps // 2)

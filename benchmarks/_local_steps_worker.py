@@ -29,11 +29,11 @@ from grace_ext.means import WeightedMean
 SETTLED = 10  # steps after which no connection is new
 
 
-def local_adamw(task, model, workers: int, **options) -> list[LocalAdamW]:
+def local_adamw(task, model, workers: int) -> list[LocalAdamW]:
     """Make the task's AdamW for local steps."""
     (adamw,) = task.optimizers(model, task.lr, tuple(task.betas))
     groups = [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in adamw.param_groups]
-    return [LocalAdamW(groups, task.lr, workers=workers, **options)]
+    return [LocalAdamW(groups, task.lr, workers=workers)]
 
 
 class PerStep:
@@ -120,9 +120,8 @@ def main() -> None:
     task = TASKS[options["task"]]
     data, model = task.data(options["data"]), task.model()
     arguments = dict(options["arguments"])
-    own = arguments.pop("local_adamw", None)
-    if own is not None:
-        optimizers = local_adamw(task, model, ranks, **own)
+    if arguments.pop("local_adamw", False):
+        optimizers = local_adamw(task, model, ranks)
     else:
         optimizers = task.optimizers(model, task.lr, tuple(task.betas))
     trained = in_ddp(model, *optimizers) if options["library"] == "ddp" else model  # all ranks have made the same model

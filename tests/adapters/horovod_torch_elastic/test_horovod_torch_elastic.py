@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.launch import OPEN_MPI_FOLDER
+from support.launch import OPEN_MPI_FOLDER, environment
 
 HERE = Path(__file__).parent
 HANGS = 1800  # seconds after which a job is taken to hang, on however slow a machine
@@ -28,21 +28,14 @@ def seconds_to_start() -> float:
 
 def run(command: list[str], folder: Path, *arguments: str) -> tuple[list[dict], str]:
     """What the workers wrote, and the job's output."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    variables = environment() | {
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(60, round(20 * seconds_to_start()))),
         "GRACE_EXT_STOPPED_SECONDS": "5",
         OPEN_MPI_FOLDER: str(folder),
     }
-    environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
     process = subprocess.Popen(
         [*command, sys.executable, str(HERE / "train.py"), str(folder), *arguments],
-        env=environment,
+        env=variables,
         text=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

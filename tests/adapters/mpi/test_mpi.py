@@ -157,7 +157,7 @@ def test_with_a_pace_messages_are_as_long_as_there_is_time_for(tmp_path):
 
 def test_a_job_starts_where_a_killed_one_of_the_same_number_left_its_files(tmp_path):
     """They are in the folder for temporary files, under the number of mpirun's process."""
-    left = "mkdir ompi.$$ && for name in $(hostname) $(hostname -s); do touch ompi.$$/pmix.$name.tool; done"
+    left = "mkdir ompi.$$ && for name in $HOSTNAME ${HOSTNAME%%.*}; do touch ompi.$$/pmix.$name.tool; done"
     launch.LAUNCHERS.setdefault("mpirun-after", ["bash", "-c", f'cd "$TMPDIR" && {left} && exec mpirun -np 1 "$@"', "bash"])
     script = tmp_path / "rank.py"
     script.write_text("from mpi4py import MPI\nprint(MPI.COMM_WORLD.size, 'rank')\n")
