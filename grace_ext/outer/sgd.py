@@ -32,5 +32,6 @@ class SGD(OuterOptimizer):
             velocity *= np.float32(self.momentum)
             velocity += change
             np.copyto(change, velocity)
-        change *= np.float32(self.lr)
+        if self.lr != 1:
+            change *= np.float32(self.lr)
         values -= change

@@ -238,7 +238,8 @@ def decode_sender_mean(
             add_at(mean, support, values, share) if sparse else add_dense(mean, values, share)
             total[support if sparse else ...] += share
         np.divide(mean, total, out=mean, where=total > 0)
-    np.multiply(_invert(containers[0], mean) if transformed else mean, np.float32(weight), out=out)
+    if transformed or weight != 1:
+        np.multiply(_invert(containers[0], mean) if transformed else mean, np.float32(weight), out=out)
 
 
 def decode_rows(containers: list[Container], width: int, weight: float = 1.0) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ from ..means import Mean
 from ..outer import OuterOptimizer
 from ..transport.base import CollectiveHandle, Transport
 from .header import HEADER, Contribution, Outcome, log_losses, read_headers, start_headers
-from .parameters import Parameters, fitting_arrays, parts_of
+from .parameters import Parameters, fitting_arrays, is_finite, parts_of
 from .rank_mean import RankMean
 from .weights import shares_of
 
@@ -106,7 +106,7 @@ class Fragment:
         for bucket in self.exchange.buckets:
             for tensor, part in parts_of(bucket, self._moved[bucket.name]):
                 self._parameters.moved(tensor, self.shared[tensor], part)
-            finite &= bool(np.isfinite(self._moved[bucket.name]).all())
+            finite &= is_finite(self._moved[bucket.name])
         return finite
 
     def assign(self, keep: float) -> None:
@@ -261,8 +261,8 @@ class Fragment:
             self._of_ranks.check_received([rank for rank, share in shares.items() if share])
         finite = exchange.end_step() and any(shares.values())
         if self._of_ranks is not None:
-            finite = finite and self._of_ranks.take(shares, self._moved)
-        return finite and all(bool(np.isfinite(array).all()) for array in self._moved.values())
+            return finite and self._of_ranks.take(shares, self._moved)
+        return finite and all(is_finite(array) for array in self._moved.values())
 
     def _abort(self) -> None:
         """Give up the exchange. What is queued for this thread has to be taken from the queue here: nobody else will."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..exchange.buckets import Bucket, Tensor
+from ..kernels import NON_FINITE, max_magnitude
 
 
 class Parameters(Protocol):
@@ -155,3 +156,8 @@ def parts_of(bucket: Bucket, vector: np.ndarray) -> Sequence[tuple[str, np.ndarr
     """
     parts = np.split(vector, np.cumsum(bucket.sizes)[:-1])
     return [(tensor.name, part) for tensor, part in zip(bucket.tensors, parts, strict=True)]
+
+
+def is_finite(vector: np.ndarray) -> bool:
+    """Return whether no element of a vector, float32[size], is NaN or Inf. It makes no array, as numpy's isfinite does."""
+    return bool(max_magnitude(vector) < NON_FINITE)

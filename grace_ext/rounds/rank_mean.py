@@ -18,6 +18,7 @@ from ..means import Mean, SenderMean, Update
 from ..means.base import l2_norm
 from ..pipeline.decoder import add_all, decode_sender_mean, decode_sum, unpack_all
 from ..transport.base import Transport
+from .parameters import is_finite
 from .weights import shares_of
 
 Vectors = dict[str, np.ndarray]  # by name of the bucket
@@ -136,7 +137,7 @@ class RankMean:
             out: Output, float32[size] for each bucket.
 
         Returns:
-            Whether some rank counted. If not, `out` is undefined.
+            Whether some rank counted and the mean is finite. If not, `out` is undefined.
         """
         if self._of_senders and self._take_of_senders(shares, out):
             return True
@@ -155,7 +156,7 @@ class RankMean:
             for bucket, part in zip(self._exchange.buckets, np.split(mean, ends[:-1]), strict=True):
                 out[bucket.name][:] = part
         self._forget_received()
-        return mean is not None
+        return mean is not None and is_finite(mean)
 
     def _take_of_senders(self, shares: Mapping[int, float], out: Vectors) -> bool:
         """The mean over senders, without an array for each rank. False if what a rank has sent is not finite, or nobody counts."""
@@ -164,7 +165,7 @@ class RankMean:
         counted = [shares[rank] for rank in self._senders]
         for bucket in self._exchange.buckets:
             decode_sender_mean(bucket.communicator.received, out[bucket.name], shares=counted)
-            if not np.isfinite(out[bucket.name]).all():
+            if not is_finite(out[bucket.name]):
                 return False
         self._forget_received()
         return True
