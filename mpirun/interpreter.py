@@ -7,9 +7,9 @@ import subprocess
 
 from progress import fail
 
-SUPPORTED = ((3, 10), (3, 13))
+SUPPORTED = ((3, 11), (3, 13))
 TESTED_MOST = [3, 11]
-CANDIDATES = ("python3", "python3.11", "python3.12", "python3.13", "python3.10")
+CANDIDATES = ("python3", "python3.11", "python3.12", "python3.13")
 
 _DESCRIBE = """
 import importlib.util, json, os, sys, sysconfig
@@ -34,11 +34,11 @@ def choose(wanted, venv):
     if wanted:
         python = _describe(wanted, venv) or fail(f"PYTHON={wanted} does not run")
         if not _is_supported(python):
-            fail(f"PYTHON={wanted} is Python {dotted(python['version'])}; 3.10 to 3.13 are supported")
+            fail(f"PYTHON={wanted} is Python {dotted(python['version'])}; {_range()} are supported")
         return python
     found = [python for python in (_describe(name, venv) for name in CANDIDATES) if python and _is_supported(python)]
     if not found:
-        fail("no Python 3.10 to 3.13 found. Run: apt-get install python3.11 python3.11-venv python3.11-dev")
+        fail(f"no Python {_range()} found. Run: apt-get install python3.11 python3.11-venv python3.11-dev")
     if found[0]["has"]["horovod"]:
         return found[0]
     return next((python for python in found if python["version"][:2] == TESTED_MOST), found[0])
@@ -63,6 +63,10 @@ def check_horovod(python):
             f"{python['executable']} has Horovod, but 'import horovod.torch' fails ({reason}). Mend it, or "
             "set ISOLATED=1 to leave that interpreter's packages aside and build Horovod here"
         )
+
+
+def _range():
+    return " to ".join(map(dotted, SUPPORTED))
 
 
 def dotted(version):

@@ -42,7 +42,7 @@ IMPORTS = {
     "trainers": "import grace_ext.adapters.lightning, grace_ext.adapters.transformers",
     "ray": "import grace_ext.adapters.ray",
     "jax": "import jax.numpy, optax; jax.numpy.ones(3).sum()",
-    "flower": "import sys; sys.version_info < (3, 11) or __import__('grace_ext.adapters.flower')",  # which has no Flower
+    "flower": "import grace_ext.adapters.flower",
 }
 # What .venv can be needed for, and the needs that each one satisfies. `lint`: the linter, the type checker and what builds
 # distributions. `docs`: what builds the documentation site. `ddp`: PyTorch and grace_ext. `demo`: MPI and Horovod for PyTorch.
@@ -273,7 +273,7 @@ def install_packages(need, frameworks, progress):
             imports.append("trainers")
         if "torch" in frameworks and need == "test-all":
             extras += ",ray"
-            packages.append("pyspark; python_version >= '3.11'")
+            packages.append("pyspark")
             imports.append("ray")
     command = pip("install", "--no-build-isolation", "-e", f"{ROOT}[{extras}]", *packages)
     progress.run(command, "packages.log", hint="If TensorFlow is what failed, use FRAMEWORKS=torch.")

@@ -4,10 +4,12 @@ import configparser
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -115,10 +117,8 @@ def test_every_module_imports_from_the_wheel(distributions, tmp_path):
     )
     # Apart: TensorFlow and Triton, which torch's users import where it is installed, each bring an LLVM of their own.
     names = sorted(on_disk()) + modules
-    # Only `make test-all` installs Ray, and Python 3.10 has no Flower.
-    for package, part in (("ray", "adapters.ray"), ("flwr", "flower")):
-        if importlib.util.find_spec(package) is None:
-            names = [name for name in names if part not in name]
+    if importlib.util.find_spec("ray") is None:  # only `make test-all` installs it
+        names = [name for name in names if "adapters.ray" not in name]
     tensorflow = [name for name in names if "tensorflow" in name or "keras" in name]
     for part in (tensorflow, [name for name in names if name not in tensorflow]):
         # First on the path: neither the checkout nor an editable install may stand in for a missing one.
@@ -165,6 +165,19 @@ def test_metadata_has_the_extras_and_the_three_dependencies():
     assert {"torch", "tensorflow", "jax", "legacy_keras", "mpi", "deflate", "plots", "lint", "docs", "dev"} <= set(
         config["options.extras_require"]
     )
+
+
+def test_all_that_say_for_which_python_this_is_say_the_same():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    oldest = config["options"]["python_requires"].removeprefix(">=")
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    # mypy fails on what this version's standard library lacks: typing.Self kept Python 3.10 from importing the package.
+    assert tools["mypy"]["python_version"] == oldest
+    assert tools["ruff"]["target-version"] == f"py{oldest.replace('.', '')}"
+    for name in ("README.md", "mpirun/README.md"):
+        assert re.findall(r"Python (\d\.\d+) to", (ROOT / name).read_text(encoding="utf-8")) == [oldest], name
+    assert f"SUPPORTED = (({oldest.replace('.', ', ')})," in (ROOT / "mpirun/interpreter.py").read_text(encoding="utf-8")
 
 
 RIGHT = """

@@ -3,10 +3,9 @@
 python docs/site/coverage.py
 """
 
+import tomllib
 from collections import Counter
 from pathlib import Path
-
-import tomllib
 
 DOCS = Path(__file__).parents[1]
 DATA, PAGE = DOCS / "coverage.toml", DOCS / "coverage.md"

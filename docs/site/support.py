@@ -3,9 +3,8 @@
 python docs/site/support.py
 """
 
-from pathlib import Path
-
 import tomllib
+from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
 DATA, PAGE = DOCS / "support.toml", DOCS / "support.md"
